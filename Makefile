@@ -1,0 +1,55 @@
+# Every target installs what it needs into .venv by itself, once.
+.DEFAULT_GOAL := help
+.PHONY: help run test lint fmt type proto verify-proto bench bench-store clean
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+DATA ?= data
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+# One stamp a set of packages: a stranger who only runs the broker does not wait for the linters.
+.venv/.run: pyproject.toml
+	@test -d .venv || $(PYTHON) -m venv .venv
+	@echo "installing mq into .venv"
+	@$(BIN)/pip install --quiet --editable .
+	@touch $@
+
+.venv/.dev: pyproject.toml
+	@test -d .venv || $(PYTHON) -m venv .venv
+	@echo "installing mq and its development tools into .venv"
+	@$(BIN)/pip install --quiet --editable '.[dev]'
+	@touch .venv/.run $@
+
+run: .venv/.run ## start a node on ./data (DATA=dir for another)
+	$(BIN)/mq server --data $(DATA)
+
+test: lint type verify-proto ## lint, types, generated code, all tests
+	$(BIN)/python -m pytest
+
+lint: .venv/.dev ## ruff and the dependency rule
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+
+fmt: .venv/.dev ## format and mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+type: .venv/.dev ## mypy, strict
+	$(BIN)/mypy
+
+proto: .venv/.dev ## generate mq/wire from proto/
+	$(BIN)/python tools/generate_proto.py
+
+verify-proto: .venv/.dev ## is mq/wire what proto/ generates?
+	$(BIN)/python tools/generate_proto.py --check
+
+bench: bench-store ## all benchmarks
+
+bench-store: .venv/.run ## the store against bare file access
+	$(BIN)/python -m bench.store
+
+clean: ## remove .venv and caches (never data)
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,3 @@
+"""A Raft-replicated message broker: one CommitLog for all topics, light queues on top, gRPC in
+front.
+"""

@@ -1,0 +1,1 @@
+"""What operators use: the command line. Thin: it decodes, calls and prints."""

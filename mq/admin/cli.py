@@ -1,0 +1,142 @@
+"""The `mq` command: the group, `mq config`, and how errors end a command.
+
+The flags of a configuration follow from `mq.config.options()`; values go to `mq.config.load` as
+text, so that a flag's error reads like that of a file or a variable. This module does not know the
+server: `mq.__main__` hands in what runs it, and registers commands with `main.add_command`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from mq import config as configuration
+from mq.errors import IllegalConfig, MqError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mq.config import Config, Option
+
+_HARD_SPACE = "\N{NO-BREAK SPACE}"  # keeps a default on one line until the help is wrapped
+_INTERRUPTED = 130  # what a shell reports for a process that SIGINT ended
+
+
+class _Group(click.Group):
+    """Ends any command's MqError as one line on stderr, and Ctrl-C silently."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except MqError as error:
+            text = " ".join(str(error).split())
+            click.echo(f"error: {error.code.value}: {text}", err=True)
+            raise click.exceptions.Exit(2 if isinstance(error, IllegalConfig) else 1) from error
+        except KeyboardInterrupt as interrupt:
+            raise click.exceptions.Exit(_INTERRUPTED) from interrupt
+
+
+class _ConfigOption(click.Option):
+    """A flag that follows from a configuration option. Its default is the configuration's."""
+
+    def __init__(self, option: Option) -> None:
+        super().__init__(
+            [*option.flags, _parameter(option)],
+            metavar=option.metavar,
+            help=f"{option.description}  [default:{_HARD_SPACE}{option.text(option.default)}]",
+        )
+        self.section = option.section
+
+
+class _ConfigCommand(click.Command):
+    """A command that takes every configuration flag; its help lists them by section."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        def section(parameter: click.Parameter) -> str:
+            return parameter.section if isinstance(parameter, _ConfigOption) else ""
+
+        # Stable: those that are no configuration come first, sections stay as declared.
+        parameters = sorted(self.get_params(ctx), key=lambda each: section(each) != "")
+        for title, members in itertools.groupby(parameters, key=section):
+            records = [each.get_help_record(ctx) for each in members]
+            with formatter.section(f"Options [{title}]" if title else "Options"):
+                formatter.write_dl([record for record in records if record], col_max=34)
+        formatter.buffer[:] = [text.replace(_HARD_SPACE, " ") for text in formatter.buffer]
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="mq", message="mq %(version)s")
+def main() -> None:
+    """A Raft-replicated message broker: one CommitLog, light queues, gRPC."""
+
+
+def server_command(run: Callable[[Config], None]) -> click.Command:
+    """The `mq server` command, which loads the configuration, starts logging and calls `run`."""
+
+    def server(config: str | None, **flags: str | None) -> None:
+        effective = _load(config, flags)
+        # Here, so that commands that log nothing do not wait for structlog.
+        from mq import logging  # noqa: PLC0415
+
+        logging.configure(effective.log.level, effective.log.format)
+        run(effective)
+
+    return _ConfigCommand(
+        "server",
+        callback=server,
+        params=_config_parameters(),
+        short_help="Run a node until it is told to stop.",
+        help="Run a node until it is told to stop (SIGINT or SIGTERM).\n\n" + _SOURCES,
+    )
+
+
+def _config_command() -> click.Command:
+    def config(*, config: str | None, as_json: bool, **flags: str | None) -> None:
+        effective = _load(config, flags)
+        if as_json:
+            text = msgspec.json.format(msgspec.json.encode(effective), indent=2).decode()
+            click.echo(text)
+        else:
+            click.echo(configuration.to_toml(effective), nl=False)
+
+    as_json = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON: plain numbers.")
+    return _ConfigCommand(
+        "config",
+        callback=config,
+        params=[as_json, *_config_parameters()],
+        short_help="Print the effective configuration.",
+        help="Print the effective configuration as a commented TOML file, which\n"
+        "`mq server --config` reads back.\n\n" + _SOURCES,
+    )
+
+
+_SOURCES = (
+    "Each option is also a key of the configuration file (--store-flush is `flush` under "
+    "[store]) and a variable (MQ_STORE_FLUSH). A flag wins over a variable, a variable over "
+    "the file. SIZE is in bytes or like 64MiB; DURATION in milliseconds or like 10s."
+)
+
+
+def _config_parameters() -> list[click.Parameter]:
+    file = click.Option(
+        ["--config"],
+        metavar="FILE",
+        help=f"TOML file to read; {configuration.FILE_VARIABLE} names it too.",
+    )
+    return [file, *(_ConfigOption(option) for option in configuration.options())]
+
+
+def _parameter(option: Option) -> str:
+    return f"{option.section}_{option.key}"
+
+
+def _load(file: str | None, flags: dict[str, str | None]) -> Config:
+    given = {option.name: flags[_parameter(option)] for option in configuration.options()}
+    return configuration.load(file, os.environ, given)
+
+
+main.add_command(_config_command())

@@ -1,0 +1,32 @@
+"""Time as an argument. `store` and `broker` never read a clock: who calls them holds one of these."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch."""
+        ...
+
+
+class SystemClock:
+    """The machine's wall clock; it may step backwards, and who stamps entries clamps it."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+class ManualClock:
+    """A clock that moves when told to: for tests and simulations."""
+
+    def __init__(self, start_ms: int = 0) -> None:
+        self._now_ms = start_ms
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def advance(self, milliseconds: int) -> None:
+        self._now_ms += milliseconds

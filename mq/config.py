@@ -1,0 +1,459 @@
+"""Every option of a node, declared once: the fields of the sections below.
+
+The TOML file, the environment variables, the command-line flags, their help and the rendering of
+`mq config` all follow from these fields, so a new field is a new option everywhere. Later sources
+win: defaults, file, environment, flags. Every value is checked where it is read, also one that a
+later source overrides, so that the error names the file and key, the variable or the flag.
+
+Bytes and milliseconds are plain numbers or human ("64MiB", "10s"); the key says which unit it has.
+This module reads no process state but the file: the environment and the flags are handed in.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import itertools
+import json
+import re
+import textwrap
+import tomllib
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+from mq.errors import IllegalConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+KIB, MIB, GIB, EIB = 1 << 10, 1 << 20, 1 << 30, 1 << 60
+FILE_VARIABLE = "MQ_CONFIG"
+
+_PREFIX = "MQ_"
+_SIZE_UNITS = {
+    "b": 1,
+    **{f"{letter}ib": 1 << (10 * power) for power, letter in enumerate("kmgtpe", start=1)},
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgtpe", start=1)},
+}
+_DURATION_UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_QUANTITY = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]+)\s*")
+
+# `extra` carries what msgspec does not know: how to say what is legal, a metavar, a second flag.
+_Name = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9_-]{1,127}\Z",
+        extra={"legal": "1 to 127 of letters, digits, _ and -", "metavar": "NAME"},
+    ),
+]
+# Control characters and undecodable bytes could be neither logged nor written back as TOML.
+_Directory = Annotated[
+    str,
+    Meta(
+        pattern=r"^[^\x00-\x1f\x7f\ud800-\udfff]+\Z",
+        extra={
+            "legal": "a path, not empty, without control characters",
+            "metavar": "DIR",
+            "flag": "--data",
+        },
+    ),
+]
+_Ratio = Annotated[float, Meta(gt=0, le=1)]
+_Count = Annotated[int, Meta(ge=1, le=100_000_000)]
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Building one directly checks nothing: tests may use values that a user may not."""
+
+
+class NodeConfig(_Section, frozen=True, kw_only=True):
+    cluster: Annotated[_Name, Meta(description="Cluster that this node belongs to.")] = "mq"
+    broker_set: Annotated[_Name, Meta(description="Broker set: the nodes that share one log.")] = (
+        "set-0"
+    )
+    node: Annotated[_Name, Meta(description="This node's name, unique in its broker set.")] = (
+        "node-0"
+    )
+    data: Annotated[
+        _Directory, Meta(description="Directory that holds all of the node's data.")
+    ] = "data"
+
+
+class StoreConfig(_Section, frozen=True, kw_only=True):
+    segment_bytes: Annotated[
+        int, Meta(ge=64 * KIB, le=4 * GIB - 1, description="Size of one CommitLog file.")
+    ] = GIB
+    flush: Annotated[
+        Literal["sync", "async"],
+        Meta(
+            description="sync: a message is on disk before it is acknowledged; async: soon after."
+        ),
+    ] = "sync"
+    async_flush_ms: Annotated[
+        int, Meta(ge=1, le=10_000, description="Time between two syncs when flush is async.")
+    ] = 500
+    message_bytes_max: Annotated[
+        int, Meta(ge=KIB, le=GIB, description="Largest message that is accepted.")
+    ] = 4 * MIB
+    entry_bytes_max: Annotated[
+        int, Meta(ge=KIB, le=GIB, description="Largest log entry: a group of messages.")
+    ] = 4 * MIB + 256 * KIB
+    checkpoint_log_bytes: Annotated[
+        int,
+        Meta(
+            ge=64 * KIB, le=EIB, description="How much log may have to be replayed after a crash."
+        ),
+    ] = 64 * MIB
+    verify_bytes: Annotated[
+        int,
+        Meta(
+            ge=64 * KIB,
+            le=EIB,
+            description="How much of the newest log is checksummed at start.",
+        ),
+    ] = 2 * GIB
+    queue_file_units: Annotated[_Count, Meta(description="Messages in one ConsumeQueue file.")] = (
+        300_000
+    )
+    index_slots: Annotated[_Count, Meta(description="Hash slots in one key index file.")] = 500_000
+    index_items: Annotated[_Count, Meta(description="Keys in one key index file.")] = 2_000_000
+
+
+class RetentionConfig(_Section, frozen=True, kw_only=True):
+    hours: Annotated[int, Meta(ge=1, le=876_000, description="Age at which messages expire.")] = 72
+    bytes: Annotated[
+        int, Meta(ge=0, le=EIB, description="Log size above which the oldest goes; 0: no limit.")
+    ] = 0
+    clean_expired_ratio: Annotated[
+        _Ratio, Meta(description="Disk use from which expired segments are deleted at once.")
+    ] = 0.75
+    clean_oldest_ratio: Annotated[
+        _Ratio, Meta(description="Disk use from which the oldest segments are deleted.")
+    ] = 0.85
+    refuse_writes_ratio: Annotated[
+        _Ratio, Meta(description="Disk use from which writes are refused.")
+    ] = 0.90
+    check_ms: Annotated[
+        int, Meta(ge=10, le=86_400_000, description="Time between two checks of age and disk use.")
+    ] = 10_000
+
+
+class LogConfig(_Section, frozen=True, kw_only=True):
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="Least severe log line that is written."),
+    ] = "info"
+    format: Annotated[
+        Literal["auto", "console", "json"],
+        Meta(description="auto: console on a terminal, JSON lines elsewhere."),
+    ] = "auto"
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    node: NodeConfig = NodeConfig()
+    store: StoreConfig = StoreConfig()
+    retention: RetentionConfig = RetentionConfig()
+    log: LogConfig = LogConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option as its sources and its help see it."""
+
+    section: str
+    key: str
+    type: Any
+    default: Any
+    description: str
+    legal: str
+    metavar: str
+    flags: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """As in `store.segment_bytes`: the key of `flags` in `load`."""
+        return f"{self.section}.{self.key}"
+
+    @property
+    def flag(self) -> str:
+        """The one that follows from section and key; a short one may stand before it."""
+        return self.flags[-1]
+
+    @property
+    def env(self) -> str:
+        return f"{_PREFIX}{self.section}_{self.key}".upper()
+
+    def value_in(self, config: Config) -> Any:
+        return getattr(getattr(config, self.section), self.key)
+
+    def text(self, value: Any) -> str:
+        """The value for people: 1073741824 is 1GiB where the key counts bytes."""
+        return _text(self.key, value)
+
+
+class _Setting(NamedTuple):
+    option: Option
+    value: Any
+    source: str
+
+
+def options() -> Iterator[Option]:
+    """All options, section by section, in the order of their declaration."""
+    return iter(_catalogue().values())
+
+
+def load(file: str | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
+    """The effective configuration, or IllegalConfig with the source of the first illegal value.
+
+    `file` None means the one that MQ_CONFIG names, or none. A flag whose value is None was not
+    given. Reads nothing but the file.
+    """
+    origin = "--config"
+    if file is None:
+        file, origin = environ.get(FILE_VARIABLE), FILE_VARIABLE
+    settings = {
+        setting.option.name: setting
+        for setting in itertools.chain(
+            _from_file(file, origin) if file is not None else (),
+            _from_environ(environ),
+            _from_flags(flags),
+        )
+    }
+    sections: dict[str, dict[str, Any]] = {}
+    for option, value, _ in settings.values():
+        sections.setdefault(option.section, {})[option.key] = value
+    config = msgspec.convert(sections, Config)
+    _check_ratios_rise(config, settings)
+    return config
+
+
+def to_toml(config: Config) -> str:
+    """A file that `load` reads back as the same configuration, each key under its description."""
+    lines: list[str] = []
+    for section, members in itertools.groupby(options(), key=lambda option: option.section):
+        lines += ["", f"[{section}]"] if lines else [f"[{section}]"]
+        for option in members:
+            default = option.text(option.default)
+            comment = f"{option.description} Legal: {option.legal}. Default: {default}."
+            lines += textwrap.wrap(
+                comment, 96, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False
+            )
+            lines.append(f"{option.key} = {_toml_value(option, option.value_in(config))}")
+    return "\n".join(lines) + "\n"
+
+
+# The three sources.
+
+
+def _from_file(path: str, origin: str) -> Iterator[_Setting]:
+    for section, table in _read_toml(path, origin).items():
+        if section not in Config.__struct_fields__:
+            hint = _hint(section, Config.__struct_fields__)
+            what = "section" if isinstance(table, dict) else "key"
+            raise IllegalConfig(f"{path}: unknown {what} {_quoted(section)} at top level{hint}")
+        if not isinstance(table, dict):
+            raise IllegalConfig(
+                f"{path}: {section} is {_quoted(table)}: write it as a section, [{section}]"
+            )
+        for key, value in table.items():
+            name = f"{section}.{key}"
+            option = _catalogue().get(name)
+            if option is None:
+                legal = [each.name for each in options() if each.section == section]
+                raise IllegalConfig(f"{path}: unknown key {name}{_hint(key, legal)}")
+            yield _checked(option, value, f"{path}: {name}")
+
+
+def _from_environ(environ: Mapping[str, str]) -> Iterator[_Setting]:
+    by_variable = {option.env: option for option in options()}
+    for variable, value in environ.items():
+        if not variable.startswith(_PREFIX) or variable == FILE_VARIABLE:
+            continue
+        option = by_variable.get(variable)
+        if option is None:
+            hint = _nearest(variable, {each: each for each in (FILE_VARIABLE, *by_variable)})
+            raise IllegalConfig(
+                f"unknown variable {variable}{hint} Legal: {FILE_VARIABLE}, "
+                f"and {_PREFIX}<SECTION>_<KEY> of all that `mq config` prints"
+            )
+        yield _checked(option, value, f"variable {variable}")
+
+
+def _from_flags(flags: Mapping[str, Any]) -> Iterator[_Setting]:
+    for name, value in flags.items():
+        if value is None:
+            continue
+        option = _catalogue().get(name)
+        if option is None:
+            hint = _nearest(name, {each: each for each in _catalogue()})
+            raise IllegalConfig(
+                f"unknown flag for {name}{hint} Legal: what `mq server --help` lists"
+            )
+        yield _checked(option, value, f"flag {'/'.join(option.flags)}")
+
+
+def _read_toml(path: str, origin: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise IllegalConfig(
+            f"{path!r}, named by {origin}, cannot be read: {reason}; name a TOML file"
+        ) from error
+    except ValueError as error:  # TOML syntax, bytes that are not UTF-8, a NUL in the path
+        raise IllegalConfig(f"{path}, named by {origin}, is not legal TOML: {error}") from error
+
+
+def _checked(option: Option, value: Any, source: str) -> _Setting:
+    try:
+        legal = msgspec.convert(_plain(option.key, value), option.type, strict=False)
+    except msgspec.ValidationError as error:
+        raise IllegalConfig(
+            f"{source}: {_quoted(value)} is not legal: use {option.legal}"
+        ) from error
+    return _Setting(option, legal, source)
+
+
+def _check_ratios_rise(config: Config, settings: Mapping[str, _Setting]) -> None:
+    """In another order a step of the defence against a full disk would never be reached."""
+    keys = ("clean_expired_ratio", "clean_oldest_ratio", "refuse_writes_ratio")
+    values = [getattr(config.retention, key) for key in keys]
+    if all(low < high for low, high in itertools.pairwise(values)):
+        return
+    found = []
+    for key, value in zip(keys, values, strict=True):
+        setting = settings.get(f"retention.{key}")
+        found.append(f"{key} = {value} ({setting.source if setting else 'default'})")
+    raise IllegalConfig(
+        f"the retention ratios must rise, {' < '.join(keys)}, but are {', '.join(found)}"
+    )
+
+
+# Texts of errors.
+
+
+def _quoted(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _hint(key: str, legal: Iterable[str]) -> str:
+    """A key in the wrong section is the likeliest slip, a typing error the next."""
+    named = {option.key: option.name for option in options() if option.key == key}
+    # Without their section, which they share: it would make any two keys look alike.
+    near = named or {name.rpartition(".")[2]: name for name in legal}
+    return f"{_nearest(key, near)} Legal: {', '.join(legal)}"
+
+
+def _nearest(word: str, names: Mapping[str, str]) -> str:
+    """A question for the name whose word is close to this one."""
+    found = difflib.get_close_matches(word, names, n=1)
+    return f", did you mean {names[found[0]]}?" if found else "."
+
+
+# Units.
+
+
+def _units(key: str) -> dict[str, int] | None:
+    words = key.split("_")
+    if "bytes" in words:
+        return _SIZE_UNITS
+    return _DURATION_UNITS if "ms" in words else None
+
+
+def _plain(key: str, value: Any) -> Any:
+    """The number that "64MiB" means; what is no whole number of the key's unit stays as it is."""
+    units = _units(key)
+    if units is None or not isinstance(value, str):
+        return value
+    match = _QUANTITY.fullmatch(value)
+    unit = units.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        return value
+    amount = Fraction(match[1]) * unit
+    return int(amount) if amount.denominator == 1 else value
+
+
+def _text(key: str, value: Any) -> str:
+    units = _units(key)
+    if units is _SIZE_UNITS:
+        return _in_largest_unit(value, ("EiB", "PiB", "TiB", "GiB", "MiB", "KiB"), units)
+    if units is _DURATION_UNITS:
+        return _in_largest_unit(value, ("d", "h", "m", "s", "ms"), units)
+    return str(value)
+
+
+def _in_largest_unit(value: int, names: Iterable[str], units: Mapping[str, int]) -> str:
+    for name in names:
+        if value and value % units[name.lower()] == 0:
+            return f"{value // units[name.lower()]}{name}"
+    return str(value)
+
+
+def _toml_value(option: Option, value: Any) -> str:
+    text = option.text(value)
+    # JSON's escapes are legal TOML, and what they differ in no legal value contains.
+    quoted = isinstance(value, str) or text != str(value)
+    return json.dumps(text, ensure_ascii=False) if quoted else text
+
+
+# From the fields to the options.
+
+
+@functools.cache
+def _catalogue() -> dict[str, Option]:
+    found = (
+        _option(section.name, field)
+        for section in msgspec.structs.fields(Config)
+        for field in msgspec.structs.fields(section.type)
+    )
+    return {option.name: option for option in found}
+
+
+def _option(section: str, field: msgspec.structs.FieldInfo) -> Option:
+    kind, *metas = get_args(field.type)
+    extra: dict[str, str] = {}
+    for meta in metas:
+        extra |= meta.extra or {}
+    flag = f"--{section}-{field.name}".replace("_", "-")
+    return Option(
+        section=section,
+        key=field.name,
+        type=field.type,
+        default=field.default,
+        description=next(meta.description for meta in metas if meta.description),
+        legal=extra.get("legal") or _legal(field.name, kind, metas),
+        metavar=extra.get("metavar") or _metavar(field.name, kind),
+        flags=(extra["flag"], flag) if "flag" in extra else (flag,),
+    )
+
+
+def _legal(key: str, kind: Any, metas: Iterable[Meta]) -> str:
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    if kind is float:
+        return "a number above 0 and up to 1"
+    bounds = next(meta for meta in metas if meta.ge is not None)
+    extent = f"from {_text(key, bounds.ge)} to {_text(key, bounds.le)}"
+    units = _units(key)
+    if units is _SIZE_UNITS:
+        return f"a size {extent}, in bytes or like 64MiB"
+    if units is _DURATION_UNITS:
+        return f"a duration {extent}, in milliseconds or like 10s"
+    return f"a whole number {extent}"
+
+
+def _metavar(key: str, kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return f"[{'|'.join(get_args(kind))}]"
+    if kind is float:
+        return "RATIO"
+    units = _units(key)
+    if units is None:
+        return "NUMBER"
+    return "SIZE" if units is _SIZE_UNITS else "DURATION"

@@ -1,0 +1,480 @@
+"""The one sequential log: entries with consecutive raft indexes in segments, appended, synced, cut,
+dropped from the front.
+
+Invariants: indexes are contiguous from `first_index` to `last_index`; log offsets are contiguous
+over segments; `stored_at_ms` and terms never go backwards; each segment opens with a checkpoint;
+`durable_offset <= end_offset`. The log does not know what an entry means, when to sync, or what is
+committed.
+
+One thread appends, rolls, truncates and drops; `sync` may run on another one; reads may run on any.
+"""
+
+from __future__ import annotations
+
+import bisect
+import errno
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mq.errors import (
+    DiskFull,
+    LogDamaged,
+    MessageTooLarge,
+    MqError,
+    OffsetOutOfRange,
+    SegmentFull,
+    StorageFailed,
+)
+from mq.store import recovery
+from mq.store.format import (
+    HEADER_BYTES,
+    Kind,
+    decode_header,
+    encode_header,
+    is_intact,
+    pack_idx_record,
+)
+from mq.store.scan import PAYLOAD_BYTES_MAX
+from mq.store.segment import Segment
+from mq.store.vfs import Vfs
+
+_READ_AHEAD_BYTES = 1 << 20
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class NewEntry(NamedTuple):
+    kind: Kind
+    term: int
+    stored_at_ms: int
+    payload: Sequence[bytes | memoryview]
+
+
+class EntryRef(NamedTuple):
+    """Where an entry stands."""
+
+    raft_index: int
+    term: int
+    kind: Kind
+    stored_at_ms: int
+    log_offset: int  # of the header
+    length: int  # of the payload
+
+    @property
+    def payload_log_offset(self) -> int:
+        return self.log_offset + HEADER_BYTES
+
+
+class Entry(NamedTuple):
+    ref: EntryRef
+    payload: memoryview
+
+
+class SegmentInfo(NamedTuple):
+    """What retention decides on."""
+
+    path: str
+    base_log_offset: int
+    size_bytes: int
+    first_index: int
+    last_stored_at_ms: int
+
+
+class CommitLog:
+    def __init__(
+        self,
+        vfs: Vfs,
+        directory: str,
+        *,
+        segment_bytes: int,
+        verify_bytes: int,
+        zero_ahead: bool = False,
+        background: bool = True,
+    ) -> None:
+        """Opens the directory, creates it when it is not there. Raises LogDamaged; cuts a torn tail
+        (see `recovery`).
+        """
+        self._vfs = vfs
+        self._directory = directory
+        self._segment_bytes = segment_bytes
+        self._zero_ahead = zero_ahead
+        self._executor = ThreadPoolExecutor(1, "mq-room") if background else None
+        self._failure: MqError | None = None
+        self._must_undo = False
+        # Held while files are synced, and by whatever would pull them away from under a sync.
+        self._sync_lock = threading.Lock()
+        vfs.make_dirs(directory)
+        self._segments, self.recovery = recovery.recover(vfs, directory, verify_bytes)
+        self._names_changed = True
+        self._last_term = self._last_stored_at_ms = 0
+        if self._segments:
+            self._activate(self._segments[-1])
+            last = self._segments[-1].records()[-1]
+            self._last_term = int(last["term"])
+            self._last_stored_at_ms = int(last["stored_at_ms"])
+
+    # -- facts
+    # ---------------------------------------------------------------------------------------------
+
+    @property
+    def first_index(self) -> int:
+        return self._segments[0].first_index if self._segments else 1
+
+    @property
+    def last_index(self) -> int:
+        return self._segments[-1].last_index if self._segments else 0
+
+    @property
+    def last_term(self) -> int:
+        return self._last_term
+
+    @property
+    def last_stored_at_ms(self) -> int:
+        return self._last_stored_at_ms
+
+    @property
+    def start_offset(self) -> int:
+        return self._segments[0].base if self._segments else 0
+
+    @property
+    def end_offset(self) -> int:
+        return self._segments[-1].end_log_offset if self._segments else 0
+
+    @property
+    def durable_offset(self) -> int:
+        """Everything below it survives a power loss."""
+        for segment in self._segments:
+            if segment.is_dirty:
+                return segment.base + segment.synced
+        return self.end_offset
+
+    def segments(self) -> list[SegmentInfo]:
+        return [
+            SegmentInfo(
+                segment.log_path,
+                segment.base,
+                segment.end,
+                segment.first_index,
+                int(segment.records()["stored_at_ms"][-1]),
+            )
+            for segment in self._segments
+        ]
+
+    # -- writing
+    # -------------------------------------------------------------------------------------------
+
+    def append(self, entries: Sequence[NewEntry]) -> list[EntryRef]:
+        """Writes the entries, in one write, behind the last one. Durable after the next `sync`.
+
+        Times that would go backwards are lifted to the last entry's. SegmentFull: `roll` first.
+        DiskFull: nothing was written. StorageFailed: stop the node.
+        """
+        self._check_usable()
+        if not self._segments:
+            raise SegmentFull("the log is empty and has to open with a checkpoint: roll first")
+        active = self._segments[-1]
+        refs, buffers, records, size = self._encode(entries, active)
+        # A segment that holds only its checkpoint takes any entry, so that rolling always helps.
+        if active.count > 1 and active.end + size > self._segment_bytes:
+            raise SegmentFull(f"{size} bytes do not fit {active.log_path}, which has {active.end}")
+        try:
+            if self._must_undo:
+                active.undo()
+                self._must_undo = False
+            active.append(buffers, size, records, self._segment_bytes)
+        except OSError as error:
+            raise self._write_failed(error, active.log_path) from error
+        if refs:
+            self._last_term, self._last_stored_at_ms = refs[-1].term, refs[-1].stored_at_ms
+        return refs
+
+    def roll(self, checkpoint: NewEntry) -> EntryRef:
+        """Seals the active segment and opens a new one with this checkpoint entry. Errors as for
+        `append`.
+        """
+        self._check_usable()
+        if checkpoint.kind != Kind.CHECKPOINT:
+            raise ValueError("a segment opens with a checkpoint")
+        segment = Segment(self._vfs, self._directory, self.end_offset, self.last_index + 1)
+        refs, buffers, records, size = self._encode([checkpoint], segment)
+        with self._sync_lock:
+            try:
+                if self._segments and self._must_undo:
+                    self._segments[-1].undo()
+                    self._must_undo = False
+                segment.create()
+                self._activate(segment)
+                segment.append(buffers, size, records, self._segment_bytes)
+            except OSError as error:
+                failure = self._write_failed(error, segment.log_path)
+                self._must_undo = False
+                segment.remove()
+                raise failure from error
+            try:
+                if self._segments:
+                    self._segments[-1].seal()
+            except OSError as error:
+                raise self._stop(error, self._segments[-1].log_path) from error
+            self._segments.append(segment)
+            self._names_changed = True
+        self._last_term, self._last_stored_at_ms = refs[0].term, refs[0].stored_at_ms
+        return refs[0]
+
+    def sync(self) -> int:
+        """Returns `durable_offset` when everything appended before the call is durable. May run on
+        any one thread.
+
+        A failed sync is final: the kernel may have dropped the pages, so that a second try would
+        succeed on nothing.
+        """
+        with self._sync_lock:
+            self._check_usable()
+            path = self._directory
+            try:
+                for segment in [s for s in self._segments if s.is_dirty]:
+                    if self._names_changed:
+                        self._names_changed = False
+                        self._vfs.sync_dir(self._directory)
+                    path = segment.log_path
+                    segment.sync()
+            except OSError as error:
+                raise self._stop(error, path) from error
+            return self.durable_offset
+
+    def truncate(self, from_index: int) -> None:
+        """Removes the entries from `from_index` on. The first entry of the log stays."""
+        self._check_usable()
+        if from_index > self.last_index:
+            return
+        if from_index <= self.first_index:
+            raise OffsetOutOfRange(
+                f"cannot truncate from {from_index}: the log starts at {self.first_index}"
+            )
+        with self._sync_lock:
+            path = self._directory
+            try:
+                while self._segments[-1].first_index >= from_index:
+                    path = self._segments[-1].log_path
+                    self._segments.pop().remove()
+                self._vfs.sync_dir(self._directory)
+                active = self._segments[-1]
+                path = active.log_path
+                if active.is_sealed:
+                    active.unseal()
+                    self._activate(active)
+                active.truncate(from_index - active.first_index)
+            except OSError as error:
+                raise self._stop(error, path) from error
+        last = self._segments[-1].records()[-1]
+        self._last_term, self._last_stored_at_ms = int(last["term"]), int(last["stored_at_ms"])
+
+    def drop_front(self, count: int) -> None:
+        """Removes the first `count` segments, never the active one. Oldest first: a crash leaves no
+        gap.
+        """
+        with self._sync_lock:
+            for _ in range(min(count, len(self._segments) - 1)):
+                self._segments[0].remove()
+                del self._segments[0]
+            self._vfs.sync_dir(self._directory)
+
+    def close(self) -> None:
+        """Closes the files; syncs nothing."""
+        with self._sync_lock:
+            if self._executor is not None:
+                self._executor.shutdown()
+            for segment in self._segments:
+                segment.close()
+
+    # -- reading
+    # -------------------------------------------------------------------------------------------
+
+    def read(self, log_offset: int, length: int) -> bytes:
+        """Bytes as they stand, also over the border of two segments."""
+        parts: list[bytes] = []
+        end = log_offset + length
+        if end > self.end_offset:
+            raise OffsetOutOfRange(
+                f"[{log_offset}, {end}) goes beyond the log, which ends at {self.end_offset}"
+            )
+        while log_offset < end:
+            segment = self._segment_at(log_offset)
+            wanted = min(end, segment.end_log_offset) - log_offset
+            part = segment.read(log_offset - segment.base, wanted)
+            if len(part) < wanted:
+                position = log_offset - segment.base + len(part)
+                raise LogDamaged(
+                    segment.log_path, position, "the file is too short", recovery.ADVICE
+                )
+            parts.append(part)
+            log_offset += wanted
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def ref(self, raft_index: int) -> EntryRef:
+        segment = self._segment_of(raft_index)
+        record = segment.records()[raft_index - segment.first_index]
+        position = int(record["position"])
+        kind = segment.read(position + 8, 1)[0]
+        return EntryRef(
+            raft_index,
+            int(record["term"]),
+            Kind(kind),
+            int(record["stored_at_ms"]),
+            segment.base + position,
+            int(record["length"]),
+        )
+
+    def entry(self, raft_index: int) -> Entry:
+        return next(self.entries(raft_index, raft_index + 1))
+
+    def entries(self, start: int, end: int) -> Iterator[Entry]:
+        """The entries [start, end), read lazily, about a megabyte at a time, each one checked."""
+        if start < end:
+            self._segment_of(start)
+        while start < end:
+            segment = self._segment_of(start)
+            records = segment.records()
+            first = start - segment.first_index
+            last = min(end - segment.first_index, len(records))
+            position = int(records["position"][first])
+            # As many whole entries as fit the read-ahead, but at least one.
+            stop = (
+                int(np.searchsorted(records["position"][first:last], position + _READ_AHEAD_BYTES))
+                - 1
+            )
+            stop = first + max(stop, 1) if first + stop < last - 1 else last
+            final = records[stop - 1]
+            length = int(final["position"]) + HEADER_BYTES + int(final["length"]) - position
+            chunk = memoryview(segment.read(position, length))
+            yield from self._decode(segment, chunk, position, start, stop - first)
+            start = segment.first_index + stop
+
+    def index_at(self, log_offset: int) -> int:
+        """Raft index of the entry that holds this byte."""
+        segment = self._segment_at(log_offset)
+        positions = segment.records()["position"]
+        found = np.searchsorted(positions, log_offset - segment.base, side="right")
+        return segment.first_index + int(found) - 1
+
+    def stored_at(self, log_offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """When the entries that hold these bytes were stored; the offsets ascend."""
+        result = np.empty(len(log_offsets), np.int64)
+        done = 0
+        while done < len(log_offsets):
+            segment = self._segment_at(int(log_offsets[done]))
+            stop = int(np.searchsorted(log_offsets, segment.end_log_offset))
+            records = segment.records()
+            positions = (log_offsets[done:stop] - segment.base).astype(np.uint32)
+            found = np.searchsorted(records["position"], positions, side="right") - 1
+            result[done:stop] = records["stored_at_ms"][found]
+            done = stop
+        return result
+
+    def offset_at_time(self, stored_at_ms: int) -> int:
+        """Log offset of the first entry stored at this time or later; `end_offset` when there is
+        none.
+        """
+        if stored_at_ms > self._last_stored_at_ms:
+            return self.end_offset
+        i = bisect.bisect_left(
+            self._segments,
+            stored_at_ms,
+            key=lambda segment: int(segment.records()["stored_at_ms"][-1]),
+        )
+        segment = self._segments[i]
+        records = segment.records()
+        found = int(np.searchsorted(records["stored_at_ms"], stored_at_ms))
+        return segment.base + int(records["position"][found])
+
+    # -- inside
+    # --------------------------------------------------------------------------------------------
+
+    def _encode(
+        self, entries: Sequence[NewEntry], segment: Segment
+    ) -> tuple[list[EntryRef], list[bytes | bytearray | memoryview], bytes, int]:
+        refs: list[EntryRef] = []
+        buffers: list[bytes | bytearray | memoryview] = []
+        records: list[bytes] = []
+        raft_index, position = segment.first_index + segment.count, segment.end
+        stored_at_ms = self._last_stored_at_ms
+        for kind, term, wanted_ms, payload in entries:
+            length = sum(map(len, payload))
+            if length > PAYLOAD_BYTES_MAX:
+                raise MessageTooLarge(
+                    f"an entry of {length} bytes: at most {PAYLOAD_BYTES_MAX} are legal"
+                )
+            if term < self._last_term:
+                raise ValueError(f"term {term} after term {self._last_term}")
+            stored_at_ms = max(stored_at_ms, wanted_ms)
+            buffers.append(encode_header(kind, raft_index, term, stored_at_ms, payload, length))
+            buffers.extend(payload)
+            records.append(pack_idx_record(position, length, term, stored_at_ms))
+            refs.append(
+                EntryRef(raft_index, term, kind, stored_at_ms, segment.base + position, length)
+            )
+            raft_index += 1
+            position += HEADER_BYTES + length
+        return refs, buffers, b"".join(records), position - segment.end
+
+    def _decode(
+        self, segment: Segment, chunk: memoryview, position: int, raft_index: int, count: int
+    ) -> Iterator[Entry]:
+        for _ in range(count):
+            header = decode_header(chunk)
+            if header is None or header.raft_index != raft_index or not is_intact(chunk, header):
+                reason = f"entry {raft_index} is not what was written"
+                raise LogDamaged(segment.log_path, position, reason, recovery.ADVICE)
+            _, kind, length, _, term, stored_at_ms = header
+            ref = EntryRef(
+                raft_index, term, Kind(kind), stored_at_ms, segment.base + position, length
+            )
+            yield Entry(ref, chunk[HEADER_BYTES : HEADER_BYTES + length])
+            chunk = chunk[HEADER_BYTES + length :]
+            position += HEADER_BYTES + length
+            raft_index += 1
+
+    def _activate(self, segment: Segment) -> None:
+        if segment.is_sealed:
+            segment.unseal()
+        segment.make_writable(self._segment_bytes, zeros=self._zero_ahead, executor=self._executor)
+
+    def _segment_of(self, raft_index: int) -> Segment:
+        if not self.first_index <= raft_index <= self.last_index:
+            raise OffsetOutOfRange(
+                f"raft index {raft_index} is not in the log, which has {self.first_index} to {self.last_index}"
+            )
+        return self._segments[
+            bisect.bisect_right(self._segments, raft_index, key=lambda s: s.first_index) - 1
+        ]
+
+    def _segment_at(self, log_offset: int) -> Segment:
+        if not self.start_offset <= log_offset < self.end_offset:
+            raise OffsetOutOfRange(
+                f"log offset {log_offset} is not in the log, which has {self.start_offset} to {self.end_offset}"
+            )
+        return self._segments[
+            bisect.bisect_right(self._segments, log_offset, key=lambda s: s.base) - 1
+        ]
+
+    def _check_usable(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _write_failed(self, error: OSError, path: str) -> MqError:
+        """No space is a state of the disk and passes; anything else is a state of the file and does
+        not.
+        """
+        if error.errno in _NO_SPACE:
+            self._must_undo = True
+            return DiskFull(f"no space to write {path}: free some or extend the disk; reads go on")
+        return self._stop(error, path)
+
+    def _stop(self, error: OSError, path: str) -> MqError:
+        self._failure = StorageFailed(
+            f"{path}: {error.strerror or error}. Its content is unknown now, so the node has to stop; check the disk"
+        )
+        return self._failure

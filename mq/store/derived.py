@@ -1,0 +1,194 @@
+"""Everything that is built by applying the log: queues, key index, and the checkpoint that says how
+far.
+
+`Dispatch` is where queue offsets come from: entries are applied in the order of the log, each one
+once, and nothing but their bytes decides, so that every replica and every rebuild gives each
+message the same queue offset. The files may be deleted at any time while the node is stopped.
+
+Invariant: the checkpoint on disk is never ahead of the files it speaks of, nor those of the log.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+from collections.abc import Iterable
+
+import numpy as np
+import structlog
+
+from mq.errors import DiskFull, MqError, StorageFailed
+from mq.hashing import text_hash
+from mq.store import checkpoint
+from mq.store.batch import Batch
+from mq.store.checkpoint import DerivedState
+from mq.store.commitlog import CommitLog
+from mq.store.consumequeue import ConsumeQueue, ConsumeQueues, QueueExtent, make_units
+from mq.store.filepool import PendingWrite, write_once
+from mq.store.keyindex import KeyIndex, key_slot_hashes
+from mq.store.vfs import Vfs
+
+log = structlog.get_logger(__name__)
+
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+@dataclasses.dataclass(slots=True)
+class CheckpointPlan:
+    """A consistent picture, to be written on any thread while the store goes on."""
+
+    state: DerivedState
+    writes: list[PendingWrite]
+    marks: list[tuple[ConsumeQueue, int]]
+
+
+class Derived:
+    def __init__(
+        self, vfs: Vfs, directory: str, *, queue_file_units: int, index_slots: int, index_items: int
+    ) -> None:
+        self._vfs = vfs
+        self._directory = directory
+        self._checkpoint_path = f"{directory}/checkpoint"
+        self.queues = ConsumeQueues(vfs, f"{directory}/consumequeue", queue_file_units)
+        self.index = KeyIndex(
+            vfs, f"{directory}/index", slot_count=index_slots, item_count_max=index_items
+        )
+        self.is_stalled = False
+        self._failure: MqError | None = None
+
+    # -- applying
+    # ------------------------------------------------------------------------------------------
+
+    def apply(self, batches: Iterable[tuple[Batch, int]], stored_at_ms: int) -> list[int]:
+        """The queue offset of the first message of each batch; a batch comes with the log offset of
+        its first frame.
+        """
+        return [self._put(batch, offset, stored_at_ms) for batch, offset in batches]
+
+    def _put(self, batch: Batch, log_offset: int, stored_at_ms: int) -> int:
+        offsets = batch.frame_starts + log_offset
+        units = make_units(offsets, batch.frame_sizes, batch.tag_hashes)
+        if len(batch.key_hashes):
+            hashes = key_slot_hashes(batch.key_hashes, text_hash(batch.topic))
+            self.index.add(hashes, np.repeat(offsets, batch.key_counts), stored_at_ms)
+        return self.queues.append(batch.topic, batch.queue_id, units)
+
+    def write_surplus(self) -> None:
+        """Moves to the files what waits in memory beyond its limits.
+
+        A full disk is no error yet: it waits on in memory, and `is_stalled` says so; the owner lets
+        no more in until a later call gets through.
+        """
+        self.check_usable()
+        try:
+            self.queues.write_surplus()
+            self.index.write_surplus()
+        except OSError as error:
+            self.is_stalled = True
+            if error.errno not in _NO_SPACE:
+                raise self._failed(error) from error
+        else:
+            self.is_stalled = False
+
+    def check_usable(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    # -- checkpoints
+    # ---------------------------------------------------------------------------------------
+
+    def plan_checkpoint(self, raft_index: int, term: int, broker_state: bytes) -> CheckpointPlan:
+        queues = self.queues.dirty()
+        writes = [write for queue in queues for write in queue.pending_writes()]
+        writes += self.index.pending_writes()
+        position = self.index.position()
+        state = DerivedState(raft_index, term, self.queues.extents(), position, broker_state)
+        return CheckpointPlan(state, writes, [(queue, queue.end) for queue in queues])
+
+    def write_checkpoint(self, plan: CheckpointPlan) -> None:
+        """Blocks on the disk; any thread. DiskFull: nothing changed, try later. StorageFailed: stop
+        the node.
+        """
+        self.check_usable()
+        try:
+            for write in plan.writes:
+                write_once(self._vfs, write)
+            self._vfs.sync_tree(self._directory)
+            checkpoint.save(self._vfs, self._checkpoint_path, plan.state)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def finish_checkpoint(self, plan: CheckpointPlan) -> None:
+        """Lets go of the memory that is on disk now."""
+        for queue, end in plan.marks:
+            self.queues.set_written(queue, end)
+        self.index.set_written(plan.state.key_index)
+
+    # -- start, retention, end
+    # -----------------------------------------------------------------------------
+
+    def restore(self, commitlog: CommitLog) -> tuple[int, bytes]:
+        """Brings back the last checkpoint, or the one that opens the log when that does not fit or
+        files are missing.
+
+        Returns the raft index up to which all is applied, and the broker's state of that moment.
+        """
+        if commitlog.last_index == 0:
+            self._clear()
+            return 0, b""
+        state = checkpoint.load(self._vfs, self._checkpoint_path)
+        problem = self._misfit(state, commitlog)
+        if state is not None and not problem:
+            self.follow_front(commitlog)
+            return state.raft_index, state.broker_state
+        log.warning("queues and index are rebuilt from the log", reason=problem)
+        self._clear()
+        entry = commitlog.entry(commitlog.first_index)
+        queues, broker_state = checkpoint.decode_entry(entry.payload)
+        self.queues.restore(queues)
+        return entry.ref.raft_index, broker_state
+
+    def follow_front(self, commitlog: CommitLog) -> list[QueueExtent]:
+        """Queues start where the log starts: the checkpoint that opens it has the ends of all
+        before. Who moved.
+        """
+        entry = commitlog.entry(commitlog.first_index)
+        queues, _ = checkpoint.decode_entry(entry.payload)
+        moved = [extent for extent in queues if self.queues.advance_start(extent)]
+        self.index.drop_before(commitlog.start_offset)
+        return moved
+
+    def close(self) -> None:
+        self.queues.close()
+        self.index.close()
+
+    def _misfit(self, state: DerivedState | None, commitlog: CommitLog) -> str:
+        """Why the derived files cannot be used; empty when they can, and then they are."""
+        if state is None:
+            return "there is no valid checkpoint"
+        if not commitlog.first_index <= state.raft_index <= commitlog.last_index:
+            return f"the checkpoint is for entry {state.raft_index}, which the log does not have"
+        if commitlog.ref(state.raft_index).term != state.term:
+            return f"the checkpoint is for another entry {state.raft_index}"
+        self.queues.restore(state.queues)
+        if missing := self.queues.missing_file():
+            return f"{missing} is missing or too short"
+        if not self.index.restore(state.key_index):
+            return "a file of the key index is missing or too short"
+        return ""
+
+    def _clear(self) -> None:
+        # The checkpoint first: it must not outlive the files it speaks of.
+        self._vfs.remove(self._checkpoint_path)
+        self._vfs.sync_dir(self._directory)
+        self.queues.clear()
+        self.index.clear()
+
+    def _failed(self, error: OSError) -> MqError:
+        if error.errno in _NO_SPACE:
+            return DiskFull(f"no space for queues, index and checkpoint in {self._directory}")
+        self._failure = StorageFailed(
+            f"{error.filename or self._directory}: {error.strerror or error}. "
+            "The node has to stop; check the disk"
+        )
+        return self._failure

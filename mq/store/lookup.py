@@ -1,0 +1,83 @@
+"""Single messages: by id, which is the log offset of the message's frame, and by key.
+
+The cold path of operators and of support: it opens messages, and reads the entry that holds them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from mq.errors import MessageNotFound, OffsetOutOfRange
+from mq.hashing import text_hash
+from mq.store.batch import decode_payload, message_of_frame
+from mq.store.commitlog import CommitLog
+from mq.store.consumequeue import ConsumeQueues
+from mq.store.format import Kind
+from mq.store.keyindex import KeyIndex, key_slot_hashes
+from mq.wire.v1.message_pb2 import Message
+
+QUERY_RESULTS_MAX = 64
+
+
+class StoredMessage(NamedTuple):
+    topic: str
+    queue_id: int
+    queue_offset: int
+    log_offset: int
+    stored_at_ms: int
+    message: Message
+
+
+class Lookup:
+    def __init__(self, log: CommitLog, queues: ConsumeQueues, index: KeyIndex) -> None:
+        self._log = log
+        self._queues = queues
+        self._index = index
+
+    def by_id(self, log_offset: int) -> StoredMessage:
+        """MessageNotFound when no message that was applied starts at this log offset."""
+        try:
+            entry = self._log.entry(self._log.index_at(log_offset))
+        except OffsetOutOfRange as error:
+            raise MessageNotFound(f"no message at log offset {log_offset}: {error}") from None
+        if entry.ref.kind == Kind.MESSAGES:
+            for batch, offset in decode_payload(entry.payload, entry.ref.payload_log_offset):
+                starts = batch.frame_starts + offset
+                at = int(np.searchsorted(starts, log_offset))
+                if at == len(starts) or int(starts[at]) != log_offset:
+                    continue
+                queue = self._queues.get(batch.topic, batch.queue_id)
+                place = queue.first_at(log_offset) if queue else 0
+                if queue is None or place == queue.end:
+                    break
+                start = log_offset - entry.ref.payload_log_offset
+                frame = entry.payload[start : start + int(batch.frame_sizes[at])]
+                message = Message.FromString(bytes(message_of_frame(frame)))
+                return StoredMessage(
+                    batch.topic,
+                    batch.queue_id,
+                    place,
+                    log_offset,
+                    entry.ref.stored_at_ms,
+                    message,
+                )
+        raise MessageNotFound(f"no message starts at log offset {log_offset}")
+
+    def by_key(
+        self, topic: str, key: str, begin_ms: int, end_ms: int, limit: int = QUERY_RESULTS_MAX
+    ) -> list[StoredMessage]:
+        """The messages of a topic with this key, stored in [begin, end), newest first, 64 at most."""
+        hashes = key_slot_hashes(np.array([text_hash(key)], np.uint64), text_hash(topic))
+        found: list[StoredMessage] = []
+        for log_offset in self._index.find(int(hashes[0]), begin_ms, end_ms):
+            if log_offset < self._log.start_offset:
+                break  # the rest is older still, and gone from the log
+            stored = self.by_id(log_offset)
+            is_in_time = begin_ms <= stored.stored_at_ms < end_ms
+            if stored.topic == topic and key in stored.message.keys and is_in_time:
+                found.append(stored)
+                if len(found) == min(limit, QUERY_RESULTS_MAX):
+                    break
+        return found

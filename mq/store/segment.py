@@ -1,0 +1,201 @@
+"""One segment of the CommitLog: a `.log` file of entries and the `.idx` file that finds them by
+raft index.
+
+Invariants: entries are contiguous from byte 0 to `end`, the first one is a checkpoint, and record i
+of the `.idx` is entry `first_index + i`. Nothing here decides when to roll, to sync or to drop:
+that is the CommitLog's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from concurrent.futures import Executor
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Buffer
+
+from mq.store.format import (
+    IDX_HEADER_BYTES,
+    IDX_RECORD,
+    IDX_RECORD_BYTES,
+    IdxHeader,
+    encode_idx_header,
+    segment_name,
+)
+from mq.store.room import Room
+from mq.store.vfs import File, Vfs
+
+LOG_SUFFIX = ".log"
+IDX_SUFFIX = ".idx"
+_IDX_STEP_BYTES = 1 << 20
+_LOG_STEP_BYTES = 32 << 20
+
+
+class Segment:
+    """Create with `create` or, for what is on disk already, with the facts that recovery
+    established.
+    """
+
+    def __init__(self, vfs: Vfs, directory: str, base: int, first_index: int) -> None:
+        self.base = base  # log offset of byte 0
+        self.first_index = first_index
+        self.count = 0
+        self.end = 0  # bytes used
+        self.synced = 0  # bytes known to be durable
+        self.is_sealed = False
+        self.log_path = f"{directory}/{segment_name(base)}{LOG_SUFFIX}"
+        self.idx_path = f"{directory}/{segment_name(base)}{IDX_SUFFIX}"
+        self._vfs = vfs
+        self._log_file: File | None = None
+        self._idx_file: File | None = None
+        self._log_room: Room | None = None
+        self._idx_room: Room | None = None
+
+    @property
+    def end_log_offset(self) -> int:
+        return self.base + self.end
+
+    @property
+    def last_index(self) -> int:
+        return self.first_index + self.count - 1
+
+    @property
+    def is_dirty(self) -> bool:
+        return self.synced < self.end
+
+    @property
+    def log(self) -> File:
+        if self._log_file is None:
+            self._log_file = self._vfs.open(self.log_path, read_only=self.is_sealed)
+        return self._log_file
+
+    @property
+    def idx(self) -> File:
+        if self._idx_file is None:
+            self._idx_file = self._vfs.open(self.idx_path, read_only=self.is_sealed)
+        return self._idx_file
+
+    # -- writing: the active segment only
+    # ------------------------------------------------------------------
+
+    def create(self) -> None:
+        """New, empty files. A leftover of the same name, from a crash in the middle of this, is
+        overwritten.
+        """
+        self._log_file = self._vfs.open(self.log_path, create=True)
+        self._log_file.truncate(0)
+        self._idx_file = self._vfs.open(self.idx_path, create=True)
+        self._idx_file.truncate(0)
+        self.write_idx_header()
+
+    def make_writable(self, segment_bytes: int, *, zeros: bool, executor: Executor | None) -> None:
+        """Prepares for appends behind `end`."""
+        step = min(segment_bytes, _LOG_STEP_BYTES)
+        self._log_room = Room(self.log, self.end, step, zeros=zeros, executor=executor)
+        step = min(segment_bytes // 16, _IDX_STEP_BYTES)
+        self._idx_room = Room(self.idx, self._idx_end(self.count), step, zeros=False, executor=None)
+
+    def append(self, buffers: Sequence[Buffer], size: int, records: bytes, limit: int) -> None:
+        """Writes whole entries behind the end. On OSError nothing counts; call `undo` before the
+        next one.
+        """
+        count = len(records) // IDX_RECORD_BYTES
+        idx_end = self._idx_end(self.count + count)
+        if self._log_room is None or self._idx_room is None:
+            raise ValueError(f"{self.log_path} is not writable")
+        self._log_room.ensure(self.end + size, limit)
+        self._idx_room.ensure(idx_end, limit)
+        self.log.pwritev(buffers, self.end)
+        self.idx.pwritev([records], idx_end - len(records))
+        self.end += size
+        self.count += count
+
+    def undo(self) -> None:
+        """Wipes what a failed append may have left, so that a crash cannot bring it back as an
+        entry.
+        """
+        self._cut_log()
+
+    def truncate(self, count: int) -> None:
+        """Keeps the first `count` entries. Gone for good once synced."""
+        self.end = int(self.records()["position"][count]) if count < self.count else self.end
+        self.count = count
+        self.synced = min(self.synced, self.end)
+        # The mark first, and durably: it must never claim more than there is, or a torn tail would
+        # look like damage.
+        self.write_idx_header()
+        self.idx.sync()
+        self._cut_log()
+
+    def _cut_log(self) -> None:
+        if self._log_room is not None:
+            self._log_room.reset(self.end)
+        self.log.truncate(self.end)
+
+    def seal(self) -> None:
+        """No more appends: gives back the space that was prepared. Content becomes durable with the
+        next `sync`.
+        """
+        self._cut_log()
+        self._log_room = self._idx_room = None
+        self.idx.truncate(self._idx_end(self.count))
+        self.is_sealed = True
+
+    def unseal(self) -> None:
+        """The segments behind this one are gone: it becomes the active one again, after
+        `make_writable`.
+        """
+        self.close()
+        self.is_sealed = False
+
+    def sync(self) -> None:
+        """Returns when all entries below the `end` at the time of the call are durable. Called from
+        the flusher's thread.
+        """
+        end = self.end
+        self.log.sync()
+        self.synced = end
+        self.write_idx_header()
+        if self.is_sealed:
+            # From now on the `.idx` is trusted without reading the log.
+            self.idx.sync()
+
+    def write_idx_header(self) -> None:
+        header = IdxHeader(self.first_index, self.base, self.synced, int(self.is_sealed))
+        self.idx.pwritev([encode_idx_header(header)], 0)
+
+    # -- reading
+    # -------------------------------------------------------------------------------------------
+
+    def records(self) -> npt.NDArray[np.void]:
+        """The `.idx` records of all entries, mapped, not loaded."""
+        view = self.idx.view(self._idx_end(self.count))
+        return np.frombuffer(view, IDX_RECORD, offset=IDX_HEADER_BYTES)
+
+    def read(self, position: int, length: int) -> bytes:
+        return self.log.pread(length, position)
+
+    # -- end of life
+    # ---------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        if self._log_room is not None:
+            self._log_room.close()
+        for file in (self._log_file, self._idx_file):
+            if file is not None:
+                # What was not synced is not promised; closing has nothing to add.
+                with contextlib.suppress(OSError):
+                    file.close()
+        self._log_file = self._idx_file = None
+
+    def remove(self) -> None:
+        self.close()
+        # The log first: a `.log` without `.idx` would be rebuilt, an `.idx` alone is ignored.
+        self._vfs.remove(self.log_path)
+        self._vfs.remove(self.idx_path)
+
+    @staticmethod
+    def _idx_end(count: int) -> int:
+        return IDX_HEADER_BYTES + count * IDX_RECORD_BYTES

@@ -1,0 +1,311 @@
+"""The store of one node: the CommitLog and everything that is derived from it.
+
+    append          writes an entry to the log; it is not visible yet
+    log.sync        makes the log durable; `Flusher` does it for many at once
+    apply_through   makes entries visible, in order: queue offsets are given here. The caller says
+                    up to where, and says so only for entries that are committed and durable
+    checkpoint      makes derived files durable, so that a start replays only what came later
+
+Invariants: checkpointed <= applied_index <= log.last_index. The store reads no clock. One thread
+owns it; `log.sync`, `write_checkpoint` and reads of the log may run on others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+import structlog
+
+from mq.config import StoreConfig
+from mq.errors import DiskFull, MessageTooLarge, MqError, SegmentFull
+from mq.store import checkpoint, identity, retention
+from mq.store.batch import Batch, decode_payload, encode_payload, data_offsets
+from mq.store.commitlog import CommitLog, EntryRef, NewEntry
+from mq.store.consumequeue import QueueExtent
+from mq.store.derived import CheckpointPlan, Derived
+from mq.store.format import Kind
+from mq.store.lookup import Lookup
+from mq.store.reading import ReadResult, Status, read_queue
+from mq.store.vfs import Vfs
+
+log = structlog.get_logger(__name__)
+
+
+class Applied(NamedTuple):
+    """An entry that is visible now, with the queue offset of the first message of each batch."""
+
+    ref: EntryRef
+    queue_offsets: list[int]
+
+
+class Dropped(NamedTuple):
+    """What retention did: the queues whose start moved, with the new start."""
+
+    segments: int
+    reason: retention.Reason | None
+    moved: list[QueueExtent]
+
+
+class Store:
+    def __init__(
+        self,
+        vfs: Vfs,
+        directory: str,
+        config: StoreConfig,
+        node: identity.Identity,
+        *,
+        broker_state: Callable[[], bytes] = bytes,
+        background: bool = True,
+    ) -> None:
+        """Takes the directory, checks the log, restores the derived state of the last checkpoint.
+
+        Nothing behind `applied_index` is visible yet: call `apply_through` with what is known to be
+        committed. `broker_state` gives what a checkpoint keeps for the broker; what the last one
+        kept is in `restored_broker_state`. `background` False: no thread of our own, for
+        simulations.
+        """
+        self._vfs = vfs
+        self._directory = directory
+        self._config = config
+        self._broker_state = broker_state
+        self._is_disk_nearly_full = False
+        # Batches of entries that were appended here, so that applying them does not read them
+        # again.
+        self._unapplied: dict[int, tuple[EntryRef, Sequence[Batch]]] = {}
+        self._lock = identity.take(vfs, directory, node)
+        try:
+            self.log = CommitLog(
+                vfs,
+                f"{directory}/commitlog",
+                segment_bytes=config.segment_bytes,
+                verify_bytes=config.verify_bytes,
+                zero_ahead=config.flush == "sync",
+                background=background,
+            )
+            self._derived = Derived(
+                vfs,
+                directory,
+                queue_file_units=config.queue_file_units,
+                index_slots=config.index_slots,
+                index_items=config.index_items,
+            )
+            self.applied_index, self.restored_broker_state = self._derived.restore(self.log)
+        except BaseException:
+            self._lock.close()
+            raise
+        self.queues = self._derived.queues
+        self.lookup = Lookup(self.log, self.queues, self._derived.index)
+        self._checkpointed_offset = self._applied_offset()
+
+    # -- writing
+    # -------------------------------------------------------------------------------------------
+
+    def append(self, batches: Sequence[Batch], now_ms: int, term: int = 0) -> EntryRef:
+        """Writes the batches as one entry, one atom. Visible after `apply_through`.
+
+        DiskFull, MessageTooLarge: nothing was written. SegmentFull: a new segment is due, which
+        needs everything before it applied: sync, apply, and call again. StorageFailed: stop the
+        node.
+        """
+        self._check_writable()
+        payload = encode_payload(batches)
+        size = sum(map(len, payload))
+        if size > self._config.entry_bytes_max:
+            raise MessageTooLarge(
+                f"an entry of {size} bytes: at most {self._config.entry_bytes_max} are allowed"
+            )
+        entry = NewEntry(Kind.MESSAGES, term, now_ms, payload)
+        try:
+            refs = self.log.append([entry])
+        except SegmentFull:
+            self.roll(now_ms, term)
+            refs = self.log.append([entry])
+        self._unapplied[refs[0].raft_index] = refs[0], batches
+        return refs[0]
+
+    def roll(self, now_ms: int, term: int = 0) -> EntryRef:
+        """Opens a new segment with a checkpoint of the applied state, which must be all of the log."""
+        if self.applied_index != self.log.last_index:
+            raise SegmentFull(
+                f"the segment is full, and entries {self.applied_index + 1} to "
+                f"{self.log.last_index} have to be applied before the next one opens"
+            )
+        payload = checkpoint.encode_entry(self.queues.extents(), self._broker_state())
+        ref = self.log.roll(NewEntry(Kind.CHECKPOINT, term, now_ms, [payload]))
+        self.applied_index = ref.raft_index
+        return ref
+
+    def apply_through(self, raft_index: int) -> list[Applied]:
+        """Makes the entries up to this one visible, which must be committed and durable."""
+        applied = []
+        end = min(raft_index, self.log.last_index)
+        while self.applied_index < end:
+            appended = self._unapplied.pop(self.applied_index + 1, None)
+            if appended is None:
+                applied.extend(self._apply_from_log(end))
+            else:
+                ref, batches = appended
+                offsets = data_offsets(batches, ref.payload_log_offset)
+                pairs = zip(batches, offsets, strict=True)
+                applied.append(Applied(ref, self._derived.apply(pairs, ref.stored_at_ms)))
+                self.applied_index += 1
+        self._derived.write_surplus()
+        return applied
+
+    def _apply_from_log(self, end: int) -> list[Applied]:
+        applied = []
+        for ref, payload in self.log.entries(self.applied_index + 1, end + 1):
+            self._unapplied.pop(ref.raft_index, None)
+            offsets: list[int] = []
+            if ref.kind == Kind.MESSAGES:
+                pairs = decode_payload(payload, ref.payload_log_offset)
+                offsets = self._derived.apply(pairs, ref.stored_at_ms)
+            applied.append(Applied(ref, offsets))
+            self.applied_index = ref.raft_index
+            self._derived.write_surplus()
+        return applied
+
+    def truncate(self, from_index: int) -> None:
+        """Removes entries that will never be committed."""
+        if from_index <= self.applied_index:
+            raise ValueError(f"entry {from_index} is applied (up to {self.applied_index})")
+        self.log.truncate(from_index)
+        for raft_index in [index for index in self._unapplied if index >= from_index]:
+            del self._unapplied[raft_index]
+
+    def _check_writable(self) -> None:
+        self._derived.check_usable()
+        if self._is_disk_nearly_full:
+            raise DiskFull(
+                f"the disk of {self._directory} is nearly full: free some space or extend the disk; "
+                "writes are refused, reads go on"
+            )
+        if self._derived.is_stalled:
+            self._derived.write_surplus()
+        if self._derived.is_stalled:
+            raise DiskFull(f"no space for the queues in {self._directory}: reads go on")
+
+    # -- reading
+    # -------------------------------------------------------------------------------------------
+
+    def read(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        *,
+        bytes_max: int = 4 << 20,
+        messages_max: int = 1 << 18,
+        tag_hashes: Collection[int] = (),
+    ) -> ReadResult:
+        """Messages of a queue as slices of the log; see `reading`."""
+        queue = self.queues.get(topic, queue_id)
+        if queue is None:
+            return ReadResult(Status.NO_QUEUE, [], 0, 0, 0)
+        return read_queue(
+            self.log,
+            queue,
+            queue_offset,
+            bytes_max=bytes_max,
+            messages_max=messages_max,
+            tag_hashes=tag_hashes,
+        )
+
+    def offset_at_time(self, topic: str, queue_id: int, stored_at_ms: int) -> int | None:
+        """Queue offset of the first message stored at this time or later, or the queue's end.
+
+        None when there is no such queue.
+        """
+        queue = self.queues.get(topic, queue_id)
+        return queue.first_at(self.log.offset_at_time(stored_at_ms)) if queue else None
+
+    # -- checkpoints
+    # ---------------------------------------------------------------------------------------
+
+    @property
+    def is_checkpoint_due(self) -> bool:
+        behind = self._applied_offset() - self._checkpointed_offset
+        return behind >= self._config.checkpoint_log_bytes
+
+    def checkpoint(self) -> None:
+        """Derived files are durable up to `applied_index` when this returns."""
+        plan = self.plan_checkpoint()
+        self.write_checkpoint(plan)
+        self.finish_checkpoint(plan)
+
+    def plan_checkpoint(self) -> CheckpointPlan:
+        term = self.log.ref(self.applied_index).term if self.applied_index else 0
+        return self._derived.plan_checkpoint(self.applied_index, term, self._broker_state())
+
+    def write_checkpoint(self, plan: CheckpointPlan) -> None:
+        """Blocks on the disk; any thread. The log goes first: nothing may speak of what it lost."""
+        self.log.sync()
+        self._derived.write_checkpoint(plan)
+
+    def finish_checkpoint(self, plan: CheckpointPlan) -> None:
+        self._derived.finish_checkpoint(plan)
+        self._checkpointed_offset = self._offset_of(plan.state.raft_index)
+
+    def _applied_offset(self) -> int:
+        return self._offset_of(self.applied_index)
+
+    def _offset_of(self, raft_index: int) -> int:
+        if raft_index < self.log.first_index:
+            return self.log.start_offset
+        return self.log.ref(raft_index).log_offset
+
+    # -- retention
+    # -----------------------------------------------------------------------------------------
+
+    def retain(self, policy: retention.Policy, now_ms: int) -> Dropped:
+        """Drops what the policy lets go, and refuses or allows writes by the use of the disk."""
+        disk = self._vfs.disk_usage(self._directory)
+        decision = retention.expired_segments(self.log.segments(), now_ms, policy, disk)
+        dropped = self.drop_front(decision.segments, decision.reason)
+        disk = self._vfs.disk_usage(self._directory)
+        is_nearly_full = retention.refuses_writes(policy, disk)
+        if is_nearly_full != self._is_disk_nearly_full:
+            self._is_disk_nearly_full = is_nearly_full
+            event = "disk nearly full, writes are refused" if is_nearly_full else "writes go on"
+            used = round(disk.used_ratio, 3)
+            log.warning(event, used_ratio=used, limit=policy.refuse_writes_ratio)
+        return dropped
+
+    def drop_front(self, count: int, reason: retention.Reason | None = None) -> Dropped:
+        """Drops so many segments from the front, as far as they are applied."""
+        infos = self.log.segments()
+        count = min(count, len(infos) - 1)
+        while count > 0 and infos[count].first_index > self.applied_index:
+            count -= 1
+        if count <= 0:
+            return Dropped(0, reason, [])
+        self.log.drop_front(count)
+        moved = self._derived.follow_front(self.log)
+        log.info(
+            "segments dropped",
+            segments=count,
+            bytes=sum(info.size_bytes for info in infos[:count]),
+            reason=reason.value if reason else "asked for",
+            queues=len(moved),
+        )
+        return Dropped(count, reason, moved)
+
+    # -- end
+    # -----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """With a checkpoint, so that the next start has nothing to replay, unless the disk failed."""
+        try:
+            if self.applied_index:
+                self.checkpoint()
+        except MqError as error:
+            log.warning("no checkpoint at close, the next start replays more", error=str(error))
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Lets go of everything as it is, as a crash would."""
+        self.log.close()
+        self._derived.close()
+        self._lock.close()

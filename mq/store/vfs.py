@@ -1,0 +1,281 @@
+"""The only door to the file system.
+
+Everything in `mq.store` takes a `Vfs`, so that tests can lose unsynced writes, tear them, flip bits
+and run out of space. Errors are plain `OSError`s; what they mean is decided by who owns the file.
+Names are `str` paths.
+
+What is durable: bytes after `File.sync`, names (a file that was created, replaced or removed) after
+`sync_dir` of the directory that holds them. Until then a crash may lose any of it, in any order,
+and tear it at any sector.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import resource
+import shutil
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from typing_extensions import Buffer
+
+# Linux takes at most this many buffers in one call (IOV_MAX).
+_BUFFERS_MAX = 1024
+_OPEN_FILES_MAX = 16_384
+
+
+class DiskUsage(NamedTuple):
+    total_bytes: int
+    free_bytes: int
+
+    @property
+    def used_ratio(self) -> float:
+        return 1.0 - self.free_bytes / self.total_bytes if self.total_bytes else 0.0
+
+
+class File(Protocol):
+    def pread(self, length: int, position: int) -> bytes:
+        """Up to `length` bytes: fewer only at the end of the file."""
+        ...
+
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
+        """Writes all of it or raises; after an error any part of it may be there."""
+        ...
+
+    def view(self, length: int) -> memoryview:
+        """The first `length` bytes, which must exist, for random access without copies.
+
+        Later writes may show or not. Bytes that are truncated away, by this handle only, must not
+        be touched through a view any more.
+        """
+        ...
+
+    def allocate(self, position: int, length: int) -> None:
+        """Reserves disk space and makes the file at least that long; new bytes read as zeros."""
+        ...
+
+    def truncate(self, size: int) -> None: ...
+
+    def size(self) -> int: ...
+
+    def sync(self) -> None:
+        """Returns when content and length are durable."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Vfs(Protocol):
+    def open(self, path: str, *, create: bool = False, read_only: bool = False) -> File: ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def file_size(self, path: str) -> int | None:
+        """None when there is no such file."""
+        ...
+
+    def list_dir(self, path: str) -> list[str]:
+        """Sorted names; none when there is no such directory."""
+        ...
+
+    def make_dirs(self, path: str) -> None: ...
+
+    def replace(self, source: str, target: str) -> None: ...
+
+    def remove(self, path: str) -> None:
+        """Removing what is not there is no error."""
+        ...
+
+    def remove_tree(self, path: str) -> None: ...
+
+    def sync_dir(self, path: str) -> None: ...
+
+    def sync_tree(self, path: str) -> None:
+        """Everything written below `path` is durable, files and names: for many small files at
+        once.
+        """
+        ...
+
+    def disk_usage(self, path: str) -> DiskUsage: ...
+
+    def open_files_max(self) -> int:
+        """How many files one owner may keep open for speed."""
+        ...
+
+    def lock(self, path: str) -> File:
+        """Holds an exclusive lock until the returned file is closed; BlockingIOError when another
+        process has it.
+        """
+        ...
+
+
+class RealFile:
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._map: mmap.mmap | None = None
+        self._view = memoryview(b"")
+
+    def pread(self, length: int, position: int) -> bytes:
+        data = os.pread(self._fd, length, position)
+        if len(data) == length or not data:
+            return data
+        parts = [data]
+        while data := os.pread(
+            self._fd, length - sum(map(len, parts)), position + sum(map(len, parts))
+        ):
+            parts.append(data)
+        return b"".join(parts)
+
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
+        for start in range(0, len(buffers), _BUFFERS_MAX):
+            group = buffers[start : start + _BUFFERS_MAX]
+            total = sum(memoryview(buffer).nbytes for buffer in group)
+            written = os.pwritev(self._fd, group, position)
+            if written < total:
+                self._write_rest(b"".join(group)[written:], position + written)
+            position += total
+
+    def _write_rest(self, rest: bytes, position: int) -> None:
+        """A short write has a reason (no space, a limit): the next write says which, or finishes
+        the work.
+        """
+        while rest:
+            written = os.pwrite(self._fd, rest, position)
+            if written == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            rest, position = rest[written:], position + written
+
+    def view(self, length: int) -> memoryview:
+        if length > len(self._view):
+            # The old map lives on in the views that were handed out.
+            size = os.fstat(self._fd).st_size
+            if length > size:
+                raise ValueError(f"view of {length} bytes of a file of {size}")
+            self._map = mmap.mmap(self._fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
+            self._view = memoryview(self._map)
+        return self._view[:length]
+
+    def allocate(self, position: int, length: int) -> None:
+        os.posix_fallocate(self._fd, position, length)
+
+    def truncate(self, size: int) -> None:
+        # A page of a map beyond the end of its file is deadly to touch: never hand the old one out
+        # again.
+        self._map, self._view = None, memoryview(b"")
+        os.ftruncate(self._fd, size)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def sync(self) -> None:
+        if self._fd < 0:  # Python would call it a ValueError
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        self._map, self._view = None, memoryview(b"")
+
+
+class RealVfs:
+    def open(self, path: str, *, create: bool = False, read_only: bool = False) -> RealFile:
+        flags = (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC
+        return RealFile(os.open(path, flags | (os.O_CREAT if create else 0), 0o644))
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def file_size(self, path: str) -> int | None:
+        try:
+            return os.stat(path).st_size
+        except FileNotFoundError:
+            return None
+
+    def list_dir(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def make_dirs(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def replace(self, source: str, target: str) -> None:
+        os.replace(source, target)
+
+    def remove(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)
+
+    def remove_tree(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
+
+    def sync_dir(self, path: str) -> None:
+        with _directory(path) as fd:
+            os.fsync(fd)
+
+    def sync_tree(self, path: str) -> None:
+        # One syncfs costs a single commit of the file system's journal; ten thousand fsyncs cost
+        # ten thousand.
+        with _directory(path) as fd:
+            if _SYNCFS is None:
+                os.sync()
+            elif _SYNCFS(fd) != 0:
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number), path)
+
+    def disk_usage(self, path: str) -> DiskUsage:
+        # Blocks that only root may use count as used: the broker cannot write to them.
+        stat = os.statvfs(path)
+        return DiskUsage(stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize)
+
+    def open_files_max(self) -> int:
+        # Many systems start a process with 1,024 descriptors and let it ask for far more.
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return min(_OPEN_FILES_MAX, hard // 2)
+
+    def lock(self, path: str) -> RealFile:
+        file = self.open(path, create=True)
+        try:
+            fcntl.flock(file._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # noqa: SLF001 - our own class
+        except OSError:
+            file.close()
+            raise
+        return file
+
+
+@contextlib.contextmanager
+def _directory(path: str) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+_SYNCFS = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+
+
+def write_file_atomically(vfs: Vfs, path: str, content: Buffer) -> None:
+    """After this the file has the new content, durably; after a crash in the middle it has the old
+    or the new.
+    """
+    temporary = path + ".new"
+    file = vfs.open(temporary, create=True)
+    try:
+        file.truncate(0)
+        file.pwritev([content], 0)
+        file.sync()
+    finally:
+        file.close()
+    vfs.replace(temporary, path)
+    vfs.sync_dir(os.path.dirname(path) or ".")

@@ -1,0 +1,76 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Compression(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    COMPRESSION_NONE: _ClassVar[Compression]
+    COMPRESSION_LZ4: _ClassVar[Compression]
+COMPRESSION_NONE: Compression
+COMPRESSION_LZ4: Compression
+
+class Message(_message.Message):
+    __slots__ = ("body", "tag", "keys", "properties", "ordering_key", "born_at_ms", "compression")
+    class PropertiesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    ORDERING_KEY_FIELD_NUMBER: _ClassVar[int]
+    BORN_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_FIELD_NUMBER: _ClassVar[int]
+    body: bytes
+    tag: str
+    keys: _containers.RepeatedScalarFieldContainer[str]
+    properties: _containers.ScalarMap[str, str]
+    ordering_key: str
+    born_at_ms: int
+    compression: Compression
+    def __init__(self, body: _Optional[bytes] = ..., tag: _Optional[str] = ..., keys: _Optional[_Iterable[str]] = ..., properties: _Optional[_Mapping[str, str]] = ..., ordering_key: _Optional[str] = ..., born_at_ms: _Optional[int] = ..., compression: _Optional[_Union[Compression, str]] = ...) -> None: ...
+
+class Batch(_message.Message):
+    __slots__ = ("topic", "queue_id", "tag_hashes", "frame_sizes", "key_hashes", "key_counts", "messages")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    TAG_HASHES_FIELD_NUMBER: _ClassVar[int]
+    FRAME_SIZES_FIELD_NUMBER: _ClassVar[int]
+    KEY_HASHES_FIELD_NUMBER: _ClassVar[int]
+    KEY_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue_id: int
+    tag_hashes: _containers.RepeatedScalarFieldContainer[int]
+    frame_sizes: _containers.RepeatedScalarFieldContainer[int]
+    key_hashes: _containers.RepeatedScalarFieldContainer[int]
+    key_counts: _containers.RepeatedScalarFieldContainer[int]
+    messages: _containers.RepeatedCompositeFieldContainer[Message]
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., tag_hashes: _Optional[_Iterable[int]] = ..., frame_sizes: _Optional[_Iterable[int]] = ..., key_hashes: _Optional[_Iterable[int]] = ..., key_counts: _Optional[_Iterable[int]] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ...) -> None: ...
+
+class RawBatch(_message.Message):
+    __slots__ = ("topic", "queue_id", "tag_hashes", "frame_sizes", "key_hashes", "key_counts", "messages")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    TAG_HASHES_FIELD_NUMBER: _ClassVar[int]
+    FRAME_SIZES_FIELD_NUMBER: _ClassVar[int]
+    KEY_HASHES_FIELD_NUMBER: _ClassVar[int]
+    KEY_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue_id: int
+    tag_hashes: bytes
+    frame_sizes: bytes
+    key_hashes: bytes
+    key_counts: bytes
+    messages: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., tag_hashes: _Optional[bytes] = ..., frame_sizes: _Optional[bytes] = ..., key_hashes: _Optional[bytes] = ..., key_counts: _Optional[bytes] = ..., messages: _Optional[_Iterable[bytes]] = ...) -> None: ...

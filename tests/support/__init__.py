@@ -1,0 +1,1 @@
+"""What tests of several layers share: fakes and fault injection."""

@@ -1,0 +1,1 @@
+"""Unit tests: they mirror mq, without sockets or sleeps."""
