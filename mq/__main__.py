@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mq.admin import cli
+from mq.admin.dump import dump
 
 if TYPE_CHECKING:
     from mq.config import Config
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 def main() -> None:
     # Every command that lives outside of mq.admin.cli is registered here.
     cli.main.add_command(cli.server_command(_run_server))
+    cli.main.add_command(dump)
     cli.main(prog_name="mq")
 
 

@@ -1,4 +1,4 @@
-"""Time as an argument. `store` and `broker` never read a clock: who calls them holds one of these."""
+"""Time as an argument. `store` and `broker` never read a clock: who calls them holds one."""
 
 from __future__ import annotations
 

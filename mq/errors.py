@@ -80,7 +80,7 @@ class DiskFull(MqError):
 
 
 class StorageFailed(MqError):
-    """A write or sync failed in a way that leaves the files' content unknown. The node must stop."""
+    """A write or sync failed in a way that leaves the files' content unknown: stop the node."""
 
     code = Code.STORAGE_FAILED
 

@@ -12,11 +12,19 @@ import hashlib
 NO_TAG = 0
 
 
-@functools.lru_cache(maxsize=65_536)
+# Longer texts are not kept for the next time: keys come from callers, memory does not.
+_CACHED_CHARACTERS_MAX = 128
+
+
 def text_hash(text: str) -> int:
-    """Little-endian integer of the first eight bytes of the SHA-256 of the UTF-8 text; of no text,
-    0.
-    """
+    """The first eight bytes of the SHA-256 of the UTF-8 text, little-endian; of no text, 0."""
+    return _cached_hash(text) if len(text) <= _CACHED_CHARACTERS_MAX else _hash(text)
+
+
+def _hash(text: str) -> int:
     if not text:
         return NO_TAG
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+
+
+_cached_hash = functools.lru_cache(maxsize=65_536)(_hash)

@@ -23,7 +23,9 @@ def is_legal_name(name: str) -> bool:
 
 def check_topic(topic: str) -> None:
     """Raises IllegalTopic unless the topic can be stored."""
-    if not is_legal_name(topic):
+    # What is too long must not get into the cache: callers send it, and memory is ours.
+    if len(topic) > NAME_CHARACTERS_MAX or not is_legal_name(topic):
         raise IllegalTopic(
-            f"topic {topic[:200]!r} is not legal: use 1 to {NAME_CHARACTERS_MAX} of letters, digits and %|_-"
+            f"topic {topic[:200]!r} is not legal: "
+            f"use 1 to {NAME_CHARACTERS_MAX} of letters, digits and %|_-"
         )

@@ -1,13 +1,13 @@
 """Batches as the store sees them: columns of sizes and hashes, and a region of message frames that
 stays closed.
 
-    batch   = fields of the header ... | frame | frame | ... | frame        (protobuf, see proto/mq/v1/message.proto)
-    frame   = 0x7A, varint length, Message                                  (field 15 of Batch, length-delimited)
-    payload = 0x0A, varint length, batch | 0x0A, varint length, batch ...   (field 1 of MessagesEntry)
+    batch   = fields of the header | frame | frame | ...     see proto/mq/v1/message.proto
+    frame   = 0x7A, varint length, Message                   field 15 of Batch
+    payload = 0x0A, varint length, batch | 0x0A, ...         field 1 of MessagesEntry
 
-A prepared batch is checked and stored as it came, with numpy over all frames at once; a plain one
-is prepared first, which is the only place that opens messages. Nothing here runs Python once a
-message except `prepare`.
+A prepared batch is checked and stored as it came, with numpy over all frames at once. A plain one,
+or one whose fields do not stand in order and once, is prepared first, which is the only place that
+opens messages. Nothing here runs Python once a message except `prepare`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ from mq.wire.v1.message_pb2 import RawBatch
 
 FRAME_TAG = 0x7A
 _BATCH_TAG = b"\x0a"
-# A frame adds its tag and a length of up to four bytes to the message.
-FRAME_OVERHEAD_MAX = 5
-# The largest frame with a length prefix of one, two, three bytes: the tag, the prefix, 2**(7 *
-# width) - 1.
-_FRAME_MAX_BY_WIDTH = (1 + 1 + 127, 1 + 2 + 16_383, 1 + 3 + 2_097_151)
+# The largest frame with a length prefix of one to four bytes: tag, prefix, 2**(7 * width) - 1.
+_FRAME_MAX_BY_WIDTH = tuple(1 + width + (1 << 7 * width) - 1 for width in range(1, 5))
+# The fields of a prepared batch that have an element for each message or key.
+_COLUMNS = range(5, 9)
 
 
 class Batch(NamedTuple):
@@ -58,9 +57,10 @@ def accept(data: bytes, message_bytes_max: int) -> Batch:
 
     MalformedBatch, IllegalTopic and MessageTooLarge say what is wrong with it.
     """
-    batch = _parse(data)
-    if not len(batch.frame_sizes):
-        batch = _parse(prepare(data))
+    start = _region_start(data)
+    batch = _parse(data, start) if start else None
+    if batch is None or not len(batch.frame_sizes):
+        batch = _parse_stored(prepare(data))
     _check(batch, message_bytes_max)
     return batch
 
@@ -80,6 +80,8 @@ def prepare(data: bytes) -> bytes:
     keys = [text_hash(key) for message in messages for key in message.keys]
     region = RawBatch(messages=raw.messages).SerializeToString()
     raw.ClearField("messages")
+    # Columns that a client did not pack are unknown fields here, and would come back as columns.
+    raw.DiscardUnknownFields()
     raw.frame_sizes = (lengths + 1 + _varint_widths(lengths)).astype("<u4").tobytes()
     raw.tag_hashes = np.fromiter((text_hash(m.tag) for m in messages), "<u8", count).tobytes()
     raw.key_hashes = np.array(keys, "<u8").tobytes()
@@ -97,17 +99,16 @@ def encode_payload(batches: Sequence[Batch]) -> list[bytes | memoryview]:
 
 
 def decode_payload(payload: memoryview, log_offset: int) -> Iterator[tuple[Batch, int]]:
-    """The batches of a MESSAGES entry that was checked when it came in, each with the log offset of
-    its first frame.
-    """
+    """The batches of a MESSAGES entry, checked when it came in, each with its log offset."""
     position = 0
     while position < len(payload):
+        if payload[position] != _BATCH_TAG[0]:
+            raise MalformedBatch(f"no batch starts at byte {position} of the entry")
         length, start = _read_varint(payload, position + 1)
         position = start + length
         if position > len(payload):
             raise MalformedBatch(f"a batch of {length} bytes does not fit its entry")
-        batch = _parse(payload[start:position])
-        yield batch, log_offset + start
+        yield _parse_stored(payload[start:position]), log_offset + start
 
 
 def data_offsets(batches: Sequence[Batch], payload_log_offset: int) -> list[int]:
@@ -127,11 +128,17 @@ def message_of_frame(frame: bytes | memoryview) -> memoryview:
     return memoryview(frame)[start : start + length]
 
 
-def _parse(data: bytes | memoryview) -> Batch:
+def _parse_stored(data: bytes | memoryview) -> Batch:
+    start = _region_start(data)
+    if start == 0:
+        raise MalformedBatch("not a prepared batch: its fields are cut short, or not in order")
+    return _parse(data, start)
+
+
+def _parse(data: bytes | memoryview, start: int) -> Batch:
     try:
-        start = _region_start(data)
         header = RawBatch.FromString(bytes(data[:start]))
-    except (DecodeError, IndexError) as error:
+    except DecodeError as error:
         raise MalformedBatch(f"not a Batch: {error}") from None
     packed_sizes, tags = header.frame_sizes, header.tag_hashes
     keys, key_counts = header.key_hashes, header.key_counts
@@ -156,27 +163,34 @@ def _parse(data: bytes | memoryview) -> Batch:
 
 
 def _region_start(data: bytes | memoryview) -> int:
-    """Where the first frame of `messages` stands. Walks the few fields before it, never the frames."""
-    position, end = 0, len(data)
+    """Where the first frame stands. Walks the few fields before it, never the frames.
+
+    0 unless these fields are in order, each one once and columns packed: only then do the broker,
+    for which a column is bytes and the last one wins, and clients, for which it is a list that
+    grows, read the same. It also bounds the walk.
+    """
+    position, end, last = 0, len(data), 0
     while position < end:
-        if data[position] == FRAME_TAG:
+        key = data[position]
+        if key == FRAME_TAG:
             return position
-        key, position = _read_varint(data, position)
-        match key & 7:
+        number, wire_type = key >> 3, key & 7
+        if key > 0x7F or number <= last or (number in _COLUMNS and wire_type != 2):
+            return 0
+        last = number
+        match wire_type:
             case 2:
-                length, position = _read_varint(data, position)
+                length, position = _read_varint(data, position + 1)
                 position += length
             case 0:
-                _, position = _read_varint(data, position)
+                _, position = _read_varint(data, position + 1)
             case 1:
-                position += 8
+                position += 9
             case 5:
-                position += 4
-            case wire_type:
-                raise MalformedBatch(f"not a Batch: wire type {wire_type} at byte {position}")
-    if position > end:
-        raise MalformedBatch("not a Batch: it is cut short")
-    return end
+                position += 5
+            case _:
+                return 0
+    return position if position == end else 0
 
 
 def _check(batch: Batch, message_bytes_max: int) -> None:
@@ -186,9 +200,9 @@ def _check(batch: Batch, message_bytes_max: int) -> None:
             f"queue {batch.queue_id} of topic {batch.topic}: at most {names.QUEUE_ID_MAX}"
         )
     largest = int(np.maximum.reduce(batch.frame_sizes))
-    if largest > message_bytes_max + FRAME_OVERHEAD_MAX:
+    if largest > 1 + _varint_width(message_bytes_max) + message_bytes_max:
         raise MessageTooLarge(
-            f"a message of {largest} bytes for topic {batch.topic}: "
+            f"a message of {largest - 1 - _prefix_width(largest)} bytes for topic {batch.topic}: "
             f"at most {message_bytes_max} are allowed"
         )
     if len(batch.tag_hashes) != batch.message_count:
@@ -203,24 +217,26 @@ def _check(batch: Batch, message_bytes_max: int) -> None:
         len(batch.key_counts) and int(batch.key_counts.sum(dtype=np.int64))
     ):
         raise MalformedBatch("the key counts do not add up to the number of key hashes")
-    if not _frames_match(batch):
+    if not _frames_match(batch, largest):
         raise MalformedBatch("frame_sizes are not the sizes of the messages that follow")
 
 
-def _frames_match(batch: Batch) -> bool:
-    """Whether the region is exactly frames of these sizes: tag, length prefix, nothing in between."""
+def _frames_match(batch: Batch, largest: int) -> bool:
+    """Whether the region is frames of exactly these sizes, with nothing in between."""
     starts, sizes = batch.frame_starts, batch.frame_sizes.astype(np.uint64)
-    if int(starts[-1]) + int(sizes[-1]) != len(batch.data):
+    smallest = int(np.minimum.reduce(sizes))
+    if smallest < 2 or int(starts[-1]) + int(sizes[-1]) != len(batch.data):
         return False
-    # The eight bytes at every position, as integers: one gather fetches tag and prefix of all frames.
+    # The eight bytes at every position, as integers: one gather fetches tag and prefix of all
+    # frames.
     words = np.ndarray((len(batch.data) - 7,), "<u8", batch.data, strides=(1,))
-    width = _prefix_width(int(sizes[0]))
-    if _prefixes_match(words, starts, sizes, width):
-        return True
+    width = _prefix_width(largest)
+    if _prefix_width(smallest) == width:
+        return _prefixes_match(words, starts, sizes, width)
     widths = 1 + np.searchsorted(_FRAME_MAX_BY_WIDTH, sizes)
     return all(
         _prefixes_match(words, starts[widths == width], sizes[widths == width], width)
-        for width in range(1, 5)
+        for width in range(1, 6)
     )
 
 
@@ -237,8 +253,8 @@ def _prefixes_match(
 ) -> bool:
     """Whether each frame starts with the tag and its length, `width` bytes in groups of seven bits.
 
-    A size that needs another width, or has no room for a prefix, never matches: what does not fit
-    the groups stays above them.
+    All sizes must be of this width: a larger one would set the bit that says "more follows" in its
+    last group, and the frame would go on for whoever reads it.
     """
     expected = sizes - (1 + width)
     for byte in range(1, width):
@@ -249,8 +265,8 @@ def _prefixes_match(
         expected |= 0x80 << (8 * (byte - 1))
     expected <<= 8
     expected |= FRAME_TAG
-    # Eight bytes that end with the prefix: a short last frame has no eight bytes of its own, and the
-    # header of a prepared batch is longer than what is read before the first frame.
+    # Eight bytes that end with the prefix: a short last frame has no eight bytes of its own, and
+    # the header of a prepared batch is longer than what is read before the first frame.
     found = words[starts + (width - 7)]
     found >>= 8 * (7 - width)
     return bool((found == expected).all())
@@ -268,23 +284,34 @@ def _varint_width(value: int) -> int:
 
 
 def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    """Of at most five bytes, without a loop: its length is no reason for more lines to run."""
+    width = _varint_width(value)
+    groups = (
+        value & 0x7F
+        | value << 1 & 0x7F00
+        | value << 2 & 0x7F_0000
+        | value << 3 & 0x7F00_0000
+        | value << 4 & 0x7F_0000_0000
+    )
+    more = 0x80_8080_8080 & (1 << 8 * (width - 1)) - 1
+    return (groups | more).to_bytes(width, "little")
 
 
 def _read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    """Value and position behind it. IndexError when the data ends first."""
-    byte = data[position]
-    value, shift = byte & 0x7F, 7
-    while byte & 0x80:
-        position += 1
-        if shift > 63:
-            raise MalformedBatch("not a Batch: a varint of more than ten bytes")
-        byte = data[position]
-        value |= (byte & 0x7F) << shift
-        shift += 7
-    return value, position + 1
+    """Value and the position behind it, which is behind the data when that ends first. No loop,
+    see above; a number of more than five bytes is longer than any batch.
+    """
+    word = int.from_bytes(data[position : position + 5], "little")
+    stop = ~word & 0x80_8080_8080
+    if not stop:
+        raise MalformedBatch(f"not a Batch: a number of more than five bytes at byte {position}")
+    stop &= -stop
+    word &= stop - 1
+    value = (
+        word & 0x7F
+        | word >> 1 & 0x3F80
+        | word >> 2 & 0x1F_C000
+        | word >> 3 & 0xFE0_0000
+        | word >> 4 & 0x7_F000_0000
+    )
+    return value, position + stop.bit_length() // 8

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import bisect
 import errno
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -107,8 +108,12 @@ class CommitLog:
         self._must_undo = False
         # Held while files are synced, and by whatever would pull them away from under a sync.
         self._sync_lock = threading.Lock()
-        vfs.make_dirs(directory)
-        self._segments, self.recovery = recovery.recover(vfs, directory, verify_bytes)
+        if not vfs.exists(directory):
+            vfs.make_dirs(directory)
+            vfs.sync_dir(os.path.dirname(directory) or ".")
+        self._segments, self.recovery = recovery.recover(
+            vfs, directory, verify_bytes, self._executor
+        )
         self._names_changed = True
         self._last_term = self._last_stored_at_ms = 0
         if self._segments:
@@ -117,8 +122,7 @@ class CommitLog:
             self._last_term = int(last["term"])
             self._last_stored_at_ms = int(last["stored_at_ms"])
 
-    # -- facts
-    # ---------------------------------------------------------------------------------------------
+    # -- facts ------------------------------------------------------------------------------------
 
     @property
     def first_index(self) -> int:
@@ -164,8 +168,7 @@ class CommitLog:
             for segment in self._segments
         ]
 
-    # -- writing
-    # -------------------------------------------------------------------------------------------
+    # -- writing ----------------------------------------------------------------------------------
 
     def append(self, entries: Sequence[NewEntry]) -> list[EntryRef]:
         """Writes the entries, in one write, behind the last one. Durable after the next `sync`.
@@ -181,10 +184,8 @@ class CommitLog:
         # A segment that holds only its checkpoint takes any entry, so that rolling always helps.
         if active.count > 1 and active.end + size > self._segment_bytes:
             raise SegmentFull(f"{size} bytes do not fit {active.log_path}, which has {active.end}")
+        self._undo_failed_append()
         try:
-            if self._must_undo:
-                active.undo()
-                self._must_undo = False
             active.append(buffers, size, records, self._segment_bytes)
         except OSError as error:
             raise self._write_failed(error, active.log_path) from error
@@ -201,19 +202,14 @@ class CommitLog:
             raise ValueError("a segment opens with a checkpoint")
         segment = Segment(self._vfs, self._directory, self.end_offset, self.last_index + 1)
         refs, buffers, records, size = self._encode([checkpoint], segment)
+        self._undo_failed_append()
         with self._sync_lock:
             try:
-                if self._segments and self._must_undo:
-                    self._segments[-1].undo()
-                    self._must_undo = False
                 segment.create()
                 self._activate(segment)
                 segment.append(buffers, size, records, self._segment_bytes)
             except OSError as error:
-                failure = self._write_failed(error, segment.log_path)
-                self._must_undo = False
-                segment.remove()
-                raise failure from error
+                raise self._roll_failed(error, segment) from error
             try:
                 if self._segments:
                     self._segments[-1].seal()
@@ -260,7 +256,6 @@ class CommitLog:
                 while self._segments[-1].first_index >= from_index:
                     path = self._segments[-1].log_path
                     self._segments.pop().remove()
-                self._vfs.sync_dir(self._directory)
                 active = self._segments[-1]
                 path = active.log_path
                 if active.is_sealed:
@@ -273,14 +268,19 @@ class CommitLog:
         self._last_term, self._last_stored_at_ms = int(last["term"]), int(last["stored_at_ms"])
 
     def drop_front(self, count: int) -> None:
-        """Removes the first `count` segments, never the active one. Oldest first: a crash leaves no
-        gap.
+        """Removes the first `count` segments, never the active one. What stays is durable before
+        anything goes. Oldest first, each for good before the next: a crash leaves no gap.
         """
+        count = min(count, len(self._segments) - 1)
+        if count > 0:
+            self.sync()
         with self._sync_lock:
-            for _ in range(min(count, len(self._segments) - 1)):
-                self._segments[0].remove()
-                del self._segments[0]
-            self._vfs.sync_dir(self._directory)
+            for _ in range(count):
+                segment = self._segments.pop(0)
+                try:
+                    segment.remove()
+                except OSError as error:
+                    raise self._stop(error, segment.log_path) from error
 
     def close(self) -> None:
         """Closes the files; syncs nothing."""
@@ -290,39 +290,31 @@ class CommitLog:
             for segment in self._segments:
                 segment.close()
 
-    # -- reading
-    # -------------------------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------
 
     def read(self, log_offset: int, length: int) -> bytes:
         """Bytes as they stand, also over the border of two segments."""
-        parts: list[bytes] = []
-        end = log_offset + length
-        if end > self.end_offset:
-            raise OffsetOutOfRange(
-                f"[{log_offset}, {end}) goes beyond the log, which ends at {self.end_offset}"
-            )
-        while log_offset < end:
-            segment = self._segment_at(log_offset)
-            wanted = min(end, segment.end_log_offset) - log_offset
-            part = segment.read(log_offset - segment.base, wanted)
-            if len(part) < wanted:
-                position = log_offset - segment.base + len(part)
-                raise LogDamaged(
-                    segment.log_path, position, "the file is too short", recovery.ADVICE
-                )
-            parts.append(part)
-            log_offset += wanted
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        segment = self._segment_at(log_offset)
+        wanted = min(length, segment.end_log_offset - log_offset)
+        data = segment.read(log_offset - segment.base, wanted)
+        if len(data) < wanted:
+            position = log_offset - segment.base + len(data)
+            raise LogDamaged(segment.log_path, position, "the file is too short", recovery.ADVICE)
+        return data if wanted == length else data + self.read(log_offset + wanted, length - wanted)
 
     def ref(self, raft_index: int) -> EntryRef:
         segment = self._segment_of(raft_index)
         record = segment.records()[raft_index - segment.first_index]
         position = int(record["position"])
-        kind = segment.read(position + 8, 1)[0]
+        try:
+            kind = Kind(segment.read(position + 8, 1)[0])
+        except (IndexError, ValueError):
+            reason = f"entry {raft_index} is of no known kind"
+            raise LogDamaged(segment.log_path, position, reason, recovery.ADVICE) from None
         return EntryRef(
             raft_index,
             int(record["term"]),
-            Kind(kind),
+            kind,
             int(record["stored_at_ms"]),
             segment.base + position,
             int(record["length"]),
@@ -357,7 +349,8 @@ class CommitLog:
         """Raft index of the entry that holds this byte."""
         segment = self._segment_at(log_offset)
         positions = segment.records()["position"]
-        found = np.searchsorted(positions, log_offset - segment.base, side="right")
+        # A number of the column's own type: for any other, numpy copies the whole column.
+        found = np.searchsorted(positions, np.uint32(log_offset - segment.base), side="right")
         return segment.first_index + int(found) - 1
 
     def stored_at(self, log_offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -378,7 +371,7 @@ class CommitLog:
         """Log offset of the first entry stored at this time or later; `end_offset` when there is
         none.
         """
-        if stored_at_ms > self._last_stored_at_ms:
+        if not self._segments or stored_at_ms > self._last_stored_at_ms:
             return self.end_offset
         i = bisect.bisect_left(
             self._segments,
@@ -387,11 +380,10 @@ class CommitLog:
         )
         segment = self._segments[i]
         records = segment.records()
-        found = int(np.searchsorted(records["stored_at_ms"], stored_at_ms))
+        found = int(np.searchsorted(records["stored_at_ms"], np.uint64(max(stored_at_ms, 0))))
         return segment.base + int(records["position"][found])
 
-    # -- inside
-    # --------------------------------------------------------------------------------------------
+    # -- inside -----------------------------------------------------------------------------------
 
     def _encode(
         self, entries: Sequence[NewEntry], segment: Segment
@@ -400,15 +392,18 @@ class CommitLog:
         buffers: list[bytes | bytearray | memoryview] = []
         records: list[bytes] = []
         raft_index, position = segment.first_index + segment.count, segment.end
-        stored_at_ms = self._last_stored_at_ms
+        last_term, stored_at_ms = self._last_term, self._last_stored_at_ms
         for kind, term, wanted_ms, payload in entries:
             length = sum(map(len, payload))
             if length > PAYLOAD_BYTES_MAX:
                 raise MessageTooLarge(
                     f"an entry of {length} bytes: at most {PAYLOAD_BYTES_MAX} are legal"
                 )
-            if term < self._last_term:
-                raise ValueError(f"term {term} after term {self._last_term}")
+            if term < last_term:
+                raise ValueError(f"term {term} after term {last_term}")
+            if kind == Kind.CHECKPOINT and raft_index != segment.first_index:
+                raise ValueError("a checkpoint opens a segment: roll")
+            last_term = term
             stored_at_ms = max(stored_at_ms, wanted_ms)
             buffers.append(encode_header(kind, raft_index, term, stored_at_ms, payload, length))
             buffers.extend(payload)
@@ -445,7 +440,8 @@ class CommitLog:
     def _segment_of(self, raft_index: int) -> Segment:
         if not self.first_index <= raft_index <= self.last_index:
             raise OffsetOutOfRange(
-                f"raft index {raft_index} is not in the log, which has {self.first_index} to {self.last_index}"
+                f"raft index {raft_index} is not in the log, "
+                f"which has {self.first_index} to {self.last_index}"
             )
         return self._segments[
             bisect.bisect_right(self._segments, raft_index, key=lambda s: s.first_index) - 1
@@ -454,7 +450,8 @@ class CommitLog:
     def _segment_at(self, log_offset: int) -> Segment:
         if not self.start_offset <= log_offset < self.end_offset:
             raise OffsetOutOfRange(
-                f"log offset {log_offset} is not in the log, which has {self.start_offset} to {self.end_offset}"
+                f"log offset {log_offset} is not in the log, "
+                f"which has {self.start_offset} to {self.end_offset}"
             )
         return self._segments[
             bisect.bisect_right(self._segments, log_offset, key=lambda s: s.base) - 1
@@ -473,8 +470,31 @@ class CommitLog:
             return DiskFull(f"no space to write {path}: free some or extend the disk; reads go on")
         return self._stop(error, path)
 
+    def _undo_failed_append(self) -> None:
+        if not self._must_undo:
+            return
+        active = self._segments[-1]
+        try:
+            active.undo()
+        except OSError as error:
+            raise self._stop(error, active.log_path) from error
+        self._must_undo = False
+
+    def _roll_failed(self, error: OSError, segment: Segment) -> MqError:
+        """Removes the new segment for good, so that a crash cannot bring it back in the place of
+        the entries that come next.
+        """
+        failure = self._write_failed(error, segment.log_path)
+        self._must_undo = False
+        try:
+            segment.remove()
+        except OSError as second:
+            return self._stop(second, segment.log_path)
+        return failure
+
     def _stop(self, error: OSError, path: str) -> MqError:
         self._failure = StorageFailed(
-            f"{path}: {error.strerror or error}. Its content is unknown now, so the node has to stop; check the disk"
+            f"{path}: {error.strerror or error}. Its content is unknown now, "
+            "so the node has to stop; check the disk"
         )
         return self._failure

@@ -1,7 +1,7 @@
 """Everything that is built by applying the log: queues, key index, and the checkpoint that says how
 far.
 
-`Dispatch` is where queue offsets come from: entries are applied in the order of the log, each one
+Queue offsets come from here: entries are applied in the order of the log, each one
 once, and nothing but their bytes decides, so that every replica and every rebuild gives each
 message the same queue offset. The files may be deleted at any time while the node is stopped.
 
@@ -10,54 +10,77 @@ Invariant: the checkpoint on disk is never ahead of the files it speaks of, nor 
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import NamedTuple
 
 import numpy as np
-import structlog
 
 from mq.errors import DiskFull, MqError, StorageFailed
 from mq.hashing import text_hash
+from mq.logging import get_logger
 from mq.store import checkpoint
 from mq.store.batch import Batch
 from mq.store.checkpoint import DerivedState
 from mq.store.commitlog import CommitLog
-from mq.store.consumequeue import ConsumeQueue, ConsumeQueues, QueueExtent, make_units
-from mq.store.filepool import PendingWrite, write_once
-from mq.store.keyindex import KeyIndex, key_slot_hashes
+from mq.store.consumequeue import ConsumeQueues, QueueExtent, QueueWrites, make_units
+from mq.store.filepool import PendingWrite
+from mq.store.keyindex import IndexPosition, KeyIndex, key_slot_hashes
 from mq.store.vfs import Vfs
+from mq.store.writeback import Writeback
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-@dataclasses.dataclass(slots=True)
-class CheckpointPlan:
-    """A consistent picture, to be written on any thread while the store goes on."""
+# More than this in memory starts going to the files, half of it at a time ...
+_PENDING_BYTES = 8 << 20
+# ... and with more than this the owner waits for them.
+_PENDING_BYTES_MAX = 64 << 20
 
+
+class Plan(NamedTuple):
+    """What goes from memory to the files, while the store goes on."""
+
+    queues: QueueWrites
+    index_writes: list[PendingWrite]
+    index_position: IndexPosition
+
+
+class CheckpointPlan(NamedTuple):
+    """A consistent picture of everything, to be written on any thread."""
+
+    plan: Plan
     state: DerivedState
-    writes: list[PendingWrite]
-    marks: list[tuple[ConsumeQueue, int]]
 
 
 class Derived:
     def __init__(
-        self, vfs: Vfs, directory: str, *, queue_file_units: int, index_slots: int, index_items: int
+        self,
+        vfs: Vfs,
+        directory: str,
+        *,
+        queue_file_units: int,
+        index_slots: int,
+        index_items: int,
+        background: bool,
     ) -> None:
         self._vfs = vfs
         self._directory = directory
         self._checkpoint_path = f"{directory}/checkpoint"
+        self._writeback = Writeback(vfs, background=background)
+        self._writing: tuple[Plan, Future[None]] | None = None
         self.queues = ConsumeQueues(vfs, f"{directory}/consumequeue", queue_file_units)
         self.index = KeyIndex(
             vfs, f"{directory}/index", slot_count=index_slots, item_count_max=index_items
         )
         self.is_stalled = False
         self._failure: MqError | None = None
+        self._loaded: DerivedState | None = None
 
-    # -- applying
-    # ------------------------------------------------------------------------------------------
+    # -- applying ---------------------------------------------------------------------------------
 
     def apply(self, batches: Iterable[tuple[Batch, int]], stored_at_ms: int) -> list[int]:
         """The queue offset of the first message of each batch; a batch comes with the log offset of
@@ -74,60 +97,93 @@ class Derived:
         return self.queues.append(batch.topic, batch.queue_id, units)
 
     def write_surplus(self) -> None:
-        """Moves to the files what waits in memory beyond its limits.
+        """Starts moving to the files what waits in memory beyond its limit; called after applying.
 
         A full disk is no error yet: it waits on in memory, and `is_stalled` says so; the owner lets
-        no more in until a later call gets through.
+        no more in until a later call gets through. StorageFailed: stop the node.
         """
         self.check_usable()
+        pending = self.queues.pending_bytes + self.index.pending_bytes
+        if self._writing is not None:
+            if not self._writing[1].done() and pending < _PENDING_BYTES_MAX:
+                return
+            self.settle()
+        if pending > _PENDING_BYTES or self.is_stalled:
+            queues = self.queues.pending_writes(_PENDING_BYTES // 2)
+            plan = Plan(queues, self.index.pending_writes(), self.index.position())
+            writes = [*queues.writes, *plan.index_writes]
+            self._writing = plan, self._writeback.write(writes)
+            if self.is_stalled:
+                self.settle()
+
+    def settle(self) -> None:
+        """Waits for what is being written, and lets go of its memory."""
+        if self._writing is None:
+            return
+        plan, future = self._writing
+        self._writing = None
         try:
-            self.queues.write_surplus()
-            self.index.write_surplus()
+            future.result()
         except OSError as error:
             self.is_stalled = True
             if error.errno not in _NO_SPACE:
                 raise self._failed(error) from error
         else:
             self.is_stalled = False
+            self._set_written(plan)
+
+    def _set_written(self, plan: Plan) -> None:
+        self.queues.set_written(plan.queues)
+        self.index.set_written(plan.index_position)
 
     def check_usable(self) -> None:
         if self._failure is not None:
             raise self._failure
 
-    # -- checkpoints
-    # ---------------------------------------------------------------------------------------
+    # -- checkpoints ------------------------------------------------------------------------------
 
     def plan_checkpoint(self, raft_index: int, term: int, broker_state: bytes) -> CheckpointPlan:
-        queues = self.queues.dirty()
-        writes = [write for queue in queues for write in queue.pending_writes()]
-        writes += self.index.pending_writes()
+        # One plan at a time holds marks on the queues.
+        self.settle()
         position = self.index.position()
+        plan = Plan(self.queues.pending_writes(), self.index.pending_writes(), position)
         state = DerivedState(raft_index, term, self.queues.extents(), position, broker_state)
-        return CheckpointPlan(state, writes, [(queue, queue.end) for queue in queues])
+        return CheckpointPlan(plan, state)
 
-    def write_checkpoint(self, plan: CheckpointPlan) -> None:
-        """Blocks on the disk; any thread. DiskFull: nothing changed, try later. StorageFailed: stop
-        the node.
-        """
+    def write_checkpoint(self, checkpoint_plan: CheckpointPlan) -> None:
+        """Blocks on the disk; any thread. DiskFull: try later. StorageFailed: stop the node."""
         self.check_usable()
+        plan, state = checkpoint_plan
         try:
-            for write in plan.writes:
-                write_once(self._vfs, write)
+            self._writeback.write([*plan.queues.writes, *plan.index_writes]).result()
             self._vfs.sync_tree(self._directory)
-            checkpoint.save(self._vfs, self._checkpoint_path, plan.state)
+            checkpoint.save(self._vfs, self._checkpoint_path, state)
         except OSError as error:
             raise self._failed(error) from error
 
     def finish_checkpoint(self, plan: CheckpointPlan) -> None:
         """Lets go of the memory that is on disk now."""
-        for queue, end in plan.marks:
-            self.queues.set_written(queue, end)
-        self.index.set_written(plan.state.key_index)
+        self.settle()
+        self._set_written(plan.plan)
 
-    # -- start, retention, end
-    # -----------------------------------------------------------------------------
+    # -- start, retention, end --------------------------------------------------------------------
 
-    def restore(self, commitlog: CommitLog) -> tuple[int, bytes]:
+    def load(self) -> str:
+        """Reads the last checkpoint and looks for the files it speaks of; before `restore`.
+
+        Needs no log, so that both can be looked at together. Why the files cannot be used, or "".
+        """
+        self._loaded = checkpoint.load(self._vfs, self._checkpoint_path)
+        if self._loaded is None:
+            return "there is no valid checkpoint"
+        self.queues.restore(self._loaded.queues)
+        if missing := self.queues.missing_file():
+            return f"{missing} is missing or too short"
+        if not self.index.restore(self._loaded.key_index):
+            return "a file of the key index is missing or too short"
+        return ""
+
+    def restore(self, commitlog: CommitLog, problem: str) -> tuple[int, bytes]:
         """Brings back the last checkpoint, or the one that opens the log when that does not fit or
         files are missing.
 
@@ -136,8 +192,8 @@ class Derived:
         if commitlog.last_index == 0:
             self._clear()
             return 0, b""
-        state = checkpoint.load(self._vfs, self._checkpoint_path)
-        problem = self._misfit(state, commitlog)
+        state, self._loaded = self._loaded, None
+        problem = problem or self._misfit(state, commitlog)
         if state is not None and not problem:
             self.follow_front(commitlog)
             return state.raft_index, state.broker_state
@@ -154,27 +210,28 @@ class Derived:
         """
         entry = commitlog.entry(commitlog.first_index)
         queues, _ = checkpoint.decode_entry(entry.payload)
-        moved = [extent for extent in queues if self.queues.advance_start(extent)]
-        self.index.drop_before(commitlog.start_offset)
+        moved, surplus = [], self.index.drop_before(commitlog.start_offset)
+        for extent in queues:
+            paths = self.queues.advance_start(extent)
+            if paths is not None:
+                moved.append(extent)
+                surplus += paths
+        self._writeback.remove(surplus)
         return moved
 
     def close(self) -> None:
+        self._writeback.close()
         self.queues.close()
         self.index.close()
 
     def _misfit(self, state: DerivedState | None, commitlog: CommitLog) -> str:
-        """Why the derived files cannot be used; empty when they can, and then they are."""
+        """Why what was loaded does not belong to this log; empty when it does."""
         if state is None:
-            return "there is no valid checkpoint"
+            return "nothing was loaded"
         if not commitlog.first_index <= state.raft_index <= commitlog.last_index:
             return f"the checkpoint is for entry {state.raft_index}, which the log does not have"
         if commitlog.ref(state.raft_index).term != state.term:
             return f"the checkpoint is for another entry {state.raft_index}"
-        self.queues.restore(state.queues)
-        if missing := self.queues.missing_file():
-            return f"{missing} is missing or too short"
-        if not self.index.restore(state.key_index):
-            return "a file of the key index is missing or too short"
         return ""
 
     def _clear(self) -> None:

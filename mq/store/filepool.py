@@ -42,30 +42,19 @@ class FilePool:
         return file
 
     def write(self, write: PendingWrite) -> None:
-        self._open_to_write(write.path).pwritev(write.content, write.position)
-
-    def _open_to_write(self, path: str) -> File:
+        """Creates the file and its directories when they are not there."""
         try:
-            return self.get(path, create=True)
+            file = self.get(write.path, create=True)
         except FileNotFoundError:
-            self._vfs.make_dirs(path.rpartition("/")[0])
-            return self.get(path, create=True)
+            self._vfs.make_dirs(write.path.rpartition("/")[0])
+            file = self.get(write.path, create=True)
+        file.pwritev(write.content, write.position)
 
-    def remove(self, path: str) -> None:
+    def forget(self, path: str) -> None:
         file = self._files.pop(path, None)
         if file is not None:
             file.close()
-        self._vfs.remove(path)
 
     def close(self) -> None:
         while self._files:
             self._files.popitem()[1].close()
-
-
-def write_once(vfs: Vfs, write: PendingWrite) -> None:
-    """The same on any thread, with a file of its own."""
-    pool = FilePool(vfs, 1)
-    try:
-        pool.write(write)
-    finally:
-        pool.close()

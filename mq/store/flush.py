@@ -1,8 +1,9 @@
 """Group commit: one sync for all that waits, on a thread of its own.
 
-    sync    `wait(log_offset)` is done when the log is durable up to there. While one sync runs, everything that is appended
-            gathers for the next.
-    async   `wait` is done at once; the log is synced every `async_flush_ms`. A power loss may cost that much.
+    sync    `wait(log_offset)` is done when the log is durable up to there. While one sync runs,
+            everything that is appended gathers for the next.
+    async   `wait` is done at once; the log is synced every `async_flush_ms`. A power loss may cost
+            that much, the death of the process alone costs nothing.
 
 A failed sync fails everybody who waits, now and later, with StorageFailed: the node has to stop.
 """
@@ -13,12 +14,11 @@ import threading
 from collections import deque
 from concurrent.futures import Future
 
-import structlog
-
 from mq.errors import MqError
+from mq.logging import get_logger
 from mq.store.commitlog import CommitLog
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Flusher:
@@ -38,6 +38,8 @@ class Flusher:
         offsets.
         """
         future: Future[int] = Future()
+        # Running, so that a caller who goes away cannot cancel it under the flusher's hands.
+        future.set_running_or_notify_cancel()
         with self._wake:
             if self._failure is not None:
                 future.set_exception(self._failure)

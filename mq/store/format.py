@@ -31,7 +31,7 @@ _HEADER = struct.Struct("<4sIB3xIQQQ")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size
 _CRC_AT = 4
-_COVERED_FROM = 8
+COVERED_FROM = 8
 
 
 class Kind(enum.IntEnum):
@@ -54,10 +54,10 @@ class EntryHeader(NamedTuple):
 def encode_header(
     kind: int, raft_index: int, term: int, stored_at_ms: int, payload: Sequence[Buffer], length: int
 ) -> bytearray:
-    """The header of an entry whose payload is the buffers one after another, `length` bytes in all."""
+    """The header of an entry whose payload are these buffers, `length` bytes in all."""
     header = bytearray(HEADER_BYTES)
     _HEADER.pack_into(header, 0, MAGIC, 0, kind, length, raft_index, term, stored_at_ms)
-    crc = crc32(memoryview(header)[_COVERED_FROM:])
+    crc = crc32(memoryview(header)[COVERED_FROM:])
     for part in payload:
         crc = crc32(part, crc)
     _CRC.pack_into(header, _CRC_AT, crc)
@@ -75,7 +75,7 @@ def decode_header(buffer: Buffer, position: int = 0) -> EntryHeader | None:
 def is_intact(buffer: memoryview, header: EntryHeader) -> bool:
     """Whether the whole entry at the start of `buffer` is what its crc says."""
     end = HEADER_BYTES + header.length
-    return len(buffer) >= end and crc32(buffer[_COVERED_FROM:end]) == header.crc
+    return len(buffer) >= end and crc32(buffer[COVERED_FROM:end]) == header.crc
 
 
 # One record an entry, fixed width: raft index -> where and when.
@@ -112,7 +112,7 @@ class IdxHeader(NamedTuple):
 
 def encode_idx_header(header: IdxHeader) -> bytes:
     body = _IDX_HEADER.pack(IDX_MAGIC, 0, *header).ljust(IDX_HEADER_BYTES, b"\0")
-    return IDX_MAGIC + _CRC.pack(crc32(body[_COVERED_FROM:])) + body[_COVERED_FROM:]
+    return IDX_MAGIC + _CRC.pack(crc32(body[COVERED_FROM:])) + body[COVERED_FROM:]
 
 
 def decode_idx_header(buffer: bytes) -> IdxHeader | None:
@@ -120,7 +120,7 @@ def decode_idx_header(buffer: bytes) -> IdxHeader | None:
     if len(buffer) < IDX_HEADER_BYTES:
         return None
     magic, crc, *fields = _IDX_HEADER.unpack_from(buffer)
-    if magic != IDX_MAGIC or crc != crc32(buffer[_COVERED_FROM:IDX_HEADER_BYTES]):
+    if magic != IDX_MAGIC or crc != crc32(buffer[COVERED_FROM:IDX_HEADER_BYTES]):
         return None
     return IdxHeader._make(fields)
 

@@ -32,18 +32,19 @@ def take(vfs: Vfs, directory: str, identity: Identity) -> File:
     An empty directory becomes this node's, durably. DataDirectoryInUse, WrongDataDirectory: nothing
     was changed.
     """
-    parent = directory.rstrip("/").rpartition("/")[0] or ("/" if directory.startswith("/") else ".")
-    if not vfs.exists(directory):
-        vfs.make_dirs(directory)
-        vfs.sync_dir(parent)
+    _make_durable_dirs(vfs, directory.rstrip("/"))
+    # Once more under the lock; here so that a directory that is not ours does not even get a lock.
+    _is_free(vfs, directory, identity)
     try:
         lock = vfs.lock(f"{directory}/{LOCK_NAME}")
     except BlockingIOError:
         raise DataDirectoryInUse(
-            f"{directory} is in use by another process: stop it, or give this node a directory of its own"
+            f"{directory} is in use by another process: "
+            "stop it, or give this node a directory of its own"
         ) from None
     try:
-        _check_or_write(vfs, directory, identity)
+        if _is_free(vfs, directory, identity):
+            _write(vfs, directory, identity)
     except BaseException:
         lock.close()
         raise
@@ -71,7 +72,16 @@ def read(vfs: Vfs, directory: str) -> Identity | None:
     return Identity._make(map(str, fields))
 
 
-def _check_or_write(vfs: Vfs, directory: str, identity: Identity) -> None:
+def _make_durable_dirs(vfs: Vfs, directory: str) -> None:
+    if directory and not vfs.exists(directory):
+        parent = directory.rpartition("/")[0]
+        _make_durable_dirs(vfs, parent)
+        vfs.make_dirs(directory)
+        vfs.sync_dir(parent or ("/" if directory.startswith("/") else "."))
+
+
+def _is_free(vfs: Vfs, directory: str, identity: Identity) -> bool:
+    """Whether the directory has no owner yet. WrongDataDirectory when it has another one."""
     found = read(vfs, directory)
     if found is None:
         content = set(vfs.list_dir(directory)) - _NOT_CONTENT
@@ -80,12 +90,17 @@ def _check_or_write(vfs: Vfs, directory: str, identity: Identity) -> None:
                 f"{directory} has no {FILE_NAME} but holds {', '.join(sorted(content)[:3])}: "
                 "it is not a data directory; give the node an empty one"
             )
-        lines = [f"format_version = {FORMAT_VERSION}"]
-        lines += [f'{key} = "{value}"' for key, value in identity._asdict().items()]
-        text = "\n".join(lines) + "\n"
-        write_file_atomically(vfs, f"{directory}/{FILE_NAME}", text.encode())
     elif found != identity:
         raise WrongDataDirectory(
-            f"{directory} belongs to node {found.node} of set {found.broker_set} in cluster {found.cluster}; "
-            f"this is node {identity.node} of set {identity.broker_set} in cluster {identity.cluster}"
+            f"{directory} belongs to node {found.node} of set {found.broker_set} in cluster "
+            f"{found.cluster}; this is node {identity.node} of set {identity.broker_set} in cluster "
+            f"{identity.cluster}"
         )
+    return found is None
+
+
+def _write(vfs: Vfs, directory: str, identity: Identity) -> None:
+    lines = [f"format_version = {FORMAT_VERSION}"]
+    lines += [f'{key} = "{value}"' for key, value in identity._asdict().items()]
+    text = "\n".join(lines) + "\n"
+    write_file_atomically(vfs, f"{directory}/{FILE_NAME}", text.encode())

@@ -25,19 +25,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from mq.store.filepool import FilePool, PendingWrite
+from mq.store.rowbuffer import RowBuffer, bytes_of
 from mq.store.vfs import Vfs
 
 _HEADER = struct.Struct("<QQQQII")
 HEADER_BYTES = _HEADER.size
 ITEM = np.dtype([("hash", "<u4"), ("log_offset", "<u8"), ("seconds", "<u4"), ("before", "<u4")])
 ITEM_BYTES = ITEM.itemsize
-_PENDING_ITEMS_MAX = 16_384
 _READ_ITEMS = 1 << 16
 _OPEN_FILES_MAX = 16
 
@@ -91,9 +91,15 @@ class _Filling:
         self.first_ms = self.last_ms = first_ms
         self.first_log_offset = self.last_log_offset = first_log_offset
         self.slots = np.zeros(slot_count, "<u4")
-        self.count = 0
-        self.written = 0
-        self.pending: list[npt.NDArray[np.void]] = []
+        self.newest = RowBuffer(ITEM, 0)
+
+    @property
+    def count(self) -> int:
+        return self.newest.end
+
+    @property
+    def written(self) -> int:
+        return self.newest.start
 
     def add(
         self, hashes: npt.NDArray[np.uint32], log_offsets: npt.NDArray[np.int64], now_ms: int
@@ -103,8 +109,7 @@ class _Filling:
         items["log_offset"] = log_offsets
         items["seconds"] = max(0, now_ms - self.first_ms) // 1000
         items["before"] = self.link(hashes % np.uint32(len(self.slots)), self.count + 1)
-        self.pending.append(items)
-        self.count += len(items)
+        self.newest.append(items)
         self.last_ms = max(self.last_ms, now_ms)
         self.last_log_offset = int(log_offsets[-1])
 
@@ -142,8 +147,7 @@ class KeyIndex:
         self._full: list[str] = []
         self._filling: list[_Filling] = []
 
-    # -- building
-    # ------------------------------------------------------------------------------------------
+    # -- building ---------------------------------------------------------------------------------
 
     def add(
         self,
@@ -162,24 +166,21 @@ class KeyIndex:
             newest.add(hashes[:room], log_offsets[:room], stored_at_ms)
             hashes, log_offsets = hashes[room:], log_offsets[room:]
 
-    def write_surplus(self) -> None:
-        """Writes what waits beyond the limits; called after adds. OSError: it waits on."""
-        waiting = sum(filling.count - filling.written for filling in self._filling)
-        if waiting >= _PENDING_ITEMS_MAX or len(self._filling) > 1:
-            for write in self.pending_writes():
-                self._files.write(write)
-            self.set_written(self.position())
+    @property
+    def pending_bytes(self) -> int:
+        return sum(filling.count - filling.written for filling in self._filling) * ITEM_BYTES
 
     def pending_writes(self) -> list[PendingWrite]:
-        """What brings the files up to `position`: new items, and slots and header of what is full."""
+        """What brings the files up to `position`: items, and slots and header of what is full."""
         writes = []
         for filling in self._filling:
             path = self._path(filling.name)
-            if filling.pending:
+            items = filling.newest.read(filling.written, filling.count)
+            if items:
                 at = self._items_at + filling.written * ITEM_BYTES
-                writes.append(PendingWrite(path, at, list(map(_bytes_of, filling.pending))))
+                writes.append(PendingWrite(path, at, [bytes_of(rows) for rows in items]))
             if self._is_full(filling):
-                head = [filling.header(), _bytes_of(filling.slots)]
+                head: list[bytes | memoryview] = [filling.header(), bytes_of(filling.slots)]
                 writes.append(PendingWrite(path, 0, head))
         return writes
 
@@ -188,15 +189,12 @@ class KeyIndex:
         while self._filling and self._filling[0].name in position.full:
             self._full.append(self._filling.pop(0).name)
         if self._filling and self._filling[0].name == position.newest:
-            filling = self._filling[0]
-            while filling.pending and filling.written + len(filling.pending[0]) <= position.items:
-                filling.written += len(filling.pending.pop(0))
+            self._filling[0].newest.drop_before(position.items)
 
     def _is_full(self, filling: _Filling) -> bool:
         return filling.count >= self._item_count_max
 
-    # -- looking up
-    # ----------------------------------------------------------------------------------------
+    # -- looking up -------------------------------------------------------------------------------
 
     def find(self, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[int]:
         """Log offsets of messages that may have this key and may be stored in [begin, end), newest
@@ -221,14 +219,10 @@ class KeyIndex:
         in_file = self._items_in_file(filling.name, self._slot_count)
 
         def item(number: int) -> Item:
-            at = number - filling.written - 1
-            if at < 0:
+            if number <= filling.written:
                 return in_file(number)
-            for items in filling.pending:
-                if at < len(items):
-                    return Item._make(items[at].item())
-                at -= len(items)
-            return NO_ITEM
+            rows = filling.newest.read(number - 1, number)
+            return Item._make(rows[0][0].item()) if rows else NO_ITEM
 
         return item
 
@@ -247,8 +241,7 @@ class KeyIndex:
     def _header(self, name: str) -> Header:
         return Header.decode(self._files.get(self._path(name)).pread(HEADER_BYTES, 0))
 
-    # -- start, retention, end
-    # -----------------------------------------------------------------------------
+    # -- start, retention, end --------------------------------------------------------------------
 
     def position(self) -> IndexPosition:
         in_memory = [filling for filling in self._filling if self._is_full(filling)]
@@ -265,7 +258,7 @@ class KeyIndex:
         # Other files were begun after the checkpoint: applying the log makes them again.
         for name in self._vfs.list_dir(self._directory):
             if name not in position.full and name != position.newest:
-                self._files.remove(self._path(name))
+                self._vfs.remove(self._path(name))
         for name in position.full:
             size = self._vfs.file_size(self._path(name)) or 0
             header = self._header(name) if size >= HEADER_BYTES else NO_HEADER
@@ -294,13 +287,16 @@ class KeyIndex:
             filling.link(items["hash"] % np.uint32(self._slot_count), start + 1)
             filling.last_log_offset = int(items["log_offset"][-1])
             filling.last_ms = filling.first_ms + int(items["seconds"][-1]) * 1000 + 999
-        filling.count = filling.written = position.items
+        filling.newest = RowBuffer(ITEM, position.items)
         return filling
 
-    def drop_before(self, log_offset: int) -> None:
-        """Removes the full files all of whose messages stand before this log offset."""
+    def drop_before(self, log_offset: int) -> list[str]:
+        """The full files all of whose messages stand before this log offset, to be removed."""
+        paths = []
         while self._full and self._header(self._full[0]).last_log_offset < log_offset:
-            self._files.remove(self._path(self._full.pop(0)))
+            paths.append(self._path(self._full.pop(0)))
+            self._files.forget(paths[-1])
+        return paths
 
     def clear(self) -> None:
         """Forgets all keys and deletes the files."""
@@ -314,10 +310,6 @@ class KeyIndex:
 
     def _path(self, name: str) -> str:
         return f"{self._directory}/{name}"
-
-
-def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
-    return array.view(np.uint8).data
 
 
 def _walk(

@@ -68,7 +68,7 @@ class Lookup:
     def by_key(
         self, topic: str, key: str, begin_ms: int, end_ms: int, limit: int = QUERY_RESULTS_MAX
     ) -> list[StoredMessage]:
-        """The messages of a topic with this key, stored in [begin, end), newest first, 64 at most."""
+        """Messages of a topic with this key, stored in [begin, end), newest first, 64 at most."""
         hashes = key_slot_hashes(np.array([text_hash(key)], np.uint64), text_hash(topic))
         found: list[StoredMessage] = []
         for log_offset in self._index.find(int(hashes[0]), begin_ms, end_ms):

@@ -21,6 +21,7 @@ from mq.store.consumequeue import ConsumeQueue, Units, matching
 
 # Units looked at for one call: a filter that matches nothing must come back to its caller, too.
 _UNITS_MAX = 1 << 18
+_SAMPLE_UNITS = 64
 # Unwanted bytes between two runs that are cheaper to read than to skip.
 _GAP_BYTES_MAX = 4096
 
@@ -50,6 +51,14 @@ class ReadResult(NamedTuple):
     end: int
 
 
+class _Chosen(NamedTuple):
+    """Units to be read, from `queue_offset` on; `places` counts from there, None: one after another."""
+
+    units: Units
+    places: npt.NDArray[np.intp] | None
+    next_offset: int
+
+
 def read_queue(
     log: CommitLog,
     queue: ConsumeQueue,
@@ -59,7 +68,7 @@ def read_queue(
     messages_max: int,
     tag_hashes: Collection[int] = (),
 ) -> ReadResult:
-    """Messages from `queue_offset` on, of these tags or of all: as many as the limits allow, at
+    """Messages from `queue_offset` on, of these tags or of all: as many as the limits allow, but at
     least one if there is one.
     """
     start, end = queue.start, queue.end
@@ -68,52 +77,83 @@ def read_queue(
     if queue_offset >= end:
         status = Status.END if queue_offset == end else Status.TOO_LARGE
         return ReadResult(status, [], end, start, end)
-    wanted = _UNITS_MAX if tag_hashes else min(messages_max, _UNITS_MAX)
-    units = queue.read(queue_offset, min(end, queue_offset + wanted))
-    places = np.arange(queue_offset, queue_offset + len(units), dtype=np.int64)
     if tag_hashes:
-        chosen = matching(units, tag_hashes)
-        if not chosen.any():
-            return ReadResult(Status.NOTHING_MATCHED, [], queue_offset + len(units), start, end)
-        units, places, next_offset = units[chosen], places[chosen], queue_offset + len(units)
+        chosen = _choose(queue, queue_offset, bytes_max, messages_max, tag_hashes)
     else:
-        next_offset = queue_offset + len(units)
-    fitting = _fitting(units, bytes_max, messages_max)
-    if fitting < len(units):
-        next_offset = int(places[fitting])
-        units, places = units[:fitting], places[:fitting]
+        chosen = _take(queue, queue_offset, bytes_max, messages_max)
+    if not len(chosen.units):
+        return ReadResult(Status.NOTHING_MATCHED, [], chosen.next_offset, start, end)
     try:
-        runs = _runs(log, units, places)
+        runs = _runs(log, queue_offset, chosen)
     except (OffsetOutOfRange, QueueDamaged):
         raise QueueDamaged(
-            f"queue {queue.queue_id} of topic {queue.topic} points at {queue_offset} to bytes that are "
-            "no message. Stop the node and remove its file `checkpoint`: the queues are rebuilt at start"
+            f"queue {queue.queue_id} of topic {queue.topic} points from {queue_offset} on to bytes "
+            "that are no message. Stop the node and remove its file `checkpoint`: "
+            "the queues are rebuilt at start"
         ) from None
-    return ReadResult(Status.FOUND, runs, next_offset, start, end)
+    return ReadResult(Status.FOUND, runs, chosen.next_offset, start, end)
+
+
+def _take(queue: ConsumeQueue, queue_offset: int, bytes_max: int, messages_max: int) -> _Chosen:
+    wanted = min(messages_max, _guess(queue, queue_offset, bytes_max))
+    units = queue.read(queue_offset, min(queue.end, queue_offset + wanted))
+    units = units[: _fitting(units, bytes_max, messages_max)]
+    return _Chosen(units, None, queue_offset + len(units))
+
+
+def _choose(
+    queue: ConsumeQueue,
+    queue_offset: int,
+    bytes_max: int,
+    messages_max: int,
+    tag_hashes: Collection[int],
+) -> _Chosen:
+    units = queue.read(queue_offset, min(queue.end, queue_offset + _UNITS_MAX))
+    next_offset = queue_offset + len(units)
+    places = np.flatnonzero(matching(units, tag_hashes))
+    units = units[places]
+    fitting = _fitting(units, bytes_max, messages_max)
+    if fitting < len(units):
+        next_offset = queue_offset + int(places[fitting])
+    return _Chosen(units[:fitting], places[:fitting], next_offset)
+
+
+def _guess(queue: ConsumeQueue, queue_offset: int, bytes_max: int) -> int:
+    """About how many messages make `bytes_max`, by the size of the next ones; rather too few."""
+    sample = queue.read(queue_offset, min(queue.end, queue_offset + _SAMPLE_UNITS))
+    sample_bytes = int(np.add.reduce(sample["size"], dtype=np.int64))
+    return min(_UNITS_MAX, max(_SAMPLE_UNITS, len(sample) * bytes_max // max(1, sample_bytes)))
 
 
 def _fitting(units: Units, bytes_max: int, messages_max: int) -> int:
     """How many of the units the limits allow; one is always allowed."""
-    total = np.cumsum(units["size"], dtype=np.int64)
-    return max(1, min(int(np.searchsorted(total, bytes_max, side="right")), messages_max))
+    count = min(len(units), messages_max)
+    if int(np.add.reduce(units["size"][:count], dtype=np.int64)) <= bytes_max:
+        return max(1, count)
+    total = np.cumsum(units["size"][:count], dtype=np.int64)
+    return max(1, int(np.searchsorted(total, bytes_max, side="right")))
 
 
-def _runs(log: CommitLog, units: Units, places: npt.NDArray[np.int64]) -> list[Run]:
+def _runs(log: CommitLog, queue_offset: int, chosen: _Chosen) -> list[Run]:
+    units, places = chosen.units, chosen.places
     starts = units["log_offset"].astype(np.int64)
     ends = starts + units["size"]
-    breaks = 1 + np.flatnonzero((starts[1:] != ends[:-1]) | (places[1:] != places[:-1] + 1))
+    is_break = starts[1:] != ends[:-1]
+    if places is not None:
+        is_break |= places[1:] != places[:-1] + 1
+    breaks = 1 + np.flatnonzero(is_break)
     first = np.concatenate(([0], breaks))
     last = np.concatenate((breaks, [len(units)])) - 1
     starts, ends = starts[first], ends[last]
-    numbers = zip(
-        places[first].tolist(),
+    columns = zip(
+        (queue_offset + (first if places is None else places[first])).tolist(),
         (last - first + 1).tolist(),
         starts.tolist(),
         log.stored_at(starts).tolist(),
         _frames(log, starts, ends),
         strict=True,
     )
-    return list(map(Run._make, numbers))
+    return list(map(Run._make, columns))
 
 
 def _frames(
@@ -121,12 +161,15 @@ def _frames(
 ) -> list[memoryview]:
     """The bytes of each run, with one read for runs that have little in between."""
     breaks = (1 + np.flatnonzero(starts[1:] - ends[:-1] > _GAP_BYTES_MAX)).tolist()
+    begin, stop = starts.tolist(), ends.tolist()
     slices: list[memoryview] = []
-    for first, last in zip([0, *breaks], [*breaks, len(starts)], strict=True):
-        base = int(starts[first])
-        data = memoryview(log.read(base, int(ends[last - 1]) - base))
-        cuts = (starts[first:last] - base).tolist(), (ends[first:last] - base).tolist()
-        slices.extend(data[cut:end] for cut, end in zip(*cuts, strict=True))
+    for first, last in zip([0, *breaks], [*breaks, len(begin)], strict=True):
+        base = begin[first]
+        data = memoryview(log.read(base, stop[last - 1] - base))
+        if last - first == 1:
+            slices.append(data)
+        else:
+            slices.extend(data[begin[i] - base : stop[i] - base] for i in range(first, last))
     if not all(frames[0] == FRAME_TAG for frames in slices):
         raise QueueDamaged("no frame starts here")
     return slices

@@ -4,10 +4,10 @@ What a crash may leave behind the last sync is arbitrary: missing, torn, out of 
 synced must be there. The durable mark in the `.idx` headers tells the two apart. For the first
 entry that is not intact, at log offset P:
 
-    an intact entry behind P?   P below the durable mark?    then
-    no                          either                       torn tail: cut at P, with a warning
-    yes                         no                           never synced, so never acknowledged: cut at P, with a warning
-    yes                         yes, or the mark is lost     damage: LogDamaged, nothing is changed
+    intact entry behind P?   P below the durable mark?   then
+    no                       either                      torn tail: cut at P, with a warning
+    yes                      no                          never acknowledged: cut, with a warning
+    yes                      yes, or the mark is lost    damage: LogDamaged, nothing is changed
 
 A cut below the mark means that the disk lost what it had synced; the report says how much, for who
 must not vote on it.
@@ -16,10 +16,10 @@ must not vote on it.
 from __future__ import annotations
 
 import dataclasses
-
-import structlog
+from concurrent.futures import Executor
 
 from mq.errors import LogDamaged
+from mq.logging import get_logger
 from mq.store.format import (
     HEADER_BYTES,
     IDX_HEADER_BYTES,
@@ -32,11 +32,12 @@ from mq.store.scan import Scan, find_entry_after, last_content, scan_segment
 from mq.store.segment import IDX_SUFFIX, LOG_SUFFIX, Segment
 from mq.store.vfs import File, Vfs
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 ADVICE = (
-    "The node does not start on it, because acknowledged messages may stand behind this point. Remove the data directory and "
-    "let the node copy the log from its peers, or restore a backup; `mq dump --verify` shows what is still readable"
+    "The node does not start on it, because acknowledged messages may stand behind this point. "
+    "Remove the data directory and let the node copy the log from its peers, or restore a backup; "
+    "`mq dump --verify` shows what is still readable"
 )
 
 
@@ -75,7 +76,9 @@ def segment_bases(vfs: Vfs, directory: str) -> list[int]:
     return sorted(bases)
 
 
-def recover(vfs: Vfs, directory: str, verify_bytes: int) -> tuple[list[Segment], RecoveryReport]:
+def recover(
+    vfs: Vfs, directory: str, verify_bytes: int, executor: Executor | None
+) -> tuple[list[Segment], RecoveryReport]:
     """The good segments, all of them durable. Only a torn tail and `.idx` files are changed on
     disk.
     """
@@ -84,7 +87,7 @@ def recover(vfs: Vfs, directory: str, verify_bytes: int) -> tuple[list[Segment],
     budget = verify_bytes
     for item in reversed(found):
         if item is found[-1] or budget > 0 or not _trust_idx(item):
-            _check(vfs, item)
+            _check(vfs, item, executor)
             budget -= item.file_bytes
             report.checked_bytes += item.segment.end
     bad = _first_problem(found)
@@ -99,7 +102,10 @@ def recover(vfs: Vfs, directory: str, verify_bytes: int) -> tuple[list[Segment],
             vfs.remove(f"{directory}/{name}")
     segments = [item.segment for item in found]
     for item in found:
-        if item.mark is None or item.segment.synced < item.segment.end:
+        if item is not found[-1] and not item.segment.is_sealed:
+            # The crash came between the roll and the sync that records it.
+            item.segment.seal()
+        if item.mark is None or item.segment.is_dirty:
             item.segment.sync()
     return segments, report
 
@@ -127,20 +133,21 @@ def _trust_idx(item: _Found) -> bool:
         return False
     segment.first_index, segment.count, segment.end = mark.first_index, count, item.file_bytes
     last = segment.records()[-1]
-    segment.synced, segment.is_sealed = item.file_bytes, True
+    segment.synced, segment.is_sealed, segment.is_seal_durable = item.file_bytes, True, True
     return int(last["position"]) + HEADER_BYTES + int(last["length"]) == item.file_bytes
 
 
-def _check(vfs: Vfs, item: _Found) -> None:
+def _check(vfs: Vfs, item: _Found, executor: Executor | None) -> None:
     """Reads the whole segment; what its `.idx` says otherwise is corrected."""
     segment = item.segment
     if not vfs.exists(segment.idx_path):
         vfs.open(segment.idx_path, create=True).close()
     repair = _IdxRepair(segment.idx)
-    scan: Scan = scan_segment(segment.log, repair.take)
+    scan: Scan = scan_segment(segment.log, repair.take, executor)
     segment.first_index, segment.count, segment.end = scan.first_index, scan.count, scan.end
     segment.synced = min(item.mark.synced_bytes, scan.end) if item.mark else 0
     segment.is_sealed = bool(item.mark and item.mark.is_sealed and scan.end == item.file_bytes)
+    segment.is_seal_durable = segment.is_sealed
     if item.mark is not None and item.mark.first_index != scan.first_index and scan.count:
         repair.changed = True
     if repair.changed:
@@ -189,9 +196,9 @@ def _judge(found: list[_Found], bad: int, report: RecoveryReport) -> None:
     item = found[bad]
     segment = item.segment
     log_offset = segment.end_log_offset
-    durable = max(
-        (other.segment.base + other.mark.synced_bytes for other in found if other.mark), default=0
-    )
+    # The base of a segment of which nothing is synced says nothing about what is before it.
+    marks = [(other.segment.base, other.mark.synced_bytes) for other in found if other.mark]
+    durable = max((base + synced for base, synced in marks if synced), default=0)
     entry_follows = find_entry_after(segment.log, segment.end) is not None or any(
         later.segment.count for later in found[bad + 1 :]
     )

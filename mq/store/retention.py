@@ -3,11 +3,11 @@ counts.
 
 Whole segments go, from the front, and never the active one.
 
-    older than the retention time      one a check, because removing a gigabyte is work for the disk;
-                                       all of them at once from `clean_expired_ratio` (75 %) disk use
-    more than `total_bytes_max`        as many as it takes
-    `clean_oldest_ratio` (85 %)        the oldest, whatever their age, until the disk is below it
-    `refuse_writes_ratio` (90 %)       nothing goes for it: writes are refused, reads go on
+    older than the retention time   one a check, because removing a gigabyte is work for the disk;
+                                    all at once from `clean_expired_ratio` (75 %) of disk use
+    more than `total_bytes_max`     as many as it takes
+    `clean_oldest_ratio` (85 %)     the oldest, whatever their age, until the disk is below it
+    `refuse_writes_ratio` (90 %)    nothing goes for it: writes are refused, reads go on
 
 What a consumer group has not read yet goes like the rest, but never silently: `losses` names it
 beforehand.
@@ -99,7 +99,7 @@ def losses(
 
 
 def _count_to_free(segments: Sequence[SegmentInfo], surplus_bytes: int) -> int:
-    """The fewest segments from the front that free so much; all of them when they are not enough."""
+    """The fewest segments from the front that free so much, or all of them."""
     if surplus_bytes <= 0:
         return 0
     freed = accumulate(segment.size_bytes for segment in segments)

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
+
+from isal.isal_zlib import crc32
 
 from mq.store.format import (
+    COVERED_FROM,
     HEADER_BYTES,
     MAGIC,
     EntryHeader,
@@ -22,6 +26,7 @@ from mq.store.format import (
 from mq.store.vfs import File
 
 CHUNK_BYTES = 4 << 20
+_RECORDS = 4096
 # No entry is larger: a length beyond it is damage, and is not read.
 PAYLOAD_BYTES_MAX = 256 << 20
 
@@ -40,26 +45,78 @@ class Scan:
     problem: str = ""
 
 
-def scan_segment(file: File, on_records: Callable[[bytes], None] | None = None) -> Scan:
-    """`on_records` gets the `.idx` records of the intact entries, some thousand at a time."""
+class _Stream:
+    """A file read forwards through two buffers: one is filled, ahead of need, while the other is used."""
+
+    def __init__(self, file: File, executor: Executor | None) -> None:
+        self._file = file
+        self._executor = executor
+        # Room before each chunk, for what is left over from the one before it.
+        self._buffers = [memoryview(bytearray(HEADER_BYTES + CHUNK_BYTES)) for _ in range(2)]
+        self._position = 0  # in the file, of the chunk that is read next
+        self._rest = self._buffers[1][:0]  # what was read and not taken yet
+        self._ahead = self._read_ahead()
+
+    def peek(self, length: int) -> memoryview:
+        """The next bytes, as many as a header at most; fewer at the end of the file."""
+        if len(self._rest) < length:
+            kept = bytes(self._rest)
+            count = self._ahead.result() if isinstance(self._ahead, Future) else self._ahead
+            start = HEADER_BYTES - len(kept)
+            buffer = self._buffers[0]
+            buffer[start:HEADER_BYTES] = kept
+            self._rest = buffer[start : HEADER_BYTES + count]
+            self._buffers.reverse()
+            self._position += count
+            self._ahead = self._read_ahead()
+        return self._rest[:length]
+
+    def _read_ahead(self) -> Future[int] | int:
+        chunk = self._buffers[0][HEADER_BYTES:]
+        if self._executor is None:
+            return self._file.pread_into(chunk, self._position)
+        return self._executor.submit(self._file.pread_into, chunk, self._position)
+
+    def take_crc(self, length: int, crc: int) -> int:
+        """Goes forward by so many bytes, which are there, and adds them to the checksum."""
+        while True:
+            part = self._rest[:length]
+            crc = crc32(part, crc)
+            self._rest = self._rest[len(part) :]
+            length -= len(part)
+            if length == 0 or not self.peek(1):
+                return crc
+
+    def skip(self, length: int) -> None:
+        self._rest = self._rest[length:]
+
+    def close(self) -> None:
+        """Waits for the read ahead: the file may be closed or cut after this."""
+        if isinstance(self._ahead, Future):
+            self._ahead.result()
+
+
+def scan_segment(
+    file: File,
+    on_records: Callable[[bytes], None] | None = None,
+    executor: Executor | None = None,
+) -> Scan:
+    """`on_records` gets the `.idx` records of the intact entries, some thousand at a time.
+
+    With an executor the file is read on its thread, ahead of the check.
+    """
     size = file.size()
     scan = Scan()
-    chunk_start, chunk = 0, memoryview(b"")
+    stream = _Stream(file, executor)
     records: list[bytes] = []
     while True:
-        offset = scan.end - chunk_start
-        header = decode_header(chunk, offset)
-        entry_end = offset + HEADER_BYTES + (header.length if header else 0)
-        if (header is None or entry_end > len(chunk)) and chunk_start + len(chunk) < size:
-            # The entry may go on behind this chunk: read from its start, as far as it can be legal.
-            length = header.length if header and header.length <= PAYLOAD_BYTES_MAX else 0
-            wanted = max(CHUNK_BYTES, HEADER_BYTES + length)
-            if offset > 0 or wanted > len(chunk):
-                _hand_over(records, on_records)
-                chunk_start, chunk = scan.end, memoryview(file.pread(wanted, scan.end))
-                continue
-        scan.problem = _problem(chunk[offset:], header, scan)
+        header = decode_header(stream.peek(HEADER_BYTES))
+        scan.problem = _problem(header, size, scan)
         if scan.problem or header is None:
+            break
+        stream.skip(COVERED_FROM)
+        if stream.take_crc(HEADER_BYTES - COVERED_FROM + header.length, 0) != header.crc:
+            scan.problem = "the checksum does not match"
             break
         records.append(pack_idx_record(scan.end, header.length, header.term, header.stored_at_ms))
         if scan.count == 0:
@@ -67,8 +124,11 @@ def scan_segment(file: File, on_records: Callable[[bytes], None] | None = None) 
         scan.count += 1
         scan.end += HEADER_BYTES + header.length
         scan.last_term, scan.last_stored_at_ms = header.term, header.stored_at_ms
+        if len(records) == _RECORDS:
+            _hand_over(records, on_records)
+    stream.close()
     _hand_over(records, on_records)
-    if scan.problem and not _has_content(file, scan.end, size):
+    if scan.problem and last_content(file, scan.end, size) == scan.end:
         scan.problem = ""
     return scan
 
@@ -79,18 +139,15 @@ def _hand_over(records: list[bytes], on_records: Callable[[bytes], None] | None)
     records.clear()
 
 
-def _problem(rest: memoryview, header: EntryHeader | None, scan: Scan) -> str:
-    """Why the bytes in `rest` are not the entry that belongs here; empty when they are."""
+def _problem(header: EntryHeader | None, size: int, scan: Scan) -> str:
+    """Why this is not the header of the entry that belongs here; empty when it may be."""
     if header is None:
         return "no entry starts here"
-    if len(rest) < HEADER_BYTES + header.length:
+    if header.length > PAYLOAD_BYTES_MAX or scan.end + HEADER_BYTES + header.length > size:
         return f"the entry of {header.length} bytes is cut short"
-    if not is_intact(rest, header):
-        return "the checksum does not match"
     if scan.count == 0:
-        return (
-            "" if header.kind == Kind.CHECKPOINT else "the segment does not open with a checkpoint"
-        )
+        is_checkpoint = header.kind == Kind.CHECKPOINT
+        return "" if is_checkpoint else "the segment does not open with a checkpoint"
     if header.raft_index != scan.first_index + scan.count:
         return f"raft index {header.raft_index} follows {scan.first_index + scan.count - 1}"
     if header.term < scan.last_term:
@@ -100,20 +157,17 @@ def _problem(rest: memoryview, header: EntryHeader | None, scan: Scan) -> str:
     return ""
 
 
-def _has_content(file: File, position: int, size: int) -> bool:
-    return last_content(file, position, size) > position
-
-
 def last_content(file: File, position: int, size: int) -> int:
     """End of the last byte that is not zero in [position, size); `position` when there is none."""
     last = position
+    zeros = bytes(CHUNK_BYTES)
     while position < size:
         chunk = file.pread(min(CHUNK_BYTES, size - position), position)
         if not chunk:
             break
-        content = len(chunk.rstrip(b"\0"))
-        if content:
-            last = position + content
+        # Comparing is ten times as quick as looking for the last byte, and mostly enough.
+        if chunk != (zeros if len(chunk) == len(zeros) else bytes(len(chunk))):
+            last = position + len(chunk.rstrip(b"\0"))
         position += len(chunk)
     return last
 

@@ -45,9 +45,11 @@ class Segment:
         self.end = 0  # bytes used
         self.synced = 0  # bytes known to be durable
         self.is_sealed = False
+        self.is_seal_durable = False
         self.log_path = f"{directory}/{segment_name(base)}{LOG_SUFFIX}"
         self.idx_path = f"{directory}/{segment_name(base)}{IDX_SUFFIX}"
         self._vfs = vfs
+        self._directory = directory
         self._log_file: File | None = None
         self._idx_file: File | None = None
         self._log_room: Room | None = None
@@ -63,7 +65,7 @@ class Segment:
 
     @property
     def is_dirty(self) -> bool:
-        return self.synced < self.end
+        return self.synced < self.end or (self.is_sealed and not self.is_seal_durable)
 
     @property
     def log(self) -> File:
@@ -77,18 +79,22 @@ class Segment:
             self._idx_file = self._vfs.open(self.idx_path, read_only=self.is_sealed)
         return self._idx_file
 
-    # -- writing: the active segment only
-    # ------------------------------------------------------------------
+    # -- writing: the active segment only ---------------------------------------------------------
 
     def create(self) -> None:
         """New, empty files. A leftover of the same name, from a crash in the middle of this, is
         overwritten.
+
+        The `.idx` is durable before the `.log` is there: recovery takes a segment that has lost its
+        mark for damaged, so a crash must not lose it.
         """
-        self._log_file = self._vfs.open(self.log_path, create=True)
-        self._log_file.truncate(0)
         self._idx_file = self._vfs.open(self.idx_path, create=True)
         self._idx_file.truncate(0)
         self.write_idx_header()
+        self._idx_file.sync()
+        self._vfs.sync_dir(self._directory)
+        self._log_file = self._vfs.open(self.log_path, create=True)
+        self._log_file.truncate(0)
 
     def make_writable(self, segment_bytes: int, *, zeros: bool, executor: Executor | None) -> None:
         """Prepares for appends behind `end`."""
@@ -113,13 +119,16 @@ class Segment:
         self.count += count
 
     def undo(self) -> None:
-        """Wipes what a failed append may have left, so that a crash cannot bring it back as an
-        entry.
+        """Wipes what a failed append may have left, durably, so that a crash cannot bring it back
+        in the place of the entries that come next.
         """
         self._cut_log()
+        self.log.sync()
 
     def truncate(self, count: int) -> None:
-        """Keeps the first `count` entries. Gone for good once synced."""
+        """Keeps the first `count` entries; the others are gone for good when this returns, so that
+        none can come back behind the entries that take their place.
+        """
         self.end = int(self.records()["position"][count]) if count < self.count else self.end
         self.count = count
         self.synced = min(self.synced, self.end)
@@ -128,6 +137,7 @@ class Segment:
         self.write_idx_header()
         self.idx.sync()
         self._cut_log()
+        self.log.sync()
 
     def _cut_log(self) -> None:
         if self._log_room is not None:
@@ -141,7 +151,7 @@ class Segment:
         self._cut_log()
         self._log_room = self._idx_room = None
         self.idx.truncate(self._idx_end(self.count))
-        self.is_sealed = True
+        self.is_sealed, self.is_seal_durable = True, False
 
     def unseal(self) -> None:
         """The segments behind this one are gone: it becomes the active one again, after
@@ -161,13 +171,13 @@ class Segment:
         if self.is_sealed:
             # From now on the `.idx` is trusted without reading the log.
             self.idx.sync()
+            self.is_seal_durable = True
 
     def write_idx_header(self) -> None:
         header = IdxHeader(self.first_index, self.base, self.synced, int(self.is_sealed))
         self.idx.pwritev([encode_idx_header(header)], 0)
 
-    # -- reading
-    # -------------------------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------
 
     def records(self) -> npt.NDArray[np.void]:
         """The `.idx` records of all entries, mapped, not loaded."""
@@ -177,8 +187,7 @@ class Segment:
     def read(self, position: int, length: int) -> bytes:
         return self.log.pread(length, position)
 
-    # -- end of life
-    # ---------------------------------------------------------------------------------------
+    # -- end of life ------------------------------------------------------------------------------
 
     def close(self) -> None:
         if self._log_room is not None:
@@ -191,9 +200,12 @@ class Segment:
         self._log_file = self._idx_file = None
 
     def remove(self) -> None:
+        """The entries are gone for good when this returns."""
         self.close()
-        # The log first: a `.log` without `.idx` would be rebuilt, an `.idx` alone is ignored.
+        # The log first, and durably: an `.idx` alone is ignored, but a `.log` that has lost its
+        # mark would look damaged.
         self._vfs.remove(self.log_path)
+        self._vfs.sync_dir(self._directory)
         self._vfs.remove(self.idx_path)
 
     @staticmethod

@@ -12,15 +12,16 @@ owns it; `log.sync`, `write_checkpoint` and reads of the log may run on others.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
-
-import structlog
 
 from mq.config import StoreConfig
 from mq.errors import DiskFull, MessageTooLarge, MqError, SegmentFull
+from mq.logging import get_logger
 from mq.store import checkpoint, identity, retention
-from mq.store.batch import Batch, decode_payload, encode_payload, data_offsets
+from mq.store.batch import Batch, data_offsets, decode_payload, encode_payload
 from mq.store.commitlog import CommitLog, EntryRef, NewEntry
 from mq.store.consumequeue import QueueExtent
 from mq.store.derived import CheckpointPlan, Derived
@@ -29,7 +30,7 @@ from mq.store.lookup import Lookup
 from mq.store.reading import ReadResult, Status, read_queue
 from mq.store.vfs import Vfs
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Applied(NamedTuple):
@@ -75,22 +76,18 @@ class Store:
         self._unapplied: dict[int, tuple[EntryRef, Sequence[Batch]]] = {}
         self._lock = identity.take(vfs, directory, node)
         try:
-            self.log = CommitLog(
-                vfs,
-                f"{directory}/commitlog",
-                segment_bytes=config.segment_bytes,
-                verify_bytes=config.verify_bytes,
-                zero_ahead=config.flush == "sync",
-                background=background,
-            )
             self._derived = Derived(
                 vfs,
                 directory,
                 queue_file_units=config.queue_file_units,
                 index_slots=config.index_slots,
                 index_items=config.index_items,
+                background=background,
             )
-            self.applied_index, self.restored_broker_state = self._derived.restore(self.log)
+            self.log, problem = self._open(background=background)
+            self.applied_index, self.restored_broker_state = self._derived.restore(
+                self.log, problem
+            )
         except BaseException:
             self._lock.close()
             raise
@@ -98,8 +95,23 @@ class Store:
         self.lookup = Lookup(self.log, self.queues, self._derived.index)
         self._checkpointed_offset = self._applied_offset()
 
-    # -- writing
-    # -------------------------------------------------------------------------------------------
+    def _open(self, *, background: bool) -> tuple[CommitLog, str]:
+        """Log and derived files, both at once where threads are allowed."""
+        with contextlib.ExitStack() as stack:
+            load: Callable[[], str] = self._derived.load
+            if background:
+                load = stack.enter_context(ThreadPoolExecutor(1, "mq-load")).submit(load).result
+            commitlog = CommitLog(
+                self._vfs,
+                f"{self._directory}/commitlog",
+                segment_bytes=self._config.segment_bytes,
+                verify_bytes=self._config.verify_bytes,
+                zero_ahead=self._config.flush == "sync",
+                background=background,
+            )
+            return commitlog, load()
+
+    # -- writing ----------------------------------------------------------------------------------
 
     def append(self, batches: Sequence[Batch], now_ms: int, term: int = 0) -> EntryRef:
         """Writes the batches as one entry, one atom. Visible after `apply_through`.
@@ -125,7 +137,7 @@ class Store:
         return refs[0]
 
     def roll(self, now_ms: int, term: int = 0) -> EntryRef:
-        """Opens a new segment with a checkpoint of the applied state, which must be all of the log."""
+        """Opens a new segment with a checkpoint of the state; all of the log must be applied."""
         if self.applied_index != self.log.last_index:
             raise SegmentFull(
                 f"the segment is full, and entries {self.applied_index + 1} to "
@@ -178,7 +190,7 @@ class Store:
         self._derived.check_usable()
         if self._is_disk_nearly_full:
             raise DiskFull(
-                f"the disk of {self._directory} is nearly full: free some space or extend the disk; "
+                f"the disk of {self._directory} is nearly full: free some space or extend it; "
                 "writes are refused, reads go on"
             )
         if self._derived.is_stalled:
@@ -186,8 +198,12 @@ class Store:
         if self._derived.is_stalled:
             raise DiskFull(f"no space for the queues in {self._directory}: reads go on")
 
-    # -- reading
-    # -------------------------------------------------------------------------------------------
+    def settle(self) -> None:
+        """Waits until queues and index hold no more in memory than they may at rest."""
+        self._derived.write_surplus()
+        self._derived.settle()
+
+    # -- reading ----------------------------------------------------------------------------------
 
     def read(
         self,
@@ -220,8 +236,7 @@ class Store:
         queue = self.queues.get(topic, queue_id)
         return queue.first_at(self.log.offset_at_time(stored_at_ms)) if queue else None
 
-    # -- checkpoints
-    # ---------------------------------------------------------------------------------------
+    # -- checkpoints ------------------------------------------------------------------------------
 
     @property
     def is_checkpoint_due(self) -> bool:
@@ -255,8 +270,7 @@ class Store:
             return self.log.start_offset
         return self.log.ref(raft_index).log_offset
 
-    # -- retention
-    # -----------------------------------------------------------------------------------------
+    # -- retention --------------------------------------------------------------------------------
 
     def retain(self, policy: retention.Policy, now_ms: int) -> Dropped:
         """Drops what the policy lets go, and refuses or allows writes by the use of the disk."""
@@ -291,11 +305,10 @@ class Store:
         )
         return Dropped(count, reason, moved)
 
-    # -- end
-    # -----------------------------------------------------------------------------------------------
+    # -- end --------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """With a checkpoint, so that the next start has nothing to replay, unless the disk failed."""
+        """With a checkpoint, unless the disk failed: the next start has nothing to replay."""
         try:
             if self.applied_index:
                 self.checkpoint()

@@ -43,6 +43,10 @@ class File(Protocol):
         """Up to `length` bytes: fewer only at the end of the file."""
         ...
 
+    def pread_into(self, buffer: memoryview, position: int) -> int:
+        """Fills the buffer and says how far: fewer bytes than it holds only at the end of the file."""
+        ...
+
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
         """Writes all of it or raises; after an error any part of it may be there."""
         ...
@@ -130,6 +134,15 @@ class RealFile:
         ):
             parts.append(data)
         return b"".join(parts)
+
+    def pread_into(self, buffer: memoryview, position: int) -> int:
+        done = 0
+        while done < len(buffer):
+            count = os.preadv(self._fd, [buffer[done:]], position + done)
+            if count == 0:
+                break
+            done += count
+        return done
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
         for start in range(0, len(buffers), _BUFFERS_MAX):

@@ -87,6 +87,11 @@ class FaultyFile:
         with memoryview(inode.cached) as cached:
             return bytes(cached[position : position + length])
 
+    def pread_into(self, buffer: memoryview, position: int) -> int:
+        data = self.pread(len(buffer), position)
+        buffer[: len(data)] = data
+        return len(data)
+
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
         inode, vfs = self._live(errno.EBADF), self._vfs
         if position < 0:

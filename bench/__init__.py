@@ -1,0 +1,1 @@
+"""Benchmarks: what is measured, as ratios within one run, never asserted as a time."""

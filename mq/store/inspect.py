@@ -1,0 +1,428 @@
+"""What is in a data directory, read without touching it: for `mq dump`, also beside a running
+broker.
+
+Opens files read-only, takes no lock, creates and repairs nothing. A running broker appends, cuts
+and drops meanwhile: reading is bounded by the end that the log had when `look` was called, damage
+is believed only when a second look finds it too, and segments that vanish are listed as removed.
+Knows nothing of how it is printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import os
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from mq.errors import MalformedBatch, WrongDataDirectory
+from mq.store import checkpoint, identity
+from mq.store.batch import decode_payload
+from mq.store.checkpoint import DerivedState
+from mq.store.examine import (
+    Look,
+    Problem,
+    Walked,
+    examine,
+    judge,
+    link,
+    next_intact,
+    open_steady,
+    unreadable,
+    walk,
+)
+from mq.store.format import (
+    HEADER_BYTES,
+    IDX_HEADER_BYTES,
+    IDX_RECORD,
+    IDX_RECORD_BYTES,
+    Kind,
+    decode_header,
+    segment_name,
+)
+from mq.store.recovery import segment_bases
+from mq.store.segment import IDX_SUFFIX, LOG_SUFFIX
+from mq.store.vfs import File, Vfs
+
+LOG_DIRECTORY = "commitlog"
+CHECKPOINT_FILE = "checkpoint"
+_KIND_NAMES = {int(kind): kind.name.lower() for kind in Kind}
+
+
+class State(enum.Enum):
+    SEALED = "sealed"
+    ACTIVE = "active"
+    EMPTY = "empty"  # a segment that is being opened, or that a crash left so
+
+
+class Ending(enum.Enum):
+    """How the log ends, or why it does not."""
+
+    CLEAN = "clean"
+    TORN = "torn"  # the next start cuts it, unless it is just being written
+    DAMAGED = "damaged"  # a node does not start on it
+
+
+class Fit(enum.Enum):
+    """What a start makes of the checkpoint file."""
+
+    FITS = "fits"
+    MISFIT = "misfit"  # it speaks of another log: queues and index are rebuilt
+    INVALID = "invalid"  # it is not what was written: the same
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckpointSummary:
+    fit: Fit
+    raft_index: int = 0
+    term: int = 0
+    queues: int = 0
+    index_full_files: int = 0
+    index_newest_items: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SegmentSummary:
+    """The numbers of the first and last entry are 0 when there are no entries."""
+
+    path: str
+    base_log_offset: int
+    used_bytes: int
+    file_bytes: int
+    entries: int
+    first_index: int
+    last_index: int
+    first_term: int
+    last_term: int
+    first_stored_at_ms: int
+    last_stored_at_ms: int
+    state: State
+    is_checked: bool  # every byte was read; otherwise the sealed `.idx` was believed
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EntrySummary:
+    raft_index: int
+    term: int
+    kind: str
+    stored_at_ms: int
+    log_offset: int
+    size_bytes: int  # with the header
+    batches: int
+    messages: int
+    topics: list[str]  # as they come
+    problem: str  # why an intact entry cannot be decoded
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class QueueSummary:
+    topic: str
+    queue_id: int
+    first_offset: int
+    end_offset: int
+    messages: int
+
+
+# -- the directory --------------------------------------------------------------------------------
+
+
+def read_identity(vfs: Vfs, directory: str) -> identity.Identity | None:
+    """Whose directory it is; None when it is nobody's yet, or a log that lost its node.toml.
+
+    WrongDataDirectory: it is not a data directory, or may not be read.
+    """
+    if not vfs.exists(directory):
+        raise WrongDataDirectory(f"{directory} does not exist")
+    try:
+        names = set(vfs.list_dir(directory)) - {identity.LOCK_NAME, "lost+found"}
+        if any(
+            name.endswith(LOG_SUFFIX) and name[: -len(LOG_SUFFIX)].isdecimal() for name in names
+        ):
+            parent = os.path.dirname(os.path.abspath(directory))
+            raise WrongDataDirectory(
+                f"{directory} holds segments of a log: name the data directory, {parent}"
+            )
+        if names and not names & {identity.FILE_NAME, LOG_DIRECTORY}:
+            raise WrongDataDirectory(
+                f"{directory} is not a data directory: it has neither {identity.FILE_NAME} nor "
+                f"{LOG_DIRECTORY}, but {', '.join(sorted(names)[:3])}"
+            )
+        return identity.read(vfs, directory)
+    except OSError as error:
+        raise unreadable(error, directory) from error
+
+
+def read_checkpoint(vfs: Vfs, directory: str) -> tuple[bool, DerivedState | None]:
+    """Whether there is a checkpoint file, and what it says if it is valid.
+
+    Call it before `look`: then it speaks of nothing that came after the look.
+    """
+    path = f"{directory}/{CHECKPOINT_FILE}"
+    try:
+        # Opened once: the broker may replace the file by one of another size at any time.
+        with contextlib.closing(vfs.open(path, read_only=True)) as file:
+            return True, checkpoint.decode(file.pread(file.size(), 0))
+    except FileNotFoundError:
+        return False, None
+    except OSError as error:
+        raise unreadable(error, path) from error
+
+
+# -- the log --------------------------------------------------------------------------------------
+
+
+class LogInspector:
+    """Call `look` first. `problems` and `removed` may grow while entries are read."""
+
+    def __init__(self, vfs: Vfs, directory: str) -> None:
+        # Told how many more bytes of the log a look has read.
+        self.on_read: Callable[[int], None] | None = None
+        self.segments: list[SegmentSummary] = []
+        self.problems: list[Problem] = []
+        self._vfs = vfs
+        self._directory = f"{directory}/{LOG_DIRECTORY}"
+        self._removed: set[int] = set()
+
+    @property
+    def removed(self) -> list[str]:
+        """Segments that vanished before they were read: dropped by retention or cut off by Raft."""
+        return [self._path(base) for base in sorted(self._removed)]
+
+    @property
+    def ending(self) -> Ending:
+        if any(problem.is_damage for problem in self.problems):
+            return Ending.DAMAGED
+        return Ending.TORN if self.problems else Ending.CLEAN
+
+    def file_bytes(self) -> int:
+        """What a check of everything has to read."""
+        sizes = [self._vfs.file_size(self._path(base)) for base in self._bases()]
+        return sum(size or 0 for size in sizes)
+
+    def look(self, *, check_all: bool = False) -> None:
+        """Finds the segments and where their entries end. `check_all` reads every byte; otherwise
+        only segments are read whose `.idx` is not sealed and sound, such as the active one.
+        """
+        looks = self._examine(self._bases(), {}, check=check_all)
+        if any(problem.is_damage or problem.synced_bytes_lost for problem in judge(looks)):
+            sound = [
+                each for each in looks[:-1] if not each.problem and each.idx_differs_at is None
+            ]
+            known = {look.base: look for look in sound}
+            looks = self._examine([look.base for look in looks], known, check=True)
+        self.problems = judge(looks)
+        active = max((i for i, look in enumerate(looks) if look.count), default=-1)
+        self.segments = [
+            _segment_summary(
+                look,
+                State.SEALED if i < active else State.ACTIVE if i == active else State.EMPTY,
+            )
+            for i, look in enumerate(looks)
+        ]
+
+    def entries(self, from_index: int = 0, kind: Kind | None = None) -> Iterator[EntrySummary]:
+        """Whatever is readable from this raft index on, also behind damage."""
+        for segment, walked in self._walk_all(from_index):
+            if kind is None or walked.header.kind == kind:
+                yield _entry_summary(segment.base_log_offset, walked)
+
+    def queues(self, saved: DerivedState | None) -> list[QueueSummary]:
+        """The queues as the log has them, with entries that are not committed yet.
+
+        A queue starts where the checkpoint that opens the log has its end. It ends where the newest
+        checkpoint says, be it the last segment's or the file that fits, and the entries after it.
+        """
+        filled = [segment for segment in self.segments if segment.entries]
+        if not filled:
+            return []
+        openings = (self._opening_ends(segment) for segment in filled)
+        starts = next((ends for ends in openings if ends is not None), {})
+        ends = self._opening_ends(filled[-1]) or {}
+        from_index = filled[-1].first_index + 1
+        if saved is not None and saved.raft_index >= from_index and self.fits(saved):
+            ends = {(queue.topic, queue.queue_id): queue.end for queue in saved.queues}
+            from_index = saved.raft_index + 1
+        for segment, walked in self._walk_all(from_index):
+            if walked.header.kind != Kind.MESSAGES:
+                continue
+            try:
+                for batch, _ in decode_payload(walked.payload, 0):
+                    key = (batch.topic, batch.queue_id)
+                    ends[key] = ends.get(key, 0) + batch.message_count
+            except (MalformedBatch, IndexError) as error:
+                self._add_damage(segment, walked.position, str(error))
+        return [
+            QueueSummary(*key, starts.get(key, 0), end, end - starts.get(key, 0))
+            for key, end in sorted(ends.items())
+        ]
+
+    def checkpoint(self, saved: DerivedState | None) -> CheckpointSummary:
+        if saved is None:
+            return CheckpointSummary(Fit.INVALID)
+        return CheckpointSummary(
+            Fit.FITS if self.fits(saved) else Fit.MISFIT,
+            saved.raft_index,
+            saved.term,
+            len(saved.queues),
+            len(saved.key_index.full),
+            saved.key_index.items,
+        )
+
+    def fits(self, saved: DerivedState) -> bool:
+        """Whether the checkpoint file speaks of an entry of this log."""
+        for segment in self.segments:
+            if segment.entries and segment.first_index <= saved.raft_index <= segment.last_index:
+                found = next(self._walk(segment, saved.raft_index), None)
+                return found is not None and found.header.term == saved.term
+        return False
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _path(self, base: int) -> str:
+        return f"{self._directory}/{segment_name(base)}{LOG_SUFFIX}"
+
+    def _bases(self) -> list[int]:
+        try:
+            return segment_bases(self._vfs, self._directory)
+        except OSError as error:
+            raise unreadable(error, self._directory) from error
+
+    def _examine(self, bases: list[int], known: dict[int, Look], *, check: bool) -> list[Look]:
+        looks = []
+        for base in bases:
+            look = known.get(base) or examine(
+                self._vfs, self._directory, base, check=check, on_read=self.on_read
+            )
+            if look is None:
+                self._removed.add(base)
+            else:
+                looks.append(look)
+        link(looks, self._removed)
+        return looks
+
+    def _walk_all(self, from_index: int) -> Iterator[tuple[SegmentSummary, Walked]]:
+        for segment in self.segments:
+            is_damaged = self._damage_of(segment) is not None
+            if segment.last_index >= from_index or is_damaged:
+                for walked in self._walk(segment, from_index):
+                    yield segment, walked
+
+    def _walk(self, segment: SegmentSummary, from_index: int) -> Iterator[Walked]:
+        """The entries of a segment up to the end that `look` found, and those behind damage."""
+        try:
+            with open_steady(self._vfs, segment.path) as file:
+                position, end = self._locate(segment, file, from_index), segment.used_bytes
+                while True:
+                    with contextlib.suppress(OSError):  # of the disk: as bad as other bytes
+                        for walked in walk(file, position, end):
+                            position = walked.position + HEADER_BYTES + walked.header.length
+                            if walked.header.raft_index >= from_index:
+                                yield walked
+                    if position < end and self._damage_of(segment) is None:
+                        self._look_again(segment)
+                    if self._damage_of(segment) is None:
+                        return
+                    resumes_at = next_intact(file, position)
+                    if resumes_at is None:
+                        return
+                    position, end = resumes_at, segment.file_bytes
+        except FileNotFoundError:
+            self._removed.add(segment.base_log_offset)
+
+    def _locate(self, segment: SegmentSummary, file: File, raft_index: int) -> int:
+        """Position of an entry by the `.idx`, if that tells the truth; else the segment's start."""
+        number = raft_index - segment.first_index
+        if not 0 < number < segment.entries:
+            return 0
+        try:
+            with open_steady(self._vfs, segment.path.removesuffix(LOG_SUFFIX) + IDX_SUFFIX) as idx:
+                record = idx.pread(IDX_RECORD_BYTES, IDX_HEADER_BYTES + number * IDX_RECORD_BYTES)
+            position = int(np.frombuffer(record, IDX_RECORD)["position"][0])
+            header = decode_header(file.pread(HEADER_BYTES, position))
+        except (OSError, ValueError, IndexError):
+            return 0
+        is_there = header is not None and header.raft_index == raft_index
+        return position if is_there and position < segment.used_bytes else 0
+
+    def _look_again(self, segment: SegmentSummary) -> None:
+        """The `.idx` was believed, and the log is not what it says."""
+        look = examine(
+            self._vfs, self._directory, segment.base_log_offset, check=True, on_read=None
+        )
+        if look is None:
+            self._removed.add(segment.base_log_offset)
+        elif look.problem:
+            self._add_damage(segment, look.end, look.problem, look.resumes_at)
+
+    def _damage_of(self, segment: SegmentSummary) -> Problem | None:
+        mine = [each for each in self.problems if each.is_damage and each.path == segment.path]
+        return mine[0] if mine else None
+
+    def _add_damage(
+        self, segment: SegmentSummary, position: int, reason: str, resumes_at: int | None = None
+    ) -> None:
+        self.problems.append(
+            Problem(segment.path, position, reason, is_damage=True, resumes_at=resumes_at)
+        )
+
+    def _opening_ends(self, segment: SegmentSummary) -> dict[tuple[str, int], int] | None:
+        """The queues' ends in the checkpoint that opens a segment; None when it cannot be had."""
+        opening = next(self._walk(segment, 0), None)
+        if opening is None:
+            return None
+        try:
+            queues, _ = checkpoint.decode_entry(opening.payload)
+        except ValueError as error:
+            self._add_damage(segment, opening.position, str(error))
+            return None
+        return {(queue.topic, queue.queue_id): queue.end for queue in queues}
+
+
+def _segment_summary(look: Look, state: State) -> SegmentSummary:
+    def number(record: np.void | None, field: str) -> int:
+        return int(record[field]) if record is not None and look.count else 0
+
+    return SegmentSummary(
+        path=look.path,
+        base_log_offset=look.base,
+        used_bytes=look.end,
+        file_bytes=look.file_bytes,
+        entries=look.count,
+        first_index=look.first_index if look.count else 0,
+        last_index=look.last_index if look.count else 0,
+        first_term=number(look.first, "term"),
+        last_term=number(look.last, "term"),
+        first_stored_at_ms=number(look.first, "stored_at_ms"),
+        last_stored_at_ms=number(look.last, "stored_at_ms"),
+        state=state,
+        is_checked=look.is_checked,
+    )
+
+
+def _entry_summary(base: int, walked: Walked) -> EntrySummary:
+    header = walked.header
+    batches = messages = 0
+    topics: dict[str, None] = {}
+    problem = ""
+    if header.kind == Kind.MESSAGES:
+        try:
+            for batch, _ in decode_payload(walked.payload, 0):
+                batches += 1
+                messages += batch.message_count
+                topics[batch.topic] = None
+        except (MalformedBatch, IndexError) as error:
+            problem = str(error)
+    return EntrySummary(
+        raft_index=header.raft_index,
+        term=header.term,
+        kind=_KIND_NAMES.get(header.kind, str(header.kind)),
+        stored_at_ms=header.stored_at_ms,
+        log_offset=base + walked.position,
+        size_bytes=HEADER_BYTES + header.length,
+        batches=batches,
+        messages=messages,
+        topics=list(topics),
+        problem=problem,
+    )

@@ -1,0 +1,88 @@
+"""The newest rows of a file of fixed-width rows, in memory: large appends as they came, small ones
+gathered in chunks.
+
+What was appended never changes, so that another thread may write slices of it to a file meanwhile.
+"""
+
+from __future__ import annotations
+
+import bisect
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Rows = npt.NDArray[np.void]
+
+# Smaller appends are copied together, so that a reader at the tail does not meet thousands of
+# arrays.
+_LARGE_ROWS = 256
+_CHUNK_ROWS_MAX = 4096
+
+
+class RowBuffer:
+    """Rows [start, end), by their number in the file or queue."""
+
+    __slots__ = ("_chunks", "_dtype", "_firsts", "_spare", "end", "start")
+
+    def __init__(self, dtype: np.dtype[Any], start: int) -> None:
+        self.start = self.end = start
+        self._dtype = dtype
+        self._firsts: list[int] = []  # number of the first row of each chunk
+        self._chunks: list[Rows] = []
+        # The array that the last chunk is the used part of, when there may be room left in it.
+        self._spare: Rows | None = None
+
+    def append(self, rows: Rows) -> None:
+        if len(rows) >= _LARGE_ROWS:
+            self._add_chunk(rows)
+            self._spare = None
+        else:
+            self._gather(rows)
+        self.end += len(rows)
+
+    def _gather(self, rows: Rows) -> None:
+        used = len(self._chunks[-1]) if self._spare is not None else 0
+        if self._spare is None or used + len(rows) > len(self._spare):
+            # Chunks grow with what came before: an idle queue costs little, a busy one has few
+            # chunks.
+            size = min(_CHUNK_ROWS_MAX, max(4, len(rows), 2 * used))
+            self._spare = np.empty(size, self._dtype)
+            used = 0
+            self._add_chunk(self._spare[:0])
+        end = used + len(rows)
+        self._spare[used:end] = rows
+        self._chunks[-1] = self._spare[:end]
+
+    def _add_chunk(self, rows: Rows) -> None:
+        self._firsts.append(self.end)
+        self._chunks.append(rows)
+
+    def read(self, start: int, end: int) -> list[Rows]:
+        """The rows [start, end) as far as they are here, in slices that are not copied."""
+        start, end = max(start, self.start), min(end, self.end)
+        if start >= end:
+            return []
+        first = bisect.bisect_right(self._firsts, start) - 1
+        last = bisect.bisect_left(self._firsts, end)
+        return [
+            chunk[max(start - at, 0) : end - at]
+            for at, chunk in zip(self._firsts[first:last], self._chunks[first:last], strict=True)
+        ]
+
+    def drop_before(self, start: int) -> None:
+        """Lets go of what stands before `start`."""
+        self.start = max(self.start, min(start, self.end))
+        if self.start == self.end:
+            self._firsts.clear()
+            self._chunks.clear()
+            self._spare = None
+            return
+        whole = bisect.bisect_right(self._firsts, self.start) - 1
+        del self._firsts[:whole]
+        del self._chunks[:whole]
+
+
+def bytes_of(rows: npt.NDArray[Any]) -> memoryview:
+    """The rows as they stand in a file."""
+    return rows.view(np.uint8).data

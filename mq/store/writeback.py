@@ -1,0 +1,58 @@
+"""Derived files are written here and nowhere else: on one thread of their own, in the order asked
+for.
+
+The owner of the store never waits for a queue's file, unless it is far ahead of this thread.
+Without a thread, for simulations, everything is done at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from mq.store.filepool import FilePool, PendingWrite
+from mq.store.vfs import Vfs
+
+
+class Writeback:
+    def __init__(self, vfs: Vfs, *, background: bool) -> None:
+        self._vfs = vfs
+        self._files = FilePool(vfs, vfs.open_files_max())
+        self._executor = ThreadPoolExecutor(1, "mq-writeback") if background else None
+
+    def write(self, writes: Sequence[PendingWrite]) -> Future[None]:
+        """Written, not durable, when the future is done; it may fail with OSError, and some of it
+        may be written then.
+        """
+        return self._submit(lambda: self._write(writes))
+
+    def remove(self, paths: Sequence[str]) -> Future[None]:
+        """Behind all writes that were asked for before. What is not there is no error."""
+        return self._submit(lambda: self._remove(paths))
+
+    def close(self) -> None:
+        """Finishes what was asked for."""
+        if self._executor is not None:
+            self._executor.shutdown()
+        self._files.close()
+
+    def _submit(self, task: Callable[[], None]) -> Future[None]:
+        if self._executor is not None:
+            return self._executor.submit(task)
+        future: Future[None] = Future()
+        try:
+            task()
+        except OSError as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+        return future
+
+    def _write(self, writes: Sequence[PendingWrite]) -> None:
+        for write in writes:
+            self._files.write(write)
+
+    def _remove(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            self._files.forget(path)
+            self._vfs.remove(path)

@@ -1,0 +1,70 @@
+"""A legal name is safe as a file name, whoever sent it."""
+
+from __future__ import annotations
+
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mq.errors import Code, IllegalTopic
+from mq.names import NAME_CHARACTERS_MAX, QUEUE_ID_MAX, check_topic, is_legal_name
+
+LEGAL_CHARACTERS = string.ascii_letters + string.digits + "%|_-"
+
+
+def is_refused(topic: str) -> bool:
+    try:
+        check_topic(topic)
+    except IllegalTopic:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "topic",
+    ["a", "Z", "0", "-", "_", "orders", "%RETRY%billing", "%DLQ%a|b_c-d", "%SYS%HALF", "x" * 127],
+)
+def test_letters_digits_and_four_signs_are_legal(topic: str) -> None:
+    assert is_legal_name(topic)
+    check_topic(topic)
+
+
+@pytest.mark.parametrize(
+    "topic",
+    ["", ".", "..", "../x", "a/b", "/a", "a\\b", "a.b", "a b", " a", "a\n", "\na", "a\0", "~", "a:b",
+     "é", "\N{DIGIT ONE FULL STOP}", "\N{ARABIC-INDIC DIGIT ONE}", "\N{FULLWIDTH LATIN SMALL LETTER A}",
+     "x" * 128, "x" * 1_000_000],
+)  # fmt: skip
+def test_everything_else_is_refused_in_a_short_text(topic: str) -> None:
+    assert not is_legal_name(topic)
+    with pytest.raises(IllegalTopic) as caught:
+        check_topic(topic)
+    assert caught.value.code is Code.ILLEGAL_TOPIC
+    assert repr(topic[:20])[1:-1] in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+@given(st.text(max_size=140))
+def test_the_check_and_the_question_agree_with_the_rule(name: str) -> None:
+    rule = 1 <= len(name) <= NAME_CHARACTERS_MAX and all(one in LEGAL_CHARACTERS for one in name)
+    assert is_legal_name(name) is rule
+    assert is_refused(name) is not rule
+
+
+@given(st.text(LEGAL_CHARACTERS, min_size=1, max_size=NAME_CHARACTERS_MAX))
+def test_every_text_of_legal_characters_is_legal(name: str) -> None:
+    check_topic(name)
+
+
+def test_names_that_are_too_long_do_not_fill_the_memory() -> None:
+    before = is_legal_name.cache_info().currsize
+    for size in range(200, 220):
+        assert is_refused("x" * size)
+    assert is_legal_name.cache_info().currsize == before
+
+
+def test_limits_are_the_documented_ones() -> None:
+    assert NAME_CHARACTERS_MAX == 127
+    assert QUEUE_ID_MAX == 65_535
