@@ -97,10 +97,10 @@ class StoreConfig(_Section, frozen=True, kw_only=True):
         int, Meta(ge=1, le=10_000, description="Time between two syncs when flush is async.")
     ] = 500
     message_bytes_max: Annotated[
-        int, Meta(ge=KIB, le=GIB, description="Largest message that is accepted.")
+        int, Meta(ge=KIB, le=64 * MIB, description="Largest message that is accepted.")
     ] = 4 * MIB
     entry_bytes_max: Annotated[
-        int, Meta(ge=KIB, le=GIB, description="Largest log entry: a group of messages.")
+        int, Meta(ge=2 * KIB, le=128 * MIB, description="Largest log entry: a group of messages.")
     ] = 4 * MIB + 256 * KIB
     checkpoint_log_bytes: Annotated[
         int,
@@ -227,7 +227,10 @@ def load(file: str | None, environ: Mapping[str, str], flags: Mapping[str, Any])
     for option, value, _ in settings.values():
         sections.setdefault(option.section, {})[option.key] = value
     config = msgspec.convert(sections, Config)
-    _check_ratios_rise(config, settings)
+    # In another order a step of the defence against a full disk would never be reached.
+    ratios = ("clean_expired_ratio", "clean_oldest_ratio", "refuse_writes_ratio")
+    _check_rising(config, settings, *(f"retention.{key}" for key in ratios))
+    _check_rising(config, settings, "store.message_bytes_max", "store.entry_bytes_max")
     return config
 
 
@@ -319,19 +322,17 @@ def _checked(option: Option, value: Any, source: str) -> _Setting:
     return _Setting(option, legal, source)
 
 
-def _check_ratios_rise(config: Config, settings: Mapping[str, _Setting]) -> None:
-    """In another order a step of the defence against a full disk would never be reached."""
-    keys = ("clean_expired_ratio", "clean_oldest_ratio", "refuse_writes_ratio")
-    values = [getattr(config.retention, key) for key in keys]
+def _check_rising(config: Config, settings: Mapping[str, _Setting], *names: str) -> None:
+    """What limits another option has to leave room for it."""
+    values = [_catalogue()[name].value_in(config) for name in names]
     if all(low < high for low, high in itertools.pairwise(values)):
         return
     found = []
-    for key, value in zip(keys, values, strict=True):
-        setting = settings.get(f"retention.{key}")
-        found.append(f"{key} = {value} ({setting.source if setting else 'default'})")
-    raise IllegalConfig(
-        f"the retention ratios must rise, {' < '.join(keys)}, but are {', '.join(found)}"
-    )
+    for name, value in zip(names, values, strict=True):
+        setting = settings.get(name)
+        text = _catalogue()[name].text(value)
+        found.append(f"{name} = {text} ({setting.source if setting else 'default'})")
+    raise IllegalConfig(f"{' < '.join(names)} must hold, but found are {', '.join(found)}")
 
 
 # Texts of errors.

@@ -27,6 +27,7 @@ _ONLY_WITH = {"from_index": "entries", "limit": "entries", "kind": "entries", "t
 # The names of mq.store.format.Kind, which would load the store for `mq --help`.
 KINDS = ("noop", "messages", "command", "checkpoint", "membership")
 _LIMIT = 50
+_COUNT = click.IntRange(0)
 
 _ADVICE = (
     "The node does not start on it. Remove the data directory and let the node copy the log from "
@@ -57,14 +58,22 @@ class Found(NamedTuple):
 @click.option("--entries", is_flag=True, help="One row an entry of the log.")
 @click.option("--queues", is_flag=True, help="One row a queue, counted from the log.")
 @click.option("--verify", is_flag=True, help="Read and check every byte of the log.")
-@click.option("--from-index", type=click.IntRange(0), help="With --entries: the first raft index.")
+@click.option(
+    "--from-index", metavar="N", type=_COUNT, help="With --entries: the first raft index."
+)
 @click.option(
     "--limit",
-    type=click.IntRange(0),
+    metavar="N",
+    type=_COUNT,
     help=f"With --entries: how many; 0 is all.  [default: {_LIMIT}]",
 )
-@click.option("--kind", type=click.Choice(KINDS), help="With --entries: only of this kind.")
-@click.option("--topic", help="With --queues: only of this topic.")
+@click.option(
+    "--kind",
+    metavar="KIND",
+    type=click.Choice(KINDS),
+    help=f"With --entries: only {', '.join(KINDS[:-1])} or {KINDS[-1]}.",
+)
+@click.option("--topic", metavar="NAME", help="With --queues: only of this topic.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: exact numbers, for jq.")
 def dump(directory: str, *, as_json: bool, **options: Any) -> None:
     """Print what is in a data directory: whose it is, the checkpoint, the

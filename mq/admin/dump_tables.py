@@ -45,7 +45,6 @@ def print_overview(found: Found, *, is_verified: bool) -> None:
     if segments:
         damaged = {each.path for each in found.inspector.problems if each.is_damage}
         print_table(console, _segment_columns(segments, damaged))
-        console.print()
     _print_end(console, found, is_verified=is_verified)
 
 
@@ -104,10 +103,11 @@ def _segment_columns(segments: Sequence[SegmentSummary], damaged: set[str]) -> l
     both = [f"{one}\nof {other}" for one, other in zip(used, files, strict=True)]
     names = [each.path.rpartition("/")[2] for each in segments]
     states = ["damaged" if each.path in damaged else each.state.value for each in segments]
+    bases = [str(each.base_log_offset) for each in segments]
     gone = Column("", ())
     return [
         Column("file", names, "left", compact=gone),
-        Column("log offset", [str(each.base_log_offset) for each in segments]),
+        Column("log offset", bases, compact=Column("file: log offset", bases)),
         Column("used", used, compact=Column("used of file", both)),
         Column("file size", files, compact=gone),
         Column("entries", [f"{each.entries:,}" for each in segments], rank=1),

@@ -72,10 +72,15 @@ def print_table(console: Console, columns: Sequence[Column]) -> None:
         table.add_column(column.title, justify=column.justify, width=width, overflow="fold")
     for row in zip(*(column.cells for column in shown), strict=True):
         table.add_row(*map(Text, row))
+    terminal_width = console.width
+    # Where even that is too wide, the terminal breaks the lines: numbers stay whole.
+    console.width = max(terminal_width, _total(shown, is_title_wrapped=is_title_wrapped))
     console.print(table)
+    console.width = terminal_width
     if hidden:
         names = ", ".join(column.title for column in hidden)
         console.print(Text(f"Left out here: {names}. A wider terminal or --json shows all.", "dim"))
+    console.print()
 
 
 def _fitting(

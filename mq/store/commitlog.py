@@ -69,6 +69,10 @@ class EntryRef(NamedTuple):
     def payload_log_offset(self) -> int:
         return self.log_offset + HEADER_BYTES
 
+    @property
+    def end_log_offset(self) -> int:
+        return self.payload_log_offset + self.length
+
 
 class Entry(NamedTuple):
     ref: EntryRef

@@ -54,7 +54,8 @@ _KIND_NAMES = {int(kind): kind.name.lower() for kind in Kind}
 class State(enum.Enum):
     SEALED = "sealed"
     ACTIVE = "active"
-    EMPTY = "empty"  # a segment that is being opened, or that a crash left so
+    EMPTY = "empty"  # it is being opened, or a crash left it so
+    CUT = "cut"  # it stands behind a torn tail: the next start removes it
 
 
 class Ending(enum.Enum):
@@ -213,14 +214,15 @@ class LogInspector:
             known = {look.base: look for look in sound}
             looks = self._examine([look.base for look in looks], known, check=True)
         self.problems = judge(looks)
-        active = max((i for i, look in enumerate(looks) if look.count), default=-1)
-        self.segments = [
-            _segment_summary(
-                look,
-                State.SEALED if i < active else State.ACTIVE if i == active else State.EMPTY,
-            )
-            for i, look in enumerate(looks)
-        ]
+        torn = {problem.path for problem in self.problems if not problem.is_damage}
+        cut_from = next((i + 1 for i, look in enumerate(looks) if look.path in torn), len(looks))
+        active = max((i for i, look in enumerate(looks[:cut_from]) if look.count), default=-1)
+        self.segments = []
+        for i, look in enumerate(looks):
+            state = State.SEALED if i < active else State.ACTIVE if i == active else State.EMPTY
+            if i >= cut_from and look.count:
+                state = State.CUT
+            self.segments.append(_segment_summary(look, state))
 
     def entries(self, from_index: int = 0, kind: Kind | None = None) -> Iterator[EntrySummary]:
         """Whatever is readable from this raft index on, also behind damage."""
@@ -234,7 +236,7 @@ class LogInspector:
         A queue starts where the checkpoint that opens the log has its end. It ends where the newest
         checkpoint says, be it the last segment's or the file that fits, and the entries after it.
         """
-        filled = [segment for segment in self.segments if segment.entries]
+        filled = [segment for segment in self._kept() if segment.entries]
         if not filled:
             return []
         openings = (self._opening_ends(segment) for segment in filled)
@@ -272,7 +274,7 @@ class LogInspector:
 
     def fits(self, saved: DerivedState) -> bool:
         """Whether the checkpoint file speaks of an entry of this log."""
-        for segment in self.segments:
+        for segment in self._kept():
             if segment.entries and segment.first_index <= saved.raft_index <= segment.last_index:
                 found = next(self._walk(segment, saved.raft_index), None)
                 return found is not None and found.header.term == saved.term
@@ -302,8 +304,11 @@ class LogInspector:
         link(looks, self._removed)
         return looks
 
+    def _kept(self) -> list[SegmentSummary]:
+        return [segment for segment in self.segments if segment.state is not State.CUT]
+
     def _walk_all(self, from_index: int) -> Iterator[tuple[SegmentSummary, Walked]]:
-        for segment in self.segments:
+        for segment in self._kept():
             is_damaged = self._damage_of(segment) is not None
             if segment.last_index >= from_index or is_damaged:
                 for walked in self._walk(segment, from_index):

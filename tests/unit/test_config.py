@@ -237,7 +237,12 @@ def test_ratios_that_do_not_rise_are_refused(expired: float, oldest: float, refu
         "retention.clean_oldest_ratio": oldest,
         "retention.refuse_writes_ratio": refuse,
     }
-    assert "the retention ratios must rise" in refusal(flags=flags)
+    assert "must hold, but found are" in refusal(flags=flags)
+
+
+def test_a_message_limit_that_does_not_fit_an_entry_is_refused() -> None:
+    flags = {"store.message_bytes_max": "8MiB", "store.entry_bytes_max": "8MiB"}
+    assert "store.message_bytes_max < store.entry_bytes_max must hold" in refusal(flags=flags)
 
 
 def test_the_error_about_ratios_names_the_source_of_each(write_file: WriteFile) -> None:

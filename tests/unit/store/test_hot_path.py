@@ -1,0 +1,115 @@
+"""Python works once a batch, never once a message: the lines that run are counted."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import mq
+from mq.config import StoreConfig
+from mq.store.batch import accept, prepare
+from mq.store.identity import Identity
+from mq.store.store import Store
+from mq.store.vfs import RealVfs
+from mq.wire.v1.message_pb2 import Message
+from tests.support.naive_wire import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+PACKAGE = str(Path(mq.__file__).parent)
+LIMIT = 4 << 20
+KEYS: list[tuple[str, ...]] = [(), ("key-1", "key-2")]
+
+
+def lines_run(call: Callable[[], object]) -> Counter[str]:
+    """How often each line of our package ran."""
+    lines: Counter[str] = Counter()
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        path = frame.f_code.co_filename
+        if not path.startswith(PACKAGE):
+            return None
+        if event == "line":
+            lines[f"{path.removeprefix(PACKAGE)}:{frame.f_lineno}"] += 1
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+def batch_of(count: int, keys: tuple[str, ...] = ()) -> bytes:
+    """Prepared, of messages that are all alike."""
+    return prepare(plain([Message(body=bytes(20), tag="tag", keys=keys)] * count))
+
+
+def test_the_count_sees_work_for_each_message_and_the_tracer_is_gone_afterwards() -> None:
+    before = sys.gettrace()
+    one, many = (lines_run(partial(prepare, batch_of(count))).total() for count in (1, 100))
+    assert sys.gettrace() is before
+    assert many >= one + 99
+
+
+@pytest.mark.parametrize("keys", KEYS)
+@pytest.mark.parametrize("count", [10, 1_000, 20_000])
+def test_accepting_a_batch_runs_as_many_lines_as_accepting_one_message(
+    count: int, keys: tuple[str, ...]
+) -> None:
+    one, many = batch_of(1, keys), batch_of(count, keys)
+    accept(one, LIMIT)  # the name of the topic is looked at once
+    expected = lines_run(lambda: accept(one, LIMIT))
+    assert expected.total() > 50
+    assert lines_run(lambda: accept(many, LIMIT)) == expected
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(
+        RealVfs(),
+        str(tmp_path),
+        StoreConfig(flush="async"),
+        Identity("cluster", "set", "node"),
+        background=False,
+    )
+    yield store
+    store.close()
+
+
+def outside_of(name: str, lines: Counter[str]) -> dict[str, int]:
+    return {line: count for line, count in lines.items() if name not in line}
+
+
+@pytest.mark.parametrize("keys", KEYS)
+def test_appending_a_batch_runs_as_many_lines_as_appending_one_message(
+    store: Store, keys: tuple[str, ...]
+) -> None:
+    def append(data: bytes) -> None:
+        ref = store.append([accept(data, LIMIT)], now_ms=1_000)
+        assert len(store.apply_through(ref.raft_index)) == 1
+
+    one, many, more = (batch_of(count, keys) for count in (1, 1_000, 1_500))
+    for data in (one, many, more) * 2:
+        append(data)
+    of_one, of_many, of_more = (lines_run(partial(append, data)) for data in (one, many, more))
+    # Room for the log is made once a mebibyte, however many batches that is.
+    assert store.log.end_offset < 1 << 20
+    assert of_one.total() > 150
+    assert of_more == of_many
+    # Row buffers gather small appends, which takes them a few lines more, and keep large ones as
+    # they are.
+    assert outside_of("/rowbuffer.py", of_many) == outside_of("/rowbuffer.py", of_one)
+    assert of_many.total() <= of_one.total()
+    queue = store.queues.get("orders", 3)
+    assert queue is not None
+    assert queue.end == 3 * (1 + 1_000 + 1_500)

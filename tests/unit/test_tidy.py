@@ -1,0 +1,142 @@
+"""The tidy rules, kept by a test so that nobody has to remember them."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 70
+GENERATED = ROOT / "mq" / "wire" / "v1"
+# Written in two parts, so that this file does not break its own rule.
+MACHINE_PATHS = re.compile("/(?:root|home|Users)/")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def python_files(*folders: str) -> list[Path]:
+    found = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return sorted(path for path in found if GENERATED not in path.parents)
+
+
+def ids(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def functions(path: Path) -> Iterator[Function]:
+    return (node for node in ast.walk(tree(path)) if isinstance(node, Function))
+
+
+ALL = python_files("mq", "tests", "bench", "tools", "spark")
+PACKAGE = python_files("mq")
+STORE = python_files("mq/store")
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(STORE) > 10
+    assert Path(__file__).resolve() in ALL
+
+
+@pytest.mark.parametrize("path", ALL, ids=ids(ALL))
+def test_a_file_owns_one_thing(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= FILE_LINES_MAX
+
+
+@pytest.mark.parametrize("path", ALL, ids=ids(ALL))
+def test_a_function_fits_on_a_screen(path: Path) -> None:
+    sizes = {one.name: (one.end_lineno or 0) - one.lineno + 1 for one in functions(path)}
+    assert {name: size for name, size in sizes.items() if size > FUNCTION_LINES_MAX} == {}
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=ids(PACKAGE))
+def test_a_module_says_what_it_owns(path: Path) -> None:
+    assert ast.get_docstring(tree(path))
+
+
+def bare_offsets(path: Path) -> Iterator[int]:
+    """Lines that declare something public of the name `offset`: parameters, attributes, functions.
+
+    A local variable next to the call that fills it may be called so.
+    """
+    for node in ast.walk(tree(path)):
+        match node:
+            case ast.arg(arg="offset") | ast.Attribute(attr="offset"):
+                yield node.lineno
+            case ast.FunctionDef(name="offset") | ast.AsyncFunctionDef(name="offset"):
+                yield node.lineno
+            case ast.ClassDef(body=body):
+                yield from (
+                    one.lineno
+                    for one in body
+                    if isinstance(one, ast.AnnAssign | ast.Assign)
+                    and "offset"
+                    in {name.id for name in ast.walk(one) if isinstance(name, ast.Name)}
+                )
+
+
+@pytest.mark.parametrize("path", STORE, ids=ids(STORE))
+def test_an_offset_says_into_what(path: Path) -> None:
+    assert list(bare_offsets(path)) == []
+
+
+# Modules that answer differently each time they are asked.
+UNSTEADY = {"time", "datetime", "random", "secrets", "uuid"}
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(tree(path)):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name.split(".")[0] for alias in names)
+            case ast.ImportFrom(module=str(module)):
+                yield module.split(".")[0]
+            case ast.Attribute(value=ast.Name(id="np" | "numpy"), attr="random"):
+                yield "random"
+            case ast.Attribute(value=ast.Name(id="os"), attr="urandom" | "getrandom"):
+                yield "random"
+
+
+@pytest.mark.parametrize("path", STORE, ids=ids(STORE))
+def test_the_store_reads_no_clock_and_rolls_no_dice(path: Path) -> None:
+    assert UNSTEADY.intersection(imported(path)) == set()
+    assert "mq.clock" not in path.read_text(encoding="utf-8")
+
+
+def texts() -> Iterator[Path]:
+    """Whatever is or could be committed, and is text."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],  # noqa: S607
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        path = ROOT / name
+        if path.is_file() and b"\0" not in path.read_bytes()[:8000]:
+            yield path
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout: no list of its files")
+def test_no_text_names_a_place_of_somebodys_machine() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in texts()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if MACHINE_PATHS.search(line)
+    ]
+    assert found == []
