@@ -1,14 +1,18 @@
-"""The store against bare file access, in one run on one machine: ratios, because machines are shared and noisy.
+"""The store against bare file access, in one run on one machine: ratios, because machines are
+shared and noisy.
 
-    append      batches of 1,000 messages of 128 bytes to the log and their queue, four batches a group commit,
-                against one `write()` for the bytes of each batch to a growing file; both end in the page cache
-    checked     the same with the check of what a producer sent (`batch.accept`) counted in
-    10,240      the same batches, each to another one of 10,240 queues, against all to one queue
-    read        one queue of eight from start to end, against `pread` of the same ranges of the log
-    filter      one tag among 1,000,000 units of a queue
-    start       a new process opens 1 GiB of log with 10,240 queues after a crash, against reading 1 GiB of file
+    append    batches of 1,000 messages of 128 bytes to the log and their queue, four batches a
+              group commit, against one `write()` for each batch to a growing file; both end in the
+              page cache
+    checked   the same with the check of what a producer sent (`batch.accept`) counted in
+    10,240    the same batches, each to another one of 10,240 queues, against all to one queue
+    read      one queue of eight from start to end, against `pread` of the same ranges of the log
+    filter    one tag among 1,000,000 units of a queue
+    start     a new process opens 1 GiB of log with 10,240 queues after a crash, against reading
+              1 GiB of file
 
-Baseline and store take turns; a ratio is the median over the rounds. `--json` prints one object; `--full` takes longer.
+Baseline and store take turns; a ratio is the median over the rounds. `--json` prints one object;
+`--full` takes longer.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -36,7 +41,7 @@ from mq.hashing import text_hash
 from mq.store.batch import Batch, accept, prepare
 from mq.store.consumequeue import ConsumeQueue
 from mq.store.identity import Identity
-from mq.store.reading import Status
+from mq.store.reading import Run, Status
 from mq.store.store import Store
 from mq.store.vfs import RealVfs
 from mq.wire.v1.message_pb2 import Batch as WireBatch
@@ -59,17 +64,23 @@ progress = Console(stderr=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--full", action="store_true", help="more rounds and larger ones")
-    parser.add_argument("--directory", help="where to write (default: the system's temporary directory)")
+    parser.add_argument(
+        "--directory", help="where to write (default: the system's temporary directory)"
+    )
     parser.add_argument("--open", metavar="DATA", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.open:
         print(json.dumps(measure_start(arguments.open)))
         return
     with tempfile.TemporaryDirectory(prefix="mq-bench-", dir=arguments.directory) as directory:
-        figures = run(directory, rounds=15 if arguments.full else 5, scale=4 if arguments.full else 1)
+        figures = run(
+            directory, rounds=15 if arguments.full else 5, scale=4 if arguments.full else 1
+        )
     if arguments.json:
         print(json.dumps(figures))
     else:
@@ -129,9 +140,11 @@ def open_store(directory: str, **options: object) -> Iterator[Store]:
 
 
 def append(store: Store, accepted: Sequence[Batch]) -> None:
+    """In the log, in the queues, and what belongs in the queues' files is there."""
     for at in range(0, len(accepted), GROUP):
         ref = store.append(accepted[at : at + GROUP], now_ms=at)
         store.apply_through(ref.raft_index)
+    store.settle()
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -169,9 +182,9 @@ def bench_append(directory: str, rounds: int, scale: int) -> dict[str, float]:
         bare_s = write_bare(f"{directory}/bare", encoded)
         accepted = check(encoded)
         with open_store(f"{directory}/plain") as store:
-            plain_s = seconds(lambda: (append(store, accepted), store.settle()))
+            plain_s = seconds(partial(append, store, accepted))
         with open_store(f"{directory}/checked") as store:
-            checked_s = seconds(lambda: (_append_checked(store, encoded), store.settle()))
+            checked_s = seconds(partial(_append_checked, store, encoded))
         shutil.rmtree(directory)
         if number:
             bare.append(bare_s)
@@ -188,7 +201,9 @@ def bench_append(directory: str, rounds: int, scale: int) -> dict[str, float]:
 
 def _append_checked(store: Store, encoded: Sequence[bytes]) -> None:
     for at in range(0, len(encoded), GROUP):
-        append(store, check(encoded[at : at + GROUP]))
+        ref = store.append(check(encoded[at : at + GROUP]), now_ms=at)
+        store.apply_through(ref.raft_index)
+    store.settle()
 
 
 def bench_many_queues(directory: str, rounds: int, scale: int) -> dict[str, float]:
@@ -197,13 +212,11 @@ def bench_many_queues(directory: str, rounds: int, scale: int) -> dict[str, floa
     with open_store(directory) as store:
         _create_queues(store, queues)
         one, many = [], []
-        to_one = check(batches([("topic-00000", 0)]) * (512 * scale))
+        to_one = check(batches([("topic-00000", 0)]) * (256 * scale))
         for number in range(rounds + 1):
             to_many = check(batches(order.sample(queues, len(to_one))))
-            # What was written before must not be written back while we measure.
-            store.checkpoint()
-            many_s = seconds(lambda batch=to_many: (append(store, batch), store.settle()))
-            one_s = seconds(lambda: (append(store, to_one), store.settle()))
+            many_s = seconds(partial(append, store, to_many))
+            one_s = seconds(partial(append, store, to_one))
             if number:
                 one.append(one_s)
                 many.append(many_s)
@@ -229,27 +242,34 @@ def _create_queues(store: Store, queues: Sequence[tuple[str, int]]) -> None:
 def bench_read(directory: str, rounds: int, scale: int) -> dict[str, float]:
     ours, bare = [], []
     with open_store(directory, segment_bytes=(4 << 30) - 1) as store:
-        append(store, check(batches([("topic", queue_id) for queue_id in range(8)]) * (200 * scale)))
+        append(
+            store, check(batches([("topic", queue_id) for queue_id in range(8)]) * (200 * scale))
+        )
         store.checkpoint()
-        ranges = [
-            (run.log_offset, len(run.frames)) for runs in _read_all(store) for run in runs
-        ]
+        pulls = [[(run.log_offset, len(run.frames)) for run in runs] for runs in _read_all(store)]
         fd = os.open(store.log.segments()[0].path, os.O_RDONLY)
         for number in range(rounds + 1):
-            bare_s = seconds(lambda: [os.pread(fd, size, at) for at, size in ranges])
+            bare_s = seconds(lambda: _pread_all(fd, pulls))
             ours_s = seconds(lambda: [None for _ in _read_all(store)])
             if number:
                 bare.append(bare_s)
                 ours.append(ours_s)
         os.close(fd)
-    total_mb = sum(size for _, size in ranges) / 1e6
+    total_mb = sum(size for pull in pulls for _, size in pull) / 1e6
     return {
         "read_vs_pread": median_ratio(bare, ours),
         "read_mb_per_s": total_mb / statistics.median(ours),
     }
 
 
-def _read_all(store: Store) -> Iterator[Sequence[object]]:
+def _pread_all(fd: int, pulls: Sequence[Sequence[tuple[int, int]]]) -> None:
+    """The same ranges, and like a pull's each one is held until its pull is complete."""
+    for pull in pulls:
+        parts = [os.pread(fd, size, at) for at, size in pull]
+        del parts
+
+
+def _read_all(store: Store) -> Iterator[Sequence[Run]]:
     at = 0
     while (result := store.read("topic", 3, at)).status == Status.FOUND:
         yield result.runs
@@ -258,13 +278,16 @@ def _read_all(store: Store) -> Iterator[Sequence[object]]:
 
 def bench_filter(directory: str, rounds: int, scale: int) -> dict[str, float]:
     with open_store(directory) as store:
-        append(store, check(batches([("topic", 0)], "a") * 500 + batches([("topic", 0)], "b") * 500))
+        append(
+            store, check(batches([("topic", 0)], "a") * 500 + batches([("topic", 0)], "b") * 500)
+        )
         store.checkpoint()
         queue = store.queues.get("topic", 0)
         assert isinstance(queue, ConsumeQueue)  # noqa: S101 - it was written above
         wanted = [text_hash("b")]
         times = [
-            seconds(lambda: queue.count_matching(0, queue.end, wanted)) for _ in range(rounds * scale)
+            seconds(lambda: queue.count_matching(0, queue.end, wanted))
+            for _ in range(rounds * scale)
         ]
         if queue.count_matching(0, queue.end, wanted) != 500 * BATCH_MESSAGES:
             raise AssertionError("the filter found the wrong messages")
@@ -291,7 +314,9 @@ def bench_start(directory: str, rounds: int, scale: int) -> dict[str, float]:
 
 
 def _fill(directory: str, size: int) -> None:
-    """A log of this size over all queues, left as a crash would: the last checkpoint is some way back."""
+    """A log of this size over all queues, left as a crash would: the last checkpoint is some way
+    back.
+    """
     queues = many_queues()
     with open_store(directory) as store:
         _create_queues(store, queues)

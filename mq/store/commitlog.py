@@ -309,20 +309,13 @@ class CommitLog:
     def ref(self, raft_index: int) -> EntryRef:
         segment = self._segment_of(raft_index)
         record = segment.records()[raft_index - segment.first_index]
-        position = int(record["position"])
+        position, length, term, stored_at_ms = record.item()
         try:
             kind = Kind(segment.read(position + 8, 1)[0])
         except (IndexError, ValueError):
             reason = f"entry {raft_index} is of no known kind"
             raise LogDamaged(segment.log_path, position, reason, recovery.ADVICE) from None
-        return EntryRef(
-            raft_index,
-            int(record["term"]),
-            kind,
-            int(record["stored_at_ms"]),
-            segment.base + position,
-            int(record["length"]),
-        )
+        return EntryRef(raft_index, term, kind, stored_at_ms, segment.base + position, length)
 
     def entry(self, raft_index: int) -> Entry:
         return next(self.entries(raft_index, raft_index + 1))

@@ -54,6 +54,7 @@ class CheckpointPlan(NamedTuple):
 
     plan: Plan
     state: DerivedState
+    surplus: list[str]  # files that `state` has no more use for
 
 
 class Derived:
@@ -78,6 +79,9 @@ class Derived:
         )
         self.is_stalled = False
         self._failure: MqError | None = None
+        # Files of which all messages are gone. They go when the checkpoint on disk does not speak
+        # of them any more: without them, a start would rebuild everything.
+        self._surplus: list[str] = []
         self._loaded: DerivedState | None = None
 
     # -- applying ---------------------------------------------------------------------------------
@@ -148,12 +152,12 @@ class Derived:
         position = self.index.position()
         plan = Plan(self.queues.pending_writes(), self.index.pending_writes(), position)
         state = DerivedState(raft_index, term, self.queues.extents(), position, broker_state)
-        return CheckpointPlan(plan, state)
+        return CheckpointPlan(plan, state, self._surplus.copy())
 
     def write_checkpoint(self, checkpoint_plan: CheckpointPlan) -> None:
         """Blocks on the disk; any thread. DiskFull: try later. StorageFailed: stop the node."""
         self.check_usable()
-        plan, state = checkpoint_plan
+        plan, state, _ = checkpoint_plan
         try:
             self._writeback.write([*plan.queues.writes, *plan.index_writes]).result()
             self._vfs.sync_tree(self._directory)
@@ -162,9 +166,16 @@ class Derived:
             raise self._failed(error) from error
 
     def finish_checkpoint(self, plan: CheckpointPlan) -> None:
-        """Lets go of the memory that is on disk now."""
+        """Lets go of the memory that is on disk now, and of the files that nobody needs."""
         self.settle()
         self._set_written(plan.plan)
+        self._writeback.remove(plan.surplus)
+        del self._surplus[: len(plan.surplus)]
+
+    @property
+    def has_surplus(self) -> bool:
+        """Whether the next checkpoint gives back space."""
+        return bool(self._surplus)
 
     # -- start, retention, end --------------------------------------------------------------------
 
@@ -206,17 +217,17 @@ class Derived:
 
     def follow_front(self, commitlog: CommitLog) -> list[QueueExtent]:
         """Queues start where the log starts: the checkpoint that opens it has the ends of all
-        before. Who moved.
+        before. Who moved. Files that are not needed any more go with the next checkpoint.
         """
         entry = commitlog.entry(commitlog.first_index)
         queues, _ = checkpoint.decode_entry(entry.payload)
-        moved, surplus = [], self.index.drop_before(commitlog.start_offset)
+        moved = []
+        self._surplus += self.index.drop_before(commitlog.start_offset)
         for extent in queues:
             paths = self.queues.advance_start(extent)
             if paths is not None:
                 moved.append(extent)
-                surplus += paths
-        self._writeback.remove(surplus)
+                self._surplus += paths
         return moved
 
     def close(self) -> None:

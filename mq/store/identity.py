@@ -93,8 +93,8 @@ def _is_free(vfs: Vfs, directory: str, identity: Identity) -> bool:
     elif found != identity:
         raise WrongDataDirectory(
             f"{directory} belongs to node {found.node} of set {found.broker_set} in cluster "
-            f"{found.cluster}; this is node {identity.node} of set {identity.broker_set} in cluster "
-            f"{identity.cluster}"
+            f"{found.cluster}; this is node {identity.node} of set {identity.broker_set} in "
+            f"cluster {identity.cluster}"
         )
     return found is None
 

@@ -71,9 +71,13 @@ class Lookup:
         """Messages of a topic with this key, stored in [begin, end), newest first, 64 at most."""
         hashes = key_slot_hashes(np.array([text_hash(key)], np.uint64), text_hash(topic))
         found: list[StoredMessage] = []
+        last = -1
         for log_offset in self._index.find(int(hashes[0]), begin_ms, end_ms):
             if log_offset < self._log.start_offset:
                 break  # the rest is older still, and gone from the log
+            if log_offset == last:
+                continue  # a message that has the key twice, or two keys of one hash
+            last = log_offset
             stored = self.by_id(log_offset)
             is_in_time = begin_ms <= stored.stored_at_ms < end_ms
             if stored.topic == topic and key in stored.message.keys and is_in_time:

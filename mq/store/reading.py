@@ -17,7 +17,7 @@ import numpy.typing as npt
 from mq.errors import OffsetOutOfRange, QueueDamaged
 from mq.store.batch import FRAME_TAG
 from mq.store.commitlog import CommitLog
-from mq.store.consumequeue import ConsumeQueue, Units, matching
+from mq.store.consumequeue import SCAN_UNITS, ConsumeQueue, Units, matching
 
 # Units looked at for one call: a filter that matches nothing must come back to its caller, too.
 _UNITS_MAX = 1 << 18
@@ -52,7 +52,7 @@ class ReadResult(NamedTuple):
 
 
 class _Chosen(NamedTuple):
-    """Units to be read, from `queue_offset` on; `places` counts from there, None: one after another."""
+    """Units to be read; `places` counts from where the reading began, None: one after another."""
 
     units: Units
     places: npt.NDArray[np.intp] | None
@@ -72,6 +72,7 @@ def read_queue(
     least one if there is one.
     """
     start, end = queue.start, queue.end
+    bytes_max, messages_max = max(1, bytes_max), max(1, messages_max)
     if queue_offset < start:
         return ReadResult(Status.TOO_SMALL, [], start, start, end)
     if queue_offset >= end:
@@ -108,10 +109,17 @@ def _choose(
     messages_max: int,
     tag_hashes: Collection[int],
 ) -> _Chosen:
-    units = queue.read(queue_offset, min(queue.end, queue_offset + _UNITS_MAX))
-    next_offset = queue_offset + len(units)
-    places = np.flatnonzero(matching(units, tag_hashes))
-    units = units[places]
+    next_offset, end = queue_offset, min(queue.end, queue_offset + _UNITS_MAX)
+    found, found_at, found_bytes, found_count = [], [], 0, 0
+    while next_offset < end and found_bytes < bytes_max and found_count < messages_max:
+        units = queue.read(next_offset, min(end, next_offset + SCAN_UNITS))
+        places = np.flatnonzero(matching(units, tag_hashes))
+        found.append(units[places])
+        found_at.append(places + (next_offset - queue_offset))
+        found_bytes += int(np.add.reduce(found[-1]["size"], dtype=np.int64))
+        found_count += len(places)
+        next_offset += len(units)
+    units, places = np.concatenate(found), np.concatenate(found_at)
     fitting = _fitting(units, bytes_max, messages_max)
     if fitting < len(units):
         next_offset = queue_offset + int(places[fitting])

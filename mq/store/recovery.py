@@ -187,6 +187,9 @@ def _first_problem(found: list[_Found]) -> int | None:
                 segment.end = segment.count = 0
         if segment.count == 0 and not item.problem:
             item.problem = "the segment is empty"
+        if not item.problem and item.mark and segment.end < item.mark.synced_bytes:
+            missing = item.mark.synced_bytes - segment.end
+            item.problem = f"{missing} bytes that had been synced are gone"
         if item.problem:
             return i
     return None

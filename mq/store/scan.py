@@ -46,13 +46,16 @@ class Scan:
 
 
 class _Stream:
-    """A file read forwards through two buffers: one is filled, ahead of need, while the other is used."""
+    """A file read forwards through two buffers: one is filled, ahead of need, while the other is
+    used.
+    """
 
     def __init__(self, file: File, executor: Executor | None) -> None:
         self._file = file
         self._executor = executor
         # Room before each chunk, for what is left over from the one before it.
-        self._buffers = [memoryview(bytearray(HEADER_BYTES + CHUNK_BYTES)) for _ in range(2)]
+        size = HEADER_BYTES + min(CHUNK_BYTES, file.size())
+        self._buffers = [memoryview(bytearray(size)) for _ in range(2)]
         self._position = 0  # in the file, of the chunk that is read next
         self._rest = self._buffers[1][:0]  # what was read and not taken yet
         self._ahead = self._read_ahead()

@@ -240,8 +240,9 @@ class Store:
 
     @property
     def is_checkpoint_due(self) -> bool:
+        """There is much to replay, or files to get rid of."""
         behind = self._applied_offset() - self._checkpointed_offset
-        return behind >= self._config.checkpoint_log_bytes
+        return behind >= self._config.checkpoint_log_bytes or self._derived.has_surplus
 
     def checkpoint(self) -> None:
         """Derived files are durable up to `applied_index` when this returns."""

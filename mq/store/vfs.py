@@ -44,7 +44,7 @@ class File(Protocol):
         ...
 
     def pread_into(self, buffer: memoryview, position: int) -> int:
-        """Fills the buffer and says how far: fewer bytes than it holds only at the end of the file."""
+        """Fills the buffer and says how far: not all of it only at the end of the file."""
         ...
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:

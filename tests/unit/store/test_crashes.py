@@ -19,8 +19,8 @@ from tests.support.logs import Content, content, disk, open_log
 
 SEEDS = range(150)
 GENERATIONS = 5
-# A failed write leaves a part of it. Half of the mark in an `.idx`, which is less than a sector, is no
-# crash any more: it is taken for damage.
+# A failed write leaves a part of it. Half of the mark in an `.idx`, which is less than a sector, is
+# no crash any more: it is taken for damage.
 FAULTS: list[tuple[Operation, str]] = [
     ("pwritev", ".log"),
     ("sync", ""),

@@ -49,7 +49,7 @@ GOLDEN_IDX = (
     "01000000"  # is sealed
     "00000000"
 )
-GOLDEN_RECORD = "00010000" "05000000" "0300000000000000" "0068e5cf8b010000"
+GOLDEN_RECORD = "000100000500000003000000000000000068e5cf8b010000"
 
 
 def encode(kind: int, raft_index: int, term: int, stored_at_ms: int, *payload: bytes) -> bytes:
@@ -71,7 +71,9 @@ def test_an_entry_is_read_as_it_was_written(
 
 
 @given(U64, U64, U64, st.integers(0, 1))
-def test_an_idx_header_is_read_as_it_was_written(first: int, base: int, synced: int, s: int) -> None:
+def test_an_idx_header_is_read_as_it_was_written(
+    first: int, base: int, synced: int, s: int
+) -> None:
     header = IdxHeader(first, base, synced, s)
     encoded = encode_idx_header(header)
     assert len(encoded) == IDX_HEADER_BYTES

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import random
+from typing import TYPE_CHECKING
 
 import pytest
 
 from mq.errors import LogDamaged, SegmentFull
+from mq.store import examine, scan
 from mq.store.format import IDX_HEADER_BYTES
 from mq.store.inspect import Ending, LogInspector, State
 from tests.support.faulty_vfs import FaultyVfs
@@ -24,7 +26,17 @@ from tests.support.logs import (
     segments_of,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 FIRST = f"{DIRECTORY}/{0:020d}.log"
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These logs are small, and buffers of megabytes take long to make."""
+    monkeypatch.setattr(scan, "CHUNK_BYTES", 1024)
+    monkeypatch.setattr(examine, "CHUNK_BYTES", 1024)
 
 
 def looked_at(vfs: FaultyVfs, *, check_all: bool = False) -> LogInspector:
@@ -54,21 +66,22 @@ def check_that_a_start_agrees(vfs: FaultyVfs) -> Ending:
     inspector = looked_at(vfs, check_all=True)
     seen = [(each.raft_index, each.term, each.log_offset) for each in inspector.entries()]
     assert files(vfs) == before
-    try:
-        log = open_log(vfs)
-    except LogDamaged as damage:
-        first = next(problem for problem in inspector.problems if problem.is_damage)
-        assert (first.path, first.position, first.reason) == (
+    damage = next((problem for problem in inspector.problems if problem.is_damage), None)
+    if damage is not None:
+        with pytest.raises(LogDamaged) as refused:
+            open_log(vfs)
+        error = refused.value
+        assert (error.path, error.position, error.reason) == (
             damage.path,
             damage.position,
             damage.reason,
         )
         return Ending.DAMAGED
+    log = open_log(vfs)
     refs = [log.ref(each.raft_index) for each in content(log)]
     assert seen == [(ref.raft_index, ref.term, ref.log_offset) for ref in refs]
     lost = sum(problem.synced_bytes_lost for problem in inspector.problems)
     assert log.recovery.synced_bytes_lost in (0, lost)
-    assert inspector.ending is not Ending.DAMAGED
     return inspector.ending
 
 
@@ -90,11 +103,11 @@ def test_after_a_flipped_bit_a_start_refuses_the_same_place() -> None:
             if vfs.file_size(path):
                 vfs.flip_bit(path, rng.randrange(vfs.file_size(path) or 1), rng.randrange(8))
                 endings.add(check_that_a_start_agrees(vfs))
-    assert endings == {Ending.CLEAN, Ending.TORN, Ending.DAMAGED}
+    assert endings == {Ending.TORN, Ending.DAMAGED}
 
 
 @contextlib.contextmanager
-def _seed(seed: int) -> contextlib.AbstractContextManager[None]:  # type: ignore[misc]
+def _seed(seed: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Space ahead of the end: a full disk shows before a byte is written, and nothing written is lost."""
+"""Space ahead of the end: a full disk shows before a byte is written, and no byte is lost."""
 
 from __future__ import annotations
 

@@ -1,0 +1,142 @@
+"""Small stores for tests: settings that fill files after a few messages, batches in one line, and
+what is on disk.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from mq.config import StoreConfig
+from mq.errors import SegmentFull
+from mq.store.batch import Batch, accept, prepare
+from mq.store.identity import Identity
+from mq.store.store import Store
+from mq.wire.v1.message_pb2 import Batch as WireBatch
+from mq.wire.v1.message_pb2 import Message
+from tests.support.faulty_vfs import FaultyVfs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from mq.store.commitlog import EntryRef
+    from mq.store.reading import ReadResult
+    from mq.store.vfs import Vfs
+
+DIRECTORY = "/data"
+NODE = Identity("mq", "set-0", "node-0")
+NOW_MS = 1_000_000
+UNITS_PER_FILE = 16
+SMALL = StoreConfig(
+    segment_bytes=4096,
+    entry_bytes_max=1 << 20,
+    checkpoint_log_bytes=2048,
+    verify_bytes=1 << 20,
+    queue_file_units=UNITS_PER_FILE,
+    index_slots=8,
+    index_items=32,
+)
+
+
+def small_config(**changes: Any) -> StoreConfig:
+    return msgspec.structs.replace(SMALL, **changes)
+
+
+def open_store(
+    vfs: Vfs, config: StoreConfig = SMALL, broker_state: Callable[[], bytes] = bytes
+) -> Store:
+    """Without threads, because `FaultyVfs` is for one."""
+    return Store(vfs, DIRECTORY, config, NODE, broker_state=broker_state, background=False)
+
+
+def new_store(config: StoreConfig = SMALL) -> tuple[FaultyVfs, Store]:
+    vfs = FaultyVfs()
+    return vfs, open_store(vfs, config)
+
+
+def messages_of(count: int, *, size: int = 20, seed: int = 0, **fields: Any) -> list[Message]:
+    rng = random.Random(seed)
+    return [Message(body=b"%d." % i + rng.randbytes(size), **fields) for i in range(count)]
+
+
+def batch(messages: Sequence[Message], topic: str = "orders", queue_id: int = 0) -> Batch:
+    wire = WireBatch(topic=topic, queue_id=queue_id, messages=messages)
+    return accept(prepare(wire.SerializeToString()), 1 << 20)
+
+
+def put(store: Store, *batches: Batch, now_ms: int = NOW_MS) -> EntryRef:
+    """Appended, durable and visible, as one entry."""
+    ref = append(store, *batches, now_ms=now_ms)
+    store.log.sync()
+    store.apply_through(ref.raft_index)
+    return ref
+
+
+def append(store: Store, *batches: Batch, now_ms: int = NOW_MS) -> EntryRef:
+    """As a broker does it: a full segment makes it wait for what is before."""
+    try:
+        return store.append(batches, now_ms)
+    except SegmentFull:
+        store.log.sync()
+        store.apply_through(store.log.last_index)
+        return store.append(batches, now_ms)
+
+
+def fill(store: Store, segments: int, topic: str = "orders", queue_id: int = 0) -> list[Message]:
+    """Messages until there are so many segments; all of them visible."""
+    sent: list[Message] = []
+    while len(store.log.segments()) < segments:
+        news = messages_of(5, size=100, seed=len(sent), keys=[f"k{len(sent) % 7}"])
+        put(store, batch(news, topic, queue_id), now_ms=NOW_MS + len(sent))
+        sent += news
+    return sent
+
+
+def reopen(vfs: FaultyVfs, config: StoreConfig = SMALL) -> Store:
+    """After a kill, with all of the log applied."""
+    vfs.kill()
+    return apply_all(open_store(vfs, config))
+
+
+def apply_all(store: Store) -> Store:
+    store.apply_through(store.log.last_index)
+    return store
+
+
+def parsed(frames: Iterable[bytes | memoryview]) -> list[Message]:
+    """What a client makes of runs that are put one after another."""
+    return list(WireBatch.FromString(b"".join(frames)).messages)
+
+
+def messages_in(result: ReadResult) -> list[Message]:
+    return parsed(run.frames for run in result.runs)
+
+
+def read_all(store: Store, topic: str = "orders", queue_id: int = 0) -> list[Message]:
+    """All messages of a queue, from its start on."""
+    queue = store.queues.get(topic, queue_id)
+    found: list[Message] = []
+    at = queue.start if queue else 0
+    while queue and at < queue.end:
+        result = store.read(topic, queue_id, at)
+        found += messages_in(result)
+        at = result.next_offset
+    return found
+
+
+def files_below(vfs: FaultyVfs, path: str) -> list[str]:
+    """Paths of the files below a directory, or the path itself when it is a file."""
+    if not vfs.exists(path):
+        return []
+    try:
+        names = vfs.list_dir(path)
+    except NotADirectoryError:
+        return [path]
+    return [found for name in names for found in files_below(vfs, f"{path}/{name}")]
+
+
+def queue_files(vfs: FaultyVfs, topic: str = "orders", queue_id: int = 0) -> list[int]:
+    """Queue offsets that the files of a queue start with."""
+    return [int(name) for name in vfs.list_dir(f"{DIRECTORY}/consumequeue/{topic}/{queue_id}")]

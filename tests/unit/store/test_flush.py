@@ -1,0 +1,216 @@
+"""Group commit on a thread: one sync for all that waits, and a failure that nobody misses."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from mq.errors import MqError, StorageFailed
+from mq.store.commitlog import CommitLog
+from mq.store.flush import Flusher
+from mq.store.vfs import RealVfs
+from tests.support.logs import append, checkpoint, payloads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+DEADLINE_S = 20
+
+
+class SlowLog:
+    """Its syncs end when the test lets them, and cover what was appended before they began."""
+
+    def __init__(self) -> None:
+        self.end = 0
+        self.failure: MqError | None = None
+        self.syncs = 0
+        self.began = threading.Semaphore(0)
+        self.may_end = threading.Semaphore(0)
+
+    def sync(self) -> int:
+        end, failure = self.end, self.failure
+        self.syncs += 1
+        self.began.release()
+        assert self.may_end.acquire(timeout=DEADLINE_S)
+        if failure is not None:
+            raise failure
+        return end
+
+    def wait_until_a_sync_began(self) -> None:
+        assert self.began.acquire(timeout=DEADLINE_S)
+
+    def let_end(self, count: int = 1) -> None:
+        self.may_end.release(count)
+
+
+@pytest.fixture
+def log() -> SlowLog:
+    return SlowLog()
+
+
+def flusher_of(log: SlowLog, async_flush_ms: int | None = None) -> Flusher:
+    return Flusher(cast("CommitLog", log), async_flush_ms=async_flush_ms)
+
+
+@pytest.fixture
+def flusher(log: SlowLog) -> Iterator[Flusher]:
+    flusher = flusher_of(log)
+    yield flusher
+    log.let_end(1000)
+    flusher.close()
+
+
+def append_and_wait(log: SlowLog, flusher: Flusher, count: int = 1) -> list[Future[int]]:
+    futures = []
+    for _ in range(count):
+        log.end += 10
+        futures.append(flusher.wait(log.end))
+    return futures
+
+
+def test_all_that_waits_shares_one_sync(log: SlowLog, flusher: Flusher) -> None:
+    first = append_and_wait(log, flusher)
+    log.wait_until_a_sync_began()
+    rest = append_and_wait(log, flusher, 100)
+    log.let_end()
+    assert first[0].result(DEADLINE_S) == 10
+    log.wait_until_a_sync_began()
+    assert not any(future.done() for future in rest)
+    log.let_end()
+    assert {future.result(DEADLINE_S) for future in rest} == {1010}
+    assert log.syncs == 2
+
+
+def test_nobody_is_answered_before_a_sync_that_began_after_the_append(
+    log: SlowLog, flusher: Flusher
+) -> None:
+    append_and_wait(log, flusher)
+    log.wait_until_a_sync_began()
+    (late,) = append_and_wait(log, flusher)
+    log.let_end()
+    log.wait_until_a_sync_began()
+    assert not late.done()
+    log.let_end()
+    assert late.result(DEADLINE_S) == 20
+
+
+def test_waiters_are_answered_in_order(log: SlowLog, flusher: Flusher) -> None:
+    answered: list[int] = []
+    append_and_wait(log, flusher)
+    log.wait_until_a_sync_began()
+    futures = append_and_wait(log, flusher, 50)
+    for number, future in enumerate(futures):
+        future.add_done_callback(lambda _, number=number: answered.append(number))  # type: ignore[misc]
+    log.let_end(2)
+    wait(futures, DEADLINE_S)
+    assert answered == [*range(50)]
+
+
+def test_nothing_is_synced_while_nobody_waits(log: SlowLog) -> None:
+    flusher = flusher_of(log)
+    log.end = 10
+    assert not log.began.acquire(blocking=False)
+    log.let_end()
+    flusher.close()
+    assert log.syncs == 1  # that of the close
+
+
+def test_a_failed_sync_fails_all_who_wait_now_and_later(log: SlowLog, flusher: Flusher) -> None:
+    append_and_wait(log, flusher)
+    log.wait_until_a_sync_began()
+    log.failure = StorageFailed("broken")
+    waiting = append_and_wait(log, flusher, 5)
+    log.let_end()
+    log.wait_until_a_sync_began()
+    waiting += append_and_wait(log, flusher, 5)
+    log.let_end()
+    for future in waiting:
+        assert future.exception(DEADLINE_S) is log.failure
+    log.failure = None
+    (later,) = append_and_wait(log, flusher)
+    assert isinstance(later.exception(DEADLINE_S), StorageFailed)
+    assert isinstance(flusher.failure, StorageFailed)
+
+
+def test_a_caller_who_goes_away_does_not_disturb_the_others(log: SlowLog, flusher: Flusher) -> None:
+    append_and_wait(log, flusher)
+    log.wait_until_a_sync_began()
+    gone, stays = append_and_wait(log, flusher, 2)
+    gone.cancel()
+    log.let_end(2)
+    assert stays.result(DEADLINE_S) == 30
+    log.let_end()
+    assert append_and_wait(log, flusher)[0].result(DEADLINE_S) == 40
+
+
+def test_close_syncs_what_was_appended(log: SlowLog) -> None:
+    flusher = flusher_of(log)
+    futures = append_and_wait(log, flusher, 3)
+    log.let_end(10)
+    flusher.close()
+    for future, end in zip(futures, (10, 20, 30), strict=True):
+        assert future.result(0) >= end
+
+
+def test_async_answers_at_once_and_syncs_in_the_background(log: SlowLog) -> None:
+    flusher = flusher_of(log, async_flush_ms=1)
+    (future,) = append_and_wait(log, flusher)
+    assert future.result(0) == 10
+    log.wait_until_a_sync_began()  # which nobody asked for
+    assert append_and_wait(log, flusher)[0].result(0) == 20
+    log.let_end(1000)
+    flusher.close()
+
+
+def test_async_close_syncs_without_waiting_for_the_interval(log: SlowLog) -> None:
+    flusher = flusher_of(log, async_flush_ms=3_600_000)
+    append_and_wait(log, flusher)
+    log.let_end()
+    flusher.close()
+    assert log.syncs == 1
+
+
+def test_async_shows_a_failed_sync_to_the_next_who_asks(log: SlowLog) -> None:
+    log.failure = StorageFailed("broken")
+    flusher = flusher_of(log, async_flush_ms=1)
+    log.wait_until_a_sync_began()
+    log.let_end()
+    flusher.close()
+    assert isinstance(flusher.failure, StorageFailed)
+    assert isinstance(append_and_wait(log, flusher)[0].exception(0), StorageFailed)
+
+
+@pytest.mark.parametrize("async_flush_ms", [None, 1])
+def test_many_threads_wait_on_a_real_log(tmp_path: Path, async_flush_ms: int | None) -> None:
+    log = CommitLog(RealVfs(), f"{tmp_path}/log", segment_bytes=1 << 20, verify_bytes=0)
+    log.roll(checkpoint())
+    flusher = Flusher(log, async_flush_ms=async_flush_ms)
+    order, failures = threading.Lock(), list[BaseException]()
+
+    def produce() -> None:
+        try:
+            for _ in range(20):
+                with order:
+                    append(log, b"x" * 100)
+                    end = log.end_offset
+                    future = flusher.wait(end)
+                durable = future.result(DEADLINE_S)
+                assert durable >= end
+                assert async_flush_ms is not None or log.durable_offset >= end
+        except BaseException as error:  # noqa: BLE001 - shown by the main thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=produce) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    flusher.close()
+    assert failures == []
+    assert log.durable_offset == log.end_offset
+    assert payloads(log) == [b"x" * 100] * 160
+    log.close()
