@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
-from mq.errors import MessageNotFound, OffsetOutOfRange
+from mq.errors import MalformedBatch, MessageNotFound, OffsetOutOfRange
 from mq.hashing import text_hash
 from mq.store.batch import decode_payload, message_of_frame
 from mq.store.commitlog import CommitLog
@@ -37,7 +38,10 @@ class Lookup:
         self._index = index
 
     def by_id(self, log_offset: int) -> StoredMessage:
-        """MessageNotFound when no message that was applied starts at this log offset."""
+        """MessageNotFound when no message that was applied starts at this log offset.
+
+        MalformedBatch when it does, but its producer sent bytes that are no Message.
+        """
         try:
             entry = self._log.entry(self._log.index_at(log_offset))
         except OffsetOutOfRange as error:
@@ -54,7 +58,7 @@ class Lookup:
                     break
                 start = log_offset - entry.ref.payload_log_offset
                 frame = entry.payload[start : start + int(batch.frame_sizes[at])]
-                message = Message.FromString(bytes(message_of_frame(frame)))
+                message = _open(frame, log_offset)
                 return StoredMessage(
                     batch.topic,
                     batch.queue_id,
@@ -78,10 +82,23 @@ class Lookup:
             if log_offset == last:
                 continue  # a message that has the key twice, or two keys of one hash
             last = log_offset
-            stored = self.by_id(log_offset)
+            try:
+                stored = self.by_id(log_offset)
+            except MalformedBatch:
+                continue  # its producer gave it a key and no content that could be read
             is_in_time = begin_ms <= stored.stored_at_ms < end_ms
             if stored.topic == topic and key in stored.message.keys and is_in_time:
                 found.append(stored)
                 if len(found) == min(limit, QUERY_RESULTS_MAX):
                     break
         return found
+
+
+def _open(frame: memoryview, log_offset: int) -> Message:
+    try:
+        return Message.FromString(bytes(message_of_frame(frame)))
+    except DecodeError as error:
+        raise MalformedBatch(
+            f"the message at log offset {log_offset} was stored as its producer sent it, "
+            f"and cannot be read: {error}"
+        ) from None

@@ -107,6 +107,10 @@ def recover(
             item.segment.seal()
         if item.mark is None or item.segment.is_dirty:
             item.segment.sync()
+        if item.mark is None:
+            # Made anew; a crash must not lose it, for the reason that `Segment.create` gives.
+            item.segment.idx.sync()
+            vfs.sync_dir(directory)
     return segments, report
 
 

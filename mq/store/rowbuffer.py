@@ -1,5 +1,5 @@
-"""The newest rows of a file of fixed-width rows, in memory: large appends as they came, small ones
-gathered in chunks.
+"""The newest rows of a file of fixed-width rows, in memory, gathered in chunks: a reader at the
+tail does not meet an array for each message.
 
 What was appended never changes, so that another thread may write slices of it to a file meanwhile.
 """
@@ -23,40 +23,27 @@ _CHUNK_ROWS_MAX = 4096
 class RowBuffer:
     """Rows [start, end), by their number in the file or queue."""
 
-    __slots__ = ("_chunks", "_dtype", "_firsts", "_spare", "end", "start")
+    __slots__ = ("_chunks", "_dtype", "_firsts", "_room", "end", "start")
 
     def __init__(self, dtype: np.dtype[Any], start: int) -> None:
         self.start = self.end = start
         self._dtype = dtype
         self._firsts: list[int] = []  # number of the first row of each chunk
         self._chunks: list[Rows] = []
-        # The array that the last chunk is the used part of, when there may be room left in it.
-        self._spare: Rows | None = None
+        self._room: Rows = np.empty(0, dtype)  # the last chunk is the used part of it
 
     def append(self, rows: Rows) -> None:
-        if len(rows) >= _LARGE_ROWS:
-            self._add_chunk(rows)
-            self._spare = None
-        else:
-            self._gather(rows)
-        self.end += len(rows)
-
-    def _gather(self, rows: Rows) -> None:
-        used = len(self._chunks[-1]) if self._spare is not None else 0
-        if self._spare is None or used + len(rows) > len(self._spare):
-            # Chunks grow with what came before: an idle queue costs little, a busy one has few
-            # chunks.
-            size = min(_CHUNK_ROWS_MAX, max(4, len(rows), 2 * used))
-            self._spare = np.empty(size, self._dtype)
+        used = len(self._chunks[-1]) if self._chunks else 0
+        if used + len(rows) > len(self._room):
+            # Chunks grow with what came before: an idle queue costs little, a busy one has few.
+            self._room = np.empty(max(len(rows), min(2 * used, _CHUNK_ROWS_MAX), 4), self._dtype)
+            self._firsts.append(self.end)
+            self._chunks.append(self._room[:0])
             used = 0
-            self._add_chunk(self._spare[:0])
         end = used + len(rows)
-        self._spare[used:end] = rows
-        self._chunks[-1] = self._spare[:end]
-
-    def _add_chunk(self, rows: Rows) -> None:
-        self._firsts.append(self.end)
-        self._chunks.append(rows)
+        self._room[used:end] = rows
+        self._chunks[-1] = self._room[:end]
+        self.end += len(rows)
 
     def read(self, start: int, end: int) -> list[Rows]:
         """The rows [start, end) as far as they are here, in slices that are not copied."""
@@ -76,7 +63,7 @@ class RowBuffer:
         if self.start == self.end:
             self._firsts.clear()
             self._chunks.clear()
-            self._spare = None
+            self._room = self._room[:0]
             return
         whole = bisect.bisect_right(self._firsts, self.start) - 1
         del self._firsts[:whole]

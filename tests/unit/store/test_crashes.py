@@ -15,7 +15,7 @@ from mq.errors import SegmentFull, StorageFailed
 from mq.store.commitlog import CommitLog, NewEntry
 from mq.store.format import Kind
 from tests.support.faulty_vfs import Operation
-from tests.support.logs import Content, content, disk, open_log
+from tests.support.logs import DIRECTORY, Content, content, disk, open_log
 
 SEEDS = range(150)
 GENERATIONS = 5
@@ -129,6 +129,14 @@ class Life:
         self.entries = self.wanted = found
         self.durable = self.log.last_index
 
+    def lose_idx_files(self) -> None:
+        """Somebody removes them, and the node starts without."""
+        self.vfs.kill()
+        for name in self.vfs.list_dir(DIRECTORY):
+            if name.endswith(".idx"):
+                self.vfs.remove(f"{DIRECTORY}/{name}")
+        self.vfs.sync_dir(DIRECTORY)
+
 
 def crash(life: Life) -> None:
     life.vfs.crash(life.rng, keep=life.rng.choice([0, 0.1, 0.5, 0.9, 1]))
@@ -147,6 +155,10 @@ def run(seed: int, *, faults: bool) -> None:
         crash(life)
         life.log = reopen(life, faults=faults)
         life.check_recovered()
+        if not faults and life.rng.random() < 0.3:
+            life.lose_idx_files()
+            life.log = reopen(life, faults=faults)
+            life.check_recovered()
 
 
 def reopen(life: Life, *, faults: bool) -> CommitLog:

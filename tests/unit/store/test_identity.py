@@ -147,6 +147,14 @@ def test_a_crash_while_a_directory_is_first_taken_leaves_it_free_or_ours(
         assert identity.read(vfs, DATA) == OURS, f"seed {seed}"
 
 
+def test_a_first_take_that_failed_can_be_tried_again(vfs: FaultyVfs) -> None:
+    vfs.fail("pwritev", DATA)
+    with pytest.raises(OSError, match="Input/output"):
+        take(vfs, DATA, OURS)
+    take(vfs, DATA, OURS)
+    assert identity.read(vfs, DATA) == OURS
+
+
 SECOND_PROCESS = """
 import sys
 from mq.errors import DataDirectoryInUse

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from mq.errors import LogDamaged
-from mq.store.format import HEADER_BYTES, IDX_HEADER_BYTES, segment_name
+from mq.store.format import HEADER_BYTES, IDX_HEADER_BYTES, Kind, encode_header, segment_name
 from tests.support.logs import (
     DIRECTORY,
     Content,
@@ -109,6 +109,10 @@ def both(*damages: Callable[[FaultyVfs], None]) -> Callable[[FaultyVfs], None]:
     return damage
 
 
+def entry(raft_index: int, kind: Kind = Kind.MESSAGES) -> bytes:
+    return bytes(encode_header(kind, raft_index, 1, 1000, [], 0))
+
+
 class Torn(NamedTuple):
     """The log keeps this many entries; this much was cut, and so much of it had been synced."""
 
@@ -185,6 +189,7 @@ class Damaged(NamedTuple):
     damage: Callable[[FaultyVfs], None]
     path: str
     position: int
+    is_idx_mended: bool = False  # it follows from the log, so that it tells nothing of its own
 
 
 DAMAGED = [
@@ -217,12 +222,20 @@ DAMAGED = [
         both(flip(LOGS[2], SECOND), without(IDXES[2])),
         LOGS[2],
         SECOND,
+        is_idx_mended=True,
     ),
     Damaged(
         "middle of the last segment, and its mark damaged",
         both(flip(LOGS[2], SECOND), flip(IDXES[2], 8)),
         LOGS[2],
         SECOND,
+    ),
+    Damaged(
+        "segment of another log",
+        put(LOGS[2], entry(99, Kind.CHECKPOINT) + entry(100)),
+        LOGS[2],
+        0,
+        is_idx_mended=True,
     ),
     Damaged("name of no segment", put(f"{DIRECTORY}/1.log", b""), f"{DIRECTORY}/1.log", 0),
     Damaged("foreign name", put(f"{DIRECTORY}/old.log", b""), f"{DIRECTORY}/old.log", 0),
@@ -241,7 +254,7 @@ def test_damage_to_what_was_synced_is_refused_and_left_alone(row: Damaged) -> No
         assert row.path in str(caught.value)
         assert str(row.position) in str(caught.value)
         assert files(vfs, ".log") == logs_before
-    if IDXES[2].rpartition("/")[2] in before:  # a lost `.idx` may be made again, empty
+    if not row.is_idx_mended:
         assert files(vfs) == before
 
 
@@ -288,7 +301,25 @@ def test_the_idx_is_made_again_from_the_log(row: Mended) -> None:
     assert files(vfs, ".log") == logs
     after = {name: data[: IDX_HEADER_BYTES + 72] for name, data in files(vfs, ".idx").items()}
     assert after == before
+    # And durably: the next start may trust the sealed ones without reading the log.
+    vfs.crash(0, keep=0)
+    log = open_log(vfs, verify_bytes=0)
+    assert content(log) == everything
+    assert log.recovery.checked_bytes == END
     _check_that_it_goes_on(vfs, log)
+
+
+@pytest.mark.parametrize("damage", [without(IDXES[2]), flip(IDXES[2], 8)], ids=["gone", "flipped"])
+def test_after_a_mark_is_made_anew_a_crash_is_still_no_damage(
+    damage: Callable[[FaultyVfs], None],
+) -> None:
+    for seed in range(30):
+        vfs, everything = build(seed)
+        damage(vfs)
+        log = open_log(vfs)
+        append(log, *[bytes([letter]) * 500 for letter in b"wxyz"])
+        vfs.crash(seed)
+        assert content(open_log(vfs))[:9] == everything, f"seed {seed}"
 
 
 def test_without_its_first_segments_the_log_starts_later() -> None:
