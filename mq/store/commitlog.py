@@ -11,40 +11,28 @@ One thread appends, rolls, truncates and drops; `sync` may run on another one; r
 
 from __future__ import annotations
 
-import bisect
 import errno
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from mq.errors import (
     DiskFull,
-    LogDamaged,
     MessageTooLarge,
     MqError,
     OffsetOutOfRange,
     SegmentFull,
     StorageFailed,
 )
-from mq.store import recovery
-from mq.store.format import (
-    HEADER_BYTES,
-    Kind,
-    decode_header,
-    encode_header,
-    is_intact,
-    pack_idx_record,
-)
+from mq.store.format import HEADER_BYTES, Kind, encode_header, pack_idx_record
+from mq.store.logreader import EntryRef, LogReader
+from mq.store.recovery import recover
 from mq.store.scan import PAYLOAD_BYTES_MAX
 from mq.store.segment import Segment
 from mq.store.vfs import Vfs
 
-_READ_AHEAD_BYTES = 1 << 20
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -55,41 +43,7 @@ class NewEntry(NamedTuple):
     payload: Sequence[bytes | memoryview]
 
 
-class EntryRef(NamedTuple):
-    """Where an entry stands."""
-
-    raft_index: int
-    term: int
-    kind: Kind
-    stored_at_ms: int
-    log_offset: int  # of the header
-    length: int  # of the payload
-
-    @property
-    def payload_log_offset(self) -> int:
-        return self.log_offset + HEADER_BYTES
-
-    @property
-    def end_log_offset(self) -> int:
-        return self.payload_log_offset + self.length
-
-
-class Entry(NamedTuple):
-    ref: EntryRef
-    payload: memoryview
-
-
-class SegmentInfo(NamedTuple):
-    """What retention decides on."""
-
-    path: str
-    base_log_offset: int
-    size_bytes: int
-    first_index: int
-    last_stored_at_ms: int
-
-
-class CommitLog:
+class CommitLog(LogReader):
     def __init__(
         self,
         vfs: Vfs,
@@ -115,9 +69,8 @@ class CommitLog:
         if not vfs.exists(directory):
             vfs.make_dirs(directory)
             vfs.sync_dir(os.path.dirname(directory) or ".")
-        self._segments, self.recovery = recovery.recover(
-            vfs, directory, verify_bytes, self._executor
-        )
+        segments, self.recovery = recover(vfs, directory, verify_bytes, self._executor)
+        super().__init__(segments)
         self._names_changed = True
         self._last_term = self._last_stored_at_ms = 0
         if self._segments:
@@ -126,15 +79,7 @@ class CommitLog:
             self._last_term = int(last["term"])
             self._last_stored_at_ms = int(last["stored_at_ms"])
 
-    # -- facts ------------------------------------------------------------------------------------
-
-    @property
-    def first_index(self) -> int:
-        return self._segments[0].first_index if self._segments else 1
-
-    @property
-    def last_index(self) -> int:
-        return self._segments[-1].last_index if self._segments else 0
+    # -- facts -------------------------------------------------------------------------------------
 
     @property
     def last_term(self) -> int:
@@ -145,32 +90,12 @@ class CommitLog:
         return self._last_stored_at_ms
 
     @property
-    def start_offset(self) -> int:
-        return self._segments[0].base if self._segments else 0
-
-    @property
-    def end_offset(self) -> int:
-        return self._segments[-1].end_log_offset if self._segments else 0
-
-    @property
     def durable_offset(self) -> int:
         """Everything below it survives a power loss."""
         for segment in self._segments:
             if segment.is_dirty:
                 return segment.base + segment.synced
         return self.end_offset
-
-    def segments(self) -> list[SegmentInfo]:
-        return [
-            SegmentInfo(
-                segment.log_path,
-                segment.base,
-                segment.end,
-                segment.first_index,
-                int(segment.records()["stored_at_ms"][-1]),
-            )
-            for segment in self._segments
-        ]
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -294,92 +219,6 @@ class CommitLog:
             for segment in self._segments:
                 segment.close()
 
-    # -- reading ----------------------------------------------------------------------------------
-
-    def read(self, log_offset: int, length: int) -> bytes:
-        """Bytes as they stand, also over the border of two segments."""
-        segment = self._segment_at(log_offset)
-        wanted = min(length, segment.end_log_offset - log_offset)
-        data = segment.read(log_offset - segment.base, wanted)
-        if len(data) < wanted:
-            position = log_offset - segment.base + len(data)
-            raise LogDamaged(segment.log_path, position, "the file is too short", recovery.ADVICE)
-        return data if wanted == length else data + self.read(log_offset + wanted, length - wanted)
-
-    def ref(self, raft_index: int) -> EntryRef:
-        segment = self._segment_of(raft_index)
-        record = segment.records()[raft_index - segment.first_index]
-        position, length, term, stored_at_ms = record.item()
-        try:
-            kind = Kind(segment.read(position + 8, 1)[0])
-        except (IndexError, ValueError):
-            reason = f"entry {raft_index} is of no known kind"
-            raise LogDamaged(segment.log_path, position, reason, recovery.ADVICE) from None
-        return EntryRef(raft_index, term, kind, stored_at_ms, segment.base + position, length)
-
-    def entry(self, raft_index: int) -> Entry:
-        return next(self.entries(raft_index, raft_index + 1))
-
-    def entries(self, start: int, end: int) -> Iterator[Entry]:
-        """The entries [start, end), read lazily, about a megabyte at a time, each one checked."""
-        if start < end:
-            self._segment_of(start)
-        while start < end:
-            segment = self._segment_of(start)
-            records = segment.records()
-            first = start - segment.first_index
-            last = min(end - segment.first_index, len(records))
-            position = int(records["position"][first])
-            # As many whole entries as fit the read-ahead, but at least one.
-            stop = (
-                int(np.searchsorted(records["position"][first:last], position + _READ_AHEAD_BYTES))
-                - 1
-            )
-            stop = first + max(stop, 1) if first + stop < last - 1 else last
-            final = records[stop - 1]
-            length = int(final["position"]) + HEADER_BYTES + int(final["length"]) - position
-            chunk = memoryview(segment.read(position, length))
-            yield from self._decode(segment, chunk, position, start, stop - first)
-            start = segment.first_index + stop
-
-    def index_at(self, log_offset: int) -> int:
-        """Raft index of the entry that holds this byte."""
-        segment = self._segment_at(log_offset)
-        positions = segment.records()["position"]
-        # A number of the column's own type: for any other, numpy copies the whole column.
-        found = np.searchsorted(positions, np.uint32(log_offset - segment.base), side="right")
-        return segment.first_index + int(found) - 1
-
-    def stored_at(self, log_offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """When the entries that hold these bytes were stored; the offsets ascend."""
-        result = np.empty(len(log_offsets), np.int64)
-        done = 0
-        while done < len(log_offsets):
-            segment = self._segment_at(int(log_offsets[done]))
-            stop = int(np.searchsorted(log_offsets, segment.end_log_offset))
-            records = segment.records()
-            positions = (log_offsets[done:stop] - segment.base).astype(np.uint32)
-            found = np.searchsorted(records["position"], positions, side="right") - 1
-            result[done:stop] = records["stored_at_ms"][found]
-            done = stop
-        return result
-
-    def offset_at_time(self, stored_at_ms: int) -> int:
-        """Log offset of the first entry stored at this time or later; `end_offset` when there is
-        none.
-        """
-        if not self._segments or stored_at_ms > self._last_stored_at_ms:
-            return self.end_offset
-        i = bisect.bisect_left(
-            self._segments,
-            stored_at_ms,
-            key=lambda segment: int(segment.records()["stored_at_ms"][-1]),
-        )
-        segment = self._segments[i]
-        records = segment.records()
-        found = int(np.searchsorted(records["stored_at_ms"], np.uint64(max(stored_at_ms, 0))))
-        return segment.base + int(records["position"][found])
-
     # -- inside -----------------------------------------------------------------------------------
 
     def _encode(
@@ -412,47 +251,10 @@ class CommitLog:
             position += HEADER_BYTES + length
         return refs, buffers, b"".join(records), position - segment.end
 
-    def _decode(
-        self, segment: Segment, chunk: memoryview, position: int, raft_index: int, count: int
-    ) -> Iterator[Entry]:
-        for _ in range(count):
-            header = decode_header(chunk)
-            if header is None or header.raft_index != raft_index or not is_intact(chunk, header):
-                reason = f"entry {raft_index} is not what was written"
-                raise LogDamaged(segment.log_path, position, reason, recovery.ADVICE)
-            _, kind, length, _, term, stored_at_ms = header
-            ref = EntryRef(
-                raft_index, term, Kind(kind), stored_at_ms, segment.base + position, length
-            )
-            yield Entry(ref, chunk[HEADER_BYTES : HEADER_BYTES + length])
-            chunk = chunk[HEADER_BYTES + length :]
-            position += HEADER_BYTES + length
-            raft_index += 1
-
     def _activate(self, segment: Segment) -> None:
         if segment.is_sealed:
             segment.unseal()
         segment.make_writable(self._segment_bytes, zeros=self._zero_ahead, executor=self._executor)
-
-    def _segment_of(self, raft_index: int) -> Segment:
-        if not self.first_index <= raft_index <= self.last_index:
-            raise OffsetOutOfRange(
-                f"raft index {raft_index} is not in the log, "
-                f"which has {self.first_index} to {self.last_index}"
-            )
-        return self._segments[
-            bisect.bisect_right(self._segments, raft_index, key=lambda s: s.first_index) - 1
-        ]
-
-    def _segment_at(self, log_offset: int) -> Segment:
-        if not self.start_offset <= log_offset < self.end_offset:
-            raise OffsetOutOfRange(
-                f"log offset {log_offset} is not in the log, "
-                f"which has {self.start_offset} to {self.end_offset}"
-            )
-        return self._segments[
-            bisect.bisect_right(self._segments, log_offset, key=lambda s: s.base) - 1
-        ]
 
     def _check_usable(self) -> None:
         if self._failure is not None:

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mq.errors import QueueDamaged
 from mq.store.filepool import FilePool, PendingWrite
 from mq.store.rowbuffer import RowBuffer, Rows, bytes_of
 from mq.store.vfs import Vfs
@@ -31,6 +32,7 @@ UNIT = np.dtype([("log_offset", "<u8"), ("size", "<u4"), ("tag_hash", "<u8")])
 UNIT_BYTES = UNIT.itemsize
 Units = Rows
 
+REBUILD_ADVICE = "Stop the node and remove its file `checkpoint`: the queues are rebuilt at start"
 _READ_FILES_MAX = 256
 # So many units are looked at in one go: they fit a processor's cache.
 SCAN_UNITS = 1 << 14
@@ -123,8 +125,13 @@ class QueueFiles:
         while start < end:
             first = self._first_of(start)
             stop = min(end, first + self._units_per_file)
-            file = self._files.get(self._path(queue, first))
-            data = file.pread((stop - start) * UNIT_BYTES, (start - first) * UNIT_BYTES)
+            path, length = self._path(queue, first), (stop - start) * UNIT_BYTES
+            try:
+                data = self._files.get(path).pread(length, (start - first) * UNIT_BYTES)
+            except FileNotFoundError:
+                data = b""
+            if len(data) < length:
+                raise QueueDamaged(f"{path} is missing or too short. {REBUILD_ADVICE}")
             yield np.frombuffer(data, UNIT)
             start = stop
 

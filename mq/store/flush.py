@@ -11,22 +11,32 @@ A failed sync fails everybody who waits, now and later, with StorageFailed: the 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from concurrent.futures import Future
+from typing import Protocol
 
-from mq.errors import MqError
+from mq.errors import MqError, OffsetOutOfRange, StorageFailed
 from mq.logging import get_logger
-from mq.store.commitlog import CommitLog
 
 log = get_logger(__name__)
 
 
+class SyncedLog(Protocol):
+    """What is needed of the CommitLog."""
+
+    @property
+    def end_offset(self) -> int: ...
+
+    def sync(self) -> int:
+        """Returns the durable offset. MqError is final."""
+        ...
+
+
 class Flusher:
-    def __init__(self, commitlog: CommitLog, *, async_flush_ms: int | None) -> None:
+    def __init__(self, commitlog: SyncedLog, *, async_flush_ms: int | None) -> None:
         """Sync mode unless `async_flush_ms` is given."""
         self._log = commitlog
         self._interval_s = None if async_flush_ms is None else async_flush_ms / 1000
-        self._waiters: deque[tuple[int, Future[int]]] = deque()
+        self._waiters: list[tuple[int, Future[int]]] = []
         self._wake = threading.Condition()
         self._is_stopping = False
         self._failure: MqError | None = None
@@ -34,8 +44,10 @@ class Flusher:
         self._thread.start()
 
     def wait(self, log_offset: int) -> Future[int]:
-        """A future of the durable offset, done when that is at least `log_offset`. Call in order of
-        offsets.
+        """A future of the durable offset, done when that is at least `log_offset`.
+
+        OffsetOutOfRange when the log was truncated before it. Which entry stands there is not
+        looked at: who truncates has to tell those who waited for the old one.
         """
         future: Future[int] = Future()
         # Running, so that a caller who goes away cannot cancel it under the flusher's hands.
@@ -52,7 +64,7 @@ class Flusher:
 
     @property
     def failure(self) -> MqError | None:
-        """Why the node has to stop."""
+        """Why nothing is synced any more: the node has to stop, or is stopping."""
         return self._failure
 
     def close(self) -> None:
@@ -61,14 +73,15 @@ class Flusher:
             self._is_stopping = True
             self._wake.notify()
         self._thread.join()
+        self._fail(StorageFailed("the flusher is closed: nothing is synced any more"))
 
     def _run(self) -> None:
-        while True:
+        while self._failure is None:
             with self._wake:
                 self._wake.wait_for(lambda: self._waiters or self._is_stopping, self._interval_s)
                 is_stopping = self._is_stopping
             self._sync()
-            if is_stopping or self._failure is not None:
+            if is_stopping:
                 return
 
     def _sync(self) -> None:
@@ -76,15 +89,34 @@ class Flusher:
             durable = self._log.sync()
         except MqError as error:
             log.error("sync failed, the node has to stop", error=str(error))  # noqa: TRY400 - no bug
-            with self._wake:
-                self._failure = error
-                failed, self._waiters = list(self._waiters), deque()
-            for _, future in failed:
-                future.set_exception(error)
-            return
-        done = []
+            self._fail(error)
+        except Exception as error:
+            log.exception("sync failed, the node has to stop")
+            self._fail(StorageFailed(f"the log could not be synced: {error!r}"))
+        else:
+            self._answer(durable)
+
+    def _answer(self, durable: int) -> None:
+        done, gone = [], []
         with self._wake:
-            while self._waiters and self._waiters[0][0] <= durable:
-                done.append(self._waiters.popleft()[1])
+            end = self._log.end_offset
+            waiters, self._waiters = self._waiters, []
+            for log_offset, future in waiters:
+                if log_offset <= durable:
+                    done.append(future)
+                elif log_offset > end:
+                    gone.append(future)
+                else:
+                    self._waiters.append((log_offset, future))
         for future in done:
             future.set_result(durable)
+        for future in gone:
+            future.set_exception(OffsetOutOfRange("the log was truncated before this offset"))
+
+    def _fail(self, error: MqError) -> None:
+        """For all who wait, now and later. The first reason stays."""
+        with self._wake:
+            self._failure = self._failure or error
+            failed, self._waiters = self._waiters, []
+        for _, future in failed:
+            future.set_exception(self._failure)

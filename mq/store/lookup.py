@@ -13,10 +13,10 @@ from google.protobuf.message import DecodeError
 from mq.errors import MalformedBatch, MessageNotFound, OffsetOutOfRange
 from mq.hashing import text_hash
 from mq.store.batch import decode_payload, message_of_frame
-from mq.store.commitlog import CommitLog
 from mq.store.consumequeue import ConsumeQueues
 from mq.store.format import Kind
 from mq.store.keyindex import KeyIndex, key_slot_hashes
+from mq.store.logreader import LogReader
 from mq.wire.v1.message_pb2 import Message
 
 QUERY_RESULTS_MAX = 64
@@ -32,7 +32,7 @@ class StoredMessage(NamedTuple):
 
 
 class Lookup:
-    def __init__(self, log: CommitLog, queues: ConsumeQueues, index: KeyIndex) -> None:
+    def __init__(self, log: LogReader, queues: ConsumeQueues, index: KeyIndex) -> None:
         self._log = log
         self._queues = queues
         self._index = index

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from mq.errors import OffsetOutOfRange, QueueDamaged
 from mq.store.batch import FRAME_TAG
-from mq.store.commitlog import CommitLog
-from mq.store.consumequeue import SCAN_UNITS, ConsumeQueue, Units, matching
+from mq.store.consumequeue import REBUILD_ADVICE, SCAN_UNITS, ConsumeQueue, Units, matching
+from mq.store.logreader import LogReader
 
 # Units looked at for one call: a filter that matches nothing must come back to its caller, too.
 _UNITS_MAX = 1 << 18
@@ -60,7 +60,7 @@ class _Chosen(NamedTuple):
 
 
 def read_queue(
-    log: CommitLog,
+    log: LogReader,
     queue: ConsumeQueue,
     queue_offset: int,
     *,
@@ -89,8 +89,7 @@ def read_queue(
     except (OffsetOutOfRange, QueueDamaged):
         raise QueueDamaged(
             f"queue {queue.queue_id} of topic {queue.topic} points from {queue_offset} on to bytes "
-            "that are no message. Stop the node and remove its file `checkpoint`: "
-            "the queues are rebuilt at start"
+            f"that are no message. {REBUILD_ADVICE}"
         ) from None
     return ReadResult(Status.FOUND, runs, chosen.next_offset, start, end)
 
@@ -142,7 +141,7 @@ def _fitting(units: Units, bytes_max: int, messages_max: int) -> int:
     return max(1, int(np.searchsorted(total, bytes_max, side="right")))
 
 
-def _runs(log: CommitLog, queue_offset: int, chosen: _Chosen) -> list[Run]:
+def _runs(log: LogReader, queue_offset: int, chosen: _Chosen) -> list[Run]:
     units, places = chosen.units, chosen.places
     starts = units["log_offset"].astype(np.int64)
     ends = starts + units["size"]
@@ -165,7 +164,7 @@ def _runs(log: CommitLog, queue_offset: int, chosen: _Chosen) -> list[Run]:
 
 
 def _frames(
-    log: CommitLog, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+    log: LogReader, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> list[memoryview]:
     """The bytes of each run, with one read for runs that have little in between."""
     breaks = (1 + np.flatnonzero(starts[1:] - ends[:-1] > _GAP_BYTES_MAX)).tolist()

@@ -7,7 +7,7 @@ entry that is not intact, at log offset P:
     intact entry behind P?   P below the durable mark?   then
     no                       either                      torn tail: cut at P, with a warning
     yes                      no                          never acknowledged: cut, with a warning
-    yes                      yes, or the mark is lost    damage: LogDamaged, nothing is changed
+    yes                      yes, or the mark is lost    damage: LogDamaged, no `.log` changes
 
 A cut below the mark means that the disk lost what it had synced; the report says how much, for who
 must not vote on it.

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, takewhile
 from typing import NamedTuple
 
-from mq.store.commitlog import SegmentInfo
 from mq.store.consumequeue import QueueExtent
+from mq.store.logreader import SegmentInfo
 from mq.store.vfs import DiskUsage
 
 

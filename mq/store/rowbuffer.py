@@ -14,9 +14,6 @@ import numpy.typing as npt
 
 Rows = npt.NDArray[np.void]
 
-# Smaller appends are copied together, so that a reader at the tail does not meet thousands of
-# arrays.
-_LARGE_ROWS = 256
 _CHUNK_ROWS_MAX = 4096
 
 
@@ -63,7 +60,7 @@ class RowBuffer:
         if self.start == self.end:
             self._firsts.clear()
             self._chunks.clear()
-            self._room = self._room[:0]
+            self._room = np.empty(0, self._dtype)  # a slice would keep all of it
             return
         whole = bisect.bisect_right(self._firsts, self.start) - 1
         del self._firsts[:whole]

@@ -22,10 +22,11 @@ from mq.errors import DiskFull, MessageTooLarge, MqError, SegmentFull
 from mq.logging import get_logger
 from mq.store import checkpoint, identity, retention
 from mq.store.batch import Batch, data_offsets, decode_payload, encode_payload
-from mq.store.commitlog import CommitLog, EntryRef, NewEntry
+from mq.store.commitlog import CommitLog, NewEntry
 from mq.store.consumequeue import QueueExtent
 from mq.store.derived import CheckpointPlan, Derived
 from mq.store.format import Kind
+from mq.store.logreader import EntryRef
 from mq.store.lookup import Lookup
 from mq.store.reading import ReadResult, Status, read_queue
 from mq.store.vfs import Vfs

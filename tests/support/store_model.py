@@ -14,7 +14,7 @@ from tests.support import naive_wire
 
 if TYPE_CHECKING:
     from mq.store.batch import Batch
-    from mq.store.commitlog import EntryRef
+    from mq.store.logreader import EntryRef
     from mq.wire.v1.message_pb2 import Message
 
 Queue = tuple[str, int]

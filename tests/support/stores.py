@@ -21,7 +21,7 @@ from tests.support.faulty_vfs import FaultyVfs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from mq.store.commitlog import EntryRef
+    from mq.store.logreader import EntryRef
     from mq.store.reading import ReadResult
     from mq.store.vfs import Vfs
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mq.errors import MessageTooLarge, OffsetOutOfRange, SegmentFull
-from mq.store import commitlog
+from mq.store import commitlog, logreader
 from mq.store.commitlog import CommitLog, NewEntry
 from mq.store.format import HEADER_BYTES, Kind, decode_header, is_intact
 from mq.store.vfs import RealVfs
@@ -215,7 +215,7 @@ def test_a_sealed_segment_gives_its_spare_space_back(log: CommitLog, vfs: Faulty
 def test_any_range_of_entries_is_read_over_segments(
     log: CommitLog, monkeypatch: pytest.MonkeyPatch, start: int, read_ahead: int
 ) -> None:
-    monkeypatch.setattr(commitlog, "_READ_AHEAD_BYTES", read_ahead)
+    monkeypatch.setattr(logreader, "_READ_AHEAD_BYTES", read_ahead)
     everything = content(log)
     for end in range(start, 11):
         found = [(ref.raft_index, bytes(payload)) for ref, payload in log.entries(start, end)]
@@ -225,7 +225,7 @@ def test_any_range_of_entries_is_read_over_segments(
 def test_entries_are_read_lazily(vfs: FaultyVfs, monkeypatch: pytest.MonkeyPatch) -> None:
     log = new_log(vfs, segment_bytes=1 << 20)
     append(log, *[b"x" * 1000] * 200)
-    monkeypatch.setattr(commitlog, "_READ_AHEAD_BYTES", 10_000)
+    monkeypatch.setattr(logreader, "_READ_AHEAD_BYTES", 10_000)
     lengths: list[int] = []
     segment = log._segments[0]
     read = segment.read

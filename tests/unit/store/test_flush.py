@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
 
-from mq.errors import MqError, StorageFailed
+from mq.errors import MqError, OffsetOutOfRange, StorageFailed
 from mq.store.commitlog import CommitLog
 from mq.store.flush import Flusher
 from mq.store.vfs import RealVfs
@@ -25,14 +25,14 @@ class SlowLog:
     """Its syncs end when the test lets them, and cover what was appended before they began."""
 
     def __init__(self) -> None:
-        self.end = 0
+        self.end_offset = 0
         self.failure: MqError | None = None
         self.syncs = 0
         self.began = threading.Semaphore(0)
         self.may_end = threading.Semaphore(0)
 
     def sync(self) -> int:
-        end, failure = self.end, self.failure
+        end, failure = self.end_offset, self.failure
         self.syncs += 1
         self.began.release()
         assert self.may_end.acquire(timeout=DEADLINE_S)
@@ -53,7 +53,7 @@ def log() -> SlowLog:
 
 
 def flusher_of(log: SlowLog, async_flush_ms: int | None = None) -> Flusher:
-    return Flusher(cast("CommitLog", log), async_flush_ms=async_flush_ms)
+    return Flusher(log, async_flush_ms=async_flush_ms)
 
 
 @pytest.fixture
@@ -67,8 +67,8 @@ def flusher(log: SlowLog) -> Iterator[Flusher]:
 def append_and_wait(log: SlowLog, flusher: Flusher, count: int = 1) -> list[Future[int]]:
     futures = []
     for _ in range(count):
-        log.end += 10
-        futures.append(flusher.wait(log.end))
+        log.end_offset += 10
+        futures.append(flusher.wait(log.end_offset))
     return futures
 
 
@@ -112,7 +112,7 @@ def test_waiters_are_answered_in_order(log: SlowLog, flusher: Flusher) -> None:
 
 def test_nothing_is_synced_while_nobody_waits(log: SlowLog) -> None:
     flusher = flusher_of(log)
-    log.end = 10
+    log.end_offset = 10
     assert not log.began.acquire(blocking=False)
     log.let_end()
     flusher.close()
@@ -214,3 +214,37 @@ def test_many_threads_wait_on_a_real_log(tmp_path: Path, async_flush_ms: int | N
     assert log.durable_offset == log.end_offset
     assert payloads(log) == [b"x" * 100] * 160
     log.close()
+
+
+def test_who_waits_for_what_was_truncated_is_told_and_others_go_on(
+    log: SlowLog, flusher: Flusher
+) -> None:
+    (first,) = append_and_wait(log, flusher)
+    log.wait_until_a_sync_began()
+    (gone,) = append_and_wait(log, flusher)
+    log.end_offset = 10
+    log.let_end(3)
+    assert first.result(DEADLINE_S) == 10
+    with pytest.raises(OffsetOutOfRange):
+        gone.result(DEADLINE_S)
+    log.end_offset = 15
+    assert flusher.wait(15).result(DEADLINE_S) == 15
+
+
+def test_who_waits_after_close_is_told(log: SlowLog) -> None:
+    log.let_end(1000)
+    flusher = flusher_of(log)
+    flusher.close()
+    with pytest.raises(StorageFailed, match="closed"):
+        flusher.wait(1).result(DEADLINE_S)
+
+
+def test_an_error_that_nobody_expected_leaves_nobody_waiting(log: SlowLog) -> None:
+    def broken() -> int:
+        raise RuntimeError("a bug")
+
+    log.sync = broken  # type: ignore[method-assign]
+    flusher = flusher_of(log)
+    with pytest.raises(StorageFailed, match="a bug"):
+        flusher.wait(1).result(DEADLINE_S)
+    flusher.close()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.store.commitlog import SegmentInfo
 from mq.store.consumequeue import QueueExtent
+from mq.store.logreader import SegmentInfo
 from mq.store.retention import (
     Decision,
     Loss,

@@ -26,40 +26,23 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from mq.errors import DiskFull, MessageNotFound, SegmentFull
-from mq.hashing import text_hash
+from mq.errors import DiskFull, SegmentFull
 from mq.store import checkpoint, derived
 from mq.store.format import Kind
-from mq.store.lookup import QUERY_RESULTS_MAX, StoredMessage
-from mq.store.reading import Status
 from mq.wire.v1.message_pb2 import Message
 from tests.support.faulty_vfs import FaultyVfs
-from tests.support.store_model import Model, Queue, Stored, entry_of
-from tests.support.stores import (
-    DIRECTORY,
-    NOW_MS,
-    UNITS_PER_FILE,
-    batch,
-    files_below,
-    messages_in,
-    open_store,
-    parsed,
-    queue_files,
-    small_config,
-)
+from tests.support.store_checks import KEYS, QUEUES, TAGS, check_everything, check_files
+from tests.support.store_model import Model, Queue, entry_of
+from tests.support.stores import DIRECTORY, NOW_MS, batch, files_below, open_store, small_config
 
 if TYPE_CHECKING:
     from mq.store.batch import Batch
     from mq.store.derived import CheckpointPlan
-    from mq.store.reading import Run
     from mq.store.store import Applied
 
-QUEUES: list[Queue] = [("orders", 0), ("orders", 1), ("orders", 7), ("%RETRY%g", 0), ("bills", 3)]
-TAGS = ["", "paid", "sent", "lost"]
-KEYS = ["a", "b", "c", "d", "e", "f"]
 from hypothesis import Phase
-PH=[Phase.generate] if os.environ.get('NOSHRINK') else list(Phase)
-FOREVER_MS = 1 << 50
+
+PH = [Phase.generate] if os.environ.get("NOSHRINK") else list(Phase)
 # A batch: its queue, how many messages, what is in them.
 NEWS = st.lists(
     st.tuples(st.sampled_from(QUEUES), st.integers(1, 12), st.integers(0, 999)),
@@ -83,10 +66,6 @@ def random_messages(count: int, seed: int) -> list[Message]:
     ]
 
 
-def shown(stored: StoredMessage | Stored) -> tuple[object, ...]:
-    return tuple(stored[:6])
-
-
 class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +84,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @initialize(flush=st.sampled_from(["sync", "async"]), verify=st.sampled_from([0, 1 << 20]))
     def start(self, flush: str, verify: int) -> None:
-        self.config = small_config(flush=flush, verify_bytes=verify)
+        self.config = small_config(flush=flush, verify_bytes=verify, segment_bytes=2500)
         self.store = open_store(self.vfs, self.config, self._broker_state)
         assert self.store.log.last_index == self.store.applied_index == 0
 
@@ -155,6 +134,11 @@ class StoreMachine(RuleBasedStateMachine):
         self.sync()
         self.apply(1.0)
 
+    @rule(queue=st.sampled_from(QUEUES), counts=st.lists(st.integers(1, 20), min_size=2))
+    def publish_to_one(self, queue: Queue, counts: list[int]) -> None:
+        """Fills files of a queue, of the index and of the log."""
+        self.publish([([(queue, count, count + self.steps)], count % 3) for count in counts[:8]])
+
     @rule()
     def sync(self) -> None:
         assert self.store.log.sync() == self.store.log.end_offset
@@ -187,6 +171,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.truncate(from_index)
         self.model.cut(from_index - 1)
 
+    @precondition(lambda self: len(self.store.log.segments()) > 1)
     @rule(count=st.integers(1, 3))
     def drop_front(self, count: int) -> None:
         firsts = [info.first_index for info in self.store.log.segments()]
@@ -210,7 +195,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.write_checkpoint()
         if self.plan is not None:
             self.finish_checkpoint()
-            self._check_files()
+            leftovers = self.may_have_leftovers
+            check_files(self.vfs, self.store, self.model, may_have_leftovers=leftovers)
 
     @precondition(lambda self: self.plan is None)
     @rule()
@@ -239,17 +225,6 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.finish_checkpoint(self.plan)
         self.plan = None
 
-    def _check_files(self) -> None:
-        """Right after a checkpoint: the files of what is there, and no others."""
-        for queue, messages in self.model.queues().items():
-            start, end = self.model.start(queue), len(messages)
-            wanted = set(range(start - start % UNITS_PER_FILE, end, UNITS_PER_FILE))
-            found = set(queue_files(self.vfs, *queue))
-            if start < end:
-                assert wanted <= found
-            if not self.may_have_leftovers:
-                assert found <= wanted
-
     # -- a full disk ------------------------------------------------------------------------------
 
     @precondition(lambda self: self.vfs.capacity_bytes is None)
@@ -266,6 +241,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     # -- restarts ---------------------------------------------------------------------------------
 
+    @precondition(lambda self: self.model.entries)
     @rule()
     def close(self) -> None:
         self._close()
@@ -285,11 +261,13 @@ class StoreMachine(RuleBasedStateMachine):
         self.vfs.kill()
         self._reopen()
 
+    @precondition(lambda self: self.model.entries)
     @rule(keep=st.sampled_from([0.0, 0.3, 0.7, 1.0]), seed=st.integers(0, 999))
     def lose_power(self, keep: float, seed: int) -> None:
         self.vfs.crash(seed, keep)
         self._reopen(has_lost_power=True)
 
+    @precondition(lambda self: self.model.entries)
     @rule(
         is_killed=st.booleans(),
         what=st.lists(st.sampled_from(DERIVED), max_size=2),
@@ -346,7 +324,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert applied_index == first_index
             assert int(self.store.restored_broker_state or b"-1") == first_index - 1
             assert not is_checkpoint_known or self.checkpointed < max(1, first_index)
-            self.checkpointed = 0
+            self.checkpointed, self.may_have_leftovers = 0, False
         else:
             assert applied_index == self.checkpointed
         model.applied_index = applied_index
@@ -359,132 +337,7 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def shows_what_the_model_shows(self) -> None:
         self.steps += 1
-        rng = random.Random(self.steps)
-        store, model = self.store, self.model
-        assert store.applied_index == model.applied_index
-        assert store.log.last_index == model.last_index
-        assert len(store.queues) == len(model.queues())
-        assert store.read("nobody", 0, 0).status is Status.NO_QUEUE
-        assert store.offset_at_time("nobody", 0, 0) is None
-        for queue in model.queues():
-            self._check_queue(queue)
-            self._check_limits(queue, rng)
-            self._check_tags(queue, rng)
-            self._check_times(queue, rng)
-        self._check_ids(rng)
-        self._check_keys(rng)
-
-    def _check_queue(self, queue: Queue) -> None:
-        start, end = self.model.start(queue), len(self.model.queues()[queue])
-        found = self.store.queues.get(*queue)
-        assert found is not None
-        assert (found.start, found.end) == (start, end)
-        for at, status, next_offset in [
-            (start - 1, Status.TOO_SMALL, start),
-            (end, Status.END, end),
-            (end + 1, Status.TOO_LARGE, end),
-        ]:
-            result = self.store.read(*queue, at)
-            assert result == (status, [], next_offset, start, end)
-        for at in (0, start, (start + end) // 2, end, end + 5):
-            assert found.backlog(at) == len(self.model.queues()[queue][max(at, start) :])
-        units = found.read(start, end)
-        wanted = self.model.there(queue)
-        assert units.tolist() == [
-            (one.log_offset, len(one.frame), text_hash(one.message.tag)) for one in wanted
-        ]
-        if wanted:
-            result = self.store.read(*queue, start)
-            assert (result.status, result.start, result.end) == (Status.FOUND, start, end)
-            assert result.next_offset > start
-            self._check_runs(queue, result.runs, wanted[: result.next_offset - start])
-            assert messages_in(result) == [
-                one.message for one in wanted[: result.next_offset - start]
-            ]
-
-    def _check_runs(self, queue: Queue, runs: list[Run], wanted: list[Stored]) -> None:
-        """The runs are these messages, all of them, in order, each with its place and time."""
-        there = self.model.queues()[queue]
-        found: list[Stored] = []
-        for run in runs:
-            members = there[run.queue_offset : run.queue_offset + run.message_count]
-            assert bytes(run.frames) == b"".join(one.frame for one in members)
-            assert run.log_offset == members[0].log_offset
-            assert {one.stored_at_ms for one in members} == {run.stored_at_ms}
-            found += members
-        assert found == wanted
-
-    def _check_limits(self, queue: Queue, rng: random.Random) -> None:
-        there = self.model.there(queue)
-        if not there:
-            return
-        place = rng.randrange(len(there))
-        bytes_max, messages_max = rng.choice([0, 50, 400, 9999]), rng.choice([1, 2, 9, 99])
-        limits = {"bytes_max": bytes_max, "messages_max": messages_max}
-        result = self.store.read(*queue, there[place].queue_offset, **limits)
-        wanted = there[place : place + 1]
-        for one in there[place + 1 : place + messages_max]:
-            if sum(len(each.frame) for each in [*wanted, one]) > bytes_max:
-                break
-            wanted.append(one)
-        self._check_runs(queue, result.runs, wanted)
-        assert result.next_offset == wanted[-1].queue_offset + 1
-
-    def _check_tags(self, queue: Queue, rng: random.Random) -> None:
-        there = self.model.there(queue)
-        if not there:
-            return
-        tags = rng.sample(TAGS[1:], rng.choice([1, 2]))
-        hashes = [text_hash(tag) for tag in tags]
-        wanted = [one for one in there if one.message.tag in tags]
-        result = self.store.read(*queue, there[0].queue_offset, tag_hashes=hashes)
-        assert result.status is (Status.FOUND if wanted else Status.NOTHING_MATCHED)
-        assert result.next_offset == result.end
-        self._check_runs(queue, result.runs, wanted)
-        assert parsed(run.frames for run in result.runs) == [one.message for one in wanted]
-        found = self.store.queues.get(*queue)
-        assert found is not None
-        assert found.count_matching(result.start, result.end, hashes) == len(wanted)
-        few = self.store.read(*queue, result.start, tag_hashes=hashes, messages_max=2)
-        self._check_runs(queue, few.runs, wanted[:2])
-        assert few.next_offset == (wanted[2].queue_offset if len(wanted) > 2 else result.end)
-
-    def _check_times(self, queue: Queue, rng: random.Random) -> None:
-        there = self.model.there(queue)
-        times = [0, self.model.last_stored_at_ms + 1, *(one.stored_at_ms for one in there)]
-        time = rng.choice(times) + rng.choice([-1, 0, 1])
-        later = [one.queue_offset for one in there if one.stored_at_ms >= time]
-        end = len(self.model.queues()[queue])
-        assert self.store.offset_at_time(*queue, time) == (later[0] if later else end)
-
-    def _check_ids(self, rng: random.Random) -> None:
-        there = [one for queue in self.model.queues() for one in self.model.there(queue)]
-        for one in rng.sample(there, min(2, len(there))):
-            assert shown(self.store.lookup.by_id(one.log_offset)) == shown(one)
-        hidden = [
-            log_offset
-            for entry in self.model.entries
-            if not self.model.first_index <= entry.raft_index <= self.model.applied_index
-            for _, log_offset, *_ in entry.frames
-        ]
-        inside = [one.log_offset + 1 for one in there]
-        for log_offset in rng.sample(hidden, min(1, len(hidden))) + rng.sample(
-            inside, min(1, len(inside))
-        ):
-            with pytest.raises(MessageNotFound):
-                self.store.lookup.by_id(log_offset)
-
-    def _check_keys(self, rng: random.Random) -> None:
-        topic, key = rng.choice(QUEUES)[0], rng.choice([*KEYS, "nobody's"])
-        times = [0, *(entry.stored_at_ms + 1 for entry in self.model.entries), FOREVER_MS]
-        begin, end = sorted(rng.choices([0, FOREVER_MS, *times], k=2))
-        limit = rng.choice([1, 3, QUERY_RESULTS_MAX, 99])
-        for begin_ms, end_ms in [(0, FOREVER_MS), (begin, end)]:
-            found = self.store.lookup.by_key(topic, key, begin_ms, end_ms, limit)
-            wanted = self.model.by_key(topic, key, begin_ms, end_ms)
-            assert list(map(shown, found)) == list(
-                map(shown, wanted[: min(limit, QUERY_RESULTS_MAX)])
-            )
+        check_everything(self.store, self.model, random.Random(self.steps))
 
 
 def test_a_store_is_what_plain_lists_say_whatever_happens_to_its_disk(
