@@ -1,9 +1,17 @@
-"""Examines segment files of a log that may be in use, without changing them.
+"""Establishes what the segment files of a log hold and what is wrong with them, changing nothing.
 
-The rules are those of `recovery`: what is called damage here is what a node refuses to start on,
-and a torn tail is what it would cut. The mark of a segment is read before its bytes, so that all it
-promises is there, whatever a running broker appends meanwhile. Nothing is mapped; memory holds a
-chunk or one entry.
+The one set of rules: `recovery` acts on what is found here at a start, `inspect` shows it, also
+beside a running broker. What a crash may leave behind the last sync is arbitrary: missing, torn,
+out of order. What had been synced must be there. The durable mark in the `.idx` headers tells the
+two apart. For an entry that is not intact, or not there, at log offset P:
+
+    intact entry behind P?   P below the durable mark?   then
+    no                       either                      a torn tail
+    yes                      no                          torn too: it was never acknowledged
+    yes                      yes, or the mark is lost    damage
+
+The mark of a segment is read before its bytes, so that all it promises is there, whatever a running
+broker appends meanwhile. Nothing is mapped; memory holds a chunk or one entry.
 """
 
 from __future__ import annotations
@@ -12,12 +20,11 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import NamedTuple
+from concurrent.futures import Executor
 
 import numpy as np
-from typing_extensions import Buffer
 
-from mq.errors import WrongDataDirectory
+from mq.errors import LogDamaged
 from mq.store.format import (
     HEADER_BYTES,
     IDX_HEADER_BYTES,
@@ -27,16 +34,10 @@ from mq.store.format import (
     IdxHeader,
     decode_header,
     decode_idx_header,
-    is_intact,
+    pack_idx_record,
     segment_name,
 )
-from mq.store.scan import (
-    CHUNK_BYTES,
-    PAYLOAD_BYTES_MAX,
-    find_entry_after,
-    last_content,
-    scan_segment,
-)
+from mq.store.scan import Scan, Source, find_entry_after, scan_segment
 from mq.store.segment import IDX_SUFFIX, LOG_SUFFIX
 from mq.store.vfs import File, Vfs
 
@@ -59,38 +60,25 @@ class Problem:
     resumes_at: int | None = None
 
 
-class Walked(NamedTuple):
-    position: int
-    header: EntryHeader
-    payload: memoryview
-
-
 @dataclasses.dataclass(slots=True)
 class Look:
-    """One segment as it was found: `count` entries in [0, end), the first and last as records."""
+    """One segment. `scan` has what was found in it, by reading or by believing its `.idx`, and what
+    `link` made of it beside its neighbours.
+    """
 
     base: int
     path: str
-    mark: IdxHeader | None = None
-    file_bytes: int = 0
+    mark: IdxHeader | None
+    file_bytes: int
+    scan: Scan = dataclasses.field(default_factory=Scan)
     is_checked: bool = False  # every byte was read; otherwise the sealed `.idx` was believed
-    first_index: int = 0
-    count: int = 0
-    end: int = 0
-    first: np.void | None = None
-    last: np.void | None = None
-    problem: str = ""
-    torn_bytes: int = 0
+    error: OSError | None = None  # of the disk, where the scan ends
     resumes_at: int | None = None
     idx_differs_at: int | None = None
 
     @property
-    def last_index(self) -> int:
-        return self.first_index + self.count - 1
-
-    @property
-    def idx_path(self) -> str:
-        return self.path.removesuffix(LOG_SUFFIX) + IDX_SUFFIX
+    def end_log_offset(self) -> int:
+        return self.base + self.scan.end
 
     @property
     def is_sealed(self) -> bool:
@@ -98,13 +86,9 @@ class Look:
         mark = self.mark
         return mark is not None and bool(mark.is_sealed) and mark.synced_bytes == self.file_bytes
 
-    def take(self, records: bytes) -> None:
-        rows = np.frombuffer(records, IDX_RECORD)
-        if self.first is None:
-            self.first = rows[0]
-        self.last = rows[-1]
-        self.count += len(rows)
-        self.end = int(rows[-1]["position"]) + HEADER_BYTES + int(rows[-1]["length"])
+    @property
+    def is_sound(self) -> bool:
+        return not self.scan.problem and self.idx_differs_at is None
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -144,108 +128,70 @@ class _SteadyFile:
     def size(self) -> int:
         return self._size
 
-    def view(self, length: int) -> memoryview:
-        return self._file.view(length)
-
-    # The rest of a File: the operating system refuses it, as the file is open for reading only.
-
-    def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
-        self._file.pwritev(buffers, position)
-
-    def allocate(self, position: int, length: int) -> None:
-        self._file.allocate(position, length)
-
-    def truncate(self, size: int) -> None:
-        self._file.truncate(size)
-
-    def sync(self) -> None:
-        self._file.sync()
-
-    def close(self) -> None:
-        self._file.close()
-
 
 @contextlib.contextmanager
 def open_steady(
     vfs: Vfs, path: str, on_read: Callable[[int], None] | None = None
-) -> Iterator[File]:
-    """For reading. FileNotFoundError: it was removed; WrongDataDirectory: it may not be read."""
-    try:
-        file = vfs.open(path, read_only=True)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise unreadable(error, path) from error
-    try:
+) -> Iterator[Source]:
+    """For reading only. `on_read` is told how many more bytes of the file have been read."""
+    with contextlib.closing(vfs.open(path, read_only=True)) as file:
         yield _SteadyFile(file, on_read)
-    finally:
-        file.close()
 
 
-def unreadable(error: OSError, path: str) -> WrongDataDirectory:
-    return WrongDataDirectory(f"{error.filename or path} cannot be read: {error.strerror or error}")
+def log_path(directory: str, base: int) -> str:
+    return f"{directory}/{segment_name(base)}{LOG_SUFFIX}"
 
 
-def walk(file: File, position: int, end: int) -> Iterator[Walked]:
-    """The entries of [position, end), each one checked; ends before one that is not as it should
-    be.
-    """
-    start, chunk = position, memoryview(b"")
-
-    def at(position: int, length: int) -> memoryview:
-        nonlocal start, chunk
-        if position + length > start + len(chunk):
-            start, chunk = position, memoryview(file.pread(max(length, CHUNK_BYTES), position))
-        return chunk[position - start :]
-
-    raft_index = None
-    while position < end:
-        header = decode_header(at(position, HEADER_BYTES))
-        if header is None or header.length > PAYLOAD_BYTES_MAX:
-            return
-        size = HEADER_BYTES + header.length
-        entry = at(position, size)
-        if not is_intact(entry, header) or raft_index not in (None, header.raft_index):
-            return
-        yield Walked(position, header, entry[HEADER_BYTES:size])
-        raft_index = header.raft_index + 1
-        position += size
+def idx_path(path: str) -> str:
+    return path.removesuffix(LOG_SUFFIX) + IDX_SUFFIX
 
 
-def next_intact(file: File, position: int) -> int | None:
-    """Position of the first intact entry behind `position`, as far as the file can be read."""
-    try:
-        return find_entry_after(file, position)
-    except OSError:
-        return None
+def segment_bases(vfs: Vfs, directory: str) -> list[int]:
+    """Log offsets of the segments in a directory, in order."""
+    bases = []
+    for name in vfs.list_dir(directory):
+        stem = name.removesuffix(LOG_SUFFIX)
+        if stem == name:
+            continue
+        if not (len(stem) == 20 and stem.isdecimal()):
+            raise LogDamaged(
+                f"{directory}/{name}", 0, "not a segment's name (20 digits)", "Move the file away"
+            )
+        bases.append(int(stem))
+    return sorted(bases)
 
 
-# -- segments -------------------------------------------------------------------------------------
+# -- one segment ----------------------------------------------------------------------------------
 
 
 def examine(
-    vfs: Vfs, directory: str, base: int, *, check: bool, on_read: Callable[[int], None] | None
-) -> Look | None:
-    """One segment; None when it was removed meanwhile. `check`: reads it all, even if its `.idx` is
-    sealed and sound.
+    vfs: Vfs,
+    directory: str,
+    base: int,
+    *,
+    check: bool,
+    executor: Executor | None = None,
+    on_read: Callable[[int], None] | None = None,
+) -> Look:
+    """`check`: reads it all, in one pass, even if its `.idx` is sealed and sound.
+
+    An OSError in the middle of the log is a fact like others, see `Look.error`; it is raised when
+    the files cannot be opened, as FileNotFoundError when there is no such segment.
     """
-    look = Look(base, f"{directory}/{segment_name(base)}{LOG_SUFFIX}")
+    path = log_path(directory, base)
     with contextlib.ExitStack() as files:
-        idx = None
+        idx = mark = None
         with contextlib.suppress(FileNotFoundError):
-            idx = files.enter_context(open_steady(vfs, look.idx_path))
-            look.mark = _read_mark(idx, base)
-        try:
-            file = files.enter_context(open_steady(vfs, look.path, on_read))
-        except FileNotFoundError:
-            return None
-        look.file_bytes = file.size()
+            idx = files.enter_context(open_steady(vfs, idx_path(path)))
+            mark = _read_mark(idx, base)
+        file = files.enter_context(open_steady(vfs, path, on_read))
+        look = Look(base, path, mark, file.size())
         if check or idx is None or not _believe(look, file, idx):
-            _check(look, file, idx)
+            _check(look, file, idx, executor)
     return look
 
 
-def _read_mark(idx: File, base: int) -> IdxHeader | None:
+def _read_mark(idx: Source, base: int) -> IdxHeader | None:
     # The broker may be writing the header right now: then the second read finds it whole.
     for _ in range(2):
         mark = decode_idx_header(idx.pread(IDX_HEADER_BYTES, 0))
@@ -254,108 +200,117 @@ def _read_mark(idx: File, base: int) -> IdxHeader | None:
     return None
 
 
-def _believe(look: Look, file: File, idx: File) -> bool:
-    """Fills in the look from a sealed `.idx` that ends where the log ends."""
+def _believe(look: Look, file: Source, idx: Source) -> bool:
+    """Fills in what a scan would find, by a sealed `.idx` that ends where the log ends."""
     count = (idx.size() - IDX_HEADER_BYTES) // IDX_RECORD_BYTES
-    if not look.is_sealed or look.mark is None:
+    if look.mark is None or not look.is_sealed or count < 1:
         return False
-    try:
-        first = decode_header(file.pread(HEADER_BYTES, 0))
-        if count < 1 or first is None or first.raft_index != look.mark.first_index:
-            return False
-        last_at = IDX_HEADER_BYTES + (count - 1) * IDX_RECORD_BYTES
-        records = [idx.pread(IDX_RECORD_BYTES, at) for at in (IDX_HEADER_BYTES, last_at)]
-    except OSError:
+    first_index = look.mark.first_index
+    _, first = locate(file, idx, 0, first_index)
+    position, last = locate(file, idx, count - 1, first_index + count - 1)
+    if not first or not last or position + HEADER_BYTES + last.length != look.file_bytes:
         return False
-    ends = np.frombuffer(b"".join(records), IDX_RECORD)
-    if int(ends[1]["position"]) + HEADER_BYTES + int(ends[1]["length"]) != look.file_bytes:
-        return False
-    look.first_index, look.count, look.end = first.raft_index, count, look.file_bytes
-    look.first, look.last = ends
+    look.scan = Scan(first, last, count, look.file_bytes)
     return True
 
 
-def _check(look: Look, file: File, idx: File | None) -> None:
+def locate(
+    file: Source, idx: Source, number: int, raft_index: int
+) -> tuple[int, EntryHeader | None]:
+    """Where record `number` of the `.idx` has its entry, and its header, if that is what stands
+    there.
+    """
+    with contextlib.suppress(OSError):
+        record = idx.pread(IDX_RECORD_BYTES, IDX_HEADER_BYTES + number * IDX_RECORD_BYTES)
+        position = int.from_bytes(record[:4], "little")
+        header = decode_header(file.pread(HEADER_BYTES, position))
+        if (
+            header is not None
+            and header.raft_index == raft_index
+            and record == pack_idx_record(position, header.length, header.term, header.stored_at_ms)
+        ):
+            return position, header
+    return 0, None
+
+
+def _check(look: Look, file: Source, idx: Source | None, executor: Executor | None) -> None:
     idx_position = IDX_HEADER_BYTES
 
-    def take(records: bytes) -> None:
+    def compare(records: bytes) -> None:
         nonlocal idx_position
-        look.take(records)
-        # The `.idx` of the active segment is behind, and corrected at a start.
-        if idx is not None and look.is_sealed and look.idx_differs_at is None:
-            found = idx.pread(len(records), idx_position)
-            if found != records:
-                same = len(_common_prefix(found, records))
-                look.idx_differs_at = idx_position + same // IDX_RECORD_BYTES * IDX_RECORD_BYTES
-            idx_position += len(records)
+        found = idx.pread(len(records), idx_position) if idx else b""
+        if found != records and look.idx_differs_at is None:
+            # No record is like those that stand for missing ones.
+            rows = np.frombuffer(found.ljust(len(records), b"\xff"), IDX_RECORD)
+            same = int((rows != np.frombuffer(records, IDX_RECORD)).argmax())
+            look.idx_differs_at = idx_position + same * IDX_RECORD_BYTES
+        idx_position += len(records)
 
+    scan = look.scan
     look.is_checked = True
     try:
-        first = decode_header(file.pread(HEADER_BYTES, 0))
-        look.first_index = first.raft_index if first else 0
-        look.problem = scan_segment(file, take).problem
+        scan_segment(file, compare, executor, scan)
     except OSError as error:
-        look.problem = f"the bytes from here on cannot be read ({error.strerror or error})"
-    if not look.problem:
-        return
-    with contextlib.suppress(OSError):
-        look.torn_bytes = last_content(file, look.end, file.size()) - look.end
-    look.resumes_at = next_intact(file, look.end)
-    with contextlib.suppress(OSError):
-        # What was half written a moment ago is whole now: the look ends before it, cleanly.
-        now = next(walk(file, look.end, look.end + 1), None)
-        if now is not None and look.count and now.header.raft_index == look.last_index + 1:
-            look.problem, look.torn_bytes, look.resumes_at = "", 0, None
+        scan.problem = f"the bytes from here on cannot be read ({error.strerror or error})"
+        look.error = error
+    if look.mark is not None and scan.count and look.mark.first_index != scan.first_index:
+        look.idx_differs_at = 0
+    if scan.problem:
+        look.resumes_at = find_entry_after(file, scan.end)
 
 
-def _common_prefix(one: bytes, other: bytes) -> bytes:
-    length = min(len(one), len(other))
-    differs = np.frombuffer(one, "u1", length) != np.frombuffer(other, "u1", length)
-    return one[: int(differs.argmax()) if differs.any() else length]
+# -- all of them ----------------------------------------------------------------------------------
 
 
-def link(looks: Sequence[Look], removed: Collection[int]) -> None:
-    """Finds segments that do not go on where the one before them ends, if none between them was
-    removed.
+def link(looks: Sequence[Look], removed: Collection[int] = ()) -> None:
+    """Finds segments that end before their mark, or do not go on where the one before them ends, if
+    none between them was removed.
     """
+    for look in looks:
+        lost = look.mark.synced_bytes - look.scan.end if look.mark else 0
+        if lost > 0 and not look.scan.problem:
+            look.scan.problem = f"{lost} bytes that had been synced are gone"
     for before, look in itertools.pairwise(looks):
-        if before.problem or any(before.base < base < look.base for base in removed):
+        if before.scan.problem or any(before.base < base < look.base for base in removed):
             continue
-        missing = look.base - before.base - before.end
+        missing = look.base - before.end_log_offset
+        first, expected = look.scan.first, before.scan.last_index + 1
         if missing > 0:
-            before.problem = f"{missing} bytes are missing before the next segment"
-        elif look.count and look.first_index != before.last_index + 1:
-            look.problem = f"raft index {look.first_index} follows {before.last_index}"
-            if look.count > 1 and look.first is not None:
-                look.resumes_at = HEADER_BYTES + int(look.first["length"])
-            look.end = look.count = 0
+            before.scan.problem = f"{missing} bytes are missing before the next segment"
+        elif first is not None and first.raft_index != expected:
+            if look.scan.count > 1:
+                look.resumes_at = HEADER_BYTES + first.length
+            look.scan = Scan(
+                problem=f"raft index {first.raft_index} follows {expected - 1}",
+                torn_bytes=look.scan.end + look.scan.torn_bytes,
+            )
 
 
 def judge(looks: Sequence[Look]) -> list[Problem]:
-    """Each problem by itself, with what stands behind it."""
-    problems = []
+    """The problems in order. Nothing follows a torn tail: all that stands behind goes with it."""
+    # The base of a segment of which nothing is synced says nothing about what is before it.
     marks = [(look.base, look.mark.synced_bytes) for look in looks if look.mark]
     durable = max((base + synced for base, synced in marks if synced), default=0)
-    is_loss_told = False
+    problems = []
     for i, look in enumerate(looks):
-        end = look.base + look.end
-        is_followed = any(later.count for later in looks[i + 1 :])
-        is_entry_behind = is_followed or look.resumes_at is not None
-        lost = 0 if is_entry_behind or is_loss_told else max(0, durable - end)
-        if look.problem or lost:
-            is_loss_told = lost > 0
-            problems.append(
-                Problem(
-                    look.path,
-                    look.end,
-                    look.problem or "the file ends here",
-                    is_damage=is_entry_behind and (look.mark is None or end < durable),
-                    torn_bytes=look.torn_bytes,
-                    synced_bytes_lost=lost,
-                    resumes_at=look.resumes_at,
-                )
+        if not look.scan.problem:
+            continue
+        is_entry_behind = look.resumes_at is not None or any(
+            later.scan.count or later.resumes_at is not None for later in looks[i + 1 :]
+        )
+        lost = max(0, durable - look.end_log_offset)
+        is_damage = is_entry_behind and (look.mark is None or lost > 0)
+        problems.append(
+            Problem(
+                look.path,
+                look.scan.end,
+                look.scan.problem,
+                is_damage=is_damage,
+                torn_bytes=look.scan.torn_bytes,
+                synced_bytes_lost=0 if is_damage else lost,
+                resumes_at=look.resumes_at,
             )
-        if look.idx_differs_at is not None:
-            reason = "the record is not what the log says"
-            problems.append(Problem(look.idx_path, look.idx_differs_at, reason, is_damage=True))
+        )
+        if not is_damage:
+            break
     return problems

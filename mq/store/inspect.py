@@ -15,8 +15,6 @@ import enum
 import os
 from collections.abc import Callable, Iterator
 
-import numpy as np
-
 from mq.errors import MalformedBatch, WrongDataDirectory
 from mq.store import checkpoint, identity
 from mq.store.batch import decode_payload
@@ -24,31 +22,24 @@ from mq.store.checkpoint import DerivedState
 from mq.store.examine import (
     Look,
     Problem,
-    Walked,
     examine,
+    idx_path,
     judge,
     link,
-    next_intact,
+    locate,
+    log_path,
     open_steady,
-    unreadable,
-    walk,
+    segment_bases,
 )
-from mq.store.format import (
-    HEADER_BYTES,
-    IDX_HEADER_BYTES,
-    IDX_RECORD,
-    IDX_RECORD_BYTES,
-    Kind,
-    decode_header,
-    segment_name,
-)
-from mq.store.recovery import segment_bases
-from mq.store.segment import IDX_SUFFIX, LOG_SUFFIX
-from mq.store.vfs import File, Vfs
+from mq.store.format import HEADER_BYTES, EntryHeader, Kind
+from mq.store.scan import Source, Walked, find_entry_after, misfit, walk
+from mq.store.segment import LOG_SUFFIX
+from mq.store.vfs import Vfs
 
 LOG_DIRECTORY = "commitlog"
 CHECKPOINT_FILE = "checkpoint"
 _KIND_NAMES = {int(kind): kind.name.lower() for kind in Kind}
+_NO_ENTRY = EntryHeader(0, 0, 0, 0, 0, 0)
 
 
 class State(enum.Enum):
@@ -129,6 +120,19 @@ class QueueSummary:
 # -- the directory --------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def _reading(path: str) -> Iterator[None]:
+    """What is there and may not be read is WrongDataDirectory, with the reason."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise WrongDataDirectory(
+            f"{error.filename or path} cannot be read: {error.strerror or error}"
+        ) from error
+
+
 def read_identity(vfs: Vfs, directory: str) -> identity.Identity | None:
     """Whose directory it is; None when it is nobody's yet, or a log that lost its node.toml.
 
@@ -136,7 +140,7 @@ def read_identity(vfs: Vfs, directory: str) -> identity.Identity | None:
     """
     if not vfs.exists(directory):
         raise WrongDataDirectory(f"{directory} does not exist")
-    try:
+    with _reading(directory):
         names = set(vfs.list_dir(directory)) - {identity.LOCK_NAME, "lost+found"}
         if any(
             name.endswith(LOG_SUFFIX) and name[: -len(LOG_SUFFIX)].isdecimal() for name in names
@@ -151,8 +155,6 @@ def read_identity(vfs: Vfs, directory: str) -> identity.Identity | None:
                 f"{LOG_DIRECTORY}, but {', '.join(sorted(names)[:3])}"
             )
         return identity.read(vfs, directory)
-    except OSError as error:
-        raise unreadable(error, directory) from error
 
 
 def read_checkpoint(vfs: Vfs, directory: str) -> tuple[bool, DerivedState | None]:
@@ -161,14 +163,14 @@ def read_checkpoint(vfs: Vfs, directory: str) -> tuple[bool, DerivedState | None
     Call it before `look`: then it speaks of nothing that came after the look.
     """
     path = f"{directory}/{CHECKPOINT_FILE}"
-    try:
-        # Opened once: the broker may replace the file by one of another size at any time.
-        with contextlib.closing(vfs.open(path, read_only=True)) as file:
-            return True, checkpoint.decode(file.pread(file.size(), 0))
-    except FileNotFoundError:
-        return False, None
-    except OSError as error:
-        raise unreadable(error, path) from error
+    # Opened once: the broker may replace the file by one of another size at any time.
+    with (
+        _reading(path),
+        contextlib.suppress(FileNotFoundError),
+        contextlib.closing(vfs.open(path, read_only=True)) as file,
+    ):
+        return True, checkpoint.decode(file.pread(file.size(), 0))
+    return False, None
 
 
 # -- the log --------------------------------------------------------------------------------------
@@ -189,7 +191,7 @@ class LogInspector:
     @property
     def removed(self) -> list[str]:
         """Segments that vanished before they were read: dropped by retention or cut off by Raft."""
-        return [self._path(base) for base in sorted(self._removed)]
+        return [log_path(self._directory, base) for base in sorted(self._removed)]
 
     @property
     def ending(self) -> Ending:
@@ -199,30 +201,22 @@ class LogInspector:
 
     def file_bytes(self) -> int:
         """What a check of everything has to read."""
-        sizes = [self._vfs.file_size(self._path(base)) for base in self._bases()]
-        return sum(size or 0 for size in sizes)
+        paths = [log_path(self._directory, base) for base in self._bases()]
+        return sum(self._vfs.file_size(path) or 0 for path in paths)
 
     def look(self, *, check_all: bool = False) -> None:
         """Finds the segments and where their entries end. `check_all` reads every byte; otherwise
         only segments are read whose `.idx` is not sealed and sound, such as the active one.
         """
-        looks = self._examine(self._bases(), {}, check=check_all)
-        if any(problem.is_damage or problem.synced_bytes_lost for problem in judge(looks)):
-            sound = [
-                each for each in looks[:-1] if not each.problem and each.idx_differs_at is None
-            ]
-            known = {look.base: look for look in sound}
-            looks = self._examine([look.base for look in looks], known, check=True)
-        self.problems = judge(looks)
-        torn = {problem.path for problem in self.problems if not problem.is_damage}
-        cut_from = next((i + 1 for i, look in enumerate(looks) if look.path in torn), len(looks))
-        active = max((i for i, look in enumerate(looks[:cut_from]) if look.count), default=-1)
-        self.segments = []
-        for i, look in enumerate(looks):
-            state = State.SEALED if i < active else State.ACTIVE if i == active else State.EMPTY
-            if i >= cut_from and look.count:
-                state = State.CUT
-            self.segments.append(_segment_summary(look, state))
+        looks = self._examine_all(self._bases(), {}, check=check_all)
+        if any(problem.is_damage or problem.synced_bytes_lost for problem in _problems(looks)):
+            known = {look.base: look for look in looks[:-1] if look.is_sound}
+            looks = self._examine_all([look.base for look in looks], known, check=True)
+        self.problems = _problems(looks)
+        torn = [problem.path for problem in self.problems if not problem.is_damage]
+        filled = [look for look in looks if look.scan.count]
+        kept = [look.path for look in filled if not torn or look.path <= torn[0]]
+        self.segments = [_segment_summary(look, kept) for look in looks]
 
     def entries(self, from_index: int = 0, kind: Kind | None = None) -> Iterator[EntrySummary]:
         """Whatever is readable from this raft index on, also behind damage."""
@@ -282,88 +276,83 @@ class LogInspector:
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _path(self, base: int) -> str:
-        return f"{self._directory}/{segment_name(base)}{LOG_SUFFIX}"
-
     def _bases(self) -> list[int]:
-        try:
+        with _reading(self._directory):
             return segment_bases(self._vfs, self._directory)
-        except OSError as error:
-            raise unreadable(error, self._directory) from error
 
-    def _examine(self, bases: list[int], known: dict[int, Look], *, check: bool) -> list[Look]:
-        looks = []
-        for base in bases:
-            look = known.get(base) or examine(
-                self._vfs, self._directory, base, check=check, on_read=self.on_read
-            )
-            if look is None:
-                self._removed.add(base)
-            else:
-                looks.append(look)
-        link(looks, self._removed)
-        return looks
+    def _examine_all(self, bases: list[int], known: dict[int, Look], *, check: bool) -> list[Look]:
+        looks = [known.get(base) or self._examine(base, check=check) for base in bases]
+        there = [look for look in looks if look is not None]
+        link(there, self._removed)
+        return there
+
+    def _examine(self, base: int, *, check: bool) -> Look | None:
+        """None when the segment was removed meanwhile."""
+        try:
+            with _reading(self._directory):
+                look = examine(self._vfs, self._directory, base, check=check, on_read=self.on_read)
+                if look.scan.problem and look.error is None:
+                    self._end_before_a_write(look)
+                return look
+        except FileNotFoundError:
+            self._removed.add(base)
+            return None
+
+    def _end_before_a_write(self, look: Look) -> None:
+        """What was half written a moment ago is whole now: the look ends before it, cleanly."""
+        scan = look.scan
+        with open_steady(self._vfs, look.path) as file, contextlib.suppress(OSError):
+            now = next(walk(file, scan.end, scan.end + 1), None)
+            if now is not None and not misfit(now.header, scan.last):
+                scan.problem, scan.torn_bytes, look.resumes_at = "", 0, None
 
     def _kept(self) -> list[SegmentSummary]:
         return [segment for segment in self.segments if segment.state is not State.CUT]
 
     def _walk_all(self, from_index: int) -> Iterator[tuple[SegmentSummary, Walked]]:
         for segment in self._kept():
-            is_damaged = self._damage_of(segment) is not None
-            if segment.last_index >= from_index or is_damaged:
+            if segment.last_index >= from_index or self._is_damaged(segment):
                 for walked in self._walk(segment, from_index):
                     yield segment, walked
 
     def _walk(self, segment: SegmentSummary, from_index: int) -> Iterator[Walked]:
         """The entries of a segment up to the end that `look` found, and those behind damage."""
         try:
-            with open_steady(self._vfs, segment.path) as file:
-                position, end = self._locate(segment, file, from_index), segment.used_bytes
-                while True:
+            with _reading(segment.path), open_steady(self._vfs, segment.path) as file:
+                position: int | None = self._locate(segment, file, from_index)
+                end = segment.used_bytes
+                while position is not None:
                     with contextlib.suppress(OSError):  # of the disk: as bad as other bytes
                         for walked in walk(file, position, end):
                             position = walked.position + HEADER_BYTES + walked.header.length
                             if walked.header.raft_index >= from_index:
                                 yield walked
-                    if position < end and self._damage_of(segment) is None:
+                    if position < end and not self._is_damaged(segment):
                         self._look_again(segment)
-                    if self._damage_of(segment) is None:
-                        return
-                    resumes_at = next_intact(file, position)
-                    if resumes_at is None:
-                        return
-                    position, end = resumes_at, segment.file_bytes
+                    is_damaged = self._is_damaged(segment)
+                    position = find_entry_after(file, position) if is_damaged else None
+                    end = segment.file_bytes
         except FileNotFoundError:
             self._removed.add(segment.base_log_offset)
 
-    def _locate(self, segment: SegmentSummary, file: File, raft_index: int) -> int:
+    def _locate(self, segment: SegmentSummary, file: Source, raft_index: int) -> int:
         """Position of an entry by the `.idx`, if that tells the truth; else the segment's start."""
         number = raft_index - segment.first_index
-        if not 0 < number < segment.entries:
-            return 0
-        try:
-            with open_steady(self._vfs, segment.path.removesuffix(LOG_SUFFIX) + IDX_SUFFIX) as idx:
-                record = idx.pread(IDX_RECORD_BYTES, IDX_HEADER_BYTES + number * IDX_RECORD_BYTES)
-            position = int(np.frombuffer(record, IDX_RECORD)["position"][0])
-            header = decode_header(file.pread(HEADER_BYTES, position))
-        except (OSError, ValueError, IndexError):
-            return 0
-        is_there = header is not None and header.raft_index == raft_index
-        return position if is_there and position < segment.used_bytes else 0
+        position = 0
+        if 0 < number < segment.entries:
+            path = idx_path(segment.path)
+            with contextlib.suppress(OSError), open_steady(self._vfs, path) as idx:
+                position, _ = locate(file, idx, number, raft_index)
+        return position if position < segment.used_bytes else 0
 
     def _look_again(self, segment: SegmentSummary) -> None:
         """The `.idx` was believed, and the log is not what it says."""
-        look = examine(
-            self._vfs, self._directory, segment.base_log_offset, check=True, on_read=None
-        )
-        if look is None:
-            self._removed.add(segment.base_log_offset)
-        elif look.problem:
-            self._add_damage(segment, look.end, look.problem, look.resumes_at)
+        look = self._examine(segment.base_log_offset, check=True)
+        if look is not None and look.scan.problem:
+            self._add_damage(segment, look.scan.end, look.scan.problem, look.resumes_at)
 
-    def _damage_of(self, segment: SegmentSummary) -> Problem | None:
-        mine = [each for each in self.problems if each.is_damage and each.path == segment.path]
-        return mine[0] if mine else None
+    def _is_damaged(self, segment: SegmentSummary) -> bool:
+        return any(each.is_damage and each.path == segment.path for each in self.problems)
 
     def _add_damage(
         self, segment: SegmentSummary, position: int, reason: str, resumes_at: int | None = None
@@ -385,22 +374,35 @@ class LogInspector:
         return {(queue.topic, queue.queue_id): queue.end for queue in queues}
 
 
-def _segment_summary(look: Look, state: State) -> SegmentSummary:
-    def number(record: np.void | None, field: str) -> int:
-        return int(record[field]) if record is not None and look.count else 0
+def _problems(looks: list[Look]) -> list[Problem]:
+    """Also of `.idx` files, which a start mends; that of the active segment is always behind."""
+    reason = "the record is not what the log says"
+    return judge(looks) + [
+        Problem(idx_path(look.path), look.idx_differs_at, reason, is_damage=True)
+        for look in looks
+        if look.is_sealed and look.idx_differs_at is not None
+    ]
 
+
+def _segment_summary(look: Look, kept: list[str]) -> SegmentSummary:
+    """`kept`: the paths of those with entries that a start does not remove."""
+    scan = look.scan
+    first, last = scan.first or _NO_ENTRY, scan.last or _NO_ENTRY
+    state = State.CUT if scan.count else State.EMPTY
+    if look.path in kept:
+        state = State.ACTIVE if look.path == kept[-1] else State.SEALED
     return SegmentSummary(
         path=look.path,
         base_log_offset=look.base,
-        used_bytes=look.end,
+        used_bytes=scan.end,
         file_bytes=look.file_bytes,
-        entries=look.count,
-        first_index=look.first_index if look.count else 0,
-        last_index=look.last_index if look.count else 0,
-        first_term=number(look.first, "term"),
-        last_term=number(look.last, "term"),
-        first_stored_at_ms=number(look.first, "stored_at_ms"),
-        last_stored_at_ms=number(look.last, "stored_at_ms"),
+        entries=scan.count,
+        first_index=first.raft_index,
+        last_index=last.raft_index,
+        first_term=first.term,
+        last_term=last.term,
+        first_stored_at_ms=first.stored_at_ms,
+        last_stored_at_ms=last.stored_at_ms,
         state=state,
         is_checked=look.is_checked,
     )

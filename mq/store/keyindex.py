@@ -50,6 +50,10 @@ class Header(NamedTuple):
     slots: int
     items: int
 
+    @property
+    def file_bytes(self) -> int:
+        return HEADER_BYTES + 4 * self.slots + self.items * ITEM_BYTES
+
     @staticmethod
     def decode(data: bytes) -> Header:
         return Header._make(_HEADER.unpack(data))
@@ -62,7 +66,6 @@ class Item(NamedTuple):
     before: int
 
 
-NO_HEADER = Header(0, 0, 0, 0, 0, 0)
 NO_ITEM = Item(0, 0, 0, 0)
 
 
@@ -113,10 +116,10 @@ class _Filling:
         self.last_ms = max(self.last_ms, now_ms)
         self.last_log_offset = int(log_offsets[-1])
 
-    def header(self) -> bytes:
+    def header(self) -> Header:
         times = (self.first_ms, self.last_ms)
         offsets = (self.first_log_offset, self.last_log_offset)
-        return _HEADER.pack(*times, *offsets, len(self.slots), self.count)
+        return Header(*times, *offsets, len(self.slots), self.count)
 
     def link(self, slots: npt.NDArray[np.uint32], first_number: int) -> npt.NDArray[np.uint32]:
         """Puts items with consecutive numbers at the head of their chains; the numbers they push
@@ -142,9 +145,9 @@ class KeyIndex:
         self._item_count_max = item_count_max
         self._items_at = HEADER_BYTES + 4 * slot_count
         self._files = FilePool(vfs, _OPEN_FILES_MAX)
-        # Names of the files on disk that are full, oldest first; behind them those in memory, of
+        # The files on disk that are full, by name, oldest first; behind them those in memory, of
         # which the last one is being filled.
-        self._full: list[str] = []
+        self._full: dict[str, Header] = {}
         self._filling: list[_Filling] = []
 
     # -- building ---------------------------------------------------------------------------------
@@ -163,6 +166,8 @@ class KeyIndex:
                 self._filling.append(_Filling(name, self._slot_count, stored_at_ms, first))
             newest = self._filling[-1]
             room = self._item_count_max - newest.count
+            # A file has the name of its first message, so that all keys of this one stay in it.
+            room = max(room, int(np.searchsorted(log_offsets, newest.first_log_offset, "right")))
             newest.add(hashes[:room], log_offsets[:room], stored_at_ms)
             hashes, log_offsets = hashes[room:], log_offsets[room:]
 
@@ -180,14 +185,18 @@ class KeyIndex:
                 at = self._items_at + filling.written * ITEM_BYTES
                 writes.append(PendingWrite(path, at, [bytes_of(rows) for rows in items]))
             if self._is_full(filling):
-                head: list[bytes | memoryview] = [filling.header(), bytes_of(filling.slots)]
+                head: list[bytes | memoryview] = [
+                    _HEADER.pack(*filling.header()),
+                    bytes_of(filling.slots),
+                ]
                 writes.append(PendingWrite(path, 0, head))
         return writes
 
     def set_written(self, position: IndexPosition) -> None:
         """Somebody wrote `pending_writes` up to this position."""
         while self._filling and self._filling[0].name in position.full:
-            self._full.append(self._filling.pop(0).name)
+            filling = self._filling.pop(0)
+            self._full[filling.name] = filling.header()
         if self._filling and self._filling[0].name == position.newest:
             self._filling[0].newest.drop_before(position.items)
 
@@ -204,8 +213,7 @@ class KeyIndex:
             head = int(filling.slots[key_hash % self._slot_count])
             items = self._items_of(filling)
             yield from _walk(items, head, key_hash, filling.first_ms, begin_ms, end_ms)
-        for name in reversed(self._full):
-            header = self._header(name)
+        for name, header in reversed(self._full.items()):
             if header.last_ms < begin_ms:
                 return
             if header.first_ms < end_ms:
@@ -238,9 +246,6 @@ class KeyIndex:
 
         return item
 
-    def _header(self, name: str) -> Header:
-        return Header.decode(self._files.get(self._path(name)).pread(HEADER_BYTES, 0))
-
     # -- start, retention, end --------------------------------------------------------------------
 
     def position(self) -> IndexPosition:
@@ -260,23 +265,33 @@ class KeyIndex:
             if name not in position.full and name != position.newest:
                 self._vfs.remove(self._path(name))
         for name in position.full:
-            size = self._vfs.file_size(self._path(name)) or 0
-            header = self._header(name) if size >= HEADER_BYTES else NO_HEADER
-            if (
-                not header.items
-                or size < HEADER_BYTES + 4 * header.slots + header.items * ITEM_BYTES
-            ):
+            header = self._header(name)
+            if header is None:
                 return False
-        self._full = list(position.full)
+            self._full[name] = header
         if position.newest:
             size = self._items_at + position.items * ITEM_BYTES
             if (self._vfs.file_size(self._path(position.newest)) or 0) < size:
                 return False
-            self._filling = [self._relinked(position)]
+            filling = self._relinked(position)
+            if filling is None:
+                return False
+            self._filling = [filling]
         return True
 
-    def _relinked(self, position: IndexPosition) -> _Filling:
-        """Slots from items, a block at a time."""
+    def _header(self, name: str) -> Header | None:
+        """Of a full file; None when it is not one."""
+        size = self._vfs.file_size(self._path(name)) or 0
+        if size < HEADER_BYTES:
+            return None
+        header = Header.decode(self._files.get(self._path(name)).pread(HEADER_BYTES, 0))
+        is_whole = header.slots > 0 and header.items > 0 and header.file_bytes <= size
+        return header if is_whole else None
+
+    def _relinked(self, position: IndexPosition) -> _Filling | None:
+        """Slots from items, a block at a time. None when the items are not those that were written:
+        with another number of slots than now they stand elsewhere and make other chains.
+        """
         first = int(position.newest)
         filling = _Filling(position.newest, self._slot_count, position.first_ms, first)
         file = self._files.get(self._path(position.newest))
@@ -284,7 +299,10 @@ class KeyIndex:
             wanted = min(_READ_ITEMS, position.items - start)
             data = file.pread(wanted * ITEM_BYTES, self._items_at + start * ITEM_BYTES)
             items = np.frombuffer(data, ITEM)
-            filling.link(items["hash"] % np.uint32(self._slot_count), start + 1)
+            before = filling.link(items["hash"] % np.uint32(self._slot_count), start + 1)
+            is_other = start == 0 and int(items["log_offset"][0]) != first
+            if is_other or not np.array_equal(before, items["before"]):
+                return None
             filling.last_log_offset = int(items["log_offset"][-1])
             filling.last_ms = filling.first_ms + int(items["seconds"][-1]) * 1000 + 999
         filling.newest = RowBuffer(ITEM, position.items)
@@ -293,8 +311,11 @@ class KeyIndex:
     def drop_before(self, log_offset: int) -> list[str]:
         """The full files all of whose messages stand before this log offset, to be removed."""
         paths = []
-        while self._full and self._header(self._full[0]).last_log_offset < log_offset:
-            paths.append(self._path(self._full.pop(0)))
+        for name, header in list(self._full.items()):
+            if header.last_log_offset >= log_offset:
+                break
+            del self._full[name]
+            paths.append(self._path(name))
             self._files.forget(paths[-1])
         return paths
 

@@ -84,8 +84,10 @@ class Lookup:
             last = log_offset
             try:
                 stored = self.by_id(log_offset)
-            except MalformedBatch:
-                continue  # its producer gave it a key and no content that could be read
+            except (MalformedBatch, MessageNotFound):
+                # A producer gave it a key and no content that could be read, or a file of the index
+                # is damaged: no reason to hide the others.
+                continue
             is_in_time = begin_ms <= stored.stored_at_ms < end_ms
             if stored.topic == topic and key in stored.message.keys and is_in_time:
                 found.append(stored)

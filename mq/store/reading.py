@@ -8,6 +8,7 @@ that stand close together share one read of the file.
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -145,19 +146,26 @@ def _runs(log: LogReader, queue_offset: int, chosen: _Chosen) -> list[Run]:
     units, places = chosen.units, chosen.places
     starts = units["log_offset"].astype(np.int64)
     ends = starts + units["size"]
-    is_break = starts[1:] != ends[:-1]
+    gaps = starts[1:] - ends[:-1]
+    if len(gaps) and int(np.minimum.reduce(gaps)) < 0:
+        raise QueueDamaged("messages overlap")
+    is_break = gaps != 0
     if places is not None:
         is_break |= places[1:] != places[:-1] + 1
     breaks = 1 + np.flatnonzero(is_break)
     first = np.concatenate(([0], breaks))
     last = np.concatenate((breaks, [len(units)])) - 1
     starts, ends = starts[first], ends[last]
+    frames = _frames(log, starts, ends)
+    sizes = units["size"]
+    if not all(map(_is_run, frames, sizes[first].tolist(), sizes[last].tolist())):
+        raise QueueDamaged("no message starts here, or it is of another size")
     columns = zip(
         (queue_offset + (first if places is None else places[first])).tolist(),
         (last - first + 1).tolist(),
         starts.tolist(),
         log.stored_at(starts).tolist(),
-        _frames(log, starts, ends),
+        frames,
         strict=True,
     )
     return list(map(Run._make, columns))
@@ -177,6 +185,30 @@ def _frames(
             slices.append(data)
         else:
             slices.extend(data[begin[i] - base : stop[i] - base] for i in range(first, last))
-    if not all(frames[0] == FRAME_TAG for frames in slices):
-        raise QueueDamaged("no frame starts here")
     return slices
+
+
+def _is_run(frames: memoryview, first_size: int, last_size: int) -> bool:
+    """Whether the run begins and ends with whole frames.
+
+    A unit with a wrong log offset or size does not join its neighbours, so that it stands at an end
+    of its run: those in between need no look.
+    """
+    first, at = _frame_head(first_size), len(frames) - last_size
+    if frames[: len(first)] != first:
+        return False
+    if at == 0:
+        return True  # a run of one
+    last = _frame_head(last_size)
+    return frames[at : at + len(last)] == last
+
+
+@functools.lru_cache(maxsize=4096)
+def _frame_head(frame_size: int) -> bytes:
+    """What every frame of this size starts with: tag and length. There is none of some sizes."""
+    for width in range(1, 6):
+        length = frame_size - 1 - width
+        if length >= 0 and max(1, (length.bit_length() + 6) // 7) == width:
+            groups = [length >> 7 * i & 0x7F | 0x80 * (i < width - 1) for i in range(width)]
+            return bytes([FRAME_TAG, *groups])
+    return b"no frame is of this size"

@@ -1,16 +1,12 @@
-"""Opens the segments that are on disk: checks them, cuts a torn tail, refuses damage.
+"""Opens the segments that are on disk: acts on what `examine` finds in them.
 
-What a crash may leave behind the last sync is arbitrary: missing, torn, out of order. What had been
-synced must be there. The durable mark in the `.idx` headers tells the two apart. For the first
-entry that is not intact, at log offset P:
+Damage is refused, and then nothing has been changed. A torn tail is cut, with a warning. `.idx`
+files are mended where the log says otherwise, what a crash left unsealed is sealed, and all that is
+kept is durable in the end. The steps are in such an order that a crash in between leaves the next
+start with the same findings.
 
-    intact entry behind P?   P below the durable mark?   then
-    no                       either                      torn tail: cut at P, with a warning
-    yes                      no                          never acknowledged: cut, with a warning
-    yes                      yes, or the mark is lost    damage: LogDamaged, no `.log` changes
-
-A cut below the mark means that the disk lost what it had synced; the report says how much, for who
-must not vote on it.
+A cut below the durable mark means that the disk lost what it had synced; the report says how much,
+for who must not vote on it.
 """
 
 from __future__ import annotations
@@ -20,17 +16,11 @@ from concurrent.futures import Executor
 
 from mq.errors import LogDamaged
 from mq.logging import get_logger
-from mq.store.format import (
-    HEADER_BYTES,
-    IDX_HEADER_BYTES,
-    IDX_RECORD_BYTES,
-    IdxHeader,
-    decode_header,
-    decode_idx_header,
-)
-from mq.store.scan import Scan, find_entry_after, last_content, scan_segment
+from mq.store.examine import Look, Problem, examine, judge, link, segment_bases
+from mq.store.format import IDX_HEADER_BYTES
+from mq.store.scan import scan_segment
 from mq.store.segment import IDX_SUFFIX, LOG_SUFFIX, Segment
-from mq.store.vfs import File, Vfs
+from mq.store.vfs import Vfs
 
 log = get_logger(__name__)
 
@@ -51,191 +41,103 @@ class RecoveryReport:
     checked_bytes: int = 0
 
 
-@dataclasses.dataclass(slots=True)
-class _Found:
-    """A segment on disk, before it is known to be good."""
-
-    segment: Segment
-    file_bytes: int
-    mark: IdxHeader | None
-    problem: str = ""
-
-
-def segment_bases(vfs: Vfs, directory: str) -> list[int]:
-    """Log offsets of the segments in a directory, in order."""
-    bases = []
-    for name in vfs.list_dir(directory):
-        stem = name.removesuffix(LOG_SUFFIX)
-        if stem == name:
-            continue
-        if not (len(stem) == 20 and stem.isdecimal()):
-            raise LogDamaged(
-                f"{directory}/{name}", 0, "not a segment's name (20 digits)", "Move the file away"
-            )
-        bases.append(int(stem))
-    return sorted(bases)
-
-
 def recover(
     vfs: Vfs, directory: str, verify_bytes: int, executor: Executor | None
 ) -> tuple[list[Segment], RecoveryReport]:
     """The good segments, all of them durable. Only a torn tail and `.idx` files are changed on
-    disk.
+    disk. Raises LogDamaged, and OSError for what cannot be read: no fault of a disk is cut away.
     """
-    report = RecoveryReport()
-    found = [_look_at(vfs, directory, base) for base in segment_bases(vfs, directory)]
-    budget = verify_bytes
-    for item in reversed(found):
-        if item is found[-1] or budget > 0 or not _trust_idx(item):
-            _check(vfs, item, executor)
-            budget -= item.file_bytes
-            report.checked_bytes += item.segment.end
-    bad = _first_problem(found)
-    if bad is not None:
-        _judge(found, bad, report)
-        found = _cut(found, bad, report)
-    for name in vfs.list_dir(directory):
-        # An `.idx` whose `.log` is gone is what a crash in the middle of dropping a segment leaves.
-        if name.endswith(IDX_SUFFIX) and not vfs.exists(
-            f"{directory}/{name.removesuffix(IDX_SUFFIX)}{LOG_SUFFIX}"
-        ):
-            vfs.remove(f"{directory}/{name}")
-    segments = [item.segment for item in found]
-    for item in found:
-        if item is not found[-1] and not item.segment.is_sealed:
-            # The crash came between the roll and the sync that records it.
-            item.segment.seal()
-        if item.mark is None or item.segment.is_dirty:
-            item.segment.sync()
-        if item.mark is None:
-            # Made anew; a crash must not lose it, for the reason that `Segment.create` gives.
-            item.segment.idx.sync()
-            vfs.sync_dir(directory)
+    looks = _examine_all(vfs, directory, verify_bytes, executor)
+    report = RecoveryReport(checked_bytes=sum(look.scan.end for look in looks if look.is_checked))
+    link(looks)
+    problem = next(iter(judge(looks)), None)
+    if problem is not None and problem.is_damage:
+        raise LogDamaged(problem.path, problem.position, problem.reason, ADVICE)
+    kept = [look for look in looks if problem is None or look.path <= problem.path]
+    while kept and not kept[-1].scan.count:
+        kept.pop()
+    # From the end, and before the tail is cut: a crash in between leaves the same problem.
+    for look in reversed(looks[len(kept) :]):
+        Segment(vfs, directory, look.base, look.scan.first_index).remove()
+    _remove_lone_idx_files(vfs, directory)
+    segments = [_restore(vfs, directory, look, executor, is_last=look is kept[-1]) for look in kept]
+    if problem is not None:
+        _report_cut(problem, looks, report)
     return segments, report
 
 
-def _look_at(vfs: Vfs, directory: str, base: int) -> _Found:
-    segment = Segment(vfs, directory, base, first_index=0)
-    mark = None
-    if vfs.exists(segment.idx_path):
-        mark = decode_idx_header(segment.idx.pread(IDX_HEADER_BYTES, 0))
-        if mark is not None and mark.base_log_offset != base:
-            mark = None
-    return _Found(segment, vfs.file_size(segment.log_path) or 0, mark)
-
-
-def _trust_idx(item: _Found) -> bool:
-    """A sealed segment whose sealed `.idx` ends where the log ends needs no reading. Fills in the
-    segment.
+def _examine_all(
+    vfs: Vfs, directory: str, verify_bytes: int, executor: Executor | None
+) -> list[Look]:
+    """Checks the newest segment, more of them up to `verify_bytes`, and any whose `.idx` cannot be
+    believed.
     """
-    segment, mark = item.segment, item.mark
-    if mark is None or not mark.is_sealed or mark.synced_bytes != item.file_bytes:
-        return False
-    count = (segment.idx.size() - IDX_HEADER_BYTES) // IDX_RECORD_BYTES
-    first = decode_header(segment.read(0, HEADER_BYTES))
-    if count < 1 or first is None or first.raft_index != mark.first_index:
-        return False
-    segment.first_index, segment.count, segment.end = mark.first_index, count, item.file_bytes
-    last = segment.records()[-1]
-    segment.synced, segment.is_sealed, segment.is_seal_durable = item.file_bytes, True, True
-    return int(last["position"]) + HEADER_BYTES + int(last["length"]) == item.file_bytes
+    looks: list[Look] = []
+    budget = verify_bytes
+    for base in reversed(segment_bases(vfs, directory)):
+        check = not looks or budget > 0
+        look = examine(vfs, directory, base, check=check, executor=executor)
+        if look.error is not None:
+            raise look.error
+        if look.is_checked:
+            budget -= look.file_bytes
+        looks.append(look)
+    return looks[::-1]
 
 
-def _check(vfs: Vfs, item: _Found, executor: Executor | None) -> None:
-    """Reads the whole segment; what its `.idx` says otherwise is corrected."""
-    segment = item.segment
-    if not vfs.exists(segment.idx_path):
-        vfs.open(segment.idx_path, create=True).close()
-    repair = _IdxRepair(segment.idx)
-    scan: Scan = scan_segment(segment.log, repair.take, executor)
-    segment.first_index, segment.count, segment.end = scan.first_index, scan.count, scan.end
-    segment.synced = min(item.mark.synced_bytes, scan.end) if item.mark else 0
-    segment.is_sealed = bool(item.mark and item.mark.is_sealed and scan.end == item.file_bytes)
-    segment.is_seal_durable = segment.is_sealed
-    if item.mark is not None and item.mark.first_index != scan.first_index and scan.count:
-        repair.changed = True
-    if repair.changed:
-        segment.synced = 0
-    item.problem = scan.problem
+def _remove_lone_idx_files(vfs: Vfs, directory: str) -> None:
+    """An `.idx` whose `.log` is gone is what a crash in the middle of dropping a segment leaves."""
+    names = set(vfs.list_dir(directory))
+    for name in sorted(names):
+        if name.endswith(IDX_SUFFIX) and name.removesuffix(IDX_SUFFIX) + LOG_SUFFIX not in names:
+            vfs.remove(f"{directory}/{name}")
 
 
-class _IdxRepair:
-    """Compares the records of a scan with the file and writes where they differ."""
-
-    def __init__(self, idx: File) -> None:
-        self._idx = idx
-        self._position = IDX_HEADER_BYTES
-        self.changed = False
-
-    def take(self, records: bytes) -> None:
-        if self._idx.pread(len(records), self._position) != records:
-            self._idx.pwritev([records], self._position)
-            self.changed = True
-        self._position += len(records)
-
-
-def _first_problem(found: list[_Found]) -> int | None:
-    """Position in the list of the first segment that is not whole or does not follow the one before
-    it.
-    """
-    for i, item in enumerate(found):
-        segment = item.segment
-        if i > 0:
-            before = found[i - 1].segment
-            if before.end_log_offset < segment.base:
-                missing = segment.base - before.end_log_offset
-                found[i - 1].problem = f"{missing} bytes are missing before the next segment"
-                return i - 1
-            if segment.count and segment.first_index != before.last_index + 1:
-                item.problem = f"raft index {segment.first_index} follows {before.last_index}"
-                segment.end = segment.count = 0
-        if segment.count == 0 and not item.problem:
-            item.problem = "the segment is empty"
-        if not item.problem and item.mark and segment.end < item.mark.synced_bytes:
-            missing = item.mark.synced_bytes - segment.end
-            item.problem = f"{missing} bytes that had been synced are gone"
-        if item.problem:
-            return i
-    return None
-
-
-def _judge(found: list[_Found], bad: int, report: RecoveryReport) -> None:
-    item = found[bad]
-    segment = item.segment
-    log_offset = segment.end_log_offset
-    # The base of a segment of which nothing is synced says nothing about what is before it.
-    marks = [(other.segment.base, other.mark.synced_bytes) for other in found if other.mark]
-    durable = max((base + synced for base, synced in marks if synced), default=0)
-    entry_follows = find_entry_after(segment.log, segment.end) is not None or any(
-        later.segment.count for later in found[bad + 1 :]
-    )
-    if entry_follows and (item.mark is None or log_offset < durable):
-        for other in found:
-            other.segment.close()
-        raise LogDamaged(segment.log_path, segment.end, item.problem, ADVICE)
-    report.synced_bytes_lost = max(0, durable - log_offset)
-
-
-def _cut(found: list[_Found], bad: int, report: RecoveryReport) -> list[_Found]:
-    """Cuts at the problem. Segments behind it go first, so that a crash in between leaves the same
-    problem.
-    """
-    segment = found[bad].segment
-    report.cut_path, report.cut_position = segment.log_path, segment.end
-    report.reason = found[bad].problem
-    report.cut_bytes = last_content(segment.log, segment.end, found[bad].file_bytes) - segment.end
-    for later in reversed(found[bad + 1 :]):
-        report.cut_bytes += last_content(later.segment.log, 0, later.file_bytes)
-        later.segment.remove()
-    if segment.count == 0:
-        segment.remove()
-        found = found[:bad]
-    else:
-        if segment.is_sealed:
-            segment.unseal()
+def _restore(
+    vfs: Vfs, directory: str, look: Look, executor: Executor | None, *, is_last: bool
+) -> Segment:
+    """The segment, cut at its problem if it has one; durable, and sealed unless it is the last."""
+    segment = Segment(vfs, directory, look.base, look.scan.first_index)
+    segment.count, segment.end = look.scan.count, look.scan.end
+    if look.idx_differs_at is not None:
+        _rewrite_records(vfs, segment, executor)
+    elif look.mark is not None:
+        segment.synced = min(look.mark.synced_bytes, look.scan.end)
+        segment.is_sealed = segment.is_seal_durable = look.is_sealed and not look.scan.problem
+    if look.scan.problem:
         segment.truncate(segment.count)
-        segment.synced = 0
-        found = found[: bad + 1]
+    if not is_last and not segment.is_sealed:
+        # The crash came between the roll and the sync that records it.
+        segment.seal()
+    if look.mark is None or segment.is_dirty:
+        segment.sync()
+    if look.mark is None:
+        # Made anew; a crash must not lose it, for the reason that `Segment.create` gives.
+        segment.idx.sync()
+        vfs.sync_dir(directory)
+    # Opened here, by one thread: reads come from many.
+    _ = segment.log, segment.idx
+    return segment
+
+
+def _rewrite_records(vfs: Vfs, segment: Segment, executor: Executor | None) -> None:
+    """From a second pass over the log: the first one was to change nothing."""
+    vfs.open(segment.idx_path, create=True).close()
+    position = IDX_HEADER_BYTES
+
+    def write(records: bytes) -> None:
+        nonlocal position
+        segment.idx.pwritev([records], position)
+        position += len(records)
+
+    scan_segment(segment.log, write, executor)
+
+
+def _report_cut(problem: Problem, looks: list[Look], report: RecoveryReport) -> None:
+    behind = [look.scan for look in looks if look.path > problem.path]
+    report.cut_bytes = problem.torn_bytes + sum(scan.end + scan.torn_bytes for scan in behind)
+    report.cut_path, report.cut_position = problem.path, problem.position
+    report.reason, report.synced_bytes_lost = problem.reason, problem.synced_bytes_lost
     if report.cut_bytes or report.synced_bytes_lost:
         log.warning(
             "torn tail cut",
@@ -245,4 +147,3 @@ def _cut(found: list[_Found], bad: int, report: RecoveryReport) -> list[_Found]:
             reason=report.reason,
             synced_bytes_lost=report.synced_bytes_lost,
         )
-    return found

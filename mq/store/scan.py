@@ -1,15 +1,18 @@
-"""Walks the entries of one segment file, checking every byte, and says where and why they end.
+"""Goes through the entries of one segment file, checking every byte, and says where and why they
+end.
 
-Used at start, to rebuild a lost `.idx`, and by `mq dump`. Reads in chunks into memory of its own
-and never maps the log, so that checking a gigabyte does not count a gigabyte as resident, and a bad
-sector is an OSError, not a signal.
+`scan_segment` is for the facts and for the records of an `.idx`, `walk` for the content. Both read
+in chunks into memory of their own and never map the log, so that checking a gigabyte does not count
+a gigabyte as resident, and a bad sector is an OSError, not a signal.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
+from typing import NamedTuple, Protocol
 
 from isal.isal_zlib import crc32
 
@@ -23,7 +26,6 @@ from mq.store.format import (
     is_intact,
     pack_idx_record,
 )
-from mq.store.vfs import File
 
 CHUNK_BYTES = 4 << 20
 _RECORDS = 4096
@@ -31,18 +33,36 @@ _RECORDS = 4096
 PAYLOAD_BYTES_MAX = 256 << 20
 
 
+class Source(Protocol):
+    """What reading needs of a `vfs.File`."""
+
+    def pread(self, length: int, position: int) -> bytes: ...
+
+    def pread_into(self, buffer: memoryview, position: int) -> int: ...
+
+    def size(self) -> int: ...
+
+
 @dataclasses.dataclass(slots=True)
 class Scan:
-    """What a walk found: `count` intact entries in [0, end), then `problem`, or nothing but zeros
-    to the end of the file.
+    """What was found: `count` intact entries in [0, end), then `problem`, or nothing but zeros to
+    the end of the file.
     """
 
-    first_index: int = 0
+    first: EntryHeader | None = None
+    last: EntryHeader | None = None
     count: int = 0
     end: int = 0
-    last_term: int = 0
-    last_stored_at_ms: int = 0
     problem: str = ""
+    torn_bytes: int = 0  # behind `end`, up to the last one that is not zero
+
+    @property
+    def first_index(self) -> int:
+        return self.first.raft_index if self.first else 0
+
+    @property
+    def last_index(self) -> int:
+        return self.last.raft_index if self.last else 0
 
 
 class _Stream:
@@ -50,7 +70,7 @@ class _Stream:
     used.
     """
 
-    def __init__(self, file: File, executor: Executor | None) -> None:
+    def __init__(self, file: Source, executor: Executor | None) -> None:
         self._file = file
         self._executor = executor
         # Room before each chunk, for what is left over from the one before it.
@@ -100,16 +120,18 @@ class _Stream:
 
 
 def scan_segment(
-    file: File,
+    file: Source,
     on_records: Callable[[bytes], None] | None = None,
     executor: Executor | None = None,
+    scan: Scan | None = None,
 ) -> Scan:
     """`on_records` gets the `.idx` records of the intact entries, some thousand at a time.
 
-    With an executor the file is read on its thread, ahead of the check.
+    With an executor the file is read on its thread, ahead of the check. A `scan` that is given, a
+    new one, is filled in: it says how far reading came before an OSError.
     """
     size = file.size()
-    scan = Scan()
+    scan = scan or Scan()
     stream = _Stream(file, executor)
     records: list[bytes] = []
     while True:
@@ -122,16 +144,16 @@ def scan_segment(
             scan.problem = "the checksum does not match"
             break
         records.append(pack_idx_record(scan.end, header.length, header.term, header.stored_at_ms))
-        if scan.count == 0:
-            scan.first_index = header.raft_index
+        scan.first = scan.first or header
+        scan.last = header
         scan.count += 1
         scan.end += HEADER_BYTES + header.length
-        scan.last_term, scan.last_stored_at_ms = header.term, header.stored_at_ms
         if len(records) == _RECORDS:
             _hand_over(records, on_records)
     stream.close()
     _hand_over(records, on_records)
-    if scan.problem and last_content(file, scan.end, size) == scan.end:
+    scan.torn_bytes = last_content(file, scan.end, size) - scan.end
+    if not scan.torn_bytes:
         scan.problem = ""
     return scan
 
@@ -148,19 +170,24 @@ def _problem(header: EntryHeader | None, size: int, scan: Scan) -> str:
         return "no entry starts here"
     if header.length > PAYLOAD_BYTES_MAX or scan.end + HEADER_BYTES + header.length > size:
         return f"the entry of {header.length} bytes is cut short"
-    if scan.count == 0:
+    return misfit(header, scan.last)
+
+
+def misfit(header: EntryHeader, last: EntryHeader | None) -> str:
+    """Why this entry cannot follow the last one of its segment; empty when it can."""
+    if last is None:
         is_checkpoint = header.kind == Kind.CHECKPOINT
         return "" if is_checkpoint else "the segment does not open with a checkpoint"
-    if header.raft_index != scan.first_index + scan.count:
-        return f"raft index {header.raft_index} follows {scan.first_index + scan.count - 1}"
-    if header.term < scan.last_term:
-        return f"term {header.term} follows term {scan.last_term}"
+    if header.raft_index != last.raft_index + 1:
+        return f"raft index {header.raft_index} follows {last.raft_index}"
+    if header.term < last.term:
+        return f"term {header.term} follows term {last.term}"
     if header.kind == Kind.CHECKPOINT:
         return "a checkpoint stands inside of a segment"
     return ""
 
 
-def last_content(file: File, position: int, size: int) -> int:
+def last_content(file: Source, position: int, size: int) -> int:
     """End of the last byte that is not zero in [position, size); `position` when there is none."""
     last = position
     zeros = bytes(CHUNK_BYTES)
@@ -175,23 +202,56 @@ def last_content(file: File, position: int, size: int) -> int:
     return last
 
 
-def find_entry_after(file: File, position: int) -> int | None:
-    """Position of the first intact entry behind `position`: the proof that damage there is not just
-    a torn tail.
+def find_entry_after(file: Source, position: int) -> int | None:
+    """Position of the first intact entry behind `position`, as far as the file can be read: the
+    proof that damage there is not just a torn tail.
     """
     size = file.size()
     start = position + 1
-    while start < size:
-        chunk = file.pread(CHUNK_BYTES, start)
-        found = chunk.find(MAGIC)
-        while found >= 0:
-            header = decode_header(file.pread(HEADER_BYTES, start + found))
-            if header is not None and header.length <= PAYLOAD_BYTES_MAX:
-                entry = memoryview(file.pread(HEADER_BYTES + header.length, start + found))
-                if is_intact(entry, header):
-                    return start + found
-            found = chunk.find(MAGIC, found + 1)
-        if len(chunk) < CHUNK_BYTES:
-            break
-        start += len(chunk) - len(MAGIC) + 1
+    with contextlib.suppress(OSError):
+        while start < size:
+            chunk = file.pread(CHUNK_BYTES, start)
+            found = chunk.find(MAGIC)
+            while found >= 0:
+                header = decode_header(file.pread(HEADER_BYTES, start + found))
+                if header is not None and header.length <= PAYLOAD_BYTES_MAX:
+                    entry = memoryview(file.pread(HEADER_BYTES + header.length, start + found))
+                    if is_intact(entry, header):
+                        return start + found
+                found = chunk.find(MAGIC, found + 1)
+            if len(chunk) < CHUNK_BYTES:
+                break
+            start += len(chunk) - len(MAGIC) + 1
     return None
+
+
+class Walked(NamedTuple):
+    position: int
+    header: EntryHeader
+    payload: memoryview
+
+
+def walk(file: Source, position: int, end: int) -> Iterator[Walked]:
+    """The entries of [position, end), each one checked; ends before one that is not as it should
+    be.
+    """
+    start, chunk = position, memoryview(b"")
+
+    def at(position: int, length: int) -> memoryview:
+        nonlocal start, chunk
+        if position + length > start + len(chunk):
+            start, chunk = position, memoryview(file.pread(max(length, CHUNK_BYTES), position))
+        return chunk[position - start :]
+
+    raft_index = None
+    while position < end:
+        header = decode_header(at(position, HEADER_BYTES))
+        if header is None or header.length > PAYLOAD_BYTES_MAX:
+            return
+        size = HEADER_BYTES + header.length
+        entry = at(position, size)
+        if not is_intact(entry, header) or raft_index not in (None, header.raft_index):
+            return
+        yield Walked(position, header, entry[HEADER_BYTES:size])
+        raft_index = header.raft_index + 1
+        position += size

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from mq.errors import MessageNotFound
 from mq.hashing import text_hash
+from mq.store.keyindex import key_slot_hashes
 from mq.store.lookup import QUERY_RESULTS_MAX, StoredMessage
 from mq.store.reading import Run, Status
 from tests.support.store_model import Model, Queue, Stored
@@ -54,6 +56,17 @@ def check_files(vfs: FaultyVfs, store: Store, model: Model, *, may_have_leftover
     # Of the index no file is left over: a start removes what the checkpoint does not name.
     assert set(vfs.list_dir(f"{DIRECTORY}/index")) == names
     assert store._derived.queues.pending_bytes == store._derived.index.pending_bytes == 0
+
+
+def check_all_keys(store: Store, model: Model) -> None:
+    """The index leads to every message of every key, newest first; without opening them."""
+    for topic in {queue[0] for queue in QUEUES}:
+        for key in KEYS:
+            hashes = key_slot_hashes(np.array([text_hash(key)], np.uint64), text_hash(topic))
+            wanted = {one.log_offset for one in model.by_key(topic, key, 0, FOREVER_MS)}
+            candidates = store._derived.index.find(int(hashes[0]), 0, FOREVER_MS)
+            found = [at for at in dict.fromkeys(candidates) if at in wanted]
+            assert found == sorted(wanted, reverse=True)
 
 
 def _shown(stored: StoredMessage | Stored) -> tuple[object, ...]:
@@ -106,8 +119,8 @@ def _check_limits(store: Store, model: Model, queue: Queue, rng: random.Random) 
         return
     place = rng.randrange(len(there))
     bytes_max, messages_max = rng.choice([0, 50, 400, 9999]), rng.choice([1, 2, 9, 99])
-    limits = {"bytes_max": bytes_max, "messages_max": messages_max}
-    result = store.read(*queue, there[place].queue_offset, **limits)
+    at = there[place].queue_offset
+    result = store.read(*queue, at, bytes_max=bytes_max, messages_max=messages_max)
     wanted = there[place : place + 1]
     for one in there[place + 1 : place + messages_max]:
         if sum(len(each.frame) for each in [*wanted, one]) > bytes_max:
@@ -168,10 +181,8 @@ def _check_keys(store: Store, model: Model, rng: random.Random) -> None:
     topic, key = rng.choice(QUEUES)[0], rng.choice([*KEYS, "nobody's"])
     times = [0, *(entry.stored_at_ms + 1 for entry in model.entries), FOREVER_MS]
     begin, end = sorted(rng.choices([0, FOREVER_MS, *times], k=2))
-    limit = rng.choice([1, 3, QUERY_RESULTS_MAX, 99])
-    for begin_ms, end_ms in [(0, FOREVER_MS), (begin, end)]:
-        found = store.lookup.by_key(topic, key, begin_ms, end_ms, limit)
-        wanted = model.by_key(topic, key, begin_ms, end_ms)
-        assert list(map(_shown, found)) == list(
-            map(_shown, wanted[: min(limit, QUERY_RESULTS_MAX)])
-        )
+    limit = rng.choice([1, 3, 10, 99])
+    begin_ms, end_ms = rng.choice([(0, FOREVER_MS), (begin, end)])
+    found = store.lookup.by_key(topic, key, begin_ms, end_ms, limit)
+    wanted = model.by_key(topic, key, begin_ms, end_ms)[: min(limit, QUERY_RESULTS_MAX)]
+    assert list(map(_shown, found)) == list(map(_shown, wanted))

@@ -84,12 +84,12 @@ def append(store: Store, *batches: Batch, now_ms: int = NOW_MS) -> EntryRef:
         return store.append(batches, now_ms)
 
 
-def fill(store: Store, segments: int, topic: str = "orders", queue_id: int = 0) -> list[Message]:
-    """Messages until there are so many segments; all of them visible."""
+def fill(store: Store, segments: int, *, now_ms: int = NOW_MS) -> list[Message]:
+    """Messages of one queue until there are so many segments; all of them visible."""
     sent: list[Message] = []
     while len(store.log.segments()) < segments:
         news = messages_of(5, size=100, seed=len(sent), keys=[f"k{len(sent) % 7}"])
-        put(store, batch(news, topic, queue_id), now_ms=NOW_MS + len(sent))
+        put(store, batch(news), now_ms=now_ms + len(sent))
         sent += news
     return sent
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mq.errors import LogDamaged, SegmentFull
-from mq.store import examine, scan
-from mq.store.format import IDX_HEADER_BYTES
+from mq.store import scan
+from mq.store.format import IDX_HEADER_BYTES, Kind, encode_header
 from mq.store.inspect import Ending, LogInspector, State
 from tests.support.faulty_vfs import FaultyVfs
 from tests.support.logs import (
@@ -36,7 +36,6 @@ FIRST = f"{DIRECTORY}/{0:020d}.log"
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """These logs are small, and buffers of megabytes take long to make."""
     monkeypatch.setattr(scan, "CHUNK_BYTES", 1024)
-    monkeypatch.setattr(examine, "CHUNK_BYTES", 1024)
 
 
 def looked_at(vfs: FaultyVfs, *, check_all: bool = False) -> LogInspector:
@@ -104,6 +103,25 @@ def test_after_a_flipped_bit_a_start_refuses_the_same_place() -> None:
                 vfs.flip_bit(path, rng.randrange(vfs.file_size(path) or 1), rng.randrange(8))
                 endings.add(check_that_a_start_agrees(vfs))
     assert endings == {Ending.TORN, Ending.DAMAGED}
+
+
+def test_an_entry_that_is_whole_but_cannot_follow_is_cut_by_a_start_and_called_torn() -> None:
+    vfs = three_segments()
+    last = looked_at(vfs).segments[-1]
+    backwards = encode_header(Kind.MESSAGES, last.last_index + 1, 0, 1000, [], 0)
+    vfs.write_all(last.path, vfs.read_all(last.path)[: last.used_bytes] + backwards)
+    assert check_that_a_start_agrees(vfs) is Ending.TORN
+
+
+def test_bytes_that_the_disk_cannot_read_are_damage_and_reading_goes_on_elsewhere() -> None:
+    vfs = three_segments()
+    _, second, _ = looked_at(vfs).segments
+    vfs.fail("pread", second.path, times=1 << 20)
+    inspector = looked_at(vfs, check_all=True)
+    (problem,) = inspector.problems
+    assert (problem.path, problem.position, problem.is_damage) == (second.path, 0, True)
+    assert "cannot be read" in problem.reason
+    assert [each.raft_index for each in inspector.entries()] == [1, 2, 3, 8, 9, 10]
 
 
 @contextlib.contextmanager

@@ -189,7 +189,6 @@ class Damaged(NamedTuple):
     damage: Callable[[FaultyVfs], None]
     path: str
     position: int
-    is_idx_mended: bool = False  # it follows from the log, so that it tells nothing of its own
 
 
 DAMAGED = [
@@ -222,7 +221,6 @@ DAMAGED = [
         both(flip(LOGS[2], SECOND), without(IDXES[2])),
         LOGS[2],
         SECOND,
-        is_idx_mended=True,
     ),
     Damaged(
         "middle of the last segment, and its mark damaged",
@@ -235,7 +233,12 @@ DAMAGED = [
         put(LOGS[2], entry(99, Kind.CHECKPOINT) + entry(100)),
         LOGS[2],
         0,
-        is_idx_mended=True,
+    ),
+    Damaged(
+        "end of a sealed segment and start of the next",
+        both(flip(LOGS[1], THIRD), flip(LOGS[2], 0)),
+        LOGS[1],
+        THIRD,
     ),
     Damaged("name of no segment", put(f"{DIRECTORY}/1.log", b""), f"{DIRECTORY}/1.log", 0),
     Damaged("foreign name", put(f"{DIRECTORY}/old.log", b""), f"{DIRECTORY}/old.log", 0),
@@ -246,15 +249,13 @@ DAMAGED = [
 def test_damage_to_what_was_synced_is_refused_and_left_alone(row: Damaged) -> None:
     vfs, _ = build()
     row.damage(vfs)
-    before, logs_before = files(vfs), files(vfs, ".log")
+    before = files(vfs)
     for _ in range(2):
         with pytest.raises(LogDamaged) as caught:
             open_log(vfs)
         assert (caught.value.path, caught.value.position) == (row.path, row.position)
         assert row.path in str(caught.value)
         assert str(row.position) in str(caught.value)
-        assert files(vfs, ".log") == logs_before
-    if not row.is_idx_mended:
         assert files(vfs) == before
 
 
@@ -379,6 +380,28 @@ def test_a_sealed_segment_outside_of_the_budget_is_trusted_until_it_is_read() ->
     log.close()
     with pytest.raises(LogDamaged):
         open_log(vfs, verify_bytes=1 << 20)
+
+
+@pytest.mark.parametrize("record", [0, 2], ids=["first", "last"])
+@pytest.mark.parametrize("at", [0, 4, 8, 16], ids=["position", "length", "term", "time"])
+def test_an_idx_that_lies_about_an_end_of_its_segment_is_not_trusted(record: int, at: int) -> None:
+    vfs, everything = build()
+    before = files(vfs, ".idx")
+    vfs.flip_bit(IDXES[0], IDX_HEADER_BYTES + 24 * record + at)
+    assert content(open_log(vfs, verify_bytes=0)) == everything
+    assert files(vfs, ".idx") == before
+
+
+@pytest.mark.parametrize("path", [*LOGS, *IDXES])
+def test_what_the_disk_cannot_read_is_an_error_and_is_not_cut(path: str) -> None:
+    vfs, everything = build()
+    before = files(vfs)
+    vfs.fail("pread", path)
+    with pytest.raises(OSError, match=path):
+        open_log(vfs)
+    assert files(vfs) == before
+    vfs.kill()
+    assert content(open_log(vfs)) == everything
 
 
 @pytest.mark.parametrize("is_synced_before_the_roll", [False, True])
