@@ -115,8 +115,7 @@ def _restore(
         # Made anew; a crash must not lose it, for the reason that `Segment.create` gives.
         segment.idx.sync()
         vfs.sync_dir(directory)
-    # Opened here, by one thread: reads come from many.
-    _ = segment.log, segment.idx
+    segment.open()
     return segment
 
 

@@ -79,6 +79,10 @@ class Segment:
             self._idx_file = self._vfs.open(self.idx_path, read_only=self.is_sealed)
         return self._idx_file
 
+    def open(self) -> tuple[File, File]:
+        """Both files, open from now on: reads come from many threads, and one has to open them."""
+        return self.log, self.idx
+
     # -- writing: the active segment only ---------------------------------------------------------
 
     def create(self) -> None:
