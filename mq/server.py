@@ -27,6 +27,8 @@ log = get_logger(__name__)
 _REPLAY_ENTRIES = 1000
 _PROGRESS_S = 2.0
 _TICK_S = 0.2
+# At the least between two checkpoints, also when the disk has no room for one.
+_CHECKPOINT_S = 1.0
 
 
 def run(config: Config) -> None:
@@ -96,15 +98,16 @@ class Node:
             clean_oldest_ratio=retention.clean_oldest_ratio,
             refuse_writes_ratio=retention.refuse_writes_ratio,
         )
-        next_check = 0.0
+        next_check = next_checkpoint = 0.0
         while not stop.is_set():
             if flusher.failure is not None:
                 raise flusher.failure
             if time.monotonic() >= next_check:
                 store.retain(policy, self._clock.now_ms())
                 next_check = time.monotonic() + retention.check_ms / 1000
-            if store.is_checkpoint_due:
+            if store.is_checkpoint_due and time.monotonic() >= next_checkpoint:
                 await self._checkpoint(store)
+                next_checkpoint = time.monotonic() + _CHECKPOINT_S
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), _TICK_S)
 

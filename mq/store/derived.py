@@ -82,7 +82,6 @@ class Derived:
         # Files of which all messages are gone. They go when the checkpoint on disk does not speak
         # of them any more: without them, a start would rebuild everything.
         self._surplus: list[str] = []
-        self._loaded: DerivedState | None = None
 
     # -- applying ---------------------------------------------------------------------------------
 
@@ -179,22 +178,7 @@ class Derived:
 
     # -- start, retention, end --------------------------------------------------------------------
 
-    def load(self) -> str:
-        """Reads the last checkpoint and looks for the files it speaks of; before `restore`.
-
-        Needs no log, so that both can be looked at together. Why the files cannot be used, or "".
-        """
-        self._loaded = checkpoint.load(self._vfs, self._checkpoint_path)
-        if self._loaded is None:
-            return "there is no valid checkpoint"
-        self.queues.restore(self._loaded.queues)
-        if missing := self.queues.missing_file():
-            return f"{missing} is missing or too short"
-        if not self.index.restore(self._loaded.key_index):
-            return "a file of the key index is missing or too short"
-        return ""
-
-    def restore(self, commitlog: CommitLog, problem: str) -> tuple[int, bytes]:
+    def restore(self, commitlog: CommitLog) -> tuple[int, bytes]:
         """Brings back the last checkpoint, or the one that opens the log when that does not fit or
         files are missing.
 
@@ -203,8 +187,8 @@ class Derived:
         if commitlog.last_index == 0:
             self._clear()
             return 0, b""
-        state, self._loaded = self._loaded, None
-        problem = problem or self._misfit(state, commitlog)
+        state = checkpoint.load(self._vfs, self._checkpoint_path)
+        problem = self._misfit(state, commitlog)
         if state is not None and not problem:
             self.follow_front(commitlog)
             return state.raft_index, state.broker_state
@@ -236,13 +220,18 @@ class Derived:
         self.index.close()
 
     def _misfit(self, state: DerivedState | None, commitlog: CommitLog) -> str:
-        """Why what was loaded does not belong to this log; empty when it does."""
+        """Why the derived files cannot be used; empty when they can, and then they are."""
         if state is None:
-            return "nothing was loaded"
+            return "there is no valid checkpoint"
         if not commitlog.first_index <= state.raft_index <= commitlog.last_index:
             return f"the checkpoint is for entry {state.raft_index}, which the log does not have"
         if commitlog.ref(state.raft_index).term != state.term:
             return f"the checkpoint is for another entry {state.raft_index}"
+        self.queues.restore(state.queues)
+        if missing := self.queues.missing_file():
+            return f"{missing} is missing or too short"
+        if not self.index.restore(state.key_index):
+            return "a file of the key index is missing or too short"
         return ""
 
     def _clear(self) -> None:

@@ -16,6 +16,7 @@ broker appends meanwhile. Nothing is mapped; memory holds a chunk or one entry.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 import itertools
@@ -40,6 +41,9 @@ from mq.store.format import (
 from mq.store.scan import Scan, Source, find_entry_after, scan_segment
 from mq.store.segment import IDX_SUFFIX, LOG_SUFFIX
 from mq.store.vfs import File, Vfs
+
+# From this size on two threads check a segment.
+_HALVES_BYTES = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -233,30 +237,77 @@ def locate(
     return 0, None
 
 
-def _check(look: Look, file: Source, idx: Source | None, executor: Executor | None) -> None:
-    idx_position = IDX_HEADER_BYTES
+class _IdxComparison:
+    """Takes the records of a scan and remembers where the `.idx` first differs from them."""
 
-    def compare(records: bytes) -> None:
-        nonlocal idx_position
-        found = idx.pread(len(records), idx_position) if idx else b""
-        if found != records and look.idx_differs_at is None:
+    def __init__(self, idx: Source | None, number: int = 0) -> None:
+        self._idx = idx
+        self._position = IDX_HEADER_BYTES + number * IDX_RECORD_BYTES
+        self.differs_at: int | None = None
+
+    def __call__(self, records: bytes) -> None:
+        found = self._idx.pread(len(records), self._position) if self._idx else b""
+        if found != records and self.differs_at is None:
             # No record is like those that stand for missing ones.
             rows = np.frombuffer(found.ljust(len(records), b"\xff"), IDX_RECORD)
             same = int((rows != np.frombuffer(records, IDX_RECORD)).argmax())
-            look.idx_differs_at = idx_position + same * IDX_RECORD_BYTES
-        idx_position += len(records)
+            self.differs_at = self._position + same * IDX_RECORD_BYTES
+        self._position += len(records)
 
-    scan = look.scan
+
+def _check(look: Look, file: Source, idx: Source | None, executor: Executor | None) -> None:
     look.is_checked = True
     try:
-        scan_segment(file, compare, executor, scan)
+        if not _scan_halves(look, file, idx, executor):
+            look.scan, comparison = Scan(), _IdxComparison(idx)
+            scan_segment(file, comparison, look.scan)
+            look.idx_differs_at = comparison.differs_at
     except OSError as error:
-        scan.problem = f"the bytes from here on cannot be read ({error.strerror or error})"
+        look.scan.problem = f"the bytes from here on cannot be read ({error.strerror or error})"
         look.error = error
+    scan = look.scan
     if look.mark is not None and scan.count and look.mark.first_index != scan.first_index:
         look.idx_differs_at = 0
     if scan.problem:
         look.resumes_at = find_entry_after(file, scan.end)
+
+
+def _scan_halves(look: Look, file: Source, idx: Source | None, executor: Executor | None) -> bool:
+    """Both halves of a large segment at once, on two threads. False when it is small, the `.idx`
+    does not tell where the second half starts, or the first one has a problem: then one scan has to
+    go through all of it.
+    """
+    mark = look.mark
+    if executor is None or idx is None or mark is None or mark.synced_bytes < _HALVES_BYTES:
+        return False
+    records = range(1, (idx.size() - IDX_HEADER_BYTES) // IDX_RECORD_BYTES)
+    half = mark.synced_bytes // 2
+    middle = bisect.bisect_left(records, half, key=lambda i: _position(idx, i)) + 1
+    _, before = locate(file, idx, middle - 1, mark.first_index + middle - 1)
+    start, header = locate(file, idx, middle, mark.first_index + middle)
+    if before is None or header is None:
+        return False
+    rest = Scan(last=before, end=start)
+    comparisons = _IdxComparison(idx), _IdxComparison(idx, middle)
+    later = executor.submit(scan_segment, file, comparisons[1], rest)
+    try:
+        scan = scan_segment(file, comparisons[0], look.scan, stop=start)
+    finally:
+        # Not left behind: the file will be closed.
+        later.exception()
+    if scan.problem or scan.end != start or scan.last != before:
+        return False
+    look.scan = dataclasses.replace(rest, first=scan.first, count=scan.count + rest.count)
+    different = [each.differs_at for each in comparisons if each.differs_at is not None]
+    look.idx_differs_at = min(different, default=None)
+    later.result()
+    return True
+
+
+def _position(idx: Source, number: int) -> int:
+    """Of an entry, by its record; behind everything when there is no such record yet."""
+    record = idx.pread(4, IDX_HEADER_BYTES + number * IDX_RECORD_BYTES)
+    return int.from_bytes(record, "little") or 1 << 32
 
 
 # -- all of them ----------------------------------------------------------------------------------

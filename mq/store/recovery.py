@@ -60,7 +60,9 @@ def recover(
     for look in reversed(looks[len(kept) :]):
         Segment(vfs, directory, look.base, look.scan.first_index).remove()
     _remove_lone_idx_files(vfs, directory)
-    segments = [_restore(vfs, directory, look, executor, is_last=look is kept[-1]) for look in kept]
+    segments = [_restore(vfs, directory, look, is_last=look is kept[-1]) for look in kept]
+    # A process that died may have synced no name yet: what is kept is durable only with its name.
+    vfs.sync_dir(directory)
     if problem is not None:
         _report_cut(problem, looks, report)
     return segments, report
@@ -93,14 +95,12 @@ def _remove_lone_idx_files(vfs: Vfs, directory: str) -> None:
             vfs.remove(f"{directory}/{name}")
 
 
-def _restore(
-    vfs: Vfs, directory: str, look: Look, executor: Executor | None, *, is_last: bool
-) -> Segment:
+def _restore(vfs: Vfs, directory: str, look: Look, *, is_last: bool) -> Segment:
     """The segment, cut at its problem if it has one; durable, and sealed unless it is the last."""
     segment = Segment(vfs, directory, look.base, look.scan.first_index)
     segment.count, segment.end = look.scan.count, look.scan.end
     if look.idx_differs_at is not None:
-        _rewrite_records(vfs, segment, executor)
+        _rewrite_records(vfs, segment)
     elif look.mark is not None:
         segment.synced = min(look.mark.synced_bytes, look.scan.end)
         segment.is_sealed = segment.is_seal_durable = look.is_sealed and not look.scan.problem
@@ -119,7 +119,7 @@ def _restore(
     return segment
 
 
-def _rewrite_records(vfs: Vfs, segment: Segment, executor: Executor | None) -> None:
+def _rewrite_records(vfs: Vfs, segment: Segment) -> None:
     """From a second pass over the log: the first one was to change nothing."""
     vfs.open(segment.idx_path, create=True).close()
     position = IDX_HEADER_BYTES
@@ -129,7 +129,7 @@ def _rewrite_records(vfs: Vfs, segment: Segment, executor: Executor | None) -> N
         segment.idx.pwritev([records], position)
         position += len(records)
 
-    scan_segment(segment.log, write, executor)
+    scan_segment(segment.log, write)
 
 
 def _report_cut(problem: Problem, looks: list[Look], report: RecoveryReport) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
 from typing import NamedTuple, Protocol
 
 from isal.isal_zlib import crc32
@@ -27,7 +26,7 @@ from mq.store.format import (
     pack_idx_record,
 )
 
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 1 << 20
 _RECORDS = 4096
 # No entry is larger: a length beyond it is damage, and is not read.
 PAYLOAD_BYTES_MAX = 256 << 20
@@ -66,39 +65,25 @@ class Scan:
 
 
 class _Stream:
-    """A file read forwards through two buffers: one is filled, ahead of need, while the other is
-    used.
-    """
+    """A file read forwards through one buffer, which stays in the processor's cache."""
 
-    def __init__(self, file: Source, executor: Executor | None) -> None:
+    def __init__(self, file: Source, position: int) -> None:
         self._file = file
-        self._executor = executor
-        # Room before each chunk, for what is left over from the one before it.
-        size = HEADER_BYTES + min(CHUNK_BYTES, file.size())
-        self._buffers = [memoryview(bytearray(size)) for _ in range(2)]
-        self._position = 0  # in the file, of the chunk that is read next
-        self._rest = self._buffers[1][:0]  # what was read and not taken yet
-        self._ahead = self._read_ahead()
+        # Room before the chunk, for what is left over from the one before it.
+        size = min(CHUNK_BYTES, file.size())
+        self._buffer = memoryview(bytearray(HEADER_BYTES + size))
+        self._position = position  # in the file, of the chunk that is read next
+        self._rest = self._buffer[:0]  # what was read and not taken yet
 
     def peek(self, length: int) -> memoryview:
         """The next bytes, as many as a header at most; fewer at the end of the file."""
         if len(self._rest) < length:
-            kept = bytes(self._rest)
-            count = self._ahead.result() if isinstance(self._ahead, Future) else self._ahead
-            start = HEADER_BYTES - len(kept)
-            buffer = self._buffers[0]
-            buffer[start:HEADER_BYTES] = kept
-            self._rest = buffer[start : HEADER_BYTES + count]
-            self._buffers.reverse()
+            start = HEADER_BYTES - len(self._rest)
+            self._buffer[start:HEADER_BYTES] = bytes(self._rest)
+            count = self._file.pread_into(self._buffer[HEADER_BYTES:], self._position)
+            self._rest = self._buffer[start : HEADER_BYTES + count]
             self._position += count
-            self._ahead = self._read_ahead()
         return self._rest[:length]
-
-    def _read_ahead(self) -> Future[int] | int:
-        chunk = self._buffers[0][HEADER_BYTES:]
-        if self._executor is None:
-            return self._file.pread_into(chunk, self._position)
-        return self._executor.submit(self._file.pread_into, chunk, self._position)
 
     def take_crc(self, length: int, crc: int) -> int:
         """Goes forward by so many bytes, which are there, and adds them to the checksum."""
@@ -113,28 +98,23 @@ class _Stream:
     def skip(self, length: int) -> None:
         self._rest = self._rest[length:]
 
-    def close(self) -> None:
-        """Waits for the read ahead: the file may be closed or cut after this."""
-        if isinstance(self._ahead, Future):
-            self._ahead.result()
-
 
 def scan_segment(
     file: Source,
     on_records: Callable[[bytes], None] | None = None,
-    executor: Executor | None = None,
     scan: Scan | None = None,
+    stop: int | None = None,
 ) -> Scan:
     """`on_records` gets the `.idx` records of the intact entries, some thousand at a time.
 
-    With an executor the file is read on its thread, ahead of the check. A `scan` that is given, a
-    new one, is filled in: it says how far reading came before an OSError.
+    A `scan` that is given is gone on with from its `end`, and says how far reading came before an
+    OSError. `stop`: not further than this position.
     """
     size = file.size()
     scan = scan or Scan()
-    stream = _Stream(file, executor)
+    stream = _Stream(file, scan.end)
     records: list[bytes] = []
-    while True:
+    while stop is None or scan.end < stop:
         header = decode_header(stream.peek(HEADER_BYTES))
         scan.problem = _problem(header, size, scan)
         if scan.problem or header is None:
@@ -150,11 +130,10 @@ def scan_segment(
         scan.end += HEADER_BYTES + header.length
         if len(records) == _RECORDS:
             _hand_over(records, on_records)
-    stream.close()
     _hand_over(records, on_records)
-    scan.torn_bytes = last_content(file, scan.end, size) - scan.end
-    if not scan.torn_bytes:
-        scan.problem = ""
+    if scan.problem:
+        scan.torn_bytes = last_content(file, scan.end, size) - scan.end
+        scan.problem = scan.problem if scan.torn_bytes else ""
     return scan
 
 

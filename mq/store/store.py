@@ -12,13 +12,12 @@ owns it; `log.sync`, `write_checkpoint` and reads of the log may run on others.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from mq.config import StoreConfig
-from mq.errors import DiskFull, MessageTooLarge, MqError, SegmentFull
+from mq.errors import DiskFull, MessageTooLarge, MqError, SegmentFull, StorageFailed
 from mq.logging import get_logger
 from mq.store import checkpoint, identity, retention
 from mq.store.batch import Batch, data_offsets, decode_payload, encode_payload
@@ -75,7 +74,10 @@ class Store:
         # Batches of entries that were appended here, so that applying them does not read them
         # again.
         self._unapplied: dict[int, tuple[EntryRef, Sequence[Batch]]] = {}
-        self._lock = identity.take(vfs, directory, node)
+        try:
+            self._lock = identity.take(vfs, directory, node)
+        except OSError as error:
+            raise _unusable(directory, error) from error
         try:
             self._derived = Derived(
                 vfs,
@@ -85,32 +87,24 @@ class Store:
                 index_items=config.index_items,
                 background=background,
             )
-            self.log, problem = self._open(background=background)
-            self.applied_index, self.restored_broker_state = self._derived.restore(
-                self.log, problem
+            self.log = CommitLog(
+                vfs,
+                f"{directory}/commitlog",
+                segment_bytes=config.segment_bytes,
+                verify_bytes=config.verify_bytes,
+                zero_ahead=config.flush == "sync",
+                background=background,
             )
+            self.applied_index, self.restored_broker_state = self._derived.restore(self.log)
+        except OSError as error:
+            self._lock.close()
+            raise _unusable(directory, error) from error
         except BaseException:
             self._lock.close()
             raise
         self.queues = self._derived.queues
         self.lookup = Lookup(self.log, self.queues, self._derived.index)
         self._checkpointed_offset = self._applied_offset()
-
-    def _open(self, *, background: bool) -> tuple[CommitLog, str]:
-        """Log and derived files, both at once where threads are allowed."""
-        with contextlib.ExitStack() as stack:
-            load: Callable[[], str] = self._derived.load
-            if background:
-                load = stack.enter_context(ThreadPoolExecutor(1, "mq-load")).submit(load).result
-            commitlog = CommitLog(
-                self._vfs,
-                f"{self._directory}/commitlog",
-                segment_bytes=self._config.segment_bytes,
-                verify_bytes=self._config.verify_bytes,
-                zero_ahead=self._config.flush == "sync",
-                background=background,
-            )
-            return commitlog, load()
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -146,6 +140,7 @@ class Store:
             )
         payload = checkpoint.encode_entry(self.queues.extents(), self._broker_state())
         ref = self.log.roll(NewEntry(Kind.CHECKPOINT, term, now_ms, [payload]))
+        # There is nothing in it to apply: it is the state that it was made of.
         self.applied_index = ref.raft_index
         return ref
 
@@ -324,3 +319,13 @@ class Store:
         self.log.close()
         self._derived.close()
         self._lock.close()
+
+
+def _unusable(directory: str, error: OSError) -> MqError:
+    """Nothing was acknowledged yet: whatever the disk says, the node just does not start."""
+    text = f"{error.filename or directory}: {error.strerror or error}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"{text}: free some space, the node needs some to start")
+    return StorageFailed(
+        f"{text}. The data directory cannot be used: check its rights and the disk"
+    )

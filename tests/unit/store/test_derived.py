@@ -210,10 +210,15 @@ def test_a_rebuild_forgets_the_checkpoint_before_it_touches_a_file() -> None:
     for seed in range(20):
         vfs, store = new_store()
         sent = fill(store, 3)
-        store.close()
+        store.checkpoint()
+        sent += messages_of(30)
+        put(store, batch(sent[-30:]))
         vfs.truncate_file(f"{DIRECTORY}/consumequeue/orders/0/{0:020d}", 0)
-        apply_all(open_store(vfs))
-        vfs.crash(seed, 0.5)
+        reopen(vfs).settle()
+        queue = ["/consumequeue", "/consumequeue/orders", "/consumequeue/orders/0"]
+        for name in ["", "/index", *queue]:
+            vfs.sync_dir(DIRECTORY + name)
+        vfs.crash(seed, 0.8)
         assert read_all(apply_all(open_store(vfs))) == sent
 
 

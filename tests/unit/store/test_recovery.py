@@ -457,3 +457,14 @@ def test_any_single_flipped_bit_is_refused_or_cut_but_never_served() -> None:
         else:
             assert is_last_entry
             assert content(log) == everything[:8]
+
+
+def test_what_a_killed_process_left_survives_a_power_loss_after_the_next_start() -> None:
+    vfs = disk()
+    log = new_log(vfs)
+    append(log, b"one", b"two")
+    vfs.kill()
+    expected = content(open_log(vfs))
+    assert len(expected) == 3
+    vfs.crash(random.Random(1), keep=0)
+    assert content(open_log(vfs)) == expected

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -62,12 +61,13 @@ def test_entries_are_found_across_the_borders_of_chunks() -> None:
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_reading_ahead_on_a_thread_finds_the_same() -> None:
-    data = b"".join(entries(*range(0, 300, 7))) + bytes(100)
-    with ThreadPoolExecutor(1) as executor:
-        ahead = scan_segment(file_of(data), executor=executor)
-    assert ahead == scan_segment(file_of(data))
-    assert ahead.count == 44
+def test_a_scan_in_two_parts_finds_what_one_finds() -> None:
+    whole = entries(*range(0, 300, 7))
+    data = b"".join(whole) + bytes(100)
+    for stop in np.cumsum([len(each) for each in whole]).tolist():
+        found = scan_segment(file_of(data), stop=stop)
+        assert (found.end, found.problem, found.torn_bytes) == (stop, "", 0)
+        assert scan_segment(file_of(data), scan=found) == scan_segment(file_of(data))
 
 
 @pytest.mark.parametrize(

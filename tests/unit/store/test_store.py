@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import pytest
@@ -202,9 +203,11 @@ def test_a_store_that_cannot_open_lets_go_of_the_directory() -> None:
     vfs, store = new_store()
     fill(store, 2)
     store.close()
-    vfs.fail("open", "/commitlog/")
-    with pytest.raises(OSError, match="Input/output"):
-        open_store(vfs)
+    for error, refusal in ((errno.EIO, StorageFailed), (errno.ENOSPC, DiskFull)):
+        for path in ("/commitlog/", "/lock"):
+            vfs.fail("open", path, error)
+            with pytest.raises(refusal, match=path):
+                open_store(vfs)
     open_store(vfs).close()
 
 
