@@ -50,6 +50,8 @@ from mq.wire.v1.message_pb2 import Message, RawBatch
 BODY_BYTES = 128
 BATCH_MESSAGES = 1000
 GROUP = 4
+# So many batches fill what queues may keep in memory: from then on each one pushes out another.
+FILL = 420
 QUEUES = 10_240
 MESSAGE_BYTES_MAX = 4 << 20
 GOALS = {
@@ -182,8 +184,10 @@ def bench_append(directory: str, rounds: int, scale: int) -> dict[str, float]:
         bare_s = write_bare(f"{directory}/bare", encoded)
         accepted = check(encoded)
         with open_store(f"{directory}/plain") as store:
+            append(store, accepted[:FILL])
             plain_s = seconds(partial(append, store, accepted))
         with open_store(f"{directory}/checked") as store:
+            append(store, accepted[:FILL])
             checked_s = seconds(partial(_append_checked, store, encoded))
         shutil.rmtree(directory)
         if number:
@@ -209,18 +213,24 @@ def _append_checked(store: Store, encoded: Sequence[bytes]) -> None:
 def bench_many_queues(directory: str, rounds: int, scale: int) -> dict[str, float]:
     queues = many_queues()
     order = random.Random(2)
-    with open_store(directory) as store:
+    with open_store(directory, segment_bytes=64 << 20) as store:
         _create_queues(store, queues)
         one, many = [], []
-        to_one = check(batches([("topic-00000", 0)]) * (256 * scale))
+        to_one = check(batches([("topic-00000", 0)]) * (512 * scale + FILL))
         for number in range(rounds + 1):
             to_many = check(batches(order.sample(queues, len(to_one))))
-            many_s = seconds(partial(append, store, to_many))
-            one_s = seconds(partial(append, store, to_one))
+            taken = {}
+            # What the first leaves to the kernel slows the second: they take turns.
+            for accepted in (to_many, to_one) if number % 2 else (to_one, to_many):
+                append(store, accepted[:FILL])
+                taken[id(accepted)] = seconds(partial(append, store, accepted[FILL:]))
+            one_s, many_s = taken[id(to_one)], taken[id(to_many)]
+            # What was written must not be on its way to the disk while the next round is measured.
+            store.drop_front(1000)
             if number:
                 one.append(one_s)
                 many.append(many_s)
-    messages = len(to_one) * BATCH_MESSAGES
+    messages = (len(to_one) - FILL) * BATCH_MESSAGES
     return {
         "append_10240_vs_1": median_ratio(one, many),
         "append_10240_messages_per_s": messages / statistics.median(many),

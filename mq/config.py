@@ -107,7 +107,7 @@ class StoreConfig(_Section, frozen=True, kw_only=True):
         Meta(
             ge=64 * KIB, le=EIB, description="How much log may have to be replayed after a crash."
         ),
-    ] = 64 * MIB
+    ] = 32 * MIB
     verify_bytes: Annotated[
         int,
         Meta(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from itertools import groupby
+from itertools import groupby, repeat
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -105,13 +105,15 @@ def decode(data: bytes) -> DerivedState | None:
         return None
     try:
         saved = log_pb2.DerivedCheckpoint.FromString(payload)
-        queues = [
-            QueueExtent(topic.topic, *numbers)
-            for topic in saved.topics
-            for numbers in zip(topic.queue_ids, topic.starts, topic.ends, strict=True)
-        ]
-    except (DecodeError, ValueError):
+    except DecodeError:
         return None
+    queues: list[QueueExtent] = []
+    for topic in saved.topics:
+        columns = topic.queue_ids, topic.starts, topic.ends
+        if len(set(map(len, columns))) != 1:
+            return None
+        # By columns: ten thousand queues come through here at a start.
+        queues.extend(map(QueueExtent, repeat(topic.topic), *columns))
     index = saved.index
     position = IndexPosition(
         tuple(index.full_files), index.newest_file, index.newest_items, index.newest_first_ms

@@ -147,13 +147,14 @@ class QueueFiles:
 
     def missing(self, queue: QueueExtent) -> str | None:
         """A file that should be there and is not, or is too short."""
-        if queue.start == queue.end:
-            return None
-        for first in range(self._first_of(queue.start), queue.end, self._units_per_file):
-            units = min(self._units_per_file, queue.end - first)
+        _, _, start, end = queue
+        first = self._first_of(start)
+        while start < end:
+            start = min(end, first + self._units_per_file)
             path = self._path(queue, first)
-            if (self._vfs.file_size(path) or 0) < units * UNIT_BYTES:
+            if (self._vfs.file_size(path) or 0) < (start - first) * UNIT_BYTES:
                 return path
+            first = start
         return None
 
     def between(self, queue: ConsumeQueue, start: int, end: int) -> list[str]:

@@ -8,7 +8,7 @@ thread.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -102,6 +102,18 @@ class LogReader:
             position = log_offset - segment.base + len(data)
             raise LogDamaged(segment.log_path, position, "the file is too short", ADVICE)
         return data if wanted == length else data + self.read(log_offset + wanted, length - wanted)
+
+    def read_ranges(self, ranges: Iterable[tuple[int, int]]) -> list[bytes]:
+        """The bytes of each range [start, end) of log offsets."""
+        result = []
+        base = limit = 0
+        for start, end in ranges:
+            if not base <= start < end <= limit:
+                segment = self._segment_at(start)
+                base, limit = segment.base, segment.end_log_offset
+            data = segment.read(start - base, end - start) if end <= limit else b""
+            result.append(data if len(data) == end - start else self.read(start, end - start))
+        return result
 
     def ref(self, raft_index: int) -> EntryRef:
         segment = self._segment_of(raft_index)

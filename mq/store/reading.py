@@ -177,14 +177,14 @@ def _frames(
     """The bytes of each run, with one read for runs that have little in between."""
     breaks = (1 + np.flatnonzero(starts[1:] - ends[:-1] > _GAP_BYTES_MAX)).tolist()
     begin, stop = starts.tolist(), ends.tolist()
+    groups = list(zip([0, *breaks], [*breaks, len(begin)], strict=True))
+    parts = log.read_ranges([(begin[first], stop[last - 1]) for first, last in groups])
+    if len(parts) == len(begin):
+        return [memoryview(part) for part in parts]
     slices: list[memoryview] = []
-    for first, last in zip([0, *breaks], [*breaks, len(begin)], strict=True):
-        base = begin[first]
-        data = memoryview(log.read(base, stop[last - 1] - base))
-        if last - first == 1:
-            slices.append(data)
-        else:
-            slices.extend(data[begin[i] - base : stop[i] - base] for i in range(first, last))
+    for (first, last), part in zip(groups, parts, strict=True):
+        base, data = begin[first], memoryview(part)
+        slices.extend(data[begin[i] - base : stop[i] - base] for i in range(first, last))
     return slices
 
 
