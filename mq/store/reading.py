@@ -60,6 +60,19 @@ class _Chosen(NamedTuple):
     next_offset: int
 
 
+class _Extents(NamedTuple):
+    """Where the runs stand: their first and last units, and the log offsets [start, end)."""
+
+    first: npt.NDArray[np.intp]
+    last: npt.NDArray[np.intp]
+    starts: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+
+    @property
+    def size_bytes(self) -> int:
+        return int((self.ends - self.starts).sum())
+
+
 def read_queue(
     log: LogReader,
     queue: ConsumeQueue,
@@ -86,7 +99,11 @@ def read_queue(
     if not len(chosen.units):
         return ReadResult(Status.NOTHING_MATCHED, [], chosen.next_offset, start, end)
     try:
-        runs = _runs(log, queue_offset, chosen)
+        extents = _extents(chosen)
+        if extents.size_bytes > bytes_max:
+            chosen = _cut(chosen, queue_offset, _fitting(chosen.units, bytes_max))
+            extents = _extents(chosen)
+        runs = _runs(log, queue_offset, chosen, extents)
     except (OffsetOutOfRange, QueueDamaged):
         raise QueueDamaged(
             f"queue {queue.queue_id} of topic {queue.topic} points from {queue_offset} on to bytes "
@@ -98,7 +115,6 @@ def read_queue(
 def _take(queue: ConsumeQueue, queue_offset: int, bytes_max: int, messages_max: int) -> _Chosen:
     wanted = min(messages_max, _guess(queue, queue_offset, bytes_max))
     units = queue.read(queue_offset, min(queue.end, queue_offset + wanted))
-    units = units[: _fitting(units, bytes_max, messages_max)]
     return _Chosen(units, None, queue_offset + len(units))
 
 
@@ -119,11 +135,18 @@ def _choose(
         found_bytes += int(np.add.reduce(found[-1]["size"], dtype=np.int64))
         found_count += len(places)
         next_offset += len(units)
-    units, places = np.concatenate(found), np.concatenate(found_at)
-    fitting = _fitting(units, bytes_max, messages_max)
-    if fitting < len(units):
-        next_offset = queue_offset + int(places[fitting])
-    return _Chosen(units[:fitting], places[:fitting], next_offset)
+    chosen = _Chosen(np.concatenate(found), np.concatenate(found_at), next_offset)
+    return _cut(chosen, queue_offset, messages_max)
+
+
+def _cut(chosen: _Chosen, queue_offset: int, count: int) -> _Chosen:
+    """The first `count` of them; reading goes on at the next one."""
+    units, places, _ = chosen
+    if count >= len(units):
+        return chosen
+    if places is None:
+        return _Chosen(units[:count], None, queue_offset + count)
+    return _Chosen(units[:count], places[:count], queue_offset + int(places[count]))
 
 
 def _guess(queue: ConsumeQueue, queue_offset: int, bytes_max: int) -> int:
@@ -133,35 +156,36 @@ def _guess(queue: ConsumeQueue, queue_offset: int, bytes_max: int) -> int:
     return min(_UNITS_MAX, max(_SAMPLE_UNITS, len(sample) * bytes_max // max(1, sample_bytes)))
 
 
-def _fitting(units: Units, bytes_max: int, messages_max: int) -> int:
-    """How many of the units the limits allow; one is always allowed."""
-    count = min(len(units), messages_max)
-    if int(np.add.reduce(units["size"][:count], dtype=np.int64)) <= bytes_max:
-        return max(1, count)
-    total = np.cumsum(units["size"][:count], dtype=np.int64)
+def _fitting(units: Units, bytes_max: int) -> int:
+    """How many of the units make `bytes_max`; one is always allowed."""
+    total = np.cumsum(units["size"], dtype=np.int64)
     return max(1, int(np.searchsorted(total, bytes_max, side="right")))
 
 
-def _runs(log: LogReader, queue_offset: int, chosen: _Chosen) -> list[Run]:
-    units, places = chosen.units, chosen.places
+def _extents(chosen: _Chosen) -> _Extents:
+    units, places, _ = chosen
     starts = units["log_offset"].astype(np.int64)
-    ends = starts + units["size"]
-    gaps = starts[1:] - ends[:-1]
-    if len(gaps) and int(np.minimum.reduce(gaps)) < 0:
-        raise QueueDamaged("messages overlap")
-    is_break = gaps != 0
+    ends = starts + units["size"].astype(np.int64)
+    is_break = starts[1:] != ends[:-1]
     if places is not None:
         is_break |= places[1:] != places[:-1] + 1
     breaks = 1 + np.flatnonzero(is_break)
+    if (starts[breaks] < ends[breaks - 1]).any():
+        raise QueueDamaged("messages overlap")
     first = np.concatenate(([0], breaks))
     last = np.concatenate((breaks, [len(units)])) - 1
-    starts, ends = starts[first], ends[last]
+    return _Extents(first, last, starts[first], ends[last])
+
+
+def _runs(log: LogReader, queue_offset: int, chosen: _Chosen, extents: _Extents) -> list[Run]:
+    first, last, starts, ends = extents
     frames = _frames(log, starts, ends)
-    sizes = units["size"]
+    sizes = chosen.units["size"]
     if not all(map(_is_run, frames, sizes[first].tolist(), sizes[last].tolist())):
         raise QueueDamaged("no message starts here, or it is of another size")
+    places = first if chosen.places is None else chosen.places[first]
     columns = zip(
-        (queue_offset + (first if places is None else places[first])).tolist(),
+        (queue_offset + places).tolist(),
         (last - first + 1).tolist(),
         starts.tolist(),
         log.stored_at(starts).tolist(),
