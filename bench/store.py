@@ -258,7 +258,7 @@ def bench_read(directory: str, rounds: int, scale: int) -> dict[str, float]:
         store.checkpoint()
         pulls = [[(run.log_offset, len(run.frames)) for run in runs] for runs in _read_all(store)]
         fd = os.open(store.log.segments()[0].path, os.O_RDONLY)
-        for number in range(rounds + 1):
+        for number in range(rounds * 6 + 1):
             bare_s = seconds(lambda: _pread_all(fd, pulls))
             ours_s = seconds(lambda: [None for _ in _read_all(store)])
             if number:

@@ -164,17 +164,23 @@ def _fitting(units: Units, bytes_max: int) -> int:
 
 def _extents(chosen: _Chosen) -> _Extents:
     units, places, _ = chosen
-    starts = units["log_offset"].astype(np.int64)
-    ends = starts + units["size"].astype(np.int64)
-    is_break = starts[1:] != ends[:-1]
+    # Columns of 32 bits, which numpy need not copy: a neighbour goes on where the one before it
+    # ends in the low half of its log offset, and has the same high half. A run over a border of
+    # 4 GiB becomes two.
+    words = units.view("<u4").reshape(-1, 5)
+    low, high, sizes = words[:, 0], words[:, 1], words[:, 2]
+    is_break = low[:-1] + sizes[:-1] != low[1:]
+    is_break |= high[:-1] != high[1:]
     if places is not None:
         is_break |= places[1:] != places[:-1] + 1
     breaks = 1 + np.flatnonzero(is_break)
-    if (starts[breaks] < ends[breaks - 1]).any():
-        raise QueueDamaged("messages overlap")
     first = np.concatenate(([0], breaks))
     last = np.concatenate((breaks, [len(units)])) - 1
-    return _Extents(first, last, starts[first], ends[last])
+    starts = units["log_offset"][first].astype(np.int64)
+    ends = units["log_offset"][last].astype(np.int64) + sizes[last]
+    if (ends <= starts).any() or (starts[1:] < ends[:-1]).any():
+        raise QueueDamaged("messages overlap")
+    return _Extents(first, last, starts, ends)
 
 
 def _runs(log: LogReader, queue_offset: int, chosen: _Chosen, extents: _Extents) -> list[Run]:

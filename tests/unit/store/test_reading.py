@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from mq.errors import QueueDamaged
 from mq.hashing import text_hash
 from mq.store import reading
-from mq.store.consumequeue import UNIT_BYTES
+from mq.store.consumequeue import UNIT_BYTES, make_units
 from mq.store.reading import Status
 from mq.wire.v1.message_pb2 import Message
 from tests.support import naive_wire
@@ -247,3 +248,26 @@ def test_the_head_of_a_frame_follows_from_its_size(size: int) -> None:
             1 + len(naive_wire.varint(length)) + length == size
             for length in range(max(0, size - 8), size)
         )
+
+
+@pytest.mark.parametrize(
+    ("offsets", "runs"),
+    [
+        ([100, 110, 120], [(0, 2)]),
+        ([100, 110, 121], [(0, 1), (2, 2)]),
+        # Neighbours by the low half of their offsets only.
+        ([100, 110, 120 + (1 << 32)], [(0, 1), (2, 2)]),
+        ([100, 110 + (3 << 32), 120 + (3 << 32)], [(0, 0), (1, 2)]),
+        # A run over a border of 4 GiB is read as two.
+        ([(1 << 32) - 15, (1 << 32) - 5, (1 << 32) + 5], [(0, 1), (2, 2)]),
+        ([(1 << 40) + 1, (1 << 40) + 11, (1 << 40) + 21], [(0, 2)]),
+    ],
+)
+def test_runs_end_where_the_log_has_something_else(
+    offsets: list[int], runs: list[tuple[int, int]]
+) -> None:
+    units = make_units(np.array(offsets), np.full(3, 10, np.uint32), np.zeros(3, np.uint64))
+    first, last, starts, ends = reading._extents(reading._Chosen(units, None, 0))
+    assert list(zip(first.tolist(), last.tolist(), strict=True)) == runs
+    assert starts.tolist() == [offsets[at] for at, _ in runs]
+    assert ends.tolist() == [offsets[at] + 10 for _, at in runs]
