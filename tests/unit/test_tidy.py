@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -140,3 +142,24 @@ def test_no_text_names_a_place_of_somebodys_machine() -> None:
         if MACHINE_PATHS.search(line)
     ]
     assert found == []
+
+
+def test_what_the_package_imports_is_what_it_asks_to_be_installed() -> None:
+    """Development tools bring packages of their own along, which a user does not have."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = [re.match(r"[A-Za-z0-9-]+", each) for each in project["dependencies"]]
+    declared = {name[0].replace("-", "_") for name in names if name}
+    declared = {"google" if name == "protobuf" else name for name in declared}
+    imported = {
+        name.split(".")[0]
+        for path in PACKAGE
+        for node in ast.walk(tree(path))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert imported - sys.stdlib_module_names - {"mq"} == declared
