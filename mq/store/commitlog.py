@@ -11,7 +11,6 @@ One thread appends, rolls, truncates and drops; `sync` may run on another one; r
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from collections.abc import Sequence
@@ -31,9 +30,7 @@ from mq.store.logreader import EntryRef, LogReader
 from mq.store.recovery import recover
 from mq.store.scan import PAYLOAD_BYTES_MAX
 from mq.store.segment import Segment
-from mq.store.vfs import Vfs
-
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+from mq.store.vfs import Vfs, is_no_space
 
 
 class NewEntry(NamedTuple):
@@ -264,7 +261,7 @@ class CommitLog(LogReader):
         """No space is a state of the disk and passes; anything else is a state of the file and does
         not.
         """
-        if error.errno in _NO_SPACE:
+        if is_no_space(error):
             self._must_undo = True
             return DiskFull(f"no space to write {path}: free some or extend the disk; reads go on")
         return self._stop(error, path)

@@ -10,7 +10,6 @@ Invariant: the checkpoint on disk is never ahead of the files it speaks of, nor 
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import NamedTuple
@@ -27,12 +26,10 @@ from mq.store.commitlog import CommitLog
 from mq.store.consumequeue import ConsumeQueues, QueueExtent, QueueWrites, make_units
 from mq.store.filepool import PendingWrite
 from mq.store.keyindex import IndexPosition, KeyIndex, key_slot_hashes
-from mq.store.vfs import Vfs
+from mq.store.vfs import Vfs, is_no_space
 from mq.store.writeback import Writeback
 
 log = get_logger(__name__)
-
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 # More than this in memory starts going to the files, half of it at a time ...
@@ -129,7 +126,7 @@ class Derived:
             future.result()
         except OSError as error:
             self.is_stalled = True
-            if error.errno not in _NO_SPACE:
+            if not is_no_space(error):
                 raise self._failed(error) from error
         else:
             self.is_stalled = False
@@ -242,7 +239,7 @@ class Derived:
         self.index.clear()
 
     def _failed(self, error: OSError) -> MqError:
-        if error.errno in _NO_SPACE:
+        if is_no_space(error):
             return DiskFull(f"no space for queues, index and checkpoint in {self._directory}")
         self._failure = StorageFailed(
             f"{error.filename or self._directory}: {error.strerror or error}. "

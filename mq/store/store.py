@@ -12,7 +12,6 @@ owns it; `log.sync`, `write_checkpoint` and reads of the log may run on others.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
@@ -28,7 +27,7 @@ from mq.store.format import Kind
 from mq.store.logreader import EntryRef
 from mq.store.lookup import Lookup
 from mq.store.reading import ReadResult, Status, read_queue
-from mq.store.vfs import Vfs
+from mq.store.vfs import Vfs, is_no_space
 
 log = get_logger(__name__)
 
@@ -324,7 +323,7 @@ class Store:
 def _unusable(directory: str, error: OSError) -> MqError:
     """Nothing was acknowledged yet: whatever the disk says, the node just does not start."""
     text = f"{error.filename or directory}: {error.strerror or error}"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_no_space(error):
         return DiskFull(f"{text}: free some space, the node needs some to start")
     return StorageFailed(
         f"{text}. The data directory cannot be used: check its rights and the disk"

@@ -278,6 +278,11 @@ def _directory(path: str) -> Iterator[int]:
 _SYNCFS = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
 
 
+def is_no_space(error: OSError) -> bool:
+    """A state of the disk, which passes; any other error is a state of the file, and does not."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def write_file_atomically(vfs: Vfs, path: str, content: Buffer) -> None:
     """After this the file has the new content, durably; after a crash in the middle it has the old
     or the new.
