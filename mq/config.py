@@ -1,9 +1,10 @@
-"""Every option of a node, declared once: the fields of the sections below.
+"""The options of a node, from wherever their values come.
 
-The TOML file, the environment variables, the command-line flags, their help and the rendering of
-`mq config` all follow from these fields, so a new field is a new option everywhere. Later sources
-win: defaults, file, environment, flags. Every value is checked where it is read, also one that a
-later source overrides, so that the error names the file and key, the variable or the flag.
+They are the fields of `mq.sections`. The TOML file, the environment variables, the command-line
+flags, their help and the rendering of `mq config` all follow from them, so a new field is a new
+option everywhere. Later sources win: defaults, file, environment, flags. Every value is checked
+where it is read, also one that a later source overrides, so that the error names the file and key,
+the variable or the flag.
 
 Bytes and milliseconds are plain numbers or human ("64MiB", "10s"); the key says which unit it has.
 This module reads no process state but the file: the environment and the flags are handed in.
@@ -20,17 +21,37 @@ import textwrap
 import tomllib
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
 
 from mq.errors import IllegalConfig
+from mq.sections import (
+    Config,
+    LogConfig,
+    NodeConfig,
+    RaftConfig,
+    RetentionConfig,
+    StoreConfig,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-KIB, MIB, GIB, EIB = 1 << 10, 1 << 20, 1 << 30, 1 << 60
+__all__ = [
+    "Config",
+    "LogConfig",
+    "NodeConfig",
+    "Option",
+    "RaftConfig",
+    "RetentionConfig",
+    "StoreConfig",
+    "load",
+    "options",
+    "to_toml",
+]
+
 FILE_VARIABLE = "MQ_CONFIG"
 
 _PREFIX = "MQ_"
@@ -41,123 +62,6 @@ _SIZE_UNITS = {
 }
 _DURATION_UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _QUANTITY = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]+)\s*")
-
-# `extra` carries what msgspec does not know: how to say what is legal, a metavar, a second flag.
-_Name = Annotated[
-    str,
-    Meta(
-        pattern=r"^[A-Za-z0-9_-]{1,127}\Z",
-        extra={"legal": "1 to 127 of letters, digits, _ and -", "metavar": "NAME"},
-    ),
-]
-# Control characters and undecodable bytes could be neither logged nor written back as TOML.
-_Directory = Annotated[
-    str,
-    Meta(
-        pattern=r"^[^\x00-\x1f\x7f\ud800-\udfff]+\Z",
-        extra={
-            "legal": "a path, not empty, without control characters",
-            "metavar": "DIR",
-            "flag": "--data",
-        },
-    ),
-]
-_Ratio = Annotated[float, Meta(gt=0, le=1)]
-_Count = Annotated[int, Meta(ge=1, le=100_000_000)]
-
-
-class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Building one directly checks nothing: tests may use values that a user may not."""
-
-
-class NodeConfig(_Section, frozen=True, kw_only=True):
-    cluster: Annotated[_Name, Meta(description="Cluster that this node belongs to.")] = "mq"
-    broker_set: Annotated[_Name, Meta(description="Broker set: the nodes that share one log.")] = (
-        "set-0"
-    )
-    node: Annotated[_Name, Meta(description="This node's name, unique in its broker set.")] = (
-        "node-0"
-    )
-    data: Annotated[
-        _Directory, Meta(description="Directory that holds all of the node's data.")
-    ] = "data"
-
-
-class StoreConfig(_Section, frozen=True, kw_only=True):
-    segment_bytes: Annotated[
-        int, Meta(ge=64 * KIB, le=4 * GIB - 1, description="Size of one CommitLog file.")
-    ] = GIB
-    flush: Annotated[
-        Literal["sync", "async"],
-        Meta(
-            description="sync: a message is on disk before it is acknowledged; async: soon after."
-        ),
-    ] = "sync"
-    async_flush_ms: Annotated[
-        int, Meta(ge=1, le=10_000, description="Time between two syncs when flush is async.")
-    ] = 500
-    message_bytes_max: Annotated[
-        int, Meta(ge=KIB, le=64 * MIB, description="Largest message that is accepted.")
-    ] = 4 * MIB
-    entry_bytes_max: Annotated[
-        int, Meta(ge=2 * KIB, le=128 * MIB, description="Largest log entry: a group of messages.")
-    ] = 4 * MIB + 256 * KIB
-    checkpoint_log_bytes: Annotated[
-        int,
-        Meta(
-            ge=64 * KIB, le=EIB, description="How much log may have to be replayed after a crash."
-        ),
-    ] = 32 * MIB
-    verify_bytes: Annotated[
-        int,
-        Meta(
-            ge=64 * KIB,
-            le=EIB,
-            description="How much of the newest log is checksummed at start.",
-        ),
-    ] = 2 * GIB
-    queue_file_units: Annotated[_Count, Meta(description="Messages in one ConsumeQueue file.")] = (
-        300_000
-    )
-    index_slots: Annotated[_Count, Meta(description="Hash slots in one key index file.")] = 500_000
-    index_items: Annotated[_Count, Meta(description="Keys in one key index file.")] = 2_000_000
-
-
-class RetentionConfig(_Section, frozen=True, kw_only=True):
-    hours: Annotated[int, Meta(ge=1, le=876_000, description="Age at which messages expire.")] = 72
-    bytes: Annotated[
-        int, Meta(ge=0, le=EIB, description="Log size above which the oldest goes; 0: no limit.")
-    ] = 0
-    clean_expired_ratio: Annotated[
-        _Ratio, Meta(description="Disk use from which expired segments are deleted at once.")
-    ] = 0.75
-    clean_oldest_ratio: Annotated[
-        _Ratio, Meta(description="Disk use from which the oldest segments are deleted.")
-    ] = 0.85
-    refuse_writes_ratio: Annotated[
-        _Ratio, Meta(description="Disk use from which writes are refused.")
-    ] = 0.90
-    check_ms: Annotated[
-        int, Meta(ge=10, le=86_400_000, description="Time between two checks of age and disk use.")
-    ] = 10_000
-
-
-class LogConfig(_Section, frozen=True, kw_only=True):
-    level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        Meta(description="Least severe log line that is written."),
-    ] = "info"
-    format: Annotated[
-        Literal["auto", "console", "json"],
-        Meta(description="auto: console on a terminal, JSON lines elsewhere."),
-    ] = "auto"
-
-
-class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    node: NodeConfig = NodeConfig()
-    store: StoreConfig = StoreConfig()
-    retention: RetentionConfig = RetentionConfig()
-    log: LogConfig = LogConfig()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ class Code(enum.Enum):
     ILLEGAL_CONFIG = "ILLEGAL_CONFIG"
     ILLEGAL_TOPIC = "ILLEGAL_TOPIC"
     MALFORMED_BATCH = "MALFORMED_BATCH"
+    MALFORMED_ENTRIES = "MALFORMED_ENTRIES"
     MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
     MESSAGE_NOT_FOUND = "MESSAGE_NOT_FOUND"
     OFFSET_OUT_OF_RANGE = "OFFSET_OUT_OF_RANGE"
@@ -26,6 +27,12 @@ class Code(enum.Enum):
     QUEUE_DAMAGED = "QUEUE_DAMAGED"
     WRONG_DATA_DIRECTORY = "WRONG_DATA_DIRECTORY"
     DATA_DIRECTORY_IN_USE = "DATA_DIRECTORY_IN_USE"
+    NOT_LEADER = "NOT_LEADER"
+    OUTCOME_UNKNOWN = "OUTCOME_UNKNOWN"
+    FLOW_CONTROL = "FLOW_CONTROL"
+    ILLEGAL_MEMBERSHIP = "ILLEGAL_MEMBERSHIP"
+    NODE_STOPPED = "NODE_STOPPED"
+    PORT_UNAVAILABLE = "PORT_UNAVAILABLE"
 
 
 class MqError(Exception):
@@ -47,6 +54,12 @@ class IllegalTopic(MqError):
 
 class MalformedBatch(MqError):
     code = Code.MALFORMED_BATCH
+
+
+class MalformedEntries(MqError):
+    """What came from another node is not the entries that follow here; nothing was written."""
+
+    code = Code.MALFORMED_ENTRIES
 
 
 class MessageTooLarge(MqError):
@@ -109,3 +122,49 @@ class WrongDataDirectory(MqError):
 
 class DataDirectoryInUse(MqError):
     code = Code.DATA_DIRECTORY_IN_USE
+
+
+class NotLeader(MqError):
+    """Nothing was written: this node does not lead its broker set. Ask the leader, when one is
+    known.
+    """
+
+    code = Code.NOT_LEADER
+    retryable = True
+
+    def __init__(self, leader: str | None, address: str | None) -> None:
+        where = f"{leader} at {address} does" if leader else "none is known at the moment"
+        super().__init__(f"this node does not lead its broker set: {where}")
+        self.leader = leader
+        self.address = address
+
+
+class OutcomeUnknown(MqError):
+    """The entry may or may not become part of the log: the leader changed before it was known."""
+
+    code = Code.OUTCOME_UNKNOWN
+    retryable = True
+
+
+class FlowControl(MqError):
+    """Nothing was written: too much is waiting already. Try again a little later."""
+
+    code = Code.FLOW_CONTROL
+    retryable = True
+
+
+class IllegalMembership(MqError):
+    """The change of members cannot be made, or not now."""
+
+    code = Code.ILLEGAL_MEMBERSHIP
+
+
+class NodeStopped(MqError):
+    """Nothing was written: the node is stopping, or has stopped by a failure that is the cause."""
+
+    code = Code.NODE_STOPPED
+    retryable = True
+
+
+class PortUnavailable(MqError):
+    code = Code.PORT_UNAVAILABLE

@@ -1,8 +1,8 @@
 """The composition root: the only place where configuration, clock, files and services meet.
 
-Start, in order: the data directory and its log, what the log makes visible, the flusher,
-housekeeping. Stop is the reverse. Today a node is its store: it recovers, keeps its checkpoints and
-its retention; network services stand on top of it.
+Start, in order: the data directory and its log, the flusher, replication (which applies the log),
+housekeeping. Stop is the reverse. Today a node is its replicated store: it follows or leads, keeps
+its checkpoints and its retention; network services for clients stand on top of it.
 """
 
 from __future__ import annotations
@@ -10,12 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import time
+from collections.abc import AsyncGenerator, Awaitable
+from dataclasses import dataclass
 
 from mq.clock import Clock, SystemClock
 from mq.config import Config
 from mq.errors import DiskFull, MqError
 from mq.logging import get_logger
+from mq.raft import settings as raft_settings
+from mq.raft.node import Disk
+from mq.raft.node import Node as RaftNode
+from mq.raft.vote import VoteFile
 from mq.store.flush import Flusher
 from mq.store.identity import Identity
 from mq.store.retention import Policy
@@ -24,9 +29,9 @@ from mq.store.vfs import RealVfs
 
 log = get_logger(__name__)
 
-_REPLAY_ENTRIES = 1000
 _PROGRESS_S = 2.0
 _TICK_S = 0.2
+_READY_S = 0.02
 # At the least between two checkpoints, also when the disk has no room for one.
 _CHECKPOINT_S = 1.0
 
@@ -41,55 +46,106 @@ async def _run(config: Config) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await Node(config, SystemClock()).run(stop)
+    await Server(config, SystemClock()).run(stop)
 
 
-class Node:
+@dataclass(slots=True)
+class Parts:
+    """Of a running node."""
+
+    store: Store
+    flusher: Flusher
+    raft: RaftNode
+
+
+class Server:
     def __init__(self, config: Config, clock: Clock) -> None:
         self._config = config
         self._clock = clock
 
     async def run(self, stop: asyncio.Event) -> None:
         """Returns when `stop` is set and everything is on disk."""
-        store = self._open_store()
-        is_async = self._config.store.flush == "async"
-        interval_ms = self._config.store.async_flush_ms if is_async else None
-        flusher = Flusher(store.log, async_flush_ms=interval_ms)
-        try:
-            self._catch_up(store)
-            log.info(
-                "node is up",
-                data=self._config.node.data,
-                queues=len(store.queues),
-                entries=store.log.last_index,
-                log_bytes=store.log.end_offset - store.log.start_offset,
-            )
-            await self._keep_house(store, flusher, stop)
-        finally:
-            flusher.close()
-            await asyncio.to_thread(store.close)
+        async with self.started() as parts:
+            await self._serve(parts, stop)
         log.info("node is down")
 
-    def _open_store(self) -> Store:
+    @contextlib.asynccontextmanager
+    async def started(self) -> AsyncGenerator[Parts, None]:
+        """A node that follows or leads; everything is on disk at the end."""
         node = self._config.node
         identity = Identity(node.cluster, node.broker_set, node.node)
-        return Store(RealVfs(), node.data, self._config.store, identity)
+        settings, listen, tls = raft_settings.from_config(self._config)
+        vfs = RealVfs()
+        async with contextlib.AsyncExitStack() as stack:
+            store = Store(vfs, node.data, self._config.store, identity)
+            stack.push_async_callback(asyncio.to_thread, store.close)
+            vote = VoteFile(vfs, f"{node.data}/vote")
+            stack.callback(vote.close)
+            is_async = self._config.store.flush == "async"
+            interval_ms = self._config.store.async_flush_ms if is_async else None
+            flusher = Flusher(store.log, async_flush_ms=interval_ms)
+            stack.callback(flusher.close)
+            disk = Disk(store.log, vote, flusher)
+            raft = RaftNode(settings, identity, disk, store, self._clock, tls=tls)
+            stack.push_async_callback(raft.stop)
+            await raft.start(listen)
+            yield Parts(store, flusher, raft)
 
-    def _catch_up(self, store: Store) -> None:
-        """Without peers, what is in the log is committed. Shows progress when it takes long."""
-        first, last = store.applied_index, store.log.last_index
-        shown = time.monotonic()
-        while store.applied_index < last:
-            store.apply_through(min(store.applied_index + _REPLAY_ENTRIES, last))
-            if time.monotonic() - shown > _PROGRESS_S:
-                shown = time.monotonic()
-                share = (store.applied_index - first) / (last - first)
+    async def _serve(self, parts: Parts, stop: asyncio.Event) -> None:
+        work: list[Awaitable[object]] = [
+            self._announce(parts),
+            self._keep_house(parts),
+            self._watch(parts),
+            stop.wait(),
+        ]
+        tasks = [asyncio.ensure_future(each) for each in work]
+        *_, stopped = tasks
+        try:
+            # Whoever fails ends all; only `stop` ends without an error.
+            for done in asyncio.as_completed([*tasks[1:]]):
+                await done
+                if stopped.done():
+                    return
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch(self, parts: Parts) -> None:
+        raise await parts.raft.failed()
+
+    async def _announce(self, parts: Parts) -> None:
+        """Says when there is a leader and everything that is committed is applied. Shows progress
+        when that takes long.
+        """
+        store, raft = parts.store, parts.raft
+        loop = asyncio.get_running_loop()
+        shown = loop.time()
+        while not raft.is_ready:
+            await asyncio.sleep(_READY_S)
+            if loop.time() - shown > _PROGRESS_S:
+                shown = loop.time()
+                status = raft.status()
                 log.info(
-                    "applying the log", entry=store.applied_index, of=last, done=f"{share:.0%}"
+                    "applying the log" if status.leadership.leader_id else "waiting for a leader",
+                    applied=status.applied_index,
+                    of=status.last_index,
+                    members=sorted(status.members),
                 )
+        role, term, leader, _ = raft.leadership
+        log.info(
+            "node is up",
+            data=self._config.node.data,
+            role=role.name.lower(),
+            term=term,
+            leader=leader,
+            queues=len(store.queues),
+            entries=store.log.last_index,
+            log_bytes=store.log.end_offset - store.log.start_offset,
+        )
 
-    async def _keep_house(self, store: Store, flusher: Flusher, stop: asyncio.Event) -> None:
-        """Checkpoints when they are due, retention at its interval, until it is time to stop."""
+    async def _keep_house(self, parts: Parts) -> None:
+        """Checkpoints when they are due, retention at its interval, for ever."""
         retention = self._config.retention
         policy = Policy(
             age_ms_max=retention.hours * 3_600_000,
@@ -98,18 +154,16 @@ class Node:
             clean_oldest_ratio=retention.clean_oldest_ratio,
             refuse_writes_ratio=retention.refuse_writes_ratio,
         )
+        store, loop = parts.store, asyncio.get_running_loop()
         next_check = next_checkpoint = 0.0
-        while not stop.is_set():
-            if flusher.failure is not None:
-                raise flusher.failure
-            if time.monotonic() >= next_check:
+        while True:
+            if loop.time() >= next_check:
                 store.retain(policy, self._clock.now_ms())
-                next_check = time.monotonic() + retention.check_ms / 1000
-            if store.is_checkpoint_due and time.monotonic() >= next_checkpoint:
+                next_check = loop.time() + retention.check_ms / 1000
+            if store.is_checkpoint_due and loop.time() >= next_checkpoint:
                 await self._checkpoint(store)
-                next_checkpoint = time.monotonic() + _CHECKPOINT_S
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), _TICK_S)
+                next_checkpoint = loop.time() + _CHECKPOINT_S
+            await asyncio.sleep(_TICK_S)
 
     async def _checkpoint(self, store: Store) -> None:
         plan = store.plan_checkpoint()

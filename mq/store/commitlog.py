@@ -1,12 +1,13 @@
-"""The one sequential log: entries with consecutive raft indexes in segments, appended, synced, cut,
-dropped from the front.
+"""The one sequential log: entries with consecutive raft indexes in segments, appended or copied
+from another log, synced, cut, dropped from the front.
 
 Invariants: indexes are contiguous from `first_index` to `last_index`; log offsets are contiguous
 over segments; `stored_at_ms` and terms never go backwards; each segment opens with a checkpoint;
 `durable_offset <= end_offset`. The log does not know what an entry means, when to sync, or what is
 committed.
 
-One thread appends, rolls, truncates and drops; `sync` may run on another one; reads may run on any.
+One thread appends, extends, rolls, truncates and drops; `sync` may run on another one; reads may
+run on any.
 """
 
 from __future__ import annotations
@@ -19,16 +20,24 @@ from typing import NamedTuple
 
 from mq.errors import (
     DiskFull,
+    MalformedEntries,
     MessageTooLarge,
     MqError,
     OffsetOutOfRange,
     SegmentFull,
     StorageFailed,
 )
-from mq.store.format import HEADER_BYTES, Kind, encode_header, pack_idx_record
+from mq.store.format import (
+    HEADER_BYTES,
+    SEGMENT_BYTES_MAX,
+    EntryHeader,
+    Kind,
+    encode_header,
+    pack_idx_record,
+)
 from mq.store.logreader import EntryRef, LogReader
 from mq.store.recovery import recover
-from mq.store.scan import PAYLOAD_BYTES_MAX
+from mq.store.scan import PAYLOAD_BYTES_MAX, check_entries
 from mq.store.segment import Segment
 from mq.store.vfs import Vfs, is_no_space
 
@@ -38,6 +47,15 @@ class NewEntry(NamedTuple):
     term: int
     stored_at_ms: int
     payload: Sequence[bytes | memoryview]
+
+
+class _Block(NamedTuple):
+    """Entries as they will stand in a segment, and the last of them."""
+
+    buffers: Sequence[bytes | bytearray | memoryview]
+    size: int
+    records: bytes
+    last: EntryRef
 
 
 class CommitLog(LogReader):
@@ -89,34 +107,51 @@ class CommitLog(LogReader):
     @property
     def durable_offset(self) -> int:
         """Everything below it survives a power loss."""
-        for segment in self._segments:
-            if segment.is_dirty:
-                return segment.base + segment.synced
-        return self.end_offset
+        segment = self._first_dirty()
+        return self.end_offset if segment is None else segment.base + segment.synced
+
+    @property
+    def durable_index(self) -> int:
+        """Raft index of the last entry that survives a power loss; `first_index - 1` when there is
+        none. For the thread that owns the log, while `sync` may run on another.
+        """
+        segment = self._first_dirty()
+        if segment is None:
+            return self.last_index
+        return segment.first_index + segment.synced_count() - 1
+
+    def _first_dirty(self) -> Segment | None:
+        """Syncs go from the front to the back, so that what is not durable stands at the end."""
+        found = None
+        for segment in reversed(self._segments):
+            if not segment.is_dirty:
+                break
+            found = segment
+        return found
 
     # -- writing ----------------------------------------------------------------------------------
 
     def append(self, entries: Sequence[NewEntry]) -> list[EntryRef]:
         """Writes the entries, in one write, behind the last one. Durable after the next `sync`.
 
-        Times that would go backwards are lifted to the last entry's. SegmentFull: `roll` first.
-        DiskFull: nothing was written. StorageFailed: stop the node.
+        Times that would go backwards are lifted to the last entry's. SegmentFull: `roll` first;
+        empty NOOPs fit a full segment too, because a new leader needs one before it can apply what
+        is before it. DiskFull: nothing was written. StorageFailed: stop the node.
         """
         self._check_usable()
         if not self._segments:
             raise SegmentFull("the log is empty and has to open with a checkpoint: roll first")
+        if not entries:
+            return []
         active = self._segments[-1]
-        refs, buffers, records, size = self._encode(entries, active)
+        refs, block = self._encode(entries, active)
         # A segment that holds only its checkpoint takes any entry, so that rolling always helps.
-        if active.count > 1 and active.end + size > self._segment_bytes:
-            raise SegmentFull(f"{size} bytes do not fit {active.log_path}, which has {active.end}")
-        self._undo_failed_append()
-        try:
-            active.append(buffers, size, records, self._segment_bytes)
-        except OSError as error:
-            raise self._write_failed(error, active.log_path) from error
-        if refs:
-            self._last_term, self._last_stored_at_ms = refs[-1].term, refs[-1].stored_at_ms
+        is_any = active.count == 1 or all(r.kind == Kind.NOOP and not r.length for r in refs)
+        if active.end + block.size > (SEGMENT_BYTES_MAX if is_any else self._segment_bytes):
+            raise SegmentFull(
+                f"{block.size} bytes do not fit {active.log_path}, which has {active.end}"
+            )
+        self._write(block)
         return refs
 
     def roll(self, checkpoint: NewEntry) -> EntryRef:
@@ -126,14 +161,60 @@ class CommitLog(LogReader):
         self._check_usable()
         if checkpoint.kind != Kind.CHECKPOINT:
             raise ValueError("a segment opens with a checkpoint")
-        segment = Segment(self._vfs, self._directory, self.end_offset, self.last_index + 1)
-        refs, buffers, records, size = self._encode([checkpoint], segment)
+        segment = self._next_segment()
+        refs, block = self._encode([checkpoint], segment)
+        self._open_with(segment, block)
+        return refs[0]
+
+    def extend(self, data: bytes | bytearray | memoryview) -> EntryRef:
+        """Writes a `region` of another log behind the last entry, in one write and byte for byte;
+        returns the last of its entries. Durable after the next `sync`.
+
+        A region that starts with a checkpoint opens a new segment. Any other goes to the active
+        one, whatever its size: the borders of segments are those of the other log. All of it is
+        there or, after an error, nothing: MalformedEntries when this is not whole, intact entries
+        that may follow here; others as for `append`.
+        """
+        self._check_usable()
+        view = memoryview(data).cast("B")
+        end = self._segments[-1].end if self._segments else 0
+        last = EntryHeader(
+            0, Kind.NOOP, 0, self.last_index, self._last_term, self._last_stored_at_ms
+        )
+        is_opening, last, position, records = check_entries(view, end, last)
+        if not is_opening and not self._segments:
+            raise MalformedEntries("the log is empty and has to open with a checkpoint")
+        segment = self._next_segment() if is_opening else self._segments[-1]
+        _, kind, length, raft_index, term, stored_at_ms = last
+        ref = EntryRef(raft_index, term, Kind(kind), stored_at_ms, segment.base + position, length)
+        block = _Block([view], len(view), records, ref)
+        if is_opening:
+            self._open_with(segment, block)
+        else:
+            self._write(block)
+        return ref
+
+    def _next_segment(self) -> Segment:
+        return Segment(self._vfs, self._directory, self.end_offset, self.last_index + 1)
+
+    def _write(self, block: _Block) -> None:
+        """Behind the end of the active segment."""
+        active = self._segments[-1]
+        self._undo_failed_append()
+        try:
+            active.append(block.buffers, block.size, block.records, self._segment_bytes)
+        except OSError as error:
+            raise self._write_failed(error, active.log_path) from error
+        self._last_term, self._last_stored_at_ms = block.last.term, block.last.stored_at_ms
+
+    def _open_with(self, segment: Segment, block: _Block) -> None:
+        """Seals the active segment; the new one starts with these entries, or does not exist."""
         self._undo_failed_append()
         with self._sync_lock:
             try:
                 segment.create()
                 self._activate(segment)
-                segment.append(buffers, size, records, self._segment_bytes)
+                segment.append(block.buffers, block.size, block.records, self._segment_bytes)
             except OSError as error:
                 raise self._roll_failed(error, segment) from error
             try:
@@ -143,8 +224,7 @@ class CommitLog(LogReader):
                 raise self._stop(error, self._segments[-1].log_path) from error
             self._segments.append(segment)
             self._names_changed = True
-        self._last_term, self._last_stored_at_ms = refs[0].term, refs[0].stored_at_ms
-        return refs[0]
+        self._last_term, self._last_stored_at_ms = block.last.term, block.last.stored_at_ms
 
     def sync(self) -> int:
         """Returns `durable_offset` when everything appended before the call is durable. May run on
@@ -193,6 +273,26 @@ class CommitLog(LogReader):
         last = self._segments[-1].records()[-1]
         self._last_term, self._last_stored_at_ms = int(last["term"]), int(last["stored_at_ms"])
 
+    def start_over(self, first_index: int, log_offset: int) -> None:
+        """Removes all entries. The next one, a checkpoint, will have this raft index and log
+        offset; until it is there, a crash leaves a log that starts at 1 and 0.
+
+        Newest segment first, each for good before the next: a crash leaves a shorter log.
+        """
+        if first_index < 1 or log_offset < 0:
+            raise ValueError(f"a log cannot start at entry {first_index}, byte {log_offset}")
+        self._check_usable()
+        with self._sync_lock:
+            while self._segments:
+                path = self._segments[-1].log_path
+                try:
+                    self._segments.pop().remove()
+                except OSError as error:
+                    raise self._stop(error, path) from error
+        self._origin = first_index, log_offset
+        self._must_undo = False
+        self._last_term = self._last_stored_at_ms = 0
+
     def drop_front(self, count: int) -> None:
         """Removes the first `count` segments, never the active one. What stays is durable before
         anything goes. Oldest first, each for good before the next: a crash leaves no gap.
@@ -220,7 +320,7 @@ class CommitLog(LogReader):
 
     def _encode(
         self, entries: Sequence[NewEntry], segment: Segment
-    ) -> tuple[list[EntryRef], list[bytes | bytearray | memoryview], bytes, int]:
+    ) -> tuple[list[EntryRef], _Block]:
         refs: list[EntryRef] = []
         buffers: list[bytes | bytearray | memoryview] = []
         records: list[bytes] = []
@@ -246,7 +346,7 @@ class CommitLog(LogReader):
             )
             raft_index += 1
             position += HEADER_BYTES + length
-        return refs, buffers, b"".join(records), position - segment.end
+        return refs, _Block(buffers, position - segment.end, b"".join(records), refs[-1])
 
     def _activate(self, segment: Segment) -> None:
         if segment.is_sealed:

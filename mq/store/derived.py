@@ -10,6 +10,7 @@ Invariant: the checkpoint on disk is never ahead of the files it speaks of, nor 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import NamedTuple
@@ -52,6 +53,7 @@ class CheckpointPlan(NamedTuple):
     plan: Plan
     state: DerivedState
     surplus: list[str]  # files that `state` has no more use for
+    generation: int  # of the log that it was made of
 
 
 class Derived:
@@ -76,6 +78,10 @@ class Derived:
         )
         self.is_stalled = False
         self._failure: MqError | None = None
+        # Counts the logs that took the place of another; a checkpoint of an older one is void.
+        self._generation = 0
+        # Held while a checkpoint is written, and while everything is dropped.
+        self._checkpoint_lock = threading.Lock()
         # Files of which all messages are gone. They go when the checkpoint on disk does not speak
         # of them any more: without them, a start would rebuild everything.
         self._surplus: list[str] = []
@@ -148,21 +154,30 @@ class Derived:
         position = self.index.position()
         plan = Plan(self.queues.pending_writes(), self.index.pending_writes(), position)
         state = DerivedState(raft_index, term, self.queues.extents(), position, broker_state)
-        return CheckpointPlan(plan, state, self._surplus.copy())
+        return CheckpointPlan(plan, state, self._surplus.copy(), self._generation)
 
     def write_checkpoint(self, checkpoint_plan: CheckpointPlan) -> None:
         """Blocks on the disk; any thread. DiskFull: try later. StorageFailed: stop the node."""
         self.check_usable()
-        plan, state, _ = checkpoint_plan
-        try:
-            self._writeback.write([*plan.queues.writes, *plan.index_writes]).result()
-            self._vfs.sync_tree(self._directory)
-            checkpoint.save(self._vfs, self._checkpoint_path, state)
-        except OSError as error:
-            raise self._failed(error) from error
+        plan, state, *_ = checkpoint_plan
+        with self._checkpoint_lock:
+            if not self.is_current(checkpoint_plan):
+                return
+            try:
+                self._writeback.write([*plan.queues.writes, *plan.index_writes]).result()
+                self._vfs.sync_tree(self._directory)
+                checkpoint.save(self._vfs, self._checkpoint_path, state)
+            except OSError as error:
+                raise self._failed(error) from error
+
+    def is_current(self, plan: CheckpointPlan) -> bool:
+        """Whether the plan is of the log that is there now."""
+        return plan.generation == self._generation
 
     def finish_checkpoint(self, plan: CheckpointPlan) -> None:
         """Lets go of the memory that is on disk now, and of the files that nobody needs."""
+        if not self.is_current(plan):
+            return
         self.settle()
         self._set_written(plan.plan)
         self._writeback.remove(plan.surplus)
@@ -181,7 +196,7 @@ class Derived:
 
         Returns the raft index up to which all is applied, and the broker's state of that moment.
         """
-        if commitlog.last_index == 0:
+        if commitlog.last_index < commitlog.first_index:
             self._clear()
             return 0, b""
         state = checkpoint.load(self._vfs, self._checkpoint_path)
@@ -190,9 +205,31 @@ class Derived:
             self.follow_front(commitlog)
             return state.raft_index, state.broker_state
         log.warning("queues and index are rebuilt from the log", reason=problem)
-        self._clear()
+        return self._rebuild(commitlog)
+
+    def start_over(self, commitlog: CommitLog) -> tuple[int, bytes]:
+        """The log is another one: drops everything, and brings back the checkpoint that opens it.
+
+        Waits for all writes that are under way; plans of checkpoints that were made before are void
+        from here on. Returns what `restore` does. StorageFailed: stop the node.
+        """
+        self.check_usable()
+        with self._checkpoint_lock:
+            self._generation += 1
+            self._writing = None
+            self._surplus.clear()
+            self.is_stalled = False
+            try:
+                # Behind all other writes: how they ended does not matter any more.
+                self._writeback.forget_files().result()
+                return self._rebuild(commitlog)
+            except OSError as error:
+                raise self._stop(error) from error
+
+    def _rebuild(self, commitlog: CommitLog) -> tuple[int, bytes]:
         entry = commitlog.entry(commitlog.first_index)
         queues, broker_state = checkpoint.decode_entry(entry.payload)
+        self._clear()
         self.queues.restore(queues)
         return entry.ref.raft_index, broker_state
 
@@ -241,6 +278,9 @@ class Derived:
     def _failed(self, error: OSError) -> MqError:
         if is_no_space(error):
             return DiskFull(f"no space for queues, index and checkpoint in {self._directory}")
+        return self._stop(error)
+
+    def _stop(self, error: OSError) -> MqError:
         self._failure = StorageFailed(
             f"{error.filename or self._directory}: {error.strerror or error}. "
             "The node has to stop; check the disk"

@@ -47,7 +47,11 @@ class Flusher:
         """A future of the durable offset, done when that is at least `log_offset`.
 
         OffsetOutOfRange when the log was truncated before it. Which entry stands there is not
-        looked at: who truncates has to tell those who waited for the old one.
+        looked at: who truncates has to tell those who waited for the old one. Who asks after a
+        truncation is never answered for the bytes that stood there before.
+
+        Callbacks of the future run on the flusher's thread, or at once when it is done already: one
+        that has to act on an event loop hands over with `call_soon_threadsafe`.
         """
         future: Future[int] = Future()
         # Running, so that a caller who goes away cannot cancel it under the flusher's hands.
@@ -80,11 +84,15 @@ class Flusher:
             with self._wake:
                 self._wake.wait_for(lambda: self._waiters or self._is_stopping, self._interval_s)
                 is_stopping = self._is_stopping
-            self._sync()
+                # Those who come while the sync runs may wait for bytes that it did not see, at an
+                # offset that it did: the log may have been truncated and written again.
+                count = len(self._waiters)
+            self._sync(count)
             if is_stopping:
                 return
 
-    def _sync(self) -> None:
+    def _sync(self, count: int) -> None:
+        """Answers the first `count` who wait."""
         try:
             durable = self._log.sync()
         except MqError as error:
@@ -94,20 +102,22 @@ class Flusher:
             log.exception("sync failed, the node has to stop")
             self._fail(StorageFailed(f"the log could not be synced: {error!r}"))
         else:
-            self._answer(durable)
+            self._answer(durable, count)
 
-    def _answer(self, durable: int) -> None:
+    def _answer(self, durable: int, count: int) -> None:
         done, gone = [], []
         with self._wake:
             end = self._log.end_offset
-            waiters, self._waiters = self._waiters, []
-            for log_offset, future in waiters:
+            later = self._waiters[count:]
+            kept = []
+            for log_offset, future in self._waiters[:count]:
                 if log_offset <= durable:
                     done.append(future)
                 elif log_offset > end:
                     gone.append(future)
                 else:
-                    self._waiters.append((log_offset, future))
+                    kept.append((log_offset, future))
+            self._waiters = kept + later
         for future in done:
             future.set_result(durable)
         for future in gone:

@@ -42,6 +42,9 @@ class Kind(enum.IntEnum):
     MEMBERSHIP = 4
 
 
+KINDS = frozenset(Kind)
+
+
 class EntryHeader(NamedTuple):
     crc: int
     kind: int
@@ -88,6 +91,9 @@ IDX_RECORD = np.dtype(
     ]
 )
 IDX_RECORD_BYTES = IDX_RECORD.itemsize
+IDX_TERM_AT, IDX_TERM_BYTES = 8, 8
+# A position has 32 bits: no segment is longer.
+SEGMENT_BYTES_MAX = (1 << 32) - 1
 pack_idx_record = struct.Struct("<IIQQ").pack
 
 IDX_MAGIC = b"MQI\x01"

@@ -15,12 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 from mq.errors import LogDamaged, OffsetOutOfRange
-from mq.store.format import HEADER_BYTES, Kind, decode_header, is_intact
+from mq.store.format import (
+    HEADER_BYTES,
+    KINDS,
+    SEGMENT_BYTES_MAX,
+    Kind,
+    decode_header,
+    is_intact,
+)
 from mq.store.recovery import ADVICE
 from mq.store.segment import Segment
 
 _READ_AHEAD_BYTES = 1 << 20
-_KINDS = frozenset(Kind)
 
 
 class EntryRef(NamedTuple):
@@ -47,6 +53,15 @@ class Entry(NamedTuple):
     payload: memoryview
 
 
+class Region(NamedTuple):
+    """Whole entries as they stand in the log, headers and payloads, all of one segment."""
+
+    first_index: int
+    last_index: int
+    last_term: int
+    data: bytes
+
+
 class SegmentInfo(NamedTuple):
     """What retention decides on."""
 
@@ -60,24 +75,31 @@ class SegmentInfo(NamedTuple):
 class LogReader:
     def __init__(self, segments: list[Segment]) -> None:
         self._segments = segments
+        # Where a log without segments stands: raft index and log offset of the entry to come.
+        self._origin = 1, 0
 
     # -- facts ------------------------------------------------------------------------------------
 
     @property
     def first_index(self) -> int:
-        return self._segments[0].first_index if self._segments else 1
+        return self._segments[0].first_index if self._segments else self._origin[0]
 
     @property
     def last_index(self) -> int:
-        return self._segments[-1].last_index if self._segments else 0
+        return self._segments[-1].last_index if self._segments else self._origin[0] - 1
+
+    @property
+    def last_checkpoint_index(self) -> int:
+        """Raft index of the entry that opens the last segment; 0 when the log is empty."""
+        return self._segments[-1].first_index if self._segments else 0
 
     @property
     def start_offset(self) -> int:
-        return self._segments[0].base if self._segments else 0
+        return self._segments[0].base if self._segments else self._origin[1]
 
     @property
     def end_offset(self) -> int:
-        return self._segments[-1].end_log_offset if self._segments else 0
+        return self._segments[-1].end_log_offset if self._segments else self._origin[1]
 
     def segments(self) -> list[SegmentInfo]:
         return [
@@ -115,6 +137,29 @@ class LogReader:
             result.append(data if len(data) == end - start else self.read(start, end - start))
         return result
 
+    def region(self, first_index: int, bytes_max: int) -> Region:
+        """The entries from `first_index` on as they stand, as many of its segment as fit
+        `bytes_max`, but at least one. In one read, and unchecked: `CommitLog.extend` checks them
+        where they arrive.
+        """
+        segment = self._segment_of(first_index)
+        records = segment.records()
+        first = first_index - segment.first_index
+        stop, end = _stop_within(records, first, len(records), bytes_max)
+        position = int(records["position"][first])
+        data = segment.read(position, end - position)
+        if len(data) < end - position:
+            reason = "the file is too short"
+            raise LogDamaged(segment.log_path, position + len(data), reason, ADVICE)
+        return Region(
+            first_index, segment.first_index + stop - 1, int(records["term"][stop - 1]), data
+        )
+
+    def term_at(self, raft_index: int) -> int:
+        """Of one entry, by the `.idx` alone."""
+        segment = self._segment_of(raft_index)
+        return segment.term_of(raft_index - segment.first_index)
+
     def ref(self, raft_index: int) -> EntryRef:
         segment = self._segment_of(raft_index)
         record = segment.records()[raft_index - segment.first_index]
@@ -139,15 +184,8 @@ class LogReader:
             first = start - segment.first_index
             last = min(end - segment.first_index, len(records))
             position = int(records["position"][first])
-            # As many whole entries as fit the read-ahead, but at least one.
-            stop = (
-                int(np.searchsorted(records["position"][first:last], position + _READ_AHEAD_BYTES))
-                - 1
-            )
-            stop = first + max(stop, 1) if first + stop < last - 1 else last
-            final = records[stop - 1]
-            length = int(final["position"]) + HEADER_BYTES + int(final["length"]) - position
-            chunk = memoryview(segment.read(position, length))
+            stop, position_end = _stop_within(records, first, last, _READ_AHEAD_BYTES)
+            chunk = memoryview(segment.read(position, position_end - position))
             yield from self._decode(segment, chunk, position, start, stop - first)
             start = segment.first_index + stop
 
@@ -200,7 +238,7 @@ class LogReader:
                 reason = f"entry {raft_index} is not what was written"
                 raise LogDamaged(segment.log_path, position, reason, ADVICE)
             _, kind, length, _, term, stored_at_ms = header
-            if kind not in _KINDS:
+            if kind not in KINDS:
                 reason = f"entry {raft_index} has kind {kind}, which this version does not know"
                 raise LogDamaged(segment.log_path, position, reason, ADVICE)
             ref = EntryRef(
@@ -217,6 +255,9 @@ class LogReader:
                 f"raft index {raft_index} is not in the log, "
                 f"which has {self.first_index} to {self.last_index}"
             )
+        newest = self._segments[-1]
+        if raft_index >= newest.first_index:
+            return newest
         return self._segments[
             bisect.bisect_right(self._segments, raft_index, key=lambda s: s.first_index) - 1
         ]
@@ -230,3 +271,21 @@ class LogReader:
         return self._segments[
             bisect.bisect_right(self._segments, log_offset, key=lambda s: s.base) - 1
         ]
+
+
+def _stop_within(
+    records: npt.NDArray[np.void], first: int, last: int, bytes_max: int
+) -> tuple[int, int]:
+    """The number behind the last of [first, last) that ends within `bytes_max` of the start of
+    `first`, which is always taken; and the position where that entry ends.
+    """
+    positions = records["position"]
+    end = int(positions[last - 1]) + HEADER_BYTES + int(records["length"][last - 1])
+    limit = min(int(positions[first]) + bytes_max, SEGMENT_BYTES_MAX)
+    if end > limit:
+        # A number of the column's own type: for any other, numpy copies the whole column.
+        fits = int(np.searchsorted(positions[:last], np.uint32(max(limit, 0)), side="right")) - 1
+        stop = max(fits, first + 1)
+        if stop < last:
+            return stop, int(positions[stop])
+    return last, end

@@ -18,7 +18,7 @@ from mq.errors import LogDamaged
 from mq.logging import get_logger
 from mq.store.examine import Look, Problem, examine, judge, link, segment_bases
 from mq.store.format import IDX_HEADER_BYTES
-from mq.store.scan import scan_segment
+from mq.store.scan import CHUNK_BYTES, scan_segment
 from mq.store.segment import IDX_SUFFIX, LOG_SUFFIX, Segment
 from mq.store.vfs import Vfs
 
@@ -110,6 +110,7 @@ def _restore(vfs: Vfs, directory: str, look: Look, *, is_last: bool) -> Segment:
         # The crash came between the roll and the sync that records it.
         segment.seal()
     if look.mark is None or segment.is_dirty:
+        _write_again(segment)
         segment.sync()
     if look.mark is None:
         # Made anew; a crash must not lose it, for the reason that `Segment.create` gives.
@@ -117,6 +118,18 @@ def _restore(vfs: Vfs, directory: str, look: Look, *, is_last: bool) -> Segment:
         vfs.sync_dir(directory)
     segment.open()
     return segment
+
+
+def _write_again(segment: Segment) -> None:
+    """What no sync is known to have covered, as it stands: if the process before this one ended by a
+    sync that failed, the kernel takes the pages for clean although they never reached the disk, and
+    a sync would succeed on nothing.
+    """
+    position = segment.synced
+    while position < segment.end:
+        chunk = segment.read(position, min(CHUNK_BYTES, segment.end - position))
+        segment.log.pwritev([chunk], position)
+        position += len(chunk)
 
 
 def _rewrite_records(vfs: Vfs, segment: Segment) -> None:

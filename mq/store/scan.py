@@ -1,9 +1,10 @@
-"""Goes through the entries of one segment file, checking every byte, and says where and why they
-end.
+"""Goes through entries, of one segment file or in memory, checking every byte, and says where and
+why they end.
 
-`scan_segment` is for the facts and for the records of an `.idx`, `walk` for the content. Both read
-in chunks into memory of their own and never map the log, so that checking a gigabyte does not count
-a gigabyte as resident, and a bad sector is an OSError, not a signal.
+`scan_segment` is for the facts and for the records of an `.idx`, `walk` for the content,
+`check_entries` for entries that another node sent. The first two read in chunks into memory of
+their own and never map the log, so that checking a gigabyte does not count a gigabyte as resident,
+and a bad sector is an OSError, not a signal.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from typing import NamedTuple, Protocol
 
 from isal.isal_zlib import crc32
 
+from mq.errors import MalformedEntries
 from mq.store.format import (
     COVERED_FROM,
     HEADER_BYTES,
+    KINDS,
     MAGIC,
+    SEGMENT_BYTES_MAX,
     EntryHeader,
     Kind,
     decode_header,
@@ -157,12 +161,70 @@ def misfit(header: EntryHeader, last: EntryHeader | None) -> str:
     if last is None:
         is_checkpoint = header.kind == Kind.CHECKPOINT
         return "" if is_checkpoint else "the segment does not open with a checkpoint"
+    if problem := disorder(header, last):
+        return problem
+    if header.kind == Kind.CHECKPOINT:
+        return "a checkpoint stands inside of a segment"
+    return ""
+
+
+def disorder(header: EntryHeader, last: EntryHeader) -> str:
+    """Why this entry cannot follow the last one, of this segment or the one before; empty when it
+    can.
+    """
     if header.raft_index != last.raft_index + 1:
         return f"raft index {header.raft_index} follows {last.raft_index}"
     if header.term < last.term:
         return f"term {header.term} follows term {last.term}"
-    if header.kind == Kind.CHECKPOINT:
-        return "a checkpoint stands inside of a segment"
+    if header.stored_at_ms < last.stored_at_ms:
+        return f"an entry of {header.stored_at_ms} ms follows one of {last.stored_at_ms} ms"
+    return ""
+
+
+class Checked(NamedTuple):
+    """Entries that may be written behind the last one of a log."""
+
+    is_opening: bool  # they start with a checkpoint, and so a segment
+    last: EntryHeader
+    last_position: int  # in its segment
+    records: bytes  # for the `.idx`
+
+
+def check_entries(data: memoryview, end: int, last: EntryHeader) -> Checked:
+    """Raises MalformedEntries unless this is whole, intact entries that may follow `last`: from
+    position `end` of its segment on, or in a new segment when they open with a checkpoint.
+    """
+    is_opening = False
+    position = at = 0
+    records: list[bytes] = []
+    while at < len(data) or not records:
+        header = decode_header(data, at)
+        problem = _defect(header, data[at:])
+        if header is not None and not problem:
+            is_first = not records
+            is_opening = is_opening or (is_first and header.kind == Kind.CHECKPOINT)
+            position = at if is_opening else end + at
+            problem = (disorder if is_first and is_opening else misfit)(header, last)
+            if position + HEADER_BYTES + header.length > SEGMENT_BYTES_MAX:
+                problem = problem or f"no segment is longer than {SEGMENT_BYTES_MAX} bytes"
+        if header is None or problem:
+            raise MalformedEntries(f"entries of {len(data)} bytes, at byte {at}: {problem}")
+        records.append(pack_idx_record(position, header.length, header.term, header.stored_at_ms))
+        last = header
+        at += HEADER_BYTES + header.length
+    return Checked(is_opening, last, position, b"".join(records))
+
+
+def _defect(header: EntryHeader | None, rest: memoryview) -> str:
+    """Why no intact entry of a kind that we know stands here; empty when one does."""
+    if header is None:
+        return "no entry starts here"
+    if header.length > PAYLOAD_BYTES_MAX or HEADER_BYTES + header.length > len(rest):
+        return f"the entry of {header.length} bytes is cut short or too long"
+    if not is_intact(rest, header):
+        return "the checksum does not match"
+    if header.kind not in KINDS:
+        return f"kind {header.kind} is not known to this version"
     return ""
 
 

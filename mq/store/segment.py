@@ -20,6 +20,8 @@ from mq.store.format import (
     IDX_HEADER_BYTES,
     IDX_RECORD,
     IDX_RECORD_BYTES,
+    IDX_TERM_AT,
+    IDX_TERM_BYTES,
     IdxHeader,
     encode_idx_header,
     segment_name,
@@ -52,6 +54,7 @@ class Segment:
         self._directory = directory
         self._log_file: File | None = None
         self._idx_file: File | None = None
+        self._retired: list[File] = []  # handles for reading only, of a segment that was unsealed
         self._log_room: Room | None = None
         self._idx_room: Room | None = None
 
@@ -161,8 +164,11 @@ class Segment:
         """The segments behind this one are gone: it becomes the active one again, after
         `make_writable`.
         """
-        self.close()
         self.is_sealed = False
+        log, idx = self._vfs.open(self.log_path), self._vfs.open(self.idx_path)
+        # Not closed yet: somebody may be reading what stays, on another thread.
+        self._retired += filter(None, (self._log_file, self._idx_file))
+        self._log_file, self._idx_file = log, idx
 
     def sync(self) -> None:
         """Returns when all entries below the `end` at the time of the call are durable. Called from
@@ -188,6 +194,18 @@ class Segment:
         view = self.idx.view(self._idx_end(self.count))
         return np.frombuffer(view, IDX_RECORD, offset=IDX_HEADER_BYTES)
 
+    def synced_count(self) -> int:
+        """How many entries are known to be durable. Takes one look at `synced`, which another
+        thread may be raising.
+        """
+        synced = np.uint32(self.synced)
+        return int(np.searchsorted(self.records()["position"], synced))
+
+    def term_of(self, number: int) -> int:
+        """Of entry `first_index + number`. Eight bytes are read, nothing is mapped."""
+        position = self._idx_end(number) + IDX_TERM_AT
+        return int.from_bytes(self.idx.pread(IDX_TERM_BYTES, position), "little")
+
     def read(self, position: int, length: int) -> bytes:
         return self.log.pread(length, position)
 
@@ -196,12 +214,13 @@ class Segment:
     def close(self) -> None:
         if self._log_room is not None:
             self._log_room.close()
-        for file in (self._log_file, self._idx_file):
+        for file in (self._log_file, self._idx_file, *self._retired):
             if file is not None:
                 # What was not synced is not promised; closing has nothing to add.
                 with contextlib.suppress(OSError):
                     file.close()
         self._log_file = self._idx_file = None
+        self._retired.clear()
 
     def remove(self) -> None:
         """The entries are gone for good when this returns."""

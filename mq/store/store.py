@@ -114,7 +114,7 @@ class Store:
         needs everything before it applied: sync, apply, and call again. StorageFailed: stop the
         node.
         """
-        self._check_writable()
+        self.check_writable()
         payload = encode_payload(batches)
         size = sum(map(len, payload))
         if size > self._config.entry_bytes_max:
@@ -127,24 +127,39 @@ class Store:
         except SegmentFull:
             self.roll(now_ms, term)
             refs = self.log.append([entry])
-        self._unapplied[refs[0].raft_index] = refs[0], batches
+        self.appended(refs[0], batches)
         return refs[0]
 
+    def appended(self, ref: EntryRef, batches: Sequence[Batch]) -> None:
+        """An entry of these batches, or of another kind and without any, was written to the log by
+        its owner: applying it will not read it again.
+        """
+        if ref.raft_index > self.applied_index:
+            self._unapplied[ref.raft_index] = ref, batches
+
     def roll(self, now_ms: int, term: int = 0) -> EntryRef:
-        """Opens a new segment with a checkpoint of the state; all of the log must be applied."""
+        """Opens a new segment with a checkpoint of the state; all of the log must be applied. The
+        checkpoint is an entry like others: not committed yet, and applied in its turn.
+        """
         if self.applied_index != self.log.last_index:
             raise SegmentFull(
                 f"the segment is full, and entries {self.applied_index + 1} to "
                 f"{self.log.last_index} have to be applied before the next one opens"
             )
-        payload = checkpoint.encode_entry(self.queues.extents(), self._broker_state())
+        payload = self.checkpoint_payload()
         ref = self.log.roll(NewEntry(Kind.CHECKPOINT, term, now_ms, [payload]))
-        # There is nothing in it to apply: it is the state that it was made of.
-        self.applied_index = ref.raft_index
+        self.appended(ref, ())
         return ref
 
+    def checkpoint_payload(self) -> bytes:
+        """Of a checkpoint entry that stands right behind `applied_index`."""
+        return checkpoint.encode_entry(self.queues.extents(), self._broker_state())
+
     def apply_through(self, raft_index: int) -> list[Applied]:
-        """Makes the entries up to this one visible, which must be committed and durable."""
+        """Makes the entries up to this one visible, which must be committed and durable.
+
+        One `Applied` an entry; those that are not messages have no queue offsets.
+        """
         applied = []
         end = min(raft_index, self.log.last_index)
         while self.applied_index < end:
@@ -161,8 +176,10 @@ class Store:
         return applied
 
     def _apply_from_log(self, end: int) -> list[Applied]:
+        """At most up to the next entry that is remembered."""
         applied = []
-        for ref, payload in self.log.entries(self.applied_index + 1, end + 1):
+        stop = min(end + 1, next(iter(self._unapplied), end + 1))
+        for ref, payload in self.log.entries(self.applied_index + 1, stop):
             self._unapplied.pop(ref.raft_index, None)
             offsets: list[int] = []
             if ref.kind == Kind.MESSAGES:
@@ -175,13 +192,35 @@ class Store:
 
     def truncate(self, from_index: int) -> None:
         """Removes entries that will never be committed."""
-        if from_index <= self.applied_index:
-            raise ValueError(f"entry {from_index} is applied (up to {self.applied_index})")
+        self._check_unapplied(from_index)
         self.log.truncate(from_index)
+        self.forget(from_index)
+
+    def forget(self, from_index: int) -> None:
+        """The log was truncated from here on by its owner."""
+        self._check_unapplied(from_index)
         for raft_index in [index for index in self._unapplied if index >= from_index]:
             del self._unapplied[raft_index]
 
-    def _check_writable(self) -> None:
+    def _check_unapplied(self, from_index: int) -> None:
+        if from_index <= self.applied_index:
+            raise ValueError(f"entry {from_index} is applied (up to {self.applied_index})")
+
+    def start_over(self) -> None:
+        """The log was replaced by its owner, with `CommitLog.start_over` and `extend`: everything
+        derived is dropped, and restored from the checkpoint that opens the log, which is applied.
+
+        Waits for writes that are under way. A crash at any point leaves a directory that opens on
+        whatever log is there. ValueError when the log is empty; StorageFailed: stop the node.
+        """
+        if self.log.last_index < self.log.first_index:
+            raise ValueError("an empty log has no checkpoint to start over from")
+        self._unapplied.clear()
+        self.applied_index, self.restored_broker_state = self._derived.start_over(self.log)
+        self._checkpointed_offset = self._applied_offset()
+
+    def check_writable(self) -> None:
+        """DiskFull while no more may come in; who writes to the log itself asks before."""
         self._derived.check_usable()
         if self._is_disk_nearly_full:
             raise DiskFull(
@@ -236,6 +275,8 @@ class Store:
     @property
     def is_checkpoint_due(self) -> bool:
         """There is much to replay, or files to get rid of."""
+        if not self.log.first_index <= self.applied_index <= self.log.last_index:
+            return False  # nothing is applied yet, or the log is just being replaced
         behind = self._applied_offset() - self._checkpointed_offset
         return behind >= self._config.checkpoint_log_bytes or self._derived.has_surplus
 
@@ -246,7 +287,7 @@ class Store:
         self.finish_checkpoint(plan)
 
     def plan_checkpoint(self) -> CheckpointPlan:
-        term = self.log.ref(self.applied_index).term if self.applied_index else 0
+        term = self.log.term_at(self.applied_index) if self.applied_index else 0
         return self._derived.plan_checkpoint(self.applied_index, term, self._broker_state())
 
     def write_checkpoint(self, plan: CheckpointPlan) -> None:
@@ -256,7 +297,8 @@ class Store:
 
     def finish_checkpoint(self, plan: CheckpointPlan) -> None:
         self._derived.finish_checkpoint(plan)
-        self._checkpointed_offset = self._offset_of(plan.state.raft_index)
+        if self._derived.is_current(plan):
+            self._checkpointed_offset = self._offset_of(plan.state.raft_index)
 
     def _applied_offset(self) -> int:
         return self._offset_of(self.applied_index)

@@ -30,6 +30,12 @@ class Writeback:
         """Behind all writes that were asked for before. What is not there is no error."""
         return self._submit(lambda: self._remove(paths))
 
+    def forget_files(self) -> Future[None]:
+        """Closes all files, behind all writes that were asked for before: they will be removed, and
+        a file of the same name is another one then.
+        """
+        return self._submit(self._files.close)
+
     def close(self) -> None:
         """Finishes what was asked for."""
         if self._executor is not None:

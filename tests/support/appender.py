@@ -89,7 +89,8 @@ class Appender:
         while self._waiting and (len(self._waiting) > in_flight_max or self._waiting[0][1].done()):
             ref, future, news = self._waiting.popleft()
             future.result()
-            [applied] = self._store.apply_through(ref.raft_index)
+            # Before it there may be the checkpoint of a new segment.
+            *_, applied = self._store.apply_through(ref.raft_index)
             for (queue_id, count, name), offset in zip(news, applied.queue_offsets, strict=True):
                 os.write(1, f"{queue_id} {offset} {count} {name}\n".encode())
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from mq.store.commitlog import CommitLog, NewEntry
-from mq.store.format import HEADER_BYTES, Kind
+from mq.store.format import HEADER_BYTES, IDX_HEADER_BYTES, IDX_RECORD_BYTES, Kind
+from mq.store.scan import scan_segment
 from tests.support.faulty_vfs import FaultyVfs
 
 if TYPE_CHECKING:
@@ -100,3 +101,27 @@ def files(vfs: FaultyVfs, ending: str = "") -> dict[str, bytes]:
     """Content by name of what is in the log's directory."""
     names = [name for name in vfs.list_dir(DIRECTORY) if name.endswith(ending)]
     return {name: vfs.read_all(f"{DIRECTORY}/{name}") for name in names}
+
+
+def send(source: CommitLog, target: CommitLog, bytes_max: int) -> None:
+    """All that the target does not have yet, a region at a time."""
+    while target.last_index < source.last_index:
+        target.extend(source.region(target.last_index + 1, bytes_max).data)
+
+
+def same_files(vfs: FaultyVfs, other: FaultyVfs) -> None:
+    """Two logs are the same: the bytes of all segments and their records, without what is prepared
+    behind them and without the marks.
+    """
+    assert used(vfs) == used(other)
+
+
+def used(vfs: FaultyVfs) -> dict[str, tuple[bytes, bytes]]:
+    """Of each segment its entries and the records of them."""
+    logs, idxs = files(vfs, ".log"), files(vfs, ".idx")
+    found = {}
+    for name, data in logs.items():
+        end = scan_segment(vfs.open(f"{DIRECTORY}/{name}", read_only=True))
+        records = idxs[name.replace(".log", ".idx")][IDX_HEADER_BYTES:]
+        found[name] = data[: end.end], records[: end.count * IDX_RECORD_BYTES]
+    return found

@@ -75,11 +75,10 @@ class Model:
         return self.entries[-1].stored_at_ms if self.entries else 0
 
     def add_checkpoint(self, now_ms: int) -> None:
-        """A new segment. Its checkpoint is the state, so it is applied as it is written."""
+        """A new segment, when all before it is applied; its checkpoint is an entry like others."""
         assert self.applied_index == self.last_index
         time = max(self.last_stored_at_ms, now_ms)
         self.entries.append(Entry(self.last_index + 1, time))
-        self.applied_index = self.last_index
 
     def cut(self, last_index: int) -> None:
         del self.entries[last_index:]

@@ -25,13 +25,23 @@ class TopicQueues(_message.Message):
     ends: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, topic: _Optional[str] = ..., queue_ids: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class Member(_message.Message):
+    __slots__ = ("node_id", "address")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    address: str
+    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
 class Checkpoint(_message.Message):
-    __slots__ = ("topics", "broker_state")
+    __slots__ = ("topics", "broker_state", "members")
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     BROKER_STATE_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
     topics: _containers.RepeatedCompositeFieldContainer[TopicQueues]
     broker_state: bytes
-    def __init__(self, topics: _Optional[_Iterable[_Union[TopicQueues, _Mapping]]] = ..., broker_state: _Optional[bytes] = ...) -> None: ...
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, topics: _Optional[_Iterable[_Union[TopicQueues, _Mapping]]] = ..., broker_state: _Optional[bytes] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class IndexState(_message.Message):
     __slots__ = ("full_files", "newest_file", "newest_items", "newest_first_ms")

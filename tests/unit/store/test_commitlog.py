@@ -168,6 +168,36 @@ def test_a_segment_takes_entries_up_to_its_size_exactly(vfs: FaultyVfs) -> None:
     assert log.end_offset == SEGMENT_BYTES
 
 
+@pytest.mark.parametrize("is_rolled", [False, True])
+def test_a_full_segment_takes_the_noop_of_a_new_leader(vfs: FaultyVfs, is_rolled: bool) -> None:
+    log = new_log(vfs)
+    append(log, b"x" * (SEGMENT_BYTES - log.end_offset - HEADER_BYTES))
+    noop = NewEntry(Kind.NOOP, 2, 1000, [])
+    log.append([noop])
+    log.append([noop, noop])
+    for other in (message(b""), NewEntry(Kind.NOOP, 2, 1000, [b"x"]), message()):
+        with pytest.raises(SegmentFull):
+            log.append([noop, other._replace(term=2)])
+    assert log.last_index == 5
+    if is_rolled:
+        log.roll(checkpoint(term=2))
+    log.sync()
+    assert [entry.term for entry in content(open_log(vfs))][:5] == [1, 1, 2, 2, 2]
+
+
+def test_no_segment_is_longer_than_its_idx_can_say(
+    vfs: FaultyVfs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = new_log(vfs)
+    monkeypatch.setattr(commitlog, "SEGMENT_BYTES_MAX", log.end_offset + 2 * HEADER_BYTES)
+    noop = NewEntry(Kind.NOOP, 2, 1000, [])
+    with pytest.raises(SegmentFull):
+        log.append([noop] * 3)
+    log.append([noop] * 2)
+    with pytest.raises(SegmentFull):
+        log.append([noop])
+
+
 @pytest.mark.parametrize("zero_ahead", [False, True])
 def test_an_entry_larger_than_a_segment_fits_a_fresh_one(vfs: FaultyVfs, zero_ahead: bool) -> None:
     log = new_log(vfs, zero_ahead=zero_ahead)
@@ -346,6 +376,23 @@ def test_what_was_truncated_never_comes_back(keep: float) -> None:
         after = payloads(open_log(vfs))
         assert after == [old[0], *new][: len(after)]
         assert after
+
+
+@pytest.mark.parametrize("is_reopened", [False, True])
+def test_who_reads_what_stays_is_not_disturbed_by_a_truncation(
+    log: CommitLog, vfs: FaultyVfs, is_reopened: bool
+) -> None:
+    """On another thread, with the file of a sealed segment that is written again from now on."""
+    log = open_log(vfs) if is_reopened else log
+    before = log.segments()[0]
+    file = log._segments[0].log
+    wanted = log.read(0, before.size_bytes)
+    log.truncate(3)
+    append(log, b"other")
+    assert file.pread(log.ref(3).log_offset, 0) == wanted[: log.ref(3).log_offset]
+    log.close()
+    handles = [handle for handle in vfs._handles if handle._path == before.path]
+    assert len(handles) == int(is_reopened)  # that of the first log object
 
 
 def test_a_lower_term_may_follow_when_the_higher_one_is_cut(vfs: FaultyVfs) -> None:

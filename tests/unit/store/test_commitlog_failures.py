@@ -304,6 +304,31 @@ def test_a_failed_sync_is_never_taken_for_a_good_one() -> None:
         assert log.recovery.synced_bytes_lost == 0
 
 
+@pytest.mark.parametrize("is_rolled", [False, True])
+def test_a_failed_sync_is_not_taken_for_a_good_one_by_the_next_process_either(
+    is_rolled: bool,
+) -> None:
+    """It still reads what the disk has dropped, and goes on from there."""
+    for seed in SEEDS:
+        vfs = disk(seed)
+        log = new_log(vfs)
+        append(log, b"a")
+        log.sync()
+        append(log, BIG)
+        if is_rolled:
+            log.roll(checkpoint())
+        vfs.fail("sync", ".log")
+        with pytest.raises(StorageFailed):
+            log.sync()
+        vfs.kill()
+        log = open_log(vfs)
+        assert payloads(log) == [b"a", BIG]
+        append(log, b"c")
+        log.sync()
+        vfs.crash(seed, keep=0)
+        assert payloads(open_log(vfs)) == [b"a", BIG, b"c"]
+
+
 @pytest.mark.parametrize("after", range(3))
 def test_a_crash_in_the_middle_of_dropping_leaves_no_gap(after: int) -> None:
     for seed in SEEDS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
@@ -229,6 +230,47 @@ def test_who_waits_for_what_was_truncated_is_told_and_others_go_on(
         gone.result(DEADLINE_S)
     log.end_offset = 15
     assert flusher.wait(15).result(DEADLINE_S) == 15
+
+
+def test_a_sync_answers_nobody_who_came_after_it_began(log: SlowLog, flusher: Flusher) -> None:
+    """The log may have been truncated and written again: then the bytes at the same log offset are
+    others, and not durable.
+    """
+    log.end_offset = 100
+    flusher.wait(100)
+    log.wait_until_a_sync_began()
+    log.end_offset = 50
+    log.end_offset = 80
+    other = flusher.wait(80)
+    log.let_end()
+    log.wait_until_a_sync_began()
+    assert not other.done()
+    log.let_end()
+    assert other.result(DEADLINE_S) == 80
+
+
+def test_an_event_loop_hears_of_a_sync(log: SlowLog, flusher: Flusher) -> None:
+    async def wait_for_it() -> int:
+        loop = asyncio.get_running_loop()
+        heard: asyncio.Future[int] = loop.create_future()
+        (future,) = append_and_wait(log, flusher)
+        future.add_done_callback(
+            lambda done: loop.call_soon_threadsafe(heard.set_result, done.result())
+        )
+        log.let_end()
+        return await asyncio.wait_for(heard, DEADLINE_S)
+
+    assert asyncio.run(wait_for_it()) == 10
+
+
+def test_a_callback_that_fails_disturbs_nobody(log: SlowLog, flusher: Flusher) -> None:
+    """Such as one for an event loop that is closed by now."""
+    loop = asyncio.new_event_loop()
+    loop.close()
+    (first,) = append_and_wait(log, flusher)
+    first.add_done_callback(lambda _: loop.call_soon_threadsafe(print))
+    log.let_end(2)
+    assert append_and_wait(log, flusher)[0].result(DEADLINE_S) == 20
 
 
 def test_who_waits_after_close_is_told(log: SlowLog) -> None:

@@ -188,6 +188,8 @@ class StoreMachine(RuleBasedStateMachine):
     def truncate(self, part: float) -> None:
         unapplied = self.model.last_index - self.model.applied_index
         from_index = self.model.applied_index + 1 + round(part * (unapplied - 1))
+        # The first entry of a log stays.
+        from_index = max(from_index, self.model.first_index + 1)
         self.store.truncate(from_index)
         self.model.cut(from_index - 1)
 

@@ -1,0 +1,415 @@
+"""One TCP connection to another node: bytes in and frames out, frames in and bytes out.
+
+    opening ──► greeting ──► established ──► closed
+                    └──────► refusing ─────────┘
+
+Before the handshake a frame is small and has no body. Frames are handed over in the order of their
+bytes, each once, and none after `on_closed`. A large body is received straight into a buffer of its
+own, which whoever gets the frame may keep, and is sent without being copied into another one.
+
+A connection knows neither who may be its peer nor what frames mean: its owner does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import socket
+from collections import deque
+from collections.abc import Iterator
+from typing import Protocol, cast
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from mq.logging import get_logger
+from mq.raft.frames import BODY_BYTES_MAX, MESSAGE_BYTES_MAX, PREFIX, Frame, encode
+from mq.raft.handshake import printable, refusal
+from mq.wire.v1.raft_pb2 import Hello, RaftFrame
+
+log = get_logger(__name__)
+
+GREETING_BYTES_MAX = 4096
+# What arrives while no frame is half received; several small frames cost one system call.
+_STAGING_BYTES = 16 << 10
+# One write to asyncio's transport, which copies what the socket does not take of it.
+_PIECE_BYTES = 256 << 10
+# Below this a copy is cheaper than a system call and a packet of its own.
+_JOINED_BYTES = 16 << 10
+# How a TLS connection begins, as the length that it seems to be.
+_TLS_OPENING = 0x0316
+
+
+class Malformed(Exception):
+    """The other side does not keep to the protocol; the text says in what."""
+
+
+class OpensTls(Malformed):
+    """It tries to start TLS."""
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames: fill `buffer`, then ask what was `received`."""
+
+    def __init__(self) -> None:
+        self._staging = memoryview(bytearray(_STAGING_BYTES))
+        self._staged = 0
+        # The frame that is half received, without its prefix.
+        self._frame: memoryview | None = None
+        self._filled = 0
+        self._message_bytes = 0
+        self._message_bytes_max = GREETING_BYTES_MAX
+        self._body_bytes_max = 0
+
+    def allow_all(self) -> None:
+        """From the next frame on, any legal one is taken."""
+        self._message_bytes_max = MESSAGE_BYTES_MAX
+        self._body_bytes_max = BODY_BYTES_MAX
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes have to be put; never empty."""
+        if self._frame is not None:
+            return self._frame[self._filled :]
+        return self._staging[self._staged :]
+
+    def received(self, count: int) -> Iterator[Frame]:
+        """The frames that `count` more bytes complete. Malformed: the stream is of no use."""
+        if self._frame is None:
+            self._staged += count
+            yield from self._staged_frames()
+            return
+        self._filled += count
+        if self._filled == len(self._frame):
+            frame, self._frame = self._frame.toreadonly(), None
+            yield _parsed(frame[: self._message_bytes], frame[self._message_bytes :])
+
+    def _staged_frames(self) -> Iterator[Frame]:
+        start = 0
+        while self._staged - start >= PREFIX.size:
+            message_bytes, body_bytes = PREFIX.unpack_from(self._staging, start)
+            self._check(message_bytes, body_bytes)
+            start += PREFIX.size
+            body_start = start + message_bytes
+            end = body_start + body_bytes
+            if end > self._staged:
+                self._begin_frame(message_bytes, body_bytes, self._staging[start : self._staged])
+                return
+            body = memoryview(bytes(self._staging[body_start:end])) if body_bytes else b""
+            yield _parsed(self._staging[start:body_start], body)
+            start = end
+        rest = bytes(self._staging[start : self._staged])
+        self._staging[: len(rest)] = rest
+        self._staged = len(rest)
+
+    def _check(self, message_bytes: int, body_bytes: int) -> None:
+        if message_bytes & 0xFFFF == _TLS_OPENING and not self._body_bytes_max:
+            raise OpensTls("it opens TLS, which this node is not configured for")
+        if not message_bytes:
+            raise Malformed("a frame without content")
+        if message_bytes > self._message_bytes_max:
+            raise Malformed(f"a message of more than {self._message_bytes_max} bytes")
+        if body_bytes > self._body_bytes_max:
+            raise Malformed(f"a body of more than {self._body_bytes_max} bytes")
+
+    def _begin_frame(self, message_bytes: int, body_bytes: int, received: memoryview) -> None:
+        # Not zeroed, so that a length alone costs no memory that was not received.
+        frame = memoryview(cast("bytearray", np.empty(message_bytes + body_bytes, np.uint8)))
+        frame[: len(received)] = received
+        self._frame, self._filled, self._message_bytes = frame, len(received), message_bytes
+        self._staged = 0
+
+
+def _parsed(message: memoryview, body: bytes | memoryview) -> Frame:
+    try:
+        parsed = RaftFrame.FromString(cast("bytes", message))
+    except DecodeError:
+        raise Malformed("a message that is no RaftFrame") from None
+    if parsed.WhichOneof("content") is None:
+        raise Malformed("a frame without content")
+    return Frame(parsed, body)
+
+
+class SendQueue:
+    """Buffers that wait to be written, and the pieces in which they are."""
+
+    def __init__(self) -> None:
+        self._buffers: deque[bytes | memoryview] = deque()
+        self.byte_count = 0
+
+    def push(self, frame: Frame) -> None:
+        for buffer in encode(frame):
+            self._buffers.append(buffer)
+            self.byte_count += len(buffer)
+
+    def pop(self) -> bytes | memoryview:
+        """The next piece; the queue must not be empty."""
+        first = self._buffers.popleft()
+        piece = self._cut(first, _PIECE_BYTES) if len(first) >= _JOINED_BYTES else self._join(first)
+        self.byte_count -= len(piece)
+        return piece
+
+    def clear(self) -> None:
+        self._buffers.clear()
+        self.byte_count = 0
+
+    def _cut(self, buffer: bytes | memoryview, byte_count: int) -> bytes | memoryview:
+        view = memoryview(buffer)
+        if len(view) > byte_count:
+            self._buffers.appendleft(view[byte_count:])
+        return view[:byte_count]
+
+    def _join(self, first: bytes | memoryview) -> bytes | memoryview:
+        parts, room = [first], _JOINED_BYTES - len(first)
+        while self._buffers and room:
+            parts.append(self._cut(self._buffers.popleft(), room))
+            room -= len(parts[-1])
+        return b"".join(parts) if len(parts) > 1 else first
+
+
+class State(enum.Enum):
+    OPENING = enum.auto()
+    GREETING = enum.auto()
+    # A Refusal is on its way. Closing at once could destroy it, so the other side closes.
+    REFUSING = enum.auto()
+    ESTABLISHED = enum.auto()
+    CLOSED = enum.auto()
+
+
+class Owner(Protocol):
+    """What a connection needs; called on the event loop. Whatever it raises ends the connection
+    and goes to `on_failure`.
+    """
+
+    def greeting(self, connection: Connection) -> Frame: ...
+    def objection(self, connection: Connection, hello: Hello) -> str | None: ...
+    def on_established(self, connection: Connection) -> None: ...
+    def on_frame(self, connection: Connection, frame: Frame) -> None: ...
+    def on_writable(self, connection: Connection) -> None: ...
+    def on_closed(self, connection: Connection, reason: str | None, *, was_lost: bool) -> None: ...
+    def on_failure(self, error: Exception) -> None: ...
+
+
+class Connection(asyncio.BufferedProtocol):
+    def __init__(
+        self,
+        owner: Owner,
+        address: str,
+        *,
+        dialed: str | None,
+        send_buffer_bytes: int,
+        user_timeout_ms: int,
+    ) -> None:
+        """`dialed`: whom; None for one that was accepted. `address` is for people."""
+        self.address = address
+        self.dialed = dialed
+        # Claimed by the other side, and true as soon as the connection is established.
+        self.peer_id = dialed or ""
+        self.state = State.OPENING
+        self.was_established = False
+        loop = asyncio.get_running_loop()
+        # Done when the handshake is over, one way or the other; and when the socket is closed.
+        self.settled: asyncio.Future[None] = loop.create_future()
+        self.gone: asyncio.Future[None] = loop.create_future()
+        # For the owner's watch over idle connections, which resets the first two.
+        self.has_received = False
+        self.has_sent = False
+        self.is_paused = False
+        self._owner = owner
+        self._reader = FrameReader()
+        self._queue = SendQueue()
+        self._send_buffer_bytes = send_buffer_bytes
+        self._user_timeout_ms = user_timeout_ms
+        self._was_full = False
+        self._refusal: str | None = None
+        self._transport: asyncio.Transport | None = None
+
+    # What the owner calls.
+
+    def refuse_at_once(self, reason: str) -> None:
+        """Before it opens: whoever comes gets a Refusal."""
+        self._refusal = reason
+
+    def send(self, frame: Frame) -> bool:
+        """Never blocks. False: the frame is dropped."""
+        if self.state is not State.ESTABLISHED or self._transport is None:
+            return False
+        if frame.message.ByteSize() > MESSAGE_BYTES_MAX or len(frame.body) > BODY_BYTES_MAX:
+            # The other side would close the connection, and be sent the same again.
+            log.error("frame dropped, too large", peer=self.peer_id, bytes=frame.size)
+            return False
+        if self._transport.is_closing():
+            return False
+        self._queue.push(frame)
+        self._pump()
+        self._was_full = self._was_full or not self.has_room
+        return True
+
+    @property
+    def has_room(self) -> bool:
+        return self._queue.byte_count < self._send_buffer_bytes
+
+    def close(self, reason: str | None = None, *, was_lost: bool = False) -> None:
+        """At once: nothing is sent or delivered any more. The owner is told of the first reason;
+        None: there is nothing to tell.
+        """
+        if self.state is State.CLOSED:
+            return
+        if self.state is State.REFUSING and self._refusal is not None:
+            # How the other side takes it is of no interest.
+            reason = f"refused by this node: {self._refusal}"
+        self.state = State.CLOSED
+        if self._transport is not None:
+            self._transport.abort()
+        else:
+            _resolve(self.gone)
+        self._queue.clear()
+        _resolve(self.settled)
+        self._owner.on_closed(self, reason, was_lost=was_lost)
+
+    def abandon(self) -> None:
+        """For one that the event loop failed to open: uvloop ends it without a word."""
+        self.close()
+        self._transport = None
+        _resolve(self.gone)
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        if self.state is State.CLOSED:
+            self._transport.abort()
+            return
+        # Anything that the socket does not take is waited for: asyncio copies what it keeps.
+        self._transport.set_write_buffer_limits(high=1, low=0)
+        self._set_socket_options(self._transport)
+        self.state = State.GREETING
+        if self._refusal is not None:
+            self._refuse(self._refusal)
+        elif self.dialed is not None:
+            with self._guarded():
+                self._write(self._owner.greeting(self))
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - frames know their size
+        if self._takes_frames():
+            return self._reader.buffer()
+        return memoryview(bytearray(GREETING_BYTES_MAX))
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.has_received = True
+        if not self._takes_frames():
+            return
+        with self._guarded():
+            for frame in self._reader.received(nbytes):
+                self._on_frame(frame)
+                if not self._takes_frames():
+                    return
+
+    def eof_received(self) -> None:
+        self._on_end(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._on_end(exc)
+        _resolve(self.gone)
+
+    def pause_writing(self) -> None:
+        self.is_paused = True
+
+    def resume_writing(self) -> None:
+        self.is_paused = False
+        self.has_sent = True
+        # Not here: asyncio ends a connection twice that is closed or breaks within this call.
+        asyncio.get_running_loop().call_soon(self._on_resumed)
+
+    # Inside.
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Nothing is raised into the event loop, which would only log it and go on."""
+        try:
+            yield
+        except OpensTls as error:
+            self._refuse(f"{error}: configure TLS on both nodes or on none")
+        except Malformed as error:
+            self.close(f"the other side broke the protocol: {error}")
+        except Exception as error:  # noqa: BLE001 - of the owner, and handed to it
+            self.close("a failure of this node, which is logged")
+            self._owner.on_failure(error)
+
+    def _on_resumed(self) -> None:
+        self._pump()
+        if self._was_full and self.has_room and self.state is State.ESTABLISHED:
+            self._was_full = False
+            with self._guarded():
+                self._owner.on_writable(self)
+
+    def _takes_frames(self) -> bool:
+        return self.state in {State.GREETING, State.ESTABLISHED}
+
+    def _on_end(self, error: Exception | None) -> None:
+        reason = f"the connection broke: {error}" if error else "the other side closed it"
+        if self.state is State.GREETING and self.dialed is not None:
+            reason += " without an answer: its log may say why; TLS has to be on both nodes or none"
+        self.close(reason, was_lost=True)
+
+    def _on_frame(self, frame: Frame) -> None:
+        content = frame.message.WhichOneof("content")
+        if content == "refusal":
+            self.close(f"refused by the other side: {printable(frame.message.refusal.reason)}")
+        elif self.state is State.GREETING:
+            if content != "hello":
+                raise Malformed("another frame before its hello")
+            self._on_hello(frame.message.hello)
+        elif content == "hello":
+            raise Malformed("a second hello")
+        else:
+            self._owner.on_frame(self, frame)
+
+    def _on_hello(self, hello: Hello) -> None:
+        self.peer_id = self.dialed or printable(hello.node_id)
+        reason = self._owner.objection(self, hello)
+        if reason is not None:
+            self._refuse(reason)
+            return
+        self.peer_id = hello.node_id
+        if self.dialed is None:
+            self._write(self._owner.greeting(self))
+        self.state = State.ESTABLISHED
+        self.was_established = True
+        self._reader.allow_all()
+        _resolve(self.settled)
+        self._owner.on_established(self)
+
+    def _refuse(self, reason: str) -> None:
+        self._refusal = reason
+        self.state = State.REFUSING
+        self._write(refusal(reason))
+
+    def _write(self, frame: Frame) -> None:
+        self._queue.push(frame)
+        self._pump()
+
+    def _pump(self) -> None:
+        """Feeds the transport until the socket takes no more."""
+        transport = self._transport
+        while (
+            transport is not None
+            and self._queue.byte_count
+            and not self.is_paused
+            and not transport.is_closing()
+        ):
+            transport.write(self._queue.pop())
+
+    def _set_socket_options(self, transport: asyncio.Transport) -> None:
+        sock = transport.get_extra_info("socket")
+        with contextlib.suppress(OSError):  # already closed by the other side
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                milliseconds = self._user_timeout_ms
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

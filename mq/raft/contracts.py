@@ -1,0 +1,133 @@
+"""What a replica needs around it, and what it tells about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from mq.raft.frames import Frame
+from mq.raft.hooks import Role
+from mq.store.logreader import EntryRef
+
+
+class Links(Protocol):
+    """The connections to the other nodes."""
+
+    def send(self, peer_id: str, frame: Frame) -> object:
+        """Never waits and never fails; what cannot be sent is dropped."""
+        ...
+
+    def has_room(self, peer_id: str) -> bool:
+        """Whether more may be sent now; later, `on_writable` says so."""
+        ...
+
+    def set_peers(self, addresses: Mapping[str, str]) -> None:
+        """Who may connect, and where they are."""
+        ...
+
+
+class StateMachine(Protocol):
+    """What the entries mean. `Store` is one."""
+
+    @property
+    def applied_index(self) -> int: ...
+
+    def checkpoint_payload(self) -> bytes:
+        """The complete state, as a message whose fields 1 and 2 are the machine's own."""
+        ...
+
+    def check_writable(self) -> None:
+        """Raises DiskFull when nothing more may be proposed."""
+        ...
+
+    def appended(self, ref: EntryRef, context: Any, /) -> None:
+        """An entry that was proposed here is in the log, not committed."""
+        ...
+
+    def apply_through(self, raft_index: int) -> object:
+        """Entries up to here are committed and durable. Bad content is no reason to raise."""
+        ...
+
+    def forget(self, from_index: int) -> None:
+        """These entries will not be committed; they are leaving the log."""
+        ...
+
+    def start_over(self) -> None:
+        """The log is another one: it opens with a checkpoint that holds all of the state."""
+        ...
+
+
+class Timing(NamedTuple):
+    """All in seconds; a leader that hears from no majority for `fallback_s` steps down."""
+
+    heartbeat_s: float = 0.1
+    election_min_s: float = 0.5
+    election_max_s: float = 1.0
+    fallback_s: float = 1.5
+
+
+class Limits(NamedTuple):
+    entry_bytes_max: int = (4 << 20) + (256 << 10)
+    append_bytes_max: int = 8 << 20
+    proposals_max: int = 10_000
+    proposals_bytes_max: int = 64 << 20
+
+
+class Settings(NamedTuple):
+    """`members` are those of a new group, all of which start with the same ones; later the log has
+    them. A node that `is_joining` starts with nothing and waits to be added. `counts_unsynced` is
+    async flush: what is in the log counts before it is on disk.
+    """
+
+    node_id: str
+    members: Mapping[str, str]
+    is_joining: bool = False
+    counts_unsynced: bool = False
+    timing: Timing = Timing()
+    limits: Limits = Limits()
+
+
+class Leadership(NamedTuple):
+    """Who leads, as this node sees it."""
+
+    role: Role
+    term: int
+    leader_id: str | None
+    leader_address: str | None
+
+
+class Driver(Protocol):
+    """Clock and disk, and who wants to know."""
+
+    def now_ms(self) -> int: ...
+
+    def request_sync(self) -> None:
+        """Sync the log soon, then call `on_synced`. One for many requests is enough."""
+        ...
+
+    def on_leadership(self, leadership: Leadership) -> None:
+        """Something of it is new."""
+        ...
+
+
+class Follower(NamedTuple):
+    node_id: str
+    address: str
+    match_index: int
+
+
+class Status(NamedTuple):
+    """For metrics and people; reading it changes nothing."""
+
+    leadership: Leadership
+    members: dict[str, str]
+    first_index: int
+    last_index: int
+    durable_index: int
+    commit_index: int
+    applied_index: int
+    waiting: int
+    elections_total: int
+    must_catch_up: bool
+    followers: list[Follower]
+    failure: str | None

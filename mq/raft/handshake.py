@@ -1,0 +1,121 @@
+"""Who talks to whom: what a Hello says, and why one is refused. Pure decisions, no sockets.
+
+The node with the smaller id dials and says Hello first; the other answers with its own Hello, or
+with a Refusal. So a node that is refused was never connected in its own eyes, and does not tell
+its core of a peer that comes and goes at every dial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from mq.raft.frames import Frame
+from mq.store.identity import Identity
+from mq.wire.v1.raft_pb2 import Hello, RaftFrame, Refusal
+
+PROTOCOL_VERSION = 1
+# A reason holds words of a stranger; this much of it stays below what a frame may have before the
+# handshake, whatever they are in UTF-8.
+_REASON_CHARS_MAX = 900
+
+
+class Expected(NamedTuple):
+    """What this node knows when the Hello of another one arrives."""
+
+    identity: Identity
+    peers: Collection[str]
+    # Who was dialed; None: the other side did.
+    dialed: str | None
+    birth_crc: int
+
+
+def greeting(identity: Identity, peer_id: str, birth_crc: int) -> Frame:
+    hello = Hello(
+        protocol_version=PROTOCOL_VERSION,
+        cluster=identity.cluster,
+        broker_set=identity.broker_set,
+        node_id=identity.node,
+        peer_id=peer_id,
+        birth_crc=birth_crc,
+    )
+    return Frame(RaftFrame(hello=hello))
+
+
+def refusal(reason: str) -> Frame:
+    return Frame(RaftFrame(refusal=Refusal(reason=printable(reason))))
+
+
+def objection(hello: Hello, expected: Expected) -> str | None:
+    """Why this is not a peer to talk to, with both sides' values and what to do; None: it is one.
+
+    Written for the logs of both nodes: names them instead of saying "this one".
+    """
+    us, them = expected.identity, quoted(hello.node_id)
+    if hello.protocol_version != PROTOCOL_VERSION:
+        return (
+            f"node {us.node} speaks version {PROTOCOL_VERSION} of the protocol between nodes, "
+            f"node {them} version {hello.protocol_version}: run the same release on both"
+        )
+    if hello.cluster != us.cluster:
+        return (
+            f"node {us.node} belongs to cluster {us.cluster}, node {them} to "
+            f"{quoted(hello.cluster)}: correct the name of the cluster or the peer's address"
+        )
+    if hello.broker_set != us.broker_set:
+        return (
+            f"node {us.node} belongs to broker set {us.broker_set}, node {them} to "
+            f"{quoted(hello.broker_set)}: correct the name of the set or the peer's address"
+        )
+    return _wrong_node(hello, expected) or _wrong_birth(hello, expected)
+
+
+def _wrong_node(hello: Hello, expected: Expected) -> str | None:
+    us, them = expected.identity, quoted(hello.node_id)
+    if hello.node_id == us.node:
+        return f"two nodes are called {us.node}: give each node of a broker set a name of its own"
+    if hello.peer_id != us.node:
+        return (
+            f"node {them} wants to talk to {quoted(hello.peer_id)}, but this is node {us.node}: "
+            f"correct the address of {quoted(hello.peer_id)}"
+        )
+    if expected.dialed is not None and hello.node_id != expected.dialed:
+        return (
+            f"node {us.node} dialed {expected.dialed}, but node {them} answered: "
+            f"correct the address of {expected.dialed}"
+        )
+    if hello.node_id not in expected.peers:
+        known = ", ".join(sorted(expected.peers)) or "nobody"
+        return (
+            f"node {them} is not a member of broker set {us.broker_set}: node {us.node} knows "
+            f"{known}; add it as a member, or stop it"
+        )
+    if expected.dialed is None and hello.node_id > us.node:
+        return (
+            f"node {them} dialed node {us.node}, but of two nodes the one with the smaller id "
+            f"dials, which is {us.node}: run the same release on both"
+        )
+    return None
+
+
+def _wrong_birth(hello: Hello, expected: Expected) -> str | None:
+    # Zero: that node's log does not reach back to its first entry, so there is nothing to compare.
+    births = hello.birth_crc, expected.birth_crc
+    if not all(births) or births[0] == births[1]:
+        return None
+    return (
+        f"node {quoted(hello.node_id)} was started with other members than node "
+        f"{expected.identity.node}: their first entries have the checksums {births[0]:08x} and "
+        f"{births[1]:08x}; give the one that is wrong an empty data directory and the right members"
+    )
+
+
+def quoted(text: str) -> str:
+    """A stranger's word, short enough for a sentence."""
+    legible = printable(text)
+    return legible if 0 < len(legible) <= 127 else repr(legible[:127])
+
+
+def printable(text: str) -> str:
+    """A stranger's words, so that they can neither flood nor forge a log."""
+    return "".join(each if each.isprintable() else "?" for each in text[:_REASON_CHARS_MAX])

@@ -1,0 +1,103 @@
+"""Who belongs to the broker set. The checkpoint that opens the last segment has it.
+
+A change of members is a new segment: its checkpoint has the new ones, and they count from the
+moment it is in the log. So the members follow from one read, at start and after a truncation, and
+they are copied wherever the log is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mq.raft.changes import Changes
+from mq.raft.contracts import Links
+from mq.store.commitlog import CommitLog, NewEntry
+from mq.store.format import Kind
+from mq.wire.v1.log_pb2 import Member
+from mq.wire.v1.raft_pb2 import CheckpointMembers, Roster
+
+
+def read_members(log: CommitLog, checkpoint_index: int | None = None) -> dict[str, str]:
+    """Node id -> host:port, as of a checkpoint, or of the end of the log."""
+    payload = log.entry(checkpoint_index or log.last_checkpoint_index).payload
+    checkpoint = CheckpointMembers.FromString(payload)  # type: ignore[arg-type] # a buffer is fine
+    return {member.node_id: member.address for member in checkpoint.members}
+
+
+def checkpoint_entry(
+    state: bytes, members: Mapping[str, str], *, term: int, stored_at_ms: int
+) -> NewEntry:
+    """Opens a segment. Protobuf joins the two parts: they are fields of one message."""
+    payload = [state, CheckpointMembers(members=_messages(members)).SerializeToString()]
+    return NewEntry(Kind.CHECKPOINT, term, stored_at_ms, payload)
+
+
+def _messages(members: Mapping[str, str]) -> list[Member]:
+    return [Member(node_id=node_id, address=members[node_id]) for node_id in sorted(members)]
+
+
+class Membership:
+    """Of one node; keeps its links to the members, to those that others tell of, and to one that is
+    being added.
+    """
+
+    def __init__(
+        self, node_id: str, log: CommitLog, links: Links, contacts: Mapping[str, str]
+    ) -> None:
+        """`contacts` are known before there is a log, and count for one that has no members in it:
+        it was written by a store alone.
+        """
+        self.members = self._contacts = dict(contacts)
+        self.changes = Changes()
+        self._node_id = node_id
+        self._log = log
+        self._links = links
+        self._entry = (0, 0)
+        # Before the last checkpoint, while that one is not known to be committed: one of them may
+        # be the leader who takes it back.
+        self._former: dict[str, str] = {}
+        self._told = Roster()
+
+    def refresh(self, commit_index: int) -> bool:
+        """Whether the log says something else than before."""
+        index = self._log.last_checkpoint_index
+        entry = index, self._log.term_at(index)
+        if entry == self._entry:
+            if self._former and commit_index >= index:
+                self._former = {}
+                self.set_peers()
+            return False
+        self._entry = entry
+        before, self.members = self.members, self.read()
+        self._former = self._members_before(index) if commit_index < index else {}
+        self.set_peers()
+        return before != self.members
+
+    def read(self) -> dict[str, str]:
+        """Of the end of the log."""
+        return read_members(self._log) or self._contacts
+
+    def _members_before(self, checkpoint_index: int) -> dict[str, str]:
+        """A checkpoint is written when all before it is committed: one step back is enough."""
+        openings = [info.first_index for info in self._log.segments()]
+        older = [index for index in openings if index < checkpoint_index]
+        return read_members(self._log, older[-1]) if older else {}
+
+    def roster(self) -> Roster:
+        return Roster(checkpoint_index=self._entry[0], members=_messages(self.members))
+
+    def receive_roster(self, told: Roster) -> bool:
+        """Whether it says, from a later log than ours, that this node is no member."""
+        if told.checkpoint_index <= max(self._entry[0], self._told.checkpoint_index):
+            return False
+        self._told = told
+        self.set_peers()
+        return all(member.node_id != self._node_id for member in told.members)
+
+    def set_peers(self) -> None:
+        addresses = self._former | self.members
+        if self._told.checkpoint_index > self._entry[0]:
+            addresses |= {member.node_id: member.address for member in self._told.members}
+        addresses |= self.changes.learner_address()
+        addresses.pop(self._node_id, None)
+        self._links.set_peers(addresses)

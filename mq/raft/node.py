@@ -1,0 +1,273 @@
+"""A replica on an asyncio loop: real time, real connections, a thread that syncs the log.
+
+All of it runs on the loop that it was made on, together with whatever else the broker does there;
+only syncs wait on a thread. Everything that arrives within one turn of the loop is handled by one
+tick, so that proposals of many producers become one append and one sync.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from mq.clock import Clock
+from mq.errors import MqError, OffsetOutOfRange
+from mq.logging import get_logger
+from mq.raft.contracts import Leadership, Settings, StateMachine, Status
+from mq.raft.frames import Frame
+from mq.raft.hooks import Role
+from mq.raft.proposals import Committed, Outcome
+from mq.raft.replica import Replica
+from mq.raft.tls import TlsContexts
+from mq.raft.transport import Transport
+from mq.raft.vote import VoteFile
+from mq.store.commitlog import CommitLog
+from mq.store.flush import Flusher
+from mq.store.format import Kind
+from mq.store.identity import Identity
+
+log = get_logger(__name__)
+
+_TICK_S = 0.02
+# What a planned stop waits for: entries on their way, then another leader.
+_DRAIN_S = 2.0
+_HAND_OVER_S = 2.0
+
+
+class Disk(NamedTuple):
+    """What is on this node's disk. The owner opens and closes it."""
+
+    log: CommitLog
+    vote: VoteFile
+    flusher: Flusher
+
+
+class Node:
+    """Made on a running loop, and all methods are for that loop's thread. `start` it, and `stop` it
+    whatever happens.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        identity: Identity,
+        disk: Disk,
+        machine: StateMachine,
+        clock: Clock,
+        *,
+        tls: TlsContexts | None = None,
+        on_leadership: Callable[[Leadership], None] = lambda _: None,
+    ) -> None:
+        self._node_id = settings.node_id
+        self._disk = disk
+        self._clock = clock
+        self._tell_leadership = on_leadership
+        self._loop = asyncio.get_running_loop()
+        self._failed: asyncio.Future[MqError] = self._loop.create_future()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_tick_due = False
+        self._is_syncing = False
+        self._is_sync_wanted = False
+        self._is_stopped = False
+        self._transport = Transport(identity, self, birth_crc=self._birth_crc, tls=tls)
+        self._replica = Replica(settings, disk.log, disk.vote, machine, self._transport, self)
+
+    # -- life -------------------------------------------------------------------------------------
+
+    async def start(self, listen: str | None) -> None:
+        """Returns when peers may connect. PortUnavailable."""
+        await self._transport.start(listen)
+        self._run()
+
+    async def stop(self) -> None:
+        """Hands leadership over when it can, then ends. Whoever still waits gets an answer."""
+        if not self._is_stopped:
+            await self._hand_over(self._replica)
+        self._end()
+        await self._transport.close()
+
+    async def failed(self) -> MqError:
+        """Returns when the node has given up, with the reason."""
+        return await asyncio.shield(self._failed)
+
+    def _end(self) -> None:
+        self._is_stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._replica.end()
+
+    async def _hand_over(self, replica: Replica) -> None:
+        replica.begin_stop()
+        await self._until(lambda: not replica.waiting, _DRAIN_S)
+
+        def is_over() -> bool:
+            replica.hand_over()
+            return replica.leadership.role != Role.LEADER
+
+        if len(replica.members) > 1:
+            await self._until(is_over, _HAND_OVER_S)
+
+    async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        deadline = self._loop.time() + timeout_s
+        while not (self._is_stopped or condition() or self._loop.time() >= deadline):  # noqa: ASYNC110
+            await asyncio.sleep(_TICK_S)
+
+    # -- use --------------------------------------------------------------------------------------
+
+    def propose(
+        self, kind: Kind, payload: Sequence[bytes | memoryview], context: Any = ()
+    ) -> asyncio.Future[Committed]:
+        """Done when the entry is committed, durable and applied here.
+
+        NotLeader, FlowControl, MessageTooLarge, DiskFull, NodeStopped: nothing was written.
+        OutcomeUnknown: it may be in the log or not.
+        """
+        return self._call(lambda replica, done: replica.propose(kind, payload, done, context))
+
+    def add_member(self, node_id: str, address: str) -> asyncio.Future[Committed]:
+        """Done when the node has the log, is a member, and that is committed. IllegalMembership,
+        NotLeader; the future may be cancelled while the node does not come.
+        """
+        future = self._call(lambda replica, done: replica.add_member(node_id, address, done))
+        future.add_done_callback(self._cancel_change)
+        return future
+
+    def remove_member(self, node_id: str) -> asyncio.Future[Committed]:
+        return self._call(lambda replica, done: replica.remove_member(node_id, done))
+
+    def transfer_leadership(self) -> bool:
+        """Whether another node was asked to lead: one that has all of the log."""
+        return self._replica.hand_over()
+
+    @property
+    def leadership(self) -> Leadership:
+        return self._replica.leadership
+
+    @property
+    def is_ready(self) -> bool:
+        """There is a leader, and this node has applied all that it knows to be committed."""
+        return self._replica.is_ready
+
+    @property
+    def port(self) -> int:
+        return self._transport.port
+
+    def status(self) -> Status:
+        return self._replica.status()
+
+    def _call(
+        self, action: Callable[[Replica, Callable[[Outcome], None]], None]
+    ) -> asyncio.Future[Committed]:
+        future: asyncio.Future[Committed] = self._loop.create_future()
+
+        def done(outcome: Outcome) -> None:
+            if future.done():
+                return
+            if isinstance(outcome, MqError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        try:
+            action(self._replica, done)
+        except MqError as error:
+            done(error)
+        else:
+            self._wake()
+        return future
+
+    def _cancel_change(self, future: asyncio.Future[Committed]) -> None:
+        if future.cancelled():
+            self._replica.cancel_change()
+
+    # -- the loop ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._timer = self._loop.call_later(_TICK_S, self._run)
+        self._tick()
+
+    def _wake(self) -> None:
+        if not self._is_tick_due:
+            self._is_tick_due = True
+            self._loop.call_soon(self._tick)
+
+    def _tick(self) -> None:
+        self._is_tick_due = False
+        replica = self._replica
+        if self._is_stopped:
+            return
+        replica.tick()
+        if replica.failure is not None:
+            self._give_up(replica.failure)
+        elif replica.wants_tick:
+            self._wake()
+
+    def _give_up(self, failure: MqError) -> None:
+        """Closing the connections tells the others to elect another leader at once."""
+        self._end()
+        if not self._failed.done():
+            self._failed.set_result(failure)
+            self._closing = self._loop.create_task(self._transport.close())
+
+    # -- Driver -----------------------------------------------------------------------------------
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms()
+
+    def on_leadership(self, leadership: Leadership) -> None:
+        log.info(
+            "leadership",
+            node=self._node_id,
+            role=leadership.role.name.lower(),
+            term=leadership.term,
+            leader=leadership.leader_id,
+        )
+        self._tell_leadership(leadership)
+
+    def request_sync(self) -> None:
+        """One at a time: what comes while one runs goes with the next."""
+        if self._is_syncing:
+            self._is_sync_wanted = True
+            return
+        self._is_syncing, self._is_sync_wanted = True, False
+        waiter = self._disk.flusher.wait(self._disk.log.end_offset)
+        waiter.add_done_callback(self._hand_to_loop)
+
+    def _hand_to_loop(self, waiter: Future[int]) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._on_synced, waiter)
+
+    def _on_synced(self, waiter: Future[int]) -> None:
+        self._is_syncing = False
+        error = waiter.exception()
+        if self._is_stopped:
+            return
+        if isinstance(error, MqError) and not isinstance(error, OffsetOutOfRange):
+            self._replica.fail(error)
+        else:
+            self._replica.on_synced()
+            if self._is_sync_wanted or error is not None:
+                self.request_sync()
+        self._wake()
+
+    # -- Listener ---------------------------------------------------------------------------------
+
+    def on_connected(self, peer_id: str) -> None:
+        self._replica.on_connected(peer_id)
+        self._wake()
+
+    def on_disconnected(self, peer_id: str, was_lost: bool) -> None:  # noqa: FBT001
+        self._replica.on_disconnected(peer_id, was_lost=was_lost)
+        self._wake()
+
+    def on_frame(self, peer_id: str, frame: Frame) -> None:
+        self._replica.receive(peer_id, frame)
+        self._wake()
+
+    def on_writable(self, peer_id: str) -> None:  # noqa: ARG002 - all who may get something, do
+        self._replica.on_writable()
+
+    def _birth_crc(self) -> int:
+        return self._replica.birth_crc()

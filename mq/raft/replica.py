@@ -1,0 +1,498 @@
+"""One node's part of the replicated log, without sockets, threads or clocks of its own.
+
+It is driven from outside: `tick` now and then and after everything else, `receive` for each frame,
+`on_synced` when a sync of the log has ended. It asks for three things: frames to be sent, a sync to
+be started, a listener to be told of roles. So a simulation runs it in virtual time and `Node` on an
+asyncio loop, the same code.
+
+Any error that is not a state of the disk or a caller's ends the replica: it stops leading, answers
+all who wait, and does nothing more. A node that is not sure of its log is better dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mq.errors import DiskFull, MalformedEntries, MessageTooLarge, MqError, NodeStopped, NotLeader
+from mq.logging import get_logger
+from mq.raft.contracts import (
+    Driver,
+    Follower,
+    Leadership,
+    Links,
+    Settings,
+    StateMachine,
+    Status,
+)
+from mq.raft.engine import Engine
+from mq.raft.frames import Frame
+from mq.raft.hooks import Role
+from mq.raft.journal import Journal
+from mq.raft.membership import Membership, checkpoint_entry
+from mq.raft.proposals import Outcome, Proposal, Proposals
+from mq.raft.vote import VoteFile
+from mq.raft.writer import Writer
+from mq.store.commitlog import CommitLog
+from mq.store.format import HEADER_BYTES, Kind, decode_header
+from mq.wire.v1.raft_pb2 import AppendAnswer, RaftFrame, Roster, StartOver
+
+log = get_logger(__name__)
+
+_FIRST_INDEX = 1
+
+
+class Replica:
+    def __init__(
+        self,
+        settings: Settings,
+        commitlog: CommitLog,
+        vote: VoteFile,
+        machine: StateMachine,
+        links: Links,
+        driver: Driver,
+        engine_class: type[Engine] = Engine,
+    ) -> None:
+        """Starts where the log ends."""
+        self.node_id = settings.node_id
+        self.log = commitlog
+        self.vote = vote
+        self.engine: Engine | None = None
+        self.failure: MqError | None = None
+        self.start_overs = 0
+        self._settings = settings
+        self._machine = machine
+        self._links = links
+        self._driver = driver
+        self._engine_class = engine_class
+        limits = settings.limits
+        self._proposals = Proposals(
+            count_max=limits.proposals_max, bytes_max=limits.proposals_bytes_max
+        )
+        self._membership = Membership(self.node_id, commitlog, links, settings.members)
+        self._changes = self._membership.changes
+        self._writer = Writer(
+            commitlog, machine, self._proposals, self._membership, driver.now_ms, limits
+        )
+        self._is_stopping = False
+        self._connected: set[str] = set()
+        self._leadership = Leadership(Role.FOLLOWER, vote.term, None, None)
+        self._sync_requested_index = 0
+        is_new = not settings.is_joining and not vote.must_catch_up
+        if is_new and self._is_log_empty:
+            self._be_born()
+        if self._is_log_empty:
+            log.info("no log yet: waiting for the leader to send one", node=self.node_id)
+            self._membership.set_peers()
+        else:
+            self._start_engine()
+
+    @property
+    def _is_log_empty(self) -> bool:
+        return self.log.last_index < self.log.first_index
+
+    # -- start -------------------------------------------------------------------------------------
+
+    def _be_born(self) -> None:
+        """The same entry on each member of a new group, byte for byte."""
+        state = self._machine.checkpoint_payload()
+        self.log.roll(checkpoint_entry(state, self._membership.members, term=0, stored_at_ms=0))
+        self.log.sync()
+        self._machine.apply_through(_FIRST_INDEX)
+
+    def _start_engine(self) -> None:
+        members = self._membership.read()
+        self._check_memory(members)
+        journal = Journal(
+            self.log,
+            self.vote,
+            applied_index=self._machine.applied_index,
+            now_ms=self._driver.now_ms,
+            counts_unsynced=self._settings.counts_unsynced,
+            on_truncate=self._forget,
+        )
+        self.engine = self._engine_class(
+            self.node_id,
+            members,
+            journal,
+            self,
+            self._settings.timing,
+            applied_index=self._machine.applied_index,
+        )
+        self._membership.refresh(self.engine.commit_index)
+        if not self.engine.others and self.engine.is_voter:
+            self.engine.stand_at_once()
+        for peer_id in sorted(self._connected):
+            self._greet(peer_id)
+
+    def _check_memory(self, members: Mapping[str, str]) -> None:
+        """Does this node remember everything that it ever said? If not, it must not vote before it
+        has all that was committed: it may have said that it has an entry which is gone.
+        """
+        vote, commitlog = self.vote, self.log
+        reason = ""
+        if commitlog.last_index == _FIRST_INDEX and vote.term == 0:
+            reason = "the data directory is new"
+        elif commitlog.last_term > vote.term:
+            reason = "the vote file was lost"
+        elif commitlog.recovery.synced_bytes_lost:
+            reason = "the log has lost entries that had been synced"
+        must_catch_up = len(members) > 1 and (bool(reason) or vote.must_catch_up)
+        if reason and must_catch_up and commitlog.last_index > _FIRST_INDEX:
+            log.warning("this node does not vote until it has caught up", reason=reason)
+        if must_catch_up != vote.must_catch_up:
+            term = max(vote.term, commitlog.last_term)
+            vote.save(term, vote.voted_for, must_catch_up=must_catch_up)
+
+    # -- what the driver calls ---------------------------------------------------------------------
+
+    def tick(self) -> None:
+        if self.engine is not None:
+            self._step(self.engine.doTick)
+
+    @property
+    def wants_tick(self) -> bool:
+        """There is something to do at once."""
+        return self.engine is not None and self.failure is None and self.engine.has_more_to_apply
+
+    def receive(self, peer_id: str, frame: Frame) -> None:
+        self._step(self._receive, peer_id, frame)
+
+    def on_synced(self) -> None:
+        if self.engine is not None:
+            self._step(self.engine.on_synced)
+
+    def on_connected(self, peer_id: str) -> None:
+        self._connected.add(peer_id)
+        if self.engine is not None:
+            self._step(self._greet, peer_id)
+
+    def on_disconnected(self, peer_id: str, *, was_lost: bool) -> None:
+        self._connected.discard(peer_id)
+        if self.engine is not None:
+            engine = self.engine
+            self._step(lambda: engine.on_disconnected(peer_id, was_lost=was_lost))
+
+    def on_writable(self) -> None:
+        if self.engine is not None:
+            self._step(self.engine.send_appends)
+
+    def fail(self, error: MqError) -> None:
+        """The disk or the machine is not what it has to be: give up."""
+        if self.failure is None:
+            self.failure = error
+            log.error("the replica stops", node=self.node_id, error=str(error))
+            stopped = NodeStopped(f"this node has stopped: {error}")
+            self._proposals.end_leadership(stopped)
+            self._changes.end(stopped)
+            self._set_leadership(Leadership(Role.FOLLOWER, self._leadership.term, None, None))
+
+    def _step(self, action: Callable[..., object], *arguments: object) -> None:
+        if self.failure is not None:
+            return
+        try:
+            action(*arguments)
+            self._settle()
+        except MqError as error:
+            self.fail(error)
+        except Exception as error:
+            log.exception("this is a bug", node=self.node_id)
+            failure = NodeStopped(f"an error that should not be: {error!r}")
+            self.fail(failure)
+
+    def _settle(self) -> None:
+        """After each step: whatever follows from where the log and the engine are now."""
+        engine = self.engine
+        if engine is None:
+            return
+        self._refresh_members(engine)
+        self._trust_again(engine)
+        leader_id = engine.leader_id
+        address = self.members.get(leader_id) if leader_id is not None else None
+        self._set_leadership(Leadership(engine.role, engine.term, leader_id, address))
+        if engine.role == Role.LEADER:
+            self._advance_change(engine)
+        last_index = self.log.last_index
+        if last_index != self._sync_requested_index and engine.journal.durable_index < last_index:
+            self._sync_requested_index = last_index
+            self._driver.request_sync()
+
+    def _set_leadership(self, leadership: Leadership) -> None:
+        before, self._leadership = self._leadership, leadership
+        if before.role == Role.LEADER and leadership[:2] != before[:2]:
+            self._writer.is_roll_due = False
+            self._proposals.end_leadership(self._not_leader())
+            self._end_change(self._not_leader())
+        if before != leadership:
+            self._driver.on_leadership(leadership)
+
+    # -- proposing ---------------------------------------------------------------------------------
+
+    def propose(
+        self,
+        kind: Kind,
+        payload: Sequence[bytes | memoryview],
+        done: Callable[[Outcome], None],
+        context: Any = (),
+    ) -> None:
+        """Written with the next tick, together with all that waits. `done` is called exactly once.
+
+        Raises NotLeader, FlowControl, MessageTooLarge, NodeStopped: nothing was written.
+        """
+        self._check_leads()
+        size, size_max = sum(map(len, payload)), self._settings.limits.entry_bytes_max
+        if size > size_max:
+            raise MessageTooLarge(f"an entry of {size} bytes: at most {size_max} are allowed")
+        self._proposals.put(Proposal(kind, payload, size, done, context))
+
+    def _check_leads(self) -> None:
+        if self.failure is not None:
+            raise NodeStopped(f"this node has stopped: {self.failure}") from self.failure
+        if self._leadership.role != Role.LEADER:
+            raise self._not_leader()
+        if self._is_stopping:
+            raise NodeStopped("this node is stopping: another one will lead in a moment")
+
+    def _not_leader(self) -> NotLeader:
+        return NotLeader(self._leadership.leader_id, self._leadership.leader_address)
+
+    # -- Host: what the engine calls ---------------------------------------------------------------
+
+    def send(self, peer_id: str, frame: Frame) -> None:
+        self._links.send(peer_id, frame)
+
+    def has_room(self, peer_id: str) -> bool:
+        return self._links.has_room(peer_id)
+
+    def append_queued(self) -> bool:
+        engine = self._engine()
+        if engine.role != Role.LEADER:
+            return False
+        last_index = self.log.last_index
+        error = self._writer.write(engine.term)
+        if error is not None:
+            # Others may have room. What is on its way keeps us from leaving.
+            self._end_change(error)
+            if self._writer.is_settled:
+                engine.transfer_leadership()
+        self._refresh_members(engine)
+        return self.log.last_index > last_index
+
+    def apply_through(self, raft_index: int) -> int:
+        self._machine.apply_through(raft_index)
+        applied_index = self._machine.applied_index
+        self._proposals.applied(applied_index)
+        self._changes.applied(applied_index)
+        return applied_index
+
+    def _forget(self, from_index: int) -> None:
+        self._machine.forget(from_index)
+        self._sync_requested_index = 0
+
+    # -- frames ------------------------------------------------------------------------------------
+
+    def _receive(self, peer_id: str, frame: Frame) -> None:
+        message, body = frame
+        term, kind = message.term, message.WhichOneof("content")
+        if kind == "roster":
+            self._receive_roster(message.roster)
+        elif kind == "start_over":
+            self._receive_start_over(peer_id, term, message.start_over, memoryview(body))
+        elif self.engine is not None:
+            self._receive_engine(peer_id, message, kind, memoryview(body))
+        elif kind == "append" and term >= self.vote.term:
+            answer = AppendAnswer(next_index=_FIRST_INDEX)
+            self.send(peer_id, Frame(RaftFrame(term=term, append_answer=answer)))
+
+    def _receive_engine(
+        self, peer_id: str, message: RaftFrame, kind: str | None, body: memoryview
+    ) -> None:
+        engine, term = self._engine(), message.term
+        if kind == "append":
+            engine.receive_append(peer_id, term, message.append, body)
+        elif kind == "append_answer":
+            engine.receive_append_answer(peer_id, term, message.append_answer)
+        elif kind == "pre_vote_request":
+            engine.receive_pre_vote_request(peer_id, message.pre_vote_request)
+        elif kind == "pre_vote_response":
+            engine.receive_pre_vote_response(peer_id, term, message.pre_vote_response)
+        elif kind == "vote_request":
+            engine.receive_vote_request(peer_id, term, message.vote_request)
+        elif kind == "vote_response":
+            engine.receive_vote_response(peer_id, term)
+        elif kind == "timeout_now":
+            engine.receive_timeout_now(peer_id, term)
+        else:
+            log.warning("a frame that has no place here", peer=peer_id, kind=kind)
+
+    def _receive_start_over(
+        self, peer_id: str, term: int, start: StartOver, body: memoryview
+    ) -> None:
+        """The entries that this node needs next are gone from the leader's log."""
+        if self.engine is not None:
+            if not self.engine.receive_start_over(peer_id, term, start, body):
+                return
+        elif term < self.vote.term:
+            return
+        log.warning(
+            "too far behind: starting over with the leader's log",
+            leader=peer_id,
+            first_index=start.first_index,
+            own_last_index=self.log.last_index,
+        )
+        voted_for = self.vote.voted_for if term == self.vote.term else None
+        # First of all: until this node has all that was committed, it is not trusted.
+        self.vote.save(term, voted_for, must_catch_up=True)
+        self.engine = None
+        self.start_overs += 1
+        self.log.start_over(start.first_index, start.log_offset)
+        self._sync_requested_index = 0
+        try:
+            self.log.extend(body)
+        except (DiskFull, MalformedEntries) as error:
+            log.warning("cannot start over yet", leader=peer_id, error=str(error))
+            return
+        self._machine.start_over()
+        self._start_engine()
+        engine = self._engine()
+        engine.follow(peer_id, term)
+        engine.answer_start_over(peer_id)
+
+    def _trust_again(self, engine: Engine) -> None:
+        if self.vote.must_catch_up and engine.has_all_committed:
+            self.vote.save(engine.term, self.vote.voted_for, must_catch_up=False)
+            log.info("caught up: this node votes again", node=self.node_id, term=engine.term)
+
+    def _greet(self, peer_id: str) -> None:
+        engine = self._engine()
+        engine.on_connected(peer_id)
+        engine.send_frame(peer_id, roster=self._membership.roster())
+        if self._changes.learner_id == peer_id:
+            engine.add_learner(peer_id)
+
+    # -- members -----------------------------------------------------------------------------------
+
+    @property
+    def members(self) -> dict[str, str]:
+        return self._membership.members
+
+    def add_member(self, node_id: str, address: str, done: Callable[[Outcome], None]) -> None:
+        """The node gets the log first and is counted when it has nearly all of it."""
+        self._check_leads()
+        self._changes.begin_add(self.members, node_id, address, done)
+        self._membership.set_peers()
+        if node_id in self._connected:
+            self._engine().add_learner(node_id)
+
+    def remove_member(self, node_id: str, done: Callable[[Outcome], None]) -> None:
+        self._check_leads()
+        engine, last_index = self._engine(), self.log.last_index
+        matches = {
+            peer.id: engine.match_index(peer.id) if engine.is_healthy(peer.id) else 0
+            for peer in engine.others
+        }
+        matches[self.node_id] = last_index
+        self._changes.begin_remove(matches, node_id, self.node_id, last_index, done)
+        self._writer.is_roll_due = True
+
+    def cancel_change(self) -> None:
+        """A node that is being added and does not come; not when it is in the log already."""
+        if self._changes.may_cancel:
+            self._end_change(NodeStopped("the change of members was called off"))
+
+    def _advance_change(self, engine: Engine) -> None:
+        learner_id = self._changes.learner_id
+        if learner_id is not None:
+            match_index = engine.match_index(learner_id)
+            if self._changes.follow_learner(match_index, self.log.last_index):
+                self._writer.is_roll_due = True
+
+    def _end_change(self, error: MqError) -> None:
+        learner_id = self._changes.learner_id
+        self._changes.end(error)
+        if learner_id is not None and self.engine is not None:
+            self.engine.remove_learner(learner_id)
+            self._membership.set_peers()
+
+    def _refresh_members(self, engine: Engine) -> None:
+        if self._membership.refresh(engine.commit_index):
+            engine.set_members(self.members)
+            for peer_id in sorted(self._connected):
+                engine.send_frame(peer_id, roster=self._membership.roster())
+
+    def _receive_roster(self, told: Roster) -> None:
+        if self._membership.receive_roster(told) and self.engine is not None:
+            log.warning("the other nodes say that this one is no member", node=self.node_id)
+
+    # -- planned stop, status ----------------------------------------------------------------------
+
+    def begin_stop(self) -> None:
+        """Nothing new is taken."""
+        self._is_stopping = True
+
+    def hand_over(self) -> bool:
+        """Whether another node was asked to lead: one that has all of the log."""
+        engine = self.engine
+        if self.failure is not None or engine is None or engine.role != Role.LEADER:
+            return False
+        return engine.transfer_leadership()
+
+    def end(self) -> None:
+        """Answers all who still wait; the replica is not used any more."""
+        if self.failure is None:
+            self.failure = NodeStopped("this node has stopped")
+            self._proposals.end_leadership(self.failure)
+            self._changes.end(self.failure)
+
+    @property
+    def leadership(self) -> Leadership:
+        return self._leadership
+
+    @property
+    def is_ready(self) -> bool:
+        """There is a leader, and all of its term's commit point is applied here."""
+        engine = self.engine
+        return (
+            engine is not None
+            and engine.leader_id is not None
+            and engine.has_all_committed
+            and engine.applied_index == engine.commit_index
+        )
+
+    @property
+    def waiting(self) -> int:
+        return len(self._proposals)
+
+    def status(self) -> Status:
+        engine = self.engine
+        leads = engine is not None and engine.role == Role.LEADER
+        return Status(
+            leadership=self._leadership,
+            members=dict(self.members),
+            first_index=self.log.first_index,
+            last_index=self.log.last_index,
+            durable_index=engine.journal.durable_index if engine else 0,
+            commit_index=engine.commit_index if engine else 0,
+            applied_index=self._machine.applied_index,
+            waiting=len(self._proposals),
+            elections_total=engine.elections_total if engine else 0,
+            must_catch_up=self.vote.must_catch_up,
+            followers=[
+                Follower(node_id, address, engine.match_index(node_id))
+                for node_id, address in sorted(self.members.items())
+                if engine is not None and leads and node_id != self.node_id
+            ],
+            failure=str(self.failure) if self.failure else None,
+        )
+
+    def birth_crc(self) -> int:
+        """Checksum of entry 1, or 0 when the log does not have it (any more)."""
+        if self.log.last_index < _FIRST_INDEX or self.log.first_index != _FIRST_INDEX:
+            return 0
+        header = decode_header(self.log.read(self.log.start_offset, HEADER_BYTES))
+        return header.crc if header else 0
+
+    def _engine(self) -> Engine:
+        if self.engine is None:
+            raise RuntimeError("there is no log yet")
+        return self.engine

@@ -1,0 +1,178 @@
+"""Raft's promise that outlives a crash: the term a node has seen, and whom it voted for in it.
+
+The file `<data>/vote` has two slots of 4,096 bytes, written in turn, and each slot has the same
+record in each of its eight sectors of 512 bytes:
+
+      0        4        8          16         24       25       26
+      +--------+--------+----------+----------+--------+--------+------------------
+      | magic  | crc32  | sequence |   term   | must   | length | node id, UTF-8
+      |"MQV\\1" |        | number   |          |catch up|        | (length bytes)
+      +--------+--------+----------+----------+--------+--------+------------------
+                        |<------------------- crc32 covers -------------------->
+
+Integers are little-endian; a length of 0 is no vote. Slot i takes the even or odd sequence numbers.
+The file is made once, at its full size, and overwritten in place from then on: a full disk does not
+keep a node from voting, and the slot that is not being written has the record before.
+
+What is detected. A write that a crash tears leaves old and new sectors in its slot, each of them
+intact: the newest intact record of all counts, whether or not its `save` had returned, and what was
+saved is never missing from it. A flipped bit, or any damage that spares one of the eight sectors,
+costs nothing, because all eight have what was saved. A slot without any intact record cannot come
+from a crash: it may have been the newest, and going back to the other one could vote twice in one
+term. So it is refused. Not detected: a disk that loses a whole write which it had called durable,
+and a file that somebody puts back from a backup or deletes: both look like an earlier moment.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import NamedTuple
+
+from isal.isal_zlib import crc32
+
+from mq.errors import DiskFull, LogDamaged, MqError, StorageFailed
+from mq.store.vfs import File, Vfs, is_no_space, write_file_atomically
+
+MAGIC = b"MQV\x01"
+_HEADER = struct.Struct("<4sIQQBB")
+_CRC = struct.Struct("<I")
+_CRC_AT = 4
+_COVERED_FROM = 8
+SECTOR_BYTES = 512
+SLOT_BYTES = 4096
+_SLOTS = 2
+NODE_ID_BYTES_MAX = 127
+_ADVICE = "Restore the file, or remove the node's data and let it join again"
+
+
+class Vote(NamedTuple):
+    sequence: int
+    term: int
+    voted_for: str | None
+    must_catch_up: bool
+
+
+def encode(vote: Vote) -> bytes:
+    """A slot. ValueError: not a node id."""
+    node_id = b"" if vote.voted_for is None else vote.voted_for.encode()
+    if vote.voted_for is not None and not 1 <= len(node_id) <= NODE_ID_BYTES_MAX:
+        raise ValueError(f"a node id has 1 to {NODE_ID_BYTES_MAX} bytes, not {len(node_id)}")
+    fields = vote.sequence, vote.term, int(vote.must_catch_up), len(node_id)
+    record = bytearray(_HEADER.pack(MAGIC, 0, *fields) + node_id)
+    _CRC.pack_into(record, _CRC_AT, crc32(memoryview(record)[_COVERED_FROM:]))
+    return bytes(record).ljust(SECTOR_BYTES, b"\0") * (SLOT_BYTES // SECTOR_BYTES)
+
+
+def decode(sector: bytes) -> Vote | None:
+    """None when no intact record stands here."""
+    if len(sector) < _HEADER.size:
+        return None
+    magic, crc, sequence, term, must_catch_up, length = _HEADER.unpack_from(sector)
+    end = _HEADER.size + length
+    if magic != MAGIC or end > len(sector) or crc != crc32(sector[_COVERED_FROM:end]):
+        return None
+    node_id = sector[_HEADER.size : end].decode() if length else None
+    return Vote(sequence, term, node_id, bool(must_catch_up))
+
+
+def _position(sequence: int) -> int:
+    """Of the slot for this sequence number."""
+    return sequence % _SLOTS * SLOT_BYTES
+
+
+class VoteFile:
+    """For one thread. What `term`, `voted_for` and `must_catch_up` say is durable."""
+
+    def __init__(self, vfs: Vfs, path: str) -> None:
+        """Opens the file, or makes it with term 0 and no vote. LogDamaged: it cannot be trusted.
+        DiskFull, StorageFailed: the node cannot start.
+        """
+        self._path = path
+        self._failure: MqError | None = None
+        try:
+            if not vfs.exists(path):
+                first = (encode(Vote(number, 0, None, must_catch_up=False)) for number in range(2))
+                write_file_atomically(vfs, path, b"".join(first))
+            self._file: File = vfs.open(path)
+        except OSError as error:
+            raise self._unusable(error) from error
+        try:
+            self._vote = self._newest()
+            self._make_durable(vfs)
+        except OSError as error:
+            self._file.close()
+            raise self._unusable(error) from error
+        except MqError:
+            self._file.close()
+            raise
+
+    @property
+    def term(self) -> int:
+        return self._vote.term
+
+    @property
+    def voted_for(self) -> str | None:
+        return self._vote.voted_for
+
+    @property
+    def must_catch_up(self) -> bool:
+        """This node lost what it had promised to keep: it must not vote before it has it again."""
+        return self._vote.must_catch_up
+
+    def save(self, term: int, voted_for: str | None, must_catch_up: bool) -> None:  # noqa: FBT001
+        """Durable when this returns. ValueError: a term that goes backwards. StorageFailed, from
+        then on always: stop the node, it must not send what follows from this.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if term < self.term:
+            raise ValueError(f"term {term} after term {self.term}")
+        if (term, voted_for, must_catch_up) == self._vote[1:]:
+            return
+        try:
+            self._write(Vote(self._vote.sequence + 1, term, voted_for, must_catch_up))
+        except OSError as error:
+            self._failure = StorageFailed(
+                f"{self._path}: {error.strerror or error}. The vote may be saved or not, "
+                "so the node has to stop; check the disk"
+            )
+            raise self._failure from error
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, vote: Vote) -> None:
+        self._file.pwritev([encode(vote)], _position(vote.sequence))
+        self._file.sync()
+        self._vote = vote
+
+    def _make_durable(self, vfs: Vfs) -> None:
+        """What was read is trusted from now on, so it is written once more. It may be in one sector
+        only, if a crash tore it; or in the page cache only, if the process ended before its sync,
+        or by a sync that failed: then the kernel takes the page for clean, and another sync would
+        write nothing.
+        """
+        vfs.sync_dir(os.path.dirname(self._path) or ".")
+        self._write(self._vote._replace(sequence=self._vote.sequence + 1))
+
+    def _newest(self) -> Vote:
+        newest: list[Vote] = []
+        for number in range(_SLOTS):
+            slot = self._file.pread(SLOT_BYTES, _position(number))
+            sectors = (slot[at : at + SECTOR_BYTES] for at in range(0, len(slot), SECTOR_BYTES))
+            votes = [vote for vote in map(decode, sectors) if vote is not None]
+            # A record in the slot of the other is a write that went astray.
+            votes = [vote for vote in votes if vote.sequence % _SLOTS == number]
+            if not votes:
+                reason = "no intact record of term and vote stands in this half of the file"
+                raise LogDamaged(self._path, _position(number), reason, _ADVICE)
+            newest += votes
+        return max(newest, key=lambda vote: vote.sequence)
+
+    def _unusable(self, error: OSError) -> MqError:
+        """Nothing was promised yet: the node just does not start."""
+        text = f"{self._path}: {error.strerror or error}"
+        if is_no_space(error):
+            return DiskFull(f"{text}: free some space, the node needs some to start")
+        return StorageFailed(f"{text}. The file cannot be used: check its rights and the disk")

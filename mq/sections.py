@@ -1,0 +1,191 @@
+"""What may be configured: every option of a node, declared once, as a field of its section.
+
+How values get here, and what else follows from a field, is the business of `mq.config`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+KIB, MIB, GIB, EIB = 1 << 10, 1 << 20, 1 << 30, 1 << 60
+
+# `extra` carries what msgspec does not know: how to say what is legal, a metavar, a second flag.
+_Name = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9_-]{1,127}\Z",
+        extra={"legal": "1 to 127 of letters, digits, _ and -", "metavar": "NAME"},
+    ),
+]
+# Control characters and undecodable bytes could be neither logged nor written back as TOML.
+_Directory = Annotated[
+    str,
+    Meta(
+        pattern=r"^[^\x00-\x1f\x7f\ud800-\udfff]+\Z",
+        extra={
+            "legal": "a path, not empty, without control characters",
+            "metavar": "DIR",
+            "flag": "--data",
+        },
+    ),
+]
+_Ratio = Annotated[float, Meta(gt=0, le=1)]
+_Count = Annotated[int, Meta(ge=1, le=100_000_000)]
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Building one directly checks nothing: tests may use values that a user may not."""
+
+
+class NodeConfig(_Section, frozen=True, kw_only=True):
+    cluster: Annotated[_Name, Meta(description="Cluster that this node belongs to.")] = "mq"
+    broker_set: Annotated[_Name, Meta(description="Broker set: the nodes that share one log.")] = (
+        "set-0"
+    )
+    node: Annotated[_Name, Meta(description="This node's name, unique in its broker set.")] = (
+        "node-0"
+    )
+    data: Annotated[
+        _Directory, Meta(description="Directory that holds all of the node's data.")
+    ] = "data"
+
+
+class StoreConfig(_Section, frozen=True, kw_only=True):
+    segment_bytes: Annotated[
+        int,
+        # A file has up to 4 GiB; the rest is for the entries of new leaders, which do not wait.
+        Meta(ge=64 * KIB, le=4 * GIB - 16 * MIB, description="Size of one CommitLog file."),
+    ] = GIB
+    flush: Annotated[
+        Literal["sync", "async"],
+        Meta(
+            description="sync: a message is on disk before it is acknowledged; async: soon after."
+        ),
+    ] = "sync"
+    async_flush_ms: Annotated[
+        int, Meta(ge=1, le=10_000, description="Time between two syncs when flush is async.")
+    ] = 500
+    message_bytes_max: Annotated[
+        int, Meta(ge=KIB, le=64 * MIB, description="Largest message that is accepted.")
+    ] = 4 * MIB
+    entry_bytes_max: Annotated[
+        int, Meta(ge=2 * KIB, le=128 * MIB, description="Largest log entry: a group of messages.")
+    ] = 4 * MIB + 256 * KIB
+    checkpoint_log_bytes: Annotated[
+        int,
+        Meta(
+            ge=64 * KIB, le=EIB, description="How much log may have to be replayed after a crash."
+        ),
+    ] = 32 * MIB
+    verify_bytes: Annotated[
+        int,
+        Meta(
+            ge=64 * KIB,
+            le=EIB,
+            description="How much of the newest log is checksummed at start.",
+        ),
+    ] = 2 * GIB
+    queue_file_units: Annotated[_Count, Meta(description="Messages in one ConsumeQueue file.")] = (
+        300_000
+    )
+    index_slots: Annotated[_Count, Meta(description="Hash slots in one key index file.")] = 500_000
+    index_items: Annotated[_Count, Meta(description="Keys in one key index file.")] = 2_000_000
+
+
+class RetentionConfig(_Section, frozen=True, kw_only=True):
+    hours: Annotated[int, Meta(ge=1, le=876_000, description="Age at which messages expire.")] = 72
+    bytes: Annotated[
+        int, Meta(ge=0, le=EIB, description="Log size above which the oldest goes; 0: no limit.")
+    ] = 0
+    clean_expired_ratio: Annotated[
+        _Ratio, Meta(description="Disk use from which expired segments are deleted at once.")
+    ] = 0.75
+    clean_oldest_ratio: Annotated[
+        _Ratio, Meta(description="Disk use from which the oldest segments are deleted.")
+    ] = 0.85
+    refuse_writes_ratio: Annotated[
+        _Ratio, Meta(description="Disk use from which writes are refused.")
+    ] = 0.90
+    check_ms: Annotated[
+        int, Meta(ge=10, le=86_400_000, description="Time between two checks of age and disk use.")
+    ] = 10_000
+
+
+_MEMBER = r"[A-Za-z0-9_-]{1,127}=[^\s,=]{1,253}:[0-9]{1,5}"
+_Members = Annotated[
+    str,
+    Meta(
+        pattern=rf"^(?:{_MEMBER}(?:,{_MEMBER})*)?\Z",
+        extra={"legal": "node=host:port of each member, with commas", "metavar": "MEMBERS"},
+    ),
+]
+_Address = Annotated[
+    str,
+    Meta(
+        pattern=r"^(?:[^\s,=]{1,253}:[0-9]{1,5})?\Z",
+        extra={"legal": "host:port, or empty", "metavar": "ADDRESS"},
+    ),
+]
+_File = Annotated[
+    str,
+    Meta(
+        pattern=r"^[^\x00-\x1f\x7f\ud800-\udfff]*\Z",
+        extra={"legal": "a path, or empty", "metavar": "FILE"},
+    ),
+]
+
+
+class RaftConfig(_Section, frozen=True, kw_only=True):
+    members: Annotated[
+        _Members,
+        Meta(description="Nodes of a new broker set, the same on each; empty: this one alone."),
+    ] = ""
+    listen: Annotated[
+        _Address,
+        Meta(description="Where the other nodes connect; empty: as in members, if there are any."),
+    ] = ""
+    join: Annotated[
+        Literal["no", "yes"],
+        Meta(description="yes: start with nothing and wait to be added to a running broker set."),
+    ] = "no"
+    heartbeat_ms: Annotated[
+        int, Meta(ge=10, le=10_000, description="Time between two signs of life of a leader.")
+    ] = 100
+    election_timeout_ms: Annotated[
+        int,
+        Meta(
+            ge=50,
+            le=60_000,
+            description="Silence of a leader, at the least, after which another is elected; "
+            "at the most twice that.",
+        ),
+    ] = 500
+    tls_cert: Annotated[
+        _File, Meta(description="Certificate of this node for the others; empty: no TLS.")
+    ] = ""
+    tls_key: Annotated[_File, Meta(description="Private key of the certificate.")] = ""
+    tls_ca: Annotated[
+        _File, Meta(description="Authority that the certificates of all nodes come from.")
+    ] = ""
+
+
+class LogConfig(_Section, frozen=True, kw_only=True):
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="Least severe log line that is written."),
+    ] = "info"
+    format: Annotated[
+        Literal["auto", "console", "json"],
+        Meta(description="auto: console on a terminal, JSON lines elsewhere."),
+    ] = "auto"
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    node: NodeConfig = NodeConfig()
+    store: StoreConfig = StoreConfig()
+    raft: RaftConfig = RaftConfig()
+    retention: RetentionConfig = RetentionConfig()
+    log: LogConfig = LogConfig()

@@ -1,0 +1,320 @@
+"""One simulated node: a real replica, journal, CommitLog and vote file on an in-memory disk that
+survives the crashes of its process.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mq.errors import MqError
+from mq.raft.contracts import Leadership, Limits, Settings, Timing
+from mq.raft.engine import Engine
+from mq.raft.hooks import Role
+from mq.raft.replica import Replica
+from mq.raft.vote import VoteFile
+from mq.store.commitlog import CommitLog
+from mq.store.format import HEADER_BYTES, Kind, decode_header
+from tests.sim.ledger import Violation
+from tests.sim.machine import CountingMachine
+from tests.support.faulty_vfs import FaultyVfs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mq.raft.frames import Frame
+    from mq.raft.proposals import Outcome
+    from mq.store.logreader import Entry
+    from tests.sim.world import World
+
+SEGMENT_BYTES = 3000
+TIMING = Timing()
+LIMITS = Limits(entry_bytes_max=4096, append_bytes_max=2048, proposals_max=64)
+
+
+class SimNode:
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        members: Mapping[str, str],
+        *,
+        is_joining: bool = False,
+        engine_class: type[Engine] = Engine,
+    ) -> None:
+        self.name = name
+        self.world = world
+        self.vfs = FaultyVfs(world.rng.getrandbits(32))
+        self.peers: Mapping[str, str] = {}
+        self.sync_s = 0.002
+        self.counts_unsynced = False
+        self.clock_skew_ms = world.rng.randint(-200, 200)
+        self.replica: Replica | None = None
+        self.starts = 0
+        self.leaderships: list[Leadership] = []
+        self.durable_terms: dict[int, int] = {}
+        self._members = dict(members)
+        self._is_joining = is_joining
+        self._engine_class = engine_class
+        self._is_syncing = False
+        self._checked = 0  # entries up to here are in the ledger
+        self._checked_term = 0
+        self._committed = 0
+        self._start_overs = 0
+        self._members_before: Mapping[str, str] = {}
+
+    # -- life --------------------------------------------------------------------------------------
+
+    @property
+    def is_up(self) -> bool:
+        return self.replica is not None
+
+    def start(self) -> None:
+        self.starts += 1
+        self._is_syncing = False
+        self._checked = self._checked_term = self._committed = self._start_overs = 0
+        vfs = self.vfs
+        vfs.make_dirs("/data")
+        vfs.sync_dir("/")
+        try:
+            log = CommitLog(
+                vfs,
+                "/data/commitlog",
+                segment_bytes=SEGMENT_BYTES,
+                verify_bytes=1 << 20,
+                background=False,
+            )
+            vote = VoteFile(vfs, "/data/vote")
+            self.log = log
+            self.machine = CountingMachine(vfs, "/data/machine", log, self._applied)
+            self.world.network.start(self)
+            settings = Settings(
+                self.name,
+                self._members,
+                is_joining=self._is_joining,
+                counts_unsynced=self.counts_unsynced,
+                timing=self.world.timing,
+                limits=LIMITS,
+            )
+            self.replica = Replica(
+                settings, log, vote, self.machine, self, self, self._engine_class
+            )
+        except (MqError, OSError) as error:
+            # A disk that is full or broken at the moment: somebody starts it again later.
+            self.world.note(f"{self.name} does not start: {error}")
+            self.replica = None
+            self.world.network.stop(self.name, is_silent=False)
+            vfs.kill()
+            return
+        self.world.note(f"{self.name} starts, log {log.first_index}..{log.last_index}")
+        self._tick_later(self.starts)
+
+    def stop(self, *, is_power_loss: bool) -> None:
+        if self.replica is None:
+            return
+        self._remember_durable()
+        self.replica.end()
+        self.replica = None
+        self.world.network.stop(self.name, is_silent=is_power_loss)
+        if is_power_loss:
+            self.vfs.crash(self.world.rng, keep=self.world.rng.choice([0.0, 0.3, 0.7, 1.0]))
+        else:
+            self.vfs.kill()
+        self.world.note(f"{self.name} {'loses power' if is_power_loss else 'is killed'}")
+
+    def _remember_durable(self) -> None:
+        log = self.log
+        first = max(log.first_index, log.durable_index - 100)
+        self.durable_terms = {i: log.term_at(i) for i in range(first, log.durable_index + 1)}
+
+    def _tick_later(self, start: int) -> None:
+        def tick() -> None:
+            if self.starts == start and self.replica is not None:
+                self.tick()
+                self.world.schedule(0.03 + self.world.rng.random() * 0.02, tick)
+
+        self.world.schedule(self.world.rng.random() * 0.05, tick)
+
+    def tick(self) -> None:
+        replica = self.replica
+        if replica is None:
+            return
+        replica.tick()
+        while replica.wants_tick:
+            replica.tick()
+        self.check()
+        if replica.failure is not None:
+            self.world.note(f"{self.name} fails: {replica.failure}")
+            if "should not be" in str(replica.failure):
+                raise Violation(f"{self.name}: {replica.failure}")
+            self.stop(is_power_loss=False)
+
+    # -- Links -------------------------------------------------------------------------------------
+
+    def send(self, peer_id: str, frame: Frame) -> None:
+        self.world.network.send(self.name, peer_id, frame)
+
+    def has_room(self, peer_id: str) -> bool:
+        return self.world.network.has_room(self.name, peer_id)
+
+    def set_peers(self, addresses: Mapping[str, str]) -> None:
+        self.peers = dict(addresses)
+
+    # -- Endpoint ----------------------------------------------------------------------------------
+
+    def connected(self, peer_id: str) -> None:
+        if self.replica is not None:
+            self.replica.on_connected(peer_id)
+            self.tick()
+
+    def disconnected(self, peer_id: str, *, was_lost: bool) -> None:
+        if self.replica is not None:
+            self.replica.on_disconnected(peer_id, was_lost=was_lost)
+            self.tick()
+
+    def receive(self, peer_id: str, frame: Frame) -> None:
+        if self.replica is not None:
+            self.replica.receive(peer_id, frame)
+            self.tick()
+
+    def writable(self) -> None:
+        if self.replica is not None:
+            self.replica.on_writable()
+            self.tick()
+
+    # -- disk and clock ----------------------------------------------------------------------------
+
+    def now_ms(self) -> int:
+        return 1_000_000 + self.clock_skew_ms + int(self.world.now_s * 1000)
+
+    def request_sync(self) -> None:
+        if not self._is_syncing:
+            self._is_syncing = True
+            start = self.starts
+            delay_s = self.sync_s * (0.5 + self.world.rng.random())
+            self.world.schedule(delay_s, lambda: self._sync(start))
+
+    def on_leadership(self, leadership: Leadership) -> None:
+        self.leaderships.append(leadership)
+
+    def _sync(self, start: int) -> None:
+        if self.starts != start or self.replica is None:
+            return
+        self._is_syncing = False
+        try:
+            self.log.sync()
+        except MqError as error:
+            self.replica.fail(error)
+        else:
+            self.replica.on_synced()
+        self.tick()
+
+    # -- work --------------------------------------------------------------------------------------
+
+    def propose(self, payload: bytes) -> None:
+        """Whatever comes of it is in the ledger."""
+        if self.replica is None:
+            return
+        try:
+            self.replica.propose(Kind.COMMAND, [payload], self._ended)
+        except MqError:
+            self.world.refused += 1
+        else:
+            self.world.proposed += 1
+            self.tick()
+
+    def _ended(self, outcome: Outcome) -> None:
+        self.world.ended += 1
+        if isinstance(outcome, MqError):
+            self.world.failed += 1
+        else:
+            # The commit was seen by now, by the leader's own step.
+            self._check_commit()
+            self.world.ledger.acknowledge(outcome.raft_index, outcome.term)
+
+    def _applied(self, entry: Entry) -> None:
+        ref = entry.ref
+        header = decode_header(self.log.read(ref.log_offset, HEADER_BYTES))
+        self.world.ledger.apply(ref.raft_index, ref.term, header.crc if header else 0)
+
+    # -- invariants --------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """After each step of this node."""
+        replica = self.replica
+        if replica is None or replica.engine is None or replica.failure is not None:
+            return
+        self._check_log()
+        self._check_commit()
+        engine = replica.engine
+        if engine.role == Role.LEADER and self.world.ledger.leaders.get(engine.term) != self.name:
+            self.world.ledger.lead(self.name, engine.term)
+            self.world.note(f"{self.name} leads term {engine.term}")
+            self._check_complete(engine.term)
+
+    def _check_log(self) -> None:
+        log, ledger = self.log, self.world.ledger
+        if self._checked > log.last_index or (
+            self._checked >= log.first_index and log.term_at(self._checked) != self._checked_term
+        ):
+            self._checked = 0
+        start = max(self._checked + 1, log.first_index)
+        for index in range(start, log.last_index + 1):
+            ref = log.ref(index)
+            header = decode_header(log.read(ref.log_offset, HEADER_BYTES))
+            if header is None or header.raft_index != index:
+                raise Violation(f"{self.name}: no entry {index} where it should be")
+            prev_term = log.term_at(index - 1) if index > log.first_index else None
+            ledger.entry(index, ref.term, header.crc, prev_term)
+        self._checked, self._checked_term = log.last_index, log.last_term
+
+    def _check_commit(self) -> None:
+        replica, ledger = self.replica, self.world.ledger
+        if replica is None or replica.engine is None:
+            return
+        commit_index = replica.engine.commit_index
+        if replica.start_overs > self._start_overs:
+            self._start_overs, self._committed = replica.start_overs, 0
+        if commit_index < self._committed:
+            raise Violation(f"{self.name}: commit goes from {self._committed} to {commit_index}")
+        if commit_index == self._committed:
+            return
+        for index in range(max(self._committed + 1, self.log.first_index), commit_index + 1):
+            term = self.log.term_at(index)
+            is_news = index not in ledger.committed
+            ledger.commit(index, term)
+            if is_news and not self.counts_unsynced:
+                self._check_durable(index, term, replica.members)
+        self._committed = commit_index
+        self._members_before = dict(replica.members)
+
+    def _check_durable(self, index: int, term: int, members: Mapping[str, str]) -> None:
+        """On a majority of the members, or of those before, if they changed in this step."""
+        if index == 1:
+            return
+        for group in (members, self._members_before):
+            count = sum(self.world.nodes[member].has_durable(index, term) for member in group)
+            if count > len(group) / 2:
+                return
+        raise Violation(
+            f"durability: entry {index} of term {term} is committed by {self.name} and durable "
+            f"on {count} of {len(group)}: {self.world.state()}"
+        )
+
+    def has_durable(self, index: int, term: int) -> bool:
+        if self.replica is None:
+            return self.durable_terms.get(index) == term
+        log = self.log
+        if index < log.first_index:
+            return self.machine.applied_index >= index
+        return index <= log.durable_index and log.term_at(index) == term
+
+    def _check_complete(self, term: int) -> None:
+        log = self.log
+        for index, committed_term in self.world.ledger.committed.items():
+            if index < log.first_index or committed_term >= term:
+                continue
+            if index > log.last_index or log.term_at(index) != committed_term:
+                raise Violation(
+                    f"leader completeness: {self.name} leads term {term} without entry {index} "
+                    f"of term {committed_term}"
+                )

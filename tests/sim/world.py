@@ -1,0 +1,205 @@
+"""A broker set in one process and in virtual time, all of it from one seed.
+
+Real are the replicas with everything in them: PySyncObj, journal, CommitLog, vote file, frames.
+Simulated are the clock, the network (`Network`), the disks (`FaultyVfs`) and the state machine.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Self
+
+from mq.raft.engine import Engine
+from mq.raft.hooks import Role, virtual_time
+from tests.sim.ledger import Ledger, Violation
+from tests.sim.network import Network
+from tests.sim.node import TIMING, SimNode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mq.raft.contracts import Timing
+
+_CONNECT_S = 0.05
+
+
+class World:
+    """A context manager: inside, all engines of this process live in this world's time."""
+
+    def __init__(
+        self,
+        seed: int,
+        count: int = 3,
+        *,
+        engine_class: type[Engine] = Engine,
+        timing: Timing = TIMING,
+    ) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.timing = timing
+        self.now_s = 0.0
+        self.ledger = Ledger()
+        self.proposed = self.refused = self.ended = self.failed = 0
+        self.notes: list[str] = []
+        self.shows_notes = False
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._event_count = 0
+        self._time: AbstractContextManager[None] = virtual_time(
+            lambda: self.now_s, random.Random(seed + 1)
+        )
+        self.network = Network(self.rng, lambda: self.now_s, self.schedule)
+        names = [f"n{i}" for i in range(count)]
+        self.members = {name: f"{name}:8082" for name in names}
+        self.engine_class = engine_class
+        self.nodes = {
+            name: SimNode(self, name, self.members, engine_class=engine_class) for name in names
+        }
+
+    def __enter__(self) -> Self:
+        self._time.__enter__()
+        for node in self.nodes.values():
+            node.start()
+        self._keep_connected()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._time.__exit__(None, None, None)
+
+    # -- time --------------------------------------------------------------------------------------
+
+    def schedule(self, delay_s: float, action: Callable[[], None]) -> None:
+        self._event_count += 1
+        heapq.heappush(self._events, (self.now_s + delay_s, self._event_count, action))
+
+    def run(self, duration_s: float) -> None:
+        self.run_until(lambda: False, duration_s)
+
+    def run_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        end_s = self.now_s + timeout_s
+        while not condition():
+            if not self._events or self._events[0][0] > end_s:
+                self.now_s = end_s
+                return condition()
+            self.now_s, _, action = heapq.heappop(self._events)
+            action()
+        return True
+
+    def _keep_connected(self) -> None:
+        self.network.connect_all()
+        self.schedule(_CONNECT_S, self._keep_connected)
+
+    def note(self, text: str) -> None:
+        """What happened, for a person who looks at a failure."""
+        self.notes.append(f"{self.now_s:8.3f} {text}")
+        if self.shows_notes:
+            print(self.notes[-1])  # noqa: T201 - asked for
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    def up(self) -> list[SimNode]:
+        return [node for node in self.nodes.values() if node.is_up]
+
+    def leader(self) -> SimNode | None:
+        """The one of the highest term, if there is any."""
+        leaders = [
+            (node.replica.engine.term, node)
+            for node in self.up()
+            if node.replica is not None
+            and node.replica.engine is not None
+            and node.replica.engine.role == Role.LEADER
+        ]
+        return max(leaders, key=lambda pair: pair[0])[1] if leaders else None
+
+    def elect(self, timeout_s: float = 10.0) -> SimNode:
+        if not self.run_until(lambda: self.leader() is not None, timeout_s):
+            raise Violation("liveness: no leader")
+        leader = self.leader()
+        assert leader is not None
+        return leader
+
+    def propose(self, payload: bytes = b"x") -> None:
+        """To the leader, or to anybody when there is none."""
+        node = self.leader() or self.rng.choice(list(self.nodes.values()))
+        node.propose(payload)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def heal(self) -> None:
+        self.note("everything heals")
+        self.network.heal()
+        for node in self.nodes.values():
+            node.vfs.capacity_bytes = None
+            node.sync_s = 0.002
+            node.vfs._faults.clear()
+            if node.is_up:
+                node.machine.is_full = False
+            else:
+                node.start()
+
+    def has_converged(self) -> bool:
+        leader = self.leader()
+        if leader is None or leader.replica is None:
+            return False
+        members = leader.replica.members
+        last_index = leader.log.last_index
+        return leader.machine.applied_index == last_index and all(
+            node.is_up
+            and node.log.last_index == last_index
+            and node.machine.applied_index == last_index
+            and not (node.replica and node.replica.vote.must_catch_up)
+            for node in (self.nodes[member] for member in members)
+        )
+
+    def converge(self, timeout_s: float = 30.0) -> None:
+        """Liveness: with all faults gone, a new entry gets everywhere and all are the same."""
+        self.heal()
+        start_s = self.now_s
+        before = len(self.ledger.acknowledged)
+        while len(self.ledger.acknowledged) == before or not self.has_converged():
+            if self.now_s - start_s > timeout_s:
+                raise Violation(f"liveness: not the same after {timeout_s} s: {self.state()}")
+            if len(self.ledger.acknowledged) == before:
+                self.propose(b"last")
+            self.run(0.1)
+        self._compare()
+
+    def _compare(self) -> None:
+        leader = self.leader()
+        assert leader is not None
+        assert leader.replica is not None
+        for name in leader.replica.members:
+            node = self.nodes[name]
+            same = (node.machine.count, node.machine.digest)
+            if same != (leader.machine.count, leader.machine.digest):
+                raise Violation(f"state machine safety: {name} and {leader.name} differ")
+            start = max(node.log.start_offset, leader.log.start_offset)
+            length = leader.log.end_offset - start
+            if node.log.end_offset != leader.log.end_offset or node.log.read(
+                start, length
+            ) != leader.log.read(start, length):
+                raise Violation(f"log matching: bytes of {name} and {leader.name} differ")
+        for index, term in self.ledger.acknowledged.items():
+            if self.ledger.applied.get(index, (None, 0))[0] != term:
+                raise Violation(f"acknowledged entry {index} of term {term} is lost")
+        waiting = self.proposed - self.ended
+        still = sum(node.replica.waiting for node in self.up() if node.replica is not None)
+        if waiting != still:
+            raise Violation(f"{waiting} proposals have no outcome, {still} still wait")
+
+    def state(self) -> str:
+        parts = []
+        for node in self.nodes.values():
+            if node.replica is None:
+                parts.append(f"{node.name} down")
+                continue
+            status = node.replica.status()
+            role, term, leader, _ = status.leadership
+            parts.append(
+                f"{node.name} {role.name.lower()} term {term} of {leader}, log "
+                f"{status.first_index}..{status.last_index}, durable {status.durable_index}, "
+                f"commit {status.commit_index}, applied {status.applied_index}"
+                f"{', must catch up' if status.must_catch_up else ''}"
+            )
+        return "; ".join(parts)

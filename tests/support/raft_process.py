@@ -1,0 +1,165 @@
+"""A real node as a process of its own, with a door for tests and benchmarks: commands on stdin,
+answers on stdout, one JSON object a line.
+
+    {"do": "propose", "id": 7, "size": 1024, "token": "..."}  entries of so many bytes
+    {"do": "load", "size": N, "in_flight": N, "seconds": S}   keeps so many proposals on their way
+    {"do": "status"}, {"do": "transfer"}, {"do": "add", ...}, {"do": "remove", ...}, {"do": "stop"}
+
+It is the composition of `mq server`; only the door is added. `python -m tests.support.raft_process
+--data DIR --raft-members ...` takes the flags of `mq server`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from mq import config, logging
+from mq.clock import SystemClock
+from mq.errors import MqError, NotLeader
+from mq.server import Parts, Server
+from mq.store.format import Kind
+
+if TYPE_CHECKING:
+    from mq.raft.proposals import Committed
+
+
+def main() -> None:
+    flags = _flags(sys.argv[1:])
+    loaded = config.load(None, {}, flags)
+    logging.configure(loaded.log.level, loaded.log.format)
+    asyncio.run(_run(loaded))
+
+
+def _flags(arguments: list[str]) -> dict[str, str]:
+    by_flag = {flag: option.name for option in config.options() for flag in option.flags}
+    pairs = zip(arguments[::2], arguments[1::2], strict=True)
+    return {by_flag[flag]: value for flag, value in pairs}
+
+
+async def _run(loaded: config.Config) -> None:
+    async with Server(loaded, SystemClock()).started() as parts:
+        door = Door(parts)
+        failed = asyncio.ensure_future(parts.raft.failed())
+        opened = asyncio.ensure_future(door.run())
+        await asyncio.wait([failed, opened], return_when=asyncio.FIRST_COMPLETED)
+        if failed.done():
+            say(event="failed", error=str(failed.result()), code=failed.result().code.value)
+            os._exit(3)
+        failed.cancel()
+
+
+def say(**fields: Any) -> None:
+    sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.flush()
+
+
+class Door:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._raft = parts.raft
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Until told to stop, or nobody is there any more."""
+        reader = asyncio.StreamReader(limit=1 << 24)
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        say(event="started", port=self._raft.port, pid=os.getpid())
+        while line := await reader.readline():
+            command = json.loads(line)
+            if command["do"] == "stop":
+                return
+            task = asyncio.create_task(self._do(command))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _do(self, command: dict[str, Any]) -> None:
+        action = getattr(self, f"_do_{command.pop('do')}")
+        number = command.pop("id", None)
+        try:
+            answer = await action(**command)
+        except NotLeader as error:
+            say(id=number, error=error.code.value, leader=error.leader, text=str(error))
+        except MqError as error:
+            say(id=number, error=error.code.value, text=str(error))
+        else:
+            say(id=number, **answer)
+
+    async def _do_propose(self, token: str, size: int = 0) -> dict[str, Any]:
+        payload = token.encode().ljust(size, b".")
+        committed = await self._raft.propose(Kind.COMMAND, [payload])
+        return {"index": committed.raft_index, "term": committed.term, "token": token}
+
+    async def _do_load(
+        self, size: int, in_flight: int, seconds: float = 0.0, count: int = 0
+    ) -> dict[str, Any]:
+        """How many entries were committed; by time or by number. Latencies of each in ms."""
+        payload = os.urandom(size)
+        latencies: list[float] = []
+        start = time.perf_counter()
+
+        async def produce() -> None:
+            while (
+                len(latencies) + in_flight <= count
+                if count
+                else time.perf_counter() - start < seconds
+            ):
+                began = time.perf_counter()
+                await self._raft.propose(Kind.COMMAND, [payload])
+                latencies.append((time.perf_counter() - began) * 1000)
+
+        await asyncio.gather(*(produce() for _ in range(in_flight)))
+        spent = time.perf_counter() - start
+        latencies.sort()
+        return {
+            "entries": len(latencies),
+            "seconds": spent,
+            "mb_per_s": len(latencies) * size / spent / 1e6,
+            "p50_ms": latencies[len(latencies) // 2] if latencies else None,
+            "p99_ms": latencies[int(len(latencies) * 0.99)] if latencies else None,
+        }
+
+    async def _do_status(self) -> dict[str, Any]:
+        status = self._raft.status()
+        role, term, leader, _ = status.leadership
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return {
+            "role": role.name.lower(),
+            "term": term,
+            "leader": leader,
+            "ready": self._raft.is_ready,
+            "members": status.members,
+            "first": status.first_index,
+            "last": status.last_index,
+            "durable": status.durable_index,
+            "commit": status.commit_index,
+            "applied": status.applied_index,
+            "must_catch_up": status.must_catch_up,
+            "cpu_s": usage.ru_utime + usage.ru_stime,
+        }
+
+    async def _do_transfer(self) -> dict[str, Any]:
+        return {"asked": self._raft.transfer_leadership()}
+
+    async def _do_add(self, node: str, address: str) -> dict[str, Any]:
+        return _fact(await self._raft.add_member(node, address))
+
+    async def _do_remove(self, node: str) -> dict[str, Any]:
+        return _fact(await self._raft.remove_member(node))
+
+    async def _do_drop_front(self, count: int) -> dict[str, Any]:
+        return {"dropped": self._parts.store.drop_front(count).segments}
+
+
+def _fact(committed: Committed) -> dict[str, Any]:
+    return {"index": committed.raft_index, "term": committed.term}
+
+
+if __name__ == "__main__":
+    main()
