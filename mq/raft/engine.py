@@ -116,7 +116,7 @@ class Engine(Election):
         if self.role == Role.LEADER:
             term, leader_commit_index = self.term, commit_index
         return (
-            term == self.term
+            0 < term == self.term  # nobody leads in term 0, in which a node is born
             and leader_commit_index <= commit_index <= self.journal.durable_index
             and self.journal.has(commit_index, self.term)
         )

@@ -27,7 +27,7 @@ from mq.raft.contracts import (
 )
 from mq.raft.engine import Engine
 from mq.raft.frames import Frame
-from mq.raft.hooks import Role
+from mq.raft.hooks import Role, now_s
 from mq.raft.journal import Journal
 from mq.raft.membership import Membership, checkpoint_entry
 from mq.raft.proposals import Outcome, Proposal, Proposals
@@ -40,6 +40,7 @@ from mq.wire.v1.raft_pb2 import AppendAnswer, RaftFrame, Roster, StartOver
 log = get_logger(__name__)
 
 _FIRST_INDEX = 1
+_KEEP_ALIVE_HEARTBEATS = 10
 
 
 class Replica:
@@ -78,6 +79,7 @@ class Replica:
         self._connected: set[str] = set()
         self._leadership = Leadership(Role.FOLLOWER, vote.term, None, None)
         self._sync_requested_index = 0
+        self._kept_alive_s = 0.0
         is_new = not settings.is_joining and not vote.must_catch_up
         if is_new and self._is_log_empty:
             self._be_born()
@@ -148,7 +150,19 @@ class Replica:
 
     def tick(self) -> None:
         if self.engine is not None:
-            self._step(self.engine.doTick)
+            self._step(self._tick)
+
+    def _tick(self) -> None:
+        engine = self._engine()
+        engine.doTick()
+        # Two followers have nothing to say to each other, but a connection that is silent for long
+        # is taken for dead.
+        if (
+            now_s() - self._kept_alive_s
+            >= self._settings.timing.heartbeat_s * _KEEP_ALIVE_HEARTBEATS
+        ):
+            self._kept_alive_s = now_s()
+            self._send_roster(engine)
 
     @property
     def wants_tick(self) -> bool:
@@ -417,8 +431,12 @@ class Replica:
     def _refresh_members(self, engine: Engine) -> None:
         if self._membership.refresh(engine.commit_index):
             engine.set_members(self.members)
-            for peer_id in sorted(self._connected):
-                engine.send_frame(peer_id, roster=self._membership.roster())
+            self._send_roster(engine)
+
+    def _send_roster(self, engine: Engine) -> None:
+        roster = self._membership.roster()
+        for peer_id in sorted(self._connected):
+            engine.send_frame(peer_id, roster=roster)
 
     def _receive_roster(self, told: Roster) -> None:
         if self._membership.receive_roster(told) and self.engine is not None:

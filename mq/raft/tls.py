@@ -85,10 +85,13 @@ def _load_authority(context: ssl.SSLContext, ca: str) -> None:
 
 def explain(error: ssl.SSLError) -> str:
     """Why a handshake failed, for people."""
+    # Those that do not come from OpenSSL itself lack these.
+    reason = getattr(error, "reason", None)
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its TLS certificate is not accepted: {error.verify_message}"
-    if error.reason in _NOT_TLS:
-        return f"it does not speak TLS ({error.reason}): configure TLS on both nodes or on none"
-    if error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        detail = getattr(error, "verify_message", None) or error
+        return f"its TLS certificate is not accepted: {detail}"
+    if reason in _NOT_TLS:
+        return f"it does not speak TLS ({reason}): configure TLS on both nodes or on none"
+    if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return "it shows no TLS certificate: nodes need one each of the same authority"
-    return f"no TLS with it: {error.reason or error}"
+    return f"no TLS with it: {reason or error}"

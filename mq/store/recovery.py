@@ -121,9 +121,9 @@ def _restore(vfs: Vfs, directory: str, look: Look, *, is_last: bool) -> Segment:
 
 
 def _write_again(segment: Segment) -> None:
-    """What no sync is known to have covered, as it stands: if the process before this one ended by a
-    sync that failed, the kernel takes the pages for clean although they never reached the disk, and
-    a sync would succeed on nothing.
+    """What no sync is known to have covered, as it stands: if the process before this one ended by
+    a sync that failed, the kernel takes the pages for clean although they never reached the disk,
+    and a sync would succeed on nothing.
     """
     position = segment.synced
     while position < segment.end:

@@ -157,6 +157,7 @@ def test_the_same_intruder_is_logged_once_and_again_after_a_success(
                         raw.send(greeting(node("a"), "q", 0))
                         await raw.read_refusal()
                     await lines.until("connection not accepted", count)
+                await until(lambda: not b.transport._handshakes)
                 await check_unharmed(b)
             assert len(lines.of("connection not accepted")) == 2
 

@@ -10,9 +10,8 @@ import errno
 from typing import TYPE_CHECKING
 
 from mq.errors import MqError
-from mq.raft.engine import Engine
 from tests.sim.network import Weather
-from tests.sim.node import SimNode
+from tests.sim.node import Setup, SimNode
 from tests.sim.world import World
 
 if TYPE_CHECKING:
@@ -23,10 +22,10 @@ FAULTS_S = 8.0
 _NODES_MAX = 7
 
 
-def run_seed(seed: int, *, engine_class: type[Engine] = Engine, shows_notes: bool = False) -> World:
+def run_seed(seed: int, setup: Setup = Setup(), *, shows_notes: bool = False) -> World:  # noqa: B008
     """Three or five nodes, eight seconds of faults, then peace. Raises Violation."""
     count = 5 if seed % 4 == 0 else 3
-    with World(seed, count, engine_class=engine_class) as world:
+    with World(seed, count, setup) as world:
         world.shows_notes = shows_notes
         Story(world).begin()
         world.run(FAULTS_S)
@@ -229,7 +228,6 @@ class Story:
             name,
             {**leader.replica.members, name: f"{name}:8082"},
             is_joining=True,
-            engine_class=world.engine_class,
         )
         try:
             leader.replica.add_member(name, f"{name}:8082", lambda _: None)

@@ -40,6 +40,20 @@ class Wire(NamedTuple):
     arrives_s: float
 
 
+class Sent(NamedTuple):
+    """A frame that somebody sent, whether or not it arrived."""
+
+    at_s: float
+    sender: str
+    receiver: str
+    frame: Frame
+
+    @property
+    def kind(self) -> str | None:
+        kind: str | None = self.frame.message.WhichOneof("content")
+        return kind
+
+
 class Endpoint(Protocol):
     """A node, as the network sees it."""
 
@@ -75,6 +89,8 @@ class Network:
         self._heard: dict[tuple[str, str], float] = {}
         self.bytes_in_flight_max = 0
         self.frames_sent = 0
+        # For who wants to look at all that was sent, or deliver some of it again.
+        self.record: list[Sent] | None = None
 
     # -- what happens to it ------------------------------------------------------------------------
 
@@ -115,6 +131,10 @@ class Network:
                 if end in self._up:
                     self._up[end].disconnected(other, was_lost=True)
 
+    def deliver_again(self, sent: Sent) -> None:
+        """A copy of a frame that comes late."""
+        self._up[sent.receiver].receive(sent.sender, sent.frame)
+
     # -- what nodes do -----------------------------------------------------------------------------
 
     def send(self, sender: str, receiver: str, frame: Frame) -> bool:
@@ -125,6 +145,8 @@ class Network:
         data = b"".join(encode(frame))[8:]
         split = len(data) - len(frame.body)
         self.frames_sent += 1
+        if self.record is not None:
+            self.record.append(Sent(self._now_s(), sender, receiver, _copy(data, split)))
         if (sender, receiver) in self._cut or self._rng.random() < self.weather.loss:
             return True
         way = (sender, receiver)
@@ -159,8 +181,7 @@ class Network:
             return
         self._heard[receiver, sender] = self._now_s()
         if receiver in self._up:
-            message = RaftFrame.FromString(data[:split])
-            self._up[receiver].receive(sender, Frame(message, memoryview(data)[split:]))
+            self._up[receiver].receive(sender, _copy(data, split))
         if was_full and self.has_room(sender, receiver) and sender in self._up:
             self._up[sender].writable()
 
@@ -194,3 +215,7 @@ class Network:
             del self._epochs[pair]
             if name in self._up:
                 self._up[name].disconnected(other, was_lost=True)
+
+
+def _copy(data: bytes, split: int) -> Frame:
+    return Frame(RaftFrame.FromString(data[:split]), memoryview(data)[split:])

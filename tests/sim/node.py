@@ -4,7 +4,7 @@ survives the crashes of its process.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mq.errors import MqError
 from mq.raft.contracts import Leadership, Limits, Settings, Timing
@@ -31,6 +31,22 @@ TIMING = Timing()
 LIMITS = Limits(entry_bytes_max=4096, append_bytes_max=2048, proposals_max=64)
 
 
+class Setup(NamedTuple):
+    """What nodes are made of. A scenario takes a guard out by giving a class of its own."""
+
+    engine_class: type[Engine] = Engine
+    replica_class: type[Replica] = Replica
+    machine_class: type[CountingMachine] = CountingMachine
+    vote_class: type[VoteFile] = VoteFile
+    timing: Timing = TIMING
+    limits: Limits = LIMITS
+    segment_bytes: int = SEGMENT_BYTES
+    # Async flush.
+    counts_unsynced: bool = False
+    # Of one connection, in one direction.
+    buffer_bytes: int = 1 << 16
+
+
 class SimNode:
     def __init__(
         self,
@@ -39,22 +55,21 @@ class SimNode:
         members: Mapping[str, str],
         *,
         is_joining: bool = False,
-        engine_class: type[Engine] = Engine,
     ) -> None:
         self.name = name
         self.world = world
         self.vfs = FaultyVfs(world.rng.getrandbits(32))
         self.peers: Mapping[str, str] = {}
         self.sync_s = 0.002
-        self.counts_unsynced = False
+        self.setup = world.setup
         self.clock_skew_ms = world.rng.randint(-200, 200)
         self.replica: Replica | None = None
         self.starts = 0
+        self.may_have_bugs = False
         self.leaderships: list[Leadership] = []
         self.durable_terms: dict[int, int] = {}
         self._members = dict(members)
         self._is_joining = is_joining
-        self._engine_class = engine_class
         self._is_syncing = False
         self._checked = 0  # entries up to here are in the ledger
         self._checked_term = 0
@@ -68,35 +83,42 @@ class SimNode:
     def is_up(self) -> bool:
         return self.replica is not None
 
+    @property
+    def engine(self) -> Engine:
+        """Of a node that is up and has a log."""
+        assert self.replica is not None
+        assert self.replica.engine is not None
+        return self.replica.engine
+
     def start(self) -> None:
         self.starts += 1
         self._is_syncing = False
         self._checked = self._checked_term = self._committed = self._start_overs = 0
-        vfs = self.vfs
+        vfs, setup = self.vfs, self.setup
         vfs.make_dirs("/data")
         vfs.sync_dir("/")
         try:
             log = CommitLog(
                 vfs,
                 "/data/commitlog",
-                segment_bytes=SEGMENT_BYTES,
+                segment_bytes=setup.segment_bytes,
                 verify_bytes=1 << 20,
                 background=False,
             )
-            vote = VoteFile(vfs, "/data/vote")
+            vote = setup.vote_class(vfs, "/data/vote")
             self.log = log
-            self.machine = CountingMachine(vfs, "/data/machine", log, self._applied)
+            self.machine = setup.machine_class(vfs, "/data/machine", log, self._applied)
             self.world.network.start(self)
             settings = Settings(
                 self.name,
                 self._members,
                 is_joining=self._is_joining,
-                counts_unsynced=self.counts_unsynced,
-                timing=self.world.timing,
-                limits=LIMITS,
+                counts_unsynced=setup.counts_unsynced,
+                timing=setup.timing,
+                limits=setup.limits,
             )
-            self.replica = Replica(
-                settings, log, vote, self.machine, self, self, self._engine_class
+            self.replica = setup.replica_class(
+                settings, log, vote, self.machine, self, self, setup.engine_class
             )
         except (MqError, OSError) as error:
             # A disk that is full or broken at the moment: somebody starts it again later.
@@ -108,23 +130,40 @@ class SimNode:
         self.world.note(f"{self.name} starts, log {log.first_index}..{log.last_index}")
         self._tick_later(self.starts)
 
-    def stop(self, *, is_power_loss: bool) -> None:
+    def stop(self, *, is_power_loss: bool, keep: float | None = None) -> None:
+        """`keep`: which part of what was not synced survives."""
         if self.replica is None:
             return
-        self._remember_durable()
+        self._remember_durable(is_power_loss=is_power_loss)
         self.replica.end()
         self.replica = None
         self.world.network.stop(self.name, is_silent=is_power_loss)
         if is_power_loss:
-            self.vfs.crash(self.world.rng, keep=self.world.rng.choice([0.0, 0.3, 0.7, 1.0]))
+            keep = self.world.rng.choice([0.0, 0.3, 0.7, 1.0]) if keep is None else keep
+            self.vfs.crash(self.world.rng, keep)
         else:
             self.vfs.kill()
         self.world.note(f"{self.name} {'loses power' if is_power_loss else 'is killed'}")
 
-    def _remember_durable(self) -> None:
+    def heal(self) -> None:
+        """The disk has room and is quick again; a sync that hangs ends."""
+        self.vfs.capacity_bytes = None
+        self.vfs._faults.clear()
+        self.sync_s = 0.002
+        if self._is_syncing:
+            start = self.starts
+            self.world.schedule(self.sync_s, lambda: self._sync(start))
+        if self.is_up:
+            self.machine.is_full = False
+        else:
+            self.start()
+
+    def _remember_durable(self, *, is_power_loss: bool) -> None:
         log = self.log
-        first = max(log.first_index, log.durable_index - 100)
-        self.durable_terms = {i: log.term_at(i) for i in range(first, log.durable_index + 1)}
+        counts_unsynced = self.setup.counts_unsynced and not is_power_loss
+        last = log.last_index if counts_unsynced else log.durable_index
+        first = max(log.first_index, last - 100)
+        self.durable_terms = {i: log.term_at(i) for i in range(first, last + 1)}
 
     def _tick_later(self, start: int) -> None:
         def tick() -> None:
@@ -144,7 +183,7 @@ class SimNode:
         self.check()
         if replica.failure is not None:
             self.world.note(f"{self.name} fails: {replica.failure}")
-            if "should not be" in str(replica.failure):
+            if "should not be" in str(replica.failure) and not self.may_have_bugs:
                 raise Violation(f"{self.name}: {replica.failure}")
             self.stop(is_power_loss=False)
 
@@ -243,12 +282,14 @@ class SimNode:
         replica = self.replica
         if replica is None or replica.engine is None or replica.failure is not None:
             return
+        engine, ledger = replica.engine, self.world.ledger
+        is_new = engine.role == Role.LEADER and ledger.leaders.get(engine.term) != self.name
+        if is_new:
+            ledger.lead(self.name, engine.term)
+            self.world.note(f"{self.name} leads term {engine.term}")
         self._check_log()
         self._check_commit()
-        engine = replica.engine
-        if engine.role == Role.LEADER and self.world.ledger.leaders.get(engine.term) != self.name:
-            self.world.ledger.lead(self.name, engine.term)
-            self.world.note(f"{self.name} leads term {engine.term}")
+        if is_new:
             self._check_complete(engine.term)
 
     def _check_log(self) -> None:
@@ -271,7 +312,8 @@ class SimNode:
         replica, ledger = self.replica, self.world.ledger
         if replica is None or replica.engine is None:
             return
-        commit_index = replica.engine.commit_index
+        # A commit index beyond the log is harmless as long as nothing is there.
+        commit_index = min(replica.engine.commit_index, self.log.last_index)
         if replica.start_overs > self._start_overs:
             self._start_overs, self._committed = replica.start_overs, 0
         if commit_index < self._committed:
@@ -282,7 +324,7 @@ class SimNode:
             term = self.log.term_at(index)
             is_news = index not in ledger.committed
             ledger.commit(index, term)
-            if is_news and not self.counts_unsynced:
+            if is_news:
                 self._check_durable(index, term, replica.members)
         self._committed = commit_index
         self._members_before = dict(replica.members)
@@ -291,22 +333,25 @@ class SimNode:
         """On a majority of the members, or of those before, if they changed in this step."""
         if index == 1:
             return
-        for group in (members, self._members_before):
+        for group in (self._members_before, members):
             count = sum(self.world.nodes[member].has_durable(index, term) for member in group)
             if count > len(group) / 2:
                 return
+        where = "in the logs of" if self.setup.counts_unsynced else "durable on"
         raise Violation(
-            f"durability: entry {index} of term {term} is committed by {self.name} and durable "
-            f"on {count} of {len(group)}: {self.world.state()}"
+            f"durability: entry {index} of term {term} is committed by {self.name} and {where} "
+            f"{count} of {len(group)}: {self.world.state()}"
         )
 
     def has_durable(self, index: int, term: int) -> bool:
+        """In async flush mode, where this is all that is promised: has it."""
         if self.replica is None:
             return self.durable_terms.get(index) == term
         log = self.log
         if index < log.first_index:
             return self.machine.applied_index >= index
-        return index <= log.durable_index and log.term_at(index) == term
+        last_index = log.last_index if self.setup.counts_unsynced else log.durable_index
+        return index <= last_index and log.term_at(index) == term
 
     def _check_complete(self, term: int) -> None:
         log = self.log

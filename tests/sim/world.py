@@ -11,16 +11,14 @@ import random
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Self
 
-from mq.raft.engine import Engine
 from mq.raft.hooks import Role, virtual_time
+from mq.wire.v1.raft_pb2 import TimeoutNow
 from tests.sim.ledger import Ledger, Violation
 from tests.sim.network import Network
-from tests.sim.node import TIMING, SimNode
+from tests.sim.node import Setup, SimNode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from mq.raft.contracts import Timing
 
 _CONNECT_S = 0.05
 
@@ -32,13 +30,11 @@ class World:
         self,
         seed: int,
         count: int = 3,
-        *,
-        engine_class: type[Engine] = Engine,
-        timing: Timing = TIMING,
+        setup: Setup = Setup(),  # noqa: B008 - a constant
     ) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
-        self.timing = timing
+        self.setup = setup
         self.now_s = 0.0
         self.ledger = Ledger()
         self.proposed = self.refused = self.ended = self.failed = 0
@@ -49,13 +45,12 @@ class World:
         self._time: AbstractContextManager[None] = virtual_time(
             lambda: self.now_s, random.Random(seed + 1)
         )
-        self.network = Network(self.rng, lambda: self.now_s, self.schedule)
+        self.network = Network(
+            self.rng, lambda: self.now_s, self.schedule, buffer_bytes=setup.buffer_bytes
+        )
         names = [f"n{i}" for i in range(count)]
         self.members = {name: f"{name}:8082" for name in names}
-        self.engine_class = engine_class
-        self.nodes = {
-            name: SimNode(self, name, self.members, engine_class=engine_class) for name in names
-        }
+        self.nodes = {name: SimNode(self, name, self.members) for name in names}
 
     def __enter__(self) -> Self:
         self._time.__enter__()
@@ -124,19 +119,53 @@ class World:
         node = self.leader() or self.rng.choice(list(self.nodes.values()))
         node.propose(payload)
 
+    # -- steps of a scenario -----------------------------------------------------------------------
+
+    def settle(self, timeout_s: float = 10.0) -> SimNode:
+        """The leader, when all have the same and nothing is on its way."""
+        if not self.run_until(self.has_converged, timeout_s):
+            raise Violation(f"liveness: not the same after {timeout_s} s: {self.state()}")
+        leader = self.leader()
+        assert leader is not None
+        return leader
+
+    def commit(self, payload: bytes = b"x", timeout_s: float = 5.0) -> int:
+        """Proposes to the leader until one is acknowledged: its raft index."""
+        known = set(self.ledger.acknowledged)
+        end_s = self.now_s + timeout_s
+        while not self.ledger.acknowledged.keys() - known:
+            if self.now_s >= end_s:
+                raise Violation(f"liveness: nothing committed in {timeout_s} s: {self.state()}")
+            self.propose(payload)
+            self.run_until(lambda: len(self.ledger.acknowledged) > len(known), 0.5)
+        return max(self.ledger.acknowledged.keys() - known)
+
+    def others(self, *nodes: SimNode) -> list[SimNode]:
+        return [node for node in self.nodes.values() if node not in nodes]
+
+    def cut_off(self, *nodes: SimNode) -> None:
+        """These from all the others, both ways; the connections stay until somebody notices."""
+        for node in nodes:
+            for other in self.others(*nodes):
+                self.network.cut(node.name, other.name)
+                self.network.cut(other.name, node.name)
+
+    def lead(self, node: SimNode) -> None:
+        """The leader is told to hand over to this one."""
+        leader = self.leader()
+        assert leader is not None
+        if leader is not node:
+            leader.engine.send_frame(node.name, timeout_now=TimeoutNow())
+        if not self.run_until(lambda: self.leader() is node, 3.0):
+            raise Violation(f"liveness: {node.name} does not lead: {self.state()}")
+
     # -- the end -----------------------------------------------------------------------------------
 
     def heal(self) -> None:
         self.note("everything heals")
         self.network.heal()
         for node in self.nodes.values():
-            node.vfs.capacity_bytes = None
-            node.sync_s = 0.002
-            node.vfs._faults.clear()
-            if node.is_up:
-                node.machine.is_full = False
-            else:
-                node.start()
+            node.heal()
 
     def has_converged(self) -> bool:
         leader = self.leader()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
+import random
 import signal
 import socket
 import subprocess
@@ -12,13 +14,17 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 30.0
+_given_ports: set[int] = set()
+
+# None: the process ended first.
+Answers: TypeAlias = "queue.SimpleQueue[dict[str, Any] | None]"
 
 
 class Gone(Exception):
@@ -35,28 +41,83 @@ def poll(question: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S)
     return answer
 
 
+class _Run:
+    """One life of a process: who waits for an answer of it, and a thread that hands them out."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self.events: Answers = queue.SimpleQueue()
+        self._ids = iter(range(1 << 60))
+        self._waiters: dict[int, Answers] = {}
+        self._lock = threading.Lock()
+        self._is_over = False
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def begin(self, do: str, fields: Mapping[str, Any]) -> Answers:
+        waiter: Answers = queue.SimpleQueue()
+        with self._lock:
+            number = next(self._ids)
+            if not self._is_over and self.say({"do": do, "id": number, **fields}):
+                self._waiters[number] = waiter
+            else:
+                waiter.put(None)
+        return waiter
+
+    def say(self, command: Mapping[str, Any]) -> bool:
+        """Whether anybody may hear it."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(command).encode() + b"\n")
+            self.process.stdin.flush()
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def close(self) -> None:
+        """The process is gone."""
+        assert self.process.stdin is not None
+        with self._lock, contextlib.suppress(OSError):
+            self.process.stdin.close()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                message = json.loads(line)
+                with self._lock:
+                    waiter = self._waiters.pop(message.get("id"), self.events)
+                waiter.put(message)
+        with self._lock:
+            self._is_over = True
+            waiters = [*self._waiters.values(), self.events]
+        for waiter in waiters:
+            waiter.put(None)
+
+
 class Process:
     """One node. Calls may come from several threads."""
 
     def __init__(self, name: str, data: Path, flags: Mapping[str, str]) -> None:
         self.name = name
         self.data = data
+        self.log_file = data.with_name(data.name + ".log")
         self._flags = dict(flags)
-        self._ids = iter(range(1 << 60))
-        self._answers: dict[int, queue.SimpleQueue[dict[str, Any] | None]] = {}
-        self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self.process: subprocess.Popen[bytes] | None = None
+        self._run: _Run | None = None
 
     # -- life -------------------------------------------------------------------------------------
 
     def start(self) -> None:
+        """Up, but not yet a follower or leader of anybody. Gone: it refuses, and says why."""
+        self.launch()
+        self.wait_started()
+
+    def launch(self) -> None:
         flags = [part for pair in self._flags.items() for part in pair]
         command = [sys.executable, "-m", "tests.support.raft_process"]
         command += ["--data", str(self.data), "--node-node", self.name, *flags]
         environment = {key: value for key, value in os.environ.items() if key[:3] != "MQ_"}
-        with self.data.with_name(self.data.name + ".log").open("ab") as stderr:
-            self.process = subprocess.Popen(
+        with self.log_file.open("ab") as stderr:
+            process = subprocess.Popen(
                 command,
                 cwd=ROOT,
                 env=environment,
@@ -64,72 +125,68 @@ class Process:
                 stdout=subprocess.PIPE,
                 stderr=stderr,
             )
-        self._events = queue.SimpleQueue()
-        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
-        event = self._events.get(timeout=DEADLINE_S)
-        if event is None:
-            raise Gone(f"{self.name} does not start:\n{self.log_tail()}")
+        self._run = _Run(process)
 
-    def _read(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            message = json.loads(line)
-            waiter = self._answers.pop(message.get("id"), None)
-            (self._events if waiter is None else waiter).put(message)
-        with self._lock:
-            waiters, self._answers = list(self._answers.values()), {}
-        for waiter in [*waiters, self._events]:
-            waiter.put(None)
+    def wait_started(self) -> None:
+        event = self._life.events.get(timeout=DEADLINE_S)
+        if event is None or event["event"] != "started":
+            self.kill()
+            raise Gone(f"{self.name} does not start: {event or self.log_tail()}")
+
+    @property
+    def _life(self) -> _Run:
+        assert self._run is not None
+        return self._run
+
+    @property
+    def process(self) -> subprocess.Popen[bytes] | None:
+        return self._run.process if self._run is not None else None
 
     def log_tail(self) -> str:
-        return self.data.with_name(self.data.name + ".log").read_text()[-4000:]
+        return self.log_file.read_text()[-4000:]
+
+    def log_events(self) -> list[dict[str, Any]]:
+        """The log lines so far, of all its lives."""
+        lines = self.log_file.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line[0] == "{" and line[-1] == "\n"]
 
     @property
     def is_running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
     def signal(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        self.process.send_signal(number)
+        self._life.process.send_signal(number)
 
     def kill(self) -> None:
         """kill -9, and gone when it returns."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
+        if self._run is not None:
+            self._run.process.kill()
+            self._run.process.wait()
+            self._run.close()
+
+    def begin_stop(self) -> None:
+        """As a person would: it hands leadership over and ends."""
+        self._life.say({"do": "stop"})
+
+    def wait_ended(self) -> int:
+        code = self._life.process.wait(DEADLINE_S)
+        self._life.close()
+        return code
 
     def stop(self) -> int:
-        """As a person would: it hands leadership over and ends."""
-        assert self.process is not None
-        assert self.process.stdin is not None
-        self.process.stdin.write(b'{"do": "stop"}\n')
-        self.process.stdin.flush()
-        return self.process.wait(DEADLINE_S)
+        self.begin_stop()
+        return self.wait_ended()
 
     def rss_mb(self) -> float:
-        assert self.process is not None
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        status = Path(f"/proc/{self._life.process.pid}/status").read_text()
         line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
         return int(line.split()[1]) / 1024
 
     # -- calls ------------------------------------------------------------------------------------
 
-    def begin(self, do: str, **fields: Any) -> queue.SimpleQueue[dict[str, Any] | None]:
+    def begin(self, do: str, **fields: Any) -> Answers:
         """The answer comes in the queue; None when the process ends before."""
-        waiter: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        with self._lock:
-            number = next(self._ids)
-            self._answers[number] = waiter
-            process = self.process
-            try:
-                assert process is not None
-                assert process.stdin is not None
-                process.stdin.write(json.dumps({"do": do, "id": number, **fields}).encode() + b"\n")
-                process.stdin.flush()
-            except OSError:
-                self._answers.pop(number, None)
-                waiter.put(None)
-        return waiter
+        return self._life.begin(do, fields)
 
     def call(self, do: str, timeout_s: float = DEADLINE_S, **fields: Any) -> dict[str, Any]:
         """Gone when the process dies; queue.Empty when there is no answer in time."""
@@ -160,8 +217,7 @@ class Cluster:
 
     def __enter__(self) -> Self:
         try:
-            for node in self.nodes.values():
-                node.start()
+            start_all(self.nodes.values())
         except BaseException:
             self.__exit__()
             raise
@@ -173,6 +229,9 @@ class Cluster:
 
     def running(self) -> list[Process]:
         return [node for node in self.nodes.values() if node.is_running]
+
+    def others(self, *nodes: Process) -> list[Process]:
+        return [node for node in self.nodes.values() if node not in nodes]
 
     def leader(self, among: list[Process] | None = None) -> Process:
         """The node that leads, by its own word, and of the highest term."""
@@ -191,7 +250,7 @@ class Cluster:
         node: Process = poll(found, "a leader")
         return node
 
-    def wait_same(self, names: list[str] | None = None) -> int:
+    def wait_same(self, names: list[str] | None = None, deadline_s: float = DEADLINE_S) -> int:
         """Waits until all have applied the same log; its last index."""
         nodes = [self.nodes[name] for name in names or self.nodes]
 
@@ -202,10 +261,26 @@ class Cluster:
             is_same = all(status[key] == last for status in statuses for key in keys)
             return int(last) if is_same else 0
 
-        return int(poll(same, "all nodes have the same log"))
+        return int(poll(same, "all nodes have the same log", deadline_s))
+
+
+def start_all(nodes: Iterable[Process]) -> None:
+    """At the same moment, as after a power cut."""
+    nodes = list(nodes)
+    for node in nodes:
+        node.launch()
+    for node in nodes:
+        node.wait_started()
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below the ports that the kernel gives to outgoing connections: a node that dials must not
+    happen to sit on the port of one that is away for a moment.
+    """
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            if port not in _given_ports:
+                _given_ports.add(port)
+                return port

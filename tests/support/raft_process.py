@@ -2,11 +2,13 @@
 answers on stdout, one JSON object a line.
 
     {"do": "propose", "id": 7, "size": 1024, "token": "..."}  entries of so many bytes
+    {"do": "send", "id": 8, "token": "...", "queue": 3}       a message in a queue, key = its token
     {"do": "load", "size": N, "in_flight": N, "seconds": S}   keeps so many proposals on their way
-    {"do": "status"}, {"do": "transfer"}, {"do": "add", ...}, {"do": "remove", ...}, {"do": "stop"}
+    {"do": "status"}, {"do": "transfer"}, {"do": "add", ...}, {"do": "remove", ...}
+    {"do": "drop_front", "count": N}, {"do": "stop"}
 
-It is the composition of `mq server`; only the door is added. `python -m tests.support.raft_process
---data DIR --raft-members ...` takes the flags of `mq server`.
+It is `mq server`, housekeeping and SIGTERM included; only the door is added. `python -m
+tests.support.raft_process --data DIR --raft-members ...` takes the flags of `mq server`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import asyncio
 import json
 import os
 import resource
+import signal
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -23,10 +26,14 @@ from mq import config, logging
 from mq.clock import SystemClock
 from mq.errors import MqError, NotLeader
 from mq.server import Parts, Server
+from mq.store.batch import accept, encode_payload
 from mq.store.format import Kind
+from mq.wire.v1.message_pb2 import Batch, Message
 
 if TYPE_CHECKING:
     from mq.raft.proposals import Committed
+
+TOPIC = "orders"
 
 
 def main() -> None:
@@ -43,15 +50,17 @@ def _flags(arguments: list[str]) -> dict[str, str]:
 
 
 async def _run(loaded: config.Config) -> None:
-    async with Server(loaded, SystemClock()).started() as parts:
-        door = Door(parts)
-        failed = asyncio.ensure_future(parts.raft.failed())
-        opened = asyncio.ensure_future(door.run())
-        await asyncio.wait([failed, opened], return_when=asyncio.FIRST_COMPLETED)
-        if failed.done():
-            say(event="failed", error=str(failed.result()), code=failed.result().code.value)
-            os._exit(3)
-        failed.cancel()
+    server, stop = Server(loaded, SystemClock()), asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    try:
+        async with server.started() as parts:
+            # Open to the end: who asks a node that stops is told so.
+            door = asyncio.create_task(Door(parts).run(stop))
+            await server._serve(parts, stop)
+        door.cancel()
+    except MqError as error:
+        say(event="failed", error=str(error), code=error.code.value)
+        sys.exit(3)
 
 
 def say(**fields: Any) -> None:
@@ -65,8 +74,8 @@ class Door:
         self._raft = parts.raft
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def run(self) -> None:
-        """Until told to stop, or nobody is there any more."""
+    async def run(self, stop: asyncio.Event) -> None:
+        """Sets `stop` when told so, or when nobody is there any more."""
         reader = asyncio.StreamReader(limit=1 << 24)
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -74,10 +83,12 @@ class Door:
         while line := await reader.readline():
             command = json.loads(line)
             if command["do"] == "stop":
-                return
+                stop.set()
+                continue
             task = asyncio.create_task(self._do(command))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+        stop.set()
 
     async def _do(self, command: dict[str, Any]) -> None:
         action = getattr(self, f"_do_{command.pop('do')}")
@@ -94,6 +105,14 @@ class Door:
     async def _do_propose(self, token: str, size: int = 0) -> dict[str, Any]:
         payload = token.encode().ljust(size, b".")
         committed = await self._raft.propose(Kind.COMMAND, [payload])
+        return {"index": committed.raft_index, "term": committed.term, "token": token}
+
+    async def _do_send(self, token: str, queue: int = 0) -> dict[str, Any]:
+        message = Message(body=token.encode(), tag=token[:1], keys=[token])
+        wire = Batch(topic=TOPIC, queue_id=queue, messages=[message]).SerializeToString()
+        batches = [accept(wire, 1 << 20)]
+        payload = encode_payload(batches)
+        committed = await self._raft.propose(Kind.MESSAGES, payload, batches)
         return {"index": committed.raft_index, "term": committed.term, "token": token}
 
     async def _do_load(

@@ -16,7 +16,14 @@ CLASSES = [
     if inspect.isclass(value) and issubclass(value, MqError) and value is not MqError
 ]
 # What happens again at the same call is not retryable; these pass by themselves.
-RETRYABLE = {Code.DISK_FULL, Code.SEGMENT_FULL}
+RETRYABLE = {
+    Code.DISK_FULL,
+    Code.SEGMENT_FULL,
+    Code.NOT_LEADER,
+    Code.OUTCOME_UNKNOWN,
+    Code.FLOW_CONTROL,
+    Code.NODE_STOPPED,
+}
 
 
 @pytest.mark.parametrize("error", CLASSES)

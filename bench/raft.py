@@ -1,0 +1,252 @@
+"""Three replicas as real processes on loopback, every entry synced: ratios, because machines are
+shared and noisy.
+
+    throughput   256 KiB entries, eight in flight, against PySyncObj with its own transport and
+                 journal on the same work (which syncs nothing)
+    latency      one entry of 1 KiB at a time, against a bare loopback round trip plus one
+                 fdatasync
+    failover     kill -9 of the leader under load, to the first newly committed entry
+    rss          of the largest node, after all that
+
+Ours and the baseline take turns; a ratio is of the medians over the rounds. `--json` prints one
+object; `--full` takes longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import select
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.support.raft_cluster import Cluster, Gone, Process, free_port
+
+ENTRY_BYTES = 256 << 10
+IN_FLIGHT = 8
+SMALL_BYTES = 1024
+GOALS = {
+    "throughput_vs_stock": (15.0, "at least"),
+    "latency_vs_floor": (3.0, "at most"),
+    "failover_s_median": (1.0, "at most"),
+    "failover_s_max": (2.0, "at most"),
+    "rss_mb": (150.0, "below"),
+}
+progress = Console(stderr=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--full", action="store_true", help="more rounds")
+    parser.add_argument(
+        "--directory", help="where to write (default: the system's temporary directory)"
+    )
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="mq-bench-", dir=arguments.directory) as directory:
+        figures = run(Path(directory), rounds=9 if arguments.full else 3)
+    print(json.dumps(figures)) if arguments.json else show(figures)
+
+
+def run(directory: Path, *, rounds: int) -> dict[str, float]:
+    with Cluster(directory, 3, {"--log-level": "warning"}) as cluster:
+        figures = bench_latency(cluster, directory, rounds)
+        figures |= bench_throughput(cluster, directory, rounds)
+        figures |= bench_failover(cluster, kills=10)
+        figures["rss_mb"] = max(node.rss_mb() for node in cluster.running())
+    return figures
+
+
+# -- throughput ------------------------------------------------------------------------------------
+
+
+def bench_throughput(cluster: Cluster, directory: Path, rounds: int) -> dict[str, float]:
+    ours, stock = [], []
+    for number in range(rounds):
+        answer = cluster.leader().call(
+            "load", size=ENTRY_BYTES, in_flight=IN_FLIGHT, seconds=2.0, timeout_s=60
+        )
+        ours.append(answer["mb_per_s"])
+        stock.append(
+            max(
+                measure_stock(directory / f"stock-{number}-{batching}", batching)
+                for batching in ("yes", "no")
+            )
+        )
+        progress.print(
+            f"throughput: {ours[-1]:.0f} MB/s, PySyncObj alone {stock[-1]:.1f} MB/s",
+            highlight=False,
+        )
+    mine, theirs = statistics.median(ours), statistics.median(stock)
+    return {
+        "throughput_mb_per_s": mine,
+        "stock_mb_per_s": theirs,
+        "throughput_vs_stock": mine / theirs,
+    }
+
+
+def measure_stock(directory: Path, batching: str) -> float:
+    """MB/s of the better of its two modes."""
+    directory.mkdir()
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(3)]
+    processes = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "bench.raft_stock", address),
+                ",".join(other for other in addresses if other != address),
+                str(directory / f"{number}.journal"),
+                *(str(ENTRY_BYTES), str(IN_FLIGHT), "2.0", batching),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        for number, address in enumerate(addresses)
+    ]
+    try:
+        outputs = [process.stdout for process in processes]
+        ready, _, _ = select.select(outputs, [], [], 60)
+        return float(json.loads(ready[0].readline())["mb_per_s"])
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+# -- latency ---------------------------------------------------------------------------------------
+
+
+def bench_latency(cluster: Cluster, directory: Path, rounds: int) -> dict[str, float]:
+    ours, floors = [], []
+    leader = cluster.leader()
+    leader.call("load", size=SMALL_BYTES, in_flight=1, seconds=0.5)
+    for _ in range(rounds):
+        answer = leader.call("load", size=SMALL_BYTES, in_flight=1, seconds=1.5)
+        ours.append(answer["p50_ms"])
+        floors.append(round_trip_ms() + sync_ms(directory / "sync"))
+        progress.print(
+            f"latency: {ours[-1]:.2f} ms, round trip and sync alone {floors[-1]:.2f} ms",
+            highlight=False,
+        )
+    mine, floor = statistics.median(ours), statistics.median(floors)
+    return {"latency_ms": mine, "floor_ms": floor, "latency_vs_floor": mine / floor}
+
+
+def round_trip_ms(count: int = 500) -> float:
+    """Of 1 KiB over loopback TCP to another process and back; the median."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    if os.fork() == 0:
+        accepted, _ = listening.accept()
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while data := accepted.recv(SMALL_BYTES, socket.MSG_WAITALL):
+            accepted.sendall(data)
+        os._exit(0)
+    times, message = [], bytes(SMALL_BYTES)
+    with listening, socket.create_connection(listening.getsockname()) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(count):
+            start = time.perf_counter()
+            connection.sendall(message)
+            connection.recv(SMALL_BYTES, socket.MSG_WAITALL)
+            times.append(time.perf_counter() - start)
+    os.wait()
+    return statistics.median(times) * 1000
+
+
+def sync_ms(path: Path, count: int = 300) -> float:
+    """Of writing 1 KiB into a file that has room for it, and fdatasync; the median."""
+    message, times = os.urandom(SMALL_BYTES), []
+    with path.open("wb") as file:
+        file.write(bytes(SMALL_BYTES * count))
+        file.flush()
+        os.fsync(file.fileno())
+        for number in range(count):
+            start = time.perf_counter()
+            os.pwrite(file.fileno(), message, number * SMALL_BYTES)
+            os.fdatasync(file.fileno())
+            times.append(time.perf_counter() - start)
+    path.unlink()
+    return statistics.median(times) * 1000
+
+
+# -- fail-over -------------------------------------------------------------------------------------
+
+
+def bench_failover(cluster: Cluster, kills: int) -> dict[str, float]:
+    pauses = []
+    for _ in range(kills):
+        pause, killed = kill_leader(cluster)
+        pauses.append(pause)
+        killed.start()
+        cluster.wait_same()
+        progress.print(f"fail-over: {pause:.2f} s", highlight=False)
+    return {"failover_s_median": statistics.median(pauses), "failover_s_max": max(pauses)}
+
+
+def kill_leader(cluster: Cluster) -> tuple[float, Process]:
+    """Seconds from the kill to the first entry that was proposed and committed after it."""
+    leader = cluster.leader()
+    others = [node for node in cluster.nodes.values() if node is not leader]
+    load = leader.begin("load", size=SMALL_BYTES, in_flight=16, seconds=30.0)
+    committed: queue.SimpleQueue[float] = queue.SimpleQueue()
+    is_over = threading.Event()
+
+    def try_one(node: Process) -> None:
+        while not is_over.is_set():
+            try:
+                answer: dict[str, Any] = node.call(
+                    "propose",
+                    token="first",  # noqa: S106 - a mark in the log
+                    timeout_s=10,
+                )
+            except (Gone, queue.Empty):
+                return
+            if "index" in answer:
+                committed.put(time.perf_counter())
+                return
+            time.sleep(0.002)
+
+    time.sleep(0.5)
+    threads = [threading.Thread(target=try_one, args=(node,)) for node in others]
+    start = time.perf_counter()
+    leader.kill()
+    for thread in threads:
+        thread.start()
+    end = committed.get(timeout=30)
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    load.get(timeout=1)
+    return end - start, leader
+
+
+# -- what people see -------------------------------------------------------------------------------
+
+
+def show(figures: dict[str, float]) -> None:
+    table = Table(title="Replication: three processes on one machine, sync flush")
+    for column in ("figure", "measured", "goal"):
+        table.add_column(column, justify="left" if column == "figure" else "right")
+    for name, value in figures.items():
+        limit, word = GOALS.get(name, (None, ""))
+        goal = f"{word} {limit:g}" if limit is not None else ""
+        table.add_row(name, f"{value:,.2f}", goal)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Producers under which everything here happens, and what they were promised."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import random
+import threading
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from tests.support.raft_cluster import Cluster, Gone, Process, poll
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+QUEUES = 4
+# How long a producer waits for an answer before it goes elsewhere: a frozen leader gives none.
+_ANSWER_S = 1.0
+# What a producer may be told; after each of them it goes on with a new token.
+LEGAL_ERRORS = frozenset({"NOT_LEADER", "OUTCOME_UNKNOWN", "NODE_STOPPED", "DISK_FULL"})
+
+
+class Acknowledged(NamedTuple):
+    raft_index: int
+    term: int
+    token: str
+
+
+class Load:
+    """Several threads that send unique tokens to whoever leads. A token is sent once: when its
+    outcome is not known, the next one is another.
+    """
+
+    def __init__(self, cluster: Cluster, producers: int = 6) -> None:
+        self.acknowledged: list[Acknowledged] = []
+        self.errors: set[str] = set()
+        self._cluster = cluster
+        self._is_over = threading.Event()
+        self._failures: list[BaseException] = []
+        self._threads = [
+            threading.Thread(target=self._produce, args=(f"p{number}",), daemon=True)
+            for number in range(producers)
+        ]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+        assert self._failures == []
+        assert self.errors <= LEGAL_ERRORS
+
+    def wait_for_more(self, count: int = 50) -> None:
+        """Until so many more are acknowledged than now: the set serves."""
+        target = len(self.acknowledged) + count
+        poll(
+            lambda: len(self.acknowledged) >= target or self._failures,
+            f"{count} more entries acknowledged, errors so far {self.errors}",
+        )
+
+    def _produce(self, name: str) -> None:
+        try:
+            target = self._targets(name)
+            node = next(target)
+            for number in itertools.count():
+                if self._is_over.is_set():
+                    return
+                node = self._send(node, f"{name}.{number}", number % QUEUES) or next(target)
+        except BaseException as error:  # noqa: BLE001 - shown by the thread that waits
+            self._failures.append(error)
+
+    def _targets(self, name: str) -> Iterator[Process]:
+        """Any node that runs, in an order of this producer's own."""
+        rng = random.Random(name)
+        while True:
+            nodes = self._cluster.running()
+            if nodes:
+                yield rng.choice(nodes)
+            self._is_over.wait(0.01)
+
+    def _send(self, node: Process, token: str, queue_id: int) -> Process | None:
+        """Whom to ask next, if that is known."""
+        try:
+            answer = node.call("send", _ANSWER_S, token=token, queue=queue_id)
+        except (Gone, queue.Empty):
+            return None
+        if "error" in answer:
+            self.errors.add(answer["error"])
+            return self._cluster.nodes.get(answer.get("leader") or "")
+        self.acknowledged.append(Acknowledged(answer["index"], answer["term"], token))
+        return node

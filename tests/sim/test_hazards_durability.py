@@ -1,0 +1,376 @@
+"""What counts is on disk: hazards of PySyncObj around fsync and restarts.
+
+Each promise is shown twice: it holds, and with the guard taken out, so that PySyncObj does what it
+does by itself, it breaks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mq.raft.engine import Engine
+from mq.raft.hooks import NO_OP
+from mq.raft.journal import Journal, Slot, Slots
+from mq.raft.vote import Vote, VoteFile, encode
+from tests.sim.ledger import Violation
+from tests.sim.machine import CountingMachine
+from tests.sim.node import Setup
+from tests.sim.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mq.store.commitlog import CommitLog
+    from mq.store.logreader import Entry
+    from mq.store.vfs import Vfs
+    from tests.sim.node import SimNode
+
+NEVER_S = 1000.0
+
+
+# -- a follower answers after its sync -------------------------------------------------------------
+
+
+class AnswersBeforeTheSync(Engine):
+    def _answer(self, peer_id: str, next_index: int, *, success: bool) -> None:
+        self._send_answer(peer_id, next_index, success=success)
+
+
+def propose_to_a_follower_that_does_not_sync(world: World) -> SimNode:
+    leader = world.settle()
+    follower, away = world.others(leader)
+    world.cut_off(away)
+    follower.sync_s = NEVER_S
+    leader.propose(b"on the leader's disk only")
+    world.run(1.0)
+    return follower
+
+
+def test_an_entry_that_a_follower_has_not_synced_is_not_committed() -> None:
+    with World(1) as world:
+        follower = propose_to_a_follower_that_does_not_sync(world)
+        assert follower.log.last_index == 3
+        assert 3 not in world.ledger.committed
+        assert not world.ledger.acknowledged
+        world.converge()
+
+
+def test_answers_before_the_sync_commit_what_one_disk_has() -> None:
+    with (
+        World(1, setup=Setup(AnswersBeforeTheSync)) as world,
+        pytest.raises(Violation, match="durability: .* durable on 1 of 3"),
+    ):
+        propose_to_a_follower_that_does_not_sync(world)
+
+
+def test_a_follower_whose_disk_is_slow_still_says_that_it_lives() -> None:
+    """Otherwise its leader would step down while a sync takes its time."""
+    with World(1) as world:
+        leader = world.settle()
+        for node in world.others(leader):
+            node.sync_s = NEVER_S
+        leader.propose(b"x")
+        world.run(5.0)
+        assert world.leader() is leader
+
+
+# -- the leader counts itself after its sync -------------------------------------------------------
+
+
+class CountsItselfAtOnce(Engine):
+    def _SyncObj__getEntries(  # noqa: N802
+        self,
+        fromIDx: int | None,  # noqa: N803
+        count: int | None = None,
+        maxSizeBytes: int | None = None,  # noqa: N803
+    ) -> list[Slot] | Slots:
+        if count == 1 and fromIDx is not None and maxSizeBytes is None:
+            return [self.journal.slot(fromIDx)]
+        return super()._SyncObj__getEntries(fromIDx, count, maxSizeBytes)
+
+
+def propose_to_a_leader_that_does_not_sync(world: World) -> SimNode:
+    leader = world.settle()
+    _, away = world.others(leader)
+    world.cut_off(away)
+    leader.sync_s = NEVER_S
+    leader.propose(b"on the follower's disk only")
+    world.run(1.0)
+    return leader
+
+
+def test_an_entry_that_the_leader_has_not_synced_is_not_committed() -> None:
+    with World(1) as world:
+        leader = propose_to_a_leader_that_does_not_sync(world)
+        assert leader.engine.match_index(world.others(leader)[0].name) == 3
+        assert 3 not in world.ledger.committed
+        world.converge()
+
+
+def test_a_leader_that_counts_itself_at_once_commits_what_one_disk_has() -> None:
+    with (
+        World(1, setup=Setup(CountsItselfAtOnce)) as world,
+        pytest.raises(Violation, match="durability: .* durable on 1 of 3"),
+    ):
+        propose_to_a_leader_that_does_not_sync(world)
+
+
+def test_a_node_alone_acknowledges_after_its_sync() -> None:
+    with World(1, 1) as world:
+        node = world.settle()
+        node.sync_s = 0.5
+        node.propose(b"x")
+        world.run(0.2)
+        assert not world.ledger.acknowledged
+        world.run(1.0)
+        assert list(world.ledger.acknowledged) == [3]
+        node.stop(is_power_loss=True, keep=0)
+        node.start()
+        world.converge()
+        assert node.log.last_index > 3
+
+
+def test_a_node_alone_that_counts_itself_at_once_acknowledges_what_no_disk_has() -> None:
+    with World(1, 1, Setup(CountsItselfAtOnce)) as world:
+        with pytest.raises(Violation, match="durable on 0 of 1"):
+            world.settle()
+
+
+# -- term and vote ---------------------------------------------------------------------------------
+
+
+class VotesWithoutSync(VoteFile):
+    def _write(self, vote: Vote) -> None:
+        self._file.pwritev([encode(vote)], vote.sequence % 2 * 4096)
+        self._vote = vote
+
+
+def vote_lose_power_and_be_asked_again(world: World) -> None:
+    """One gets a vote in term 2, the voter loses power, another asks it in term 2."""
+    voter = world.settle()
+    first, second = world.others(voter)
+    for node in world.nodes.values():
+        node.vfs.sync_tree("/data")  # the kernel does so every half minute
+    world.network.cut(first.name, second.name)
+    world.network.cut(second.name, first.name)
+    voter.sync_s = NEVER_S
+    world.lead(first)
+    assert first.engine.term == 2
+    voter.stop(is_power_loss=True, keep=0)
+    world.cut_off(first)
+    voter.start()
+    world.run(4.0)
+
+
+def test_a_vote_survives_a_power_loss() -> None:
+    with World(3) as world:
+        vote_lose_power_and_be_asked_again(world)
+        assert max(world.ledger.leaders) > 2
+        world.converge()
+
+
+def test_a_vote_without_sync_is_given_twice() -> None:
+    with (
+        World(3, setup=Setup(vote_class=VotesWithoutSync)) as world,
+        pytest.raises(Violation, match="election safety: .* term 2"),
+    ):
+        vote_lose_power_and_be_asked_again(world)
+
+
+# -- a commit index that outlives its entries ------------------------------------------------------
+
+
+class KeepsTheCommitIndex(Journal):
+    """As PySyncObj's file journal: in the file's header, without sync, believed as it is."""
+
+    kept: dict[str, int]
+
+    def setRaftCommitIndex(self, raftCommitIndex: int) -> None:  # noqa: N802, N803
+        self.kept[self.log._directory + str(id(self.log._vfs))] = raftCommitIndex
+
+    def getRaftCommitIndex(self) -> int:  # noqa: N802
+        return self.kept.get(self.log._directory + str(id(self.log._vfs)), 1)
+
+
+def lose_the_end_of_every_log(world: World) -> tuple[SimNode, SimNode]:
+    """In async flush mode that is legal: nobody waits for a sync. Then a leader writes others, which reach one node only."""
+    world.settle()
+    for node in world.nodes.values():
+        node.log.sync()  # now and then that happens
+    for _ in range(5):
+        world.commit(b"lost")
+    world.run(0.3)
+    for node in world.nodes.values():
+        node.stop(is_power_loss=True, keep=0)
+    world.ledger.forget(3)
+    for node in world.nodes.values():
+        node.start()
+    leader = world.settle()
+    follower = world.others(leader)[0]
+    world.cut_off(leader, follower)
+    for _ in range(6):
+        leader.propose(b"new")
+    world.run(1.0)
+    return leader, follower
+
+
+def test_a_commit_index_beyond_the_log_is_not_believed() -> None:
+    with World(1, 5, Setup(counts_unsynced=True)) as world:
+        leader, follower = lose_the_end_of_every_log(world)
+        assert follower.log.last_index == leader.log.last_index
+        assert follower.engine.commit_index < follower.log.last_index - 5
+
+
+def test_a_commit_index_beyond_the_log_applies_what_is_not_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mq.raft.replica.Journal", KeepsTheCommitIndex)
+    KeepsTheCommitIndex.kept = {}
+    with World(1, 5, Setup(counts_unsynced=True)) as world:
+        with pytest.raises(Violation, match="in the logs of"):
+            lose_the_end_of_every_log(world)
+
+
+def test_the_journal_clamps_what_was_applied_to_what_it_has() -> None:
+    with World(1, 1) as world:
+        node = world.settle()
+        journal = Journal(
+            node.log, node.engine.journal.vote, applied_index=1 << 40, now_ms=node.now_ms
+        )
+        assert journal.getRaftCommitIndex() == node.log.last_index == 2
+        journal.add(NO_OP, 3, 1)
+        assert journal.getRaftCommitIndex() == 3
+
+
+# -- what was applied is not applied again ---------------------------------------------------------
+
+
+class AppliesFromTheStart(CountingMachine):
+    """Derived files that are there, and a start at index 2: PySyncObj's `raftLastApplied = 1`."""
+
+    def __init__(
+        self, vfs: Vfs, path: str, log: CommitLog, on_apply: Callable[[Entry], None]
+    ) -> None:
+        super().__init__(vfs, path, log, on_apply)
+        self.applied_index = min(self.applied_index, 1)
+
+
+def restart_after_a_checkpoint(world: World) -> list[int]:
+    """What the node applies after its restart."""
+    leader = world.settle()
+    for _ in range(4):
+        world.commit()
+    node = world.others(leader)[0]
+    world.settle()
+    node.machine.save()
+    world.commit()
+    world.settle()
+    node.stop(is_power_loss=False)
+    applied: list[int] = []
+    before = node._applied
+
+    def apply(entry: Entry) -> None:
+        applied.append(entry.ref.raft_index)
+        before(entry)
+
+    node._applied = apply  # type: ignore[method-assign]
+    node.start()
+    world.converge()
+    return applied
+
+
+def test_a_restart_applies_what_follows_the_checkpoint_once() -> None:
+    with World(1, setup=Setup(segment_bytes=1 << 20)) as world:
+        applied = restart_after_a_checkpoint(world)
+        assert applied == list(range(7, world.elect().log.last_index + 1))
+
+
+def test_a_restart_that_applies_from_the_start_applies_twice() -> None:
+    setup = Setup(segment_bytes=1 << 20, machine_class=AppliesFromTheStart)
+    with (
+        World(1, setup=setup) as world,
+        pytest.raises(Violation, match="state machine safety: .* differ"),
+    ):
+        restart_after_a_checkpoint(world)
+
+
+# -- async flush: exactly what can be lost ---------------------------------------------------------
+
+ASYNC = Setup(counts_unsynced=True)
+
+
+def acknowledge_without_sync(world: World) -> SimNode:
+    world.settle()
+    for _ in range(5):
+        world.commit()
+    return world.settle()
+
+
+def test_async_flush_loses_nothing_when_all_processes_are_killed() -> None:
+    with World(1, setup=ASYNC) as world:
+        acknowledge_without_sync(world)
+        acknowledged = dict(world.ledger.acknowledged)
+        for node in world.nodes.values():
+            node.stop(is_power_loss=False)
+        for node in world.nodes.values():
+            node.start()
+        world.converge()
+        assert world.ledger.acknowledged.items() >= acknowledged.items()
+
+
+def test_async_flush_loses_nothing_when_one_machine_loses_power_and_gets_the_log_again() -> None:
+    with World(1, setup=ASYNC) as world:
+        leader = acknowledge_without_sync(world)
+        for node in (leader, *world.others(leader)):
+            node.stop(is_power_loss=True, keep=0)
+            world.run(4.0)
+            node.start()
+            world.settle()
+        world.converge()
+
+
+def test_async_flush_loses_what_was_acknowledged_when_a_majority_loses_power_at_once() -> None:
+    with World(1, setup=ASYNC) as world:
+        leader = acknowledge_without_sync(world)
+        for node in world.others(leader):
+            node.stop(is_power_loss=True, keep=0)
+        leader.stop(is_power_loss=False)
+        for node in world.others(leader):
+            node.start()
+        with pytest.raises(Violation, match="leader completeness"):
+            world.run(5.0)
+
+
+def test_async_flush_loses_what_was_acknowledged_when_the_leader_goes_before_one_that_lost_power_is_back() -> (  # noqa: E501
+    None
+):
+    """Not at once, but one after the other: the first has not got back what it lost."""
+    with World(1, setup=ASYNC) as world:
+        leader = world.settle()
+        for node in world.nodes.values():
+            node.log.sync()
+        follower, behind = world.others(leader)
+        world.cut_off(behind)
+        world.commit()
+        follower.stop(is_power_loss=True, keep=0)
+        leader.stop(is_power_loss=False)
+        world.network.heal()
+        follower.start()
+        with pytest.raises(Violation, match="leader completeness"):
+            world.run(6.0)
+
+
+def test_sync_flush_loses_nothing_when_all_machines_lose_power() -> None:
+    with World(1) as world:
+        world.settle()
+        for _ in range(5):
+            world.commit()
+        acknowledged = dict(world.ledger.acknowledged)
+        for node in world.nodes.values():
+            node.stop(is_power_loss=True, keep=0)
+        for node in world.nodes.values():
+            node.start()
+        world.converge()
+        assert world.ledger.acknowledged.items() >= acknowledged.items()
