@@ -1,6 +1,6 @@
 # Every target installs what it needs into .venv by itself, once.
 .DEFAULT_GOAL := help
-.PHONY: help run test lint fmt type proto verify-proto bench bench-store clean
+.PHONY: help run test sim lint fmt type proto verify-proto bench bench-store bench-raft clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -28,6 +28,10 @@ run: .venv/.run ## start a node on ./data (DATA=dir for another)
 test: lint type verify-proto ## lint, types, generated code, all tests
 	$(BIN)/python -m pytest
 
+SEEDS ?= 2000
+sim: .venv/.dev ## many seeds of the replication simulation (SEEDS=20000 for a long run)
+	$(BIN)/python -m tests.sim --seeds $(SEEDS)
+
 lint: .venv/.dev ## ruff and the dependency rule
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -46,10 +50,13 @@ proto: .venv/.dev ## generate mq/wire from proto/
 verify-proto: .venv/.dev ## is mq/wire what proto/ generates?
 	$(BIN)/python tools/generate_proto.py --check
 
-bench: bench-store ## all benchmarks
+bench: bench-store bench-raft ## all benchmarks
 
 bench-store: .venv/.run ## the store against bare file access
 	$(BIN)/python -m bench.store
+
+bench-raft: .venv/.run ## replication against PySyncObj alone, and the time of a fail-over
+	$(BIN)/python -m bench.raft
 
 clean: ## remove .venv and caches (never data)
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -4,7 +4,7 @@ shared and noisy.
     throughput   256 KiB entries, eight in flight, against PySyncObj with its own transport and
                  journal on the same work (which syncs nothing)
     latency      one entry of 1 KiB at a time, against a bare loopback round trip plus one
-                 fdatasync
+                 fdatasync: another asyncio process that writes what it gets, syncs and answers
     failover     kill -9 of the leader under load, to the first newly committed entry
     rss          of the largest node, after all that
 
@@ -15,19 +15,21 @@ object; `--full` takes longer.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import multiprocessing
 import os
 import queue
 import select
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -37,6 +39,7 @@ from tests.support.raft_cluster import Cluster, Gone, Process, free_port
 ENTRY_BYTES = 256 << 10
 IN_FLIGHT = 8
 SMALL_BYTES = 1024
+FLOOR_ROUNDS = 1000
 GOALS = {
     "throughput_vs_stock": (15.0, "at least"),
     "latency_vs_floor": (3.0, "at most"),
@@ -118,7 +121,7 @@ def measure_stock(directory: Path, batching: str) -> float:
         for number, address in enumerate(addresses)
     ]
     try:
-        outputs = [process.stdout for process in processes]
+        outputs = [process.stdout for process in processes if process.stdout is not None]
         ready, _, _ = select.select(outputs, [], [], 60)
         return float(json.loads(ready[0].readline())["mb_per_s"])
     finally:
@@ -137,7 +140,7 @@ def bench_latency(cluster: Cluster, directory: Path, rounds: int) -> dict[str, f
     for _ in range(rounds):
         answer = leader.call("load", size=SMALL_BYTES, in_flight=1, seconds=1.5)
         ours.append(answer["p50_ms"])
-        floors.append(round_trip_ms() + sync_ms(directory / "sync"))
+        floors.append(floor_ms(directory / "floor"))
         progress.print(
             f"latency: {ours[-1]:.2f} ms, round trip and sync alone {floors[-1]:.2f} ms",
             highlight=False,
@@ -146,39 +149,65 @@ def bench_latency(cluster: Cluster, directory: Path, rounds: int) -> dict[str, f
     return {"latency_ms": mine, "floor_ms": floor, "latency_vs_floor": mine / floor}
 
 
-def round_trip_ms(count: int = 500) -> float:
-    """Of 1 KiB over loopback TCP to another process and back; the median."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    if os.fork() == 0:
-        accepted, _ = listening.accept()
-        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        while data := accepted.recv(SMALL_BYTES, socket.MSG_WAITALL):
-            accepted.sendall(data)
-        os._exit(0)
-    times, message = [], bytes(SMALL_BYTES)
-    with listening, socket.create_connection(listening.getsockname()) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for _ in range(count):
-            start = time.perf_counter()
-            connection.sendall(message)
-            connection.recv(SMALL_BYTES, socket.MSG_WAITALL)
-            times.append(time.perf_counter() - start)
-    os.wait()
-    return statistics.median(times) * 1000
+class SyncedEcho(asyncio.Protocol):
+    """The least that a replica can do: write what comes, sync it, answer."""
+
+    def __init__(self, file: int, closed: asyncio.Event) -> None:
+        self._file = file
+        self._closed = closed
+        self._end = self._answered = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        os.pwrite(self._file, data, self._end)
+        self._end += len(data)
+        if self._end - self._answered >= SMALL_BYTES:
+            os.fdatasync(self._file)
+            self._answered += SMALL_BYTES
+            self._transport.write(b"+")
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self._closed.set()
 
 
-def sync_ms(path: Path, count: int = 300) -> float:
-    """Of writing 1 KiB into a file that has room for it, and fdatasync; the median."""
-    message, times = os.urandom(SMALL_BYTES), []
+async def echo(path: Path, tell: Connection) -> None:
     with path.open("wb") as file:
-        file.write(bytes(SMALL_BYTES * count))
+        file.write(bytes(SMALL_BYTES * FLOOR_ROUNDS))
         file.flush()
         os.fsync(file.fileno())
-        for number in range(count):
+        loop, closed = asyncio.get_running_loop(), asyncio.Event()
+        server = await loop.create_server(lambda: SyncedEcho(file.fileno(), closed), "127.0.0.1", 0)
+        tell.send(server.sockets[0].getsockname()[1])
+        await closed.wait()
+
+
+def run_echo(path: Path, tell: Connection) -> None:
+    asyncio.run(echo(path, tell))
+
+
+def floor_ms(path: Path) -> float:
+    """A bare loopback round trip of 1 KiB between two asyncio processes, plus one fdatasync."""
+    context = multiprocessing.get_context("spawn")
+    told, tell = context.Pipe(duplex=False)
+    process = context.Process(target=run_echo, args=(path, tell))
+    process.start()
+    port = told.recv()
+
+    async def measure() -> list[float]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        times, message = [], os.urandom(SMALL_BYTES)
+        for _ in range(FLOOR_ROUNDS):
             start = time.perf_counter()
-            os.pwrite(file.fileno(), message, number * SMALL_BYTES)
-            os.fdatasync(file.fileno())
+            writer.write(message)
+            await reader.readexactly(1)
             times.append(time.perf_counter() - start)
+        writer.close()
+        return times
+
+    times = asyncio.run(measure())
+    process.join()
     path.unlink()
     return statistics.median(times) * 1000
 

@@ -87,7 +87,7 @@ async def _start_in_thread(server: Server) -> tuple[Parts, Propose]:
         return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(on_its_loop(payload), loop))
 
     # The context lives as long as its last user: nobody leaves it.
-    return parts, lambda payload, _=context: propose(payload)  # type: ignore[misc]
+    return parts, lambda payload, _=context: propose(payload)
 
 
 def _publisher(propose: Propose) -> Callable[[AsyncIterator[bytes], Any], AsyncIterator[bytes]]:
@@ -113,7 +113,9 @@ def _publisher(propose: Propose) -> Callable[[AsyncIterator[bytes], Any], AsyncI
 
 async def load(port: int, size: int, in_flight: int, seconds: float) -> tuple[float, float]:
     """Batches a second, and the median latency in ms."""
-    payload, begun, latencies = os.urandom(size), [], []
+    payload = os.urandom(size)
+    begun: list[float] = []
+    latencies: list[float] = []
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS) as channel:
         call = channel.stream_stream(METHOD)()
         start = time.perf_counter()

@@ -206,6 +206,8 @@ class Connection(asyncio.BufferedProtocol):
         # Claimed by the other side, and true as soon as the connection is established.
         self.peer_id = dialed or ""
         self.state = State.OPENING
+        # Set by the owner, when the event loop has handed over the socket for good.
+        self.was_opened = False
         self.was_established = False
         loop = asyncio.get_running_loop()
         # Done when the handshake is over, one way or the other; and when the socket is closed.

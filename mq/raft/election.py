@@ -7,7 +7,8 @@ Guards, each an override or a check before PySyncObj sees the message:
     one vote a node  PySyncObj counts messages, not nodes
     catch up first   a node that may have lost what it had acknowledged (an empty directory, a
                      damaged tail, a log that starts over) neither votes nor stands until it has all
-                     that was committed
+                     that was committed; unless all members are there and none of them has more
+                     than the candidate, because somebody else has what such a node has forgotten
     prompt           a connection that the leader's machine reset is a reason to ask at once
     higher terms     any answer of a higher term ends a leadership, not only a request
 
@@ -23,7 +24,16 @@ from typing import Protocol
 
 from mq.raft.contracts import Timing
 from mq.raft.frames import Frame
-from mq.raft.hooks import Peer, PySyncObjTransport, Role, SyncObj, SyncObjConf, now_s, random_share
+from mq.raft.hooks import (
+    Peer,
+    PySyncObjTransport,
+    Role,
+    SyncObj,
+    SyncObjConf,
+    now_s,
+    peer_of,
+    random_share,
+)
 from mq.raft.journal import Journal
 from mq.wire.v1.raft_pb2 import (
     PreVoteRequest,
@@ -37,6 +47,7 @@ from mq.wire.v1.raft_pb2 import (
 # at once, or all would ask at the same time.
 _PROMPT_S = 0.15
 _FIRST_INDEX = 1
+_ROLES = tuple(Role)  # a look-up is quicker than Role(number), and it is asked for all the time
 _UNLIMITED = 1 << 60
 
 
@@ -104,8 +115,11 @@ class Election(SyncObj):  # type: ignore[misc]
         self.elections_total = 0
         self._outbox = _Outbox(self)
         self._leader_seen_s = -math.inf
+        self._followed = ("", 0, math.inf)  # leader, term, since when
         self._proposed_term = 0
         self._pre_votes: set[str] = set()
+        self._supporters: set[str] = set()  # who grants, and who would
+        self._unanimous_term = 0
         self._may_stand_in_term = 0
         self._votes: set[tuple[int, str]] = set()
         conf = SyncObjConf(
@@ -124,8 +138,8 @@ class Election(SyncObj):  # type: ignore[misc]
             dynamicMembershipChange=False,
             pollerType="select",
         )
-        others = [Peer(member) for member in sorted(members) if member != node_id]
-        super().__init__(Peer(node_id), others, conf, nodeClass=Peer, transport=self._outbox)
+        others = [peer_of(member) for member in sorted(members) if member != node_id]
+        super().__init__(peer_of(node_id), others, conf, nodeClass=Peer, transport=self._outbox)
         self._poller = _NoPoller()
 
     # -- facts -------------------------------------------------------------------------------------
@@ -136,7 +150,7 @@ class Election(SyncObj):  # type: ignore[misc]
 
     @property
     def role(self) -> Role:
-        return Role(self._SyncObj__raftState)
+        return _ROLES[self._SyncObj__raftState]
 
     @property
     def leader_id(self) -> str | None:
@@ -152,7 +166,7 @@ class Election(SyncObj):  # type: ignore[misc]
 
     def deliver(self, peer_id: str, message: dict[str, object]) -> None:
         """To PySyncObj."""
-        self._outbox.deliver(Peer(peer_id), message)
+        self._outbox.deliver(peer_of(peer_id), message)
 
     def send_frame(self, peer_id: str, body: bytes | memoryview = b"", **content: object) -> None:
         """With our term: who has a higher one drops it, who has a lower one learns."""
@@ -164,7 +178,11 @@ class Election(SyncObj):  # type: ignore[misc]
         kind = message["type"]
         if kind == "request_vote":
             last = self.journal[-1]
-            request = VoteRequest(last_index=last.raft_index, last_term=last.term)
+            request = VoteRequest(
+                last_index=last.raft_index,
+                last_term=last.term,
+                is_unanimous=self._unanimous_term == self.term,
+            )
             self.send_frame(peer_id, vote_request=request)
         elif kind == "response_vote":
             self.send_frame(peer_id, vote_response=VoteResponse())
@@ -172,7 +190,7 @@ class Election(SyncObj):  # type: ignore[misc]
             raise RuntimeError(f"PySyncObj sends {kind}, which has no place here")
 
     def receive_vote_request(self, peer_id: str, term: int, request: VoteRequest) -> None:
-        if self._may_vote_for(request.last_index):
+        if request.is_unanimous or self._may_vote_for(request.last_index):
             message = {
                 "type": "request_vote",
                 "term": term,
@@ -183,12 +201,12 @@ class Election(SyncObj):  # type: ignore[misc]
 
     def receive_vote_response(self, peer_id: str, term: int) -> None:
         self.adopt_term(term)
-        if Peer(peer_id) in self.others and self._is_first_vote(peer_id, term):
+        if peer_of(peer_id) in self.others and self._is_first_vote(peer_id, term):
             self.deliver(peer_id, {"type": "response_vote", "term": term})
 
     def _is_first_vote(self, peer_id: str, term: int) -> bool:
         vote = (term, peer_id)
-        if vote in self._votes:
+        if term != self.term or vote in self._votes:
             return False
         self._votes = {seen for seen in self._votes if seen[0] == term} | {vote}
         return True
@@ -215,7 +233,7 @@ class Election(SyncObj):  # type: ignore[misc]
         """Lets PySyncObj's election timer go off only when the election could be won."""
         if self.role == Role.LEADER or self._SyncObj__raftElectionDeadline >= now_s():
             return
-        if not self._may_stand():
+        if not self.is_voter:
             self._postpone()
         elif self._SyncObj__transferInProgress or not self.others:
             pass
@@ -249,6 +267,7 @@ class Election(SyncObj):  # type: ignore[misc]
         self._SyncObj__raftLeader = None
         self._proposed_term = self.term + 1
         self._pre_votes = {self.node_id}
+        self._supporters = {self.node_id}
         last = self.journal[-1]
         request = PreVoteRequest(
             proposed_term=self._proposed_term, last_index=last.raft_index, last_term=last.term
@@ -259,31 +278,62 @@ class Election(SyncObj):  # type: ignore[misc]
     def receive_pre_vote_request(self, peer_id: str, request: PreVoteRequest) -> None:
         last = self.journal[-1]
         is_current = (request.last_term, request.last_index) >= (last.term, last.raft_index)
-        granted = (
+        would_grant = (
             is_current
             and request.proposed_term > self.term
             and self.role != Role.LEADER
             and now_s() - self._leader_seen_s >= self.timing.election_min_s
-            and self._may_vote_for(request.last_index)
         )
-        response = PreVoteResponse(proposed_term=request.proposed_term, granted=granted)
+        granted = would_grant and self._may_vote_for(request.last_index)
+        response = PreVoteResponse(
+            proposed_term=request.proposed_term, granted=granted, would_grant=would_grant
+        )
         self.send_frame(peer_id, pre_vote_response=response)
 
     def receive_pre_vote_response(self, peer_id: str, term: int, response: PreVoteResponse) -> None:
         self.adopt_term(term)
-        if not response.granted or self.role == Role.LEADER or Peer(peer_id) not in self.others:
+        if self.role == Role.LEADER or peer_of(peer_id) not in self.others:
             return
         if response.proposed_term == self._proposed_term == self.term + 1:
-            self._pre_votes.add(peer_id)
-            if len(self._pre_votes) > (len(self.others) + 1) / 2:
-                self._proposed_term = 0
-                self._may_stand_in_term = self.term + 1
-                self._SyncObj__raftElectionDeadline = 0
+            if response.granted:
+                self._pre_votes.add(peer_id)
+            if response.would_grant:
+                self._supporters.add(peer_id)
+            self._stand_if_winning()
 
-    def leader_seen(self) -> None:
+    def _stand_if_winning(self) -> None:
+        count, next_term = len(self.others) + 1, self.term + 1
+        has_majority = self._may_stand() and len(self._pre_votes) > count / 2
+        # In a group of two that becomes one of three, a majority may be without the candidate.
+        is_unanimous = len(self._supporters) == count > 2
+        if has_majority or is_unanimous:
+            self._proposed_term = 0
+            self._may_stand_in_term = next_term
+            self._unanimous_term = next_term if is_unanimous else 0
+            self._SyncObj__raftElectionDeadline = 0
+
+    def leader_seen(self, peer_id: str, term: int) -> None:
         """A current leader spoke: no election is wanted."""
         self._leader_seen_s = now_s()
+        if self._followed[:2] != (peer_id, term):
+            self._followed = peer_id, term, now_s()
         self._proposed_term = self._may_stand_in_term = 0
+
+    @property
+    def has_sure_leader(self) -> bool:
+        """One that others have not deposed behind its back, with the help of this node before it
+        forgot: this node has elected it, or it would have stepped down by now, because answers of
+        who has to catch up do not keep a leader.
+        """
+        leader_id, term, since_s = self._followed
+        lasted_s = self._leader_seen_s - since_s
+        is_lasting = term == self.term and lasted_s >= 2 * self.timing.fallback_s
+        return self.role == Role.LEADER or is_lasting or self.has_elected(leader_id)
+
+    def has_elected(self, peer_id: str) -> bool:
+        """By all that this node remembers."""
+        vote = self.journal.vote
+        return (vote.term, vote.voted_for) == (self.term, peer_id)
 
     def leader_lost(self) -> None:
         """The leader's machine says that its process is gone."""

@@ -28,7 +28,7 @@ from mq.logging import get_logger
 from mq.raft.contracts import Timing
 from mq.raft.election import Election, Host
 from mq.raft.flow import Flow
-from mq.raft.hooks import Peer, Role, SyncObj, now_s, require
+from mq.raft.hooks import Peer, Role, SyncObj, now_s, peer_of, require
 from mq.raft.journal import Journal, Slot, Slots
 from mq.store.format import HEADER_BYTES, decode_header
 from mq.wire.v1.raft_pb2 import Append, AppendAnswer, StartOver, TimeoutNow
@@ -121,9 +121,23 @@ class Engine(Election):
             and self.journal.has(commit_index, self.term)
         )
 
+    @property
+    def has_caught_up(self) -> bool:
+        """This node may vote again, if it had to catch up."""
+        return self.has_sure_leader and self.has_all_committed
+
+    @property
+    def wants_tick(self) -> bool:
+        """Somebody waits for what the next tick does: a leader's proposers for the count of
+        answers, everybody for an election. A follower applies when it has time.
+        """
+        if self.role == Role.LEADER:
+            return self.commit_index < self.journal.log.last_index or self.has_more_to_apply
+        return not self._SyncObj__raftElectionDeadline
+
     def match_index(self, peer_id: str) -> int:
         """Up to where a follower has said that its log is ours."""
-        return self._SyncObj__raftMatchIndex.get(Peer(peer_id), 0)
+        return self._SyncObj__raftMatchIndex.get(peer_of(peer_id), 0)
 
     def is_healthy(self, peer_id: str) -> bool:
         """A follower that takes what it gets, and votes: see `Election`."""
@@ -136,7 +150,7 @@ class Engine(Election):
         """From now on these vote and are counted. What is known of learners is kept."""
         matches = dict(self._SyncObj__raftMatchIndex)
         nexts = dict(self._SyncObj__raftNextIndex)
-        others = [Peer(member) for member in sorted(members) if member != self.node_id]
+        others = [peer_of(member) for member in sorted(members) if member != self.node_id]
         self._SyncObj__updateClusterConfiguration(others)
         for peer in others:
             self._SyncObj__raftMatchIndex[peer] = matches.get(peer, 0)
@@ -147,11 +161,11 @@ class Engine(Election):
 
     def add_learner(self, peer_id: str) -> None:
         """Entries are sent to it, but it is not counted."""
-        self._SyncObj__onReadonlyNodeConnected(Peer(peer_id))
+        self._SyncObj__onReadonlyNodeConnected(peer_of(peer_id))
 
     def remove_learner(self, peer_id: str) -> None:
-        if Peer(peer_id) in self._SyncObj__readonlyNodes:
-            self._SyncObj__onReadonlyNodeDisconnected(Peer(peer_id))
+        if peer_of(peer_id) in self._SyncObj__readonlyNodes:
+            self._SyncObj__onReadonlyNodeDisconnected(peer_of(peer_id))
 
     def transfer_leadership(self) -> bool:
         """Asks the follower that has everything, if there is one, to take over."""
@@ -171,8 +185,8 @@ class Engine(Election):
         flow.is_connected = True
         flow.start_probing()
         # It may have come back with less than it had: in async flush mode that is legal.
-        if Peer(peer_id) in self._SyncObj__raftMatchIndex:
-            self._SyncObj__raftMatchIndex[Peer(peer_id)] = 0
+        if peer_of(peer_id) in self._SyncObj__raftMatchIndex:
+            self._SyncObj__raftMatchIndex[peer_of(peer_id)] = 0
 
     def on_disconnected(self, peer_id: str, *, was_lost: bool) -> None:
         self._flow(peer_id).is_connected = False
@@ -233,14 +247,14 @@ class Engine(Election):
             commit_index=self.commit_index,
         )
         self.send_frame(peer_id, region.data, start_over=start)
-        self._SyncObj__raftNextIndex[Peer(peer_id)] = region.last_index + 1
+        self._SyncObj__raftNextIndex[peer_of(peer_id)] = region.last_index + 1
         self._flow(peer_id).start_probing()
         self._sent(peer_id, first_index)
 
     def _sent(self, peer_id: str, next_index: int) -> None:
         self._flow(peer_id).sent(next_index, now_s())
         if not self._may_send(peer_id):
-            self._SyncObj__connectedNodes.discard(Peer(peer_id))
+            self._SyncObj__connectedNodes.discard(peer_of(peer_id))
 
     def _SyncObj__getEntries(  # noqa: N802
         self,
@@ -280,11 +294,12 @@ class Engine(Election):
 
     def receive_append_answer(self, peer_id: str, term: int, answer: AppendAnswer) -> None:
         self.adopt_term(term)
-        peer = Peer(peer_id)
+        peer = peer_of(peer_id)
         known = self._SyncObj__raftNextIndex
         if self.role != Role.LEADER or not self._is_current(term) or peer not in known:
             return
         next_before = known[peer]
+        heard_s = self._SyncObj__lastResponseTime.get(peer, 0.0)
         self._flow(peer_id).is_voter = not answer.must_catch_up
         message = {
             "type": "next_node_idx",
@@ -296,8 +311,14 @@ class Engine(Election):
         if answer.success:
             self._keep_next_index(peer, next_before)
             self._flow(peer_id).matched()
-        else:
-            self._flow(peer_id).refused(answer.next_index)
+        elif self._flow(peer_id).refused(answer.next_index):
+            self.journal.verify(answer.next_index)
+        if peer in self.others and not self._counts(answer):
+            self._SyncObj__raftMatchIndex[peer] = 0
+            self._SyncObj__lastResponseTime[peer] = heard_s
+
+    def _counts(self, answer: AppendAnswer) -> bool:
+        return not answer.must_catch_up
 
     def _is_current(self, term: int) -> bool:
         return term == self.term
@@ -320,7 +341,7 @@ class Engine(Election):
             "prevLogTerm": append.prev_term,
             "entries": [Slot(body, *_end_of(body))] if len(body) else [],
         }
-        self.leader_seen()
+        self.leader_seen(peer_id, term)
         self._leader_commit = term, append.commit_index
         try:
             self._deliver_append(peer_id, message)
@@ -329,6 +350,7 @@ class Engine(Election):
             self._answer(peer_id, self.journal.log.last_index + 1, success=False)
         except MalformedEntries:
             log.exception("the leader sent entries that are none", leader=peer_id)
+            self._answer(peer_id, self.journal.log.last_index + 1, success=False)
 
     def _deliver_append(self, peer_id: str, message: dict[str, object]) -> None:
         """Trims what is here already. PySyncObj sees either entries that are new behind an entry
@@ -378,7 +400,7 @@ class Engine(Election):
 
     def follow(self, peer_id: str, term: int) -> None:
         """This node leads in this term; nothing is said of the log."""
-        self.leader_seen()
+        self.leader_seen(peer_id, term)
         message = {"type": "append_entries", "term": term, "commit_index": 0}
         self.deliver(peer_id, message)
 
@@ -402,7 +424,9 @@ class Engine(Election):
             self._send_answer(peer_id, next_index, success=False)
 
     def _send_answer(self, peer_id: str, next_index: int, *, success: bool) -> None:
-        must_catch_up = self.journal.vote.must_catch_up
+        # It may have promised a later term to another leader, and have forgotten it: so it counts
+        # for the leader that it has elected since, and for no other.
+        must_catch_up = self.journal.vote.must_catch_up and not self.has_elected(peer_id)
         answer = AppendAnswer(next_index=next_index, success=success, must_catch_up=must_catch_up)
         self.send_frame(peer_id, append_answer=answer)
 
@@ -440,7 +464,7 @@ class Engine(Election):
 
     def _checkCommandsToApply(self) -> None:  # noqa: N802
         if self.host.append_queued():
-            self.journal.refresh_durable()
+            self.journal.note_growth()
             self.send_appends()
 
     def _SyncObj__connectedToAnyone(self) -> bool:  # noqa: N802

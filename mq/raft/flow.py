@@ -7,6 +7,8 @@ answers, as long as the connection takes them. PySyncObj by itself does neither.
 
 from __future__ import annotations
 
+_SUSPICIOUS_REFUSALS = 20
+
 
 class Flow:
     def __init__(self) -> None:
@@ -15,6 +17,7 @@ class Flow:
         self.is_voter = False  # by its own word
         self._probed_at_s: float | None = None
         self._probed_index = 0
+        self._refusals = 0
 
     def start_probing(self) -> None:
         """Nothing is known of the follower's log: a new leader, a new connection."""
@@ -40,10 +43,15 @@ class Flow:
         self.is_probing = False
         self._probed_at_s = None
 
-    def refused(self, next_index: int) -> None:
+    def refused(self, next_index: int) -> bool:
         """The follower wants to start elsewhere. The same place again: it cannot go on right now,
-        for want of space; asking at once would make two machines spin.
+        for want of space; asking at once would make two machines spin. True when that has gone on
+        for so long that our own entries there deserve a look.
         """
         self.is_probing = True
         if next_index != self._probed_index:
             self._probed_at_s = None
+            self._refusals = 0
+            return False
+        self._refusals += 1
+        return self._refusals % _SUSPICIOUS_REFUSALS == 0

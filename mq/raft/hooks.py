@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import random
+import time
 from collections.abc import Callable, Iterable, Iterator
 from zlib import crc32
 
@@ -28,6 +30,7 @@ __all__ = [
     "Role",
     "SyncObj",
     "SyncObjConf",
+    "peer_of",
     "require",
     "virtual_time",
 ]
@@ -49,11 +52,21 @@ class Peer(PySyncObjNode):  # type: ignore[misc]
     simulation has to take the same walk each time.
     """
 
+    def __init__(self, id: str) -> None:  # noqa: A002 - PySyncObj's name
+        super().__init__(id)
+        self._hash = crc32(id.encode())
+
     def __hash__(self) -> int:
-        return crc32(self.id.encode())
+        return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Peer) and self.id == other.id
+        return self is other or (isinstance(other, Peer) and self.id == other.id)
+
+
+@functools.lru_cache(maxsize=256)
+def peer_of(node_id: str) -> Peer:
+    """One object an id, while it is in use: it is a key of most of PySyncObj's tables."""
+    return Peer(node_id)
 
 
 _create_journal = syncobj.createJournal
@@ -67,6 +80,8 @@ def _journal(journal_or_path: object) -> object:
 
 
 syncobj.createJournal = _journal
+# Its own goes a longer way to the same clock.
+syncobj.monotonicTime = time.monotonic
 
 
 def require(instance: object, names: Iterable[str]) -> None:
@@ -92,7 +107,7 @@ def virtual_time(now_s: Callable[[], float], rng: random.Random) -> Iterator[Non
 
 def now_s() -> float:
     """The time that PySyncObj sees."""
-    return float(syncobj.monotonicTime())
+    return syncobj.monotonicTime()  # type: ignore[no-any-return]
 
 
 def random_share() -> float:

@@ -17,6 +17,8 @@ from mq.store.commitlog import CommitLog, NewEntry
 from mq.store.format import HEADER_BYTES, Kind, decode_header
 from mq.store.logreader import Region
 
+VERIFY_BYTES = 1 << 20
+
 
 class Slot(NamedTuple):
     """What PySyncObj calls an entry. `command` is empty, except for regions on their way."""
@@ -74,6 +76,11 @@ class Journal(PySyncObjJournal):  # type: ignore[misc]
         self._now_ms = now_ms
         self._counts_unsynced = counts_unsynced
         self._on_truncate = on_truncate
+        self._sent: Region | None = None
+        self._sent_place = (0, 0, 0)
+        # All entries from here on are of the last term.
+        self._last_term, self._last_term_since = log.last_term, log.last_index
+        self._first_slot = Slot(b"", 0, 0)
         self.durable_index = 0
         log.sync()
         self.refresh_durable()
@@ -81,15 +88,24 @@ class Journal(PySyncObjJournal):  # type: ignore[misc]
     # -- ours --------------------------------------------------------------------------------------
 
     def refresh_durable(self) -> None:
-        """After a sync, and after everything that moves the end of the log."""
+        """After a sync or a truncation."""
         log = self.log
         self.durable_index = log.last_index if self._counts_unsynced else log.durable_index
+
+    def note_growth(self) -> None:
+        """Entries were added; they are not synced."""
+        log = self.log
+        if log.last_term != self._last_term:
+            self._last_term, self._last_term_since = log.last_term, log.last_index
+        if self._counts_unsynced:
+            self.durable_index = log.last_index
 
     def slot(self, raft_index: int) -> Slot:
         return Slot(b"", raft_index, self.term_at(raft_index))
 
     def term_at(self, raft_index: int) -> int:
-        if raft_index == self.log.last_index:
+        """Mostly asked for the newest entries, which are of one term: that is not looked up."""
+        if self._last_term_since <= raft_index <= self.log.last_index:
             return self.log.last_term
         return self.log.term_at(raft_index)
 
@@ -98,7 +114,20 @@ class Journal(PySyncObjJournal):  # type: ignore[misc]
         return log.first_index <= raft_index <= log.last_index and self.term_at(raft_index) == term
 
     def region(self, raft_index: int, bytes_max: int) -> Region:
-        return self.log.region(raft_index, bytes_max)
+        """Entries to be sent. Followers are mostly at the same place: the second one gets what was
+        read for the first.
+        """
+        place = raft_index, self.log.last_index, self.log.last_term
+        if self._sent is None or self._sent_place != place:
+            self._sent, self._sent_place = self.log.region(raft_index, bytes_max), place
+        return self._sent
+
+    def verify(self, raft_index: int) -> None:
+        """LogDamaged when what would be sent from here on is not what was written."""
+        if self.log.first_index <= raft_index <= self.log.last_index:
+            region = self.log.region(raft_index, VERIFY_BYTES)
+            for _ in self.log.entries(region.first_index, region.last_index + 1):
+                pass
 
     def known_part(self, body: memoryview, prev_index: int, prev_term: int) -> tuple[int, int, int]:
         """How much of a region behind `prev_index` the log has already: bytes, and the raft index
@@ -121,14 +150,16 @@ class Journal(PySyncObjJournal):  # type: ignore[misc]
             self.log.append([NewEntry(Kind.NOOP, term, self._now_ms(), [])])
         else:
             self.log.extend(command)
-        self.refresh_durable()
+        self.note_growth()
 
     def deleteEntriesFrom(self, entryFrom: int) -> None:  # noqa: N802, N803 - PySyncObj's name
         self.truncate(self.log.first_index + entryFrom)
 
     def truncate(self, from_index: int) -> None:
         self._on_truncate(from_index)
-        self.log.truncate(from_index)
+        log = self.log
+        log.truncate(from_index)
+        self._last_term, self._last_term_since = log.last_term, log.last_index
         self.refresh_durable()
 
     def clear(self) -> None:
@@ -145,6 +176,10 @@ class Journal(PySyncObjJournal):  # type: ignore[misc]
         log = self.log
         if item == -1:
             return Slot(b"", log.last_index, log.last_term)
+        if item == 0 and log.last_index >= log.first_index:
+            if self._first_slot.raft_index != log.first_index:
+                self._first_slot = self.slot(log.first_index)
+            return self._first_slot
         return Slots(self, log.first_index, log.last_index + 1)[item]
 
     def __len__(self) -> int:

@@ -52,7 +52,7 @@ class Membership:
         self._node_id = node_id
         self._log = log
         self._links = links
-        self._entry = (0, 0)
+        self._checkpoint_index = 0
         # Before the last checkpoint, while that one is not known to be committed: one of them may
         # be the leader who takes it back.
         self._former: dict[str, str] = {}
@@ -61,17 +61,20 @@ class Membership:
     def refresh(self, commit_index: int) -> bool:
         """Whether the log says something else than before."""
         index = self._log.last_checkpoint_index
-        entry = index, self._log.term_at(index)
-        if entry == self._entry:
+        if index == self._checkpoint_index:
             if self._former and commit_index >= index:
                 self._former = {}
                 self.set_peers()
             return False
-        self._entry = entry
+        self._checkpoint_index = index
         before, self.members = self.members, self.read()
         self._former = self._members_before(index) if commit_index < index else {}
         self.set_peers()
         return before != self.members
+
+    def forget(self) -> None:
+        """The log is not the one that was read: it was truncated, or starts over."""
+        self._checkpoint_index = 0
 
     def read(self) -> dict[str, str]:
         """Of the end of the log."""
@@ -84,11 +87,11 @@ class Membership:
         return read_members(self._log, older[-1]) if older else {}
 
     def roster(self) -> Roster:
-        return Roster(checkpoint_index=self._entry[0], members=_messages(self.members))
+        return Roster(checkpoint_index=self._checkpoint_index, members=_messages(self.members))
 
     def receive_roster(self, told: Roster) -> bool:
         """Whether it says, from a later log than ours, that this node is no member."""
-        if told.checkpoint_index <= max(self._entry[0], self._told.checkpoint_index):
+        if told.checkpoint_index <= max(self._checkpoint_index, self._told.checkpoint_index):
             return False
         self._told = told
         self.set_peers()
@@ -96,7 +99,7 @@ class Membership:
 
     def set_peers(self) -> None:
         addresses = self._former | self.members
-        if self._told.checkpoint_index > self._entry[0]:
+        if self._told.checkpoint_index > self._checkpoint_index:
             addresses |= {member.node_id: member.address for member in self._told.members}
         addresses |= self.changes.learner_address()
         addresses.pop(self._node_id, None)

@@ -31,6 +31,12 @@ from mq.store.identity import Identity
 log = get_logger(__name__)
 
 _TICK_S = 0.02
+# A sync of no more than this is done on the loop, as long as the disk is quick: to hand it to a
+# thread and back takes as long as the sync. One that was slow is a reason to let others wait on the
+# thread for a while.
+_INLINE_BYTES_MAX = 64 << 10
+_SLOW_SYNC_S = 0.005
+_SLOW_DISK_S = 0.1
 # What a planned stop waits for: entries on their way, then another leader.
 _DRAIN_S = 2.0
 _HAND_OVER_S = 2.0
@@ -70,6 +76,7 @@ class Node:
         self._is_tick_due = False
         self._is_syncing = False
         self._is_sync_wanted = False
+        self._slow_until_s = 0.0
         self._is_stopped = False
         self._transport = Transport(identity, self, birth_crc=self._birth_crc, tls=tls)
         self._replica = Replica(settings, disk.log, disk.vote, machine, self._transport, self)
@@ -104,10 +111,10 @@ class Node:
 
         def is_over() -> bool:
             replica.hand_over()
-            return replica.leadership.role != Role.LEADER
+            is_alone = not self._transport.connected()
+            return is_alone or replica.leadership.role != Role.LEADER
 
-        if len(replica.members) > 1:
-            await self._until(is_over, _HAND_OVER_S)
+        await self._until(is_over, _HAND_OVER_S)
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
         deadline = self._loop.time() + timeout_s
@@ -199,10 +206,16 @@ class Node:
         if self._is_stopped:
             return
         replica.tick()
-        if replica.failure is not None:
-            self._give_up(replica.failure)
-        elif replica.wants_tick:
+        if self._check_failure():
+            return
+        if replica.has_more_to_apply:
             self._wake()
+
+    def _check_failure(self) -> bool:
+        failure = self._replica.failure
+        if failure is not None:
+            self._give_up(failure)
+        return failure is not None
 
     def _give_up(self, failure: MqError) -> None:
         """Closing the connections tells the others to elect another leader at once."""
@@ -232,25 +245,48 @@ class Node:
             self._is_sync_wanted = True
             return
         self._is_syncing, self._is_sync_wanted = True, False
-        waiter = self._disk.flusher.wait(self._disk.log.end_offset)
-        waiter.add_done_callback(self._hand_to_loop)
+        commitlog = self._disk.log
+        is_small = commitlog.end_offset - commitlog.durable_offset <= _INLINE_BYTES_MAX
+        if is_small and self._loop.time() >= self._slow_until_s:
+            self._loop.call_soon(self._sync_here)
+        else:
+            waiter = self._disk.flusher.wait(commitlog.end_offset)
+            waiter.add_done_callback(self._hand_to_loop)
+
+    def _sync_here(self) -> None:
+        if self._is_stopped:
+            return
+        start_s = self._loop.time()
+        try:
+            self._disk.log.sync()
+        except MqError as error:
+            self._replica.fail(error)
+        if self._loop.time() - start_s > _SLOW_SYNC_S:
+            self._slow_until_s = self._loop.time() + _SLOW_DISK_S
+        self._synced()
 
     def _hand_to_loop(self, waiter: Future[int]) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._on_synced, waiter)
 
     def _on_synced(self, waiter: Future[int]) -> None:
-        self._is_syncing = False
         error = waiter.exception()
-        if self._is_stopped:
-            return
-        if isinstance(error, MqError) and not isinstance(error, OffsetOutOfRange):
+        if isinstance(error, OffsetOutOfRange):
+            # Truncated meanwhile: there may be other entries in its place.
+            self._is_sync_wanted = True
+        elif isinstance(error, MqError):
             self._replica.fail(error)
+        self._synced()
+
+    def _synced(self) -> None:
+        self._is_syncing = False
+        self._replica.on_synced()
+        if self._is_sync_wanted and not self._is_stopped:
+            self.request_sync()
+        if self._replica.wants_tick:
+            self._tick()
         else:
-            self._replica.on_synced()
-            if self._is_sync_wanted or error is not None:
-                self.request_sync()
-        self._wake()
+            self._check_failure()
 
     # -- Listener ---------------------------------------------------------------------------------
 
@@ -264,7 +300,8 @@ class Node:
 
     def on_frame(self, peer_id: str, frame: Frame) -> None:
         self._replica.receive(peer_id, frame)
-        self._wake()
+        if self._replica.wants_tick:
+            self._wake()
 
     def on_writable(self, peer_id: str) -> None:  # noqa: ARG002 - all who may get something, do
         self._replica.on_writable()

@@ -11,7 +11,7 @@ all who wait, and does nothing more. A node that is not sure of its log is bette
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mq.errors import DiskFull, MalformedEntries, MessageTooLarge, MqError, NodeStopped, NotLeader
@@ -30,17 +30,30 @@ from mq.raft.frames import Frame
 from mq.raft.hooks import Role, now_s
 from mq.raft.journal import Journal
 from mq.raft.membership import Membership, checkpoint_entry
+from mq.raft.memory import FIRST_INDEX, Memory
 from mq.raft.proposals import Outcome, Proposal, Proposals
 from mq.raft.vote import VoteFile
 from mq.raft.writer import Writer
 from mq.store.commitlog import CommitLog
-from mq.store.format import HEADER_BYTES, Kind, decode_header
+from mq.store.format import Kind
+from mq.store.scan import check_opening
 from mq.wire.v1.raft_pb2 import AppendAnswer, RaftFrame, Roster, StartOver
 
 log = get_logger(__name__)
 
-_FIRST_INDEX = 1
 _KEEP_ALIVE_HEARTBEATS = 10
+
+_TO_ENGINE: dict[str | None, Callable[[Engine, str, RaftFrame, memoryview], None]] = {
+    "append": lambda e, peer, m, body: e.receive_append(peer, m.term, m.append, body),
+    "append_answer": lambda e, peer, m, _: e.receive_append_answer(peer, m.term, m.append_answer),
+    "pre_vote_request": lambda e, peer, m, _: e.receive_pre_vote_request(peer, m.pre_vote_request),
+    "pre_vote_response": lambda e, peer, m, _: e.receive_pre_vote_response(
+        peer, m.term, m.pre_vote_response
+    ),
+    "vote_request": lambda e, peer, m, _: e.receive_vote_request(peer, m.term, m.vote_request),
+    "vote_response": lambda e, peer, m, _: e.receive_vote_response(peer, m.term),
+    "timeout_now": lambda e, peer, m, _: e.receive_timeout_now(peer, m.term),
+}
 
 
 class Replica:
@@ -75,6 +88,7 @@ class Replica:
         self._writer = Writer(
             commitlog, machine, self._proposals, self._membership, driver.now_ms, limits
         )
+        self._memory = Memory(self.node_id, commitlog, vote)
         self._is_stopping = False
         self._connected: set[str] = set()
         self._leadership = Leadership(Role.FOLLOWER, vote.term, None, None)
@@ -100,11 +114,11 @@ class Replica:
         state = self._machine.checkpoint_payload()
         self.log.roll(checkpoint_entry(state, self._membership.members, term=0, stored_at_ms=0))
         self.log.sync()
-        self._machine.apply_through(_FIRST_INDEX)
+        self._machine.apply_through(FIRST_INDEX)
 
     def _start_engine(self) -> None:
         members = self._membership.read()
-        self._check_memory(members)
+        self._memory.check(members)
         journal = Journal(
             self.log,
             self.vote,
@@ -127,25 +141,6 @@ class Replica:
         for peer_id in sorted(self._connected):
             self._greet(peer_id)
 
-    def _check_memory(self, members: Mapping[str, str]) -> None:
-        """Does this node remember everything that it ever said? If not, it must not vote before it
-        has all that was committed: it may have said that it has an entry which is gone.
-        """
-        vote, commitlog = self.vote, self.log
-        reason = ""
-        if commitlog.last_index == _FIRST_INDEX and vote.term == 0:
-            reason = "the data directory is new"
-        elif commitlog.last_term > vote.term:
-            reason = "the vote file was lost"
-        elif commitlog.recovery.synced_bytes_lost:
-            reason = "the log has lost entries that had been synced"
-        must_catch_up = len(members) > 1 and (bool(reason) or vote.must_catch_up)
-        if reason and must_catch_up and commitlog.last_index > _FIRST_INDEX:
-            log.warning("this node does not vote until it has caught up", reason=reason)
-        if must_catch_up != vote.must_catch_up:
-            term = max(vote.term, commitlog.last_term)
-            vote.save(term, vote.voted_for, must_catch_up=must_catch_up)
-
     # -- what the driver calls ---------------------------------------------------------------------
 
     def tick(self) -> None:
@@ -167,7 +162,14 @@ class Replica:
     @property
     def wants_tick(self) -> bool:
         """There is something to do at once."""
-        return self.engine is not None and self.failure is None and self.engine.has_more_to_apply
+        engine = self.engine
+        return engine is not None and self.failure is None and engine.wants_tick
+
+    @property
+    def has_more_to_apply(self) -> bool:
+        """Even when nothing else happens."""
+        engine = self.engine
+        return engine is not None and self.failure is None and engine.has_more_to_apply
 
     def receive(self, peer_id: str, frame: Frame) -> None:
         self._step(self._receive, peer_id, frame)
@@ -221,10 +223,11 @@ class Replica:
             return
         self._refresh_members(engine)
         self._trust_again(engine)
-        leader_id = engine.leader_id
-        address = self.members.get(leader_id) if leader_id is not None else None
-        self._set_leadership(Leadership(engine.role, engine.term, leader_id, address))
-        if engine.role == Role.LEADER:
+        role, term, leader_id = engine.role, engine.term, engine.leader_id
+        if self._leadership[:3] != (role, term, leader_id):
+            address = self.members.get(leader_id) if leader_id is not None else None
+            self._set_leadership(Leadership(role, term, leader_id, address))
+        if role == Role.LEADER:
             self._advance_change(engine)
         last_index = self.log.last_index
         if last_index != self._sync_requested_index and engine.journal.durable_index < last_index:
@@ -301,6 +304,7 @@ class Replica:
 
     def _forget(self, from_index: int) -> None:
         self._machine.forget(from_index)
+        self._membership.forget()
         self._sync_requested_index = 0
 
     # -- frames ------------------------------------------------------------------------------------
@@ -308,36 +312,19 @@ class Replica:
     def _receive(self, peer_id: str, frame: Frame) -> None:
         message, body = frame
         term, kind = message.term, message.WhichOneof("content")
+        self._memory.notice(message)
         if kind == "roster":
             self._receive_roster(message.roster)
         elif kind == "start_over":
             self._receive_start_over(peer_id, term, message.start_over, memoryview(body))
         elif self.engine is not None:
-            self._receive_engine(peer_id, message, kind, memoryview(body))
+            if kind in _TO_ENGINE:
+                _TO_ENGINE[kind](self.engine, peer_id, message, memoryview(body))
+            else:
+                log.warning("a frame that has no place here", peer=peer_id, kind=kind)
         elif kind == "append" and term >= self.vote.term:
-            answer = AppendAnswer(next_index=_FIRST_INDEX)
+            answer = AppendAnswer(next_index=FIRST_INDEX)
             self.send(peer_id, Frame(RaftFrame(term=term, append_answer=answer)))
-
-    def _receive_engine(
-        self, peer_id: str, message: RaftFrame, kind: str | None, body: memoryview
-    ) -> None:
-        engine, term = self._engine(), message.term
-        if kind == "append":
-            engine.receive_append(peer_id, term, message.append, body)
-        elif kind == "append_answer":
-            engine.receive_append_answer(peer_id, term, message.append_answer)
-        elif kind == "pre_vote_request":
-            engine.receive_pre_vote_request(peer_id, message.pre_vote_request)
-        elif kind == "pre_vote_response":
-            engine.receive_pre_vote_response(peer_id, term, message.pre_vote_response)
-        elif kind == "vote_request":
-            engine.receive_vote_request(peer_id, term, message.vote_request)
-        elif kind == "vote_response":
-            engine.receive_vote_response(peer_id, term)
-        elif kind == "timeout_now":
-            engine.receive_timeout_now(peer_id, term)
-        else:
-            log.warning("a frame that has no place here", peer=peer_id, kind=kind)
 
     def _receive_start_over(
         self, peer_id: str, term: int, start: StartOver, body: memoryview
@@ -348,22 +335,26 @@ class Replica:
                 return
         elif term < self.vote.term:
             return
+        try:
+            check_opening(body, start.first_index)
+        except MalformedEntries:
+            log.exception("the leader sent a start that is none", leader=peer_id)
+            return
         log.warning(
             "too far behind: starting over with the leader's log",
             leader=peer_id,
             first_index=start.first_index,
             own_last_index=self.log.last_index,
         )
-        voted_for = self.vote.voted_for if term == self.vote.term else None
-        # First of all: until this node has all that was committed, it is not trusted.
-        self.vote.save(term, voted_for, must_catch_up=True)
+        self._memory.forget(term)
         self.engine = None
         self.start_overs += 1
         self.log.start_over(start.first_index, start.log_offset)
+        self._membership.forget()
         self._sync_requested_index = 0
         try:
             self.log.extend(body)
-        except (DiskFull, MalformedEntries) as error:
+        except DiskFull as error:
             log.warning("cannot start over yet", leader=peer_id, error=str(error))
             return
         self._machine.start_over()
@@ -373,9 +364,8 @@ class Replica:
         engine.answer_start_over(peer_id)
 
     def _trust_again(self, engine: Engine) -> None:
-        if self.vote.must_catch_up and engine.has_all_committed:
-            self.vote.save(engine.term, self.vote.voted_for, must_catch_up=False)
-            log.info("caught up: this node votes again", node=self.node_id, term=engine.term)
+        if self.vote.must_catch_up and engine.has_caught_up:
+            self._memory.restore(engine.term)
 
     def _greet(self, peer_id: str) -> None:
         engine = self._engine()
@@ -417,7 +407,9 @@ class Replica:
     def _advance_change(self, engine: Engine) -> None:
         learner_id = self._changes.learner_id
         if learner_id is not None:
-            match_index = engine.match_index(learner_id)
+            # One that has to catch up would not be counted: as a member it would be in the way.
+            is_healthy = engine.is_healthy(learner_id)
+            match_index = engine.match_index(learner_id) if is_healthy else 0
             if self._changes.follow_learner(match_index, self.log.last_index):
                 self._writer.is_roll_due = True
 
@@ -504,11 +496,8 @@ class Replica:
         )
 
     def birth_crc(self) -> int:
-        """Checksum of entry 1, or 0 when the log does not have it (any more)."""
-        if self.log.last_index < _FIRST_INDEX or self.log.first_index != _FIRST_INDEX:
-            return 0
-        header = decode_header(self.log.read(self.log.start_offset, HEADER_BYTES))
-        return header.crc if header else 0
+        """See `Hello`."""
+        return self._memory.birth_crc()
 
     def _engine(self) -> Engine:
         if self.engine is None:

@@ -114,7 +114,7 @@ class Transport:
         """
         if address is not None:
             self._listening = await _listen(address)
-            self._spawn(self._accept(self._listening))
+            self._resume_accepting()
         self._spawn(self._watch())
 
     @property
@@ -169,13 +169,14 @@ class Transport:
             connection.close("this node stops")
         self.set_peers({})
         self._is_closed = True
+        if self._listening is not None:
+            asyncio.get_running_loop().remove_reader(self._listening)
+            self._listening.close()
+            self._listening = None
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._listening is not None:
-            self._listening.close()
-            self._listening = None
         if self._connections:
             await asyncio.wait([connection.gone for connection in self._connections], timeout=1)
         self._tell_farewells()
@@ -248,10 +249,9 @@ class Transport:
         loop = asyncio.get_running_loop()
         address = self._addresses[peer_id]
         connection = self._new_connection(address, dialed=peer_id)
-        is_open = False
         try:
             await self._connect(connection)
-            is_open = True
+            connection.was_opened = True
             async with asyncio.timeout(self._handshake_timeout_ms / 1000):
                 await connection.settled
             began = loop.time()
@@ -262,7 +262,7 @@ class Transport:
         except (OSError, ValueError, IllegalConfig) as error:
             connection.close(_reason(error))
         finally:
-            connection.close() if is_open else connection.abandon()
+            connection.close() if connection.was_opened else connection.abandon()
         return 0
 
     async def _connect(self, connection: Connection) -> None:
@@ -275,26 +275,37 @@ class Transport:
 
     # Accepting.
 
-    async def _accept(self, listening: socket.socket) -> None:
+    def _accept(self, listening: socket.socket) -> None:
+        # Not by loop.sock_accept, which loses a socket when it is cancelled at the wrong moment.
         loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, name = await loop.sock_accept(listening)
-            except OSError as error:  # no descriptors left, or already gone again
-                if self._complaints.is_new("", _reason(error)):
-                    log.warning("cannot accept connections", reason=_reason(error))
-                await asyncio.sleep(_ACCEPT_RETRY_S)
-                continue
-            while len(self._handshakes) >= self._handshakes_max:
-                # The oldest, or silent connections could keep the peers out.
-                oldest = next(iter(self._handshakes))
-                oldest.close(f"more than {self._handshakes_max} connections wait for a handshake")
-                self._handshakes.pop(oldest).cancel()
-            connection = self._new_connection(f"{name[0]}:{name[1]}", dialed=None)
-            self._handshakes[connection] = self._spawn(self._shake_hands(connection, sock))
+        try:
+            sock, name = listening.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:  # no descriptors left, or already gone again
+            if self._complaints.is_new("", _reason(error)):
+                log.warning("cannot accept connections", reason=_reason(error))
+            loop.remove_reader(listening)
+            loop.call_later(_ACCEPT_RETRY_S, self._resume_accepting)
+            return
+        sock.setblocking(False)  # noqa: FBT003 - the standard library's signature
+        while len(self._handshakes) >= self._handshakes_max:
+            # The oldest, or silent connections could keep the peers out.
+            oldest = next(iter(self._handshakes))
+            oldest.close(f"more than {self._handshakes_max} connections wait for a handshake")
+            self._handshakes.pop(oldest).cancel()
+        connection = self._new_connection(f"{name[0]}:{name[1]}", dialed=None)
+        task = self._spawn(self._shake_hands(connection, sock))
+        # In any case, also when the task is cancelled before its first step.
+        task.add_done_callback(lambda _: self._end_handshake(connection, sock))
+        self._handshakes[connection] = task
+
+    def _resume_accepting(self) -> None:
+        if self._listening is not None:
+            loop = asyncio.get_running_loop()
+            loop.add_reader(self._listening, self._accept, self._listening)
 
     async def _shake_hands(self, connection: Connection, sock: socket.socket) -> None:
-        is_open = False
         try:
             async with asyncio.timeout(self._handshake_timeout_ms / 1000):
                 tls = self._tls and self._tls.server
@@ -307,19 +318,20 @@ class Transport:
                 await asyncio.get_running_loop().connect_accepted_socket(
                     lambda: connection, sock, ssl=tls
                 )
-                is_open = True
+                connection.was_opened = True
                 await connection.settled
         except TimeoutError:
             connection.close(f"no handshake within {self._handshake_timeout_ms} ms")
         except OSError as error:
             connection.close(_reason(error))
-        finally:
-            self._handshakes.pop(connection, None)
-            if not is_open:
-                connection.abandon()
-                sock.close()
-            elif not connection.was_established:
-                connection.close()
+
+    def _end_handshake(self, connection: Connection, sock: socket.socket) -> None:
+        self._handshakes.pop(connection, None)
+        if not connection.was_opened:
+            connection.abandon()
+            sock.close()
+        elif not connection.was_established:
+            connection.close()
 
     # All the time.
 

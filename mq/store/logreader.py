@@ -86,7 +86,10 @@ class LogReader:
 
     @property
     def last_index(self) -> int:
-        return self._segments[-1].last_index if self._segments else self._origin[0] - 1
+        if not self._segments:
+            return self._origin[0] - 1
+        last = self._segments[-1]
+        return last.first_index + last.count - 1
 
     @property
     def last_checkpoint_index(self) -> int:

@@ -215,6 +215,15 @@ def check_entries(data: memoryview, end: int, last: EntryHeader) -> Checked:
     return Checked(is_opening, last, position, b"".join(records))
 
 
+def check_opening(data: memoryview, first_index: int) -> None:
+    """Raises MalformedEntries unless a log may start with this: whole, intact entries from this
+    raft index on, the first one a checkpoint.
+    """
+    before = EntryHeader(0, Kind.NOOP, 0, first_index - 1, 0, 0)
+    if not check_entries(data, 0, before).is_opening:
+        raise MalformedEntries(f"entry {first_index} opens the log, but is no checkpoint")
+
+
 def _defect(header: EntryHeader | None, rest: memoryview) -> str:
     """Why no intact entry of a kind that we know stands here; empty when one does."""
     if header is None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Files that fill within a scenario: segments roll, queues and index have several files each.
 INDEX_SLOTS = 100
 SMALL = {
-    "--store-segment-bytes": "128KiB",
+    "--store-segment-bytes": "256KiB",
     "--store-checkpoint-log-bytes": "64KiB",
     "--store-queue-file-units": "300",
     "--store-index-slots": str(INDEX_SLOTS),
@@ -64,7 +64,9 @@ def check_acknowledged(directory: Path, acknowledged: Iterable[Acknowledged]) ->
     """
     replica = Replica(directory)
     there = tokens(replica)
-    assert [token for token, count in Counter(t for _, t in there.values()).items() if count > 1] == []
+    assert [
+        token for token, count in Counter(t for _, t in there.values()).items() if count > 1
+    ] == []
     missing = [
         one
         for one in acknowledged
@@ -77,7 +79,7 @@ def check_acknowledged(directory: Path, acknowledged: Iterable[Acknowledged]) ->
 def tokens(replica: Replica) -> Mapping[int, tuple[int, str]]:
     """By raft index: term and token of each message."""
     return {
-        walked.header.raft_index: (walked.header.term, message.body.decode())
+        walked.header.raft_index: (walked.header.term, message.body.decode().rstrip())
         for _, walked in replica.walked(replica.last_index)
         if walked.header.kind == Kind.MESSAGES
         for batch, _ in decode_payload(walked.payload, 0)

@@ -6,14 +6,17 @@ import itertools
 import queue
 import random
 import threading
+import time
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from tests.support.raft_cluster import Cluster, Gone, Process, poll
+from tests.support.raft_cluster import Cluster, Process, poll
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 QUEUES = 4
+SIZES = (0, 0, 100, 5000)
+IN_FLIGHT = 6
 # How long a producer waits for an answer before it goes elsewhere: a frozen leader gives none.
 _ANSWER_S = 1.0
 # What a producer may be told; after each of them it goes on with a new token.
@@ -27,11 +30,11 @@ class Acknowledged(NamedTuple):
 
 
 class Load:
-    """Several threads that send unique tokens to whoever leads. A token is sent once: when its
-    outcome is not known, the next one is another.
+    """Several threads that send unique tokens to whoever leads, a few at a time. A token is sent
+    once: when its outcome is not known, the next one is another.
     """
 
-    def __init__(self, cluster: Cluster, producers: int = 6) -> None:
+    def __init__(self, cluster: Cluster, producers: int = 5) -> None:
         self.acknowledged: list[Acknowledged] = []
         self.errors: set[str] = set()
         self._cluster = cluster
@@ -54,7 +57,7 @@ class Load:
         assert self._failures == []
         assert self.errors <= LEGAL_ERRORS
 
-    def wait_for_more(self, count: int = 50) -> None:
+    def wait_for_more(self, count: int = 100) -> None:
         """Until so many more are acknowledged than now: the set serves."""
         target = len(self.acknowledged) + count
         poll(
@@ -64,32 +67,44 @@ class Load:
 
     def _produce(self, name: str) -> None:
         try:
-            target = self._targets(name)
-            node = next(target)
+            rng = random.Random(name)
+            targets = self._targets(rng)
+            node = next(targets)
             for number in itertools.count():
                 if self._is_over.is_set():
                     return
-                node = self._send(node, f"{name}.{number}", number % QUEUES) or next(target)
+                tokens = [f"{name}.{number}.{i}" for i in range(IN_FLIGHT)]
+                node = self._send(node, tokens, rng) or next(targets)
         except BaseException as error:  # noqa: BLE001 - shown by the thread that waits
             self._failures.append(error)
 
-    def _targets(self, name: str) -> Iterator[Process]:
-        """Any node that runs, in an order of this producer's own."""
-        rng = random.Random(name)
+    def _targets(self, rng: random.Random) -> Iterator[Process]:
+        """Any node that runs."""
         while True:
             nodes = self._cluster.running()
             if nodes:
                 yield rng.choice(nodes)
             self._is_over.wait(0.01)
 
-    def _send(self, node: Process, token: str, queue_id: int) -> Process | None:
+    def _send(self, node: Process, tokens: list[str], rng: random.Random) -> Process | None:
         """Whom to ask next, if that is known."""
-        try:
-            answer = node.call("send", _ANSWER_S, token=token, queue=queue_id)
-        except (Gone, queue.Empty):
-            return None
-        if "error" in answer:
-            self.errors.add(answer["error"])
-            return self._cluster.nodes.get(answer.get("leader") or "")
-        self.acknowledged.append(Acknowledged(answer["index"], answer["term"], token))
-        return node
+        waiters = [
+            node.begin("send", token=token, queue=rng.randrange(QUEUES), size=rng.choice(SIZES))
+            for token in tokens
+        ]
+        deadline = time.monotonic() + _ANSWER_S
+        leader: str | None = None
+        for token, waiter in zip(tokens, waiters, strict=True):
+            try:
+                answer = waiter.get(timeout=max(0, deadline - time.monotonic()))
+            except queue.Empty:
+                return None
+            if answer is None:
+                return None
+            if "error" in answer:
+                self.errors.add(answer["error"])
+                leader = answer.get("leader")
+            else:
+                self.acknowledged.append(Acknowledged(answer["index"], answer["term"], token))
+                leader = node.name
+        return self._cluster.nodes.get(leader or "")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tests.cluster.judgement import SMALL, judge
 from tests.cluster.load import Load
-from tests.support.raft_cluster import Cluster, poll, start_all
+from tests.support.raft_cluster import Cluster, start_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +39,7 @@ def test_an_emptied_node_does_not_elect_one_that_lacks_what_was_acknowledged(
             assert {node.status()["role"] for node in (late, emptied)}.isdisjoint({"leader"})
         assert emptied.status()["must_catch_up"]
         leader.start()
-        poll(lambda: not emptied.status()["must_catch_up"], "the emptied node has caught up")
+        emptied.wait_for("must_catch_up", False)
         judge(cluster, load.acknowledged)
 
 
@@ -52,7 +52,7 @@ def test_an_emptied_node_catches_up_under_load(tmp_path: Path) -> None:
             shutil.rmtree(follower.data)
             load.wait_for_more()
             follower.start()
-            poll(lambda: not follower.status()["must_catch_up"], "it has caught up")
+            follower.wait_for("must_catch_up", False)
             load.wait_for_more()
         judge(cluster, load.acknowledged)
 
@@ -60,8 +60,6 @@ def test_an_emptied_node_catches_up_under_load(tmp_path: Path) -> None:
 def test_a_new_group_elects_a_leader_although_nobody_has_anything(tmp_path: Path) -> None:
     with Cluster(tmp_path, flags=SMALL) as cluster:
         cluster.leader()
-        poll(
-            lambda: not any(node.status()["must_catch_up"] for node in cluster.nodes.values()),
-            "all nodes of the new group vote",
-        )
+        for node in cluster.nodes.values():
+            node.wait_for("must_catch_up", False)
         judge(cluster, [])

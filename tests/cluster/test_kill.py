@@ -52,3 +52,15 @@ def test_all_three_killed_at_once_and_started_again_lose_nothing(tmp_path: Path)
                 start_all(cluster.nodes.values())
             load.wait_for_more()
         judge(cluster, load.acknowledged)
+
+
+def test_a_group_of_one_keeps_what_it_acknowledged_through_five_kills(tmp_path: Path) -> None:
+    with Cluster(tmp_path, count=1, flags=SMALL) as cluster:
+        node = cluster.nodes["n0"]
+        with Load(cluster) as load:
+            for _ in range(5):
+                load.wait_for_more(100)
+                node.kill()
+                node.start()
+            load.wait_for_more()
+        judge(cluster, load.acknowledged)

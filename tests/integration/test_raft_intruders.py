@@ -417,6 +417,8 @@ def test_a_failure_of_the_core_reaches_the_hook(loop: str, kind: str) -> None:
                 await raw.read_to_end()
             await b.core.until(lambda: b.core.count("disconnected") == 1)
             assert [type(each) for each in failures] == [Broken]
+            # It ends the connection, whose state the core did not get right; not by the peer.
+            assert b.core.lost() == [kind == "disconnected"]
             await check_unharmed(b)
 
     run(scenario(), loop)

@@ -283,6 +283,8 @@ def test_a_peer_that_does_not_read_stops_the_core_and_not_the_memory(loop: str) 
             under = connection._transport
             assert under is not None
             assert limit <= waiting < limit + len(body) + 100
+            # What the event loop keeps it has copied: one piece at most, whatever waits here.
+            assert under.get_write_buffer_limits() == (0, 1)
             assert under.get_write_buffer_size() <= 256 << 10
             # A heartbeat is still taken, and changes nothing.
             assert b.transport.send("a", append(sent))

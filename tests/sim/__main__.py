@@ -7,53 +7,70 @@ import logging
 import sys
 import time
 import traceback
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from os import cpu_count
+from typing import NamedTuple
 
 from tests.sim.faults import run_seed
 from tests.sim.ledger import Violation
 
 
-def run_quietly(seed: int) -> tuple[int, str, dict[str, int]]:
+class Report(NamedTuple):
+    failed: list[tuple[int, str]]  # seed, what went wrong
+    counts: Counter[str]
+
+    def failures(self) -> str:
+        return "\n".join(
+            f"seed {seed}: {error}\nreplay: {replay_command(seed)}" for seed, error in self.failed
+        )
+
+
+def run_quietly(seed: int) -> tuple[int, str, Counter[str]]:
     """The seed, what went wrong (empty: nothing), what happened."""
-    logging.disable(logging.CRITICAL)
     try:
         world = run_seed(seed)
     except Violation as error:
-        return seed, str(error), {}
+        return seed, str(error), Counter()
     except Exception:  # noqa: BLE001 - whatever it is, the seed is the news
-        return seed, traceback.format_exc(), {}
-    return (
-        seed,
-        "",
+        return seed, traceback.format_exc(), Counter()
+    counts = Counter(
         {
             "elections": len(world.ledger.leaders),
             "acknowledged": len(world.ledger.acknowledged),
-            "starts": sum(node.starts for node in world.nodes.values()),
             "frames": world.network.frames_sent,
-        },
+            "frames lost": world.network.frames_lost,
+            "frames copied": world.network.frames_copied,
+        }
     )
+    return seed, "", counts + world.counts
 
 
-def run_seeds(first: int, count: int, *, shows_progress: bool = False) -> list[tuple[int, str]]:
-    """The seeds that failed, with what went wrong. On all processors."""
-    failed: list[tuple[int, str]] = []
-    totals: dict[str, int] = {}
+def be_quiet() -> None:
+    logging.disable(logging.CRITICAL)
+
+
+def run_seeds(first: int, count: int, *, shows_progress: bool = False) -> Report:
+    """On all processors."""
+    report = Report([], Counter())
     start_s = time.monotonic()
-    with ProcessPoolExecutor(cpu_count()) as pool:
+    with ProcessPoolExecutor(cpu_count(), initializer=be_quiet) as pool:
         results = pool.map(run_quietly, range(first, first + count), chunksize=4)
-        for done, (seed, error, facts) in enumerate(results, start=1):
+        for done, (seed, error, counts) in enumerate(results, start=1):
+            report.counts.update(counts)
             if error:
-                failed.append((seed, error))
-            for name, number in facts.items():
-                totals[name] = totals.get(name, 0) + number
+                report.failed.append((seed, error))
             if shows_progress and (done % 50 == 0 or done == count or error):
-                text = ", ".join(f"{number:,} {name}" for name, number in totals.items())
                 spent_s = time.monotonic() - start_s
-                print(f"{done}/{count} seeds, {len(failed)} failed, {spent_s:.0f} s: {text}")
+                text = counts_text(report, "elections", "starts", "acknowledged")
+                print(f"{done}/{count} seeds, {len(report.failed)} failed, {spent_s:.0f} s: {text}")
                 if error:
                     print(f"seed {seed}: {error}\nreplay: {replay_command(seed)}")
-    return failed
+    return report
+
+
+def counts_text(report: Report, *names: str) -> str:
+    return ", ".join(f"{report.counts[name]:,} {name}" for name in names or sorted(report.counts))
 
 
 def replay_command(seed: int) -> str:
@@ -67,7 +84,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="only this one, with all that happened")
     arguments = parser.parse_args()
     if arguments.seed is None:
-        sys.exit(bool(run_seeds(arguments.first, arguments.seeds, shows_progress=True)))
+        report = run_seeds(arguments.first, arguments.seeds, shows_progress=True)
+        print(counts_text(report))
+        sys.exit(bool(report.failed))
     world = run_seed(arguments.seed, shows_notes=True)
     print(f"seed {arguments.seed} holds: {world.state()}")
 

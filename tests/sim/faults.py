@@ -10,6 +10,7 @@ import errno
 from typing import TYPE_CHECKING
 
 from mq.errors import MqError
+from mq.raft.proposals import Committed
 from tests.sim.network import Weather
 from tests.sim.node import Setup, SimNode
 from tests.sim.world import World
@@ -17,6 +18,8 @@ from tests.sim.world import World
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable
+
+    from mq.raft.proposals import Outcome
 
 FAULTS_S = 8.0
 _NODES_MAX = 7
@@ -57,7 +60,7 @@ class Story:
             self._drop_segments: 2,
             self._save_machine: 2,
             self._transfer: 1,
-            self._add_node: 0.6,
+            self._add_node: 1.5,
             self._remove_node: 0.6,
         }
         self._faults = list(faults)
@@ -196,6 +199,7 @@ class Story:
             while count > 0 and infos[count].first_index > node.machine.applied_index:
                 count -= 1
             if count > 0 and self._rng.random() < 0.7:
+                self._world.counts["segments dropped"] += count
                 try:
                     node.log.drop_front(count)
                 except MqError as error:
@@ -215,26 +219,17 @@ class Story:
 
     def _transfer(self) -> None:
         leader = self._world.leader()
-        if leader is not None and leader.replica is not None and leader.replica.engine is not None:
-            leader.replica.engine.transfer_leadership()
+        if leader is not None:
+            self._world.counts["transfers"] += leader.engine.transfer_leadership()
 
     def _add_node(self) -> None:
         world, leader = self._world, self._world.leader()
         if leader is None or leader.replica is None or len(world.nodes) >= _NODES_MAX:
             return
-        name = f"n{len(world.nodes)}"
-        node = SimNode(
-            world,
-            name,
-            {**leader.replica.members, name: f"{name}:8082"},
-            is_joining=True,
-        )
         try:
-            leader.replica.add_member(name, f"{name}:8082", lambda _: None)
+            node = world.join(leader, lambda outcome: self._changed("added", outcome))
         except MqError:
             return
-        world.note(f"{name} joins")
-        world.nodes[name] = node
         node.start()
 
     def _remove_node(self) -> None:
@@ -243,7 +238,12 @@ class Story:
             return
         name = self._rng.choice(sorted(leader.replica.members))
         try:
-            leader.replica.remove_member(name, lambda _: None)
+            leader.replica.remove_member(name, lambda outcome: self._changed("removed", outcome))
         except MqError:
+            self._world.counts["removals refused"] += 1
             return
         self._world.note(f"{name} leaves")
+
+    def _changed(self, what: str, outcome: Outcome) -> None:
+        how = "" if isinstance(outcome, Committed) else f", {type(outcome).__name__}"
+        self._world.counts[f"{what}{how}"] += 1

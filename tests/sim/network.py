@@ -76,6 +76,8 @@ class Network:
         buffer_bytes: int = 1 << 16,
     ) -> None:
         self.weather = Weather()
+        # More delay, for one direction of one connection.
+        self.slow_s: dict[tuple[str, str], float] = {}
         self._rng = rng
         self._now_s = now_s
         self._schedule = schedule
@@ -88,7 +90,7 @@ class Network:
         self._in_flight: dict[tuple[str, str], int] = {}
         self._heard: dict[tuple[str, str], float] = {}
         self.bytes_in_flight_max = 0
-        self.frames_sent = 0
+        self.frames_sent = self.frames_lost = self.frames_copied = 0
         # For who wants to look at all that was sent, or deliver some of it again.
         self.record: list[Sent] | None = None
 
@@ -100,6 +102,7 @@ class Network:
 
     def heal(self) -> None:
         self._cut.clear()
+        self.slow_s.clear()
         self.weather = Weather()
 
     def start(self, endpoint: Endpoint) -> None:
@@ -148,12 +151,15 @@ class Network:
         if self.record is not None:
             self.record.append(Sent(self._now_s(), sender, receiver, _copy(data, split)))
         if (sender, receiver) in self._cut or self._rng.random() < self.weather.loss:
+            self.frames_lost += 1
             return True
         way = (sender, receiver)
-        arrives_s = max(self._arrivals.get(way, 0.0), self._now_s() + self._delay_s())
+        delay_s = self._delay_s() + self.slow_s.get(way, 0.0)
+        arrives_s = max(self._arrivals.get(way, 0.0), self._now_s() + delay_s)
         self._arrivals[way] = arrives_s
         self._deliver_at(way, epoch, data, split, arrives_s)
         if self._rng.random() < self.weather.duplicate:
+            self.frames_copied += 1
             late_s = arrives_s + self._rng.random() * 0.5
             self._deliver_at(way, epoch, data, split, late_s)
         return True

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from mq.errors import MqError
+from mq.errors import MqError, StorageFailed
 from mq.raft.contracts import Leadership, Limits, Settings, Timing
 from mq.raft.engine import Engine
 from mq.raft.hooks import Role
@@ -75,6 +75,7 @@ class SimNode:
         self._checked_term = 0
         self._committed = 0
         self._start_overs = 0
+        self._must_catch_up = False
         self._members_before: Mapping[str, str] = {}
 
     # -- life --------------------------------------------------------------------------------------
@@ -82,6 +83,9 @@ class SimNode:
     @property
     def is_up(self) -> bool:
         return self.replica is not None
+
+    def must_catch_up(self) -> bool:
+        return self.replica is not None and self.replica.vote.must_catch_up
 
     @property
     def engine(self) -> Engine:
@@ -123,11 +127,18 @@ class SimNode:
         except (MqError, OSError) as error:
             # A disk that is full or broken at the moment: somebody starts it again later.
             self.world.note(f"{self.name} does not start: {error}")
+            self.world.counts["failed starts"] += 1
             self.replica = None
             self.world.network.stop(self.name, is_silent=False)
             vfs.kill()
             return
         self.world.note(f"{self.name} starts, log {log.first_index}..{log.last_index}")
+        self.world.counts["starts"] += 1
+        self.world.counts["torn tails"] += log.recovery.cut_bytes > 0
+        self.world.counts["starts from a saved state"] += (
+            self.machine.applied_index > log.first_index
+        )
+        self._must_catch_up = vote.must_catch_up
         self._tick_later(self.starts)
 
     def stop(self, *, is_power_loss: bool, keep: float | None = None) -> None:
@@ -144,6 +155,7 @@ class SimNode:
         else:
             self.vfs.kill()
         self.world.note(f"{self.name} {'loses power' if is_power_loss else 'is killed'}")
+        self.world.counts["power losses" if is_power_loss else "kills"] += 1
 
     def heal(self) -> None:
         """The disk has room and is quick again; a sync that hangs ends."""
@@ -178,11 +190,12 @@ class SimNode:
         if replica is None:
             return
         replica.tick()
-        while replica.wants_tick:
+        while replica.has_more_to_apply:
             replica.tick()
         self.check()
         if replica.failure is not None:
             self.world.note(f"{self.name} fails: {replica.failure}")
+            self.world.counts["disk failures"] += isinstance(replica.failure, StorageFailed)
             if "should not be" in str(replica.failure) and not self.may_have_bugs:
                 raise Violation(f"{self.name}: {replica.failure}")
             self.stop(is_power_loss=False)
@@ -233,6 +246,8 @@ class SimNode:
             self.world.schedule(delay_s, lambda: self._sync(start))
 
     def on_leadership(self, leadership: Leadership) -> None:
+        before = self.leaderships[-1].role if self.leaderships else Role.FOLLOWER
+        self.world.counts["step-downs"] += before == Role.LEADER != leadership.role
         self.leaderships.append(leadership)
 
     def _sync(self, start: int) -> None:
@@ -265,6 +280,7 @@ class SimNode:
         self.world.ended += 1
         if isinstance(outcome, MqError):
             self.world.failed += 1
+            self.world.counts[f"ended with {type(outcome).__name__}"] += 1
         else:
             # The commit was seen by now, by the leader's own step.
             self._check_commit()
@@ -289,15 +305,21 @@ class SimNode:
             self.world.note(f"{self.name} leads term {engine.term}")
         self._check_log()
         self._check_commit()
+        if self._must_catch_up != replica.vote.must_catch_up:
+            self._must_catch_up = replica.vote.must_catch_up
+            self.world.counts["caught up"] += not self._must_catch_up
         if is_new:
             self._check_complete(engine.term)
 
     def _check_log(self) -> None:
         log, ledger = self.log, self.world.ledger
+        if (self._checked, self._checked_term) == (log.last_index, log.last_term):
+            return
         if self._checked > log.last_index or (
             self._checked >= log.first_index and log.term_at(self._checked) != self._checked_term
         ):
             self._checked = 0
+            self.world.counts["truncations"] += 1
         start = max(self._checked + 1, log.first_index)
         for index in range(start, log.last_index + 1):
             ref = log.ref(index)
@@ -316,6 +338,7 @@ class SimNode:
         commit_index = min(replica.engine.commit_index, self.log.last_index)
         if replica.start_overs > self._start_overs:
             self._start_overs, self._committed = replica.start_overs, 0
+            self.world.counts["start-overs"] += 1
         if commit_index < self._committed:
             raise Violation(f"{self.name}: commit goes from {self._committed} to {commit_index}")
         if commit_index == self._committed:

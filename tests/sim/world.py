@@ -6,8 +6,10 @@ Simulated are the clock, the network (`Network`), the disks (`FaultyVfs`) and th
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import random
+from collections import Counter
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Self
 
@@ -19,6 +21,8 @@ from tests.sim.node import Setup, SimNode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from mq.raft.proposals import Outcome
 
 _CONNECT_S = 0.05
 
@@ -39,6 +43,8 @@ class World:
         self.ledger = Ledger()
         self.proposed = self.refused = self.ended = self.failed = 0
         self.notes: list[str] = []
+        # How often what happened: a simulation that has become tame shows here.
+        self.counts: Counter[str] = Counter()
         self.shows_notes = False
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._event_count = 0
@@ -91,6 +97,24 @@ class World:
         if self.shows_notes:
             print(self.notes[-1])  # noqa: T201 - asked for
 
+    def story(self) -> str:
+        """A digest of all that happened: the same seed tells the same story."""
+        ledger, network = self.ledger, self.network
+        told = hashlib.sha256()
+        for part in (
+            self.notes,
+            sorted(self.counts.items()),
+            list(ledger.leaders.items()),
+            list(ledger.entries.items()),
+            list(ledger.committed.items()),
+            list(ledger.applied.items()),
+            list(ledger.acknowledged.items()),
+            (self.now_s, self.proposed, self.refused, self.ended, self.failed),
+            (network.frames_sent, network.bytes_in_flight_max, self.rng.random()),
+        ):
+            told.update(repr(part).encode())
+        return told.hexdigest()
+
     # -- looking -----------------------------------------------------------------------------------
 
     def up(self) -> list[SimNode]:
@@ -122,9 +146,10 @@ class World:
     # -- steps of a scenario -----------------------------------------------------------------------
 
     def settle(self, timeout_s: float = 10.0) -> SimNode:
-        """The leader, when all have the same and nothing is on its way."""
+        """The leader, when all have the same, all have said so and nothing is on its way."""
         if not self.run_until(self.has_converged, timeout_s):
             raise Violation(f"liveness: not the same after {timeout_s} s: {self.state()}")
+        self.run(2 * self.setup.timing.heartbeat_s)
         leader = self.leader()
         assert leader is not None
         return leader
@@ -149,6 +174,17 @@ class World:
             for other in self.others(*nodes):
                 self.network.cut(node.name, other.name)
                 self.network.cut(other.name, node.name)
+
+    def join(self, leader: SimNode, done: Callable[[Outcome], None]) -> SimNode:
+        """A node more, which is not started yet. Raises what the leader does."""
+        assert leader.replica is not None
+        name = f"n{len(self.nodes)}"
+        members = {**leader.replica.members, name: f"{name}:8082"}
+        node = SimNode(self, name, members, is_joining=True)
+        leader.replica.add_member(name, members[name], done)
+        self.note(f"{name} joins")
+        self.nodes[name] = node
+        return node
 
     def lead(self, node: SimNode) -> None:
         """The leader is told to hand over to this one."""

@@ -228,8 +228,9 @@ def _derive(
             rows = make_units(offsets, batch.frame_sizes, batch.tag_hashes)
             units.setdefault((batch.topic, batch.queue_id), []).append(rows)
             hashes = key_slot_hashes(batch.key_hashes, text_hash(batch.topic))
-            owners = np.repeat(offsets, batch.key_counts) if len(hashes) else []
-            items += zip(hashes.tolist(), map(int, owners), strict=True)
+            if len(hashes):
+                owners = np.repeat(offsets, batch.key_counts)
+                items += zip(hashes.tolist(), owners.tolist(), strict=True)
     return starts, {key: np.concatenate(rows) for key, rows in units.items()}, items
 
 

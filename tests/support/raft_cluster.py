@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 30.0
+# Generous: a shared disk may stall for half a minute, and nothing here is about how long it takes.
+DEADLINE_S = 90.0
 _given_ports: set[int] = set()
 
 # None: the process ended first.
@@ -147,7 +148,8 @@ class Process:
 
     def log_events(self) -> list[dict[str, Any]]:
         """The log lines so far, of all its lives."""
-        lines = self.log_file.read_text().splitlines(keepends=True)
+        text = self.log_file.read_text() if self.log_file.exists() else ""
+        lines = text.splitlines(keepends=True)
         return [json.loads(line) for line in lines if line[0] == "{" and line[-1] == "\n"]
 
     @property
@@ -177,9 +179,10 @@ class Process:
         self.begin_stop()
         return self.wait_ended()
 
-    def rss_mb(self) -> float:
+    def rss_mb(self, field: str = "VmRSS") -> float:
+        """VmHWM: the most that it ever had."""
         status = Path(f"/proc/{self._life.process.pid}/status").read_text()
-        line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
+        line = next(line for line in status.splitlines() if line.startswith(field))
         return int(line.split()[1]) / 1024
 
     # -- calls ------------------------------------------------------------------------------------
@@ -197,6 +200,10 @@ class Process:
 
     def status(self) -> dict[str, Any]:
         return self.call("status")
+
+    def wait_for(self, key: str, value: object) -> None:
+        """Until its status says so."""
+        poll(lambda: self.status()[key] == value, f"{self.name}: {key} is {value}")
 
 
 class Cluster:

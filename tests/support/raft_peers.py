@@ -17,7 +17,8 @@ from mq.raft.transport import Transport
 from mq.store.identity import Identity
 from mq.wire.v1.raft_pb2 import Append, AppendAnswer, RaftFrame
 
-DEADLINE_S = 20
+# This long because a busy virtual machine may stop a process for many seconds.
+DEADLINE_S = 60
 ANY_PORT = "127.0.0.1:0"
 # Where nobody listens: the discard port.
 NOWHERE = "127.0.0.1:9"
@@ -130,7 +131,9 @@ async def started(
 ) -> AsyncIterator[Node]:
     core = Core()
     birth = birth_crc if callable(birth_crc) else lambda: birth_crc
-    settings = {"backoff_ms": (2, 20), "birth_crc": birth} | settings
+    # The kernel's patience, for the same reason.
+    defaults = {"backoff_ms": (2, 20), "birth_crc": birth, "send_timeout_ms": DEADLINE_S * 1000}
+    settings = defaults | settings
     transport = Transport(identity or node(name), core, **settings)
     await transport.start(ANY_PORT)
     try:

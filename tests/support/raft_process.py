@@ -2,7 +2,7 @@
 answers on stdout, one JSON object a line.
 
     {"do": "propose", "id": 7, "size": 1024, "token": "..."}  entries of so many bytes
-    {"do": "send", "id": 8, "token": "...", "queue": 3}       a message in a queue, key = its token
+    {"do": "send", "id": 8, "token": "...", "queue": 3}       a message in a queue; token = key
     {"do": "load", "size": N, "in_flight": N, "seconds": S}   keeps so many proposals on their way
     {"do": "status"}, {"do": "transfer"}, {"do": "add", ...}, {"do": "remove", ...}
     {"do": "drop_front", "count": N}, {"do": "stop"}
@@ -107,8 +107,8 @@ class Door:
         committed = await self._raft.propose(Kind.COMMAND, [payload])
         return {"index": committed.raft_index, "term": committed.term, "token": token}
 
-    async def _do_send(self, token: str, queue: int = 0) -> dict[str, Any]:
-        message = Message(body=token.encode(), tag=token[:1], keys=[token])
+    async def _do_send(self, token: str, queue: int = 0, size: int = 0) -> dict[str, Any]:
+        message = Message(body=token.ljust(size).encode(), tag=token[:2], keys=[token])
         wire = Batch(topic=TOPIC, queue_id=queue, messages=[message]).SerializeToString()
         batches = [accept(wire, 1 << 20)]
         payload = encode_payload(batches)

@@ -46,20 +46,24 @@ class PreVoteRequest(_message.Message):
     def __init__(self, proposed_term: _Optional[int] = ..., last_index: _Optional[int] = ..., last_term: _Optional[int] = ...) -> None: ...
 
 class PreVoteResponse(_message.Message):
-    __slots__ = ("proposed_term", "granted")
+    __slots__ = ("proposed_term", "granted", "would_grant")
     PROPOSED_TERM_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
+    WOULD_GRANT_FIELD_NUMBER: _ClassVar[int]
     proposed_term: int
     granted: bool
-    def __init__(self, proposed_term: _Optional[int] = ..., granted: _Optional[bool] = ...) -> None: ...
+    would_grant: bool
+    def __init__(self, proposed_term: _Optional[int] = ..., granted: _Optional[bool] = ..., would_grant: _Optional[bool] = ...) -> None: ...
 
 class VoteRequest(_message.Message):
-    __slots__ = ("last_index", "last_term")
+    __slots__ = ("last_index", "last_term", "is_unanimous")
     LAST_INDEX_FIELD_NUMBER: _ClassVar[int]
     LAST_TERM_FIELD_NUMBER: _ClassVar[int]
+    IS_UNANIMOUS_FIELD_NUMBER: _ClassVar[int]
     last_index: int
     last_term: int
-    def __init__(self, last_index: _Optional[int] = ..., last_term: _Optional[int] = ...) -> None: ...
+    is_unanimous: bool
+    def __init__(self, last_index: _Optional[int] = ..., last_term: _Optional[int] = ..., is_unanimous: _Optional[bool] = ...) -> None: ...
 
 class VoteResponse(_message.Message):
     __slots__ = ()

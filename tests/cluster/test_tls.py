@@ -1,0 +1,63 @@
+"""TLS between real nodes: those of one authority talk, others are refused with a log line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import trustme
+
+from tests.cluster.judgement import SMALL, judge
+from tests.cluster.load import Load
+from tests.support.raft_cluster import Cluster, Process, poll
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def certificate_flags(authority: trustme.CA, directory: Path) -> dict[str, str]:
+    directory.mkdir()
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_pem.write_to_path(str(directory / "key"))
+    certificate.cert_chain_pems[0].write_to_path(str(directory / "cert"))
+    authority.cert_pem.write_to_path(str(directory / "ca"))
+    return {f"--raft-tls-{name}": str(directory / name) for name in ("cert", "key", "ca")}
+
+
+@pytest.mark.parametrize("impostor", ["plain", "of another authority"])
+def test_nodes_of_one_authority_talk_and_refuse_others(tmp_path: Path, impostor: str) -> None:
+    flags = certificate_flags(trustme.CA(), tmp_path / "ours")
+    foreign = certificate_flags(trustme.CA(), tmp_path / "foreign")
+    if impostor == "plain":
+        foreign = dict.fromkeys(flags, "")
+    with Cluster(tmp_path, flags=SMALL | flags) as cluster:
+        with Load(cluster) as load:
+            load.wait_for_more()
+            # The first dials the others, the last is dialed by them.
+            for name in ("n0", "n2"):
+                node = cluster.nodes[name]
+                node.kill()
+                intruder = cluster.nodes[name] = cluster.make(name, **foreign)
+                intruder.log_file = tmp_path / f"intruder-{name}.log"
+                intruder.start()
+                load.wait_for_more()
+                wait_for_refusal(cluster.others(intruder), "")
+                wait_for_refusal(list(cluster.nodes.values()), "TLS")
+                assert intruder.status()["leader"] is None
+                intruder.kill()
+                cluster.nodes[name] = node
+                node.start()
+                load.wait_for_more()
+        judge(cluster, load.acknowledged)
+
+
+def wait_for_refusal(nodes: list[Process], word: str) -> None:
+    """One of them says that it did not take a connection, for a reason with this word."""
+    events = {"peer not reached", "connection not accepted"}
+
+    def is_said() -> bool:
+        lines = [one for node in nodes for one in node.log_events() if one["event"] in events]
+        reasons = [one["reason"] for one in lines if "Connect call failed" not in one["reason"]]
+        return any(word in reason for reason in reasons)
+
+    poll(is_said, f"a log line of a refusal, with {word!r}")
