@@ -31,10 +31,11 @@ from mq.store.identity import Identity
 log = get_logger(__name__)
 
 _TICK_S = 0.02
-# A sync of no more than this is done on the loop, as long as the disk is quick: to hand it to a
-# thread and back takes as long as the sync. One that was slow is a reason to let others wait on the
-# thread for a while.
+# A sync of no more than this is done on the loop, when the disk was idle before and is quick: to
+# hand it to a thread and back takes as long as the sync. When one follows the other, a thread does
+# it, so that entries gather meanwhile; so it does for a while after a slow one.
 _INLINE_BYTES_MAX = 64 << 10
+_IDLE_DISK_S = 0.0004
 _SLOW_SYNC_S = 0.005
 _SLOW_DISK_S = 0.1
 # What a planned stop waits for: entries on their way, then another leader.
@@ -76,7 +77,7 @@ class Node:
         self._is_tick_due = False
         self._is_syncing = False
         self._is_sync_wanted = False
-        self._slow_until_s = 0.0
+        self._sync_began_s = self._inline_from_s = 0.0
         self._is_stopped = False
         self._transport = Transport(identity, self, birth_crc=self._birth_crc, tls=tls)
         self._replica = Replica(settings, disk.log, disk.vote, machine, self._transport, self)
@@ -247,22 +248,21 @@ class Node:
         self._is_syncing, self._is_sync_wanted = True, False
         commitlog = self._disk.log
         is_small = commitlog.end_offset - commitlog.durable_offset <= _INLINE_BYTES_MAX
-        if is_small and self._loop.time() >= self._slow_until_s:
+        if is_small and self._loop.time() >= self._inline_from_s:
             self._loop.call_soon(self._sync_here)
         else:
+            self._sync_began_s = self._loop.time()
             waiter = self._disk.flusher.wait(commitlog.end_offset)
             waiter.add_done_callback(self._hand_to_loop)
 
     def _sync_here(self) -> None:
         if self._is_stopped:
             return
-        start_s = self._loop.time()
+        self._sync_began_s = self._loop.time()
         try:
             self._disk.log.sync()
         except MqError as error:
             self._replica.fail(error)
-        if self._loop.time() - start_s > _SLOW_SYNC_S:
-            self._slow_until_s = self._loop.time() + _SLOW_DISK_S
         self._synced()
 
     def _hand_to_loop(self, waiter: Future[int]) -> None:
@@ -280,6 +280,9 @@ class Node:
 
     def _synced(self) -> None:
         self._is_syncing = False
+        ended_s = self._loop.time()
+        is_slow = ended_s - self._sync_began_s > _SLOW_SYNC_S
+        self._inline_from_s = ended_s + (_SLOW_DISK_S if is_slow else _IDLE_DISK_S)
         self._replica.on_synced()
         if self._is_sync_wanted and not self._is_stopped:
             self.request_sync()

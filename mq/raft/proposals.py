@@ -39,6 +39,7 @@ class Proposals:
         self._count_max = count_max
         self._bytes_max = bytes_max
         self._bytes = 0
+        self.queued_bytes = 0
         self._queued: deque[Proposal] = deque()
         self._appended: deque[tuple[Committed, Proposal]] = deque()
 
@@ -59,6 +60,7 @@ class Proposals:
             )
         self._queued.append(proposal)
         self._bytes += proposal.size
+        self.queued_bytes += proposal.size
 
     def take(self, bytes_max: int) -> list[Proposal]:
         """The next ones to write, so many bytes of them but at least one. Give them back with
@@ -69,10 +71,12 @@ class Proposals:
         while self._queued and (not taken or size + self._queued[0].size <= bytes_max):
             taken.append(self._queued.popleft())
             size += taken[-1].size
+        self.queued_bytes -= size
         return taken
 
     def put_back(self, proposals: Sequence[Proposal]) -> None:
         self._queued.extendleft(reversed(proposals))
+        self.queued_bytes += sum(proposal.size for proposal in proposals)
 
     def appended(self, proposal: Proposal, raft_index: int, term: int) -> None:
         self._appended.append((Committed(raft_index, term), proposal))
@@ -85,6 +89,7 @@ class Proposals:
     def refuse_queued(self, error: MqError) -> None:
         """Nothing of them was written."""
         queued, self._queued = self._queued, deque()
+        self.queued_bytes = 0
         for proposal in queued:
             self._end(proposal, error)
 

@@ -286,7 +286,10 @@ class Replica:
         if engine.role != Role.LEADER:
             return False
         last_index = self.log.last_index
-        error = self._writer.write(engine.term)
+        is_round_open = engine.commit_index < last_index
+        if self._writer.is_gathering(is_round_open=is_round_open, now_s=now_s()):
+            return False
+        error = self._writer.write(engine.term, now_s())
         if error is not None:
             # Others may have room. What is on its way keeps us from leaving.
             self._end_change(error)

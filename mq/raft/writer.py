@@ -15,6 +15,10 @@ from mq.raft.membership import Membership, checkpoint_entry
 from mq.raft.proposals import Proposal, Proposals
 from mq.store.commitlog import CommitLog, NewEntry
 
+_GATHER_BYTES = 64 << 10
+# A round that takes longer than this is not waited for.
+_GATHER_S = 0.01
+
 
 class Writer:
     def __init__(
@@ -33,14 +37,23 @@ class Writer:
         self._membership = membership
         self._now_ms = now_ms
         self._limits = limits
+        self._wrote_s = 0.0
 
     @property
     def is_settled(self) -> bool:
         """Everything in the log is applied."""
         return self._machine.applied_index == self._log.last_index
 
-    def write(self, term: int) -> DiskFull | None:
+    def is_gathering(self, *, is_round_open: bool, now_s: float) -> bool:
+        """While small entries are on their way to the others, more of them gather for one append,
+        one frame and one sync; large ones go at once.
+        """
+        is_small = self._proposals.queued_bytes < _GATHER_BYTES
+        return is_round_open and is_small and now_s - self._wrote_s < _GATHER_S
+
+    def write(self, term: int, now_s: float) -> DiskFull | None:
         """What waits, as far as it may be written now. The error, when the disk is full."""
+        self._wrote_s = now_s
         try:
             if self.is_roll_due and not self.is_settled:
                 return None

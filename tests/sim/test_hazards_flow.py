@@ -64,8 +64,8 @@ class NeverProbes(Flow):
     def start_probing(self) -> None:
         self.is_probing = False
 
-    def refused(self, next_index: int) -> None:
-        pass
+    def refused(self, next_index: int) -> bool:  # noqa: ARG002
+        return False
 
 
 class SendsWithoutProbing(Engine):
