@@ -194,6 +194,9 @@ class Node:
 
     def _run(self) -> None:
         self._timer = self._loop.call_later(_TICK_S, self._run)
+        # In async flush mode nobody waits for the flusher, but its failure is as final.
+        if self._disk.flusher.failure is not None:
+            self._replica.fail(self._disk.flusher.failure)
         self._tick()
 
     def _wake(self) -> None:

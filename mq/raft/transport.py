@@ -205,16 +205,18 @@ class Transport:
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         self._tell_farewells()
-        self._listener.on_frame(connection.peer_id, frame)
+        if self._is_current(connection):
+            self._listener.on_frame(connection.peer_id, frame)
 
     def on_writable(self, connection: Connection) -> None:
         self._tell_farewells()
-        self._listener.on_writable(connection.peer_id)
+        if self._is_current(connection):
+            self._listener.on_writable(connection.peer_id)
 
     def on_closed(self, connection: Connection, reason: str | None, *, was_lost: bool) -> None:
         peer, address = connection.peer_id, connection.address
         if connection.was_established:
-            if self._established.get(peer) is connection:
+            if self._is_current(connection):
                 del self._established[peer]
             log.warning("peer disconnected", peer=peer, address=address, reason=reason)
             # Later, because it may be the core itself whose call closed it.
@@ -223,6 +225,10 @@ class Transport:
         elif reason and self._complaints.is_new(_origin(connection), reason):
             event = "peer not reached" if connection.dialed else "connection not accepted"
             log.warning(event, peer=peer, address=address, reason=reason)
+
+    def _is_current(self, connection: Connection) -> bool:
+        """Not closed meanwhile, by what the core did when it heard of the end of another one."""
+        return self._established.get(connection.peer_id) is connection
 
     def on_failure(self, error: Exception) -> None:
         if self._failure_hook is not None:
@@ -259,7 +265,8 @@ class Transport:
             return loop.time() - began
         except TimeoutError:
             connection.close("it does not answer")
-        except (OSError, ValueError, IllegalConfig) as error:
+        # RuntimeError: what uvloop makes of sockets that end at the wrong moment.
+        except (OSError, RuntimeError, ValueError, IllegalConfig) as error:
             connection.close(_reason(error))
         finally:
             connection.close() if connection.was_opened else connection.abandon()
@@ -322,7 +329,7 @@ class Transport:
                 await connection.settled
         except TimeoutError:
             connection.close(f"no handshake within {self._handshake_timeout_ms} ms")
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
             connection.close(_reason(error))
 
     def _end_handshake(self, connection: Connection, sock: socket.socket) -> None:

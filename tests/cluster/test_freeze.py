@@ -49,3 +49,21 @@ def test_a_frozen_follower_stops_nobody_and_catches_up(tmp_path: Path) -> None:
             # It was behind, and did not ask for an election.
             assert leader.status()["term"] == term
         judge(cluster, load.acknowledged)
+
+
+def test_a_leader_that_hears_from_nobody_steps_down_and_says_so(tmp_path: Path) -> None:
+    with Cluster(tmp_path, flags=SMALL) as cluster:
+        with Load(cluster) as load:
+            load.wait_for_more()
+            leader = cluster.leader()
+            for node in cluster.others(leader):
+                node.signal(signal.SIGSTOP)
+            late = leader.begin("propose", token="late")
+            leader.wait_for("role", "follower")
+            answer = late.get(timeout=DEADLINE_S)
+            assert answer is not None
+            assert answer["error"] in {"NOT_LEADER", "OUTCOME_UNKNOWN"}
+            for node in cluster.others(leader):
+                node.signal(signal.SIGCONT)
+            load.wait_for_more()
+        judge(cluster, load.acknowledged)

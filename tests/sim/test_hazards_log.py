@@ -53,6 +53,8 @@ def get_an_old_append_again(world: World) -> SimNode:
     world.cut_off(behind)
     world.network.record = []
     first_index = world.commit(b"applied everywhere")
+    # Just after a heartbeat: the next one comes when all is over.
+    assert world.run_until(lambda: follower.engine.commit_index == first_index, 1.0)
     leader.propose(b"committed, but the follower does not know")
     leader.propose(b"as well")
     last_index = first_index + 2

@@ -13,23 +13,32 @@ MATCHES = {"a": 100, "b": 100, "c": 100}
 NOT_LEADER = NotLeader(None, None)
 
 
+def learner_id(changes: Changes) -> str | None:
+    return changes.learner_id
+
+
+def may_cancel(changes: Changes) -> bool:
+    return changes.may_cancel
+
+
 def test_a_node_is_a_learner_until_it_has_nearly_all_and_then_counts_with_the_next_segment() -> (
     None
 ):
     changes, outcomes = Changes(), list[Outcome]()
     changes.begin_add(MEMBERS, "d", "d:1", outcomes.append)
-    assert changes.learner_id == "d"
+    assert learner_id(changes) == "d"
     assert changes.learner_address() == {"d": "d:1"}
+    changes.applied(100)
     for match_index in (0, 35):
         assert not changes.follow_learner(match_index, 100)
         assert changes.members_after(MEMBERS) == MEMBERS
     changes.written(101, 1)
-    assert changes.learner_id == "d"
+    assert learner_id(changes) == "d"
     assert changes.follow_learner(36, 100)
     assert not changes.follow_learner(100, 100)
     assert changes.members_after(MEMBERS) == {**MEMBERS, "d": "d:1"}
     changes.written(102, 3)
-    assert changes.learner_id is None
+    assert learner_id(changes) is None
     assert changes.members_after(MEMBERS) == MEMBERS
     changes.applied(101)
     assert outcomes == []
@@ -48,7 +57,7 @@ def test_a_node_that_has_nothing_of_a_short_log_is_not_close_to_its_end() -> Non
 def test_a_member_that_goes_is_not_in_the_next_segment() -> None:
     changes, outcomes = Changes(), list[Outcome]()
     changes.begin_remove(MATCHES, "b", "a", 100, outcomes.append)
-    assert changes.learner_id is None
+    assert learner_id(changes) is None
     assert changes.learner_address() == {}
     assert changes.members_after(MEMBERS) == {"a": "a:1", "c": "c:1"}
     changes.written(101, 1)
@@ -89,6 +98,18 @@ def test_a_removal_that_leaves_a_majority_is_taken(matches: dict[str, int], node
     Changes().begin_remove(matches, node_id, "a", 100, lambda _: None)
 
 
+def test_without_a_change_a_new_segment_is_only_that() -> None:
+    changes = Changes()
+    assert learner_id(changes) is None
+    assert changes.learner_address() == {}
+    assert not changes.follow_learner(100, 100)
+    assert changes.members_after(MEMBERS) == MEMBERS
+    changes.written(101, 1)
+    changes.applied(101)
+    changes.end(NOT_LEADER)
+    assert changes.members_after(MEMBERS) == MEMBERS
+
+
 def test_nonsense_is_refused() -> None:
     changes = Changes()
     with pytest.raises(IllegalMembership, match="a member already, at b:1"):
@@ -106,11 +127,11 @@ def test_nonsense_is_refused() -> None:
 
 def test_a_change_that_is_in_the_log_has_an_unknown_outcome_and_cannot_be_called_off() -> None:
     changes, outcomes = Changes(), list[Outcome]()
-    assert not changes.may_cancel
+    assert not may_cancel(changes)
     changes.begin_remove(MATCHES, "b", "a", 100, outcomes.append)
-    assert changes.may_cancel
+    assert may_cancel(changes)
     changes.written(101, 1)
-    assert not changes.may_cancel
+    assert not may_cancel(changes)
     changes.end(NOT_LEADER)
     assert isinstance(outcomes[0], OutcomeUnknown)
     changes.end(NOT_LEADER)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mq.raft.flow import Flow
+from mq.raft.flow import _SUSPICIOUS_REFUSALS, Flow
 
 PERIOD_S = 0.1
 
@@ -78,3 +78,16 @@ def test_a_new_connection_starts_with_nothing_known() -> None:
     assert not may_send(flow, 1.0)
     flow.start_probing()
     assert may_send(flow, 1.0)
+
+
+def test_a_follower_that_refuses_the_same_place_for_long_is_a_reason_to_look_at_our_own_log() -> (
+    None
+):
+    flow = connected()
+    flow.sent(7, 1.0)
+    suspicions = [flow.refused(7) for _ in range(2 * _SUSPICIOUS_REFUSALS)]
+    assert suspicions.count(True) == 2
+    assert suspicions[_SUSPICIOUS_REFUSALS - 1]
+    assert not flow.refused(3)
+    flow.sent(3, 2.0)
+    assert not any(flow.refused(3) for _ in range(_SUSPICIOUS_REFUSALS - 1))
