@@ -29,7 +29,7 @@ import threading
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -149,36 +149,23 @@ def bench_latency(cluster: Cluster, directory: Path, rounds: int) -> dict[str, f
     return {"latency_ms": mine, "floor_ms": floor, "latency_vs_floor": mine / floor}
 
 
-class SyncedEcho(asyncio.Protocol):
-    """The least that a replica can do: write what comes, sync it, answer."""
-
-    def __init__(self, file: int, closed: asyncio.Event) -> None:
-        self._file = file
-        self._closed = closed
-        self._end = self._answered = 0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-
-    def data_received(self, data: bytes) -> None:
-        os.pwrite(self._file, data, self._end)
-        self._end += len(data)
-        if self._end - self._answered >= SMALL_BYTES:
-            os.fdatasync(self._file)
-            self._answered += SMALL_BYTES
-            self._transport.write(b"+")
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        self._closed.set()
-
-
 async def echo(path: Path, tell: Connection) -> None:
+    """The least that a replica can do: write what comes, sync it, answer."""
+    closed = asyncio.Event()
     with path.open("wb") as file:
         file.write(bytes(SMALL_BYTES * FLOOR_ROUNDS))
         file.flush()
         os.fsync(file.fileno())
-        loop, closed = asyncio.get_running_loop(), asyncio.Event()
-        server = await loop.create_server(lambda: SyncedEcho(file.fileno(), closed), "127.0.0.1", 0)
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            for number in range(FLOOR_ROUNDS):
+                data = await reader.readexactly(SMALL_BYTES)
+                os.pwrite(file.fileno(), data, number * SMALL_BYTES)
+                os.fdatasync(file.fileno())
+                writer.write(b"+")
+            closed.set()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
         tell.send(server.sockets[0].getsockname()[1])
         await closed.wait()
 
@@ -188,7 +175,9 @@ def run_echo(path: Path, tell: Connection) -> None:
 
 
 def floor_ms(path: Path) -> float:
-    """A bare loopback round trip of 1 KiB between two asyncio processes, plus one fdatasync."""
+    """A bare loopback round trip of 1 KiB between two asyncio processes, plus one fdatasync; the
+    median.
+    """
     context = multiprocessing.get_context("spawn")
     told, tell = context.Pipe(duplex=False)
     process = context.Process(target=run_echo, args=(path, tell))

@@ -93,7 +93,7 @@ class Replica:
         self._connected: set[str] = set()
         self._leadership = Leadership(Role.FOLLOWER, vote.term, None, None)
         self._sync_requested_index = 0
-        self._kept_alive_s = 0.0
+        self._keep_alive_s = 0.0
         is_new = not settings.is_joining and not vote.must_catch_up
         if is_new and self._is_log_empty:
             self._be_born()
@@ -111,8 +111,8 @@ class Replica:
 
     def _be_born(self) -> None:
         """The same entry on each member of a new group, byte for byte."""
-        state = self._machine.checkpoint_payload()
-        self.log.roll(checkpoint_entry(state, self._membership.members, term=0, stored_at_ms=0))
+        state, members = self._machine.checkpoint_payload(), self._membership.members
+        self.log.roll(checkpoint_entry(state, members, term=0, stored_at_ms=0))
         self.log.sync()
         self._machine.apply_through(FIRST_INDEX)
 
@@ -152,11 +152,9 @@ class Replica:
         engine.doTick()
         # Two followers have nothing to say to each other, but a connection that is silent for long
         # is taken for dead.
-        if (
-            now_s() - self._kept_alive_s
-            >= self._settings.timing.heartbeat_s * _KEEP_ALIVE_HEARTBEATS
-        ):
-            self._kept_alive_s = now_s()
+        if now_s() >= self._keep_alive_s:
+            pause_s = self._settings.timing.heartbeat_s * _KEEP_ALIVE_HEARTBEATS
+            self._keep_alive_s = now_s() + pause_s
             self._send_roster(engine)
 
     @property
@@ -185,8 +183,7 @@ class Replica:
 
     def on_disconnected(self, peer_id: str, *, was_lost: bool) -> None:
         self._connected.discard(peer_id)
-        if self.engine is not None:
-            engine = self.engine
+        if (engine := self.engine) is not None:
             self._step(lambda: engine.on_disconnected(peer_id, was_lost=was_lost))
 
     def on_writable(self) -> None:
@@ -213,8 +210,7 @@ class Replica:
             self.fail(error)
         except Exception as error:
             log.exception("this is a bug", node=self.node_id)
-            failure = NodeStopped(f"an error that should not be: {error!r}")
-            self.fail(failure)
+            self.fail(NodeStopped(f"an error that should not be: {error!r}"))
 
     def _settle(self) -> None:
         """After each step: whatever follows from where the log and the engine are now."""

@@ -317,7 +317,7 @@ def test_a_peer_that_never_answers_a_dial_is_dialed_again(loop: str, lines: Line
 
 def test_silent_connections_cannot_keep_the_peers_out(loop: str, lines: Lines) -> None:
     async def scenario() -> None:
-        patient = {"handshakes_max": 4, "handshake_timeout_ms": 600_000}
+        patient: dict[str, Any] = {"handshakes_max": 4, "handshake_timeout_ms": 600_000}
         async with started("b", **patient) as b, AsyncExitStack() as stack:
             b.transport.set_peers({"a": NOWHERE})
             silent = [await stack.enter_async_context(dialed(b.address)) for _ in range(10)]

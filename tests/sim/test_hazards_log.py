@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     from tests.sim.node import SimNode
 
 
+@pytest.fixture
+def one_entry_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mq.raft.engine.REGION_BYTES_MAX", 1)
+
+
 # -- entries that are there already are trimmed ----------------------------------------------------
 
 
@@ -55,8 +60,11 @@ def get_an_old_append_again(world: World) -> SimNode:
     first_index = world.commit(b"applied everywhere")
     # Just after a heartbeat: the next one comes when all is over.
     assert world.run_until(lambda: follower.engine.commit_index == first_index, 1.0)
-    leader.propose(b"committed, but the follower does not know")
-    leader.propose(b"as well")
+    assert leader.replica is not None
+    for _ in range(2):
+        leader.replica.propose(Kind.COMMAND, [b"the follower does not know"], leader._ended)
+        world.proposed += 1
+    leader.tick()
     last_index = first_index + 2
     assert world.run_until(lambda: last_index in world.ledger.acknowledged, 1.0)
     (old,) = [
@@ -75,6 +83,7 @@ def get_an_old_append_again(world: World) -> SimNode:
     return follower
 
 
+@pytest.mark.usefixtures("one_entry_a_frame")
 def test_an_append_that_comes_again_takes_nothing_away() -> None:
     with World(1) as world:
         follower = get_an_old_append_again(world)
@@ -82,6 +91,7 @@ def test_an_append_that_comes_again_takes_nothing_away() -> None:
         world.converge()
 
 
+@pytest.mark.usefixtures("one_entry_a_frame")
 def test_without_trim_an_append_that_comes_again_cuts_committed_entries() -> None:
     with (
         World(1, setup=Setup(Truncates)) as world,
@@ -124,11 +134,6 @@ def come_back_with_entries_that_nobody_else_has(world: World) -> SimNode:
     world.network.heal()
     world.run(3.0)
     return old
-
-
-@pytest.fixture
-def one_entry_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.raft.engine.REGION_BYTES_MAX", 1)
 
 
 @pytest.mark.usefixtures("one_entry_a_frame")
