@@ -313,4 +313,4 @@ class Node:
         self._replica.on_writable()
 
     def _birth_crc(self) -> int:
-        return self._replica.birth_crc()
+        return self._replica.memory.birth_crc()

@@ -88,7 +88,7 @@ class Replica:
         self._writer = Writer(
             commitlog, machine, self._proposals, self._membership, driver.now_ms, limits
         )
-        self._memory = Memory(self.node_id, commitlog, vote)
+        self.memory = Memory(self.node_id, commitlog, vote)
         self._is_stopping = False
         self._connected: set[str] = set()
         self._leadership = Leadership(Role.FOLLOWER, vote.term, None, None)
@@ -118,7 +118,7 @@ class Replica:
 
     def _start_engine(self) -> None:
         members = self._membership.read()
-        self._memory.check(members)
+        self.memory.check(members)
         journal = Journal(
             self.log,
             self.vote,
@@ -311,7 +311,7 @@ class Replica:
     def _receive(self, peer_id: str, frame: Frame) -> None:
         message, body = frame
         term, kind = message.term, message.WhichOneof("content")
-        self._memory.notice(message)
+        self.memory.notice(message)
         if kind == "roster":
             self._receive_roster(message.roster)
         elif kind == "start_over":
@@ -345,7 +345,7 @@ class Replica:
             first_index=start.first_index,
             own_last_index=self.log.last_index,
         )
-        self._memory.forget(term)
+        self.memory.forget(term)
         self.engine = None
         self.start_overs += 1
         self.log.start_over(start.first_index, start.log_offset)
@@ -364,7 +364,7 @@ class Replica:
 
     def _trust_again(self, engine: Engine) -> None:
         if self.vote.must_catch_up and engine.has_caught_up:
-            self._memory.restore(engine.term)
+            self.memory.restore(engine.term)
 
     def _greet(self, peer_id: str) -> None:
         engine = self._engine()
@@ -493,10 +493,6 @@ class Replica:
             ],
             failure=str(self.failure) if self.failure else None,
         )
-
-    def birth_crc(self) -> int:
-        """See `Hello`."""
-        return self._memory.birth_crc()
 
     def _engine(self) -> Engine:
         if self.engine is None:
