@@ -38,6 +38,9 @@ _INLINE_BYTES_MAX = 64 << 10
 _IDLE_DISK_S = 0.0004
 _SLOW_SYNC_S = 0.005
 _SLOW_DISK_S = 0.1
+# Waiting to be sent to one peer. It stands in front of heartbeats, and a follower that is behind gets
+# so much in one go, read from the disk on the loop.
+_SEND_BYTES_MAX = 4 << 20
 # What a planned stop waits for: entries on their way, then another leader.
 _DRAIN_S = 2.0
 _HAND_OVER_S = 2.0
@@ -79,7 +82,9 @@ class Node:
         self._is_sync_wanted = False
         self._sync_began_s = self._inline_from_s = 0.0
         self._is_stopped = False
-        self._transport = Transport(identity, self, birth_crc=self._birth_crc, tls=tls)
+        self._transport = Transport(
+            identity, self, birth_crc=self._birth_crc, tls=tls, send_buffer_bytes=_SEND_BYTES_MAX
+        )
         self._replica = Replica(settings, disk.log, disk.vote, machine, self._transport, self)
 
     # -- life -------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mq.errors import DiskFull, SegmentFull
+from mq.errors import DiskFull, MqError, SegmentFull
 from mq.raft.contracts import Limits, StateMachine
 from mq.raft.membership import Membership, checkpoint_entry
 from mq.raft.proposals import Proposal, Proposals
@@ -71,28 +71,35 @@ class Writer:
         taken = self._proposals.take(self._limits.append_bytes_max)
         try:
             self._append(taken, term)
-        except DiskFull:
-            self._proposals.put_back(taken)
-            raise
         except SegmentFull:
-            self._proposals.put_back(taken)
             self._write_what_fits(len(taken), term)
             self.is_roll_due = True
 
     def _write_what_fits(self, count: int, term: int) -> None:
         for _ in range(count):
-            taken = self._proposals.take(0)
             try:
-                self._append(taken, term)
+                self._append(self._proposals.take(0), term)
             except SegmentFull:
-                self._proposals.put_back(taken)
                 return
 
     def _append(self, proposals: Sequence[Proposal], term: int) -> None:
+        """Whatever comes of it, no proposal is lost: written, or back in the queue, or, when the
+        log has failed, among those of which nobody knows.
+        """
         now_ms = self._now_ms()
         entries = [NewEntry(each.kind, term, now_ms, each.payload) for each in proposals]
-        for ref, proposal in zip(self._log.append(entries), proposals, strict=True):
+        try:
+            refs = self._log.append(entries)
+        except (DiskFull, SegmentFull):
+            self._proposals.put_back(proposals)
+            raise
+        except MqError:
+            for raft_index, proposal in enumerate(proposals, start=self._log.last_index + 1):
+                self._proposals.appended(proposal, raft_index, term)
+            raise
+        for ref, proposal in zip(refs, proposals, strict=True):
             self._proposals.appended(proposal, ref.raft_index, ref.term)
+        for ref, proposal in zip(refs, proposals, strict=True):
             self._machine.appended(ref, proposal.context)
 
     def _roll(self, term: int) -> None:

@@ -58,7 +58,7 @@ def test_a_leader_that_hears_from_nobody_steps_down_and_says_so(tmp_path: Path) 
             leader = cluster.leader()
             for node in cluster.others(leader):
                 node.signal(signal.SIGSTOP)
-            late = leader.begin("propose", token="late")
+            late = leader.begin("propose", token="late", size=10)  # noqa: S106
             leader.wait_for("role", "follower")
             answer = late.get(timeout=DEADLINE_S)
             assert answer is not None

@@ -12,6 +12,7 @@ from tests.cluster.load import Load
 from tests.support.raft_cluster import Cluster, Process, poll
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 
@@ -39,10 +40,12 @@ def test_nodes_of_one_authority_talk_and_refuse_others(tmp_path: Path, impostor:
                 node.kill()
                 intruder = cluster.nodes[name] = cluster.make(name, **foreign)
                 intruder.log_file = tmp_path / f"intruder-{name}.log"
+                others = cluster.others(intruder)
+                before = {other.name: len(refusals(other)) for other in others}
                 intruder.start()
                 load.wait_for_more()
-                wait_for_refusal(cluster.others(intruder), "")
-                wait_for_refusal(list(cluster.nodes.values()), "TLS")
+                wait_for_refusal(others, before)
+                wait_for_refusal(list(cluster.nodes.values()), before, "TLS")
                 assert intruder.status()["leader"] is None
                 intruder.kill()
                 cluster.nodes[name] = node
@@ -51,13 +54,18 @@ def test_nodes_of_one_authority_talk_and_refuse_others(tmp_path: Path, impostor:
         judge(cluster, load.acknowledged)
 
 
-def wait_for_refusal(nodes: list[Process], word: str) -> None:
-    """One of them says that it did not take a connection, for a reason with this word."""
+def refusals(node: Process) -> list[str]:
+    """Why it did not take connections, so far."""
     events = {"peer not reached", "connection not accepted"}
+    reasons = [one["reason"] for one in node.log_events() if one["event"] in events]
+    return [reason for reason in reasons if "Connect call failed" not in reason]
+
+
+def wait_for_refusal(nodes: list[Process], before: Mapping[str, int], word: str = "") -> None:
+    """One of them says something new, with this word."""
 
     def is_said() -> bool:
-        lines = [one for node in nodes for one in node.log_events() if one["event"] in events]
-        reasons = [one["reason"] for one in lines if "Connect call failed" not in one["reason"]]
-        return any(word in reason for reason in reasons)
+        new = (reason for node in nodes for reason in refusals(node)[before.get(node.name, 0) :])
+        return any(word in reason for reason in new)
 
     poll(is_said, f"a log line of a refusal, with {word!r}")

@@ -8,6 +8,7 @@ import pytest
 
 from mq.raft.election import Election
 from mq.raft.engine import Engine
+from mq.raft.vote import VoteFile
 from tests.sim.ledger import Violation
 from tests.sim.node import Setup
 from tests.sim.world import World
@@ -144,3 +145,21 @@ def test_without_unanimous_votes_a_group_whose_majority_has_forgotten_is_stuck(
         forget_a_majority(world)
         with pytest.raises(Violation, match="liveness"):
             world.converge()
+
+
+def test_a_group_in_which_all_have_to_catch_up_elects_the_one_that_has_most() -> None:
+    with World(1) as world:
+        leader = world.settle()
+        behind = world.others(leader)[0]
+        world.cut_off(behind)
+        world.commit()
+        for node in world.nodes.values():
+            node.stop(is_power_loss=False)
+            vote = VoteFile(node.vfs, "/data/vote")
+            vote.save(vote.term, vote.voted_for, must_catch_up=True)
+            vote.close()
+        world.network.heal()
+        for node in world.nodes.values():
+            node.start()
+        assert world.elect() is not behind
+        world.converge()

@@ -7,6 +7,7 @@ import json
 import os
 import queue
 import random
+import select
 import signal
 import socket
 import subprocess
@@ -47,6 +48,8 @@ class _Run:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
+        assert process.stdin is not None
+        os.set_blocking(process.stdin.fileno(), False)
         self.events: Answers = queue.SimpleQueue()
         self._ids = iter(range(1 << 60))
         self._waiters: dict[int, Answers] = {}
@@ -65,11 +68,14 @@ class _Run:
         return waiter
 
     def say(self, command: Mapping[str, Any]) -> bool:
-        """Whether anybody may hear it."""
+        """Whether anybody may hear it. Never waits: a frozen process does not empty its pipe. What
+        is this short goes into a pipe as a whole, or not at all.
+        """
         assert self.process.stdin is not None
+        line = json.dumps(command).encode() + b"\n"
+        assert len(line) <= select.PIPE_BUF
         try:
-            self.process.stdin.write(json.dumps(command).encode() + b"\n")
-            self.process.stdin.flush()
+            os.write(self.process.stdin.fileno(), line)
         except (OSError, ValueError):
             return False
         return True
@@ -207,7 +213,9 @@ class Process:
 
 
 class Cluster:
-    """Nodes n0, n1, ... below one directory; a context manager that kills what is left."""
+    """Nodes n0, n1, ... below one directory; a context manager that starts them, waits until each
+    has a vote, which a new one has not before it follows a leader, and kills what is left.
+    """
 
     def __init__(
         self, directory: Path, count: int = 3, flags: Mapping[str, str] | None = None
@@ -225,6 +233,9 @@ class Cluster:
     def __enter__(self) -> Self:
         try:
             start_all(self.nodes.values())
+            for node in self.nodes.values():
+                node.wait_for("ready", True)
+                node.wait_for("must_catch_up", False)
         except BaseException:
             self.__exit__()
             raise

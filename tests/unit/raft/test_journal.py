@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mq.errors import LogDamaged
 from mq.raft.hooks import NO_OP
 from mq.raft.journal import Journal
 from mq.raft.vote import VoteFile
@@ -60,6 +61,10 @@ def test_entries_are_indexes_and_terms_like_items_of_a_list() -> None:
         (6, 3),
     ]
     assert journal[2:4][-1] == (b"", 4, 2)
+    assert journal[2:4][0] == (b"", 3, 1)
+    assert journal[2:4][-2] == (b"", 3, 1)
+    with pytest.raises(IndexError):
+        journal[2:4][-3]
     assert len(journal[4:2]) == 0
     for beyond in (6, -7):
         with pytest.raises(IndexError):
@@ -166,3 +171,14 @@ def test_what_was_applied_is_committed_as_far_as_the_log_has_it(
     assert journal.getRaftCommitIndex() == commit_index
     journal.setRaftCommitIndex(5)
     assert journal.getRaftCommitIndex() == commit_index
+
+
+@pytest.mark.parametrize("raft_index", [1, 6])
+def test_damage_is_found_where_a_follower_refuses_what_is_sent(raft_index: int) -> None:
+    made = Made()
+    for index in (0, 1, raft_index, 6, 7):
+        made.journal.verify(index)
+    ref = made.log.ref(raft_index)
+    made.vfs.flip_bit("/data/log/00000000000000000000.log", ref.end_log_offset - 1)
+    with pytest.raises(LogDamaged):
+        made.journal.verify(raft_index)

@@ -34,10 +34,13 @@ class Links:
 
 
 def open_log() -> CommitLog:
-    vfs = FaultyVfs(1)
+    return open_log_on(FaultyVfs(1), 1 << 16)
+
+
+def open_log_on(vfs: FaultyVfs, segment_bytes: int) -> CommitLog:
     vfs.make_dirs("/data")
     return CommitLog(
-        vfs, "/data/log", segment_bytes=1 << 16, verify_bytes=1 << 20, background=False
+        vfs, "/data/log", segment_bytes=segment_bytes, verify_bytes=1 << 20, background=False
     )
 
 
