@@ -38,8 +38,8 @@ _INLINE_BYTES_MAX = 64 << 10
 _IDLE_DISK_S = 0.0004
 _SLOW_SYNC_S = 0.005
 _SLOW_DISK_S = 0.1
-# Waiting to be sent to one peer. It stands in front of heartbeats, and a follower that is behind gets
-# so much in one go, read from the disk on the loop.
+# Waiting to be sent to one peer. It stands in front of heartbeats, and a follower that is behind
+# gets so much in one go, read from the disk on the loop.
 _SEND_BYTES_MAX = 4 << 20
 # What a planned stop waits for: entries on their way, then another leader.
 _DRAIN_S = 2.0
