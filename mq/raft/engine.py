@@ -339,17 +339,14 @@ class Engine(Election):
             "commit_index": append.commit_index,
             "prevLogIdx": append.prev_index,
             "prevLogTerm": append.prev_term,
-            "entries": [Slot(body, *_end_of(body))] if len(body) else [],
+            "entries": [Slot(body, *_end_of(body))] if body else [],
         }
         self.leader_seen(peer_id, term)
         self._leader_commit = term, append.commit_index
         try:
             self._deliver_append(peer_id, message)
-        except DiskFull as error:
-            log.warning("cannot follow: the disk is full", leader=peer_id, error=str(error))
-            self._answer(peer_id, self.journal.log.last_index + 1, success=False)
-        except MalformedEntries:
-            log.exception("the leader sent entries that are none", leader=peer_id)
+        except (DiskFull, MalformedEntries) as error:
+            log.warning("cannot follow", leader=peer_id, error=str(error))
             self._answer(peer_id, self.journal.log.last_index + 1, success=False)
 
     def _deliver_append(self, peer_id: str, message: dict[str, object]) -> None:
@@ -367,9 +364,11 @@ class Engine(Election):
             body = cast("memoryview", entries[0].command)
             known, prev_index, prev_term = self.journal.known_part(body, prev_index, prev_term)
             message["prevLogIdx"], message["prevLogTerm"] = prev_index, prev_term
-            message["entries"] = entries = (
-                [entries[0]._replace(command=body[known:])] if known < len(body) else []
-            )
+            body = body[known:]
+            message["entries"] = entries = [entries[0]._replace(command=body)] if body else []
+            if entries and self.journal.log.last_index > prev_index:
+                # Before anything is truncated for their sake.
+                self.journal.check(body, prev_index, prev_term)
         # Only up to here is our log known to be the leader's.
         verified_index = entries[0].raft_index if entries else prev_index
         commit_index = cast("int", message["commit_index"])

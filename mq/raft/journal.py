@@ -14,8 +14,9 @@ from typing import NamedTuple, overload
 from mq.raft.hooks import NO_OP, PySyncObjJournal
 from mq.raft.vote import VoteFile
 from mq.store.commitlog import CommitLog, NewEntry
-from mq.store.format import HEADER_BYTES, Kind, decode_header
+from mq.store.format import HEADER_BYTES, EntryHeader, Kind, decode_header
 from mq.store.logreader import Region
+from mq.store.scan import check_entries
 
 VERIFY_BYTES = 1 << 20
 
@@ -128,6 +129,11 @@ class Journal(PySyncObjJournal):  # type: ignore[misc]
             region = self.log.region(raft_index, VERIFY_BYTES)
             for _ in self.log.entries(region.first_index, region.last_index + 1):
                 pass
+
+    @staticmethod
+    def check(body: memoryview, prev_index: int, prev_term: int) -> None:
+        """MalformedEntries unless these are intact entries that may follow such a one."""
+        check_entries(body, 0, EntryHeader(0, Kind.NOOP, 0, prev_index, prev_term, 0))
 
     def known_part(self, body: memoryview, prev_index: int, prev_term: int) -> tuple[int, int, int]:
         """How much of a region behind `prev_index` the log has already: bytes, and the raft index
