@@ -80,6 +80,7 @@ class Node:
         self._is_tick_due = False
         self._is_syncing = False
         self._is_sync_wanted = False
+        self._is_sync_due = False
         self._sync_began_s = self._inline_from_s = 0.0
         self._is_stopped = False
         self._transport = Transport(
@@ -217,6 +218,8 @@ class Node:
         replica.tick()
         if self._check_failure():
             return
+        if self._is_sync_due:
+            self._sync_here()
         if replica.has_more_to_apply:
             self._wake()
 
@@ -257,15 +260,15 @@ class Node:
         commitlog = self._disk.log
         is_small = commitlog.end_offset - commitlog.durable_offset <= _INLINE_BYTES_MAX
         if is_small and self._loop.time() >= self._inline_from_s:
-            self._loop.call_soon(self._sync_here)
+            # At the end of what the loop is doing for us right now.
+            self._is_sync_due = True
         else:
             self._sync_began_s = self._loop.time()
             waiter = self._disk.flusher.wait(commitlog.end_offset)
             waiter.add_done_callback(self._hand_to_loop)
 
     def _sync_here(self) -> None:
-        if self._is_stopped:
-            return
+        self._is_sync_due = False
         self._sync_began_s = self._loop.time()
         try:
             self._disk.log.sync()
@@ -296,8 +299,8 @@ class Node:
             self.request_sync()
         if self._replica.wants_tick:
             self._tick()
-        else:
-            self._check_failure()
+        elif not self._check_failure() and self._is_sync_due:
+            self._sync_here()
 
     # -- Listener ---------------------------------------------------------------------------------
 
@@ -310,9 +313,12 @@ class Node:
         self._wake()
 
     def on_frame(self, peer_id: str, frame: Frame) -> None:
+        """Somebody waits for what follows from it: it is done at once."""
         self._replica.receive(peer_id, frame)
         if self._replica.wants_tick:
-            self._wake()
+            self._tick()
+        elif self._is_sync_due:
+            self._sync_here()
 
     def on_writable(self, peer_id: str) -> None:  # noqa: ARG002 - all who may get something, do
         self._replica.on_writable()
