@@ -347,7 +347,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._owner.on_writable(self)
 
     def _takes_frames(self) -> bool:
-        return self.state in {State.GREETING, State.ESTABLISHED}
+        return self.state is State.ESTABLISHED or self.state is State.GREETING
 
     def _on_end(self, error: Exception | None) -> None:
         reason = f"the connection broke: {error}" if error else "the other side closed it"

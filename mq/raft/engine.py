@@ -28,7 +28,7 @@ from mq.logging import get_logger
 from mq.raft.contracts import Timing
 from mq.raft.election import Election, Host
 from mq.raft.flow import Flow
-from mq.raft.hooks import Peer, Role, SyncObj, now_s, peer_of, require
+from mq.raft.hooks import NoSnapshots, Peer, Role, SyncObj, now_s, peer_of, require
 from mq.raft.journal import Journal, Slot, Slots
 from mq.store.format import HEADER_BYTES, decode_header
 from mq.wire.v1.raft_pb2 import Append, AppendAnswer, StartOver, TimeoutNow
@@ -47,16 +47,6 @@ class _Answer(NamedTuple):
     peer_id: str
     term: int
     raft_index: int
-
-
-class _NoSnapshots:
-    """In the place of PySyncObj's serializer."""
-
-    def cancelTransmisstion(self, node: Peer) -> None:  # noqa: N802 - sic
-        pass
-
-    def getTransmissionData(self, node: Peer) -> None:  # noqa: ARG002, N802
-        return None
 
 
 class Engine(Election):
@@ -89,7 +79,7 @@ class Engine(Election):
         super().__init__(node_id, members, journal, host, timing)
         require(self, Election.__annotations__.keys() | Engine.__annotations__.keys())
         require(SyncObj, [*_CALLED, *(name for name in vars(Engine) if name.startswith(_PRIVATE))])
-        self._SyncObj__serializer = _NoSnapshots()
+        self._SyncObj__serializer = NoSnapshots()
         self._SyncObj__raftLastApplied = applied_index
 
     # -- facts -------------------------------------------------------------------------------------
@@ -333,21 +323,43 @@ class Engine(Election):
         if term < self.term:
             self._send_answer(peer_id, append.prev_index + 1, success=False)
             return
-        message: dict[str, object] = {
+        self.leader_seen(peer_id, term)
+        self._leader_commit = term, append.commit_index
+        try:
+            if not self._append_next(peer_id, term, append, body):
+                self._deliver_append(peer_id, self._append_message(term, append, body))
+        except (DiskFull, MalformedEntries) as error:
+            log.warning("cannot follow", leader=peer_id, error=str(error))
+            self._answer(peer_id, self.journal.log.last_index + 1, success=False)
+
+    def _append_next(self, peer_id: str, term: int, append: Append, body: memoryview) -> bool:
+        """The usual case, without the way through PySyncObj, which would do the same: whom we
+        follow sends what comes right behind our last entry. Latency hangs on it.
+        """
+        commitlog = self.journal.log
+        is_next = (append.prev_index, append.prev_term) == (
+            commitlog.last_index,
+            commitlog.last_term,
+        )
+        is_usual = self.role == Role.FOLLOWER and not self._SyncObj__transferInProgress
+        if not (body and is_next and is_usual) or (peer_id, term) != (self.leader_id, self.term):
+            return False
+        self.journal.add(body, 0, term)
+        self._postpone()
+        commit_index = min(append.commit_index, commitlog.last_index)
+        self._SyncObj__raftCommitIndex = max(self.commit_index, commit_index)
+        self._answer(peer_id, commitlog.last_index + 1, success=True)
+        return True
+
+    def _append_message(self, term: int, append: Append, body: memoryview) -> dict[str, object]:
+        return {
             "type": "append_entries",
             "term": term,
             "commit_index": append.commit_index,
             "prevLogIdx": append.prev_index,
             "prevLogTerm": append.prev_term,
-            "entries": [Slot(body, *_end_of(body))] if body else [],
+            "entries": [Slot(body, *self.journal.end_of(body))] if body else [],
         }
-        self.leader_seen(peer_id, term)
-        self._leader_commit = term, append.commit_index
-        try:
-            self._deliver_append(peer_id, message)
-        except (DiskFull, MalformedEntries) as error:
-            log.warning("cannot follow", leader=peer_id, error=str(error))
-            self._answer(peer_id, self.journal.log.last_index + 1, success=False)
 
     def _deliver_append(self, peer_id: str, message: dict[str, object]) -> None:
         """Trims what is here already. PySyncObj sees either entries that are new behind an entry
@@ -485,15 +497,3 @@ _CALLED = (
     "_SyncObj__setState",
     "_SyncObj__updateClusterConfiguration",
 )
-
-
-def _end_of(body: memoryview) -> tuple[int, int]:
-    """Raft index and term of the last entry of a region; (0, 0) when it is none."""
-    position, last = 0, (0, 0)
-    while position < len(body):
-        header = decode_header(body, position)
-        if header is None:
-            return 0, 0
-        last = header.raft_index, header.term
-        position += HEADER_BYTES + header.length
-    return last

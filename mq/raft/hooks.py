@@ -24,6 +24,7 @@ from pysyncobj.transport import Transport as PySyncObjTransport
 
 __all__ = [
     "NO_OP",
+    "NoSnapshots",
     "Peer",
     "PySyncObjJournal",
     "PySyncObjTransport",
@@ -67,6 +68,16 @@ class Peer(PySyncObjNode):  # type: ignore[misc]
 def peer_of(node_id: str) -> Peer:
     """One object an id, while it is in use: it is a key of most of PySyncObj's tables."""
     return Peer(node_id)
+
+
+class NoSnapshots:
+    """In the place of PySyncObj's serializer."""
+
+    def cancelTransmisstion(self, node: Peer) -> None:  # noqa: N802 - sic
+        pass
+
+    def getTransmissionData(self, node: Peer) -> None:  # noqa: ARG002, N802
+        return None
 
 
 _create_journal = syncobj.createJournal

@@ -131,6 +131,18 @@ class Journal(PySyncObjJournal):  # type: ignore[misc]
                 pass
 
     @staticmethod
+    def end_of(body: memoryview) -> tuple[int, int]:
+        """Raft index and term of the last entry of a region; (0, 0) when it is none."""
+        position, last = 0, (0, 0)
+        while position < len(body):
+            header = decode_header(body, position)
+            if header is None:
+                return 0, 0
+            last = header.raft_index, header.term
+            position += HEADER_BYTES + header.length
+        return last
+
+    @staticmethod
     def check(body: memoryview, prev_index: int, prev_term: int) -> None:
         """MalformedEntries unless these are intact entries that may follow such a one."""
         check_entries(body, 0, EntryHeader(0, Kind.NOOP, 0, prev_index, prev_term, 0))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mq.raft.frames import Frame
+    from mq.wire.v1.raft_pb2 import Append
 
 
 def replica_of(node: SimNode) -> Replica:
@@ -403,9 +404,9 @@ def test_a_leader_whose_disk_runs_full_in_the_middle_of_a_write_loses_nothing() 
 
 
 class FailsWithoutSpace(Engine):
-    def _deliver_append(self, peer_id: str, message: dict[str, object]) -> None:
+    def _append_next(self, peer_id: str, term: int, append: Append, body: memoryview) -> bool:
         try:
-            super()._deliver_append(peer_id, message)
+            return super()._append_next(peer_id, term, append, body)
         except DiskFull as error:
             raise StorageFailed(str(error)) from error
 
