@@ -62,6 +62,7 @@ class Server:
     def __init__(self, config: Config, clock: Clock) -> None:
         self._config = config
         self._clock = clock
+        self._is_up = False
 
     async def run(self, stop: asyncio.Event) -> None:
         """Returns when `stop` is set and everything is on disk."""
@@ -132,6 +133,7 @@ class Server:
                     of=status.last_index,
                     members=sorted(status.members),
                 )
+        self._is_up = True
         role, term, leader, _ = raft.leadership
         log.info(
             "node is up",
@@ -157,7 +159,8 @@ class Server:
         store, loop = parts.store, asyncio.get_running_loop()
         next_check = next_checkpoint = 0.0
         while True:
-            if loop.time() >= next_check:
+            # Before it is up, most of the log may not be applied yet and has to stay anyway.
+            if self._is_up and loop.time() >= next_check:
                 store.retain(policy, self._clock.now_ms())
                 next_check = loop.time() + retention.check_ms / 1000
             if store.is_checkpoint_due and loop.time() >= next_checkpoint:
