@@ -22,6 +22,7 @@ from mq.raft.proposals import Committed, Outcome
 from mq.raft.replica import Replica
 from mq.store.format import Kind
 from tests.sim.ledger import Violation
+from tests.sim.network import IDLE_TIMEOUT_S
 from tests.sim.node import Setup, SimNode
 from tests.sim.world import World
 
@@ -449,3 +450,20 @@ def test_a_node_without_space_for_its_first_entry_steps_down_at_once() -> None:
         world.run(3.0)
         assert world.leader() in (leader, other)
         world.converge()
+
+
+def test_followers_that_have_nothing_to_say_stay_connected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Silence for long is taken for the end of a machine."""
+    lost: list[str] = []
+
+    def disconnected(node: SimNode, peer_id: str, *, was_lost: bool) -> None:
+        lost.append(f"{node.name} - {peer_id}, lost: {was_lost}")
+
+    with World(1) as world:
+        leader = world.settle()
+        monkeypatch.setattr(SimNode, "disconnected", disconnected)
+        world.run(4 * IDLE_TIMEOUT_S)
+        assert lost == []
+        assert world.leader() is leader
