@@ -2,7 +2,7 @@
 
 Three processes; the leader takes batches on a gRPC stream, proposes each as an entry and answers
 when it is committed. The same work with both arrangements, in turns: acknowledged batches a second
-and latency. docs/adr/0005 has the figures that decided.
+and latency. Needs the development packages. docs/adr/0005 has the figures that decided.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ async def serve(arguments: argparse.Namespace) -> None:
     else:
         context = server.started()
         parts = await context.__aenter__()
-        propose = lambda payload: parts.raft.propose(Kind.COMMAND, [payload])  # noqa: E731
+
+        def propose(payload: bytes) -> Awaitable[object]:
+            return parts.raft.propose(Kind.COMMAND, [payload])
+
     grpc_server = grpc.aio.server(options=OPTIONS)
     handler = grpc.stream_stream_rpc_method_handler(_publisher(propose))
     grpc_server.add_generic_rpc_handlers(
@@ -62,7 +65,7 @@ async def serve(arguments: argparse.Namespace) -> None:
     )
     port = grpc_server.add_insecure_port("127.0.0.1:0")
     await grpc_server.start()
-    while not parts.raft.is_ready:  # noqa: ASYNC110
+    while not parts.raft.is_ready:  # noqa: ASYNC110 - the node may live on another loop
         await asyncio.sleep(0.01)
     print(json.dumps({"port": port, "role": parts.raft.leadership.role.name}), flush=True)
     await asyncio.to_thread(sys.stdin.read)

@@ -17,12 +17,12 @@ import time
 from pysyncobj import SyncObj, SyncObjConf, replicated
 
 
-class Stock(SyncObj):  # type: ignore[misc]
+class Stock(SyncObj):  # type: ignore[misc] # PySyncObj has no types
     def __init__(self, address: str, others: list[str], conf: SyncObjConf) -> None:
         super().__init__(address, others, conf)
         self.count = 0
 
-    @replicated  # type: ignore[untyped-decorator]
+    @replicated  # type: ignore[untyped-decorator] # the same
     def put(self, payload: bytes) -> int:
         self.count += 1
         return len(payload)
@@ -37,7 +37,7 @@ def main() -> None:
     )
     stock = Stock(address, others.split(","), conf)
     while not stock.isReady():
-        time.sleep(0.01)
+        time.sleep(0.01)  # it has no event for this
     if stock._isLeader():  # noqa: SLF001 - there is no public one
         # The others have to be ready too, or their catching up would be measured.
         time.sleep(1.0)

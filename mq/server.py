@@ -54,7 +54,6 @@ class Parts:
     """Of a running node."""
 
     store: Store
-    flusher: Flusher
     raft: RaftNode
 
 
@@ -90,7 +89,7 @@ class Server:
             raft = RaftNode(settings, identity, disk, store, self._clock, tls=tls)
             stack.push_async_callback(raft.stop)
             await raft.start(listen)
-            yield Parts(store, flusher, raft)
+            yield Parts(store, raft)
 
     async def _serve(self, parts: Parts, stop: asyncio.Event) -> None:
         work: list[Awaitable[object]] = [

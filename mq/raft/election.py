@@ -5,8 +5,8 @@ Guards, each an override or a check before PySyncObj sees the message:
     pre-vote         a node asks whether it could win before it raises its term, so that one that
                      was away does not depose a healthy leader
     one vote a node  PySyncObj counts messages, not nodes
-    catch up first   a node that may have lost what it had acknowledged (an empty directory, a
-                     damaged tail, a log that starts over) neither votes nor stands until it has all
+    catch up first   a node that may have lost what it had acknowledged (see `Memory`) neither votes
+                     nor stands until it has, from a leader that others keep in office, all
                      that was committed; unless all members are there and none of them has more
                      than the candidate, because somebody else has what such a node has forgotten
     prompt           a connection that the leader's machine reset is a reason to ask at once
@@ -35,6 +35,7 @@ from mq.raft.hooks import (
     random_share,
 )
 from mq.raft.journal import Journal
+from mq.raft.memory import FIRST_INDEX
 from mq.wire.v1.raft_pb2 import (
     PreVoteRequest,
     PreVoteResponse,
@@ -46,7 +47,6 @@ from mq.wire.v1.raft_pb2 import (
 # How long, at most, a node waits before it asks for votes when the leader's connection broke: not
 # at once, or all would ask at the same time.
 _PROMPT_S = 0.15
-_FIRST_INDEX = 1
 _ROLES = tuple(Role)  # a look-up is quicker than Role(number), and it is asked for all the time
 _UNLIMITED = 1 << 60
 
@@ -67,7 +67,7 @@ class Host(Protocol):
         ...
 
 
-class _Outbox(PySyncObjTransport):  # type: ignore[misc]
+class _Outbox(PySyncObjTransport):  # type: ignore[misc] # PySyncObj has no types
     """PySyncObj's transport: hands its messages to the engine, which knows the guards."""
 
     def __init__(self, election: Election) -> None:
@@ -79,6 +79,8 @@ class _Outbox(PySyncObjTransport):  # type: ignore[misc]
 
     def deliver(self, node: Peer, message: dict[str, object]) -> None:
         self._onMessageReceived(node, message)
+
+    # Names of PySyncObj's. Connections follow from `Links.set_peers`.
 
     def addNode(self, node: Peer) -> None:  # noqa: N802
         pass
@@ -244,14 +246,14 @@ class Election(SyncObj):  # type: ignore[misc]
 
     def _may_stand(self) -> bool:
         last_index = self.journal.log.last_index
-        return self.is_voter and (not self.journal.vote.must_catch_up or last_index == _FIRST_INDEX)
+        return self.is_voter and (not self.journal.vote.must_catch_up or last_index == FIRST_INDEX)
 
     def _may_vote_for(self, last_index: int) -> bool:
         """A node that has to catch up helps to elect the first leader of a new group, where nobody
         has anything, and no other.
         """
         own_last_index = self.journal.log.last_index
-        return not self.journal.vote.must_catch_up or last_index == own_last_index == _FIRST_INDEX
+        return not self.journal.vote.must_catch_up or last_index == own_last_index == FIRST_INDEX
 
     def stand_at_once(self) -> None:
         """Nobody else could lead."""

@@ -12,6 +12,7 @@ Guards, each an override or a step around PySyncObj's own:
     flow             see `Flow`; a closed flow looks to PySyncObj like a lost connection, which is
                      the only brake it knows
     start over       in place of PySyncObj's snapshots, which commit unverified entries
+    catch up first   an answer of a node that has to catch up does not count: see `Election`
     own apply        in batches, from the store's checkpoint on; an error ends the node instead of
                      being tried for ever
 
