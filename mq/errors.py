@@ -29,10 +29,29 @@ class Code(enum.Enum):
     DATA_DIRECTORY_IN_USE = "DATA_DIRECTORY_IN_USE"
     NOT_LEADER = "NOT_LEADER"
     OUTCOME_UNKNOWN = "OUTCOME_UNKNOWN"
+    FLUSH_TIMEOUT = "FLUSH_TIMEOUT"
+    REPLICATION_TIMEOUT = "REPLICATION_TIMEOUT"
     FLOW_CONTROL = "FLOW_CONTROL"
     ILLEGAL_MEMBERSHIP = "ILLEGAL_MEMBERSHIP"
     NODE_STOPPED = "NODE_STOPPED"
     PORT_UNAVAILABLE = "PORT_UNAVAILABLE"
+    REBALANCING = "REBALANCING"
+    ILLEGAL_REQUEST = "ILLEGAL_REQUEST"
+    ILLEGAL_GROUP = "ILLEGAL_GROUP"
+    ILLEGAL_FILTER = "ILLEGAL_FILTER"
+    ILLEGAL_OFFSET = "ILLEGAL_OFFSET"
+    ILLEGAL_SEQUENCE = "ILLEGAL_SEQUENCE"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
+    TOPIC_NOT_FOUND = "TOPIC_NOT_FOUND"
+    QUEUE_NOT_FOUND = "QUEUE_NOT_FOUND"
+    GROUP_NOT_FOUND = "GROUP_NOT_FOUND"
+    TOPIC_EXISTS = "TOPIC_EXISTS"
+    GROUP_NOT_EMPTY = "GROUP_NOT_EMPTY"
+    SUBSCRIPTION_MISMATCH = "SUBSCRIPTION_MISMATCH"
+    UNKNOWN_MEMBER = "UNKNOWN_MEMBER"
+    NOT_ASSIGNED = "NOT_ASSIGNED"
+    INTERNAL = "INTERNAL"
+    UNREACHABLE = "UNREACHABLE"
 
 
 class MqError(Exception):
@@ -168,3 +187,107 @@ class NodeStopped(MqError):
 
 class PortUnavailable(MqError):
     code = Code.PORT_UNAVAILABLE
+
+
+class FlushTimeout(MqError):
+    """Its outcome is not known: the leader's disk did not sync it in time."""
+
+    code = Code.FLUSH_TIMEOUT
+    retryable = True
+
+
+class ReplicationTimeout(MqError):
+    """Its outcome is not known: no majority of the broker set had it in time."""
+
+    code = Code.REPLICATION_TIMEOUT
+    retryable = True
+
+
+class Rebalancing(MqError):
+    """The group is just being arranged: ask again in a moment."""
+
+    code = Code.REBALANCING
+    retryable = True
+
+
+class IllegalRequest(MqError):
+    """A field of the request has a value that makes no sense; the text names it."""
+
+    code = Code.ILLEGAL_REQUEST
+
+
+class IllegalGroup(MqError):
+    code = Code.ILLEGAL_GROUP
+
+
+class IllegalFilter(MqError):
+    code = Code.ILLEGAL_FILTER
+
+
+class IllegalOffset(MqError):
+    """A queue offset beyond the end of its queue."""
+
+    code = Code.ILLEGAL_OFFSET
+
+
+class IllegalSequence(MqError):
+    """The batch cannot be placed among its producer's others; nothing was written."""
+
+    code = Code.ILLEGAL_SEQUENCE
+
+
+class PermissionDenied(MqError):
+    code = Code.PERMISSION_DENIED
+
+
+class TopicNotFound(MqError):
+    code = Code.TOPIC_NOT_FOUND
+
+
+class QueueNotFound(MqError):
+    code = Code.QUEUE_NOT_FOUND
+
+
+class GroupNotFound(MqError):
+    code = Code.GROUP_NOT_FOUND
+
+
+class TopicExists(MqError):
+    code = Code.TOPIC_EXISTS
+
+
+class GroupNotEmpty(MqError):
+    """The group has members, and what was asked needs one without."""
+
+    code = Code.GROUP_NOT_EMPTY
+
+
+class SubscriptionMismatch(MqError):
+    """Another member of the group subscribes to something else; the text has both."""
+
+    code = Code.SUBSCRIPTION_MISMATCH
+
+
+class UnknownMember(MqError):
+    """Never joined the group, or was away for too long: join again."""
+
+    code = Code.UNKNOWN_MEMBER
+
+
+class NotAssigned(MqError):
+    """The queue belongs to another member of the group by now."""
+
+    code = Code.NOT_ASSIGNED
+
+
+class Internal(MqError):
+    """A mistake of the broker's; its log has the details."""
+
+    code = Code.INTERNAL
+
+
+class Unreachable(MqError):
+    """No broker answered, or not in time; raised by clients."""
+
+    code = Code.UNREACHABLE
+    retryable = True

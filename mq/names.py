@@ -1,5 +1,7 @@
-"""Legal names of topics. Names become directories, so a name that is let in here is safe as a file
-name.
+"""Names: which ones are legal for topics and groups, which are the broker's own, and how a message
+is called.
+
+Names of topics become directories, so a name that is let in here is safe as a file name.
 """
 
 from __future__ import annotations
@@ -7,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 
-from mq.errors import IllegalTopic
+from mq.errors import IllegalGroup, IllegalRequest, IllegalTopic
 
 NAME_CHARACTERS_MAX = 127
 QUEUE_ID_MAX = 65_535
@@ -29,3 +31,41 @@ def check_topic(topic: str) -> None:
             f"topic {topic[:200]!r} is not legal: "
             f"use 1 to {NAME_CHARACTERS_MAX} of letters, digits and %|_-"
         )
+
+
+def check_group(group: str) -> None:
+    """Raises IllegalGroup unless consumers may form a group of this name."""
+    if len(group) > NAME_CHARACTERS_MAX or not is_legal_name(group) or group.startswith("%"):
+        raise IllegalGroup(
+            f"group {group[:200]!r} is not legal: "
+            f"use 1 to {NAME_CHARACTERS_MAX} of letters, digits and %|_-, and no % at the start"
+        )
+
+
+RETRY_PREFIX, DEAD_LETTER_PREFIX, SYSTEM_PREFIX = "%RETRY%", "%DLQ%", "%SYS%"
+
+
+def is_internal_topic(topic: str) -> bool:
+    """Written by the broker alone. Users may read those of their groups, see `is_readable_topic`."""
+    return topic.startswith("%")
+
+
+def is_readable_topic(topic: str) -> bool:
+    """Retries and dead letters of a group are for everybody to read, other internals for nobody."""
+    return not is_internal_topic(topic) or topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
+
+
+def message_id(broker_set: str, log_offset: int) -> str:
+    """Where the message stands, which is found in one read."""
+    return f"{broker_set}:{log_offset}"
+
+
+def parse_message_id(text: str) -> tuple[str, int]:
+    """Broker set and log offset. IllegalRequest when it is no id of a message."""
+    broker_set, _, digits = text.rpartition(":")
+    # isdecimal lets digits of other scripts through, and int() reads them.
+    if not is_legal_name(broker_set) or not re.fullmatch(r"[0-9]{1,19}", digits):
+        raise IllegalRequest(
+            f"{text[:200]!r} is no message id: they look like set-0:12345, as a send returned it"
+        )
+    return broker_set, int(digits)

@@ -40,9 +40,11 @@ class Message(_message.Message):
     def __init__(self, body: _Optional[bytes] = ..., tag: _Optional[str] = ..., keys: _Optional[_Iterable[str]] = ..., properties: _Optional[_Mapping[str, str]] = ..., ordering_key: _Optional[str] = ..., born_at_ms: _Optional[int] = ..., compression: _Optional[_Union[Compression, str]] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("topic", "queue_id", "tag_hashes", "frame_sizes", "key_hashes", "key_counts", "messages")
+    __slots__ = ("topic", "queue_id", "producer_id", "sequence", "tag_hashes", "frame_sizes", "key_hashes", "key_counts", "messages")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TAG_HASHES_FIELD_NUMBER: _ClassVar[int]
     FRAME_SIZES_FIELD_NUMBER: _ClassVar[int]
     KEY_HASHES_FIELD_NUMBER: _ClassVar[int]
@@ -50,17 +52,21 @@ class Batch(_message.Message):
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
+    producer_id: str
+    sequence: int
     tag_hashes: _containers.RepeatedScalarFieldContainer[int]
     frame_sizes: _containers.RepeatedScalarFieldContainer[int]
     key_hashes: _containers.RepeatedScalarFieldContainer[int]
     key_counts: _containers.RepeatedScalarFieldContainer[int]
     messages: _containers.RepeatedCompositeFieldContainer[Message]
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., tag_hashes: _Optional[_Iterable[int]] = ..., frame_sizes: _Optional[_Iterable[int]] = ..., key_hashes: _Optional[_Iterable[int]] = ..., key_counts: _Optional[_Iterable[int]] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., producer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., tag_hashes: _Optional[_Iterable[int]] = ..., frame_sizes: _Optional[_Iterable[int]] = ..., key_hashes: _Optional[_Iterable[int]] = ..., key_counts: _Optional[_Iterable[int]] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ...) -> None: ...
 
 class RawBatch(_message.Message):
-    __slots__ = ("topic", "queue_id", "tag_hashes", "frame_sizes", "key_hashes", "key_counts", "messages")
+    __slots__ = ("topic", "queue_id", "producer_id", "sequence", "tag_hashes", "frame_sizes", "key_hashes", "key_counts", "messages")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TAG_HASHES_FIELD_NUMBER: _ClassVar[int]
     FRAME_SIZES_FIELD_NUMBER: _ClassVar[int]
     KEY_HASHES_FIELD_NUMBER: _ClassVar[int]
@@ -68,9 +74,11 @@ class RawBatch(_message.Message):
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
+    producer_id: str
+    sequence: int
     tag_hashes: bytes
     frame_sizes: bytes
     key_hashes: bytes
     key_counts: bytes
     messages: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., tag_hashes: _Optional[bytes] = ..., frame_sizes: _Optional[bytes] = ..., key_hashes: _Optional[bytes] = ..., key_counts: _Optional[bytes] = ..., messages: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., producer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., tag_hashes: _Optional[bytes] = ..., frame_sizes: _Optional[bytes] = ..., key_hashes: _Optional[bytes] = ..., key_counts: _Optional[bytes] = ..., messages: _Optional[_Iterable[bytes]] = ...) -> None: ...

@@ -1,0 +1,77 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class TopicType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TOPIC_NORMAL: _ClassVar[TopicType]
+    TOPIC_ORDERED: _ClassVar[TopicType]
+    TOPIC_DELAYED: _ClassVar[TopicType]
+    TOPIC_TRANSACTIONAL: _ClassVar[TopicType]
+TOPIC_NORMAL: TopicType
+TOPIC_ORDERED: TopicType
+TOPIC_DELAYED: TopicType
+TOPIC_TRANSACTIONAL: TopicType
+
+class RouteRequest(_message.Message):
+    __slots__ = ("topics", "create_missing")
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    CREATE_MISSING_FIELD_NUMBER: _ClassVar[int]
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    create_missing: bool
+    def __init__(self, topics: _Optional[_Iterable[str]] = ..., create_missing: _Optional[bool] = ...) -> None: ...
+
+class RouteResponse(_message.Message):
+    __slots__ = ("cluster", "broker_sets", "topics")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    BROKER_SETS_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    broker_sets: _containers.RepeatedCompositeFieldContainer[BrokerSet]
+    topics: _containers.RepeatedCompositeFieldContainer[TopicRoute]
+    def __init__(self, cluster: _Optional[str] = ..., broker_sets: _Optional[_Iterable[_Union[BrokerSet, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[TopicRoute, _Mapping]]] = ...) -> None: ...
+
+class BrokerSet(_message.Message):
+    __slots__ = ("name", "leader_id", "term", "nodes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LEADER_ID_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    leader_id: str
+    term: int
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeRoute]
+    def __init__(self, name: _Optional[str] = ..., leader_id: _Optional[str] = ..., term: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeRoute, _Mapping]]] = ...) -> None: ...
+
+class NodeRoute(_message.Message):
+    __slots__ = ("node_id", "address", "zone")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    address: str
+    zone: str
+    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ...) -> None: ...
+
+class TopicRoute(_message.Message):
+    __slots__ = ("topic", "type", "broker_set", "write_queues", "read_queues", "is_readable", "is_writable")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    BROKER_SET_FIELD_NUMBER: _ClassVar[int]
+    WRITE_QUEUES_FIELD_NUMBER: _ClassVar[int]
+    READ_QUEUES_FIELD_NUMBER: _ClassVar[int]
+    IS_READABLE_FIELD_NUMBER: _ClassVar[int]
+    IS_WRITABLE_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    type: TopicType
+    broker_set: str
+    write_queues: int
+    read_queues: int
+    is_readable: bool
+    is_writable: bool
+    def __init__(self, topic: _Optional[str] = ..., type: _Optional[_Union[TopicType, str]] = ..., broker_set: _Optional[str] = ..., write_queues: _Optional[int] = ..., read_queues: _Optional[int] = ..., is_readable: _Optional[bool] = ..., is_writable: _Optional[bool] = ...) -> None: ...
