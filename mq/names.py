@@ -46,7 +46,7 @@ RETRY_PREFIX, DEAD_LETTER_PREFIX, SYSTEM_PREFIX = "%RETRY%", "%DLQ%", "%SYS%"
 
 
 def is_internal_topic(topic: str) -> bool:
-    """Written by the broker alone. Users may read those of their groups, see `is_readable_topic`."""
+    """Written by the broker alone."""
     return topic.startswith("%")
 
 

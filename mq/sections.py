@@ -53,6 +53,79 @@ class NodeConfig(_Section, frozen=True, kw_only=True):
     ] = "data"
 
 
+_Text = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9_.:-]{0,127}\Z",
+        extra={"legal": "up to 127 of letters, digits and _.:-", "metavar": "NAME"},
+    ),
+]
+_Address = Annotated[
+    str,
+    Meta(
+        pattern=r"^(?:[^\s,=]{1,253}:[0-9]{1,5})?\Z",
+        extra={"legal": "host:port, or empty", "metavar": "ADDRESS"},
+    ),
+]
+_Port = Annotated[int, Meta(ge=0, le=65_535, extra={"metavar": "PORT"})]
+_Host = Annotated[
+    str,
+    Meta(
+        pattern=r"^[^\s,=/]{1,253}\Z",
+        extra={"legal": "a host name or an IP address", "metavar": "HOST"},
+    ),
+]
+
+
+class BrokerConfig(_Section, frozen=True, kw_only=True):
+    host: Annotated[
+        _Host, Meta(description="Where clients connect; 0.0.0.0: on all interfaces.")
+    ] = "127.0.0.1"
+    port: Annotated[
+        _Port,
+        Meta(description="Port for clients; 0: any that is free.", extra={"flag": "--port"}),
+    ] = 8081
+    advertised: Annotated[
+        _Address,
+        Meta(description="What other nodes and clients are told to connect to; empty: host, port."),
+    ] = ""
+    zone: Annotated[_Text, Meta(description="Zone of this node, such as a data centre.")] = ""
+    auto_create_topics: Annotated[
+        Literal["no", "yes"],
+        Meta(description="Whether a producer's first message creates its topic."),
+    ] = "yes"
+    default_queues: Annotated[
+        int,
+        Meta(ge=1, le=65_536, description="Queues of a topic that is created without a number."),
+    ] = 8
+    send_timeout_ms: Annotated[
+        int,
+        Meta(ge=100, le=600_000, description="After which a send is answered as not known."),
+    ] = 10_000
+    heartbeat_ms: Annotated[
+        int, Meta(ge=100, le=600_000, description="Time between two signs of life of a consumer.")
+    ] = 10_000
+    member_expires_ms: Annotated[
+        int, Meta(ge=300, le=3_600_000, description="Silence after which a consumer is gone.")
+    ] = 30_000
+    in_flight_bytes: Annotated[
+        int,
+        Meta(ge=8 * MIB, le=GIB, description="Messages in memory that are not committed yet."),
+    ] = 32 * MIB
+    drain_ms: Annotated[
+        int,
+        Meta(ge=0, le=600_000, description="How long a stop waits for requests under way."),
+    ] = 5_000
+
+
+class MetricsConfig(_Section, frozen=True, kw_only=True):
+    host: Annotated[_Host, Meta(description="Where Prometheus connects.")] = "127.0.0.1"
+    port: Annotated[_Port, Meta(description="Port of the metrics; 0: any that is free.")] = 5557
+    enabled: Annotated[Literal["no", "yes"], Meta(description="Whether metrics are served.")] = (
+        "yes"
+    )
+
+
 class StoreConfig(_Section, frozen=True, kw_only=True):
     segment_bytes: Annotated[
         int,
@@ -122,13 +195,6 @@ _Members = Annotated[
         extra={"legal": "node=host:port of each member, with commas", "metavar": "MEMBERS"},
     ),
 ]
-_Address = Annotated[
-    str,
-    Meta(
-        pattern=r"^(?:[^\s,=]{1,253}:[0-9]{1,5})?\Z",
-        extra={"legal": "host:port, or empty", "metavar": "ADDRESS"},
-    ),
-]
 _File = Annotated[
     str,
     Meta(
@@ -185,6 +251,8 @@ class LogConfig(_Section, frozen=True, kw_only=True):
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     node: NodeConfig = NodeConfig()
+    broker: BrokerConfig = BrokerConfig()
+    metrics: MetricsConfig = MetricsConfig()
     store: StoreConfig = StoreConfig()
     raft: RaftConfig = RaftConfig()
     retention: RetentionConfig = RetentionConfig()

@@ -1,8 +1,8 @@
 """The composition root: the only place where configuration, clock, files and services meet.
 
-Start, in order: the data directory and its log, the flusher, replication (which applies the log),
-housekeeping. Stop is the reverse. Today a node is its replicated store: it follows or leads, keeps
-its checkpoints and its retention; network services for clients stand on top of it.
+Start, in order: the data directory and its log, the flusher, the broker, replication (which applies
+the log), services, metrics, housekeeping. Stop is the reverse: requests under way are answered,
+leadership is handed over, everything is synced.
 """
 
 from __future__ import annotations
@@ -10,18 +10,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncGenerator, Awaitable
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from mq import memory
+from mq.admin.control import Control
+from mq.admin.metrics import Metrics
+from mq.broker.broker import Broker, Settings
+from mq.broker.contracts import Leading, Peer
+from mq.broker.machine import Machine, State
 from mq.clock import Clock, SystemClock
 from mq.config import Config
 from mq.errors import DiskFull, MqError
 from mq.logging import get_logger
 from mq.raft import settings as raft_settings
+from mq.raft.handshake import Presence
+from mq.raft.hooks import Role
 from mq.raft.node import Disk
 from mq.raft.node import Node as RaftNode
 from mq.raft.vote import VoteFile
+from mq.rpc.server import RpcServer
 from mq.store.flush import Flusher
+from mq.store.format import Kind
 from mq.store.identity import Identity
 from mq.store.retention import Policy
 from mq.store.store import Store
@@ -38,6 +49,7 @@ _CHECKPOINT_S = 1.0
 
 def run(config: Config) -> None:
     """Runs the node until SIGTERM or SIGINT. Raises MqError when it cannot start or has to stop."""
+    memory.keep_freed_memory()
     asyncio.run(_run(config))
 
 
@@ -51,17 +63,50 @@ async def _run(config: Config) -> None:
 
 @dataclass(slots=True)
 class Parts:
-    """Of a running node."""
+    """Of a running node. The address is where its clients are told to connect."""
 
     store: Store
     raft: RaftNode
+    broker: Broker
+    rpc: RpcServer
+    address: str
+    metrics_port: int
+
+
+class _Consensus:
+    """Replication, as the broker sees it."""
+
+    def __init__(self, raft: RaftNode) -> None:
+        self._raft = raft
+
+    @property
+    def leading(self) -> Leading:
+        role, term, leader_id, _ = self._raft.leadership
+        presence = self._raft.presences.get(leader_id) if leader_id else None
+        address = presence.client_address if presence else None
+        return Leading(role == Role.LEADER, term, leader_id, address)
+
+    @property
+    def peers(self) -> Sequence[Peer]:
+        presences = self._raft.presences
+        members = sorted(self._raft.status().members)
+        return [Peer(one, *presences.get(one, Presence())) for one in members]
+
+    def propose(
+        self, kind: Kind, payload: Sequence[bytes | memoryview], context: object
+    ) -> Awaitable[object]:
+        return self._raft.propose(kind, payload, context)
 
 
 class Server:
     def __init__(self, config: Config, clock: Clock) -> None:
-        self._config = config
+        self._settings = Settings(config)
         self._clock = clock
         self._is_up = False
+
+    @property
+    def _config(self) -> Config:
+        return self._settings.config
 
     async def run(self, stop: asyncio.Event) -> None:
         """Returns when `stop` is set and everything is on disk."""
@@ -77,7 +122,8 @@ class Server:
         settings, listen, tls = raft_settings.from_config(self._config)
         vfs = RealVfs()
         async with contextlib.AsyncExitStack() as stack:
-            store = Store(vfs, node.data, self._config.store, identity)
+            state = State()
+            store = Store(vfs, node.data, self._config.store, identity, broker_state=state.encode)
             stack.push_async_callback(asyncio.to_thread, store.close)
             vote = VoteFile(vfs, f"{node.data}/vote")
             stack.callback(vote.close)
@@ -85,16 +131,40 @@ class Server:
             interval_ms = self._config.store.async_flush_ms if is_async else None
             flusher = Flusher(store.log, async_flush_ms=interval_ms)
             stack.callback(flusher.close)
+            machine = Machine(state, store)
             disk = Disk(store.log, vote, flusher)
-            raft = RaftNode(settings, identity, disk, store, self._clock, tls=tls)
+            raft = RaftNode(settings, identity, disk, machine, self._clock, tls=tls)
+            until_durable = None if is_async else _until_durable(flusher)
+            broker = Broker(
+                self._settings, machine, _Consensus(raft), self._clock.now_ms, until_durable
+            )
+            metrics = Metrics()
+            metrics.watch(broker, raft.status)
+            control = Control(broker, raft.status, lambda: raft.is_ready, vfs)
+            rpc = RpcServer(broker, identity, control, metrics.observe)
+            options = self._config.broker
+            port = rpc.bind(options.host, options.port)
+            address = options.advertised or f"{_reachable(options.host)}:{port}"
+            raft.introduce(Presence(address, options.zone))
             stack.push_async_callback(raft.stop)
             await raft.start(listen)
-            yield Parts(store, raft)
+            await rpc.start()
+            stack.push_async_callback(rpc.stop, options.drain_ms / 1000)
+            metrics_port = self._serve_metrics(metrics, stack)
+            yield Parts(store, raft, broker, rpc, address, metrics_port)
+
+    def _serve_metrics(self, metrics: Metrics, stack: contextlib.AsyncExitStack) -> int:
+        if self._config.metrics.enabled == "no":
+            return 0
+        port = metrics.start(self._config.metrics.host, self._config.metrics.port)
+        stack.push_async_callback(asyncio.to_thread, metrics.stop)
+        return port
 
     async def _serve(self, parts: Parts, stop: asyncio.Event) -> None:
         work: list[Awaitable[object]] = [
             self._announce(parts),
             self._keep_house(parts),
+            self._drive(parts),
             self._watch(parts),
             stop.wait(),
         ]
@@ -113,6 +183,17 @@ class Server:
 
     async def _watch(self, parts: Parts) -> None:
         raise await parts.raft.failed()
+
+    async def _drive(self, parts: Parts) -> None:
+        """Gives the broker its time, and tells health checks how it is."""
+        was_ready: bool | None = None
+        while True:
+            parts.broker.tick()
+            is_ready = parts.raft.is_ready
+            if is_ready != was_ready:
+                await parts.rpc.set_health(is_serving=is_ready)
+                was_ready = is_ready
+            await asyncio.sleep(_TICK_S)
 
     async def _announce(self, parts: Parts) -> None:
         """Says when there is a leader and everything that is committed is applied. Shows progress
@@ -136,6 +217,8 @@ class Server:
         role, term, leader, _ = raft.leadership
         log.info(
             "node is up",
+            address=parts.address,
+            metrics_port=parts.metrics_port,
             data=self._config.node.data,
             role=role.name.lower(),
             term=term,
@@ -147,25 +230,27 @@ class Server:
 
     async def _keep_house(self, parts: Parts) -> None:
         """Checkpoints when they are due, retention at its interval, for ever."""
+        store, loop = parts.store, asyncio.get_running_loop()
+        next_check = next_checkpoint = 0.0
+        while True:
+            # Before it is up, most of the log may not be applied yet and has to stay anyway.
+            if self._is_up and loop.time() >= next_check:
+                store.retain(self._policy(), self._clock.now_ms())
+                next_check = loop.time() + self._config.retention.check_ms / 1000
+            if store.is_checkpoint_due and loop.time() >= next_checkpoint:
+                await self._checkpoint(store)
+                next_checkpoint = loop.time() + _CHECKPOINT_S
+            await asyncio.sleep(_TICK_S)
+
+    def _policy(self) -> Policy:
         retention = self._config.retention
-        policy = Policy(
+        return Policy(
             age_ms_max=retention.hours * 3_600_000,
             total_bytes_max=retention.bytes,
             clean_expired_ratio=retention.clean_expired_ratio,
             clean_oldest_ratio=retention.clean_oldest_ratio,
             refuse_writes_ratio=retention.refuse_writes_ratio,
         )
-        store, loop = parts.store, asyncio.get_running_loop()
-        next_check = next_checkpoint = 0.0
-        while True:
-            # Before it is up, most of the log may not be applied yet and has to stay anyway.
-            if self._is_up and loop.time() >= next_check:
-                store.retain(policy, self._clock.now_ms())
-                next_check = loop.time() + retention.check_ms / 1000
-            if store.is_checkpoint_due and loop.time() >= next_checkpoint:
-                await self._checkpoint(store)
-                next_checkpoint = loop.time() + _CHECKPOINT_S
-            await asyncio.sleep(_TICK_S)
 
     async def _checkpoint(self, store: Store) -> None:
         plan = store.plan_checkpoint()
@@ -178,3 +263,12 @@ class Server:
             raise
         else:
             store.finish_checkpoint(plan)
+
+
+def _until_durable(flusher: Flusher) -> Callable[[int], Awaitable[object]]:
+    return lambda log_offset: asyncio.wrap_future(flusher.wait(log_offset))
+
+
+def _reachable(host: str) -> str:
+    """A name for clients: "all interfaces" is none."""
+    return socket.gethostname() if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared only

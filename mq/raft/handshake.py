@@ -30,7 +30,19 @@ class Expected(NamedTuple):
     birth_crc: int
 
 
-def greeting(identity: Identity, peer_id: str, birth_crc: int) -> Frame:
+class Presence(NamedTuple):
+    """What a node tells the others for their clients: where it serves, and its zone."""
+
+    client_address: str = ""
+    zone: str = ""
+
+
+ABSENT = Presence()
+
+
+def greeting(
+    identity: Identity, peer_id: str, birth_crc: int, presence: Presence = ABSENT
+) -> Frame:
     hello = Hello(
         protocol_version=PROTOCOL_VERSION,
         cluster=identity.cluster,
@@ -38,6 +50,8 @@ def greeting(identity: Identity, peer_id: str, birth_crc: int) -> Frame:
         node_id=identity.node,
         peer_id=peer_id,
         birth_crc=birth_crc,
+        client_address=presence.client_address,
+        zone=presence.zone,
     )
     return Frame(RaftFrame(hello=hello))
 

@@ -17,6 +17,7 @@ from mq.errors import MqError, OffsetOutOfRange
 from mq.logging import get_logger
 from mq.raft.contracts import Leadership, Settings, StateMachine, Status
 from mq.raft.frames import Frame
+from mq.raft.handshake import Presence
 from mq.raft.hooks import Role
 from mq.raft.proposals import Committed, Outcome
 from mq.raft.replica import Replica
@@ -163,6 +164,15 @@ class Node:
     def is_ready(self) -> bool:
         """There is a leader, and this node has applied all that it knows to be committed."""
         return self._replica.is_ready
+
+    @property
+    def presences(self) -> dict[str, Presence]:
+        """What each node said of itself for clients, as far as it was heard of, this one too."""
+        return {**self._transport.presences, self._node_id: self._transport.presence}
+
+    def introduce(self, presence: Presence) -> None:
+        """What the others are told of this node; before `start`."""
+        self._transport.presence = presence
 
     @property
     def port(self) -> int:

@@ -27,7 +27,7 @@ from mq.errors import IllegalConfig, PortUnavailable
 from mq.logging import get_logger
 from mq.raft.connection import Connection
 from mq.raft.frames import Frame
-from mq.raft.handshake import Expected, greeting, objection
+from mq.raft.handshake import Expected, Presence, greeting, objection, printable
 from mq.raft.tls import TlsContexts, explain
 from mq.store.identity import Identity
 from mq.wire.v1.raft_pb2 import Hello
@@ -102,6 +102,9 @@ class Transport:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self._farewells: deque[tuple[str, bool]] = deque()
+        # What this node tells of itself, to be set before the start, and what others told last.
+        self.presence = Presence()
+        self.presences: dict[str, Presence] = {}
         self._complaints = Complaints()
 
     # What the core calls.
@@ -184,12 +187,16 @@ class Transport:
     # What connections call.
 
     def greeting(self, connection: Connection) -> Frame:
-        return greeting(self._identity, connection.peer_id, self._birth_crc())
+        return greeting(self._identity, connection.peer_id, self._birth_crc(), self.presence)
 
     def objection(self, connection: Connection, hello: Hello) -> str | None:
         known = self._addresses.keys()
         expected = Expected(self._identity, known, connection.dialed, self._birth_crc())
-        return objection(hello, expected)
+        reason = objection(hello, expected)
+        if reason is None:
+            told = Presence(printable(hello.client_address), printable(hello.zone))
+            self.presences[hello.node_id] = told
+        return reason
 
     def on_established(self, connection: Connection) -> None:
         peer = connection.peer_id

@@ -46,13 +46,15 @@ class Batch(NamedTuple):
     key_counts: npt.NDArray[np.uint32]
     data: bytes | memoryview
     region_start: int
+    producer_id: str
+    sequence: int
 
     @property
     def message_count(self) -> int:
         return len(self.frame_sizes)
 
 
-def accept(data: bytes, message_bytes_max: int) -> Batch:
+def accept(data: bytes | memoryview, message_bytes_max: int) -> Batch:
     """Checks what a producer sent, all of it, before anything is written.
 
     MalformedBatch, IllegalTopic and MessageTooLarge say what is wrong with it.
@@ -65,11 +67,11 @@ def accept(data: bytes, message_bytes_max: int) -> Batch:
     return batch
 
 
-def prepare(data: bytes) -> bytes:
+def prepare(data: bytes | memoryview) -> bytes:
     """A prepared batch with the same messages: opens each one for its tag and keys."""
     try:
-        messages = WireBatch.FromString(data).messages
-        raw = RawBatch.FromString(data)
+        messages = WireBatch.FromString(bytes(data)).messages
+        raw = RawBatch.FromString(bytes(data))
     except DecodeError as error:
         raise MalformedBatch(f"not a Batch: {error}") from None
     count = len(messages)
@@ -159,6 +161,8 @@ def _parse(data: bytes | memoryview, start: int) -> Batch:
         np.frombuffer(key_counts, "<u4"),
         data,
         start,
+        header.producer_id,
+        header.sequence,
     )
 
 

@@ -248,6 +248,12 @@ class Derived:
                 self._surplus += paths
         return moved
 
+    def clear_topic(self, topic: str) -> None:
+        """Each of its queues starts where it ends; files go with the next checkpoint."""
+        for _, queue_id, _, end in [one for one in self.queues.extents() if one.topic == topic]:
+            paths = self.queues.advance_start(QueueExtent(topic, queue_id, end, end))
+            self._surplus += paths or ()
+
     def close(self) -> None:
         self._writeback.close()
         self.queues.close()

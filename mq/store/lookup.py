@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from mq.errors import MalformedBatch, MessageNotFound, OffsetOutOfRange
 from mq.hashing import text_hash
 from mq.store.batch import decode_payload, message_of_frame
-from mq.store.consumequeue import ConsumeQueues
+from mq.store.consumequeue import ConsumeQueue, ConsumeQueues
 from mq.store.format import Kind
 from mq.store.keyindex import KeyIndex, key_slot_hashes
 from mq.store.logreader import LogReader
@@ -54,7 +54,7 @@ class Lookup:
                     continue
                 queue = self._queues.get(batch.topic, batch.queue_id)
                 place = queue.first_at(log_offset) if queue else 0
-                if queue is None or place == queue.end:
+                if queue is None or not _stands_at(queue, place, log_offset):
                     break
                 start = log_offset - entry.ref.payload_log_offset
                 frame = entry.payload[start : start + int(batch.frame_sizes[at])]
@@ -94,6 +94,13 @@ class Lookup:
                 if len(found) == min(limit, QUERY_RESULTS_MAX):
                     break
         return found
+
+
+def _stands_at(queue: ConsumeQueue, queue_offset: int, log_offset: int) -> bool:
+    """Not, when it was not applied yet, or its topic was deleted since."""
+    if queue_offset == queue.end:
+        return False
+    return int(queue.read(queue_offset, queue_offset + 1)["log_offset"][0]) == log_offset
 
 
 def _open(frame: memoryview, log_offset: int) -> Message:

@@ -42,6 +42,7 @@ class Run(NamedTuple):
     log_offset: int
     stored_at_ms: int
     frames: memoryview
+    sizes: npt.NDArray[np.uint32]  # of each frame
 
 
 class ReadResult(NamedTuple):
@@ -196,6 +197,7 @@ def _runs(log: LogReader, queue_offset: int, chosen: _Chosen, extents: _Extents)
         starts.tolist(),
         log.stored_at(starts).tolist(),
         frames,
+        [sizes[begin : end + 1] for begin, end in zip(first.tolist(), last.tolist(), strict=True)],
         strict=True,
     )
     return list(map(Run._make, columns))

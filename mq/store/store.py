@@ -33,10 +33,14 @@ log = get_logger(__name__)
 
 
 class Applied(NamedTuple):
-    """An entry that is visible now, with the queue offset of the first message of each batch."""
+    """An entry that is visible now: its batches with the queue offset of the first message of each,
+    or the command that it holds, when it was not written here.
+    """
 
     ref: EntryRef
     queue_offsets: list[int]
+    batches: Sequence[Batch] = ()
+    command: bytes = b""
 
 
 class Dropped(NamedTuple):
@@ -170,7 +174,8 @@ class Store:
                 ref, batches = appended
                 offsets = data_offsets(batches, ref.payload_log_offset)
                 pairs = zip(batches, offsets, strict=True)
-                applied.append(Applied(ref, self._derived.apply(pairs, ref.stored_at_ms)))
+                queue_offsets = self._derived.apply(pairs, ref.stored_at_ms)
+                applied.append(Applied(ref, queue_offsets, batches))
                 self.applied_index += 1
         self._derived.write_surplus()
         return applied
@@ -181,14 +186,22 @@ class Store:
         stop = min(end + 1, next(iter(self._unapplied), end + 1))
         for ref, payload in self.log.entries(self.applied_index + 1, stop):
             self._unapplied.pop(ref.raft_index, None)
-            offsets: list[int] = []
             if ref.kind == Kind.MESSAGES:
-                pairs = decode_payload(payload, ref.payload_log_offset)
-                offsets = self._derived.apply(pairs, ref.stored_at_ms)
-            applied.append(Applied(ref, offsets))
+                pairs = list(decode_payload(payload, ref.payload_log_offset))
+                queue_offsets = self._derived.apply(pairs, ref.stored_at_ms)
+                applied.append(Applied(ref, queue_offsets, [batch for batch, _ in pairs]))
+            else:
+                command = bytes(payload) if ref.kind == Kind.COMMAND else b""
+                applied.append(Applied(ref, [], (), command))
             self.applied_index = ref.raft_index
             self._derived.write_surplus()
         return applied
+
+    def clear_topic(self, topic: str) -> None:
+        """All that the topic has so far is gone for readers; its queues count on from there. Part
+        of applying an entry: every replica does it at the same place of the log.
+        """
+        self._derived.clear_topic(topic)
 
     def truncate(self, from_index: int) -> None:
         """Removes entries that will never be committed."""

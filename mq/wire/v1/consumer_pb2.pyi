@@ -71,14 +71,16 @@ class QueueId(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ...) -> None: ...
 
 class QueuePosition(_message.Message):
-    __slots__ = ("topic", "queue_id", "queue_offset")
+    __slots__ = ("topic", "queue_id", "queue_offset", "epoch")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     queue_offset: int
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ...) -> None: ...
+    epoch: int
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Run(_message.Message):
     __slots__ = ("queue_offset", "log_offset", "stored_at_ms", "frame_sizes", "messages")
@@ -93,6 +95,18 @@ class Run(_message.Message):
     frame_sizes: _containers.RepeatedScalarFieldContainer[int]
     messages: _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]
     def __init__(self, queue_offset: _Optional[int] = ..., log_offset: _Optional[int] = ..., stored_at_ms: _Optional[int] = ..., frame_sizes: _Optional[_Iterable[int]] = ..., messages: _Optional[_Iterable[_Union[_message_pb2.Message, _Mapping]]] = ...) -> None: ...
+
+class RawRun(_message.Message):
+    __slots__ = ("queue_offset", "log_offset", "stored_at_ms", "frame_sizes")
+    QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LOG_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    STORED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    FRAME_SIZES_FIELD_NUMBER: _ClassVar[int]
+    queue_offset: int
+    log_offset: int
+    stored_at_ms: int
+    frame_sizes: bytes
+    def __init__(self, queue_offset: _Optional[int] = ..., log_offset: _Optional[int] = ..., stored_at_ms: _Optional[int] = ..., frame_sizes: _Optional[bytes] = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("topic", "queue_id", "queue_offset", "filter", "messages_max", "bytes_max", "wait_ms")

@@ -14,20 +14,24 @@ class CheckpointMembers(_message.Message):
     def __init__(self, members: _Optional[_Iterable[_Union[_log_pb2.Member, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "cluster", "broker_set", "node_id", "peer_id", "birth_crc")
+    __slots__ = ("protocol_version", "cluster", "broker_set", "node_id", "peer_id", "birth_crc", "client_address", "zone")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     BROKER_SET_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     BIRTH_CRC_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     cluster: str
     broker_set: str
     node_id: str
     peer_id: str
     birth_crc: int
-    def __init__(self, protocol_version: _Optional[int] = ..., cluster: _Optional[str] = ..., broker_set: _Optional[str] = ..., node_id: _Optional[str] = ..., peer_id: _Optional[str] = ..., birth_crc: _Optional[int] = ...) -> None: ...
+    client_address: str
+    zone: str
+    def __init__(self, protocol_version: _Optional[int] = ..., cluster: _Optional[str] = ..., broker_set: _Optional[str] = ..., node_id: _Optional[str] = ..., peer_id: _Optional[str] = ..., birth_crc: _Optional[int] = ..., client_address: _Optional[str] = ..., zone: _Optional[str] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("reason",)

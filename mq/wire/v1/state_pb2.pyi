@@ -111,29 +111,11 @@ class GroupState(_message.Message):
     def __init__(self, group: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[_consumer_pb2.QueuePosition, _Mapping]]] = ..., locks: _Optional[_Iterable[_Union[QueueLock, _Mapping]]] = ...) -> None: ...
 
 class ProducerState(_message.Message):
-    __slots__ = ("producer_id", "stored", "newest", "last_stored_at_ms")
+    __slots__ = ("producer_id", "stored", "newest")
     PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     NEWEST_FIELD_NUMBER: _ClassVar[int]
-    LAST_STORED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     producer_id: str
     stored: _containers.RepeatedScalarFieldContainer[int]
-    newest: _containers.RepeatedCompositeFieldContainer[StoredBatch]
-    last_stored_at_ms: int
-    def __init__(self, producer_id: _Optional[str] = ..., stored: _Optional[_Iterable[int]] = ..., newest: _Optional[_Iterable[_Union[StoredBatch, _Mapping]]] = ..., last_stored_at_ms: _Optional[int] = ...) -> None: ...
-
-class StoredBatch(_message.Message):
-    __slots__ = ("sequence", "topic", "queue_id", "queue_offset", "log_offset", "stored_at_ms")
-    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    TOPIC_FIELD_NUMBER: _ClassVar[int]
-    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
-    QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
-    LOG_OFFSET_FIELD_NUMBER: _ClassVar[int]
-    STORED_AT_MS_FIELD_NUMBER: _ClassVar[int]
-    sequence: int
-    topic: str
-    queue_id: int
-    queue_offset: int
-    log_offset: int
-    stored_at_ms: int
-    def __init__(self, sequence: _Optional[int] = ..., topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., log_offset: _Optional[int] = ..., stored_at_ms: _Optional[int] = ...) -> None: ...
+    newest: bytes
+    def __init__(self, producer_id: _Optional[str] = ..., stored: _Optional[_Iterable[int]] = ..., newest: _Optional[bytes] = ...) -> None: ...

@@ -57,7 +57,7 @@ def test_what_is_appended_is_visible_when_it_is_applied() -> None:
     other = batch(messages_of(2), "bills", 5)
     refs = [append(store, first, other), append(store, second)]
     assert store.queues.get("orders", 0) is None
-    assert store.apply_through(1) == [(store.log.ref(1), [])]
+    assert store.apply_through(1) == [Applied(store.log.ref(1), [])]
     applied = store.apply_through(1 << 40)
     assert [one.ref for one in applied] == refs
     assert [one.queue_offsets for one in applied] == [[0, 0], [3]]

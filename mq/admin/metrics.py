@@ -1,0 +1,180 @@
+"""Metrics for Prometheus, on a port of their own.
+
+The broker counts with plain integers on its loop. A scrape comes on a thread of the HTTP server,
+asks the loop for a picture, and waits for it: no lock, and nothing to keep up to date between
+scrapes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Histogram, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from mq.admin.control import rss_bytes
+from mq.broker.broker import Broker
+from mq.errors import PortUnavailable
+from mq.raft.contracts import Status
+from mq.raft.hooks import Role
+
+_SCRAPE_S = 5.0
+_LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._latency = Histogram(
+            "mq_rpc_latency_seconds",
+            "Time of a unary call, or of a whole stream.",
+            ["method", "code"],
+            registry=self.registry,
+            buckets=_LATENCY_BUCKETS_S,
+        )
+        # Labels are looked up once a method and outcome.
+        self._children: dict[tuple[str, str], Histogram] = {}
+        self._stop: Callable[[], None] = lambda: None
+
+    def observe(self, method: str, seconds: float, code: str) -> None:
+        child = self._children.get((method, code))
+        if child is None:
+            child = self._children[method, code] = self._latency.labels(method, code)
+        child.observe(seconds)
+
+    def watch(self, broker: Broker, raft_status: Callable[[], Status]) -> None:
+        loop = asyncio.get_running_loop()
+        self.registry.register(_OnLoop(loop, lambda: list(_picture(broker, raft_status()))))
+
+    def start(self, host: str, port: int) -> int:
+        """The port that Prometheus connects to. PortUnavailable."""
+        try:
+            server, thread = start_http_server(port, host, self.registry)
+        except OSError as error:
+            raise PortUnavailable(
+                f"metrics cannot be served at {host}:{port}: {error.strerror or error}. Choose "
+                "another port with --metrics-port, 0 for any, or switch them off with "
+                "--metrics-enabled no"
+            ) from None
+
+        def stop() -> None:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+        self._stop = stop
+        return int(server.server_port)
+
+    def stop(self) -> None:
+        self._stop()
+
+
+class _OnLoop(Collector):
+    """Collects on the loop, for a scrape on another thread."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, picture: Callable[[], list[Metric]]
+    ) -> None:
+        self._loop = loop
+        self._picture = picture
+
+    def describe(self) -> list[Metric]:
+        return []  # names are known; registering must not ask the loop
+
+    def collect(self) -> Iterator[Metric]:
+        async def ask() -> list[Metric]:
+            return self._picture()
+
+        if self._loop.is_closed():
+            return
+        yield from asyncio.run_coroutine_threadsafe(ask(), self._loop).result(_SCRAPE_S)
+
+
+def _picture(broker: Broker, raft: Status) -> Iterator[Metric]:
+    publisher, puller, store = broker.publisher, broker.puller, broker.store
+    counters: list[tuple[str, str, float]] = [
+        ("mq_messages_in", "Messages taken from producers.", publisher.messages_total),
+        ("mq_throughput_in_bytes", "Bytes of batches taken from producers.", publisher.bytes_total),
+        ("mq_messages_out", "Messages given to consumers.", puller.messages_total),
+        ("mq_throughput_out_bytes", "Bytes of messages given to consumers.", puller.bytes_total),
+        ("mq_raft_elections", "Elections that this node stood for.", raft.elections_total),
+    ]
+    for name, text, value in counters:
+        yield CounterMetricFamily(name, text, value)
+    mean_bytes = publisher.bytes_total / max(1, publisher.messages_total)
+    applied_behind = raft.commit_index - raft.applied_index
+    gauges: list[tuple[str, str, float]] = [
+        ("mq_message_size_bytes", "Mean size of a message taken from producers.", mean_bytes),
+        (
+            "mq_in_flight_bytes",
+            "Taken from producers, not committed yet.",
+            publisher.in_flight_bytes,
+        ),
+        (
+            "mq_storage_size_bytes",
+            "Size of the log.",
+            store.log.end_offset - store.log.start_offset,
+        ),
+        (
+            "mq_storage_flush_behind_bytes",
+            "Written to the log, not synced.",
+            max(0, store.log.end_offset - store.log.durable_offset),
+        ),
+        ("mq_storage_dispatch_behind_entries", "Committed, not applied.", applied_behind),
+        ("mq_topics", "Topics.", len(broker.state.topics)),
+        ("mq_queues", "Queues that have messages or had some.", len(store.queues)),
+        ("mq_groups", "Consumer groups.", len(broker.groups.names())),
+        ("mq_group_members", "Consumers in groups.", broker.groups.member_count),
+        ("mq_raft_term", "Term of this node.", raft.leadership.term),
+        ("mq_raft_is_leader", "1 on the leader.", float(raft.leadership.role == Role.LEADER)),
+        ("mq_raft_commit_index", "Last committed entry that this node knows.", raft.commit_index),
+        ("process_resident_memory_bytes", "Memory in use.", rss_bytes()),
+    ]
+    for name, text, value in gauges:
+        yield GaugeMetricFamily(name, text, value)
+    yield _by_follower(raft)
+    if broker.leadership.is_serving:
+        yield from _lag(broker)
+
+
+def _by_follower(raft: Status) -> Metric:
+    behind = GaugeMetricFamily(
+        "mq_raft_follower_lag_entries", "Entries a follower does not have.", labels=["node"]
+    )
+    for one in raft.followers:
+        behind.add_metric([one.node_id], max(0, raft.last_index - one.match_index))
+    return behind
+
+
+def _lag(broker: Broker) -> Iterator[Metric]:
+    """Exact, by group and topic; a group of ten thousand queues is a few lines."""
+    labels = ["group", "topic"]
+    messages = GaugeMetricFamily(
+        "mq_consumer_lag_messages", "Messages that a group has before it.", labels=labels
+    )
+    seconds = GaugeMetricFamily(
+        "mq_consumer_lag_seconds", "Age of the oldest of them.", labels=labels
+    )
+    inflight = GaugeMetricFamily(
+        "mq_consumer_inflight_messages", "Delivered, not reported as done.", labels=["group"]
+    )
+    now_ms = broker.now_ms()
+    for group in broker.state.offsets.groups():
+        totals: dict[str, tuple[int, Any]] = {}
+        for queue, position in broker.state.offsets.positions(group).items():
+            found = broker.store.queues.get(*queue)
+            if found is None:
+                continue
+            count = found.backlog(position)
+            before, oldest_ms = totals.get(queue.topic, (0, now_ms))
+            if count:
+                oldest_ms = min(oldest_ms, broker.stored_at_ms(found, max(position, found.start)))
+            totals[queue.topic] = before + count, oldest_ms
+        for topic, (count, oldest_ms) in totals.items():
+            messages.add_metric([group, topic], count)
+            seconds.add_metric([group, topic], max(0, now_ms - oldest_ms) / 1000)
+        inflight.add_metric([group], broker.groups.in_flight(group))
+    yield from (messages, seconds, inflight)

@@ -1,0 +1,168 @@
+"""Which member of a consumer group gets which queue: a pure decision over plain values.
+
+In this order: even, so that the numbers of queues of any two members differ by one at most; sticky,
+so that no more queues move than evenness asks for; near, so that of equal choices a queue goes to
+the zone that it is in; spread, so that members share each topic and not only the sum of all. The
+answer depends on the values alone, not on the order in which they are given. Knows nothing of time,
+of locks, or of what a member still has in hand.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class Queue(NamedTuple):
+    topic: str
+    queue_id: int
+
+
+class Candidate(NamedTuple):
+    member_id: str
+    zone: str
+    owned: frozenset[Queue]
+
+
+_NO_PINS: Mapping[Queue, str] = MappingProxyType({})
+
+
+def assign(
+    queues: Mapping[Queue, str],
+    members: Sequence[Candidate],
+    pinned: Mapping[Queue, str] = _NO_PINS,
+) -> dict[str, frozenset[Queue]]:
+    """`queues` has the zone of each; an empty zone is unknown and near to nobody.
+
+    A pinned queue counts as owned by its member, whoever else says to own it, and is the last that
+    the member gives up: it does so only when its pins alone are more than an even share. A pin to
+    somebody who is no candidate means nothing. Of two that own a queue without a pin, the first by
+    name has it.
+    """
+    if not members:
+        return {}
+    ranked = sorted(members)
+    share, extras = divmod(len(queues), len(ranked))
+    hands = _hands(queues, ranked, pinned)
+    extras -= _trim(hands, queues, ranked, pinned, (share, extras))
+    kept = {queue for hand in hands.values() for queue in hand}
+    free = sorted(queue for queue in queues if queue not in kept)
+    if free:
+        _Dealer(ranked, hands, share, extras).deal(free, queues)
+    return {member_id: frozenset(hand) for member_id, hand in hands.items()}
+
+
+def _hands(
+    queues: Mapping[Queue, str], ranked: Sequence[Candidate], pinned: Mapping[Queue, str]
+) -> dict[str, list[Queue]]:
+    """What each has before anything moves; every queue at most once."""
+    hands: dict[str, list[Queue]] = {member.member_id: [] for member in ranked}
+    owners = {queue: name for queue, name in pinned.items() if name in hands and queue in queues}
+    for member in ranked:
+        for queue in member.owned:
+            if queue in queues:
+                owners.setdefault(queue, member.member_id)
+    for queue, name in owners.items():
+        hands[name].append(queue)
+    return hands
+
+
+def _trim(
+    hands: dict[str, list[Queue]],
+    queues: Mapping[Queue, str],
+    ranked: Sequence[Candidate],
+    pinned: Mapping[Queue, str],
+    room: tuple[int, int],
+) -> int:
+    """Cuts each hand to its share. Returns how many keep one more than the share, which is for
+    those whose queue at stake is dearest.
+    """
+    share, extras = room
+    zones = {member.zone for member in ranked}
+    stakes: list[tuple[int, str]] = []
+    for member in ranked:
+        name, hand = member.member_id, hands[member.member_id]
+        if len(hand) <= share:
+            continue
+        costs = {
+            queue: _cost(queues[queue], member.zone, zones) + 3 * (pinned.get(queue) != name)
+            for queue in hand
+        }
+        hands[name] = _dearest_first(costs)
+        stakes.append((costs[hands[name][share]], name))
+    keepers = {name for _, name in sorted(stakes)[:extras]}
+    for _, name in stakes:
+        del hands[name][share + (name in keepers) :]
+    return len(keepers)
+
+
+def _cost(zone: str, home: str, zones: set[str]) -> int:
+    """The less, the dearer: near to its member; near to nobody; near to another member."""
+    if zone and zone == home:
+        return 0
+    return 2 if zone and zone in zones else 1
+
+
+def _dearest_first(costs: Mapping[Queue, int]) -> list[Queue]:
+    """By cost; of the same cost in proportion to the topics, so that a cut anywhere leaves a part
+    of each topic.
+    """
+    sizes = Counter((cost, queue.topic) for queue, cost in costs.items())
+    seen: Counter[tuple[int, str]] = Counter()
+    order: list[tuple[int, float, Queue]] = []
+    for queue in sorted(costs):
+        kind = costs[queue], queue.topic
+        seen[kind] += 1
+        order.append((costs[queue], (seen[kind] - 0.5) / sizes[kind], queue))
+    return [queue for _, _, queue in sorted(order)]
+
+
+class _Dealer:
+    """Gives what is free to those with room, the one with the fewest first. There is room for
+    exactly what is free, so whoever takes the next, the end is even.
+    """
+
+    def __init__(
+        self, ranked: Sequence[Candidate], hands: dict[str, list[Queue]], share: int, extras: int
+    ) -> None:
+        self._ranked = ranked
+        self._hands = hands
+        self._share = share
+        self._extras = extras
+
+    def deal(self, free: Sequence[Queue], queues: Mapping[Queue, str]) -> None:
+        # All that stay in their zone come first: a place that one of them could have is not given
+        # to a stranger.
+        zones: dict[str, list[tuple[int, str]]] = defaultdict(list)
+        for member in self._ranked:
+            if member.zone:
+                zones[member.zone].append(self._load(member))
+        for heap in zones.values():
+            heapq.heapify(heap)
+        strangers = [
+            queue
+            for queue in free
+            if queues[queue] not in zones or not self._give(queue, zones[queues[queue]])
+        ]
+        everybody = [self._load(member) for member in self._ranked]
+        heapq.heapify(everybody)
+        for queue in strangers:
+            self._give(queue, everybody)
+
+    def _load(self, member: Candidate) -> tuple[int, str]:
+        return len(self._hands[member.member_id]), member.member_id
+
+    def _give(self, queue: Queue, heap: list[tuple[int, str]]) -> bool:
+        load, name = heap[0]
+        if load > self._share or (load == self._share and not self._extras):
+            return False
+        if load == self._share:
+            self._extras -= 1
+        self._hands[name].append(queue)
+        heapq.heapreplace(heap, (load + 1, name))
+        return True

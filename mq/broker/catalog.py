@@ -1,0 +1,141 @@
+"""Creating, altering and deleting topics: decided here, done by applying a command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from mq import names
+from mq.broker.contracts import Consensus
+from mq.broker.leading import Leadership
+from mq.broker.machine import Machine, Written
+from mq.broker.topics import Topic
+from mq.errors import (
+    GroupNotEmpty,
+    GroupNotFound,
+    IllegalRequest,
+    MqError,
+    PermissionDenied,
+    TopicExists,
+    TopicNotFound,
+)
+from mq.store.format import Kind
+from mq.wire.v1.cluster_pb2 import TopicType
+from mq.wire.v1.state_pb2 import Command, DropGroup, DropTopic
+
+QUEUES_MAX = names.QUEUE_ID_MAX + 1
+
+
+class Catalog:
+    def __init__(
+        self,
+        consensus: Consensus,
+        machine: Machine,
+        leadership: Leadership,
+        *,
+        default_queues: int,
+    ) -> None:
+        self._consensus = consensus
+        self._machine = machine
+        self._leadership = leadership
+        self._default_queues = default_queues
+        # Being deleted: what is written after it in the log would come back to life.
+        self._leaving: set[str] = set()
+
+    async def create(self, name: str, queues: int, type_: int) -> Topic:
+        """TopicExists, IllegalTopic, IllegalRequest, PermissionDenied."""
+        self._check_name(name)
+        if name in self._machine.state.topics:
+            raise TopicExists(f"topic {name} exists already: `mq topic describe {name}` shows it")
+        return await self._put(self._new(name, queues, type_))
+
+    async def ensure(self, topics: Iterable[str]) -> None:
+        """Creates those that are missing, with the defaults."""
+        for name in topics:
+            if name not in self._machine.state.topics:
+                self._check_name(name)
+                await self._put(self._new(name, 0, TopicType.TOPIC_NORMAL))
+
+    async def alter(
+        self,
+        name: str,
+        *,
+        write_queues: int | None = None,
+        read_queues: int | None = None,
+        is_readable: bool | None = None,
+        is_writable: bool | None = None,
+    ) -> Topic:
+        self._check_name(name)
+        topic = self._machine.state.topics.find(name)
+        changes: dict[str, Any] = {
+            "write_queues": _checked(write_queues, "write_queues"),
+            "read_queues": _checked(read_queues, "read_queues"),
+            "is_readable": is_readable,
+            "is_writable": is_writable,
+        }
+        altered = topic._replace(**{k: v for k, v in changes.items() if v is not None})
+        if altered.read_queues < altered.write_queues:
+            raise IllegalRequest(
+                f"topic {name} would take messages in {altered.write_queues} queues and be read in "
+                f"{altered.read_queues}: read_queues must not be fewer"
+            )
+        return await self._put(altered)
+
+    async def delete(self, name: str) -> None:
+        self._check_name(name)
+        self._machine.state.topics.find(name)
+        self._leaving.add(name)
+        try:
+            await self._propose(Command(drop_topic=DropTopic(topic=name)))
+        finally:
+            self._leaving.discard(name)
+
+    async def delete_group(self, group: str, member_count: int) -> None:
+        """GroupNotFound, GroupNotEmpty."""
+        self._leadership.check()
+        names.check_group(group)
+        if member_count:
+            raise GroupNotEmpty(f"group {group} has {member_count} members: stop them first")
+        if group not in self._machine.state.offsets:
+            raise GroupNotFound(f"there is no group {group}: `mq group list` shows those that are")
+        await self._propose(Command(drop_group=DropGroup(group=group)))
+
+    def writable(self, name: str, queue_id: int) -> None:
+        """TopicNotFound (also while it is being deleted), QueueNotFound, PermissionDenied."""
+        self._machine.state.topics.writable(name, queue_id)
+        self._check_staying(name)
+
+    def _check_staying(self, name: str) -> None:
+        if name in self._leaving:
+            raise TopicNotFound(f"topic {name} is being deleted")
+
+    def _check_name(self, name: str) -> None:
+        self._leadership.check()
+        names.check_topic(name)
+        if names.is_internal_topic(name):
+            raise PermissionDenied(f"topic {name}: names that start with % are the broker's own")
+
+    def _new(self, name: str, queues: int, type_: int) -> Topic:
+        count = _checked(queues or self._default_queues, "queues") or 0
+        if type_ not in TopicType.values():
+            raise IllegalRequest(f"{type_} is no type of a topic")
+        return Topic(name, type_, count, count, is_readable=True, is_writable=True, created_at_ms=0)
+
+    async def _put(self, topic: Topic) -> Topic:
+        self._check_staying(topic.name)
+        await self._propose(Command(put_topic=topic.command()))
+        try:
+            return self._machine.state.topics.find(topic.name)
+        except MqError:
+            raise TopicNotFound(f"topic {topic.name} was deleted at the same moment") from None
+
+    async def _propose(self, command: Command) -> None:
+        await self._consensus.propose(
+            Kind.COMMAND, [command.SerializeToString()], Written(command=command)
+        )
+
+
+def _checked(count: int | None, what: str) -> int | None:
+    if count is not None and not 1 <= count <= QUEUES_MAX:
+        raise IllegalRequest(f"{what} = {count}: a topic has 1 to {QUEUES_MAX} queues")
+    return count

@@ -1,0 +1,133 @@
+"""Offsets of groups on their way into the log: what many consumers report within a moment is one
+entry.
+
+A report of progress waits for nothing: when the leader is lost before it is committed, its group
+goes on a little further back. An explicit commit is answered when it is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from mq.broker.assignment import Queue
+from mq.broker.contracts import Consensus
+from mq.broker.machine import Machine, Written
+from mq.errors import MqError
+from mq.logging import get_logger
+from mq.store.format import Kind
+from mq.wire.v1.consumer_pb2 import QueuePosition
+from mq.wire.v1.state_pb2 import Command, CommitPositions, GroupPositions
+
+log = get_logger(__name__)
+
+# How long progress may wait for more of it; less than a second of work is repeated after a crash.
+_GATHER_S = 0.1
+# Positions in one entry: about 64 KiB of them.
+_POSITIONS_MAX = 2_000
+
+Positions = dict[str, dict[Queue, int]]
+
+
+class Commits:
+    def __init__(self, consensus: Consensus, machine: Machine) -> None:
+        self._consensus = consensus
+        self._machine = machine
+        self._loop = asyncio.get_running_loop()
+        # Not proposed yet, and proposed but not applied; the newer one counts.
+        self._noted: Positions = {}
+        self._under_way: Positions = {}
+        self._waiters: list[asyncio.Future[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_writing = False
+
+    def position(self, group: str, queue: Queue) -> int | None:
+        """The newest that is known of: also what is not committed yet."""
+        for positions in (self._noted, self._under_way):
+            found = positions.get(group, {}).get(queue)
+            if found is not None:
+                return found
+        return self._machine.state.offsets.positions(group).get(queue)
+
+    def note(self, group: str, positions: Mapping[Queue, int]) -> None:
+        """Committed soon."""
+        if positions:
+            self._noted.setdefault(group, {}).update(positions)
+            self._write_in(_GATHER_S)
+
+    async def commit(self, group: str, positions: Mapping[Queue, int]) -> None:
+        """Durable when this returns."""
+        if not positions:
+            return
+        self._noted.setdefault(group, {}).update(positions)
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.append(waiter)
+        self._write_in(0)
+        await waiter
+
+    def forget(self) -> None:
+        """This node does not lead any more: members report to the next leader what they have."""
+        self._noted.clear()
+        self._under_way.clear()
+
+    def drop_group(self, group: str) -> None:
+        self._noted.pop(group, None)
+
+    def _write_in(self, seconds: float) -> None:
+        if self._is_writing:
+            return  # what is noted now goes with the next
+        if self._timer is not None:
+            if seconds:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, self._write)
+
+    def _write(self) -> None:
+        self._timer = None
+        if not self._noted:
+            return
+        self._is_writing = True
+        waiters, self._waiters = self._waiters, []
+        self._under_way, self._noted = self._noted, {}
+        self._task = self._loop.create_task(self._propose(waiters))
+
+    async def _propose(self, waiters: list[asyncio.Future[None]]) -> None:
+        error: MqError | None = None
+        try:
+            for command in _commands(self._under_way):
+                await self._consensus.propose(
+                    Kind.COMMAND, [command.SerializeToString()], Written(command=command)
+                )
+        except MqError as failure:
+            error = failure
+            log.info("offsets are not committed, consumers will report again", error=str(error))
+        self._under_way = {}
+        for waiter in waiters:
+            if waiter.done():
+                continue
+            if error is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(error)
+        self._is_writing = False
+        if self._noted:
+            self._write_in(0 if self._waiters else _GATHER_S)
+
+
+def _commands(positions: Positions) -> list[Command]:
+    commands: list[Command] = []
+    commit, count = CommitPositions(), 0
+    for group, queues in positions.items():
+        items = list(queues.items())
+        while items:
+            chunk, items = items[: _POSITIONS_MAX - count], items[_POSITIONS_MAX - count :]
+            wire = [
+                QueuePosition(topic=queue.topic, queue_id=queue.queue_id, queue_offset=at)
+                for queue, at in chunk
+            ]
+            commit.groups.append(GroupPositions(group=group, positions=wire))
+            count += len(chunk)
+            if count >= _POSITIONS_MAX:
+                commands.append(Command(commit_positions=commit))
+                commit, count = CommitPositions(), 0
+    return [*commands, Command(commit_positions=commit)] if count else commands

@@ -1,0 +1,45 @@
+"""What the broker needs around it, declared here so that it knows neither Raft nor gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import NamedTuple, Protocol
+
+from mq.store.format import Kind
+
+
+class Leading(NamedTuple):
+    """Who leads the broker set, as this node sees it. The address is the one for clients."""
+
+    is_leader: bool
+    term: int
+    leader_id: str | None
+    leader_address: str | None
+
+
+class Peer(NamedTuple):
+    """A node of the broker set. Address (for clients) and zone are empty as long as it was not
+    heard of.
+    """
+
+    node_id: str
+    address: str
+    zone: str
+
+
+class Consensus(Protocol):
+    """The log, as those see it who write to it."""
+
+    @property
+    def leading(self) -> Leading: ...
+
+    @property
+    def peers(self) -> Sequence[Peer]: ...
+
+    def propose(
+        self, kind: Kind, payload: Sequence[bytes | memoryview], context: object
+    ) -> Awaitable[object]:
+        """Done when the entry is committed and applied here. NotLeader, FlowControl, DiskFull,
+        MessageTooLarge, NodeStopped: nothing was written. OutcomeUnknown: nobody knows.
+        """
+        ...

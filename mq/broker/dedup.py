@@ -1,0 +1,122 @@
+"""Which batches of which producer are stored: the table that makes a repeated send once.
+
+Of each producer it knows every stored sequence, as ranges, and where the newest are. It is part of
+the replicated state: changed only by applying entries, in the order of the log, so that every
+replica has the same, and bounded, so that producers that come and go cost nothing in the end: the
+one that was not heard of for longest is forgotten first.
+
+A leader asks before it writes. That is enough, because it serves only when everything that was in
+the log before its term is applied, and remembers itself what it has on its way.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from mq.errors import IllegalSequence
+from mq.wire.v1.state_pb2 import ProducerState
+
+PRODUCERS_MAX = 10_000
+# A producer has fewer batches under way than are remembered here ...
+NEWEST_MIN = 64
+# ... and may leave so many gaps, which it fills later or never.
+RANGES_MAX = 256
+_FIELDS = 5
+
+
+class StoredAt(NamedTuple):
+    """Where a batch is: its first message. -1: it is stored, but that is all that is known."""
+
+    queue_id: int
+    queue_offset: int
+    log_offset: int
+    stored_at_ms: int
+    is_duplicate: bool = False
+
+
+class _Producer:
+    __slots__ = ("newest", "ranges")
+
+    def __init__(self) -> None:
+        self.ranges: list[int] = []  # start, end, start, end, ... ascending, not touching
+        self.newest = array("Q")
+
+    def has(self, sequence: int) -> bool:
+        return bisect_right(self.ranges, sequence) % 2 == 1
+
+    def add(self, sequence: int) -> None:
+        ranges = self.ranges
+        if ranges and ranges[-1] == sequence:  # the usual case: the next one
+            ranges[-1] = sequence + 1
+            return
+        at = bisect_right(ranges, sequence)
+        if at % 2:
+            return
+        ranges[at:at] = [sequence, sequence + 1]
+        # Ranges that touch now become one.
+        if at + 2 < len(ranges) and ranges[at + 2] == sequence + 1:
+            del ranges[at + 1 : at + 3]
+        if at and ranges[at - 1] == sequence:
+            del ranges[at - 1 : at + 1]
+
+    def place(self, sequence: int) -> StoredAt:
+        newest = self.newest
+        for at in range(len(newest) - _FIELDS, -1, -_FIELDS):
+            if newest[at] == sequence:
+                queue_id, queue_offset, log_offset, stored_at_ms = newest[at + 1 : at + _FIELDS]
+                return StoredAt(queue_id, queue_offset, log_offset, stored_at_ms, is_duplicate=True)
+        return StoredAt(0, -1, -1, 0, is_duplicate=True)
+
+
+class Producers:
+    def __init__(self) -> None:
+        self._producers: dict[str, _Producer] = {}
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    def find(self, producer_id: str, sequence: int) -> StoredAt | None:
+        """Where the batch is; None: it is not stored."""
+        producer = self._producers.get(producer_id)
+        if producer is None or not producer.has(sequence):
+            return None
+        return producer.place(sequence)
+
+    def check(self, producer_id: str, sequence: int) -> None:
+        """IllegalSequence when one more that does not follow the others would be too much."""
+        producer = self._producers.get(producer_id)
+        if producer is None or len(producer.ranges) < 2 * RANGES_MAX:
+            return
+        if sequence not in producer.ranges[1::2]:
+            raise IllegalSequence(
+                f"producer {producer_id} left {RANGES_MAX} gaps in its sequences: number batches "
+                "1, 2, 3, ... and send what failed again, with the number it had"
+            )
+
+    def record(self, producer_id: str, sequence: int, stored: StoredAt) -> None:
+        """Part of applying an entry."""
+        producer = self._producers.pop(producer_id, None) or _Producer()
+        self._producers[producer_id] = producer  # behind all others: heard of last
+        producer.add(sequence)
+        newest = producer.newest
+        newest.extend((sequence, *stored[: _FIELDS - 1]))
+        if len(newest) >= 2 * NEWEST_MIN * _FIELDS:
+            del newest[: NEWEST_MIN * _FIELDS]
+        if len(self._producers) > PRODUCERS_MAX:
+            del self._producers[next(iter(self._producers))]
+
+    def encode(self) -> Iterator[ProducerState]:
+        for producer_id, producer in self._producers.items():
+            yield ProducerState(
+                producer_id=producer_id, stored=producer.ranges, newest=producer.newest.tobytes()
+            )
+
+    def restore(self, states: Iterator[ProducerState]) -> None:
+        self._producers.clear()
+        for state in states:
+            producer = self._producers[state.producer_id] = _Producer()
+            producer.ranges = list(state.stored)
+            producer.newest.frombytes(state.newest)

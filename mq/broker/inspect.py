@@ -1,0 +1,230 @@
+"""What operators ask: topics, groups with their exact lag, single messages. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from google.protobuf.message import DecodeError
+
+from mq import names
+from mq.broker.assignment import Queue
+from mq.broker.broker import Broker
+from mq.broker.filters import CompiledFilter
+from mq.broker.pulling import Query
+from mq.broker.topics import Topic
+from mq.errors import GroupNotFound, IllegalRequest, MessageNotFound
+from mq.store import lookup
+from mq.store.batch import message_of_frame
+from mq.store.reading import Run, Status
+from mq.wire.v1 import admin_pb2 as pb
+from mq.wire.v1.consumer_pb2 import MODE_CLUSTERING, Filter, QueuePosition, Subscription
+from mq.wire.v1.message_pb2 import Message
+
+BROWSE_MAX = 1_000
+_BROWSE_DEFAULT = 32
+_BROWSE_BYTES = 2 << 20
+# Steps that a filter which finds nothing may take in one request.
+_BROWSE_STEPS = 16
+
+
+class Inspector:
+    def __init__(self, broker: Broker, broker_set: str) -> None:
+        self._broker = broker
+        self._broker_set = broker_set
+
+    # -- topics -----------------------------------------------------------------------------------
+
+    def topics(self, *, include_internal: bool) -> Iterator[pb.TopicSummary]:
+        ends: dict[str, int] = {}
+        for name, _, start, end in self._broker.store.queues.extents():
+            ends[name] = ends.get(name, 0) + end - start
+        for topic in self._broker.state.topics:
+            if include_internal or not topic.is_internal:
+                yield pb.TopicSummary(info=topic_info(topic), messages=ends.get(topic.name, 0))
+
+    def topic(self, name: str) -> pb.DescribeTopicResponse:
+        topic = self._broker.state.topics.find(name)
+        offsets = self._broker.state.offsets
+        groups = [
+            group
+            for group in offsets.groups()
+            if any(queue.topic == name for queue in offsets.positions(group))
+        ]
+        queues = [self._queue(Queue(name, at)) for at in range(topic.read_queues)]
+        return pb.DescribeTopicResponse(info=topic_info(topic), queues=queues, groups=groups)
+
+    def _queue(self, queue: Queue) -> pb.QueueStats:
+        start, end = self._broker.groups.extent(queue)
+        found = self._broker.store.queues.get(*queue)
+        last_ms = 0
+        if found is not None and end > start:
+            last_ms = self._broker.stored_at_ms(found, end - 1)
+        return pb.QueueStats(
+            queue_id=queue.queue_id, start=start, end=end, last_stored_at_ms=last_ms
+        )
+
+    # -- groups -----------------------------------------------------------------------------------
+
+    def groups(self) -> Iterator[pb.GroupSummary]:
+        for name in self._broker.groups.names():
+            yield self._summary(name, list(self._group_queues(name)))
+
+    def group(self, name: str) -> pb.DescribeGroupResponse:
+        """GroupNotFound."""
+        names.check_group(name)
+        live = self._broker.groups.live(name)
+        if live is None and name not in self._broker.state.offsets:
+            raise GroupNotFound(f"there is no group {name}: `mq group list` shows those that are")
+        queues = list(self._group_queues(name))
+        members = live.members if live else {}
+        subscriptions = next((one.spec.subscriptions for one in members.values()), {})
+        return pb.DescribeGroupResponse(
+            summary=self._summary(name, queues),
+            subscriptions=[
+                Subscription(topic=topic, filter=shown_filter(text))
+                for topic, text in subscriptions.items()
+            ],
+            members=[
+                pb.MemberInfo(
+                    member_id=member_id,
+                    zone=one.spec.zone,
+                    address=one.spec.address,
+                    last_seen_at_ms=one.last_seen_ms,
+                    is_streaming=one.spec.is_streaming,
+                    queues=len(live.assigned(member_id)) if live else 0,
+                )
+                for member_id, one in sorted(members.items())
+            ],
+            queues=queues,
+        )
+
+    def _summary(self, name: str, queues: list[pb.GroupQueue]) -> pb.GroupSummary:
+        live = self._broker.groups.live(name)
+        members = live.members if live else {}
+        mode = next((one.spec.mode for one in members.values()), MODE_CLUSTERING)
+        return pb.GroupSummary(
+            group=name,
+            mode=mode,  # type: ignore[arg-type]  # an enum is a number on the wire
+            members=len(members),
+            generation=live.generation if live else 0,
+            lag=sum(queue.lag for queue in queues),
+            topics=sorted({queue.topic for queue in queues}),
+        )
+
+    def _group_queues(self, name: str) -> Iterator[pb.GroupQueue]:
+        live = self._broker.groups.live(name)
+        committed = self._broker.state.offsets.positions(name)
+        owned = {
+            queue: member_id
+            for member_id in (live.members if live else ())
+            for queue in (live.assigned(member_id) if live else ())
+        }
+        for queue in sorted({*committed, *owned}):
+            start, end = self._broker.groups.extent(queue)
+            at = committed.get(queue)
+            yield pb.GroupQueue(
+                topic=queue.topic,
+                queue_id=queue.queue_id,
+                committed=-1 if at is None else at,
+                start=start,
+                end=end,
+                lag=end - min(max(start if at is None else at, start), end),
+                member_id=owned.get(queue, ""),
+            )
+
+    # -- messages ---------------------------------------------------------------------------------
+
+    def message(self, message_id: str) -> pb.StoredMessage:
+        """MessageNotFound, IllegalRequest."""
+        broker_set, log_offset = names.parse_message_id(message_id)
+        if broker_set != self._broker_set:
+            raise MessageNotFound(
+                f"{message_id} is of broker set {broker_set}; this is {self._broker_set}"
+            )
+        return self._stored(self._broker.store.lookup.by_id(log_offset))
+
+    def by_key(self, request: pb.QueryMessagesRequest) -> pb.MessageList:
+        self._broker.state.topics.readable(request.topic)
+        if not request.key:
+            raise IllegalRequest("key is empty: say which one to look for")
+        end_ms = request.end_ms or self._broker.now_ms() + 1
+        found = self._broker.store.lookup.by_key(
+            request.topic,
+            request.key,
+            request.begin_ms,
+            end_ms,
+            request.messages_max or lookup.QUERY_RESULTS_MAX,
+        )
+        return pb.MessageList(messages=map(self._stored, found))
+
+    def browse(self, request: pb.BrowseMessagesRequest, wanted: CompiledFilter) -> pb.MessageList:
+        """From an offset on, as far as a few steps go. What is gone is passed over."""
+        queue = Queue(request.topic, request.queue_id)
+        self._broker.state.topics.readable(*queue)
+        count = min(request.messages_max or _BROWSE_DEFAULT, BROWSE_MAX)
+        query = Query(queue, request.queue_offset, wanted, _BROWSE_BYTES, count)
+        for _ in range(_BROWSE_STEPS):
+            result = self._broker.puller.read(query)
+            if result.status == Status.FOUND:
+                messages = [one for run in result.runs for one in self._opened(queue, run)]
+                return pb.MessageList(messages=messages, next_offset=result.next_offset)
+            if result.status not in (Status.NOTHING_MATCHED, Status.TOO_SMALL):
+                break
+            at = result.start if result.status == Status.TOO_SMALL else result.next_offset
+            query = query._replace(queue_offset=at)
+        return pb.MessageList(next_offset=min(query.queue_offset, result.end))
+
+    def _opened(self, queue: Queue, run: Run) -> Iterator[pb.StoredMessage]:
+        at = 0
+        for queue_offset, size in enumerate(run.sizes.tolist(), start=run.queue_offset):
+            frame = run.frames[at : at + size]
+            try:
+                message = Message.FromString(bytes(message_of_frame(frame)))
+            except DecodeError:
+                # Its producer sent bytes that are no message; the place is shown all the same.
+                message = Message()
+            yield self._stored(
+                lookup.StoredMessage(
+                    *queue, queue_offset, run.log_offset + at, run.stored_at_ms, message
+                )
+            )
+            at += size
+
+    def _stored(self, found: lookup.StoredMessage) -> pb.StoredMessage:
+        return pb.StoredMessage(
+            message_id=names.message_id(self._broker_set, found.log_offset),
+            topic=found.topic,
+            queue_id=found.queue_id,
+            queue_offset=found.queue_offset,
+            log_offset=found.log_offset,
+            stored_at_ms=found.stored_at_ms,
+            message=found.message,
+        )
+
+
+def topic_info(topic: Topic) -> pb.TopicInfo:
+    return pb.TopicInfo(
+        topic=topic.name,
+        type=topic.type,  # type: ignore[arg-type]  # an enum is a number on the wire
+        write_queues=topic.write_queues,
+        read_queues=topic.read_queues,
+        is_readable=topic.is_readable,
+        is_writable=topic.is_writable,
+        created_at_ms=topic.created_at_ms,
+        is_internal=topic.is_internal,
+    )
+
+
+def shown_filter(canonical: str) -> Filter:
+    """The filter that a canonical text stands for."""
+    kind, _, text = canonical.partition(" ")
+    if kind == "SQL":
+        return Filter(sql=text)
+    return Filter(tags=text if kind == "TAG" else "*")
+
+
+def positions_of(positions: dict[Queue, int]) -> list[QueuePosition]:
+    return [
+        QueuePosition(topic=queue.topic, queue_id=queue.queue_id, queue_offset=at)
+        for queue, at in sorted(positions.items())
+    ]

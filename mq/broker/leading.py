@@ -1,0 +1,54 @@
+"""Whether this node serves: it leads, and has applied everything that was in the log before its
+term. Until then its state may be old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from mq.broker.contracts import Consensus
+from mq.broker.machine import Machine
+from mq.errors import NotLeader
+
+# Becoming leader takes one round trip; waiting for it is kinder than sending the client away.
+_SETTLE_S = 1.0
+_POLL_S = 0.005
+
+
+class Leadership:
+    def __init__(self, consensus: Consensus, machine: Machine) -> None:
+        self._consensus = consensus
+        self._machine = machine
+
+    @property
+    def is_serving(self) -> bool:
+        return self._serves()
+
+    def _serves(self) -> bool:
+        leading = self._consensus.leading
+        return leading.is_leader and leading.term == self._machine.applied_term
+
+    @property
+    def term(self) -> int:
+        return self._consensus.leading.term
+
+    def check(self) -> None:
+        """NotLeader, with the address for clients of the one to ask."""
+        if not self.is_serving:
+            raise self.refusal()
+
+    async def settled(self) -> None:
+        """As `check`, but a node that has just been elected gets a moment."""
+        if self.is_serving:
+            return
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _SETTLE_S
+        while self._consensus.leading.is_leader and loop.time() < deadline:
+            await asyncio.sleep(_POLL_S)
+            if self._serves():
+                return
+        raise self.refusal()
+
+    def refusal(self) -> NotLeader:
+        _, _, leader_id, address = self._consensus.leading
+        return NotLeader(leader_id, address) if address else NotLeader(None, None)

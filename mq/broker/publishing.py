@@ -1,0 +1,220 @@
+"""Batches of producers on their way into the log.
+
+Each batch is checked, looked up among those that are stored or under way, and joins the group that
+is written next: all that arrives in one turn of the loop is one entry, one write, one sync. What is
+under way is bounded in bytes; who brings more waits for room, in order, and is not refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from mq.broker.catalog import Catalog
+from mq.broker.contracts import Consensus
+from mq.broker.dedup import StoredAt
+from mq.broker.leading import Leadership
+from mq.broker.machine import Machine, Written
+from mq.errors import (
+    FlowControl,
+    FlushTimeout,
+    IllegalRequest,
+    MqError,
+    OutcomeUnknown,
+    ReplicationTimeout,
+)
+from mq.names import NAME_CHARACTERS_MAX
+from mq.store.batch import Batch, encode_payload
+from mq.store.format import Kind
+from mq.store.logreader import EntryRef
+
+# An entry is closed when it has so much; a larger batch is an entry of its own.
+_GROUP_BYTES = 1 << 20
+# Batches under way, however small.
+_IN_FLIGHT_MAX = 8_000
+
+
+class Slot:
+    """A batch under way. `outcome` is where it is stored, or why it is not; `appended` is done when
+    the leader has it in its log.
+    """
+
+    __slots__ = ("appended", "batch", "outcome", "written")
+
+    def __init__(self, batch: Batch, outcome: asyncio.Future[StoredAt]) -> None:
+        self.batch = batch
+        self.outcome = outcome
+        self.appended: asyncio.Future[EntryRef] | None = None
+        self.written: Written | None = None
+
+
+class Publisher:
+    def __init__(
+        self,
+        consensus: Consensus,
+        machine: Machine,
+        leadership: Leadership,
+        catalog: Catalog,
+        *,
+        in_flight_bytes_max: int,
+        entry_bytes_max: int,
+    ) -> None:
+        self._consensus = consensus
+        self._machine = machine
+        self._leadership = leadership
+        self._catalog = catalog
+        self._bytes_max = in_flight_bytes_max
+        self._group_bytes = min(_GROUP_BYTES, entry_bytes_max)
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[Slot] = []
+        self._under_way: dict[tuple[str, int], Slot] = {}
+        self._in_flight = 0
+        self._in_flight_bytes = 0
+        self._room: deque[asyncio.Event] = deque()
+        self.batches_total = self.messages_total = self.bytes_total = 0
+
+    @property
+    def in_flight_bytes(self) -> int:
+        return self._in_flight_bytes
+
+    async def room(self, size: int, timeout_s: float) -> None:
+        """Returns when so much more may be submitted. FlowControl when that takes too long."""
+        if self._has_room(size) and not self._room:
+            return
+        turn = asyncio.Event()
+        self._room.append(turn)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._room[0] is not turn or not self._has_room(size):
+                    turn.clear()
+                    await turn.wait()
+        except TimeoutError:
+            raise FlowControl(
+                f"{self._in_flight_bytes} bytes wait to be committed, and there was no room for "
+                f"{size} more in {timeout_s:.0f} s: the disk or the other nodes are too slow"
+            ) from None
+        finally:
+            self._room.remove(turn)
+            self._wake()
+
+    def submit(self, batch: Batch, *, tells_appended: bool = False) -> Slot:
+        """Never waits. Raises what is wrong with the batch; then nothing was written."""
+        self._leadership.check()
+        self._catalog.writable(batch.topic, batch.queue_id)
+        key = batch.producer_id, batch.sequence
+        if batch.producer_id:
+            known = self._known(batch)
+            if known is not None:
+                return known
+        elif batch.sequence:
+            raise IllegalRequest("a sequence needs a producer_id")
+        slot = Slot(batch, self._loop.create_future())
+        if tells_appended:
+            slot.appended = self._loop.create_future()
+        if batch.producer_id:
+            self._under_way[key] = slot
+        self._in_flight += 1
+        self._in_flight_bytes += len(batch.data)
+        if not self._waiting:
+            self._loop.call_soon(self._write)
+        self._waiting.append(slot)
+        return slot
+
+    def timed_out(self, slot: Slot) -> MqError:
+        """Why there is no outcome yet."""
+        ref = slot.written.ref if slot.written else None
+        durable = self._machine.store.log.durable_index
+        if ref is not None and ref.raft_index > durable:
+            return FlushTimeout(
+                f"entry {ref.raft_index} is not on this leader's disk yet: it may become part of "
+                "the log or not"
+            )
+        return ReplicationTimeout(
+            "no majority of the broker set had the batch in time: it may become part of the log or "
+            "not"
+        )
+
+    def _known(self, batch: Batch) -> Slot | None:
+        producer_id, sequence = batch.producer_id, batch.sequence
+        if not sequence or len(producer_id) > NAME_CHARACTERS_MAX or not producer_id.isprintable():
+            raise IllegalRequest(
+                f"a producer has an id of 1 to {NAME_CHARACTERS_MAX} printable characters, and "
+                "numbers its batches from 1 on"
+            )
+        slot = self._under_way.get((producer_id, sequence))
+        if slot is not None:
+            return slot
+        producers = self._machine.state.producers
+        stored = producers.find(producer_id, sequence)
+        if stored is None:
+            producers.check(producer_id, sequence)
+            return None
+        slot = Slot(batch, self._loop.create_future())
+        slot.outcome.set_result(stored)
+        return slot
+
+    # -- the group --------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        """Everything that waits, as few entries as its size allows."""
+        slots, self._waiting = self._waiting, []
+        first, size = 0, 0
+        for at, slot in enumerate(slots):
+            length = len(slot.batch.data)
+            if size and size + length > self._group_bytes:
+                self._propose(slots[first:at])
+                first, size = at, 0
+            size += length
+        self._propose(slots[first:])
+
+    def _propose(self, slots: list[Slot]) -> None:
+        batches = [slot.batch for slot in slots]
+        told = [slot.appended for slot in slots if slot.appended is not None]
+        written = Written(batches, on_appended=_teller(told) if told else None)
+        for slot in slots:
+            slot.written = written
+        future = asyncio.ensure_future(
+            self._consensus.propose(Kind.MESSAGES, encode_payload(batches), written)
+        )
+        future.add_done_callback(lambda done: self._end(slots, written, done))
+
+    def _end(self, slots: list[Slot], written: Written, done: asyncio.Future[object]) -> None:
+        error: BaseException | None = (
+            OutcomeUnknown("the node is stopping") if done.cancelled() else done.exception()
+        )
+        for at, slot in enumerate(slots):
+            batch, outcome = slot.batch, slot.outcome
+            if batch.producer_id:
+                self._under_way.pop((batch.producer_id, batch.sequence), None)
+            self._in_flight_bytes -= len(batch.data)
+            if error is None:
+                self.batches_total += 1
+                self.messages_total += batch.message_count
+                self.bytes_total += len(batch.data)
+                outcome.set_result(written.stored[at])
+            else:
+                outcome.set_exception(error)
+                outcome.exception()  # nobody may be there to hear it
+                if slot.appended is not None and not slot.appended.done():
+                    slot.appended.set_exception(error)
+                    slot.appended.exception()
+        self._in_flight -= len(slots)
+        self._wake()
+
+    def _has_room(self, size: int) -> bool:
+        is_bounded = self._in_flight_bytes + size <= self._bytes_max
+        return self._in_flight == 0 or (is_bounded and self._in_flight < _IN_FLIGHT_MAX)
+
+    def _wake(self) -> None:
+        if self._room:
+            self._room[0].set()
+
+
+def _teller(told: list[asyncio.Future[EntryRef]]) -> Callable[[EntryRef], None]:
+    def tell(ref: EntryRef) -> None:
+        for future in told:
+            if not future.done():
+                future.set_result(ref)
+
+    return tell

@@ -1,0 +1,121 @@
+"""The topics of the broker set: part of the replicated state, changed only by applying commands.
+
+Questions that every request asks are answered here: does the topic exist, may it be written or
+read, does it have this queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from mq import names
+from mq.errors import PermissionDenied, QueueNotFound, TopicNotFound
+from mq.wire.v1.state_pb2 import PutTopic, TopicState
+
+
+class Topic(NamedTuple):
+    name: str
+    type: int
+    # Queues 0 to n - 1 take messages, and are consumed.
+    write_queues: int
+    read_queues: int
+    is_readable: bool
+    is_writable: bool
+    created_at_ms: int
+
+    @property
+    def is_internal(self) -> bool:
+        return names.is_internal_topic(self.name)
+
+    def command(self) -> PutTopic:
+        return PutTopic(
+            topic=self.name,
+            type=self.type,  # type: ignore[arg-type]  # an enum is a number on the wire
+            write_queues=self.write_queues,
+            read_queues=self.read_queues,
+            is_readable=self.is_readable,
+            is_writable=self.is_writable,
+        )
+
+
+class Topics:
+    def __init__(self) -> None:
+        self._topics: dict[str, Topic] = {}
+        # Goes up with every change: what was derived from topics asks again then.
+        self.version = 0
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(sorted(self._topics.values()))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._topics
+
+    def find(self, name: str) -> Topic:
+        """TopicNotFound."""
+        topic = self._topics.get(name)
+        if topic is None:
+            names.check_topic(name)
+            raise TopicNotFound(
+                f"there is no topic {name}: create it with `mq topic create {name}`"
+            )
+        return topic
+
+    def writable(self, name: str, queue_id: int) -> Topic:
+        """TopicNotFound, QueueNotFound; PermissionDenied for what no producer may write."""
+        topic = self.find(name)
+        if topic.is_internal or not topic.is_writable:
+            why = "it is the broker's own" if topic.is_internal else "writing is switched off"
+            raise PermissionDenied(f"topic {name} cannot be written: {why}")
+        if queue_id >= topic.write_queues:
+            raise QueueNotFound(
+                f"topic {name} has no queue {queue_id} for writing: it has {topic.write_queues}"
+            )
+        return topic
+
+    def readable(self, name: str, queue_id: int = 0) -> Topic:
+        """TopicNotFound, QueueNotFound; PermissionDenied for what no consumer may read."""
+        topic = self.find(name)
+        if not names.is_readable_topic(name) or not topic.is_readable:
+            why = "reading is switched off" if not topic.is_internal else "it is the broker's own"
+            raise PermissionDenied(f"topic {name} cannot be read: {why}")
+        if queue_id >= topic.read_queues:
+            raise QueueNotFound(
+                f"topic {name} has no queue {queue_id} for reading: it has {topic.read_queues}"
+            )
+        return topic
+
+    # -- applying ---------------------------------------------------------------------------------
+
+    def put(self, command: PutTopic, now_ms: int) -> None:
+        known = self._topics.get(command.topic)
+        created_at_ms = known.created_at_ms if known else now_ms
+        self._topics[command.topic] = _topic(command, created_at_ms)
+        self.version += 1
+
+    def drop(self, name: str) -> bool:
+        self.version += 1
+        return self._topics.pop(name, None) is not None
+
+    def encode(self) -> Iterator[TopicState]:
+        for topic in self:
+            yield TopicState(topic=topic.command(), created_at_ms=topic.created_at_ms)
+
+    def restore(self, states: Iterable[TopicState]) -> None:
+        self._topics = {one.topic.topic: _topic(one.topic, one.created_at_ms) for one in states}
+        self.version += 1
+
+
+def _topic(command: PutTopic, created_at_ms: int) -> Topic:
+    return Topic(
+        command.topic,
+        command.type,
+        command.write_queues,
+        command.read_queues,
+        command.is_readable,
+        command.is_writable,
+        created_at_ms,
+    )

@@ -1,0 +1,42 @@
+"""The client library: producers, consumers and administration, for programs without asyncio.
+
+`mq.client.aio` has the same names for programs with it; both are faces of one core. A name is
+imported when it is first used, so that a producer does not wait for what only consumers need.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mq.client.model import Message, QueueRef, ReceivedMessage, SendResult, Sql, Tags
+    from mq.errors import MqError
+
+_HOMES = {
+    "Message": "mq.client.model",
+    "MqError": "mq.errors",
+    "QueueRef": "mq.client.model",
+    "ReceivedMessage": "mq.client.model",
+    "SendResult": "mq.client.model",
+    "Sql": "mq.client.model",
+    "Tags": "mq.client.model",
+}
+
+__all__ = [
+    "Message",
+    "MqError",
+    "QueueRef",
+    "ReceivedMessage",
+    "SendResult",
+    "Sql",
+    "Tags",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = found
+    return found

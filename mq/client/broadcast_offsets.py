@@ -1,0 +1,78 @@
+"""Where a broadcast consumer is: in memory, or in a file of its own.
+
+The file is a small JSON object and is replaced as a whole, so a crash leaves the old one or the new
+one. Whoever reads it again starts a little before the end of what was done, never behind it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from mq.client.model import QueueRef
+from mq.errors import IllegalConfig
+
+_VERSION = 1
+
+
+class BroadcastOffsets:
+    """Of one group on this machine; two consumers must not share a file."""
+
+    def __init__(self, group: str, path: str | Path | None) -> None:
+        """IllegalConfig when the file is of another group, or is not such a file at all."""
+        self._group = group
+        self._path = Path(path) if path is not None else None
+        self._offsets = self._load()
+
+    @property
+    def offsets(self) -> Mapping[QueueRef, int]:
+        return self._offsets
+
+    def note(self, offsets: Mapping[QueueRef, int]) -> bool:
+        """Whether anything in it is new, and so is to be saved."""
+        if all(self._offsets.get(ref) == at for ref, at in offsets.items()):
+            return False
+        self._offsets = {**self._offsets, **offsets}
+        return self._path is not None
+
+    def save(self) -> None:
+        """Durable when it returns. Blocks: not for an event loop."""
+        if self._path is None:
+            return
+        topics: dict[str, dict[str, int]] = {}
+        for (topic, queue_id), queue_offset in sorted(self._offsets.items()):
+            topics.setdefault(topic, {})[str(queue_id)] = queue_offset
+        content = {"version": _VERSION, "group": self._group, "offsets": topics}
+        draft = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
+        with draft.open("w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self._path)
+
+    def _load(self) -> dict[QueueRef, int]:
+        if self._path is None or not self._path.exists():
+            return {}
+        try:
+            content = json.loads(self._path.read_text(encoding="utf-8"))
+            group, topics = content["group"], content["offsets"]
+            if content["version"] != _VERSION:
+                raise ValueError(f"version {content['version']}")
+            offsets = {
+                QueueRef(topic, int(queue_id)): int(queue_offset)
+                for topic, queues in topics.items()
+                for queue_id, queue_offset in queues.items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise IllegalConfig(
+                f"offsets file {self._path} cannot be used ({error!r}): repair it, or move it away "
+                "to start anew"
+            ) from None
+        if group != self._group:
+            raise IllegalConfig(
+                f"offsets file {self._path} is of group {group}, not of {self._group}: give each "
+                "consumer a file of its own"
+            )
+        return offsets

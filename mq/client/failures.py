@@ -1,0 +1,77 @@
+"""Failures that come over the wire, as the errors of `mq.errors`.
+
+One table from the broker's codes to our classes; a code that this client does not know yet becomes
+an Internal that names it. Failures of the connection itself carry no code of ours: Unreachable.
+"""
+
+from __future__ import annotations
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from mq import errors
+from mq.errors import Internal, MqError, NotLeader, Unreachable
+from mq.wire.v1 import status_pb2
+
+_STATUS_KEY = "mq-status-bin"
+_CLASSES: dict[str, type[MqError]] = {
+    one.code.name: one
+    for one in vars(errors).values()
+    if isinstance(one, type) and issubclass(one, MqError) and one is not MqError
+}
+
+
+def error_of(code: int, text: str, leader_address: str = "", retry_after_ms: int = 0) -> MqError:
+    """The error for a code of status.proto. `retry_after_s` reads what it says of waiting."""
+    if code == status_pb2.NOT_LEADER:
+        error: MqError = NotLeader(None, leader_address or None)
+        error.args = (text,) if text else error.args
+        return error
+    names = status_pb2.Code.DESCRIPTOR.values_by_number
+    name = names[code].name if code in names else str(code)
+    kind = _CLASSES.get(name, Internal)
+    # Some classes build their text from parts that do not come over the wire.
+    error = kind.__new__(kind)
+    error.args = (text if kind is not Internal else f"{name}: {text}",)
+    if retry_after_ms:
+        error.retry_after_ms = retry_after_ms  # type: ignore[attr-defined]
+    return error
+
+
+def fresh(error: MqError) -> MqError:
+    """One more of the same. Who raises an error adds to its traceback: each gets an own one."""
+    kind = type(error)
+    copy = kind.__new__(kind)
+    copy.args = error.args
+    copy.__dict__.update(error.__dict__)
+    return copy
+
+
+def retry_after_s(error: MqError) -> float:
+    """How long the broker asked to wait; 0 when it did not say."""
+    return float(getattr(error, "retry_after_ms", 0)) / 1000
+
+
+def error_of_call(failure: grpc.aio.AioRpcError, address: str) -> MqError:
+    """What a call that failed has to say: the broker's own words, or that it was not reached."""
+    for key, value in failure.trailing_metadata() or ():
+        if key == _STATUS_KEY:
+            try:
+                status = status_pb2.Status.FromString(value)
+            except DecodeError:
+                break
+            return error_of(status.code, status.text, status.leader_address, status.retry_after_ms)
+    if failure.code() in _NOT_REACHED:
+        return Unreachable(f"{address}: {failure.code().name}, {failure.details()}")
+    return Internal(f"{address} answered {failure.code().name}: {failure.details()}")
+
+
+_NOT_REACHED = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.UNKNOWN,
+    }
+)

@@ -1,0 +1,185 @@
+"""Batches of a producer, and the lines in which they wait for their queue.
+
+A queue is a line: one batch of it is with the broker at a time, and keeps the line while it is
+retried, so that the messages of a producer stand in a queue in the order they were sent, whatever
+happens. While the line is busy the next batch grows. Values without a lock: the accumulator has it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from mq.client.encode import Encoded, columns, place
+from mq.errors import MqError
+
+# What a message costs in a batch beyond its frame: its size and the hash of its tag.
+MESSAGE_OVERHEAD_BYTES = 12
+
+
+class Kind(enum.Enum):
+    """Who chose the queue of a batch."""
+
+    ANY = enum.auto()  # nobody: it may go to another one
+    KEY = enum.auto()  # the ordering keys of its messages
+    FIXED = enum.auto()  # the user
+
+
+class Awaited(Protocol):
+    """A future of either kind."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: Any, /) -> None: ...
+    def set_exception(self, error: BaseException, /) -> None: ...
+
+
+class Batch:
+    """Messages of one queue. `futures` has one for each, or None where nobody waits."""
+
+    __slots__ = (
+        "attempts",
+        "bounces",
+        "columns",
+        "error",
+        "futures",
+        "in_doubt",
+        "is_done",
+        "is_out",
+        "is_rerouted",
+        "kind",
+        "messages",
+        "opened_s",
+        "producer_id",
+        "queue_id",
+        "retry_s",
+        "ripe_s",
+        "sent_s",
+        "sequence",
+        "size_bytes",
+        "timeout_s",
+        "topic",
+    )
+
+    def __init__(
+        self, topic: str, kind: Kind, queue_id: int, opened_s: float, timeout_s: float
+    ) -> None:
+        self.topic = topic
+        self.kind = kind
+        self.queue_id = queue_id  # -1: not chosen yet
+        self.messages: list[Encoded] = []
+        self.futures: list[Awaited | None] = []
+        self.size_bytes = 0
+        self.opened_s = opened_s
+        self.ripe_s = opened_s  # it waits for more messages until then
+        self.timeout_s = timeout_s
+        self.columns = b""
+        self.producer_id = ""
+        self.sequence = 0
+        self.is_done = False  # whoever waits for it knows; an answer that still comes is void
+        self.is_out = False  # it was taken to be sent, and did not come back
+        self.sent_s = 0.0  # 0: never
+        self.retry_s = 0.0
+        self.attempts = 0  # answers that count against `retries`
+        self.bounces = 0  # those that do not: nobody led, nobody was there
+        # Some attempt may have been stored: its number is not free for another batch.
+        self.in_doubt = False
+        self.is_rerouted = False
+        self.error: MqError | None = None
+
+    def add(self, message: Encoded, future: Awaited | None, size: int) -> None:
+        self.messages.append(message)
+        self.futures.append(future)
+        self.size_bytes += size
+
+    def empty_copy(self, queue_id: int) -> Batch:
+        """For a part of its messages, in another queue."""
+        copy = Batch(self.topic, self.kind, queue_id, self.opened_s, self.timeout_s)
+        copy.ripe_s = 0.0
+        copy.is_rerouted = self.is_rerouted
+        copy.attempts, copy.bounces = self.attempts, self.bounces
+        return copy
+
+    def encoded(self) -> tuple[bytes, bytes]:
+        """Place and columns, as a request has them."""
+        if not self.columns:
+            self.columns = columns(self.messages)
+        return place(self.topic, self.queue_id, self.producer_id, self.sequence), self.columns
+
+    def expires_s(self, progress_s: float) -> float:
+        """When it fails for want of an answer. Before it is sent the wait behind others does not
+        count, as long as those are answered.
+        """
+        return (self.sent_s or max(self.opened_s, progress_s)) + self.timeout_s
+
+
+class Line:
+    __slots__ = ("busy", "open", "waiting")
+
+    def __init__(self) -> None:
+        self.busy: Batch | None = None
+        self.waiting: deque[Batch] = deque()
+        self.open: Batch | None = None
+
+    def next(self) -> Batch | None:
+        return self.waiting[0] if self.waiting else self.open
+
+    def is_ripe(self, now_s: float) -> bool:
+        """Whether the next one waits for nothing but its turn."""
+        return bool(self.waiting) or (self.open is not None and self.open.ripe_s <= now_s)
+
+    def pop(self) -> Batch:
+        if not self.waiting and self.open is not None:
+            self.waiting.append(self.open)
+            self.open = None
+        return self.waiting.popleft()
+
+    def remove(self, batch: Batch) -> None:
+        if self.busy is batch:
+            self.busy = None
+        elif self.open is batch:
+            self.open = None
+        elif batch in self.waiting:
+            self.waiting.remove(batch)
+
+    def batches(self) -> Iterator[Batch]:
+        yield from (one for one in (self.busy, self.open) if one is not None)
+        yield from self.waiting
+
+
+class TopicLines:
+    """`pinned` has the lines with batches that may go nowhere else; `shared` is for the others."""
+
+    __slots__ = ("lines", "name", "next_queue", "pinned", "shared", "write_queues")
+
+    def __init__(self, name: str, write_queues: int, first_queue: int) -> None:
+        self.name = name
+        self.write_queues = write_queues
+        self.next_queue = first_queue
+        self.lines: dict[int, Line] = {}
+        self.pinned: dict[int, Line] = {}
+        self.shared = Line()
+
+    def line(self, queue_id: int) -> Line:
+        line = self.lines.get(queue_id)
+        if line is None:
+            line = self.lines[queue_id] = Line()
+        return line
+
+    def line_of(self, batch: Batch) -> Line:
+        return self.shared if batch.queue_id < 0 else self.line(batch.queue_id)
+
+    def batches(self) -> Iterator[Batch]:
+        for line in (self.shared, *self.lines.values()):
+            yield from line.batches()
+
+    def idle_queue(self, without: int = -1) -> int:
+        """The next one in turn of which nothing is with the broker; -1: there is none."""
+        for step in range(self.write_queues):
+            queue_id = (self.next_queue + step) % self.write_queues
+            line = self.lines.get(queue_id)
+            if queue_id != without and (line is None or line.busy is None):
+                self.next_queue = (queue_id + 1) % self.write_queues
+                return queue_id
+        return -1

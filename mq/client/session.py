@@ -1,0 +1,315 @@
+"""A consumer's life in its group: one stream after the other, always to the leader.
+
+A stream that breaks is opened again, with the positions of all queues in hand, so that nothing is
+lost and nothing in hand comes twice. What a retry cannot mend ends the consumer: whoever takes the
+next message gets the error. Everything here runs on one event loop; the messages are in `Holdings`,
+which other threads share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Mapping, Sequence
+
+import grpc.aio
+
+from mq.client import offset_calls
+from mq.client.broadcast_offsets import BroadcastOffsets
+from mq.client.decode import Decoder
+from mq.client.failures import error_of_call
+from mq.client.holdings import Holdings
+from mq.client.model import QueueRef
+from mq.client.stream import News, Stream
+from mq.client.subscription import Start, Wanted
+from mq.client.wiring import Connection
+from mq.errors import Code, IllegalOffset, MqError, NotLeader, UnknownMember, Unreachable
+from mq.wire.v1.consumer_pb2 import Assignment, LeaveRequest
+
+log = logging.getLogger(__name__)
+
+_SERVICE = "ConsumerService"
+BACK_OFF_S, BACK_OFF_S_MAX = 0.05, 1.0
+# A broker waits some seconds for a member whose stream broke, then others get its queues.
+ALONE_S_MAX = 4.0
+_SAVE_S = 1.0
+_COMMIT_S_MAX = 10.0
+_GOODBYE_S_MAX = 5.0
+
+# The consumer asked for something that it will not get by asking again.
+_FATAL = frozenset(
+    {
+        Code.ILLEGAL_REQUEST,
+        Code.ILLEGAL_TOPIC,
+        Code.ILLEGAL_GROUP,
+        Code.ILLEGAL_FILTER,
+        Code.ILLEGAL_OFFSET,
+        Code.ILLEGAL_CONFIG,
+        Code.PERMISSION_DENIED,
+        Code.TOPIC_NOT_FOUND,
+        Code.SUBSCRIPTION_MISMATCH,
+    }
+)
+
+
+class Session:
+    """Made anywhere; started and closed on the loop where it lives. Close it when nobody works on
+    messages any more.
+    """
+
+    def __init__(self, servers: str | Sequence[str], wanted: Wanted) -> None:
+        self.wanted = wanted
+        self.decoder = Decoder(wanted.wanted_tags())
+        self._news = News()
+        self.holdings = Holdings(
+            self.decoder,
+            is_ordered=wanted.is_ordered,
+            cache_messages=wanted.cache_messages,
+            cache_bytes=wanted.cache_bytes,
+            on_report=self._news.tell,
+        )
+        self._connection = Connection(servers, wanted.zone)
+        self._offsets = BroadcastOffsets(wanted.group, wanted.offsets_file)
+        self._broker_set = ""
+        self._running: asyncio.Task[None] | None = None
+        self._saving: asyncio.Task[None] | None = None
+        self._joined, self._closing = asyncio.Event(), asyncio.Event()
+        self._is_connected = False
+        self._fence: asyncio.TimerHandle | None = None
+
+    # Beginning
+
+    async def start(self) -> None:
+        """Joins the group, as soon as a broker answers. Once is enough, more do no harm."""
+        if self._running is None:
+            self._news.attach()
+            self._running = asyncio.create_task(self._run())
+            if self.wanted.is_broadcast:
+                self._saving = asyncio.create_task(self._keep_offsets())
+
+    async def joined(self, timeout_s: float) -> None:
+        """The first assignment has come. Unreachable when it does not come in time; raises what
+        ended the consumer instead.
+        """
+        await self.start()
+        try:
+            await asyncio.wait_for(self._joined.wait(), timeout_s)
+        except TimeoutError:
+            raise Unreachable(
+                f"no broker let {self.wanted.member_id} into group {self.wanted.group} within "
+                f"{timeout_s:g} s; tried {', '.join(self._connection.servers)}"
+            ) from None
+        if self.holdings.failure is not None:
+            raise self.holdings.failure
+
+    # Streams
+
+    async def _run(self) -> None:
+        failures = 0
+        while not self._closing.is_set():
+            try:
+                await self._stream()
+                error: MqError = Unreachable("the broker has ended the stream")
+            except MqError as failure:
+                error = failure
+            if self._closing.is_set():
+                return
+            if error.code in _FATAL:
+                self.holdings.fail(error)
+                self._joined.set()
+                return
+            if self._is_connected:
+                failures = 0
+                self._disconnected()
+            pause_s = min(BACK_OFF_S * 2 ** min(failures, 10), BACK_OFF_S_MAX)
+            failures += 1
+            log.log(
+                logging.WARNING if failures > 3 else logging.INFO,
+                "consumer %s of group %s has no broker, next attempt in %.2f s: %s",
+                self.wanted.member_id,
+                self.wanted.group,
+                pause_s,
+                error,
+            )
+            # Not all at the same moment: a whole group has lost its leader.
+            pause_s *= random.uniform(0.5, 1.0)  # noqa: S311
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), pause_s)
+
+    async def _stream(self) -> None:
+        """Opens one and serves it to its end."""
+        address = await self._find_leader()
+        call = self._connection.stream(address, _SERVICE, "Subscribe", raw_responses=True)
+        stream = Stream(
+            call,
+            self.holdings,
+            self._news,
+            self._closing,
+            broker_set=self._broker_set,
+            on_assignment=self._assigned,
+            check=lambda: self._check_leader(address),
+        )
+        start = self.wanted.wire_start()
+        start.positions.extend(offset_calls.to_positions(self._positions()))
+        try:
+            await stream.run(start)
+        except grpc.aio.AioRpcError as failure:
+            error = error_of_call(failure, address)
+            if isinstance(error, NotLeader):
+                self._connection.not_leader(address, error.address or "")
+            elif isinstance(error, Unreachable):
+                self._connection.failed(address)
+            raise error from None
+        except Unreachable:
+            self._connection.failed(address)
+            raise
+        finally:
+            call.cancel()
+
+    async def _find_leader(self) -> str:
+        if not self._broker_set:
+            response = await self._connection.brokers(self.wanted.topics)
+            names = [one.broker_set for one in response.topics]
+            names += [one.name for one in response.broker_sets]
+            self._broker_set = names[0] if names else ""
+        return await self._connection.leader()
+
+    async def _check_leader(self, address: str) -> None:
+        """Somebody else may lead by now, and the one whose stream this is may not know it."""
+        await self._connection.brokers()
+        leader = await self._connection.leader()
+        if leader != address:
+            raise Unreachable(f"{leader} leads now, not {address}")
+
+    def _positions(self) -> dict[QueueRef, int]:
+        """What is wanted next."""
+        kept = self._offsets.offsets if self.wanted.is_broadcast else {}
+        return {**kept, **self.holdings.positions()}
+
+    def _assigned(self, assignment: Assignment) -> None:
+        if not self._is_connected:
+            self._is_connected = True
+            if self._fence is not None:
+                self._fence.cancel()
+            log.info(
+                "consumer %s of group %s has joined, with %d queues",
+                self.wanted.member_id,
+                self.wanted.group,
+                len(assignment.queues),
+            )
+        self._joined.set()
+
+    def _disconnected(self) -> None:
+        self._is_connected = False
+        if not self.wanted.is_broadcast:
+            loop = asyncio.get_running_loop()
+            self._fence = loop.call_later(ALONE_S_MAX, self.holdings.suspend)
+
+    # Offsets
+
+    async def commit(self, timeout_s: float = _COMMIT_S_MAX) -> None:
+        """What is done is durable when this returns, in broadcast mode in the file. NotAssigned
+        when another member has one of the queues by now: nothing was committed.
+        """
+        offsets = self.holdings.done_offsets()
+        if self.wanted.is_broadcast:
+            await self._save(offsets)
+            return
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        while offsets:
+            left_s = deadline_s - asyncio.get_running_loop().time()
+            try:
+                await offset_calls.commit_offsets(
+                    self._connection,
+                    self.wanted.group,
+                    offsets,
+                    member_id=self.wanted.member_id,
+                    timeout_s=max(left_s, 0.0),
+                )
+            except UnknownMember:
+                # A new leader knows of it as soon as there is a stream again.
+                if left_s <= 0 or self.holdings.failure is not None:
+                    raise
+                await asyncio.sleep(BACK_OFF_S)
+            else:
+                return
+
+    async def seek(self, positions: Mapping[QueueRef, int]) -> None:
+        """NotAssigned, or IllegalOffset behind the end of a queue: nothing was moved."""
+        for topic in {ref.topic for ref in positions}:
+            queue_ids = [ref.queue_id for ref in positions if ref.topic == topic]
+            ends = await self.find_offsets(topic, "latest", queue_ids)
+            for ref, end in ends.items():
+                if positions[ref] > end:
+                    raise IllegalOffset(
+                        f"{positions[ref]} is behind the end of queue {ref.queue_id} of topic "
+                        f"{topic}, which is {end}"
+                    )
+        self.holdings.seek(positions)
+
+    async def seek_to(self, to: Start, topic: str | None) -> None:
+        """All queues that are assigned, or those of one topic."""
+        refs = [ref for ref in self.holdings.assignment if topic in (None, ref.topic)]
+        positions: dict[QueueRef, int] = {}
+        for name in sorted({ref.topic for ref in refs}):
+            queue_ids = [ref.queue_id for ref in refs if ref.topic == name]
+            positions |= await self.find_offsets(name, to, queue_ids)
+        still = self.holdings.assignment
+        self.holdings.seek({ref: at for ref, at in positions.items() if ref in still})
+
+    async def find_offsets(
+        self, topic: str, to: Start, queue_ids: Sequence[int]
+    ) -> dict[QueueRef, int]:
+        return await offset_calls.find_offsets(self._connection, topic, to, queue_ids)
+
+    async def _keep_offsets(self) -> None:
+        while True:
+            await asyncio.sleep(_SAVE_S)
+            try:
+                await self._save(self.holdings.done_offsets())
+            except OSError:
+                log.exception("offsets of group %s are not saved", self.wanted.group)
+
+    async def _save(self, offsets: Mapping[QueueRef, int]) -> None:
+        if self._offsets.note(offsets):
+            await asyncio.to_thread(self._offsets.save)
+
+    # Ending
+
+    async def close(self) -> None:
+        """Commits what is done, leaves the group, and closes the connection. Without a broker it
+        gives up after some seconds: the group will see some messages again.
+        """
+        self.holdings.stop()
+        if self._running is not None and not self._closing.is_set():
+            await self._leave(self._running)
+        await self._connection.close()
+
+    async def _leave(self, running: asyncio.Task[None]) -> None:
+        try:
+            if self._joined.is_set() and self.holdings.failure is None:
+                await self.commit(_GOODBYE_S_MAX)
+        except (MqError, OSError) as error:
+            log.warning(
+                "consumer %s of group %s could not commit at its end: %s",
+                self.wanted.member_id,
+                self.wanted.group,
+                error,
+            )
+        self._closing.set()
+        self._news.tell(True)
+        if self._is_connected:
+            await asyncio.wait([running], timeout=_GOODBYE_S_MAX)
+        tasks = [task for task in (running, self._saving) if task is not None]
+        if self._fence is not None:
+            self._fence.cancel()
+        was_orderly = running.done() and self._is_connected
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if not was_orderly and self._joined.is_set() and self.holdings.failure is None:
+            request = LeaveRequest(group=self.wanted.group, member_id=self.wanted.member_id)
+            with contextlib.suppress(MqError):
+                await self._connection.call(_SERVICE, "Leave", request, timeout_s=1.0)

@@ -1,0 +1,96 @@
+"""The event loop behind the synchronous faces: one for all clients of a process, on a thread of its
+own that starts with the first client and ends with the process.
+
+A child process that was forked has no such thread. Clients made before the fork refuse to work in
+the child, with an error that says so; new ones get a thread of the child's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_STOP_TIMEOUT_S = 1.0
+
+
+class Background:
+    """A thread that runs an event loop. `background()` has the one of this process."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.is_forked = False
+        self._thread = threading.Thread(target=self._serve, name="mq-client", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Starts it there; to be called from any thread."""
+        if self.is_forked:
+            work.close()
+            raise RuntimeError(
+                "this client was made before the process forked and cannot be used in the child: "
+                "make a new one here, or start the child by spawn"
+            )
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Waits for the result. Interrupted or out of time, the work is cancelled."""
+        self.refuse_own_thread(work.close)
+        future = self.submit(work)
+        try:
+            return future.result(timeout_s)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def refuse_own_thread(self, clean_up: Callable[[], object] = lambda: None) -> None:
+        """A callback that waits for the loop it runs on would wait for ever."""
+        if threading.current_thread() is self._thread:
+            clean_up()
+            raise RuntimeError("a callback of a client must not wait: hand over to another thread")
+
+    def stop(self) -> None:
+        if not self.is_forked:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(_STOP_TIMEOUT_S)
+
+
+_lock = threading.Lock()
+_current: Background | None = None
+
+
+def background() -> Background:
+    """The one of this process; started when it is not there yet."""
+    global _current  # noqa: PLW0603
+    with _lock:
+        if _current is None:
+            _current = Background()
+        return _current
+
+
+def _after_fork() -> None:
+    global _current, _lock  # noqa: PLW0603
+    # Another thread may have held it in the parent.
+    _lock = threading.Lock()
+    if _current is not None:
+        _current.is_forked = True
+        _current = None
+
+
+def _at_exit() -> None:
+    if _current is not None:
+        _current.stop()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)

@@ -1,0 +1,29 @@
+"""How the allocator of this process treats large buffers.
+
+Batches of hundreds of KiB come and go thousands of times a second. By default glibc gives each one
+back to the kernel, and the next one is paid for again, page by page: more than the broker's own
+work. Kept, they are used again; the limits on what is in flight bound how much that is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+# Of mallopt(3).
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+_KEEP_BYTES = 1 << 30
+_PAD_BYTES = 16 << 20
+
+
+def keep_freed_memory() -> bool:
+    """Whether the allocator could be told; elsewhere than on glibc all stays as it is."""
+    if sys.platform != "linux":
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    # 32 MiB is the most that glibc takes for the threshold on some versions.
+    is_set = mallopt(_MMAP_THRESHOLD, _KEEP_BYTES) or mallopt(_MMAP_THRESHOLD, 32 << 20)
+    return bool(is_set and mallopt(_TRIM_THRESHOLD, _KEEP_BYTES) and mallopt(_TOP_PAD, _PAD_BYTES))

@@ -1,0 +1,165 @@
+"""ConsumerService: Pull with its long poll, groups and offsets for clients that pull."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mq import names
+from mq.broker.assignment import Queue
+from mq.broker.broker import Broker
+from mq.broker.filters import canonical, compile_filter
+from mq.broker.groups import Start
+from mq.broker.inspect import positions_of
+from mq.broker.membership import Group, Spec
+from mq.broker.pulling import Query
+from mq.errors import IllegalRequest
+from mq.rpc import framing
+from mq.rpc.methods import Context
+from mq.wire.v1 import consumer_pb2 as pb
+
+# Queues in one request, and topics of one member.
+POSITIONS_MAX = 20_000
+TOPICS_MAX = 256
+MEMBER_ID_CHARACTERS_MAX = 255
+_MODES = frozenset(pb.ConsumeMode.values())
+
+
+class ConsumerService:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._options = broker.settings.config.broker
+
+    async def pull(self, request: pb.PullRequest, context: Context) -> bytes:
+        await self._broker.leadership.settled()
+        query = Query(
+            Queue(request.topic, request.queue_id),
+            request.queue_offset,
+            compile_filter(request.filter),
+            request.bytes_max,
+            request.messages_max,
+        )
+        return framing.pull_response(await self._broker.puller.pull(query, request.wait_ms / 1000))
+
+    # -- groups -----------------------------------------------------------------------------------
+
+    async def join(self, request: pb.JoinRequest, context: Context) -> pb.Membership:
+        await self._broker.leadership.settled()
+        spec = member_spec(request, context.peer(), is_streaming=False)
+        group = self._broker.groups.join(request.group, spec, queues_of(request.owned))
+        return self._membership(group, request.member_id)
+
+    async def heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.Membership:
+        owned = queues_of(request.owned)
+        group = self._broker.groups.heartbeat(request.group, request.member_id, owned)
+        return self._membership(group, request.member_id)
+
+    async def leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
+        self._broker.groups.leave(request.group, request.member_id)
+        return pb.LeaveResponse()
+
+    def _membership(self, group: Group, member_id: str) -> pb.Membership:
+        return pb.Membership(
+            generation=group.generation,
+            assigned=[
+                pb.QueueId(topic=queue.topic, queue_id=queue.queue_id)
+                for queue in sorted(group.assigned(member_id))
+            ],
+            is_rebalancing=group.is_rebalancing,
+            heartbeat_ms=self._options.heartbeat_ms,
+            expires_ms=self._options.member_expires_ms,
+        )
+
+    # -- offsets ----------------------------------------------------------------------------------
+
+    async def commit_offsets(
+        self, request: pb.CommitOffsetsRequest, context: Context
+    ) -> pb.CommitOffsetsResponse:
+        await self._broker.leadership.settled()
+        names.check_group(request.group)
+        positions = offsets_of(request.positions)
+        await self._broker.groups.commit(request.group, request.member_id, positions)
+        return pb.CommitOffsetsResponse()
+
+    async def query_offsets(
+        self, request: pb.QueryOffsetsRequest, context: Context
+    ) -> pb.QueryOffsetsResponse:
+        await self._broker.leadership.settled()
+        names.check_group(request.group)
+        wanted = queues_of(request.queues)
+        known = self._broker.state.offsets.positions(request.group)
+        found = {}
+        for queue in wanted or known:
+            position = self._broker.commits.position(request.group, queue)
+            if position is not None:
+                found[queue] = position
+        return pb.QueryOffsetsResponse(positions=positions_of(found))
+
+    async def find_offsets(
+        self, request: pb.FindOffsetsRequest, context: Context
+    ) -> pb.FindOffsetsResponse:
+        await self._broker.leadership.settled()
+        start = start_of(request.kind, request.at_ms)
+        queues = topic_queues(self._broker, request.topic, request.queue_ids)
+        found = {queue: self._broker.groups.start_offset(queue, start) for queue in queues}
+        return pb.FindOffsetsResponse(positions=positions_of(found))
+
+
+def member_spec(
+    request: pb.JoinRequest | pb.SubscribeStart, address: str, *, is_streaming: bool
+) -> Spec:
+    """IllegalGroup, IllegalRequest, IllegalFilter."""
+    names.check_group(request.group)
+    member_id = request.member_id
+    if not 0 < len(member_id) <= MEMBER_ID_CHARACTERS_MAX or not member_id.isprintable():
+        raise IllegalRequest(
+            f"member_id has 1 to {MEMBER_ID_CHARACTERS_MAX} printable characters, unique in its "
+            "group"
+        )
+    if request.mode not in _MODES:
+        raise IllegalRequest(f"mode = {request.mode} is none: 0 clustering, 1 ordered, 2 broadcast")
+    if not 0 < len(request.subscriptions) <= TOPICS_MAX:
+        raise IllegalRequest(f"a member subscribes to 1 to {TOPICS_MAX} topics")
+    subscriptions = {one.topic: canonical(one.filter) for one in request.subscriptions}
+    if len(subscriptions) < len(request.subscriptions):
+        raise IllegalRequest("a topic is subscribed to twice: combine the filters into one")
+    return Spec(member_id, request.zone[:127], request.mode, subscriptions, address, is_streaming)
+
+
+def queues_of(wire: Iterable[pb.QueueId]) -> list[Queue]:
+    queues = [Queue(one.topic, one.queue_id) for one in wire]
+    if len(queues) > POSITIONS_MAX:
+        raise IllegalRequest(f"{len(queues)} queues in one request: at most {POSITIONS_MAX}")
+    return queues
+
+
+def offsets_of(wire: Iterable[pb.QueuePosition]) -> dict[Queue, int]:
+    positions = {Queue(one.topic, one.queue_id): one.queue_offset for one in wire}
+    if len(positions) > POSITIONS_MAX:
+        raise IllegalRequest(f"{len(positions)} queues in one request: at most {POSITIONS_MAX}")
+    return positions
+
+
+def start_of(kind: int, at_ms: int) -> Start:
+    match kind:
+        case pb.OFFSET_EARLIEST:
+            return Start(is_earliest=True)
+        case pb.OFFSET_LATEST:
+            return Start()
+        case pb.OFFSET_AT_TIME:
+            return Start(at_ms=checked_time(at_ms))
+    raise IllegalRequest(f"kind = {kind} is none: 0 earliest, 1 latest, 2 a time")
+
+
+def checked_time(at_ms: int) -> int:
+    if at_ms < 0:
+        raise IllegalRequest(f"{at_ms} is no time: milliseconds since 1970")
+    return at_ms
+
+
+def topic_queues(broker: Broker, name: str, queue_ids: Iterable[int]) -> list[Queue]:
+    """Those that are named, or all. TopicNotFound, QueueNotFound."""
+    topic = broker.state.topics.readable(name)
+    wanted = list(queue_ids) or range(topic.read_queues)
+    for queue_id in wanted:
+        broker.state.topics.readable(name, queue_id)
+    return [Queue(name, queue_id) for queue_id in wanted]

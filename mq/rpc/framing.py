@@ -1,0 +1,129 @@
+"""Requests and responses that carry messages: their few fields are read and written by hand, so
+that batches and runs pass as they are.
+
+    PublishRequest = request_id, ack, batch | batch ...        field 15, the last
+    PullResponse   = status, next_offset, start, end, run ...  field 15, the last
+    run            = RawRun, then the frames as they stand in the log: field 15 of Run
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from mq.broker.subscriber import Delivered
+from mq.errors import IllegalRequest
+from mq.store.reading import ReadResult, Run, Status
+from mq.wire.v1 import consumer_pb2
+
+_LAST_FIELD = b"\x7a"  # number 15, length-delimited
+_DELIVERY_FIELD = b"\x12"  # `delivery` of a SubscribeResponse
+_VARINT_BYTES_MAX = 10
+
+
+class Publish(NamedTuple):
+    request_id: int
+    ack: int
+    batches: list[memoryview]
+
+
+def read_publish(data: bytes) -> Publish:
+    """IllegalRequest: the bytes are no PublishRequest."""
+    view = memoryview(data)
+    request_id = ack = position = 0
+    batches = []
+    while position < len(data):
+        key, position = data[position], position + 1
+        if key == 0x7A:
+            length, position = _read_varint(data, position)
+            batches.append(view[position : position + length])
+            position += length
+        elif key == 0x08:
+            request_id, position = _read_varint(data, position)
+        elif key == 0x10:
+            ack, position = _read_varint(data, position)
+        else:
+            raise IllegalRequest(f"no field of a PublishRequest starts at byte {position - 1}")
+    if position != len(data):
+        raise IllegalRequest("the PublishRequest is cut short")
+    if not batches:
+        raise IllegalRequest("the PublishRequest has no batches")
+    return Publish(request_id, ack, batches)
+
+
+_PULL_STATUS = {
+    Status.FOUND: consumer_pb2.PULL_FOUND,
+    Status.END: consumer_pb2.PULL_END,
+    Status.NOTHING_MATCHED: consumer_pb2.PULL_END,
+    Status.TOO_SMALL: consumer_pb2.PULL_TOO_SMALL,
+    Status.TOO_LARGE: consumer_pb2.PULL_TOO_LARGE,
+}
+
+
+def pull_response(result: ReadResult) -> bytes:
+    next_offset = result.next_offset
+    if result.status == Status.TOO_SMALL:
+        next_offset = result.start
+    elif result.status == Status.TOO_LARGE:
+        next_offset = result.end
+    head = consumer_pb2.PullResponse(
+        status=_PULL_STATUS[result.status],
+        next_offset=next_offset,
+        start=result.start,
+        end=result.end,
+    )
+    parts: list[bytes | memoryview] = [head.SerializeToString()]
+    _add_runs(parts, result.runs)
+    return b"".join(parts)
+
+
+def delivery(delivered: Delivered) -> bytes:
+    """A SubscribeResponse."""
+    queue, epoch, result = delivered
+    head = consumer_pb2.Delivery(
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        epoch=epoch,
+        next_offset=result.next_offset,
+        start=result.start,
+        end=result.end,
+    )
+    parts: list[bytes | memoryview] = [b"", head.SerializeToString()]
+    _add_runs(parts, result.runs)
+    parts[0] = _DELIVERY_FIELD + _varint(sum(map(len, parts)))
+    return b"".join(parts)
+
+
+def _add_runs(parts: list[bytes | memoryview], runs: list[Run]) -> None:
+    for run in runs:
+        head = consumer_pb2.RawRun(
+            queue_offset=run.queue_offset,
+            log_offset=run.log_offset,
+            stored_at_ms=run.stored_at_ms,
+            frame_sizes=run.sizes.astype(np.dtype("<u4")).tobytes(),
+        ).SerializeToString()
+        parts.append(_LAST_FIELD + _varint(len(head) + len(run.frames)))
+        parts.append(head)
+        parts.append(run.frames)
+
+
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    value = 0
+    for at in range(_VARINT_BYTES_MAX):
+        if position >= len(data):
+            raise IllegalRequest("the request is cut short")
+        byte, position = data[position], position + 1
+        value |= (byte & 0x7F) << 7 * at
+        if byte < 0x80:
+            return value, position
+    raise IllegalRequest(f"a number of more than {_VARINT_BYTES_MAX} bytes at byte {position}")
+
+
+def _varint(value: int) -> bytes:
+    groups = bytearray()
+    while value > 0x7F:
+        groups.append(value & 0x7F | 0x80)
+        value >>= 7
+    groups.append(value)
+    return bytes(groups)

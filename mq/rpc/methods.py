@@ -1,0 +1,80 @@
+"""How a method is served: bytes in, bytes out, every error a typed status.
+
+Requests are decoded here and not by gRPC, so that bytes which are no request get the same kind of
+answer as any other mistake, and the methods that move messages see the bytes as they came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeAlias
+
+import grpc
+from google.protobuf.message import Message
+
+from mq.errors import FlowControl
+from mq.rpc import status
+
+Context: TypeAlias = grpc.aio.ServicerContext
+# However long a client is ready to wait.
+UNARY_S_MAX = 90.0
+
+
+class Observer(Protocol):
+    def __call__(self, method: str, seconds: float, code: str) -> None: ...
+
+
+def unary(
+    name: str,
+    request_type: Callable[[bytes], Any],
+    method: Callable[[Any, Context], Awaitable[Message | bytes]],
+    observe: Observer,
+) -> grpc.RpcMethodHandler:
+    async def serve(data: bytes, context: Context) -> bytes:
+        began_s = time.perf_counter()
+        code = "OK"
+        try:
+            async with asyncio.timeout(UNARY_S_MAX):
+                response = await method(request_type(data), context)
+        except TimeoutError:
+            code = FlowControl.code.name
+            await status.abort(context, FlowControl(f"{name} took longer than {UNARY_S_MAX} s"))
+            raise
+        except Exception as error:
+            code = status.known_error(error).code.name if not _is_abort(error) else "ABORTED"
+            await status.abort(context, error)
+            raise
+        finally:
+            observe(name, time.perf_counter() - began_s, code)
+        return response if isinstance(response, bytes) else response.SerializeToString()
+
+    return grpc.unary_unary_rpc_method_handler(serve)
+
+
+def stream(
+    name: str,
+    method: Callable[[Context], Awaitable[None]],
+    observe: Observer,
+) -> grpc.RpcMethodHandler:
+    async def serve(_: object, context: Context) -> None:
+        began_s = time.perf_counter()
+        code = "OK"
+        try:
+            await method(context)
+        except asyncio.CancelledError:
+            code = "CANCELLED"
+            raise
+        except Exception as error:
+            code = status.known_error(error).code.name
+            await status.abort(context, error)
+            raise
+        finally:
+            observe(name, time.perf_counter() - began_s, code)
+
+    return grpc.stream_stream_rpc_method_handler(serve)
+
+
+def _is_abort(error: Exception) -> bool:
+    return isinstance(error, grpc.aio.AbortError)

@@ -1,0 +1,202 @@
+"""ProducerService: the unary Send, and the Publish stream."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import NamedTuple
+
+import grpc
+
+from mq import names
+from mq.broker.broker import Broker
+from mq.broker.dedup import StoredAt
+from mq.broker.publishing import Slot
+from mq.errors import IllegalRequest, MqError, TopicNotFound
+from mq.hashing import text_hash
+from mq.rpc import framing, status
+from mq.rpc.methods import Context
+from mq.store import batch as batches
+from mq.store.batch import Batch
+from mq.wire.v1 import message_pb2, producer_pb2
+from mq.wire.v1.producer_pb2 import ACK_LEADER, ACK_NONE, Ack, BatchResult, PublishResponse
+
+_ACKS = frozenset(Ack.values())
+# Answers that a stream keeps for a client that does not read them; then it reads no more requests.
+_ANSWERS_MAX = 256
+
+
+class _Pending(NamedTuple):
+    """A request whose answer is due; of each batch what is under way, or why it is not."""
+
+    request_id: int
+    ack: int
+    slots: list[Slot | MqError]
+    began_s: float
+
+
+class ProducerService:
+    def __init__(self, broker: Broker, broker_set: str) -> None:
+        self._broker = broker
+        self._broker_set = broker_set
+        config = broker.settings.config
+        self._message_bytes_max = config.store.message_bytes_max
+        self._timeout_s = config.broker.send_timeout_ms / 1000
+        self._turn = itertools.count()
+
+    # -- Send -------------------------------------------------------------------------------------
+
+    async def send(
+        self, request: producer_pb2.SendRequest, context: Context
+    ) -> producer_pb2.SendResponse:
+        broker = self._broker
+        _check_ack(request.ack)
+        await broker.leadership.settled()
+        queue_id = await self._queue(request)
+        wire = message_pb2.Batch(
+            topic=request.topic,
+            queue_id=queue_id,
+            producer_id=request.producer_id,
+            sequence=request.sequence,
+            messages=request.messages,
+        )
+        batch = batches.accept(wire.SerializeToString(), self._message_bytes_max)
+        await broker.publisher.room(len(batch.data), self._timeout_s)
+        slot = await broker.submit(batch, tells_appended=request.ack == ACK_LEADER)
+        if request.ack == ACK_NONE:
+            return producer_pb2.SendResponse(queue_id=queue_id, queue_offset=-1)
+        deadline_s = asyncio.get_running_loop().time() + self._timeout_s
+        stored = await self._outcome(slot, request.ack, deadline_s)
+        response = producer_pb2.SendResponse(
+            queue_id=stored.queue_id,
+            queue_offset=stored.queue_offset,
+            stored_at_ms=stored.stored_at_ms,
+            is_duplicate=stored.is_duplicate,
+        )
+        if stored.log_offset >= 0:
+            starts = batch.frame_starts - batch.region_start + stored.log_offset
+            ids = [names.message_id(self._broker_set, at) for at in starts.tolist()]
+            response.message_ids.extend(ids)
+        return response
+
+    async def _queue(self, request: producer_pb2.SendRequest) -> int:
+        if request.HasField("queue_id"):
+            return request.queue_id
+        topics = self._broker.state.topics
+        try:
+            count = topics.find(request.topic).write_queues
+        except TopicNotFound:
+            if not self._broker.settings.creates_topics:
+                raise
+            await self._broker.catalog.ensure([request.topic])
+            count = topics.find(request.topic).write_queues
+        key = request.messages[0].ordering_key if request.messages else ""
+        return (text_hash(key) if key else next(self._turn)) % count
+
+    # -- Publish ----------------------------------------------------------------------------------
+
+    async def publish(self, context: Context) -> None:
+        """Reads and answers at the same time. When the client has said all, every answer is
+        given before the stream ends.
+        """
+        await self._broker.leadership.settled()
+        pending: asyncio.Queue[_Pending | None] = asyncio.Queue(_ANSWERS_MAX)
+        writer = asyncio.ensure_future(self._answer(pending, context))
+        try:
+            while (data := await context.read()) is not grpc.aio.EOF:
+                request = await self._take(data)
+                if request.ack != ACK_NONE:
+                    await _put(pending, request, writer)
+            await _put(pending, None, writer)
+            await writer
+        except IllegalRequest:
+            # What came before it gets its answer.
+            await _put(pending, None, writer)
+            await writer
+            raise
+        finally:
+            writer.cancel()
+
+    async def _take(self, data: bytes) -> _Pending:
+        request_id, ack, blobs = framing.read_publish(data)
+        _check_ack(ack)
+        began_s = asyncio.get_running_loop().time()
+        slots: list[Slot | MqError] = []
+        for blob in blobs:
+            try:
+                slots.append(await self._submit(blob, ack))
+            except MqError as error:
+                slots.append(error)
+        return _Pending(request_id, ack, slots, began_s)
+
+    async def _submit(self, blob: memoryview, ack: int) -> Slot:
+        batch: Batch = batches.accept(blob, self._message_bytes_max)
+        await self._broker.publisher.room(len(blob), self._timeout_s)
+        return await self._broker.submit(batch, tells_appended=ack == ACK_LEADER)
+
+    async def _answer(self, pending: asyncio.Queue[_Pending | None], context: Context) -> None:
+        while (request := await pending.get()) is not None:
+            deadline_s = request.began_s + self._timeout_s
+            results = [await self._result(slot, request.ack, deadline_s) for slot in request.slots]
+            response = PublishResponse(request_id=request.request_id, results=results)
+            await context.write(response.SerializeToString())
+
+    async def _result(self, slot: Slot | MqError, ack: int, deadline_s: float) -> BatchResult:
+        try:
+            if isinstance(slot, MqError):
+                raise slot
+            stored = await self._outcome(slot, ack, deadline_s)
+        except MqError as error:
+            details = status.wire_status(error)
+            return BatchResult(
+                code=details.code,
+                text=details.text,
+                queue_offset=-1,
+                log_offset=-1,
+                leader_address=details.leader_address,
+                retry_after_ms=details.retry_after_ms,
+            )
+        return BatchResult(
+            queue_id=stored.queue_id,
+            queue_offset=stored.queue_offset,
+            log_offset=stored.log_offset,
+            stored_at_ms=stored.stored_at_ms,
+            is_duplicate=stored.is_duplicate,
+        )
+
+    async def _outcome(self, slot: Slot, ack: int, deadline_s: float) -> StoredAt:
+        """FlushTimeout, ReplicationTimeout; whatever became of the batch."""
+        waited: asyncio.Future[object] = slot.outcome  # type: ignore[assignment]
+        if ack == ACK_LEADER and not slot.outcome.done():
+            waited = asyncio.ensure_future(self._broker.on_leader(slot))
+        if not waited.done():
+            # Not wait_for: that would cancel what others wait for, too.
+            left_s = deadline_s - asyncio.get_running_loop().time()
+            await asyncio.wait([waited], timeout=max(0.0, left_s))
+        if not waited.done():
+            raise self._broker.publisher.timed_out(slot)
+        if waited is slot.outcome or slot.outcome.done():
+            return slot.outcome.result()
+        waited.result()
+        return StoredAt(slot.batch.queue_id, -1, -1, 0)
+
+
+def _check_ack(ack: int) -> None:
+    if ack not in _ACKS:
+        raise IllegalRequest(f"ack = {ack} is none: use quorum (0), leader (1) or none (2)")
+
+
+async def _put(
+    pending: asyncio.Queue[_Pending | None], request: _Pending | None, writer: asyncio.Future[None]
+) -> None:
+    """Waits for room, but not for a writer that has failed."""
+    if pending.full():
+        put = asyncio.ensure_future(pending.put(request))
+        await asyncio.wait([put, writer], return_when=asyncio.FIRST_COMPLETED)
+        if not put.done():
+            put.cancel()
+            await writer
+    elif writer.done():
+        await writer
+    else:
+        pending.put_nowait(request)

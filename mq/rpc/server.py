@@ -1,0 +1,127 @@
+"""The gRPC server of a node: its services, health, reflection, and the limits of a connection."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, cast
+
+import grpc
+from google.protobuf import message_factory
+from google.protobuf.descriptor import ServiceDescriptor
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from mq.broker.broker import Broker
+from mq.errors import PortUnavailable
+from mq.rpc.admin import AdminService, NodeControl
+from mq.rpc.cluster import ClusterService
+from mq.rpc.consumer import ConsumerService
+from mq.rpc.methods import Observer, stream, unary
+from mq.rpc.producer import ProducerService
+from mq.rpc.subscribe import SubscribeService
+from mq.store.identity import Identity
+from mq.wire.v1 import admin_pb2, cluster_pb2, consumer_pb2, producer_pb2
+
+# A request beside its batches.
+_REQUEST_OVERHEAD_BYTES = 64 << 10
+_KEEPALIVE_MS = 30_000
+
+
+def _options(request_bytes_max: int) -> list[tuple[str, int]]:
+    return [
+        # By default a second broker on the same port would bind silently.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", request_bytes_max),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", 16 << 10),
+        # Dead peers are found, and their streams ended; clients may ask as often.
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]
+
+
+class RpcServer:
+    """Made on a running loop."""
+
+    def __init__(
+        self, broker: Broker, identity: Identity, node: NodeControl, observe: Observer
+    ) -> None:
+        self._broker = broker
+        self._observe = observe
+        config = broker.settings.config
+        # As much as one entry of the log may hold; a batch beyond that gets a typed answer.
+        request_bytes_max = 2 * config.store.entry_bytes_max + _REQUEST_OVERHEAD_BYTES
+        self._server = grpc.aio.server(options=_options(request_bytes_max))
+        self._health = health.aio.HealthServicer()
+        producer = ProducerService(broker, identity.broker_set)
+        subscribe = SubscribeService(broker)
+        streams = {"Publish": producer.publish, "Subscribe": subscribe.subscribe}
+        services: list[tuple[ServiceDescriptor, object]] = [
+            (producer_pb2.DESCRIPTOR.services_by_name["ProducerService"], producer),
+            (consumer_pb2.DESCRIPTOR.services_by_name["ConsumerService"], ConsumerService(broker)),
+            (
+                cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"],
+                ClusterService(broker, identity),
+            ),
+            (
+                admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
+                AdminService(broker, identity.broker_set, node),
+            ),
+        ]
+        self._names = [descriptor.full_name for descriptor, _ in services]
+        for descriptor, service in services:
+            self._add(descriptor, service, streams)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+        reflection.enable_server_reflection(
+            (*self._names, health_name, reflection.SERVICE_NAME), self._server
+        )
+
+    def _add(
+        self,
+        descriptor: ServiceDescriptor,
+        service: object,
+        streams: Mapping[str, Callable[[Any], Awaitable[None]]],
+    ) -> None:
+        handlers = {}
+        for method in descriptor.methods:
+            name = f"{descriptor.name}/{method.name}"
+            if method.name in streams:
+                handlers[method.name] = stream(name, streams[method.name], self._observe)
+                continue
+            request = message_factory.GetMessageClass(method.input_type)
+            # CreateTopic is served by create_topic.
+            served = getattr(service, re.sub(r"(?<!^)([A-Z])", r"_\1", method.name).lower())
+            handlers[method.name] = unary(name, request.FromString, served, self._observe)
+        handler = grpc.method_handlers_generic_handler(descriptor.full_name, handlers)
+        self._server.add_generic_rpc_handlers((handler,))
+
+    def bind(self, host: str, port: int) -> int:
+        """The port that clients connect to; they are served from `start` on. PortUnavailable."""
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            bound = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise PortUnavailable(
+                f"clients cannot connect to {address}: {error}. Another broker may be running: "
+                "choose another port with --port, or 0 for any"
+            ) from None
+        return cast(int, bound)
+
+    async def start(self) -> None:
+        await self._server.start()
+
+    async def set_health(self, *, is_serving: bool) -> None:
+        state = health_pb2.HealthCheckResponse
+        status = state.SERVING if is_serving else state.NOT_SERVING
+        for name in ("", *self._names):
+            await self._health.set(name, status)
+
+    async def stop(self, grace_s: float) -> None:
+        """No new requests; those under way have so long to end."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)

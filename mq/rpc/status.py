@@ -1,0 +1,97 @@
+"""Errors on the wire: one table from our codes to gRPC's, and the details beside them."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from mq.errors import Code, FlowControl, IllegalRequest, Internal, MqError, NotLeader
+from mq.logging import get_logger
+from mq.wire.v1 import status_pb2
+
+log = get_logger(__name__)
+
+CODE_KEY, STATUS_KEY = "mq-code", "mq-status-bin"
+# What a producer waits before it tries again, when the broker has too much on its hands.
+RETRY_AFTER_MS = 50
+
+_S = grpc.StatusCode
+GRPC_CODES = {
+    Code.OUTCOME_UNKNOWN: _S.DEADLINE_EXCEEDED,
+    Code.FLUSH_TIMEOUT: _S.DEADLINE_EXCEEDED,
+    Code.REPLICATION_TIMEOUT: _S.DEADLINE_EXCEEDED,
+    Code.NOT_LEADER: _S.UNAVAILABLE,
+    Code.FLOW_CONTROL: _S.RESOURCE_EXHAUSTED,
+    Code.DISK_FULL: _S.RESOURCE_EXHAUSTED,
+    Code.NODE_STOPPED: _S.UNAVAILABLE,
+    Code.REBALANCING: _S.UNAVAILABLE,
+    Code.ILLEGAL_REQUEST: _S.INVALID_ARGUMENT,
+    Code.ILLEGAL_TOPIC: _S.INVALID_ARGUMENT,
+    Code.ILLEGAL_GROUP: _S.INVALID_ARGUMENT,
+    Code.ILLEGAL_FILTER: _S.INVALID_ARGUMENT,
+    Code.ILLEGAL_OFFSET: _S.OUT_OF_RANGE,
+    Code.ILLEGAL_SEQUENCE: _S.INVALID_ARGUMENT,
+    Code.ILLEGAL_CONFIG: _S.INVALID_ARGUMENT,
+    Code.ILLEGAL_MEMBERSHIP: _S.FAILED_PRECONDITION,
+    Code.MALFORMED_BATCH: _S.INVALID_ARGUMENT,
+    Code.MESSAGE_TOO_LARGE: _S.INVALID_ARGUMENT,
+    Code.PERMISSION_DENIED: _S.PERMISSION_DENIED,
+    Code.TOPIC_NOT_FOUND: _S.NOT_FOUND,
+    Code.QUEUE_NOT_FOUND: _S.NOT_FOUND,
+    Code.GROUP_NOT_FOUND: _S.NOT_FOUND,
+    Code.MESSAGE_NOT_FOUND: _S.NOT_FOUND,
+    Code.TOPIC_EXISTS: _S.ALREADY_EXISTS,
+    Code.GROUP_NOT_EMPTY: _S.FAILED_PRECONDITION,
+    Code.SUBSCRIPTION_MISMATCH: _S.FAILED_PRECONDITION,
+    Code.UNKNOWN_MEMBER: _S.FAILED_PRECONDITION,
+    Code.NOT_ASSIGNED: _S.FAILED_PRECONDITION,
+    Code.INTERNAL: _S.INTERNAL,
+    Code.STORAGE_FAILED: _S.INTERNAL,
+    Code.QUEUE_DAMAGED: _S.DATA_LOSS,
+    Code.LOG_DAMAGED: _S.DATA_LOSS,
+}
+
+
+def wire_code(error: MqError) -> status_pb2.Code:
+    """What is not for clients is the broker's own trouble."""
+    name = error.code.name if error.code in GRPC_CODES else Code.INTERNAL.name
+    return cast(status_pb2.Code, status_pb2.Code.Value(name))
+
+
+def wire_status(error: MqError) -> status_pb2.Status:
+    return status_pb2.Status(
+        code=wire_code(error),
+        text=str(error),
+        leader_address=(error.address or "") if isinstance(error, NotLeader) else "",
+        retry_after_ms=RETRY_AFTER_MS if isinstance(error, FlowControl) else 0,
+    )
+
+
+def known_error(error: Exception) -> MqError:
+    """As something that a client can make sense of; what is a mistake of ours is logged."""
+    match error:
+        case MqError():
+            return error
+        case DecodeError():
+            return IllegalRequest(
+                f"the bytes of the request are not the message it should be: {error}"
+            )
+        case _:
+            log.error("a request failed by a mistake of the broker", exc_info=error)
+            return Internal("the broker made a mistake; its log says more")
+
+
+async def abort(context: grpc.aio.ServicerContext, error: Exception) -> None:
+    """Ends the call. Does not return."""
+    known = known_error(error)
+    status = wire_status(known)
+    metadata = (
+        (CODE_KEY, status_pb2.Code.Name(status.code)),
+        (STATUS_KEY, status.SerializeToString()),
+    )
+    code = GRPC_CODES.get(known.code, grpc.StatusCode.INTERNAL)
+    # Control characters cannot be sent as a status text; the details have the text as it is.
+    text = "".join(each if each.isprintable() else " " for each in str(known))
+    await context.abort(code, text, metadata)

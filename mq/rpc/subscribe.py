@@ -1,0 +1,129 @@
+"""The Subscribe stream: what the client says goes to the group, what its member gets goes out."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+
+from mq.broker.assignment import Queue
+from mq.broker.broker import Broker
+from mq.broker.filters import compile_filter
+from mq.broker.groups import Start
+from mq.broker.subscriber import Assigned, Limits, Position, Subscriber
+from mq.errors import IllegalRequest
+from mq.rpc import framing
+from mq.rpc.consumer import checked_time, member_spec, offsets_of, queues_of
+from mq.rpc.methods import Context
+from mq.wire.v1 import consumer_pb2 as pb
+
+_CACHE_MESSAGES_MAX = 1_000_000
+_CACHE_BYTES_MAX = 1 << 30
+_DELIVERY_BYTES_MAX = 4 << 20
+
+
+class SubscribeService:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._options = broker.settings.config.broker
+
+    async def subscribe(self, context: Context) -> None:
+        await self._broker.leadership.settled()
+        subscriber = await self._begin(context)
+        reader = asyncio.ensure_future(self._listen(subscriber, context))
+        writer = asyncio.ensure_future(self._deliver(subscriber, context))
+        is_over = False
+        try:
+            await asyncio.wait([reader, writer], return_when=asyncio.FIRST_COMPLETED)
+            if writer.done():
+                writer.result()
+            is_over = reader.done() and not reader.cancelled() and reader.exception() is None
+            if reader.done():
+                reader.result()
+        finally:
+            reader.cancel()
+            writer.cancel()
+            self._broker.groups.unsubscribe(subscriber, is_over=is_over)
+
+    async def _begin(self, context: Context) -> Subscriber:
+        data = await context.read()
+        request = pb.SubscribeRequest() if data is grpc.aio.EOF else _parse(data)
+        if request.WhichOneof("kind") != "start":
+            raise IllegalRequest("the first message of the stream must be `start`")
+        start = request.start
+        spec = member_spec(start, context.peer(), is_streaming=True)
+        filters = {one.topic: compile_filter(one.filter) for one in start.subscriptions}
+        return self._broker.groups.subscribe(
+            start.group,
+            spec,
+            filters,
+            _limits(start),
+            _start(start),
+            offsets_of(start.positions),
+        )
+
+    async def _listen(self, subscriber: Subscriber, context: Context) -> None:
+        groups = self._broker.groups
+        while (data := await context.read()) is not grpc.aio.EOF:
+            request = _parse(data)
+            match request.WhichOneof("kind"):
+                case "progress":
+                    reported = (
+                        Position(Queue(one.topic, one.queue_id), one.queue_offset, one.epoch)
+                        for one in request.progress.positions
+                    )
+                    groups.progress(subscriber, reported)
+                case "released":
+                    groups.released(subscriber, queues_of(request.released.queues))
+                case "seek":
+                    groups.seek(subscriber, offsets_of(request.seek.positions))
+                case "alive":
+                    groups.alive(subscriber)
+                case _:
+                    raise IllegalRequest("only the first message of the stream is `start`")
+
+    async def _deliver(self, subscriber: Subscriber, context: Context) -> None:
+        while True:
+            out = await subscriber.next()
+            if isinstance(out, Assigned):
+                await context.write(self._assignment(out))
+            else:
+                await context.write(framing.delivery(out))
+
+    def _assignment(self, assigned: Assigned) -> bytes:
+        assignment = pb.Assignment(
+            generation=assigned.generation,
+            queues=[
+                pb.AssignedQueue(
+                    topic=queue.topic, queue_id=queue.queue_id, queue_offset=at, epoch=epoch
+                )
+                for queue, at, epoch in assigned.positions
+            ],
+            heartbeat_ms=self._options.heartbeat_ms,
+            expires_ms=self._options.member_expires_ms,
+        )
+        return pb.SubscribeResponse(assignment=assignment).SerializeToString()
+
+
+def _parse(data: bytes) -> pb.SubscribeRequest:
+    return pb.SubscribeRequest.FromString(data)
+
+
+def _limits(start: pb.SubscribeStart) -> Limits:
+    default = Limits()
+    return Limits(
+        min(start.cache_messages or default.messages, _CACHE_MESSAGES_MAX),
+        min(start.cache_bytes or default.size_bytes, _CACHE_BYTES_MAX),
+        min(start.delivery_bytes or default.delivery_bytes, _DELIVERY_BYTES_MAX),
+    )
+
+
+def _start(start: pb.SubscribeStart) -> Start:
+    match start.start_position:
+        case pb.START_LATEST:
+            return Start()
+        case pb.START_EARLIEST:
+            return Start(is_earliest=True)
+        case pb.START_TIMESTAMP:
+            return Start(at_ms=checked_time(start.start_at_ms))
+    raise IllegalRequest(f"start_position = {start.start_position} is none")

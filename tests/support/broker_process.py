@@ -1,0 +1,108 @@
+"""A real broker in a process of its own: `mq server` on a free port and a directory of the test's.
+
+    with BrokerProcess(tmp_path / "data") as broker:
+        channel = grpc.insecure_channel(broker.address)
+
+`kill` is SIGKILL, `stop` is SIGTERM and returns the exit code; `start` again keeps data and port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import Self
+
+START_S = 30.0
+STOP_S = 30.0
+
+
+class BrokerProcess:
+    def __init__(self, data: Path, *flags: str, port: int = 0) -> None:
+        self._data = data
+        self._flags = flags
+        self._port = port
+        self.metrics_port = 0
+        self._process: subprocess.Popen[str] | None = None
+        self._log_path = data.with_name(f"{data.name}.log")
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def launch(self) -> Self:
+        """Does not wait until it is up."""
+        assert not self.is_running
+        command = [sys.executable, "-m", "mq", "server", "--data", str(self._data)]
+        ports = ["--port", str(self._port), "--metrics-port", "0"]
+        with self._log_path.open("a", encoding="utf-8") as log_file:
+            self._log_start = log_file.tell()
+            self._process = subprocess.Popen(
+                [*command, *ports, "--log-format", "json", *self._flags],
+                stdout=log_file,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        return self
+
+    def start(self) -> Self:
+        """Returns when clients can be served."""
+        self.launch()
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            for line in self.log():
+                if line.get("event") == "node is up":
+                    self._port = int(line["address"].rpartition(":")[2])
+                    self.metrics_port = line["metrics_port"]
+                    return self
+            if not self.is_running:
+                break
+            time.sleep(0.02)
+        raise AssertionError(f"the broker did not come up:\n{self.output()}")
+
+    def log(self) -> list[dict[str, Any]]:
+        """Of the current run."""
+        lines = []
+        for line in self.output().splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                lines.append(json.loads(line))
+        return lines
+
+    def output(self) -> str:
+        with self._log_path.open(encoding="utf-8") as log_file:
+            log_file.seek(self._log_start)
+            return log_file.read()
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(STOP_S)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(STOP_S)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self.is_running:
+            self.kill()
