@@ -5,16 +5,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mq.admin import cli
-from mq.admin.dump import dump
+from mq.admin.cli import Later
 
 if TYPE_CHECKING:
     from mq.config import Config
 
+# Every command that lives outside of mq.admin.cli, in the order in which `mq --help` shows them.
+_COMMANDS = (
+    Later("produce", "mq.admin.produce:produce", "Send messages to a topic."),
+    Later("consume", "mq.admin.consume:consume", "Print messages of topics."),
+    Later("topic", "mq.admin.topics:topic", "List, create, describe, alter, delete topics."),
+    Later("group", "mq.admin.groups:group", "List, describe, reset, delete consumer groups."),
+    Later("message", "mq.admin.messages:message", "Look up stored messages."),
+    Later("cluster", "mq.admin.cluster:cluster", "Show the nodes, their health and options."),
+    Later("bench", "mq.admin.bench:bench", "Measure throughput and latency."),
+    Later("dev-cluster", "mq.admin.dev_cluster:dev_cluster", "Run a cluster on this machine."),
+    Later("dump", "mq.admin.dump:dump", "Print what is in a data directory."),
+)
+
 
 def main() -> None:
-    # Every command that lives outside of mq.admin.cli is registered here.
-    cli.main.add_command(cli.server_command(_run_server))
-    cli.main.add_command(dump)
+    others = list(cli.main.commands.values())
+    cli.main.commands.clear()
+    for command in (cli.server_command(_run_server), *_COMMANDS, *others):
+        cli.main.add_command(command)
     cli.main(prog_name="mq")
 
 

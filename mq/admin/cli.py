@@ -2,11 +2,13 @@
 
 The flags of a configuration follow from `mq.config.options()`; values go to `mq.config.load` as
 text, so that a flag's error reads like that of a file or a variable. This module does not know the
-server: `mq.__main__` hands in what runs it, and registers commands with `main.add_command`.
+server: `mq.__main__` hands in what runs it, and registers commands with `main.add_command`, those
+that are to be imported only when they are used as `Later`.
 """
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 from typing import TYPE_CHECKING, Any
@@ -26,8 +28,33 @@ _HARD_SPACE = "\N{NO-BREAK SPACE}"  # keeps a default on one line until the help
 _INTERRUPTED = 130  # what a shell reports for a process that SIGINT ended
 
 
+class Later(click.Command):
+    """Stands for a command in the list of all, and becomes it when it is used."""
+
+    def __init__(self, name: str, home: str, short_help: str) -> None:
+        """`home` is where it lives: "mq.admin.topics:topic"."""
+        super().__init__(name, short_help=short_help)
+        self._home = home
+
+    def load(self) -> click.Command:
+        module, _, attribute = self._home.partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)  # noqa: S101 - a slip in our own list
+        return command
+
+
 class _Group(click.Group):
     """Ends any command's MqError as one line on stderr, and Ctrl-C silently."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """As they were registered: those that a newcomer needs come first."""
+        return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command.load() if isinstance(command, Later) else command, rest
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -68,7 +95,17 @@ class _ConfigCommand(click.Command):
         formatter.buffer[:] = [text.replace(_HARD_SPACE, " ") for text in formatter.buffer]
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+_FIRST_STEPS = """\b
+First steps, in two terminals:
+  mq server                        a broker on ./data
+  mq produce greetings hello       one message
+  mq consume greetings --follow    prints it, and what comes after it
+"""
+
+
+@click.group(
+    cls=_Group, epilog=_FIRST_STEPS, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(package_name="mq", message="mq %(version)s")
 def main() -> None:
     """A Raft-replicated message broker: one CommitLog, light queues, gRPC."""

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 from rich.text import Text
 
-from mq.admin.tables import Column, print_pages, print_table, size, stored_at
+from mq.admin.tables import Column, counted, print_pages, print_table, size, stored_at
 from mq.store.inspect import Ending, EntrySummary, Fit, QueueSummary, SegmentSummary
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def print_queues(found: Found, queues: Sequence[QueueSummary]) -> None:
     if queues:
         print_pages(console, queues, _queue_columns)
         messages = sum(queue.messages for queue in queues)
-        console.print(f"{_count(len(queues), 'queue')}, {_count(messages, 'message')}")
+        console.print(f"{counted(len(queues), 'queue')}, {counted(messages, 'message')}")
     else:
         console.print("No queues.")
     _print_problems(console, found)
@@ -197,10 +197,10 @@ def _checkpoint(found: Found) -> str:
     files = saved.index_full_files
     text = (
         f"applied raft index {saved.raft_index} of term {saved.term}, "
-        f"{_count(saved.queues, 'queue')}, {_count(saved.index_newest_items, 'index item')}"
+        f"{counted(saved.queues, 'queue')}, {counted(saved.index_newest_items, 'index item')}"
     )
     if files:
-        text += f" and {_count(files, 'full index file')}"
+        text += f" and {counted(files, 'full index file')}"
     if saved.fit is Fit.MISFIT:
         text += "; the log has no such entry: the next start rebuilds queues and index"
     return text
@@ -215,7 +215,9 @@ def _print_end(console: Console, found: Found, *, is_verified: bool) -> None:
         used = size(sum(segment.used_bytes for segment in segments))
         entries = sum(segment.entries for segment in segments)
         checked = ", every byte checked" if is_verified else ""
-        total = f"{_count(len(segments), 'segment')}, {used}, {_count(entries, 'entry', 'entries')}"
+        total = (
+            f"{counted(len(segments), 'segment')}, {used}, {counted(entries, 'entry', 'entries')}"
+        )
         console.print(f"{total}{checked}")
         if inspector.ending is Ending.CLEAN:
             console.print("after the last entry: clean")
@@ -237,14 +239,10 @@ def _problem(problem: Problem) -> Text:
             line += f"; intact entries again from byte {problem.resumes_at} on"
         return Text(line, "bold red")
     line = (
-        f"after the last entry: {_count(problem.torn_bytes, 'byte')} torn "
+        f"after the last entry: {counted(problem.torn_bytes, 'byte')} torn "
         f"({problem.path}, byte {problem.position}: {problem.reason}); "
         "being written, or cut at the next start"
     )
     if problem.synced_bytes_lost:
-        line += f"; {_count(problem.synced_bytes_lost, 'byte')} lost that had been synced"
+        line += f"; {counted(problem.synced_bytes_lost, 'byte')} lost that had been synced"
     return Text(line, "yellow")
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"

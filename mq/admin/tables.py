@@ -125,3 +125,8 @@ def size(size_bytes: int) -> str:
     while value >= 1023.95:
         value, unit = value / 1024, next(units)
     return f"{value:.1f} {unit}"
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """With its noun: "1 queue", "2,000 queues"."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

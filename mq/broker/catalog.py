@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
+from weakref import WeakValueDictionary
 
 from mq import names
 from mq.broker.contracts import Consensus
@@ -41,20 +43,26 @@ class Catalog:
         self._default_queues = default_queues
         # Being deleted: what is written after it in the log would come back to life.
         self._leaving: set[str] = set()
+        # A topic is changed by one at a time, each of whom sees what the one before it did.
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def create(self, name: str, queues: int, type_: int) -> Topic:
         """TopicExists, IllegalTopic, IllegalRequest, PermissionDenied."""
         self._check_name(name)
-        if name in self._machine.state.topics:
-            raise TopicExists(f"topic {name} exists already: `mq topic describe {name}` shows it")
-        return await self._put(self._new(name, queues, type_))
+        async with self._turn(name):
+            if name in self._machine.state.topics:
+                raise TopicExists(
+                    f"topic {name} exists already: `mq topic describe {name}` shows it"
+                )
+            return await self._put(self._new(name, queues, type_))
 
     async def ensure(self, topics: Iterable[str]) -> None:
         """Creates those that are missing, with the defaults."""
         for name in topics:
-            if name not in self._machine.state.topics:
-                self._check_name(name)
-                await self._put(self._new(name, 0, TopicType.TOPIC_NORMAL))
+            async with self._turn(name):
+                if name not in self._machine.state.topics:
+                    self._check_name(name)
+                    await self._put(self._new(name, 0, TopicType.TOPIC_NORMAL))
 
     async def alter(
         self,
@@ -66,29 +74,33 @@ class Catalog:
         is_writable: bool | None = None,
     ) -> Topic:
         self._check_name(name)
-        topic = self._machine.state.topics.find(name)
         changes: dict[str, Any] = {
             "write_queues": _checked(write_queues, "write_queues"),
             "read_queues": _checked(read_queues, "read_queues"),
             "is_readable": is_readable,
             "is_writable": is_writable,
         }
-        altered = topic._replace(**{k: v for k, v in changes.items() if v is not None})
-        if altered.read_queues < altered.write_queues:
-            raise IllegalRequest(
-                f"topic {name} would take messages in {altered.write_queues} queues and be read in "
-                f"{altered.read_queues}: read_queues must not be fewer"
-            )
-        return await self._put(altered)
+        async with self._turn(name):
+            topic = self._machine.state.topics.find(name)
+            altered = topic._replace(**{k: v for k, v in changes.items() if v is not None})
+            if altered.read_queues < altered.write_queues:
+                raise IllegalRequest(
+                    f"topic {name} would take messages in {altered.write_queues} queues and be "
+                    f"read in {altered.read_queues}: read_queues must not be fewer"
+                )
+            return await self._put(altered)
 
     async def delete(self, name: str) -> None:
         self._check_name(name)
-        self._machine.state.topics.find(name)
-        self._leaving.add(name)
-        try:
-            await self._propose(Command(drop_topic=DropTopic(topic=name)))
-        finally:
-            self._leaving.discard(name)
+        async with self._turn(name):
+            self._machine.state.topics.find(name)
+            self._leaving.add(name)
+            try:
+                # Batches that were let in before stand before it in the log.
+                await asyncio.sleep(0)
+                await self._propose(Command(drop_topic=DropTopic(topic=name)))
+            finally:
+                self._leaving.discard(name)
 
     async def delete_group(self, group: str, member_count: int) -> None:
         """GroupNotFound, GroupNotEmpty."""
@@ -104,6 +116,9 @@ class Catalog:
         """TopicNotFound (also while it is being deleted), QueueNotFound, PermissionDenied."""
         self._machine.state.topics.writable(name, queue_id)
         self._check_staying(name)
+
+    def _turn(self, name: str) -> asyncio.Lock:
+        return self._turns.setdefault(name, asyncio.Lock())
 
     def _check_staying(self, name: str) -> None:
         if name in self._leaving:

@@ -8,12 +8,12 @@ goes on a little further back. An explicit commit is answered when it is durable
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from mq.broker.assignment import Queue
 from mq.broker.contracts import Consensus
 from mq.broker.machine import Machine, Written
-from mq.errors import MqError
+from mq.errors import MqError, NotLeader
 from mq.logging import get_logger
 from mq.store.format import Kind
 from mq.wire.v1.consumer_pb2 import QueuePosition
@@ -69,6 +69,8 @@ class Commits:
         """This node does not lead any more: members report to the next leader what they have."""
         self._noted.clear()
         self._under_way.clear()
+        waiters, self._waiters = self._waiters, []
+        _tell(waiters, NotLeader(None, None))
 
     def drop_group(self, group: str) -> None:
         self._noted.pop(group, None)
@@ -84,7 +86,7 @@ class Commits:
 
     def _write(self) -> None:
         self._timer = None
-        if not self._noted:
+        if not self._noted and not self._waiters:
             return
         self._is_writing = True
         waiters, self._waiters = self._waiters, []
@@ -102,16 +104,20 @@ class Commits:
             error = failure
             log.info("offsets are not committed, consumers will report again", error=str(error))
         self._under_way = {}
-        for waiter in waiters:
-            if waiter.done():
-                continue
-            if error is None:
-                waiter.set_result(None)
-            else:
-                waiter.set_exception(error)
+        _tell(waiters, error)
         self._is_writing = False
-        if self._noted:
+        if self._noted or self._waiters:
             self._write_in(0 if self._waiters else _GATHER_S)
+
+
+def _tell(waiters: Iterable[asyncio.Future[None]], error: MqError | None) -> None:
+    for waiter in waiters:
+        if waiter.done():
+            continue
+        if error is None:
+            waiter.set_result(None)
+        else:
+            waiter.set_exception(error)
 
 
 def _commands(positions: Positions) -> list[Command]:

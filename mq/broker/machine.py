@@ -117,7 +117,7 @@ class Machine:
     # -- applying ---------------------------------------------------------------------------------
 
     def apply_through(self, raft_index: int) -> None:
-        for applied in self.store.apply_through(raft_index):
+        for applied in self.store.applying(raft_index):
             written = self._written.pop(applied.ref.raft_index, None)
             self.applied_term = applied.ref.term
             if applied.batches:

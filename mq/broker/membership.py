@@ -185,13 +185,11 @@ class Group:
             self._check_alone(spec, wanted)
             self._resubscribe(wanted)
         member = self._members.get(spec.member_id)
-        if member is None or member.spec.zone != spec.zone:
-            self._is_stale = True
         if member is None:
             member = self._members[spec.member_id] = Member(spec, now_ms)
+            self._is_stale = True
         member.spec, member.last_seen_ms = spec, now_ms
         self._awaited.pop(spec.member_id, None)
-        self._departed.pop(spec.member_id, None)
         self._claim(member, owned)
         self._keep_only(member, owned)
 
@@ -199,10 +197,12 @@ class Group:
         self, member_id: str, now_ms: int, owned: Collection[Queue] | None = None
     ) -> None:
         """`owned`, of members that say it each time, is all that it has in hand: whatever left its
-        assignment and is not there has been let go of. UnknownMember: join again.
+        assignment and is not there has been let go of. UnknownMember: join again, also for one that
+        is too late before `expire` noticed: it has stopped to work by itself.
         """
         member = self._members.get(member_id)
-        if member is None:
+        if member is None or self._is_late(member, now_ms):
+            self._bury(now_ms)
             raise UnknownMember(
                 f"{member_id!r} is no member of group {self.name!r}: it never joined, or was not "
                 f"heard of for {self._expires_ms} ms. Join, with the queues that are in hand"
@@ -302,9 +302,12 @@ class Group:
     def _bury(self, now_ms: int, but: str = "") -> None:
         self._buried = [member_id for member_id in self._buried if member_id != but]
         for member_id, member in list(self._members.items()):
-            if member_id != but and member.last_seen_ms + self._expires_ms <= now_ms:
+            if member_id != but and self._is_late(member, now_ms):
                 self.leave(member_id)
                 self._buried.append(member_id)
+
+    def _is_late(self, member: Member, now_ms: int) -> bool:
+        return member.last_seen_ms + self._expires_ms <= now_ms
 
     def _depart(self, member_id: str) -> None:
         self._departed[member_id] = None

@@ -33,6 +33,10 @@ from mq.store.logreader import EntryRef
 _GROUP_BYTES = 1 << 20
 # Batches under way, however small.
 _IN_FLIGHT_MAX = 8_000
+# The number behind the last one must be one, too.
+_SEQUENCE_MAX = (1 << 63) - 1
+# Tag and length of a batch in its entry.
+_BATCH_HEAD_BYTES = 6
 
 
 class Slot:
@@ -137,10 +141,13 @@ class Publisher:
 
     def _known(self, batch: Batch) -> Slot | None:
         producer_id, sequence = batch.producer_id, batch.sequence
-        if not sequence or len(producer_id) > NAME_CHARACTERS_MAX or not producer_id.isprintable():
+        if len(producer_id) > NAME_CHARACTERS_MAX or not producer_id.isprintable():
             raise IllegalRequest(
-                f"a producer has an id of 1 to {NAME_CHARACTERS_MAX} printable characters, and "
-                "numbers its batches from 1 on"
+                f"a producer has an id of 1 to {NAME_CHARACTERS_MAX} printable characters"
+            )
+        if not 1 <= sequence <= _SEQUENCE_MAX:
+            raise IllegalRequest(
+                f"sequence = {sequence}: a producer numbers its batches from 1 on, up to 2^63 - 1"
             )
         slot = self._under_way.get((producer_id, sequence))
         if slot is not None:
@@ -161,7 +168,7 @@ class Publisher:
         slots, self._waiting = self._waiting, []
         first, size = 0, 0
         for at, slot in enumerate(slots):
-            length = len(slot.batch.data)
+            length = len(slot.batch.data) + _BATCH_HEAD_BYTES
             if size and size + length > self._group_bytes:
                 self._propose(slots[first:at])
                 first, size = at, 0

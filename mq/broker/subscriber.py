@@ -181,6 +181,8 @@ class Subscriber:
     async def next(self) -> Assigned | Delivered:
         """What goes out next; waits for it. Raises what `end` was given."""
         while True:
+            # Before anything is looked at: what comes from here on wakes.
+            self._wake.clear()
             if self._error is not None:
                 raise self._error
             if self._is_assignment_due:
@@ -193,9 +195,7 @@ class Subscriber:
                     return delivered
                 # A filter may look at much and find nothing: others get their turn.
                 await asyncio.sleep(0)
-            if not self._is_assignment_due:
-                self._wake.clear()
-                await self._wake.wait()
+            await self._wake.wait()
 
     def _assignment(self) -> Assigned:
         self._is_assignment_due = False

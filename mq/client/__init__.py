@@ -10,12 +10,21 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mq.client.consumer_sync import Consumer, PullConsumer, PushConsumer
     from mq.client.model import Message, QueueRef, ReceivedMessage, SendResult, Sql, Tags
+    from mq.client.producer_sync import Producer
+    from mq.client.pull import PullResult, PullStatus
     from mq.errors import MqError
 
 _HOMES = {
+    "Consumer": "mq.client.consumer_sync",
     "Message": "mq.client.model",
     "MqError": "mq.errors",
+    "PullConsumer": "mq.client.consumer_sync",
+    "PullResult": "mq.client.pull",
+    "PullStatus": "mq.client.pull",
+    "PushConsumer": "mq.client.consumer_sync",
+    "Producer": "mq.client.producer_sync",
     "QueueRef": "mq.client.model",
     "ReceivedMessage": "mq.client.model",
     "SendResult": "mq.client.model",
@@ -24,8 +33,13 @@ _HOMES = {
 }
 
 __all__ = [
+    "Consumer",
     "Message",
     "MqError",
+    "PullConsumer",
+    "PullResult",
+    "PullStatus",
+    "PushConsumer",
     "QueueRef",
     "ReceivedMessage",
     "SendResult",

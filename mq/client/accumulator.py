@@ -28,6 +28,9 @@ class Outcome(enum.Enum):
     UNROUTED = enum.auto()  # not added: say first how many queues the topic has
 
 
+NOT_ADDED = (Outcome.FULL, Outcome.UNROUTED)
+
+
 class _Harvest:
     """What one `take` has gathered, and when the next one is due."""
 

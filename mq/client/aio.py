@@ -10,12 +10,21 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mq.client.consumer import Consumer
     from mq.client.model import Message, QueueRef, ReceivedMessage, SendResult, Sql, Tags
+    from mq.client.pull import PullConsumer, PullResult, PullStatus
+    from mq.client.push import PushConsumer
     from mq.errors import MqError
 
 _HOMES = {
+    "Consumer": "mq.client.consumer",
     "Message": "mq.client.model",
     "MqError": "mq.errors",
+    "PullConsumer": "mq.client.pull",
+    "PullResult": "mq.client.pull",
+    "PullStatus": "mq.client.pull",
+    "PushConsumer": "mq.client.push",
+    "Producer": "mq.client.producer_aio",
     "QueueRef": "mq.client.model",
     "ReceivedMessage": "mq.client.model",
     "SendResult": "mq.client.model",
@@ -24,8 +33,13 @@ _HOMES = {
 }
 
 __all__ = [
+    "Consumer",
     "Message",
     "MqError",
+    "PullConsumer",
+    "PullResult",
+    "PullStatus",
+    "PushConsumer",
     "QueueRef",
     "ReceivedMessage",
     "SendResult",

@@ -57,12 +57,10 @@ class BroadcastOffsets:
             return {}
         try:
             content = json.loads(self._path.read_text(encoding="utf-8"))
-            group, topics = content["group"], content["offsets"]
-            if content["version"] != _VERSION:
-                raise ValueError(f"version {content['version']}")
+            version, group = content["version"], content["group"]
             offsets = {
                 QueueRef(topic, int(queue_id)): int(queue_offset)
-                for topic, queues in topics.items()
+                for topic, queues in content["offsets"].items()
                 for queue_id, queue_offset in queues.items()
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -70,6 +68,10 @@ class BroadcastOffsets:
                 f"offsets file {self._path} cannot be used ({error!r}): repair it, or move it away "
                 "to start anew"
             ) from None
+        if version != _VERSION:
+            raise IllegalConfig(
+                f"offsets file {self._path} is of version {version}; this client reads {_VERSION}"
+            )
         if group != self._group:
             raise IllegalConfig(
                 f"offsets file {self._path} is of group {group}, not of {self._group}: give each "

@@ -15,6 +15,8 @@ from mq.client.decode import Decoded, Decoder, Frames
 from mq.client.model import QueueRef, ReceivedMessage
 from mq.client.progress import Progress
 
+_REPORTS_KEPT = 32
+
 
 @dataclass(slots=True)
 class Taken:
@@ -65,7 +67,9 @@ class HeldQueue:
         self.position = queue_offset
         # The same, under this epoch.
         self.received_to = queue_offset
-        self.reported = self.reported_before = queue_offset
+        self.reported = queue_offset
+        # What the broker may have heard last; some of it may still be on its way.
+        self.reports = deque([queue_offset], maxlen=_REPORTS_KEPT)
         self.done_bytes = 0
         self._cache: deque[_Cached] = deque()
         self.cached_messages = self.cached_bytes = 0
@@ -84,7 +88,8 @@ class HeldQueue:
         what comes twice is left out.
         """
         self.epoch = epoch
-        self.received_to = self.reported = self.reported_before = queue_offset
+        self.received_to = self.reported = queue_offset
+        self.reports = deque([queue_offset], maxlen=_REPORTS_KEPT)
 
     def seek(self, queue_offset: int) -> None:
         """Nothing is delivered until the broker says that it goes on from there."""
@@ -98,11 +103,12 @@ class HeldQueue:
 
     def forget_reports(self) -> None:
         """On a new stream nothing was said yet: what was on its way may be lost."""
-        self.reported = self.reported_before = -1
+        self.reported = -1
 
     def report(self) -> int:
         """`reportable`, which is about to be sent."""
-        self.reported_before, self.reported = self.reported, self.reportable
+        self.reported = self.reportable
+        self.reports.append(self.reported)
         self.done_bytes = 0
         return self.reported
 

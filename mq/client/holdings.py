@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from mq.client.decode import Decoder, Frames
 from mq.client.held_queue import HeldQueue, Taken
@@ -23,6 +23,10 @@ from mq.client.model import QueueRef
 from mq.errors import MqError, NotAssigned
 from mq.wire.v1 import consumer_pb2 as wire
 from mq.wire.v1.consumer_pb2 import Assignment, Delivery, QueueId, QueuePosition, SubscribeRequest
+
+
+class OnReport(Protocol):
+    def __call__(self, *, is_urgent: bool) -> None: ...
 
 
 class _Released(NamedTuple):
@@ -45,7 +49,7 @@ class Holdings:
         cache_messages: int = 1_000,
         cache_bytes: int = 100 << 20,
         on_ready: Callable[[], None] = lambda: None,
-        on_report: Callable[[bool], None] = lambda _: None,
+        on_report: OnReport = lambda *, is_urgent: None,  # noqa: ARG005
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.on_ready = on_ready
@@ -63,7 +67,6 @@ class Holdings:
         # Failed messages: when to try again, a number that settles ties, the message.
         self._retries: list[tuple[float, int, Taken]] = []
         self._numbers = itertools.count()
-        self._running = 0
         # What the broker has to hear of, and what it was told on this stream.
         self._dirty: dict[HeldQueue, None] = {}
         self._released: dict[QueueRef, _Released] = {}
@@ -128,12 +131,11 @@ class Holdings:
 
     def _move(self, queue: HeldQueue, queue_offset: int, epoch: int) -> None:
         """The epoch has changed within a stream."""
-        told = (queue.reported, queue.reported_before)
         if queue.sought != queue.sent_seek:
             # An earlier seek is answered, and the user wants to be elsewhere by now.
             queue.epoch, queue.sent_seek = epoch, None
             self._note(queue, is_urgent=True)
-        elif queue.is_leaving and queue.sought is None and queue_offset in told:
+        elif queue.is_leaving and queue.sought is None and queue_offset in queue.reports:
             queue.keep(queue_offset, epoch)
         else:
             queue.restart(queue_offset, epoch)
@@ -186,7 +188,6 @@ class Holdings:
                         self._note(queue)
                         break
                     found.append(taken)
-                    self._running += 1
                 self._offer(queue)
             return found
 
@@ -235,7 +236,6 @@ class Holdings:
 
     def _leave(self, queue: HeldQueue) -> None:
         """A handler is through."""
-        self._running -= 1
         if queue.is_leaving:
             self._note(queue, is_urgent=queue.running == 0)
         elif (done_to := queue.reportable) != queue.reported:
@@ -244,8 +244,6 @@ class Holdings:
                 credit * 2 >= self._cache_messages or queue.done_bytes * 2 >= self._cache_bytes
             )
             self._note(queue, is_urgent=is_urgent)
-        if not self._running:
-            self._tell_ready()
 
     def _push_retry(self, taken: Taken, due_s: float) -> None:
         heapq.heappush(self._retries, (due_s, next(self._numbers), taken))
@@ -261,7 +259,6 @@ class Holdings:
                 continue
             queue.waiting -= 1
             queue.running += 1
-            self._running += 1
             return taken
         return None
 
@@ -327,7 +324,7 @@ class Holdings:
         self._dirty[queue] = None
         if is_urgent or not self._is_report_asked:
             self._is_report_asked = True
-            self.on_report(is_urgent)
+            self.on_report(is_urgent=is_urgent)
 
     def done_offsets(self) -> dict[QueueRef, int]:
         """Of all queues in hand: where the group would go on."""
@@ -354,14 +351,14 @@ class Holdings:
                 queue.seek(positions[queue.ref])
                 self._note(queue, is_urgent=True)
 
-    def pause(self, refs: Iterable[QueueRef] | None) -> None:
+    def pause(self, refs: Iterable[tuple[str, int]] | None) -> None:
         """These queues, or all, also those that come."""
         with self._changed:
             self._is_paused = self._is_paused or refs is None
             for queue in self._named(refs):
                 queue.is_paused = True
 
-    def resume(self, refs: Iterable[QueueRef] | None) -> None:
+    def resume(self, refs: Iterable[tuple[str, int]] | None) -> None:
         with self._changed:
             self._is_paused = self._is_paused and refs is not None
             for queue in self._named(refs):
@@ -369,7 +366,7 @@ class Holdings:
                 self._offer(queue)
             self._tell_ready()
 
-    def _named(self, refs: Iterable[QueueRef] | None) -> Iterator[HeldQueue]:
+    def _named(self, refs: Iterable[tuple[str, int]] | None) -> Iterator[HeldQueue]:
         if refs is None:
             return iter(list(self._queues.values()))
         wanted = [QueueRef(*ref) for ref in refs]
@@ -405,16 +402,6 @@ class Holdings:
     @property
     def is_stopped(self) -> bool:
         return self._is_stopped
-
-    @property
-    def is_idle(self) -> bool:
-        """Nobody works on a message."""
-        return not self._running
-
-    def wait_idle(self, timeout_s: float | None) -> bool:
-        """For threads. Whether it was idle in time."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._running, timeout_s)
 
 
 def _position(ref: QueueRef, queue_offset: int, epoch: int = 0) -> QueuePosition:

@@ -13,7 +13,10 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from mq.client.encode import Encoded, columns, place
+from mq.client.failures import fresh
+from mq.client.model import SendResult
 from mq.errors import MqError
+from mq.wire.v1.producer_pb2 import BatchResult
 
 # What a message costs in a batch beyond its frame: its size and the hash of its tag.
 MESSAGE_OVERHEAD_BYTES = 12
@@ -106,6 +109,35 @@ class Batch:
         if not self.columns:
             self.columns = columns(self.messages)
         return place(self.topic, self.queue_id, self.producer_id, self.sequence), self.columns
+
+    def succeed(self, broker_set: str, result: BatchResult, status: str) -> None:
+        """Tells everybody who waits where their message is."""
+        topic, queue_id = self.topic, result.queue_id
+        queue_offset, log_offset = result.queue_offset, result.log_offset
+        stored_at_ms, is_duplicate = result.stored_at_ms, result.is_duplicate
+        if queue_offset < 0 or log_offset < 0:
+            nowhere = SendResult("", topic, queue_id, -1, stored_at_ms, is_duplicate, status)
+            for future in self.futures:
+                if future is not None and not future.done():
+                    future.set_result(nowhere)
+            return
+        for message, future in zip(self.messages, self.futures, strict=True):
+            if future is not None and not future.done():
+                message_id = f"{broker_set}:{log_offset}"
+                future.set_result(
+                    SendResult(
+                        message_id, topic, queue_id, queue_offset, stored_at_ms, is_duplicate
+                    )
+                )
+            queue_offset += 1
+            log_offset += len(message[0])
+
+    def fail(self, error: MqError) -> int:
+        """Tells everybody who waits; how many messages there are that nobody waits for."""
+        for future in self.futures:
+            if future is not None and not future.done():
+                future.set_exception(fresh(error))
+        return self.futures.count(None)
 
     def expires_s(self, progress_s: float) -> float:
         """When it fails for want of an answer. Before it is sent the wait behind others does not

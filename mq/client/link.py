@@ -97,6 +97,13 @@ class Link:
         if self._reader is not None:
             await asyncio.wait([self._reader])
 
+    def is_silent(self, now_s: float, patience_s: float) -> bool:
+        """Whether an answer has been due for so long and nothing at all was heard."""
+        if not self.requests:
+            return False
+        oldest_s = next(iter(self.requests.values())).sent_s
+        return now_s - max(oldest_s, self.heard_s) > patience_s
+
     def cancel(self) -> None:
         """Breaks it off; the owner is told soon."""
         self._call.cancel()

@@ -12,70 +12,27 @@ import asyncio
 import logging
 import random
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from mq import names
 from mq.client.accumulator import Accumulator
-from mq.client.failures import error_of, fresh, retry_after_s
+from mq.client.failures import error_of, retry_after_s
 from mq.client.lines import Batch, Kind
 from mq.client.link import Link, Request
-from mq.client.model import AckName, SendResult
+from mq.client.producer_settings import ACKS, Settings
 from mq.client.sequences import Sequences
 from mq.client.verdicts import Verdict, is_in_doubt, verdict
 from mq.client.wiring import ROUTE_AGE_S_MAX, Connection, back_off_s
-from mq.errors import (
-    IllegalConfig,
-    Internal,
-    MqError,
-    NotLeader,
-    PermissionDenied,
-    Unreachable,
-)
-from mq.wire.v1.producer_pb2 import ACK_LEADER, ACK_NONE, ACK_QUORUM, BatchResult, PublishResponse
+from mq.errors import MqError, NotLeader, PermissionDenied, Unreachable
+from mq.wire.v1.producer_pb2 import ACK_NONE, BatchResult, PublishResponse
 
 log = logging.getLogger(__name__)
 
-ACKS: dict[str, int] = {"quorum": ACK_QUORUM, "leader": ACK_LEADER, "none": ACK_NONE}
 # Batches that leave together cost the broker less than one by one.
 REQUEST_BYTES = 1 << 20
 _LOOK_S = 0.1
 # A leader that answers nothing for so long may be frozen, and the others have another one by now.
 _STALL_S = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """See the producers of `mq.client` for what they mean."""
-
-    ack: AckName = "quorum"
-    timeout_s: float = 3.0
-    retries: int = 2
-    linger_ms: float = 2
-    batch_bytes: int = 256 << 10
-    compress_above_bytes: int = 4096
-    idempotent: bool = True
-    producer_id: str | None = None
-    buffer_bytes: int = 64 << 20
-    in_flight_max: int = 32
-
-    def __post_init__(self) -> None:
-        if self.ack not in ACKS:
-            raise IllegalConfig(f"ack {self.ack!r}: use one of {', '.join(ACKS)}")
-        for name in ("timeout_s", "batch_bytes", "buffer_bytes", "in_flight_max"):
-            if getattr(self, name) <= 0:
-                raise IllegalConfig(f"{name} is {getattr(self, name)}: it must be more than 0")
-        for name in ("retries", "linger_ms", "compress_above_bytes"):
-            if getattr(self, name) < 0:
-                raise IllegalConfig(f"{name} is {getattr(self, name)}: it must not be negative")
-        if self.producer_id is not None and not (
-            0 < len(self.producer_id) <= names.NAME_CHARACTERS_MAX
-            and self.producer_id.isprintable()
-        ):
-            raise IllegalConfig(
-                f"producer_id {self.producer_id[:200]!r}: use 1 to {names.NAME_CHARACTERS_MAX} "
-                "printable characters"
-            )
 
 
 class ProducerCore:
@@ -91,15 +48,15 @@ class ProducerCore:
             buffer_bytes=settings.buffer_bytes,
         )
         self._ack = ACKS[settings.ack]
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._broker_sets: dict[str, str] = {}
         self._preparing: dict[str, asyncio.Task[None]] = {}
         self._link: Link | None = None
         # Streams to former leaders, which still answer what they were asked.
         self._leaving: set[Link] = set()
         self._woken = asyncio.Event()
-        self._progress_s = self._loop.time()
-        self._routed_s = self._loop.time()
+        self._progress_s = self.loop.time()
+        self._routed_s = self.loop.time()
         self._trouble: MqError | None = None
         self._flushes: list[tuple[set[Batch], asyncio.Future[None]]] = []
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -134,7 +91,7 @@ class ProducerCore:
         self.wake()
         if not unfinished:
             return
-        done: asyncio.Future[None] = self._loop.create_future()
+        done: asyncio.Future[None] = self.loop.create_future()
         flush = unfinished, done
         self._flushes.append(flush)
         try:
@@ -174,7 +131,7 @@ class ProducerCore:
         await self.connection.close()
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = self._loop.create_task(work)
+        task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -185,9 +142,9 @@ class ProducerCore:
         while True:
             self._woken.clear()
             look_s = await self._turn()
-            if look_s <= self._loop.time() or self._woken.is_set():
+            if look_s <= self.loop.time() or self._woken.is_set():
                 continue
-            timer = None if look_s == float("inf") else self._loop.call_at(look_s, self.wake)
+            timer = None if look_s == float("inf") else self.loop.call_at(look_s, self.wake)
             await self._woken.wait()
             if timer is not None:
                 timer.cancel()
@@ -205,13 +162,14 @@ class ProducerCore:
         if not batches:
             return look_s
         self._watch()
-        now_s = self._loop.time()
+        now_s = self.loop.time()
         for batch in batches:
             batch.sent_s = batch.sent_s or now_s
         request_id = await link.write(batches)
         if self._ack == ACK_NONE and link.requests.pop(request_id, None) is not None:
             for batch in batches:
-                self._stored(batch, BatchResult(queue_offset=-1, log_offset=-1), "SENT")
+                nowhere = BatchResult(queue_id=batch.queue_id, queue_offset=-1, log_offset=-1)
+                self._stored(batch, nowhere, "SENT")
         return 0.0
 
     def _connect(self) -> None:
@@ -254,7 +212,7 @@ class ProducerCore:
     # Answers; called by the link
 
     def answered(self, link: Link, request: Request, response: PublishResponse) -> None:
-        now_s = self._loop.time()
+        now_s = self.loop.time()
         missing = BatchResult(code="INTERNAL", text=f"{link.address} gave no result for the batch")
         results: Sequence[BatchResult] = response.results
         for at, batch in enumerate(request.batches):
@@ -285,7 +243,7 @@ class ProducerCore:
         elif found is Verdict.AGAIN and batch.attempts < self.settings.retries:
             pause_s = back_off_s(batch.attempts)
             batch.attempts += 1
-            self.accumulator.retry(batch, self._loop.time() + pause_s, elsewhere=True)
+            self.accumulator.retry(batch, self.loop.time() + pause_s, elsewhere=True)
         elif found is Verdict.REROUTE and batch.kind is not Kind.FIXED and not batch.is_rerouted:
             batch.is_rerouted = True
             self._start(self._reroute(batch))
@@ -298,7 +256,7 @@ class ProducerCore:
         """Once more, without counting; None: after a pause that grows."""
         pause_s = back_off_s(batch.bounces) if pause_s is None else pause_s
         batch.bounces += 1
-        self.accumulator.retry(batch, self._loop.time() + pause_s)
+        self.accumulator.retry(batch, self.loop.time() + pause_s)
 
     def ended(self, link: Link, error: MqError) -> None:
         self._leaving.discard(link)
@@ -320,37 +278,11 @@ class ProducerCore:
     # Ends of batches
 
     def _stored(self, batch: Batch, result: BatchResult, status: str = "SEND_OK") -> None:
-        topic, queue_id = batch.topic, result.queue_id if status == "SEND_OK" else batch.queue_id
-        queue_offset, log_offset = result.queue_offset, result.log_offset
-        stored_at_ms, is_duplicate = result.stored_at_ms, result.is_duplicate
-        broker_set = self._broker_sets[topic]
-        is_known = log_offset >= 0 and queue_offset >= 0
-        for message, future in zip(batch.messages, batch.futures, strict=True):
-            if future is not None and not future.done():
-                message_id = f"{broker_set}:{log_offset}" if is_known else ""
-                future.set_result(
-                    SendResult(
-                        message_id,
-                        topic,
-                        queue_id,
-                        queue_offset,
-                        stored_at_ms,
-                        is_duplicate,
-                        status,
-                    )
-                )
-            if is_known:
-                queue_offset += 1
-                log_offset += len(message[0])
+        batch.succeed(self._broker_sets[batch.topic], result, status)
         self._finish(batch, is_stored=True)
 
     def _failed(self, batch: Batch, error: MqError) -> None:
-        lost = 0
-        for future in batch.futures:
-            if future is None:
-                lost += 1
-            elif not future.done():
-                future.set_exception(fresh(error))
+        lost = batch.fail(error)
         if lost:
             log.warning("%d one-way messages to %s were not sent: %s", lost, batch.topic, error)
         self._finish(batch, is_stored=False)
@@ -372,17 +304,11 @@ class ProducerCore:
     async def _look_at_times(self) -> None:
         while not self.accumulator.is_empty:
             await asyncio.sleep(_LOOK_S)
-            now_s = self._loop.time()
+            now_s = self.loop.time()
             self._expire(now_s)
-            link = self._link
-            if (
-                link is not None
-                and link.requests
-                and not (self._asking and not self._asking.done())
-            ):
-                oldest_s = next(iter(link.requests.values())).sent_s
-                if now_s - max(oldest_s, link.heard_s) > _STALL_S:
-                    self._asking = self._start(self._ask_who_leads(link))
+            is_asking = self._asking is not None and not self._asking.done()
+            if self._link is not None and self._link.is_silent(now_s, _STALL_S) and not is_asking:
+                self._asking = self._start(self._ask_who_leads(self._link))
             if now_s - self._routed_s > ROUTE_AGE_S_MAX:
                 self._routed_s = now_s
                 self._start(self._refresh_routes())

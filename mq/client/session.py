@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import time
 from collections.abc import Mapping, Sequence
 
 import grpc.aio
@@ -20,12 +21,13 @@ from mq.client import offset_calls
 from mq.client.broadcast_offsets import BroadcastOffsets
 from mq.client.decode import Decoder
 from mq.client.failures import error_of_call
+from mq.client.held_queue import Taken
 from mq.client.holdings import Holdings
 from mq.client.model import QueueRef
 from mq.client.stream import News, Stream
 from mq.client.subscription import Start, Wanted
 from mq.client.wiring import Connection
-from mq.errors import Code, IllegalOffset, MqError, NotLeader, UnknownMember, Unreachable
+from mq.errors import Code, IllegalOffset, Internal, MqError, NotLeader, UnknownMember, Unreachable
 from mq.wire.v1.consumer_pb2 import Assignment, LeaveRequest
 
 log = logging.getLogger(__name__)
@@ -34,6 +36,8 @@ _SERVICE = "ConsumerService"
 BACK_OFF_S, BACK_OFF_S_MAX = 0.05, 1.0
 # A broker waits some seconds for a member whose stream broke, then others get its queues.
 ALONE_S_MAX = 4.0
+# How long calls that need an assignment wait for the first one.
+JOIN_S = 10.0
 _SAVE_S = 1.0
 _COMMIT_S_MAX = 10.0
 _GOODBYE_S_MAX = 5.0
@@ -45,7 +49,6 @@ _FATAL = frozenset(
         Code.ILLEGAL_TOPIC,
         Code.ILLEGAL_GROUP,
         Code.ILLEGAL_FILTER,
-        Code.ILLEGAL_OFFSET,
         Code.ILLEGAL_CONFIG,
         Code.PERMISSION_DENIED,
         Code.TOPIC_NOT_FOUND,
@@ -55,11 +58,11 @@ _FATAL = frozenset(
 
 
 class Session:
-    """Made anywhere; started and closed on the loop where it lives. Close it when nobody works on
-    messages any more.
+    """Made anywhere; started and closed on the loop where it lives, and its connection with it.
+    Close it when nobody works on messages any more.
     """
 
-    def __init__(self, servers: str | Sequence[str], wanted: Wanted) -> None:
+    def __init__(self, connection: Connection, wanted: Wanted) -> None:
         self.wanted = wanted
         self.decoder = Decoder(wanted.wanted_tags())
         self._news = News()
@@ -70,14 +73,18 @@ class Session:
             cache_bytes=wanted.cache_bytes,
             on_report=self._news.tell,
         )
-        self._connection = Connection(servers, wanted.zone)
+        self._connection = connection
         self._offsets = BroadcastOffsets(wanted.group, wanted.offsets_file)
         self._broker_set = ""
         self._running: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
         self._joined, self._closing = asyncio.Event(), asyncio.Event()
+        self._ready = asyncio.Event()
         self._is_connected = False
+        # The stream has ended in good order, so the broker knows that we are gone.
+        self._has_left = False
         self._fence: asyncio.TimerHandle | None = None
+        self._is_failure_told = False
 
     # Beginning
 
@@ -89,20 +96,61 @@ class Session:
             if self.wanted.is_broadcast:
                 self._saving = asyncio.create_task(self._keep_offsets())
 
+    @property
+    def is_started(self) -> bool:
+        return self._running is not None
+
     async def joined(self, timeout_s: float) -> None:
         """The first assignment has come. Unreachable when it does not come in time; raises what
         ended the consumer instead.
         """
         await self.start()
         try:
-            await asyncio.wait_for(self._joined.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._joined.wait()
         except TimeoutError:
             raise Unreachable(
                 f"no broker let {self.wanted.member_id} into group {self.wanted.group} within "
                 f"{timeout_s:g} s; tried {', '.join(self._connection.servers)}"
             ) from None
         if self.holdings.failure is not None:
+            self.told()
             raise self.holdings.failure
+
+    def check_open(self) -> None:
+        if self.holdings.is_stopped:
+            raise RuntimeError("the consumer is closed")
+
+    def told(self) -> None:
+        """The user knows what ended the consumer."""
+        self._is_failure_told = True
+
+    def raise_untold(self) -> None:
+        """What ended the consumer, if the user does not know it yet."""
+        if self.holdings.failure is not None and not self._is_failure_told:
+            self.told()
+            raise self.holdings.failure
+
+    # Messages, for coroutines; threads have `Holdings.wait_take`
+
+    async def take(self, messages_max: int, timeout_s: float | None) -> list[Taken]:
+        """Waits for the first message. Empty: out of time, or closed. Raises what ended the
+        consumer.
+        """
+        self.holdings.on_ready = self._ready.set
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            self._ready.clear()
+            found = self.holdings.take(messages_max)
+            if found or self.holdings.is_stopped:
+                return found
+            ends = [one for one in (deadline_s, self.holdings.next_retry_s()) if one is not None]
+            left_s = min(ends) - time.monotonic() if ends else None
+            if deadline_s is not None and deadline_s <= time.monotonic():
+                return found
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._ready.wait()
 
     # Streams
 
@@ -112,13 +160,18 @@ class Session:
             try:
                 await self._stream()
                 error: MqError = Unreachable("the broker has ended the stream")
+                self._has_left = self._closing.is_set()
             except MqError as failure:
                 error = failure
+            except Exception as failure:
+                # A mistake of ours. Who waits for messages must not wait for ever.
+                log.exception("consumer %s cannot go on", self.wanted.member_id)
+                self._fail(Internal(f"the client has failed: {failure!r}"))
+                return
             if self._closing.is_set():
                 return
             if error.code in _FATAL:
-                self.holdings.fail(error)
-                self._joined.set()
+                self._fail(error)
                 return
             if self._is_connected:
                 failures = 0
@@ -136,7 +189,12 @@ class Session:
             # Not all at the same moment: a whole group has lost its leader.
             pause_s *= random.uniform(0.5, 1.0)  # noqa: S311
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await self._closing.wait()
+
+    def _fail(self, error: MqError) -> None:
+        self.holdings.fail(error)
+        self._joined.set()
 
     async def _stream(self) -> None:
         """Opens one and serves it to its end."""
@@ -299,17 +357,16 @@ class Session:
                 error,
             )
         self._closing.set()
-        self._news.tell(True)
+        self._news.tell(is_urgent=True)
         if self._is_connected:
             await asyncio.wait([running], timeout=_GOODBYE_S_MAX)
         tasks = [task for task in (running, self._saving) if task is not None]
         if self._fence is not None:
             self._fence.cancel()
-        was_orderly = running.done() and self._is_connected
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if not was_orderly and self._joined.is_set() and self.holdings.failure is None:
+        if not self._has_left and self._joined.is_set() and self.holdings.failure is None:
             request = LeaveRequest(group=self.wanted.group, member_id=self.wanted.member_id)
             with contextlib.suppress(MqError):
                 await self._connection.call(_SERVICE, "Leave", request, timeout_s=1.0)

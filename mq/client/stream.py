@@ -47,16 +47,15 @@ class News:
     def attach(self) -> None:
         self._loop = asyncio.get_running_loop()
 
-    def tell(self, is_urgent: bool) -> None:  # noqa: FBT001
+    def tell(self, *, is_urgent: bool) -> None:
         if self._loop is not None:
             # The loop may be closed: then there is nobody to tell.
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._set, is_urgent)
+                self._loop.call_soon_threadsafe(self._set_urgent if is_urgent else self._some.set)
 
-    def _set(self, is_urgent: bool) -> None:  # noqa: FBT001
+    def _set_urgent(self) -> None:
         self._some.set()
-        if is_urgent:
-            self._urgent.set()
+        self._urgent.set()
 
     async def wait(self, timeout_s: float) -> bool:
         """Whether there is something, after all that belongs to it had time to come."""
@@ -98,9 +97,12 @@ class Stream:
         """Until the broker ends it, or the consumer does. Failures are grpc.aio.AioRpcError or
         ours.
         """
-        await self._call.write(SubscribeRequest(start=start))
+        # A call that is over already tells the reader why.
+        with contextlib.suppress(asyncio.InvalidStateError):
+            await self._call.write(SubscribeRequest(start=start))
         try:
-            is_open = await asyncio.wait_for(self._read(is_first=True), ANSWER_S_MAX)
+            async with asyncio.timeout(ANSWER_S_MAX):
+                is_open = await self._read(is_first=True)
         except TimeoutError:
             raise Unreachable(f"no answer to a subscription within {ANSWER_S_MAX:g} s") from None
         if not is_open:
@@ -174,8 +176,8 @@ class Stream:
 
 
 async def _is_set(event: asyncio.Event, timeout_s: float) -> bool:
-    try:
-        await asyncio.wait_for(event.wait(), timeout_s)
-    except TimeoutError:
-        return False
-    return True
+    # Not wait_for: it forgets that it was cancelled when the event is set at the same moment.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    return event.is_set()

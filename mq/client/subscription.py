@@ -6,7 +6,7 @@ import os
 import socket
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -46,6 +46,7 @@ class Wanted:
 
     group: str
     subscriptions: Subscriptions
+    _: KW_ONLY
     mode: Mode = "clustering"
     start: Start = "latest"
     cache_messages: int = CACHE_MESSAGES

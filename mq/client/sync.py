@@ -37,10 +37,7 @@ class Background:
         """Starts it there; to be called from any thread."""
         if self.is_forked:
             work.close()
-            raise RuntimeError(
-                "this client was made before the process forked and cannot be used in the child: "
-                "make a new one here, or start the child by spawn"
-            )
+        self.check_not_forked()
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
@@ -52,6 +49,13 @@ class Background:
         except BaseException:
             future.cancel()
             raise
+
+    def check_not_forked(self) -> None:
+        if self.is_forked:
+            raise RuntimeError(
+                "this client was made before the process forked and cannot be used in the child: "
+                "make a new one here, or start the child by spawn"
+            )
 
     def refuse_own_thread(self, clean_up: Callable[[], object] = lambda: None) -> None:
         """A callback that waits for the loop it runs on would wait for ever."""

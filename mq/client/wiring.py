@@ -97,7 +97,7 @@ class Connection:
 
     # Single calls
 
-    async def call(
+    async def call(  # noqa: PLR0913
         self,
         service: str,
         method: str,
@@ -107,8 +107,10 @@ class Connection:
         to_leader: bool = True,
         server: str = "",
         attempt_timeout_s: float | None = None,
+        raw_response: bool = False,
     ) -> Any:
-        """The answer of the leader, of any broker, or of `server` and no other.
+        """The answer of the leader, of any broker, or of `server` and no other; a raw one is bytes
+        as they came over the wire.
 
         Asks again until the time is over when nobody leads or nobody was reached, so that a request
         may be carried out twice. Raises what the broker answers; Unreachable when none does.
@@ -122,7 +124,12 @@ class Connection:
             left_s = max(deadline_s - now_s, 0.001)
             try:
                 return await self._ask(
-                    address, service, method, request, min(left_s, attempt_timeout_s or left_s)
+                    address,
+                    service,
+                    method,
+                    request,
+                    min(left_s, attempt_timeout_s or left_s),
+                    raw_response=raw_response,
                 )
             except NotLeader as error:
                 failure: MqError = error
@@ -143,14 +150,21 @@ class Connection:
                 raise self._in_the_end(failure, timeout_s) from None
 
     async def _ask(
-        self, address: str, service: str, method: str, request: WireMessage, timeout_s: float
+        self,
+        address: str,
+        service: str,
+        method: str,
+        request: WireMessage,
+        timeout_s: float,
+        *,
+        raw_response: bool,
     ) -> Any:
         """One attempt."""
         path, response_class = _method(service, method)
         ask = self.channel(address).unary_unary(
             path,
             request_serializer=type(request).SerializeToString,
-            response_deserializer=response_class.FromString,
+            response_deserializer=None if raw_response else response_class.FromString,
         )
         began_s = time.monotonic()
         try:
@@ -202,7 +216,10 @@ class Connection:
         names.check_topic(topic)
         began_s = time.monotonic()
         request = RouteRequest(topics=[topic], create_missing=create)
-        response = await self._ask_route(request, timeout_s)
+        response = await self._ask_route(request, timeout_s, to_leader=create)
+        if not response.topics and not create:
+            # A broker that lags behind does not know a topic that was created just now.
+            response = await self._ask_route(request, timeout_s, to_leader=True)
         found = next((one for one in response.topics if one.topic == topic), None)
         if found is None:
             raise TopicNotFound(f"topic {topic} does not exist: create it first")
@@ -224,7 +241,9 @@ class Connection:
         """All that one broker knows: the broker sets, and of these topics where they are."""
         return await self._ask_route(RouteRequest(topics=topics), timeout_s)
 
-    async def _ask_route(self, request: RouteRequest, timeout_s: float) -> RouteResponse:
+    async def _ask_route(
+        self, request: RouteRequest, timeout_s: float, *, to_leader: bool = False
+    ) -> RouteResponse:
         # Creating a topic is a write, which waits for the disks of a majority.
         attempt_s = timeout_s if request.create_missing else _ROUTE_ATTEMPT_S
         response: RouteResponse = await self.call(
@@ -232,7 +251,7 @@ class Connection:
             "Route",
             request,
             timeout_s,
-            to_leader=request.create_missing,
+            to_leader=to_leader,
             attempt_timeout_s=attempt_s,
         )
         self._learn(response)

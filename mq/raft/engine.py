@@ -29,7 +29,7 @@ from mq.logging import get_logger
 from mq.raft.contracts import Timing
 from mq.raft.election import Election, Host
 from mq.raft.flow import Flow
-from mq.raft.hooks import NoSnapshots, Peer, Role, SyncObj, now_s, peer_of, require
+from mq.raft.hooks import CALLED, NoSnapshots, Peer, Role, SyncObj, now_s, peer_of, require
 from mq.raft.journal import Journal, Slot, Slots
 from mq.store.format import HEADER_BYTES, decode_header
 from mq.wire.v1.raft_pb2 import Append, AppendAnswer, StartOver, TimeoutNow
@@ -79,7 +79,7 @@ class Engine(Election):
         self._leader_commit = (0, 0)
         super().__init__(node_id, members, journal, host, timing)
         require(self, Election.__annotations__.keys() | Engine.__annotations__.keys())
-        require(SyncObj, [*_CALLED, *(name for name in vars(Engine) if name.startswith(_PRIVATE))])
+        require(SyncObj, [*CALLED, *(name for name in vars(Engine) if name.startswith(_PRIVATE))])
         self._SyncObj__serializer = NoSnapshots()
         self._SyncObj__raftLastApplied = applied_index
 
@@ -95,7 +95,12 @@ class Engine(Election):
 
     @property
     def has_more_to_apply(self) -> bool:
-        return self.applied_index < min(self.commit_index, self.journal.durable_index)
+        """Now, or with the next tick, which counts what a leader alone has in its log."""
+        journal, commit_index = self.journal, self.commit_index
+        is_alone = self.role == Role.LEADER and not self.others
+        if is_alone and journal.term_at(journal.durable_index) == self.term:
+            commit_index = journal.durable_index
+        return self.applied_index < min(commit_index, journal.durable_index)
 
     @property
     def has_all_committed(self) -> bool:
@@ -491,10 +496,3 @@ class Engine(Election):
 
 
 _PRIVATE = "_SyncObj__"
-_CALLED = (
-    "_SyncObj__onReadonlyNodeConnected",
-    "_SyncObj__onReadonlyNodeDisconnected",
-    "_SyncObj__setCurrentTerm",
-    "_SyncObj__setState",
-    "_SyncObj__updateClusterConfiguration",
-)

@@ -23,6 +23,7 @@ from pysyncobj.syncobj import SyncObj, SyncObjConf
 from pysyncobj.transport import Transport as PySyncObjTransport
 
 __all__ = [
+    "CALLED",
     "NO_OP",
     "NoSnapshots",
     "Peer",
@@ -35,6 +36,15 @@ __all__ = [
     "require",
     "virtual_time",
 ]
+
+# Of `SyncObj`, called and not replaced by `Engine`.
+CALLED = (
+    "_SyncObj__onReadonlyNodeConnected",
+    "_SyncObj__onReadonlyNodeDisconnected",
+    "_SyncObj__setCurrentTerm",
+    "_SyncObj__setState",
+    "_SyncObj__updateClusterConfiguration",
+)
 
 # The command that a new leader writes.
 NO_OP = bytes([syncobj._COMMAND_TYPE.NO_OP])  # noqa: SLF001 - see above

@@ -109,8 +109,11 @@ class AdminService:
     ) -> pb.DeleteGroupResponse:
         await self._broker.leadership.settled()
         live = self._broker.groups.live(request.group)
-        await self._broker.catalog.delete_group(request.group, len(live.members) if live else 0)
-        self._broker.commits.drop_group(request.group)
+        member_count = len(live.members) if live else 0
+        if not member_count:
+            # Behind the end of the group in the log they would begin it anew.
+            self._broker.commits.drop_group(request.group)
+        await self._broker.catalog.delete_group(request.group, member_count)
         return pb.DeleteGroupResponse()
 
     # -- messages ---------------------------------------------------------------------------------

@@ -45,6 +45,8 @@ class ConsumerService:
     async def join(self, request: pb.JoinRequest, context: Context) -> pb.Membership:
         await self._broker.leadership.settled()
         spec = member_spec(request, context.peer(), is_streaming=False)
+        for one in request.subscriptions:
+            compile_filter(one.filter)
         group = self._broker.groups.join(request.group, spec, queues_of(request.owned))
         return self._membership(group, request.member_id)
 
@@ -160,6 +162,8 @@ def topic_queues(broker: Broker, name: str, queue_ids: Iterable[int]) -> list[Qu
     """Those that are named, or all. TopicNotFound, QueueNotFound."""
     topic = broker.state.topics.readable(name)
     wanted = list(queue_ids) or range(topic.read_queues)
+    if len(wanted) > names.QUEUE_ID_MAX + 1:
+        raise IllegalRequest(f"{len(wanted)} queue_ids: name each queue once")
     for queue_id in wanted:
         broker.state.topics.readable(name, queue_id)
     return [Queue(name, queue_id) for queue_id in wanted]

@@ -116,8 +116,10 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
         byte, position = data[position], position + 1
         value |= (byte & 0x7F) << 7 * at
         if byte < 0x80:
-            return value, position
-    raise IllegalRequest(f"a number of more than {_VARINT_BYTES_MAX} bytes at byte {position}")
+            break
+    if byte >= 0x80 or value >= 1 << 64:
+        raise IllegalRequest(f"a number of more than 64 bits ends at byte {position}")
+    return value, position
 
 
 def _varint(value: int) -> bytes:

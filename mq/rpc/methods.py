@@ -66,6 +66,9 @@ def stream(
         except asyncio.CancelledError:
             code = "CANCELLED"
             raise
+        except grpc.aio.InternalError:
+            # What is written to a client that is gone fails; nobody would hear why.
+            code = "CANCELLED"
         except Exception as error:
             code = status.known_error(error).code.name
             await status.abort(context, error)

@@ -16,6 +16,8 @@ log = get_logger(__name__)
 CODE_KEY, STATUS_KEY = "mq-code", "mq-status-bin"
 # What a producer waits before it tries again, when the broker has too much on its hands.
 RETRY_AFTER_MS = 50
+# It travels as metadata, twice, once with three bytes for one. Of that, clients take 8 KiB.
+TEXT_BYTES_MAX = 1_500
 
 _S = grpc.StatusCode
 GRPC_CODES = {
@@ -63,7 +65,7 @@ def wire_code(error: MqError) -> status_pb2.Code:
 def wire_status(error: MqError) -> status_pb2.Status:
     return status_pb2.Status(
         code=wire_code(error),
-        text=str(error),
+        text=str(error).encode("utf-8", "replace")[:TEXT_BYTES_MAX].decode("utf-8", "ignore"),
         leader_address=(error.address or "") if isinstance(error, NotLeader) else "",
         retry_after_ms=RETRY_AFTER_MS if isinstance(error, FlowControl) else 0,
     )
@@ -93,5 +95,5 @@ async def abort(context: grpc.aio.ServicerContext, error: Exception) -> None:
     )
     code = GRPC_CODES.get(known.code, grpc.StatusCode.INTERNAL)
     # Control characters cannot be sent as a status text; the details have the text as it is.
-    text = "".join(each if each.isprintable() else " " for each in str(known))
+    text = "".join(each if each.isprintable() else " " for each in status.text)
     await context.abort(code, text, metadata)

@@ -12,7 +12,7 @@ owns it; `log.sync`, `write_checkpoint` and reads of the log may run on others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from mq.config import StoreConfig
@@ -164,38 +164,41 @@ class Store:
 
         One `Applied` an entry; those that are not messages have no queue offsets.
         """
-        applied = []
+        return list(self.applying(raft_index))
+
+    def applying(self, raft_index: int) -> Iterator[Applied]:
+        """As `apply_through`, entry by entry: what the caller does with one, such as `clear_topic`,
+        happens before the next one is applied. To be taken to its end.
+        """
         end = min(raft_index, self.log.last_index)
         while self.applied_index < end:
             appended = self._unapplied.pop(self.applied_index + 1, None)
             if appended is None:
-                applied.extend(self._apply_from_log(end))
+                yield from self._apply_from_log(end)
             else:
                 ref, batches = appended
                 offsets = data_offsets(batches, ref.payload_log_offset)
                 pairs = zip(batches, offsets, strict=True)
                 queue_offsets = self._derived.apply(pairs, ref.stored_at_ms)
-                applied.append(Applied(ref, queue_offsets, batches))
                 self.applied_index += 1
+                yield Applied(ref, queue_offsets, batches)
         self._derived.write_surplus()
-        return applied
 
-    def _apply_from_log(self, end: int) -> list[Applied]:
+    def _apply_from_log(self, end: int) -> Iterator[Applied]:
         """At most up to the next entry that is remembered."""
-        applied = []
         stop = min(end + 1, next(iter(self._unapplied), end + 1))
         for ref, payload in self.log.entries(self.applied_index + 1, stop):
             self._unapplied.pop(ref.raft_index, None)
             if ref.kind == Kind.MESSAGES:
                 pairs = list(decode_payload(payload, ref.payload_log_offset))
                 queue_offsets = self._derived.apply(pairs, ref.stored_at_ms)
-                applied.append(Applied(ref, queue_offsets, [batch for batch, _ in pairs]))
+                applied = Applied(ref, queue_offsets, [batch for batch, _ in pairs])
             else:
                 command = bytes(payload) if ref.kind == Kind.COMMAND else b""
-                applied.append(Applied(ref, [], (), command))
+                applied = Applied(ref, [], (), command)
             self.applied_index = ref.raft_index
             self._derived.write_surplus()
-        return applied
+            yield applied
 
     def clear_topic(self, topic: str) -> None:
         """All that the topic has so far is gone for readers; its queues count on from there. Part

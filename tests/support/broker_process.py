@@ -15,9 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 START_S = 30.0
 STOP_S = 30.0

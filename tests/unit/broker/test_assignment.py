@@ -146,6 +146,24 @@ def test_a_member_gives_up_far_queues_first_and_those_that_are_near_to_another()
     assert hands == {"A": qs("t2 t3"), "B": qs("t0 t1")}
 
 
+def test_a_pin_is_dearer_than_a_zone() -> None:
+    zones = {q("t0"): "x", q("t1"): "x", q("t2"): "y", q("t3"): "y"}
+    pinned = {q("t2"): "A", q("t3"): "A"}
+    hands = assign(zones, members("A@x B@y", {"A": frozenset(zones)}), pinned)
+    assert hands["A"] == qs("t2 t3")
+
+
+def test_a_queue_of_unknown_zone_is_kept_rather_than_one_that_is_near_to_another() -> None:
+    zones = {q("t0"): "y", q("t1"): ""}
+    assert assign(zones, members("A@ B@y", {"A": frozenset(zones)}))["A"] == qs("t1")
+
+
+def test_in_a_zone_the_one_with_the_fewest_is_first() -> None:
+    zones = {q("t0"): "x", q("t1"): "x", q("t2"): "", q("t3"): "x"}
+    hands = assign(zones, members("A@x B@x C@", {"A": qs("t0 t1")}))
+    assert hands == {"A": qs("t0 t1"), "B": qs("t3"), "C": qs("t2")}
+
+
 def test_the_odd_queue_stays_where_it_is_near() -> None:
     zones = {q("t0"): "x", q("t1"): "y", q("t2"): "y", q("t3"): "y", q("t4"): ""}
     owned = {"A": qs("t0 t1"), "B": qs("t2 t3")}

@@ -54,7 +54,9 @@ class Driven:
 
     def join(self, one: Spec, now_ms: int = 0, owned: Iterable[Queue] = ()) -> None:
         self.group.join(one, list(owned), now_ms)
-        self.group.set_queues(self.queues)
+        self.group.set_queues(
+            {queue: zone for queue, zone in self.queues.items() if queue.topic in one.subscriptions}
+        )
         self.settle(now_ms)
 
     def heartbeat(self, name: str, now_ms: int, owned: Iterable[Queue] | None = None) -> None:
@@ -148,6 +150,8 @@ def test_who_is_alone_may_change_its_mind(other: Spec, text: str) -> None:
     driven.join(spec("B"))
     driven.join(other)
     assert Subscriptions.of(driven.group.members["B"].spec).describe() == text
+    is_owned = other.mode != MODE_BROADCAST and "t" in other.subscriptions
+    assert driven.group.owner(T[0]) == ("B" if is_owned else None)
     driven.leave("B")
     driven.join(spec("A"))
     assert driven.assigned("A") == [frozenset(T[:4])]
@@ -178,6 +182,16 @@ def test_who_comes_back_late_but_before_anybody_noticed_is_not_reported_as_gone(
     driven.join(spec("B"), 2 * EXPIRES_MS + 5)
     driven.join(spec("A"), 2 * EXPIRES_MS + 5)
     assert driven.group.expire(2 * EXPIRES_MS + 5) == []
+
+
+def test_a_heartbeat_that_is_too_late_is_none() -> None:
+    driven = two_members(MODE_CLUSTERING, is_moved=True)
+    driven.heartbeat("B", EXPIRES_MS - 1)
+    with pytest.raises(UnknownMember):
+        driven.heartbeat("A", EXPIRES_MS)
+    driven.settle(EXPIRES_MS)
+    assert driven.assigned("B") == [frozenset(T[:4])]
+    assert driven.group.expire(EXPIRES_MS) == ["A"]
 
 
 def test_queues_of_a_dropped_topic_are_let_go_of() -> None:
@@ -219,10 +233,10 @@ def test_joining_again_without_a_queue_that_was_to_go_lets_go_of_it() -> None:
     assert driven.assigned("A", "B") == [frozenset(T[:2]), frozenset(T[3:4])]
 
 
-def test_a_new_zone_counts() -> None:
+def test_zones_count_as_they_were_told_last() -> None:
     driven = Driven()
     driven.queues = {queue: "xy"[queue.queue_id % 2] for queue in T[:4]}
-    driven.join(spec("A"))
+    driven.join(spec("A", zone="y"))
     driven.join(spec("A", zone="x"))
     driven.join(spec("B", zone="y"))
     assert driven.assigned("A") == [frozenset([T[0], T[2]])]
@@ -248,6 +262,9 @@ def test_what_a_leaver_had_is_free_at_once(mode: int) -> None:
     driven.leave("A")
     driven.release("A", T[:4])
     assert driven.assigned("B") == [frozenset(T[:4])]
+    generation = driven.group.generation
+    driven.leave("B")
+    assert driven.group.generation > generation
 
 
 @pytest.mark.parametrize("mode", SAME_OWNER_MODES)
@@ -268,6 +285,7 @@ def test_queues_that_come_and_go_are_shared_and_taken() -> None:
     driven.settle()
     assert driven.group.owner(T[0]) == "A"  # it may report its progress
     assert sorted(map(len, driven.assigned("A", "B"))) == [2, 3]
+    assert driven.group.is_rebalancing
     driven.release("A", T[:1])
     assert driven.group.owner(T[0]) is None
     assert not driven.group.is_rebalancing
@@ -289,6 +307,7 @@ def let_go_by_leaving(driven: Driven) -> None:
 
 
 def let_go_by_dying(driven: Driven) -> None:
+    driven.pass_time(1, "B")
     driven.pass_time(EXPIRES_MS, "B")
 
 
@@ -369,6 +388,7 @@ def test_a_release_that_crossed_with_a_new_assignment_changes_nothing() -> None:
     driven.release("A", T[2:4])
     driven.heartbeat("A", 1, T[:2])
     assert driven.assigned("A") == [frozenset(T[:4])]
+    assert [driven.group.owner(queue) for queue in T[:4]] == ["A"] * 4
 
 
 def test_what_is_being_let_go_of_does_not_change_while_it_is() -> None:

@@ -74,6 +74,13 @@ def test_a_claim_of_a_queue_that_there_is_not_is_not_assigned(mode: int) -> None
     assert unknown[0] not in driven.locks
 
 
+def test_a_claim_is_heard_also_when_it_comes_with_a_second_join() -> None:
+    driven = Driven(settle_until_ms=SETTLE_MS)
+    driven.join(spec("A"), 0)
+    driven.join(spec("A"), 0, T[:2])
+    assert driven.assigned("A") == [frozenset(T[:2])]
+
+
 def test_a_new_group_does_not_wait() -> None:
     driven = Driven(settle_until_ms=SETTLE_MS)
     driven.join(spec("A"), SETTLE_MS)
@@ -136,6 +143,47 @@ def test_a_lock_of_somebody_who_does_not_come_is_void_in_the_end(mode: int) -> N
     assert driven.group.next_check_ms(5) == EXPIRES_MS
     assert driven.pass_time(EXPIRES_MS, "B") == []
     assert driven.assigned("B") == [frozenset(T[:4])]
+
+
+def test_a_group_that_is_not_ordered_any_more_waits_for_the_holder_and_not_for_the_log() -> None:
+    driven = Driven(locks=dict.fromkeys(T[:2], "A"), writes_locks=False)
+    driven.join(spec("B"))
+    assert driven.assigned("B") == [frozenset(T[2:4])]
+    driven.pass_time(EXPIRES_MS - 1, "B")
+    driven.pass_time(EXPIRES_MS, "B")
+    assert driven.assigned("B") == [frozenset(T[:4])]
+    assert driven.group.lock_changes() == dict.fromkeys(T[:2], "")
+
+
+def test_who_is_given_up_is_not_waited_for_again_while_its_locks_are_written() -> None:
+    driven = Driven(locks=dict.fromkeys(T[:4], "A"), writes_locks=False)
+    driven.join(ordered("B"), EXPIRES_MS - 1)
+    driven.pass_time(EXPIRES_MS, "B")
+    assert driven.group.lock_changes() == dict.fromkeys(T[:4], "B")
+    driven.group.set_locks(dict.fromkeys(T[:2], "B") | dict.fromkeys(T[2:4], "A"), EXPIRES_MS)
+    driven.settle(EXPIRES_MS)
+    assert driven.group.lock_changes() == dict.fromkeys(T[2:4], "B")
+
+
+def test_who_has_come_back_may_let_go_at_once() -> None:
+    driven = Driven(locks=dict.fromkeys(T[:4], "A"))
+    driven.join(ordered("A"), 0, T[:4])
+    driven.join(ordered("B"))
+    driven.release("A", T[2:4])
+    assert driven.assigned("A", "B") == [frozenset(T[:2]), frozenset(T[2:4])]
+
+
+def test_nobody_is_waited_for_who_has_no_lock() -> None:
+    driven = Driven(locks=dict.fromkeys(T[:4], "A"))
+    driven.group.set_locks({}, 0)
+    assert driven.group.next_check_ms(0) is None
+
+
+def test_a_lock_is_respected_before_its_member_has_the_queue_again() -> None:
+    driven = Driven(locks=dict.fromkeys(T[:4], "A"))
+    driven.group.join(ordered("A"), [], 0)
+    driven.group.join(ordered("B"), T[:4], 0)
+    assert driven.group.owner(T[0]) is None
 
 
 @pytest.mark.parametrize("first", ["A", "B"])

@@ -1,0 +1,389 @@
+"""`mq dev-cluster`: a broker set of real processes on this machine, while the command runs.
+
+Which nodes there are and on which ports is fixed by the first start on a directory and kept in a
+file there, because the log of the nodes has their addresses too. Nothing is restarted: a node that
+dies stays dead until the next start, which is what one wants to see. The nodes are in sessions of
+their own, so that Ctrl-C reaches this process alone, and it stops them in an orderly way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mq.admin import output
+from mq.admin.options import SERVER_VARIABLE
+from mq.admin.tables import Column, print_table
+from mq.errors import IllegalConfig, MqError, NodeStopped, PortUnavailable
+
+if TYPE_CHECKING:
+    from mq.client import Admin
+    from mq.wire.v1.admin_pb2 import BrokerStatusResponse
+
+_HOST = "127.0.0.1"
+_FILE = "dev-cluster.json"
+# Client, Raft and metrics ports of a node stand together, those of the next one so much higher.
+_PORT_STEP = 10
+_START_S = 60.0
+_STOP_S = 30.0
+_LOOK_S = 0.2
+_ASK_S = 1.0
+_LOG_LINES = 5
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Node:
+    """One node, as it is planned and kept in the file."""
+
+    name: str
+    port: int
+    raft_port: int
+    metrics_port: int
+
+    @property
+    def address(self) -> str:
+        return f"{_HOST}:{self.port}"
+
+    def ports(self) -> Iterator[tuple[str, int]]:
+        yield "for clients", self.port
+        yield "for the other nodes", self.raft_port
+        yield "of its metrics", self.metrics_port
+
+
+# -- the plan --------------------------------------------------------------------------------------
+
+
+def plan(directory: Path, count: int | None, port: int | None) -> list[Node]:
+    """The nodes of the directory, or new ones, which are written down. IllegalConfig when what is
+    asked for is not what is there.
+    """
+    file = directory / _FILE
+    if file.exists():
+        nodes = _read(file)
+        if count is not None and count != len(nodes):
+            raise IllegalConfig(
+                f"{directory} holds a cluster of {len(nodes)} nodes, not {count}: "
+                "leave --nodes out, or take another directory"
+            )
+        if port not in (None, 0, nodes[0].port):
+            raise IllegalConfig(
+                f"{directory} holds a cluster whose first port is {nodes[0].port}, not {port}: "
+                "leave --port out, or take another directory"
+            )
+        _check_free(nodes)
+        return nodes
+    nodes = _new_nodes(3 if count is None else count, 8081 if port is None else port)
+    _check_free(nodes)
+    _write(file, nodes)
+    return nodes
+
+
+def _new_nodes(count: int, port: int) -> list[Node]:
+    if port:
+        firsts = [port + _PORT_STEP * at for at in range(count)]
+        if firsts[-1] + 2 > 65_535:
+            raise IllegalConfig(f"--port {port}: {count} nodes need ports up to {firsts[-1] + 2}")
+        triples = [(first, first + 1, first + 2) for first in firsts]
+    else:
+        free = iter(_free_ports(3 * count))
+        triples = list(zip(free, free, free, strict=True))
+    return [Node(f"node-{at}", *ports) for at, ports in enumerate(triples)]
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind((_HOST, 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _check_free(nodes: Sequence[Node]) -> None:
+    taken = [
+        f"{port} ({node.name}, {use})"
+        for node in nodes
+        for use, port in node.ports()
+        if not _is_free(port)
+    ]
+    if taken:
+        raise PortUnavailable(
+            f"taken on {_HOST}: port {', '.join(taken)}. Stop what listens there, or start on an "
+            "empty directory with another --port; --port 0 takes any that are free"
+        )
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        # As the server does: connections of a former run that linger do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((_HOST, port))
+        except OSError:
+            return False
+        return True
+
+
+def _read(file: Path) -> list[Node]:
+    try:
+        nodes = [Node(**each) for each in json.loads(file.read_text())["nodes"]]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise IllegalConfig(
+            f"{file} is not readable: {error}. Without it the ports of the nodes are not known: "
+            "restore it, or take another directory"
+        ) from error
+    if not nodes:
+        raise IllegalConfig(f"{file} has no nodes: take another directory")
+    return nodes
+
+
+def _write(file: Path, nodes: Sequence[Node]) -> None:
+    document = {"nodes": [dataclasses.asdict(node) for node in nodes]}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft = file.with_suffix(".tmp")
+        draft.write_text(json.dumps(document, indent=2) + "\n")
+        draft.rename(file)
+    except OSError as error:
+        raise IllegalConfig(
+            f"{file} cannot be written: {error.strerror}; name a directory that can be"
+        ) from error
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+class Cluster:
+    """The processes. `stop` is to be called whatever happens."""
+
+    def __init__(self, directory: Path, nodes: Sequence[Node]) -> None:
+        self.nodes = nodes
+        self._directory = directory
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def command(self, node: Node) -> list[str]:
+        members = ",".join(f"{one.name}={_HOST}:{one.raft_port}" for one in self.nodes)
+        return [
+            *("server", "--node-node", node.name, "--data", str(self._directory / node.name)),
+            *("--port", str(node.port), "--metrics-port", str(node.metrics_port)),
+            *("--raft-members", members, "--log-format", "console"),
+        ]
+
+    def log(self, node: Node) -> Path:
+        return self._directory / f"{node.name}.log"
+
+    def start(self) -> None:
+        environment = {**os.environ, "NO_COLOR": "1"}
+        for node in self.nodes:
+            with self.log(node).open("ab") as log:
+                self._processes[node.name] = subprocess.Popen(  # noqa: S603 - our own program
+                    [sys.executable, "-m", "mq", *self.command(node)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    env=environment,
+                )
+
+    def pid(self, node: Node) -> int:
+        return self._processes[node.name].pid
+
+    def exit_code(self, node: Node) -> int | None:
+        return self._processes[node.name].poll()
+
+    def last_words(self, node: Node) -> list[str]:
+        lines = self.log(node).read_text(errors="replace").splitlines()
+        return [output.printable(line) for line in lines[-_LOG_LINES:]]
+
+    def stop(self) -> list[Node]:
+        """SIGTERM to all at once; those that had to be killed after all."""
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.terminate()
+        deadline_s = time.monotonic() + _STOP_S
+        killed = []
+        for node in self.nodes:
+            if node.name not in self._processes:
+                continue
+            process = self._processes[node.name]
+            try:
+                process.wait(max(0.0, deadline_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                killed.append(node)
+        return killed
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+@click.command("dev-cluster", short_help="Run a cluster on this machine.")
+@click.option("--nodes", metavar="N", type=click.IntRange(1, 9), help="How many.  [default: 3]")
+@click.option(
+    "--data",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    default=Path("dev-cluster"),
+    show_default=True,
+    help="Directory for data and logs of all nodes.",
+)
+@click.option(
+    "--port",
+    metavar="PORT",
+    type=click.IntRange(0, 65_535),
+    help="First port; the next node's is 10 higher. 0: any that are free.  [default: 8081]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the nodes as JSON when they are up.")
+def dev_cluster(nodes: int | None, data: Path, port: int | None, *, as_json: bool) -> None:
+    """Run a cluster of real processes on this machine, until Ctrl-C.
+
+    A second start on the same directory goes on with the same nodes, ports and
+    data. Each node logs to DIR/<node>.log. A node that dies is not restarted:
+    kill one and see how another takes over.
+
+    Options of the nodes are taken from MQ_... variables, as by `mq server`.
+    """
+    cluster = Cluster(data, plan(data, nodes, port))
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        cluster.start()
+        with _admin(cluster.nodes) as admin:
+            roles = _wait_until_up(cluster, admin, stop)
+            if roles:
+                _print_nodes(cluster, roles, as_json=as_json)
+                _watch(cluster, admin, stop)
+    finally:
+        if not as_json:
+            output.note("stopping")
+        for node in cluster.stop():
+            output.note(f"{node.name} did not stop within {_STOP_S:g} s and was killed")
+
+
+@contextlib.contextmanager
+def _admin(nodes: Sequence[Node]) -> Iterator[Admin]:
+    from mq.client import Admin  # noqa: PLC0415
+
+    with Admin([node.address for node in nodes], timeout_s=_ASK_S) as admin:
+        yield admin
+
+
+def _wait_until_up(cluster: Cluster, admin: Admin, stop: threading.Event) -> dict[str, str]:
+    """The role of each node, when all are ready; nothing when it is to stop before that."""
+    deadline_s = time.monotonic() + _START_S
+    while not stop.wait(_LOOK_S):
+        for node in cluster.nodes:
+            if cluster.exit_code(node) is not None:
+                raise NodeStopped(f"{_epitaph(cluster, node)}: {' | '.join(_why(cluster, node))}")
+        found = {node.name: _status(admin, node) for node in cluster.nodes}
+        roles = {name: status.role for name, status in found.items() if status and status.is_ready}
+        if len(roles) == len(cluster.nodes) and "leader" in roles.values():
+            return roles
+        if time.monotonic() > deadline_s:
+            missing = ", ".join(name for name in found if name not in roles)
+            raise NodeStopped(
+                f"not ready within {_START_S:g} s: {missing or 'nobody leads'}; "
+                f"see {cluster.log(cluster.nodes[0]).parent}/*.log"
+            )
+    return {}
+
+
+def _status(admin: Admin, node: Node) -> BrokerStatusResponse | None:
+    with contextlib.suppress(MqError):
+        return admin.broker_status(node.address)
+    return None
+
+
+def _why(cluster: Cluster, node: Node) -> list[str]:
+    """The line that a program ends with says why, if there is one."""
+    lines = cluster.last_words(node)
+    errors = [line for line in lines if line.startswith("error: ")]
+    return errors[-1:] or lines or ["it said nothing"]
+
+
+def _epitaph(cluster: Cluster, node: Node) -> str:
+    code = cluster.exit_code(node) or 0
+    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    return f"{node.name} (pid {cluster.pid(node)}) ended {how}, see {cluster.log(node)}"
+
+
+def _print_nodes(cluster: Cluster, roles: dict[str, str], *, as_json: bool) -> None:
+    nodes = cluster.nodes
+    addresses = ",".join(node.address for node in nodes)
+    if as_json:
+        output.write_json(
+            {
+                "servers": addresses,
+                "nodes": [
+                    {
+                        "node": node.name,
+                        "address": node.address,
+                        "role": roles[node.name],
+                        "pid": cluster.pid(node),
+                        "metrics_port": node.metrics_port,
+                        "log": str(cluster.log(node)),
+                    }
+                    for node in nodes
+                ],
+            }
+        )
+        sys.stdout.flush()
+        return
+    out = output.console()
+    print_table(
+        out,
+        [
+            Column("node", [node.name for node in nodes], "left"),
+            Column("address", [node.address for node in nodes], "left"),
+            Column("role", [roles[node.name] for node in nodes], "left"),
+            Column("pid", [str(cluster.pid(node)) for node in nodes]),
+            Column("metrics", [f"{_HOST}:{node.metrics_port}" for node in nodes], "left", rank=1),
+            Column("log", [str(cluster.log(node)) for node in nodes], "left", is_flexible=True),
+        ],
+    )
+    out.print(f"export {SERVER_VARIABLE}={addresses}", soft_wrap=True)
+    out.print("mq produce greetings hello && mq consume greetings")
+    out.print("Ctrl-C stops all of them.")
+
+
+def _watch(cluster: Cluster, admin: Admin, stop: threading.Event) -> None:
+    """Until it is to stop. Says when a node dies and who leads then."""
+    alive = list(cluster.nodes)
+    while not stop.wait(_LOOK_S):
+        for node in [one for one in alive if cluster.exit_code(one) is not None]:
+            alive.remove(node)
+            output.note(_epitaph(cluster, node))
+            for line in _why(cluster, node)[-1:]:
+                output.note(f"  {line}")
+            output.note(f"  start it again: {shlex.join(['mq', *cluster.command(node)])}")
+            if not alive:
+                raise NodeStopped("all nodes have ended")
+            leader = _leader(admin, alive, stop.is_set)
+            output.note(f"  {leader} leads now" if leader else "  nobody leads")
+
+
+def _leader(admin: Admin, alive: Sequence[Node], is_over: Callable[[], bool]) -> str:
+    """Empty when they elect none within a while: too few are left."""
+    deadline_s = time.monotonic() + 5.0
+    while time.monotonic() < deadline_s and not is_over():
+        for node in alive:
+            status: Any = _status(admin, node)
+            if status is not None and status.role == "leader":
+                return node.name
+        time.sleep(_LOOK_S)
+    return ""

@@ -1,0 +1,226 @@
+"""`mq group`: consumer groups of a running broker, their members, exact lag, and offsets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from mq.admin import output
+from mq.admin.options import TIME_HELP, Brokers, Place, PlaceInTime, confirm, with_brokers, with_yes
+from mq.admin.tables import Column, counted, print_pages, print_table, stored_at
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mq.wire.v1.admin_pb2 import (
+        DescribeGroupResponse,
+        GroupQueue,
+        GroupSummary,
+        MemberInfo,
+        ResetOffsetsResponse,
+    )
+    from mq.wire.v1.consumer_pb2 import Filter
+
+
+@click.group(short_help="List, describe, reset, delete consumer groups.")
+def group() -> None:
+    """Groups: consumers that share the messages of their topics."""
+
+
+@group.command("list")
+@with_brokers()
+def list_groups(brokers: Brokers) -> None:
+    """List all groups with members or offsets."""
+    with brokers.admin() as admin:
+        groups = admin.list_groups()
+    if brokers.as_json:
+        output.write_json([output.plain(each) for each in groups])
+        return
+    out = output.console()
+    if not groups:
+        out.print("No groups yet. A consumer forms one: mq consume TOPIC --group NAME")
+        return
+    print_pages(out, groups, _group_columns)
+    lag = sum(each.lag for each in groups)
+    out.print(f"{counted(len(groups), 'group')}, {counted(lag, 'message')} behind in all")
+
+
+@group.command()
+@click.argument("name", metavar="GROUP")
+@with_brokers()
+def describe(brokers: Brokers, name: str) -> None:
+    """Show a group: its members, and how far it is in each queue."""
+    with brokers.admin() as admin:
+        found = admin.describe_group(name)
+    if brokers.as_json:
+        output.write_json(output.plain(found))
+    else:
+        _print_group(found)
+
+
+@group.command()
+@click.argument("name", metavar="GROUP")
+@click.option("--topic", metavar="TOPIC", required=True, help="Of this topic.")
+@click.option(
+    "--to", "place", type=PlaceInTime(), required=True, help=f"Where to go on. {TIME_HELP}"
+)
+@click.option(
+    "--queue",
+    "queue_ids",
+    metavar="N",
+    type=click.IntRange(0, 65_535),
+    multiple=True,
+    help="Only this queue; may be repeated.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
+@with_brokers()
+def reset(
+    brokers: Brokers,
+    name: str,
+    topic: str,
+    place: Place,
+    queue_ids: Sequence[int],
+    *,
+    dry_run: bool,
+) -> None:
+    """Let a group go on from another place.
+
+    Consumers that run go on from there; messages may come to them again, or
+    be left out.
+    """
+    with brokers.admin() as admin:
+        found = admin.reset_offsets(name, topic, to=place, queue_ids=queue_ids, dry_run=dry_run)
+    if brokers.as_json:
+        output.write_json({"is_dry_run": dry_run, **output.plain(found)})
+        return
+    out = output.console()
+    print_table(out, _reset_columns(found))
+    queues = counted(len(found.after), "queue")
+    if dry_run:
+        out.print(f"Nothing was changed; without --dry-run {queues} would be.")
+    else:
+        out.print(f"Group {name} goes on from there in {queues} of {topic}.")
+
+
+@group.command()
+@click.argument("name", metavar="GROUP")
+@with_yes
+@with_brokers()
+def delete(brokers: Brokers, name: str, *, is_sure: bool) -> None:
+    """Delete a group without members, and its offsets."""
+    with brokers.admin() as admin:
+        if not is_sure:
+            lag = admin.describe_group(name).summary.lag
+            where = f"it is {counted(lag, 'message')} behind"
+            confirm(f"Forget where group {name} is ({where})?", is_sure=False)
+        admin.delete_group(name)
+    if brokers.as_json:
+        output.write_json({"group": name, "is_deleted": True})
+    else:
+        output.console().print(f"Deleted group {name} and its offsets.")
+
+
+# -- what is printed -------------------------------------------------------------------------------
+
+
+def _mode(summary: GroupSummary) -> str:
+    return output.enum_name(summary.DESCRIPTOR.fields_by_name["mode"].enum_type, summary.mode)
+
+
+def _filter(chosen: Filter) -> str:
+    if chosen.WhichOneof("kind") == "sql":
+        return f"SQL {chosen.sql}"
+    return f"tags {chosen.tags}" if chosen.tags not in ("", "*") else "all"
+
+
+def _print_group(found: DescribeGroupResponse) -> None:
+    out = output.console()
+    summary = found.summary
+    wanted = "; ".join(
+        f"{each.topic} ({output.printable(_filter(each.filter))})" for each in found.subscriptions
+    )
+    fields = [
+        ("group", summary.group),
+        ("mode", f"{_mode(summary)}, generation {summary.generation}"),
+        ("subscribed", wanted or f"to {', '.join(summary.topics) or 'nothing'} when last seen"),
+        ("behind", counted(summary.lag, "message")),
+    ]
+    output.print_fields(out, fields)
+    if found.members:
+        print_pages(out, found.members, _member_columns)
+    else:
+        out.print("No members.\n")
+    if found.queues:
+        print_pages(out, found.queues, _queue_columns)
+    queues = counted(len(found.queues), "queue")
+    out.print(f"{counted(len(found.members), 'member')}, {queues}")
+
+
+def _group_columns(groups: Sequence[GroupSummary]) -> list[Column]:
+    topics = [", ".join(each.topics) or "-" for each in groups]
+    return [
+        Column("group", [each.group for each in groups], "left", is_flexible=True),
+        Column("mode", [_mode(each) for each in groups], "left", rank=1),
+        Column("members", [str(each.members) for each in groups]),
+        Column("behind", [f"{each.lag:,}" for each in groups]),
+        Column("generation", [str(each.generation) for each in groups], rank=2),
+        Column("topics", topics, "left", is_flexible=True),
+    ]
+
+
+def _member_columns(members: Sequence[MemberInfo]) -> list[Column]:
+    moments = [stored_at(each.last_seen_at_ms) for each in members]
+    times = [moment.partition(" ")[2] for moment in moments]
+    ways = ["stream" if each.is_streaming else "pull" for each in members]
+    return [
+        Column(
+            "member",
+            [output.printable(each.member_id) for each in members],
+            "left",
+            is_flexible=True,
+        ),
+        Column(
+            "address",
+            [output.printable(each.address) for each in members],
+            "left",
+            rank=2,
+            is_flexible=True,
+        ),
+        Column("zone", [output.printable(each.zone) or "-" for each in members], "left", rank=3),
+        Column("by", ways, "left", rank=1),
+        Column("queues", [str(each.queues) for each in members]),
+        Column(
+            "last seen (UTC)", moments, "left", compact=Column("last seen (UTC)", times, "left")
+        ),
+    ]
+
+
+def _queue_columns(queues: Sequence[GroupQueue]) -> list[Column]:
+    committed = [str(each.committed) if each.committed >= 0 else "none" for each in queues]
+    owners = [output.printable(each.member_id) or "-" for each in queues]
+    return [
+        Column("topic", [each.topic for each in queues], "left", is_flexible=True),
+        Column("queue", [str(each.queue_id) for each in queues]),
+        Column("start", [str(each.start) for each in queues], rank=1),
+        Column("committed", committed),
+        Column("end", [str(each.end) for each in queues]),
+        Column("behind", [f"{each.lag:,}" for each in queues]),
+        Column("member", owners, "left", is_flexible=True),
+    ]
+
+
+def _reset_columns(found: ResetOffsetsResponse) -> list[Column]:
+    before = {each.queue_id: each.queue_offset for each in found.before}
+    after = found.after
+    changes = [
+        f"{each.queue_offset - before[each.queue_id]:+,}" if each.queue_id in before else "new"
+        for each in after
+    ]
+    return [
+        Column("topic", [each.topic for each in after], "left", is_flexible=True),
+        Column("queue", [str(each.queue_id) for each in after]),
+        Column("before", [str(before.get(each.queue_id, "none")) for each in after]),
+        Column("after", [str(each.queue_offset) for each in after]),
+        Column("change", changes),
+    ]

@@ -1,0 +1,239 @@
+"""`mq message`: single stored messages, by id, by key, or by their place in a queue. Reads only."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mq.admin import output
+from mq.admin.options import (
+    TIME_HELP,
+    Brokers,
+    Place,
+    PlaceInTime,
+    filter_of,
+    with_brokers,
+    with_filters,
+)
+from mq.admin.tables import Column, counted, print_pages, size, stored_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mq.client import Admin, ReceivedMessage
+    from mq.client.model import FilterLike
+
+_BODY_SHOWN = 60
+_HEX_SHOWN = 256
+
+
+@click.group(short_help="Look up stored messages.")
+def message() -> None:
+    """Look up stored messages."""
+
+
+@message.command()
+@click.argument("message_id", metavar="ID")
+@click.option("--raw", is_flag=True, help="Write the body alone, byte for byte.")
+@with_brokers()
+def get(brokers: Brokers, message_id: str, *, raw: bool) -> None:
+    """Show the message with this id, such as set-0:12345."""
+    if raw and brokers.as_json:
+        raise click.UsageError("--raw and --json are two forms of output: give one")
+    with brokers.admin() as admin:
+        found = _opened(admin.get_message(message_id))
+    if raw:
+        sys.stdout.buffer.write(found.body)
+    elif brokers.as_json:
+        output.write_json(output.message_document(found))
+    else:
+        _print_message(found)
+
+
+@message.command()
+@click.option("--topic", metavar="TOPIC", required=True, help="Of this topic.")
+@click.option("--key", metavar="KEY", required=True, help="With this key.")
+@click.option("--from", "begin", type=PlaceInTime(), help=f"Stored then or later. {TIME_HELP}")
+@click.option("--until", "end", type=PlaceInTime(), help="Stored before that.")
+@with_brokers()
+def query(brokers: Brokers, topic: str, key: str, begin: Place | None, end: Place | None) -> None:
+    """Find messages by a key: the newest 64 at most."""
+    begin_ms = begin if isinstance(begin, int) else 0
+    end_ms = end if isinstance(end, int) else 0
+    with brokers.admin() as admin:
+        found = [
+            _opened(each)
+            for each in admin.query_messages(topic, key, begin_ms=begin_ms, end_ms=end_ms)
+        ]
+    _print_messages(brokers, found, f"No message of {topic} has the key {key}.")
+
+
+@message.command()
+@click.option("--topic", metavar="TOPIC", required=True, help="Of this topic.")
+@click.option(
+    "--queue",
+    "queue_id",
+    metavar="N",
+    type=click.IntRange(0, 65_535),
+    help="Of this queue.  [default: each of them]",
+)
+@click.option(
+    "--from",
+    "begin",
+    metavar="OFFSET|earliest|latest|TIME",
+    default="earliest",
+    show_default=True,
+    help=f"First queue offset, or place; latest: the last ones. {TIME_HELP}",
+)
+@click.option(
+    "--count",
+    metavar="N",
+    type=click.IntRange(1),
+    default=32,
+    show_default=True,
+    help="At most so many of each queue.",
+)
+@with_filters
+@with_brokers()
+def browse(
+    brokers: Brokers,
+    *,
+    topic: str,
+    queue_id: int | None,
+    begin: str,
+    count: int,
+    tags: str | None,
+    sql: str | None,
+) -> None:
+    """Show messages of queues as they stand, without consuming them."""
+    wanted = filter_of(tags, sql)
+    place: Place | None = None if re.fullmatch("[0-9]{1,18}", begin) else _place(begin)
+    with brokers.admin() as admin:
+        stats = admin.describe_topic(topic).queues
+        queue_ids = [each.queue_id for each in stats] if queue_id is None else [queue_id]
+        ends = {each.queue_id: each.end for each in stats}
+        if place is None:
+            starts = dict.fromkeys(queue_ids, int(begin))
+        elif place == "latest":
+            starts = {each: max(0, ends.get(each, 0) - count) for each in queue_ids}
+        else:
+            starts = _found_starts(brokers, topic, place)
+        found = [
+            each
+            for queue in queue_ids
+            for each in _browsed(admin, topic, queue, starts.get(queue, 0), count, wanted)
+        ]
+    _print_messages(brokers, found, f"No such messages in {topic}.")
+
+
+def _place(begin: str) -> Place:
+    return PlaceInTime().convert(begin, None, None)
+
+
+def _found_starts(brokers: Brokers, topic: str, place: Place) -> dict[int, int]:
+    from mq.client import PullConsumer  # noqa: PLC0415
+
+    with PullConsumer(brokers.servers) as consumer:
+        found = consumer.find_offsets(topic, place)
+    return {queue.queue_id: queue_offset for queue, queue_offset in found.items()}
+
+
+def _browsed(
+    admin: Admin, topic: str, queue_id: int, start: int, count: int, wanted: FilterLike
+) -> Iterator[ReceivedMessage]:
+    """The broker gives some at a time, and may look through many to find none."""
+    at = start
+    while count > 0:
+        page = admin.browse_messages(
+            topic, queue_id, at, messages_max=min(count, 1_000), filter=wanted
+        )
+        yield from map(_opened, page.messages)
+        count -= len(page.messages)
+        if page.next_offset <= at:
+            return
+        at = page.next_offset
+
+
+# -- what is printed -------------------------------------------------------------------------------
+
+
+def _opened(stored: Any) -> ReceivedMessage:
+    """With its body as it was sent."""
+    raise NotImplementedError
+
+
+def _print_messages(brokers: Brokers, found: Sequence[ReceivedMessage], otherwise: str) -> None:
+    if brokers.as_json:
+        output.write_json([output.message_document(each) for each in found])
+        return
+    out = output.console()
+    if not found:
+        out.print(otherwise, soft_wrap=True)
+        return
+    print_pages(out, found, _message_columns)
+    out.print(counted(len(found), "message"))
+
+
+def _print_message(found: ReceivedMessage) -> None:
+    out = output.console()
+    fields = [
+        ("id", found.message_id),
+        ("topic", found.topic),
+        ("queue", f"{found.queue_id}, queue offset {found.queue_offset}"),
+        ("stored", f"{stored_at(found.stored_at_ms)} UTC"),
+        ("born", f"{stored_at(found.born_at_ms)} UTC" if found.born_at_ms else "not known"),
+        ("tag", output.printable(found.tag) or "-"),
+        ("keys", output.printable(", ".join(found.keys)) or "-"),
+        ("ordering key", output.printable(found.ordering_key) or "-"),
+        ("properties", output.printable(output.pairs(found.properties)) or "-"),
+        ("body", _size(found.body)),
+    ]
+    output.print_fields(out, fields)
+    out.print(_whole_body(found.body), markup=False, soft_wrap=True)
+
+
+def _size(body: bytes) -> str:
+    exact = counted(len(body), "byte")
+    return exact if len(body) < 1024 else f"{exact} ({size(len(body))})"
+
+
+def _whole_body(body: bytes) -> str:
+    """Text as it is, line by line; anything else as a dump of its start."""
+    try:
+        lines = body.decode().split("\n")
+    except UnicodeDecodeError:
+        shown = body[:_HEX_SHOWN]
+        rows = [shown[at : at + 16] for at in range(0, len(shown), 16)]
+        lines = [
+            f"{at * 16:08x}  {row.hex(' '):<47}  "
+            + "".join(chr(one) if 32 <= one < 127 else "." for one in row)
+            for at, row in enumerate(rows)
+        ]
+        if len(body) > _HEX_SHOWN:
+            lines.append(f"... {counted(len(body) - _HEX_SHOWN, 'more byte')}; --raw writes all")
+        return "\n".join(lines)
+    return "\n".join(output.printable(line.replace("\t", "    ")) for line in lines)
+
+
+def _message_columns(messages: Sequence[ReceivedMessage]) -> list[Column]:
+    moments = [stored_at(each.stored_at_ms) for each in messages]
+    tags = [output.printable(each.tag) or "-" for each in messages]
+    keys = [output.printable(", ".join(each.keys)) or "-" for each in messages]
+    compact = Column("stored (UTC)", [moment.replace(" ", "\n") for moment in moments], "left")
+    return [
+        Column("queue", [str(each.queue_id) for each in messages]),
+        Column("queue offset", [str(each.queue_offset) for each in messages]),
+        Column("id", [each.message_id for each in messages], "left"),
+        Column("stored (UTC)", moments, "left", rank=3, compact=compact),
+        Column("tag", tags, "left", is_flexible=True, rank=2),
+        Column("keys", keys, "left", is_flexible=True, rank=1),
+        Column(
+            "body",
+            [output.preview(each.body, _BODY_SHOWN) for each in messages],
+            "left",
+            is_flexible=True,
+        ),
+    ]

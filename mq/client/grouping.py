@@ -1,0 +1,77 @@
+"""Messages that a user sends as one: into which batches they go.
+
+One batch, which is stored as a whole or not at all, whenever one queue can have all of them. Only
+ordering keys that lead to different queues part them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mq.client.accumulator import Accumulator, Outcome
+from mq.client.encode import Encoded
+from mq.client.lines import MESSAGE_OVERHEAD_BYTES, Awaited, Kind
+from mq.errors import MessageTooLarge
+
+# An entry of the broker's log holds a batch as a whole.
+BATCH_BYTES_MAX = 4 << 20
+
+
+class Group(NamedTuple):
+    topic: str
+    # None: any.
+    queue_id: int | None
+    kind: Kind
+    messages: list[Encoded]
+    # Where they stood among all that were sent together.
+    indices: list[int]
+
+    def add(
+        self, accumulator: Accumulator, futures: Sequence[Awaited], timeout_s: float
+    ) -> Outcome:
+        return accumulator.add_batch(
+            self.topic, self.messages, self.queue_id, futures, timeout_s, kind=self.kind
+        )
+
+
+def group_batch(
+    accumulator: Accumulator, topic: str, messages: Sequence[Encoded], queue_id: int | None
+) -> list[Group] | None:
+    """None: the queues of the topic are not known yet. MessageTooLarge when they cannot be one."""
+    if not messages:
+        return []
+    every = list(range(len(messages)))
+    if queue_id is not None:
+        groups = [Group(topic, queue_id, Kind.FIXED, list(messages), every)]
+    else:
+        queues: dict[int, list[int]] = {}
+        for at in every:
+            ordering_hash = messages[at][3]
+            if ordering_hash is not None:
+                found = accumulator.queue_of(topic, ordering_hash)
+                if found is None:
+                    return None
+                queues.setdefault(found, []).append(at)
+        if not queues:
+            groups = [Group(topic, None, Kind.ANY, list(messages), every)]
+        else:
+            first = next(iter(queues.values()))
+            first += [at for at in every if messages[at][3] is None]
+            first.sort()
+            groups = [
+                Group(topic, queue, Kind.KEY, [messages[at] for at in indices], indices)
+                for queue, indices in queues.items()
+            ]
+    for group in groups:
+        _check_size(group)
+    return groups
+
+
+def _check_size(group: Group) -> None:
+    size = sum(len(message[0]) + MESSAGE_OVERHEAD_BYTES for message in group.messages)
+    if len(group.messages) > 1 and size > BATCH_BYTES_MAX:
+        raise MessageTooLarge(
+            f"a batch of {len(group.messages)} messages and {size} bytes for topic {group.topic}: "
+            f"at most {BATCH_BYTES_MAX} are allowed; send them in parts"
+        )

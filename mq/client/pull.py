@@ -1,0 +1,168 @@
+"""Reading queues by hand, for programs with asyncio: any place, any number of times.
+
+No membership: whoever uses it decides who reads what, and when an offset is committed.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from google.protobuf.message import DecodeError
+
+from mq.client import offset_calls
+from mq.client.decode import Decoder, parse_pull_response
+from mq.client.model import FilterLike, QueueRef, ReceivedMessage, wire_filter
+from mq.client.subscription import Start, split_tags
+from mq.client.wiring import CALL_TIMEOUT_S, Connection
+from mq.errors import IllegalConfig, Internal
+from mq.names import check_group
+from mq.wire.v1 import consumer_pb2 as wire
+
+
+class PullStatus(enum.Enum):
+    FOUND = wire.PULL_FOUND
+    # Nothing there yet, or nothing that the filter lets through: go on at next_offset.
+    END = wire.PULL_END
+    # The messages there are gone: the oldest is at next_offset.
+    TOO_SMALL = wire.PULL_TOO_SMALL
+    # Behind the end, which is next_offset.
+    TOO_LARGE = wire.PULL_TOO_LARGE
+
+
+@dataclass(frozen=True, slots=True)
+class PullResult:
+    """`start` and `end` are the queue's: its oldest message, and the next one to come."""
+
+    status: PullStatus
+    messages: list[ReceivedMessage]
+    next_offset: int
+    start: int
+    end: int
+
+
+class PullConsumer:
+    """
+    >>> async def read() -> None:
+    ...     async with PullConsumer(servers) as consumer:
+    ...         for topic, queue_id in await consumer.queues("greetings"):
+    ...             result = await consumer.pull(topic, queue_id, 0)
+    ...             print(result.status.name, [message.body for message in result.messages])
+    >>> asyncio.run(read())
+    FOUND [b'hello', b'world']
+
+    A `group` is needed for commits only, and must have no members then.
+    """
+
+    def __init__(
+        self, servers: str | Sequence[str], group: str | None = None, *, zone: str = ""
+    ) -> None:
+        if group is not None:
+            check_group(group)
+        self._group = group
+        self._connection = Connection(servers, zone)
+        self._broker_sets: dict[str, str] = {}
+        self._unreadable = 0
+
+    async def queues(self, topic: str) -> list[QueueRef]:
+        """That can be read. TopicNotFound."""
+        route = await self._connection.route(topic)
+        self._broker_sets[topic] = route.topic.broker_set
+        return [QueueRef(topic, queue_id) for queue_id in range(route.topic.read_queues)]
+
+    async def pull(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        *,
+        filter: FilterLike = None,  # noqa: A002
+        messages_max: int = 32,
+        bytes_max: int = 0,
+        wait_ms: int = 0,
+    ) -> PullResult:
+        """Messages from there on; when there are none, waits for some. 0 bytes: 4 MiB, which is
+        also the most; one message comes however large it is.
+        """
+        if topic not in self._broker_sets:
+            await self.queues(topic)
+        request = wire.PullRequest(
+            topic=topic,
+            queue_id=queue_id,
+            queue_offset=queue_offset,
+            filter=wire_filter(filter),
+            messages_max=messages_max,
+            bytes_max=bytes_max,
+            wait_ms=wait_ms,
+        )
+        data: bytes = await self._connection.call(
+            "ConsumerService",
+            "Pull",
+            request,
+            CALL_TIMEOUT_S + wait_ms / 1000,
+            raw_response=True,
+        )
+        try:
+            response, runs = parse_pull_response(data)
+        except DecodeError as error:
+            raise Internal(f"what the broker sends cannot be read: {error}") from None
+        decoder = Decoder(_wanted_tags(topic, filter))
+        ref = QueueRef(topic, queue_id)
+        decoded = decoder.messages(ref, runs, self._broker_sets[topic])
+        messages = [one.message for one in decoded if one.message is not None]
+        self._unreadable += decoder.unreadable_messages
+        return PullResult(
+            PullStatus(response.status),
+            messages,
+            response.next_offset,
+            response.start,
+            response.end,
+        )
+
+    @property
+    def unreadable_messages(self) -> int:
+        """How many were passed over because they could not be read; the log names them."""
+        return self._unreadable
+
+    async def find_offsets(self, topic: str, to: Start) -> dict[QueueRef, int]:
+        """Of all queues of the topic: "earliest", "latest", or the first at a millisecond."""
+        return await offset_calls.find_offsets(self._connection, topic, to)
+
+    async def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
+        """Durable when it returns. GroupNotEmpty when the group has members."""
+        places = {QueueRef(*ref): queue_offset for ref, queue_offset in offsets.items()}
+        await offset_calls.commit_offsets(self._connection, self._named_group(), places)
+
+    async def committed(self, queues: Iterable[tuple[str, int]] = ()) -> dict[QueueRef, int]:
+        """Of these queues, or all that the group has; those without an offset are left out."""
+        refs = [QueueRef(*ref) for ref in queues]
+        return await offset_calls.query_offsets(self._connection, self._named_group(), refs)
+
+    def _named_group(self) -> str:
+        if self._group is None:
+            raise IllegalConfig("offsets are a group's: give PullConsumer one")
+        return self._group
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+def _wanted_tags(topic: str, chosen: FilterLike) -> dict[str, frozenset[str]]:
+    found = wire_filter(chosen)
+    if found is None or found.WhichOneof("kind") != "tags":
+        return {}
+    return {topic: split_tags(found.tags)}

@@ -1,0 +1,56 @@
+"""One broker for all of the suite: a test has topics and groups of its own, and harms nobody's."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+
+from tests.conformance.calls import CHANNEL_OPTIONS, Calls
+from tests.support.broker_process import BrokerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MISTAKE = "a request failed by a mistake of the broker"
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("conformance") / "data") as process:
+        yield process
+        assert process.is_running, process.output()
+        mistakes = [line["exception"] for line in process.log() if line["event"] == MISTAKE]
+        assert not mistakes, mistakes[0]
+        assert "Traceback" not in process.output(), process.output()
+
+
+@pytest.fixture(scope="session")
+def channel(broker: BrokerProcess) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(broker.address, options=CHANNEL_OPTIONS) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def calls(channel: grpc.Channel) -> Calls:
+    return Calls(channel)
+
+
+@pytest.fixture(scope="session")
+def new_name() -> Callable[[], str]:
+    numbers = itertools.count(1)
+    return lambda: f"name-{next(numbers)}"
+
+
+@pytest.fixture
+def topic(calls: Calls, new_name: Callable[[], str]) -> str:
+    """With four queues."""
+    return calls.create(new_name())
+
+
+@pytest.fixture
+def group(new_name: Callable[[], str]) -> str:
+    """Of which nobody knows yet."""
+    return new_name()

@@ -1,0 +1,225 @@
+"""Messages out of deliveries: what is readable comes through, whatever stands beside it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import lz4.frame
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mq.client.decode import (
+    Decoded,
+    Decoder,
+    Frames,
+    Unreadable,
+    parse_pull_response,
+    parse_subscribe_response,
+)
+from mq.client.model import QueueRef, ReceivedMessage
+from mq.wire.v1.consumer_pb2 import (
+    PULL_FOUND,
+    Assignment,
+    Delivery,
+    PullResponse,
+    Run,
+    SubscribeResponse,
+)
+from mq.wire.v1.message_pb2 import COMPRESSION_LZ4, Message
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+QUEUE = QueueRef("orders", 3)
+BAD_TEXT, NO_TEXT = b"broken-text", b"\xff" * 11
+
+
+def delivery(*runs: Run) -> bytes:
+    wire = Delivery(topic="orders", queue_id=3, epoch=7, next_offset=90, end=100, runs=runs)
+    return SubscribeResponse(delivery=wire).SerializeToString()
+
+
+def run(messages: Sequence[Message], queue_offset: int = 10, log_offset: int = 1000) -> Run:
+    return Run(
+        queue_offset=queue_offset,
+        log_offset=log_offset,
+        stored_at_ms=5_000,
+        frame_sizes=range(100, 100 + len(messages)),
+        messages=messages,
+    )
+
+
+def damage(data: bytes) -> bytes:
+    """A tag that is no UTF-8, which a broker stores as it came."""
+    assert BAD_TEXT in data
+    return data.replace(BAD_TEXT, NO_TEXT)
+
+
+def decode(data: bytes, decoder: Decoder | None = None) -> list[Decoded]:
+    _, runs = parse_subscribe_response(data)
+    return list((decoder or Decoder()).messages(QUEUE, runs, "set-0"))
+
+
+def bodies(decoded: Sequence[Decoded]) -> list[bytes | None]:
+    return [one.message.body if one.message else None for one in decoded]
+
+
+def test_a_message_has_all_that_was_sent_and_where_it_stands() -> None:
+    sent = Message(
+        body=b"paid",
+        tag="paid",
+        keys=["a", "b"],
+        properties={"region": "EU"},
+        ordering_key="customer",
+        born_at_ms=4_000,
+    )
+    (decoded,) = decode(delivery(run([sent])))
+    assert decoded == Decoded(
+        10,
+        100,
+        ReceivedMessage(
+            topic="orders",
+            queue_id=3,
+            queue_offset=10,
+            message_id="set-0:1000",
+            stored_at_ms=5_000,
+            born_at_ms=4_000,
+            body=b"paid",
+            tag="paid",
+            keys=("a", "b"),
+            properties={"region": "EU"},
+            ordering_key="customer",
+        ),
+    )
+
+
+def test_ids_and_offsets_follow_the_frames_through_all_runs() -> None:
+    runs = [
+        run([Message(body=b"a"), Message(body=b"b"), Message(body=b"c")]),
+        run([Message(body=b"d"), Message(body=b"e")], queue_offset=50, log_offset=9_000),
+    ]
+    found = [
+        (one.queue_offset, one.frame_bytes, one.message.message_id, one.message.queue_offset)
+        for one in decode(delivery(*runs))
+        if one.message
+    ]
+    assert found == [
+        (10, 100, "set-0:1000", 10),
+        (11, 101, "set-0:1100", 11),
+        (12, 102, "set-0:1201", 12),
+        (50, 100, "set-0:9000", 50),
+        (51, 101, "set-0:9100", 51),
+    ]
+
+
+def test_compressed_bodies_come_as_they_were_sent() -> None:
+    body = b"long " * 1000
+    sent = Message(body=lz4.frame.compress(body), compression=COMPRESSION_LZ4)
+    assert bodies(decode(delivery(run([sent])))) == [body]
+
+
+def test_messages_are_made_when_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[bytes] = []
+    monkeypatch.setattr(lz4.frame, "decompress", lambda body: opened.append(body) or body)
+    sent = [Message(body=bytes([65 + i]), compression=COMPRESSION_LZ4) for i in range(3)]
+    _, runs = parse_subscribe_response(delivery(run(sent)))
+    messages = Decoder().messages(QUEUE, runs, "set-0")
+    assert opened == []
+    next(messages)
+    assert opened == [b"A"]
+
+
+def test_a_message_that_is_none_of_the_protocol_hides_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sent = [Message(body=b"a"), Message(body=b"b", tag=BAD_TEXT.decode()), Message(body=b"c")]
+    decoder = Decoder()
+    with caplog.at_level(logging.ERROR):
+        decoded = decode(damage(delivery(run(sent), run(sent, queue_offset=20))), decoder)
+    assert bodies(decoded) == [b"a", None, b"c"] * 2
+    assert [one.queue_offset for one in decoded] == [10, 11, 12, 20, 21, 22]
+    last = decoded[2].message
+    assert last is not None
+    assert last.message_id == "set-0:1201"
+    assert decoder.unreadable_messages == 2
+    assert "set-0:1100" in caplog.text
+    assert "topic orders" in caplog.text
+
+
+def test_the_head_of_a_delivery_is_read_also_when_a_message_cannot_be() -> None:
+    data = damage(delivery(run([Message(tag=BAD_TEXT.decode())])))
+    response, runs = parse_subscribe_response(data)
+    head = response.delivery
+    assert (head.topic, head.queue_id, head.epoch, head.next_offset, head.end) == (
+        "orders",
+        3,
+        7,
+        90,
+        100,
+    )
+    assert isinstance(runs[0].messages[0], Unreadable)
+
+
+def test_a_pull_response_is_read_in_the_same_way() -> None:
+    sent = [Message(body=b"a"), Message(tag=BAD_TEXT.decode())]
+    response = PullResponse(status=PULL_FOUND, next_offset=12, start=1, end=99, runs=[run(sent)])
+    whole, runs = parse_pull_response(response.SerializeToString())
+    assert (whole.next_offset, len(runs[0].messages)) == (12, 2)
+    head, runs = parse_pull_response(damage(response.SerializeToString()))
+    assert (head.next_offset, head.start, head.end) == (12, 1, 99)
+    assert bodies(list(Decoder().messages(QUEUE, runs, "set-0"))) == [b"a", None]
+
+
+def test_an_assignment_has_no_runs() -> None:
+    data = SubscribeResponse(assignment=Assignment(generation=4)).SerializeToString()
+    response, runs = parse_subscribe_response(data)
+    assert (response.assignment.generation, runs) == (4, [])
+
+
+def test_a_response_that_is_none_is_an_error() -> None:
+    with pytest.raises(DecodeError):
+        parse_subscribe_response(b"\x12\xff\xff\xff")
+    with pytest.raises(DecodeError):
+        parse_pull_response(b"\x12\xff\xff\xff")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        Message(body=b"no lz4 frame", compression=COMPRESSION_LZ4),
+        Message(body=lz4.frame.compress(b"x" * 100)[:-9], compression=COMPRESSION_LZ4),
+        Message(body=b"", compression=COMPRESSION_LZ4),
+        Message(body=b"from tomorrow", compression=9),  # type: ignore[arg-type] # open enum
+    ],
+    ids=["not compressed", "cut short", "empty", "unknown compression"],
+)
+def test_a_body_that_cannot_be_opened_is_passed_over(
+    sent: Message, caplog: pytest.LogCaptureFixture
+) -> None:
+    decoder = Decoder()
+    assert bodies(decode(delivery(run([sent, Message(body=b"next")])), decoder)) == [None, b"next"]
+    assert decoder.unreadable_messages == 1
+    assert "set-0:1000" in caplog.text
+
+
+def test_tags_are_compared_and_not_only_their_hashes() -> None:
+    sent = [Message(body=tag.encode(), tag=tag) for tag in ("paid", "open", "shipped", "")]
+    decoder = Decoder({"orders": frozenset({"paid", "shipped"})})
+    decoded = decode(delivery(run(sent)), decoder)
+    assert bodies(decoded) == [b"paid", None, b"shipped", None]
+    assert [one.queue_offset for one in decoded] == [10, 11, 12, 13]
+    assert decoder.unreadable_messages == 0
+    other = Decoder({"returns": frozenset({"paid"})})
+    assert bodies(decode(delivery(run(sent)), other)) == [b"paid", b"open", b"shipped", b""]
+
+
+@given(st.integers(0, 8), st.integers(0, 6))
+def test_a_run_without_its_first_messages_is_the_rest_of_the_run(behind: int, count: int) -> None:
+    whole = run([Message(body=bytes([i])) for i in range(count)], queue_offset=2)
+    frames = Frames(2, 1000, 5_000, list(whole.frame_sizes), list(whole.messages))
+    kept = list(Decoder().messages(QUEUE, [frames.behind(behind)], "set-0"))
+    everything = list(Decoder().messages(QUEUE, [frames], "set-0"))
+    assert kept == [one for one in everything if one.queue_offset >= behind]

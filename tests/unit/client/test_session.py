@@ -1,0 +1,516 @@
+"""A consumer's life: it joins, reports, comes back after a break, and leaves in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mq.client import session as session_module
+from mq.client import stream as stream_module
+from mq.client.model import QueueRef
+from mq.client.session import Session
+from mq.client.subscription import Wanted
+from mq.errors import (
+    IllegalFilter,
+    IllegalOffset,
+    Internal,
+    MqError,
+    NotAssigned,
+    NotLeader,
+    PermissionDenied,
+    SubscriptionMismatch,
+    TopicNotFound,
+    UnknownMember,
+    Unreachable,
+)
+from mq.wire.v1.consumer_pb2 import CommitOffsetsResponse
+from tests.unit.client.deliveries import TOPIC, assignment, delivery
+from tests.unit.client.scripted_broker import DEADLINE_S, ScriptedCall, ScriptedConnection
+
+
+@pytest.fixture(autouse=True)
+def _no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "BACK_OFF_S", 0.001)
+    monkeypatch.setattr(session_module, "BACK_OFF_S_MAX", 0.002)
+    monkeypatch.setattr(stream_module, "REPORT_S", 0.001)
+
+
+class Scene:
+    def __init__(self, **options: Any) -> None:
+        self.connection = ScriptedConnection()
+        wanted = Wanted("g", TOPIC, member_id="me", **options)
+        self.session = Session(self.connection.as_connection, wanted)
+        self.holdings = self.session.holdings
+
+    async def join(self, *queues: tuple[int, int] | tuple[int, int, int]) -> ScriptedCall:
+        await self.session.start()
+        call = await self.connection.next_call()
+        await call.started()
+        call.send(assignment(*queues))
+        await self.session.joined(DEADLINE_S)
+        return call
+
+    async def take(self, count: int) -> list[Any]:
+        taken: list[Any] = []
+        while len(taken) < count:
+            found = await self.session.take(count - len(taken), DEADLINE_S)
+            assert found
+            taken += found
+        return taken
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():  # noqa: ASYNC110 # nobody sets an event
+            await asyncio.sleep(0.001)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, DEADLINE_S * 2))
+
+
+def test_it_joins_with_what_it_wants_and_takes_what_is_delivered() -> None:
+    async def story() -> None:
+        scene = Scene(start="earliest", cache_messages=7)
+        await scene.session.start()
+        await scene.session.start()
+        call = await scene.connection.next_call()
+        start = await call.started()
+        assert (start.group, start.member_id, start.cache_messages) == ("g", "me", 7)
+        assert list(start.positions) == []
+        call.send(assignment((0, 5)), delivery(0, [5, 6]))
+        taken = await scene.take(2)
+        assert [one.message.message_id for one in taken] == ["set-0:50", "set-0:60"]
+        await scene.session.close()
+        assert scene.connection.opened.empty()
+
+    run(story())
+
+
+def test_progress_follows_what_is_done() -> None:
+    async def story() -> None:
+        scene = Scene()
+        call = await scene.join((0, 0), (1, 0))
+        call.send(delivery(0, range(3)), delivery(1, range(3)))
+        taken = await scene.take(6)
+        scene.holdings.done(taken[:4])
+        assert await call.progress() == {0: 3, 1: 1}
+        scene.holdings.done(taken[4:])
+        assert await call.progress() == {1: 3}
+        await scene.session.close()
+
+    run(story())
+
+
+def test_nothing_but_the_start_is_said_before_the_first_assignment() -> None:
+    """Epochs are counted anew on each stream."""
+
+    async def story() -> None:
+        scene = Scene()
+        call = await scene.join((0, 0))
+        call.send(delivery(0, range(3)))
+        taken = await scene.take(3)
+        call.end()
+        again = await scene.connection.next_call()
+        await again.started()
+        scene.holdings.done(taken)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert again.requests.empty()
+        again.send(assignment((0, 3, 8)))
+        (place,) = (await again.heard("progress")).progress.positions
+        assert (place.queue_offset, place.epoch) == (3, 8)
+        await scene.session.close()
+
+    run(story())
+
+
+def test_a_broken_stream_is_opened_again_with_the_positions_in_hand() -> None:
+    async def story() -> None:
+        scene = Scene()
+        call = await scene.join((0, 5), (1, 9))
+        call.send(delivery(0, range(5, 8)))
+        taken = await scene.take(3)
+        scene.holdings.done(taken[:1])
+        call.end()
+        again = await scene.connection.next_call()
+        assert call.is_cancelled
+        assert scene.connection.failures == ["one:1"]
+        start = await again.started()
+        positions = {one.queue_id: one.queue_offset for one in start.positions}
+        assert positions == {0: 8, 1: 9}
+        again.send(assignment((0, 8), (1, 9)), delivery(0, [8]))
+        assert (await scene.take(1))[0].message.queue_offset == 8
+        assert (await again.progress())[0] == 6
+        await scene.session.close()
+
+    run(story())
+
+
+def test_it_follows_the_leader() -> None:
+    async def story() -> None:
+        scene = Scene()
+        call = await scene.join((0, 0))
+        assert call.address == "one:1"
+        call.end(NotLeader("two", "two:2"))
+        again = await scene.connection.next_call()
+        assert again.address == "two:2"
+        assert scene.connection.failures == []
+        await scene.session.close()
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    "error", [UnknownMember("too long"), Internal("bug"), NotAssigned("late"), IllegalOffset("?")]
+)
+def test_what_passes_by_is_tried_again(error: MqError) -> None:
+    async def story() -> None:
+        scene = Scene()
+        call = await scene.join((0, 0))
+        call.end(error)
+        again = await scene.connection.next_call()
+        await again.started()
+        again.send(assignment((0, 0)), delivery(0, [0]))
+        await scene.take(1)
+        await scene.session.close()
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SubscriptionMismatch("'a' wants x; 'b' has y"),
+        TopicNotFound("orders"),
+        IllegalFilter("no such thing"),
+        PermissionDenied("not you"),
+    ],
+)
+def test_what_does_not_pass_ends_the_consumer(error: MqError) -> None:
+    async def story() -> None:
+        scene = Scene()
+        await scene.session.start()
+        call = await scene.connection.next_call()
+        call.end(error)
+        with pytest.raises(type(error), match=str(error)):
+            await scene.session.joined(DEADLINE_S)
+        with pytest.raises(type(error)):
+            await scene.session.take(1, DEADLINE_S)
+        scene.session.raise_untold()
+        await scene.session.close()
+        assert scene.connection.opened.empty()
+        assert scene.connection.calls == []
+
+    run(story())
+
+
+def test_who_waits_for_messages_hears_of_the_end() -> None:
+    async def story() -> None:
+        scene = Scene()
+        call = await scene.join((0, 0))
+        waiting = asyncio.create_task(scene.session.take(1, None))
+        call.end(TopicNotFound("it was deleted"))
+        with pytest.raises(TopicNotFound, match="it was deleted"):
+            await waiting
+        with pytest.raises(TopicNotFound):
+            scene.session.raise_untold()
+        scene.session.raise_untold()
+        await scene.session.close()
+
+    run(story())
+
+
+def test_a_mistake_of_ours_is_not_a_silent_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        scene = Scene()
+        call = await scene.join((0, 0))
+
+        def fail(*_: object) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(scene.holdings, "deliver", fail)
+        call.send(delivery(0, [0]))
+        with pytest.raises(Internal, match="ZeroDivisionError"):
+            await scene.session.take(1, DEADLINE_S)
+        await scene.session.close()
+
+    run(story())
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_what_cannot_be_read_at_all_breaks_the_stream() -> None:
+    async def story() -> None:
+        scene = Scene()
+        call = await scene.join((0, 0))
+        call._answers.put_nowait(b"\x12\xff\xff")
+        await (await scene.connection.next_call()).started()
+        await scene.session.close()
+
+    run(story())
+
+
+def test_without_a_broker_joining_says_who_was_asked() -> None:
+    async def story() -> None:
+        scene = Scene()
+        with pytest.raises(Unreachable, match=r"me into group g within 0\.01 s; tried one:1"):
+            await scene.session.joined(0.01)
+        await scene.session.close()
+
+    run(story())
+
+
+def test_a_broker_that_does_not_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "ANSWER_S_MAX", 0.01)
+
+    async def story() -> None:
+        scene = Scene()
+        await scene.session.start()
+        frozen = await scene.connection.next_call()
+        await scene.connection.next_call()
+        assert frozen.is_cancelled
+        assert scene.connection.failures == ["one:1"]
+        await scene.session.close()
+
+    run(story())
+
+
+def test_it_gives_signs_of_life() -> None:
+    async def story() -> None:
+        scene = Scene()
+        await scene.session.start()
+        call = await scene.connection.next_call()
+        await call.started()
+        call.send(assignment((0, 0), heartbeat_ms=5))
+        await call.heard("alive")
+        await call.heard("alive")
+        await scene.session.close()
+
+    run(story())
+
+
+def test_a_leader_that_was_deposed_and_does_not_know_it_is_left() -> None:
+    async def story() -> None:
+        scene = Scene()
+        await scene.session.start()
+        call = await scene.connection.next_call()
+        call.send(assignment((0, 0), heartbeat_ms=5))
+        await scene.session.joined(DEADLINE_S)
+        scene.connection.leaders.append("two:2")
+        again = await scene.connection.next_call()
+        assert again.address == "two:2"
+        assert call.is_cancelled
+        await scene.session.close()
+
+    run(story())
+
+
+def test_alone_for_too_long_it_gives_out_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may have its queues by then."""
+    monkeypatch.setattr(session_module, "ALONE_S_MAX", 0.01)
+
+    async def story() -> None:
+        scene = Scene()
+        call = await scene.join((0, 0))
+        call.send(delivery(0, range(3)))
+        await scene.take(1)
+        call.end()
+        again = await scene.connection.next_call()
+        await asyncio.sleep(0.05)
+        assert await scene.session.take(5, 0.0) == []
+        again.send(assignment((0, 3)))
+        assert len(await scene.take(2)) == 2
+        await scene.session.close()
+
+    run(story())
+
+
+def test_a_revoked_queue_is_reported_and_released() -> None:
+    async def story() -> None:
+        scene = Scene()
+        call = await scene.join((0, 0), (1, 0))
+        call.send(delivery(0, range(3)))
+        taken = await scene.take(1)
+        call.send(assignment((1, 0)))
+        await until(lambda: len(scene.holdings.assignment) == 1)
+        scene.holdings.done(taken)
+        assert await call.progress() == {0: 1}
+        released = (await call.heard("released")).released.queues
+        assert [one.queue_id for one in released] == [0]
+        await scene.session.close()
+
+    run(story())
+
+
+# Offsets
+
+
+def test_a_commit_is_made_as_a_member_with_all_that_is_done() -> None:
+    async def story() -> None:
+        scene = Scene()
+        call = await scene.join((0, 0), (1, 4))
+        call.send(delivery(0, range(3)))
+        scene.holdings.done((await scene.take(3))[:2])
+        await scene.session.commit()
+        ((method, request),) = scene.connection.calls
+        assert (method, request.group, request.member_id) == ("CommitOffsets", "g", "me")
+        assert scene.connection.committed() == [{QueueRef(TOPIC, 0): 2, QueueRef(TOPIC, 1): 4}]
+        await scene.session.close()
+
+    run(story())
+
+
+def test_a_commit_waits_until_a_new_leader_knows_the_member() -> None:
+    async def story() -> None:
+        scene = Scene()
+        await scene.join((0, 0))
+        refusals = [UnknownMember("join again")] * 3
+
+        def answer(_: object) -> CommitOffsetsResponse:
+            if refusals:
+                raise refusals.pop()
+            return CommitOffsetsResponse()
+
+        scene.connection.answers["CommitOffsets"] = answer
+        await scene.session.commit()
+        assert len(scene.connection.calls) == 4
+        await scene.session.close()
+
+    run(story())
+
+
+def test_seeking_is_checked_before_anything_is_moved() -> None:
+    async def story() -> None:
+        scene = Scene()
+        call = await scene.join((0, 50))
+        with pytest.raises(IllegalOffset, match=r"101 is behind the end of queue 0.*which is 100"):
+            await scene.session.seek({QueueRef(TOPIC, 0): 101})
+        with pytest.raises(NotAssigned):
+            await scene.session.seek({QueueRef(TOPIC, 5): 1})
+        assert call.requests.empty()
+        await scene.session.seek({QueueRef(TOPIC, 0): 100})
+        (place,) = (await call.heard("seek")).seek.positions
+        assert place.queue_offset == 100
+        await scene.session.close()
+
+    run(story())
+
+
+@pytest.mark.parametrize(("to", "at"), [("earliest", 0), ("latest", 100), (77, 77)])
+def test_seeking_by_name_or_time_asks_the_broker_where_that_is(to: Any, at: int) -> None:
+    async def story() -> None:
+        scene = Scene()
+        call = await scene.join((0, 50), (1, 50))
+        await scene.session.seek_to(to, TOPIC)
+        places = (await call.heard("seek")).seek.positions
+        assert {one.queue_id: one.queue_offset for one in places} == {0: at, 1: at}
+        await scene.session.seek_to(to, "another topic")
+        await scene.session.close()
+
+    run(story())
+
+
+# Broadcast
+
+
+def test_a_broadcast_consumer_keeps_its_offsets_in_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "offsets.json"
+
+    async def first() -> None:
+        scene = Scene(mode="broadcast", offsets_file=path)
+        call = await scene.join((0, 5), (1, 7))
+        call.send(delivery(0, range(5, 8)))
+        scene.holdings.done((await scene.take(3))[:2])
+        await scene.session.close()
+        assert scene.connection.committed() == []
+
+    async def second() -> None:
+        scene = Scene(mode="broadcast", offsets_file=path)
+        await scene.session.start()
+        start = await (await scene.connection.next_call()).started()
+        assert {one.queue_id: one.queue_offset for one in start.positions} == {0: 7, 1: 7}
+        await scene.session.close()
+
+    run(first())
+    run(second())
+
+
+def test_the_file_is_saved_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "_SAVE_S", 0.001)
+    path = tmp_path / "offsets.json"
+
+    async def story() -> None:
+        scene = Scene(mode="broadcast", offsets_file=path)
+        await scene.join((0, 5))
+        await until(path.exists)
+        await scene.session.close()
+
+    run(story())
+    assert '"0": 5' in path.read_text()
+
+
+# Ending
+
+
+def test_it_leaves_with_a_durable_commit_and_a_stream_that_ends_in_good_order() -> None:
+    async def story() -> None:
+        scene = Scene()
+        call = await scene.join((0, 0))
+        call.send(delivery(0, range(3)))
+        taken = await scene.take(3)
+        scene.holdings.done(taken[:2])
+        await scene.session.close()
+        assert scene.connection.committed() == [{QueueRef(TOPIC, 0): 2}]
+        assert call.is_half_closed
+        assert scene.connection.is_closed
+        assert [method for method, _ in scene.connection.calls] == ["CommitOffsets"]
+        await scene.session.close()
+
+    run(story())
+
+
+def test_without_its_stream_it_says_that_it_leaves() -> None:
+    async def story() -> None:
+        scene = Scene()
+        call = await scene.join((0, 0))
+        call.end()
+        await scene.connection.next_call()
+        await scene.session.close()
+        assert [method for method, _ in scene.connection.calls] == ["CommitOffsets", "Leave"]
+
+    run(story())
+
+
+def test_a_close_without_a_broker_comes_to_an_end(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        scene = Scene()
+        await scene.join((0, 0))
+
+        def refuse(_: object) -> None:
+            raise Unreachable("no broker answered")
+
+        scene.connection.answers["CommitOffsets"] = refuse
+        await scene.session.close()
+        assert scene.connection.is_closed
+
+    with caplog.at_level(logging.WARNING):
+        run(story())
+    assert "could not commit at its end: no broker answered" in caplog.text
+
+
+def test_a_session_that_was_never_started_closes() -> None:
+    async def story() -> None:
+        scene = Scene()
+        await scene.session.close()
+        assert scene.connection.is_closed
+        with pytest.raises(RuntimeError, match="the consumer is closed"):
+            scene.session.check_open()
+
+    run(story())
