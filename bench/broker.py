@@ -256,7 +256,7 @@ class Bench:
                 self._figures["rss_2000_clients_mb"] = broker.rss_mb()
             flags = {"size": 1024, "batch": BATCHES[1024], "seconds": self._seconds}
             generate("produce", broker.address, **flags)
-            generate("consume", broker.address, **flags)
+            generate("consume", broker.address, **flags, bytes_max=50_000_000)
             self._figures["rss_after_load_mb"] = broker.rss_mb()
 
     # -- pieces -----------------------------------------------------------------------------------

@@ -53,6 +53,8 @@ __all__ = [
 ]
 
 FILE_VARIABLE = "MQ_CONFIG"
+# Tells the commands that talk to brokers where those are; no option of a node.
+SERVER_VARIABLE = "MQ_SERVER"
 
 _PREFIX = "MQ_"
 _SIZE_UNITS = {
@@ -178,7 +180,7 @@ def _from_file(path: str, origin: str) -> Iterator[_Setting]:
 def _from_environ(environ: Mapping[str, str]) -> Iterator[_Setting]:
     by_variable = {option.env: option for option in options()}
     for variable, value in environ.items():
-        if not variable.startswith(_PREFIX) or variable == FILE_VARIABLE:
+        if not variable.startswith(_PREFIX) or variable in (FILE_VARIABLE, SERVER_VARIABLE):
             continue
         option = by_variable.get(variable)
         if option is None:

@@ -80,11 +80,15 @@ class _Consensus:
         self._raft = raft
 
     @property
+    def leading_term(self) -> int:
+        leadership = self._raft.leadership
+        return leadership.term if leadership.role == Role.LEADER else 0
+
+    @property
     def leading(self) -> Leading:
-        role, term, leader_id, _ = self._raft.leadership
+        _, term, leader_id, _ = self._raft.leadership
         presence = self._raft.presences.get(leader_id) if leader_id else None
-        address = presence.client_address if presence else None
-        return Leading(role == Role.LEADER, term, leader_id, address)
+        return Leading(term, leader_id, presence.client_address if presence else None)
 
     @property
     def peers(self) -> Sequence[Peer]:
@@ -133,7 +137,15 @@ class Server:
             stack.callback(flusher.close)
             machine = Machine(state, store)
             disk = Disk(store.log, vote, flusher)
-            raft = RaftNode(settings, identity, disk, machine, self._clock, tls=tls)
+            raft = RaftNode(
+                settings,
+                identity,
+                disk,
+                machine,
+                self._clock,
+                tls=tls,
+                on_leadership=lambda _: broker.on_leadership(),
+            )
             until_durable = None if is_async else _until_durable(flusher)
             broker = Broker(
                 self._settings, machine, _Consensus(raft), self._clock.now_ms, until_durable
@@ -150,6 +162,8 @@ class Server:
             await raft.start(listen)
             await rpc.start()
             stack.push_async_callback(rpc.stop, options.drain_ms / 1000)
+            # First of all: clients that are sent away have a leader to go to.
+            stack.push_async_callback(raft.step_aside)
             metrics_port = self._serve_metrics(metrics, stack)
             yield Parts(store, raft, broker, rpc, address, metrics_port)
 
@@ -235,7 +249,8 @@ class Server:
         while True:
             # Before it is up, most of the log may not be applied yet and has to stay anyway.
             if self._is_up and loop.time() >= next_check:
-                store.retain(self._policy(), self._clock.now_ms())
+                dropped = store.retain(self._policy(), self._clock.now_ms())
+                parts.broker.on_dropped(dropped.moved)
                 next_check = loop.time() + self._config.retention.check_ms / 1000
             if store.is_checkpoint_due and loop.time() >= next_checkpoint:
                 await self._checkpoint(store)

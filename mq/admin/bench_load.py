@@ -8,23 +8,26 @@ one core for each.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import multiprocessing
 import os
+import signal
+import struct
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection as _Pipe
 from multiprocessing.connection import wait as wait_for_any
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mq.errors import Internal, MqError, Unreachable
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Barrier
 
-    from mq.client import SendResult
-    from mq.client import aio
+    from mq.client import SendResult, aio
 
 # Enough for a batch under way and one that grows for each of many queues; more would only wait.
 _BUFFER_BYTES = 16 << 20
@@ -34,6 +37,9 @@ _BATCHES_UNDER_WAY = 16
 _POLL_MESSAGES = 1_000
 _START_S = 60.0
 _SILENCE_S = 30.0
+_SAY_EVERY_S = 0.1
+# Which run, which message of it.
+_NUMBER = struct.Struct("<QQ")
 
 # How many messages there were, and how much of what was asked for is done, in thousandths.
 Show = Callable[[int, int], None]
@@ -316,31 +322,95 @@ async def _measure_latency(
 ) -> tuple[Measured, Measured]:
     from mq.client import aio  # noqa: PLC0415
 
-    padding = os.urandom(max(0, load.size_bytes - _NUMBER.size))
-    received, answered = Measured(), Measured()
-    due_s: dict[int, float] = {}
     async with (
         aio.Producer(load.servers, ack=load.ack, timeout_s=load.timeout_s) as producer,
         aio.Consumer(load.servers, group, load.topic, start="latest") as consumer,
     ):
+        trip = _RoundTrip(load, producer, consumer)
+        await trip.warm_up()
+        began_s = time.perf_counter()
+        async with asyncio.TaskGroup() as tasks:
+            receiving = tasks.create_task(trip.receive())
+            await trip.send_at(rate_per_s, began_s, tasks, show)
+            await receiving
+        trip.received.seconds = time.perf_counter() - began_s
+    return trip.received, trip.answered
 
-        async def send(number: int) -> None:
-            await producer.send(load.topic, _NUMBER.pack(run_id, number) + padding)
-            answered.latencies_ms.append((time.perf_counter() - due_s[number]) * 1000)
 
-        async def receive(until: Callable[[], bool], timeout_s: float) -> None:
-            while not until():
-                messages = await consumer.poll(_POLL_MESSAGES, timeout_s)
-                now_s = time.perf_counter()
-                if not messages and timeout_s >= _SILENCE_S:
-                    raise Unreachable(f"sent messages did not come within {_SILENCE_S:g} s")
-                for message in messages:
-                    if len(message.body) >= _NUMBER.size:
-                        sender, number = _NUMBER.unpack_from(message.body)
-                        if sender == run_id and number in due_s:
-                            received.latencies_ms.append((now_s - due_s.pop(number)) * 1000)
-                            received.body_bytes += len(message.body)
-                            received.messages += 1
+class _RoundTrip:
+    """Messages that one process sends and receives, told apart by a number in the body."""
 
-        run_id = int.from_bytes(os.urandom(8), "little")
-        await _join(producer, consumer, load.topic)
+    def __init__(self, load: Load, producer: aio.Producer, consumer: aio.Consumer) -> None:
+        self._load = load
+        self._producer = producer
+        self._consumer = consumer
+        # Others may use the topic at the same time, and former runs have.
+        self._run_id = int.from_bytes(os.urandom(8), "little")
+        self._padding = os.urandom(max(0, load.size_bytes - _NUMBER.size))
+        self._due_s: dict[int, float] = {}
+        self._sent = 0
+        self._is_all_sent = False
+        self.received = Measured()
+        self.answered = Measured()
+
+    async def warm_up(self) -> None:
+        """Returns when a message has made its way: connected, joined, code loaded."""
+        deadline_s = time.monotonic() + _START_S
+        while True:
+            await self._consumer.poll(1, timeout_s=0.05)
+            if self._consumer.assignment:
+                await self._producer.send(self._load.topic, b"warm-up")
+                if await self._consumer.poll(1, timeout_s=1.0):
+                    return
+            if time.monotonic() > deadline_s:
+                raise Unreachable(f"no message came through within {_START_S:g} s")
+
+    async def send_at(
+        self, rate_per_s: float, began_s: float, tasks: asyncio.TaskGroup, show: Show
+    ) -> None:
+        """At this rate, whether or not those before were answered; 0: one after the other."""
+        passed_s = 0.0
+        while not self._load.is_over(self._sent, passed_s):
+            due_s = time.perf_counter()
+            if rate_per_s:
+                due_s = began_s + self._sent / rate_per_s
+                await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+            sending = tasks.create_task(self._send(self._sent, due_s))
+            self._sent += 1
+            if not rate_per_s:
+                await sending
+            passed_s = time.perf_counter() - began_s
+            show(self._sent, self._load.thousandths(self._sent, passed_s))
+        self._is_all_sent = True
+
+    async def _send(self, number: int, due_s: float) -> None:
+        self._due_s[number] = due_s
+        body = _NUMBER.pack(self._run_id, number) + self._padding
+        await self._producer.send(self._load.topic, body)
+        self.answered.messages += 1
+        self.answered.latencies_ms.append((time.perf_counter() - due_s) * 1000)
+
+    async def receive(self) -> None:
+        """Until everything has come."""
+        received = self.received
+        last_s = time.perf_counter()
+        while not self._is_all_sent or received.messages < self._sent:
+            messages = await self._consumer.poll(_POLL_MESSAGES, timeout_s=0.05)
+            now_s = time.perf_counter()
+            for message in messages:
+                due_s = self._due_of(message.body)
+                if due_s is not None:
+                    received.latencies_ms.append((now_s - due_s) * 1000)
+                    received.body_bytes += len(message.body)
+                    received.messages += 1
+                    last_s = now_s
+            if now_s - last_s > _SILENCE_S:
+                missing = self._sent - received.messages
+                raise Unreachable(f"{missing} messages did not come within {_SILENCE_S:g} s")
+
+    def _due_of(self, body: bytes) -> float | None:
+        """None when it is no message of this run, or came before."""
+        if len(body) < _NUMBER.size:
+            return None
+        run_id, number = _NUMBER.unpack_from(body)
+        return self._due_s.pop(number, None) if run_id == self._run_id else None

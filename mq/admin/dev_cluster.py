@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mq.admin import output
-from mq.admin.options import SERVER_VARIABLE
 from mq.admin.tables import Column, print_table
+from mq.config import SERVER_VARIABLE
 from mq.errors import IllegalConfig, MqError, NodeStopped, PortUnavailable
 
 if TYPE_CHECKING:

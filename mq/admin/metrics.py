@@ -22,6 +22,7 @@ from mq.raft.contracts import Status
 from mq.raft.hooks import Role
 
 _SCRAPE_S = 5.0
+_AGES_MAX = 256  # a look at a message each, on the broker's loop
 _LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
 
 
@@ -105,7 +106,6 @@ def _picture(broker: Broker, raft: Status) -> Iterator[Metric]:
     for name, text, value in counters:
         yield CounterMetricFamily(name, text, value)
     mean_bytes = publisher.bytes_total / max(1, publisher.messages_total)
-    applied_behind = raft.commit_index - raft.applied_index
     gauges: list[tuple[str, str, float]] = [
         ("mq_message_size_bytes", "Mean size of a message taken from producers.", mean_bytes),
         (
@@ -123,7 +123,7 @@ def _picture(broker: Broker, raft: Status) -> Iterator[Metric]:
             "Written to the log, not synced.",
             max(0, store.log.end_offset - store.log.durable_offset),
         ),
-        ("mq_storage_dispatch_behind_entries", "Committed, not applied.", applied_behind),
+        ("mq_storage_dispatch_behind_bytes", "In the log, not visible yet.", _unapplied(broker)),
         ("mq_topics", "Topics.", len(broker.state.topics)),
         ("mq_queues", "Queues that have messages or had some.", len(store.queues)),
         ("mq_groups", "Consumer groups.", len(broker.groups.names())),
@@ -138,6 +138,14 @@ def _picture(broker: Broker, raft: Status) -> Iterator[Metric]:
     yield _by_follower(raft)
     if broker.leadership.is_serving:
         yield from _lag(broker)
+
+
+def _unapplied(broker: Broker) -> int:
+    log = broker.store.log
+    applied_index = broker.store.applied_index
+    if not log.first_index <= applied_index <= log.last_index:
+        return log.end_offset - log.start_offset
+    return log.end_offset - log.ref(applied_index).end_log_offset
 
 
 def _by_follower(raft: Status) -> Metric:
@@ -161,7 +169,7 @@ def _lag(broker: Broker) -> Iterator[Metric]:
     inflight = GaugeMetricFamily(
         "mq_consumer_inflight_messages", "Delivered, not reported as done.", labels=["group"]
     )
-    now_ms = broker.now_ms()
+    now_ms, looks = broker.now_ms(), 0
     for group in broker.state.offsets.groups():
         totals: dict[str, tuple[int, Any]] = {}
         for queue, position in broker.state.offsets.positions(group).items():
@@ -170,11 +178,17 @@ def _lag(broker: Broker) -> Iterator[Metric]:
                 continue
             count = found.backlog(position)
             before, oldest_ms = totals.get(queue.topic, (0, now_ms))
-            if count:
+            if count and looks < _AGES_MAX:
+                looks += 1
                 oldest_ms = min(oldest_ms, broker.stored_at_ms(found, max(position, found.start)))
             totals[queue.topic] = before + count, oldest_ms
         for topic, (count, oldest_ms) in totals.items():
             messages.add_metric([group, topic], count)
             seconds.add_metric([group, topic], max(0, now_ms - oldest_ms) / 1000)
         inflight.add_metric([group], broker.groups.in_flight(group))
-    yield from (messages, seconds, inflight)
+    lost = CounterMetricFamily(
+        "mq_messages_lost_to_retention", "Dropped before they were consumed.", labels=["group"]
+    )
+    for group, count in broker.lost_by_group.items():
+        lost.add_metric([group], count)
+    yield from (messages, seconds, inflight, lost)

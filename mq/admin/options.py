@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from mq.config import SERVER_VARIABLE
 from mq.errors import Unreachable
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from mq.client.model import Sql
 
 DEFAULT_SERVER = "127.0.0.1:8081"
-SERVER_VARIABLE = "MQ_SERVER"
 TIMEOUT_S = 5.0
 _CONNECT_S = 2.0
 

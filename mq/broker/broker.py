@@ -4,10 +4,12 @@ leadership.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
+from mq import names
 from mq.broker.arrivals import Arrivals
+from mq.broker.assignment import Queue
 from mq.broker.catalog import Catalog
 from mq.broker.commits import Commits
 from mq.broker.contracts import Consensus
@@ -17,10 +19,13 @@ from mq.broker.machine import Machine
 from mq.broker.publishing import Publisher, Slot
 from mq.broker.pulling import Puller
 from mq.config import Config
-from mq.errors import TopicNotFound
+from mq.errors import NodeStopped, TopicNotFound
+from mq.logging import get_logger
 from mq.store.batch import Batch
-from mq.store.consumequeue import ConsumeQueue
+from mq.store.consumequeue import ConsumeQueue, QueueExtent
 from mq.wire.v1.state_pb2 import Command
+
+log = get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -82,6 +87,8 @@ class Broker:
             expires_ms=options.member_expires_ms,
         )
         self._served_term = 0
+        # Messages that retention dropped before a group had consumed them.
+        self.lost_by_group: dict[str, int] = {}
         machine.on_arrival = self.arrivals.arrived
         machine.on_command = self._on_command
 
@@ -119,10 +126,37 @@ class Broker:
         is_serving, term = self.leadership.is_serving, self.leadership.term
         if self._served_term and (not is_serving or term != self._served_term):
             self._served_term = 0
-            self.groups.step_down()
+            self.groups.step_down(self.leadership.refusal())
         if is_serving and not self._served_term:
             self._served_term = term
             self.groups.lead()
+
+    def drain(self) -> None:
+        """The node stops: members go to another one, or come back when it is up again."""
+        self._served_term = 0
+        error = self.leadership.refusal()
+        stopped = NodeStopped("this node is stopping: another one leads, or it comes back")
+        self.groups.step_down(error if error.address else stopped)
+
+    def on_dropped(self, moved: Iterable[QueueExtent]) -> None:
+        """Retention has let go of messages: says which groups had not consumed them."""
+        offsets = self.state.offsets
+        starts = {Queue(one.topic, one.queue_id): one.start for one in moved}
+        for group in offsets.groups() if starts else ():
+            lost = sum(
+                max(0, starts[queue] - position)
+                for queue, position in offsets.positions(group).items()
+                if queue in starts
+            )
+            if lost:
+                self.lost_by_group[group] = self.lost_by_group.get(group, 0) + lost
+                log.warning("retention dropped what was not consumed", group=group, messages=lost)
+
+    async def create_missing(self, topics: Iterable[str]) -> None:
+        """Creates topics that somebody asks for, where that is allowed."""
+        if self.settings.creates_topics:
+            missing = [name for name in topics if name not in self.state.topics]
+            await self.catalog.ensure(one for one in missing if not names.is_internal_topic(one))
 
     def _on_command(self, command: Command) -> None:
         if self.leadership.is_serving:

@@ -11,7 +11,6 @@ from mq.store.format import Kind
 class Leading(NamedTuple):
     """Who leads the broker set, as this node sees it. The address is the one for clients."""
 
-    is_leader: bool
     term: int
     leader_id: str | None
     leader_address: str | None
@@ -29,6 +28,11 @@ class Peer(NamedTuple):
 
 class Consensus(Protocol):
     """The log, as those see it who write to it."""
+
+    @property
+    def leading_term(self) -> int:
+        """The term in which this node leads; 0: it does not. Asked for every batch."""
+        ...
 
     @property
     def leading(self) -> Leading: ...

@@ -200,9 +200,7 @@ class Groups:
         live = self._live.get(name)
         if live is None:
             is_after_fail_over = (
-                name in self._machine.state.offsets
-                and now_ms < self._led_since_ms + _SETTLE_MS
-                and bool(owned)
+                name in self._machine.state.offsets and now_ms < self._led_since_ms + _SETTLE_MS
             )
             group = Group(
                 name,
@@ -406,9 +404,8 @@ class Groups:
         """This node leads from now on."""
         self._led_since_ms = self._now_ms()
 
-    def step_down(self) -> None:
+    def step_down(self, refusal: MqError) -> None:
         """This node does not lead any more: its members go to the next leader."""
-        refusal = self._leadership.refusal()
         for live in self._live.values():
             for subscriber, *_ in live.subscribers.values():
                 subscriber.end(refusal)

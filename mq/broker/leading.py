@@ -25,12 +25,13 @@ class Leadership:
         return self._serves()
 
     def _serves(self) -> bool:
-        leading = self._consensus.leading
-        return leading.is_leader and leading.term == self._machine.applied_term
+        term = self._consensus.leading_term
+        return term != 0 and term == self._machine.applied_term
 
     @property
     def term(self) -> int:
-        return self._consensus.leading.term
+        """In which this node leads, or 0."""
+        return self._consensus.leading_term
 
     def check(self) -> None:
         """NotLeader, with the address for clients of the one to ask."""
@@ -43,12 +44,12 @@ class Leadership:
             return
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _SETTLE_S
-        while self._consensus.leading.is_leader and loop.time() < deadline:
+        while self._consensus.leading_term and loop.time() < deadline:
             await asyncio.sleep(_POLL_S)
             if self._serves():
                 return
         raise self.refusal()
 
     def refusal(self) -> NotLeader:
-        _, _, leader_id, address = self._consensus.leading
+        _, leader_id, address = self._consensus.leading
         return NotLeader(leader_id, address) if address else NotLeader(None, None)

@@ -322,27 +322,38 @@ class Accumulator:
             return True
 
     def split(self, batch: Batch) -> list[Batch]:
-        """Its queue is gone, and nothing of it was stored: its messages go where their keys lead
-        now, before those that wait there.
+        """Its queue is gone, and nothing of it was stored: its messages, and those that wait behind
+        it, go where their keys lead now, before those that wait there.
         """
         with self._lock:
             self._remove(batch)
             self._sequences.give_back(batch.producer_id, batch.sequence)
             topic = self._topics[batch.topic]
-            parts: dict[int, Batch] = {}
-            for message, future in zip(batch.messages, batch.futures, strict=True):
-                queue_id = -1 if message[3] is None else message[3] % topic.write_queues
-                if queue_id not in parts:
-                    parts[queue_id] = batch.empty_copy(queue_id)
-                size = len(message[0]) + MESSAGE_OVERHEAD_BYTES
-                parts[queue_id].add(message, future, size)
-            for queue_id, part in parts.items():
-                line = topic.line_of(part)
-                line.waiting.appendleft(part)
-                if queue_id >= 0:
-                    topic.pinned[queue_id] = line
+            behind = []
+            if batch.queue_id >= topic.write_queues:
+                line = topic.line(batch.queue_id)
+                behind = [one for one in line.batches() if one.kind is Kind.KEY]
+                behind.sort(key=lambda one: one is line.open)
+                for one in behind:
+                    line.remove(one)
+            for one in reversed(behind):
+                self._spread(topic, one)
             self._active[topic] = None
-            return list(parts.values())
+            return self._spread(topic, batch)
+
+    def _spread(self, topic: TopicLines, batch: Batch) -> list[Batch]:
+        parts: dict[int, Batch] = {}
+        for message, future in zip(batch.messages, batch.futures, strict=True):
+            queue_id = -1 if message[3] is None else message[3] % topic.write_queues
+            if queue_id not in parts:
+                parts[queue_id] = batch.empty_copy(queue_id)
+            parts[queue_id].add(message, future, len(message[0]) + MESSAGE_OVERHEAD_BYTES)
+        for queue_id, part in parts.items():
+            line = topic.line_of(part)
+            line.waiting.appendleft(part)
+            if queue_id >= 0:
+                topic.pinned[queue_id] = line
+        return list(parts.values())
 
     def ripen(self) -> set[Batch]:
         """Nothing waits for more messages: for `flush`. All batches that are not done yet."""

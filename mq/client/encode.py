@@ -59,7 +59,7 @@ def encode_message(
     if len(body) > compress_above_bytes:
         body, compression = _compressed(body)
         end += compression
-    prefix = _prefix(_BODY, len(body))
+    prefix = _prefix(_BODY, len(body)) if body else b""
     length = len(prefix) + len(body) + len(fields) + len(end)
     if length > MESSAGE_BYTES_MAX:
         raise _too_large(length)

@@ -41,14 +41,15 @@ class ProducerCore:
     def __init__(self, connection: Connection, settings: Settings) -> None:
         self.settings = settings
         self.connection = connection
+        self.loop = asyncio.get_running_loop()
         self.accumulator = Accumulator(
             Sequences(settings.producer_id if settings.idempotent else ""),
             linger_s=settings.linger_ms / 1000,
             batch_bytes=settings.batch_bytes,
             buffer_bytes=settings.buffer_bytes,
+            clock=self.loop.time,
         )
         self._ack = ACKS[settings.ack]
-        self.loop = asyncio.get_running_loop()
         self._broker_sets: dict[str, str] = {}
         self._preparing: dict[str, asyncio.Task[None]] = {}
         self._link: Link | None = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import time
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -74,6 +73,10 @@ def parse_servers(servers: str | Sequence[str]) -> tuple[str, ...]:
     return found
 
 
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
 def back_off_s(attempt: int) -> float:
     """How long to wait before the next attempt; the first one has the number 0."""
     return min(BACK_OFF_S * float(1 << min(attempt, 10)), BACK_OFF_S_MAX)
@@ -115,11 +118,11 @@ class Connection:
         Asks again until the time is over when nobody leads or nobody was reached, so that a request
         may be carried out twice. Raises what the broker answers; Unreachable when none does.
         """
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = _now_s() + timeout_s
         tried: list[str] = []
         attempt = 0
         while True:
-            now_s = time.monotonic()
+            now_s = _now_s()
             address = server or (to_leader and self._leader) or self.servers.best(now_s, tried)
             left_s = max(deadline_s - now_s, 0.001)
             try:
@@ -143,10 +146,10 @@ class Connection:
             if must_wait:
                 pause_s = back_off_s(attempt)
                 attempt += 1
-                if time.monotonic() + pause_s >= deadline_s:
+                if _now_s() + pause_s >= deadline_s:
                     raise self._in_the_end(failure, timeout_s) from None
                 await asyncio.sleep(pause_s)
-            elif time.monotonic() >= deadline_s:
+            elif _now_s() >= deadline_s:
                 raise self._in_the_end(failure, timeout_s) from None
 
     async def _ask(
@@ -166,7 +169,7 @@ class Connection:
             request_serializer=type(request).SerializeToString,
             response_deserializer=None if raw_response else response_class.FromString,
         )
-        began_s = time.monotonic()
+        began_s = _now_s()
         try:
             answer = await ask(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as failure:
@@ -176,7 +179,7 @@ class Connection:
             raise Unreachable(f"{address}: the client is closed") from None
         # Calls that wait for messages say nothing about the way there.
         if service != "ConsumerService":
-            self.servers.succeeded(address, time.monotonic() - began_s)
+            self.servers.succeeded(address, _now_s() - began_s)
         return answer
 
     def _in_the_end(self, failure: MqError, timeout_s: float) -> MqError:
@@ -194,15 +197,15 @@ class Connection:
         return self._leader or await self._find_leader(timeout_s)
 
     async def _find_leader(self, timeout_s: float) -> str:
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = _now_s() + timeout_s
         attempt = 0
         while True:
-            await self._ask_route(RouteRequest(), deadline_s - time.monotonic())
+            await self._ask_route(RouteRequest(), deadline_s - _now_s())
             if self._leader:
                 return self._leader
             pause_s = back_off_s(attempt)
             attempt += 1
-            if time.monotonic() + pause_s >= deadline_s:
+            if _now_s() + pause_s >= deadline_s:
                 raise NotLeader(None, None)
             await asyncio.sleep(pause_s)
 
@@ -214,7 +217,7 @@ class Connection:
         if known is not None:
             return known
         names.check_topic(topic)
-        began_s = time.monotonic()
+        began_s = _now_s()
         request = RouteRequest(topics=[topic], create_missing=create)
         response = await self._ask_route(request, timeout_s, to_leader=create)
         if not response.topics and not create:
@@ -223,15 +226,15 @@ class Connection:
         found = next((one for one in response.topics if one.topic == topic), None)
         if found is None:
             raise TopicNotFound(f"topic {topic} does not exist: create it first")
-        leader = await self.leader(timeout_s - (time.monotonic() - began_s))
+        leader = await self.leader(timeout_s - (_now_s() - began_s))
         route = Route(found, leader)
-        self._routes[topic] = route, time.monotonic()
+        self._routes[topic] = route, _now_s()
         return route
 
     def known_route(self, topic: str) -> Route | None:
         """Without asking: what was learnt in the last half minute, with the leader of now."""
         known = self._routes.get(topic)
-        if known is None or not self._leader or time.monotonic() - known[1] > ROUTE_AGE_S_MAX:
+        if known is None or not self._leader or _now_s() - known[1] > ROUTE_AGE_S_MAX:
             return None
         return known[0]._replace(leader=self._leader)
 
@@ -279,7 +282,7 @@ class Connection:
 
     def failed(self, address: str) -> None:
         """It was not reached, or broke off."""
-        self.servers.failed(address, time.monotonic())
+        self.servers.failed(address, _now_s())
         if self._leader == address:
             self._leader = ""
 

@@ -96,10 +96,16 @@ class Node:
         await self._transport.start(listen)
         self._run()
 
-    async def stop(self) -> None:
-        """Hands leadership over when it can, then ends. Whoever still waits gets an answer."""
+    async def step_aside(self) -> None:
+        """Begins a planned stop: nothing new is proposed, what is under way ends, and another node
+        leads when this returns, if there is one that can.
+        """
         if not self._is_stopped:
             await self._hand_over(self._replica)
+
+    async def stop(self) -> None:
+        """Hands leadership over when it can, then ends. Whoever still waits gets an answer."""
+        await self.step_aside()
         self._end()
         await self._transport.close()
 

@@ -26,8 +26,11 @@ class ClusterService:
             )
         for name in request.topics:
             names.check_topic(name)
-        if request.create_missing and self._broker.settings.creates_topics:
-            await self._create_missing(list(request.topics))
+        if request.create_missing and any(
+            name not in self._broker.state.topics for name in request.topics
+        ):
+            await self._broker.leadership.settled()
+            await self._broker.create_missing(request.topics)
         leading = self._broker.consensus.leading
         broker_set = pb.BrokerSet(
             name=self._identity.broker_set,
@@ -43,13 +46,6 @@ class ClusterService:
             broker_sets=[broker_set],
             topics=self._topics(request.topics),
         )
-
-    async def _create_missing(self, topics: list[str]) -> None:
-        state = self._broker.state
-        missing = [name for name in topics if name not in state.topics]
-        if missing:
-            await self._broker.leadership.settled()
-            await self._broker.catalog.ensure(missing)
 
     def _topics(self, wanted: Iterable[str]) -> Iterator[pb.TopicRoute]:
         topics = self._broker.state.topics

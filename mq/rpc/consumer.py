@@ -47,6 +47,7 @@ class ConsumerService:
         spec = member_spec(request, context.peer(), is_streaming=False)
         for one in request.subscriptions:
             compile_filter(one.filter)
+        await self._broker.create_missing(spec.subscriptions)
         group = self._broker.groups.join(request.group, spec, queues_of(request.owned))
         return self._membership(group, request.member_id)
 

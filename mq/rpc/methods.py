@@ -43,8 +43,9 @@ def unary(
             await status.abort(context, FlowControl(f"{name} took longer than {UNARY_S_MAX} s"))
             raise
         except Exception as error:
-            code = status.known_error(error).code.name if not _is_abort(error) else "ABORTED"
-            await status.abort(context, error)
+            known = status.known_error(error)
+            code = known.code.name
+            await status.abort(context, known)
             raise
         finally:
             observe(name, time.perf_counter() - began_s, code)
@@ -70,14 +71,11 @@ def stream(
             # What is written to a client that is gone fails; nobody would hear why.
             code = "CANCELLED"
         except Exception as error:
-            code = status.known_error(error).code.name
-            await status.abort(context, error)
+            known = status.known_error(error)
+            code = known.code.name
+            await status.abort(context, known)
             raise
         finally:
             observe(name, time.perf_counter() - began_s, code)
 
     return grpc.stream_stream_rpc_method_handler(serve)
-
-
-def _is_abort(error: Exception) -> bool:
-    return isinstance(error, grpc.aio.AbortError)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import grpc
 
@@ -12,7 +12,7 @@ from mq import names
 from mq.broker.broker import Broker
 from mq.broker.dedup import StoredAt
 from mq.broker.publishing import Slot
-from mq.errors import IllegalRequest, MqError, TopicNotFound
+from mq.errors import IllegalRequest, MqError, NodeStopped, TopicNotFound
 from mq.hashing import text_hash
 from mq.rpc import framing, status
 from mq.rpc.methods import Context
@@ -43,6 +43,9 @@ class ProducerService:
         self._message_bytes_max = config.store.message_bytes_max
         self._timeout_s = config.broker.send_timeout_ms / 1000
         self._turn = itertools.count()
+        # Tasks of Publish streams, and whether they shall end.
+        self._streams: set[asyncio.Task[None]] = set()
+        self._is_draining = False
 
     # -- Send -------------------------------------------------------------------------------------
 
@@ -100,6 +103,20 @@ class ProducerService:
         given before the stream ends.
         """
         await self._broker.leadership.settled()
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        self._streams.add(task)
+        try:
+            await self._publish(context)
+        finally:
+            self._streams.discard(task)
+
+    def drain(self) -> None:
+        """The node stops: streams take no more requests, answer what they took, and end."""
+        self._is_draining = True
+        for task in self._streams:
+            task.cancel()
+
+    async def _publish(self, context: Context) -> None:
         pending: asyncio.Queue[_Pending | None] = asyncio.Queue(_ANSWERS_MAX)
         writer = asyncio.ensure_future(self._answer(pending, context))
         try:
@@ -114,6 +131,12 @@ class ProducerService:
             await _put(pending, None, writer)
             await writer
             raise
+        except asyncio.CancelledError:
+            if not self._is_draining:
+                raise
+            await _put(pending, None, writer)
+            await writer
+            raise NodeStopped("this node is stopping: send to another one, or again") from None
         finally:
             writer.cancel()
 
@@ -169,6 +192,7 @@ class ProducerService:
         waited: asyncio.Future[object] = slot.outcome  # type: ignore[assignment]
         if ack == ACK_LEADER and not slot.outcome.done():
             waited = asyncio.ensure_future(self._broker.on_leader(slot))
+            waited.add_done_callback(_hear)
         if not waited.done():
             # Not wait_for: that would cancel what others wait for, too.
             left_s = deadline_s - asyncio.get_running_loop().time()
@@ -179,6 +203,12 @@ class ProducerService:
             return slot.outcome.result()
         waited.result()
         return StoredAt(slot.batch.queue_id, -1, -1, 0)
+
+
+def _hear(future: asyncio.Future[object]) -> None:
+    """Whoever asked may not wait any more."""
+    if not future.cancelled():
+        future.exception()
 
 
 def _check_ack(ack: int) -> None:

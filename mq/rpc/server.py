@@ -57,7 +57,7 @@ class RpcServer:
         request_bytes_max = 2 * config.store.entry_bytes_max + _REQUEST_OVERHEAD_BYTES
         self._server = grpc.aio.server(options=_options(request_bytes_max))
         self._health = health.aio.HealthServicer()
-        producer = ProducerService(broker, identity.broker_set)
+        producer = self._producer = ProducerService(broker, identity.broker_set)
         subscribe = SubscribeService(broker)
         streams = {"Publish": producer.publish, "Subscribe": subscribe.subscribe}
         services: list[tuple[ServiceDescriptor, object]] = [
@@ -122,6 +122,8 @@ class RpcServer:
             await self._health.set(name, status)
 
     async def stop(self, grace_s: float) -> None:
-        """No new requests; those under way have so long to end."""
+        """No new requests; those under way have so long to end. Streams are told to."""
         await self._health.enter_graceful_shutdown()
+        self._producer.drain()
+        self._broker.drain()
         await self._server.stop(grace_s)

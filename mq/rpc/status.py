@@ -85,9 +85,8 @@ def known_error(error: Exception) -> MqError:
             return Internal("the broker made a mistake; its log says more")
 
 
-async def abort(context: grpc.aio.ServicerContext, error: Exception) -> None:
+async def abort(context: grpc.aio.ServicerContext, known: MqError) -> None:
     """Ends the call. Does not return."""
-    known = known_error(error)
     status = wire_status(known)
     metadata = (
         (CODE_KEY, status_pb2.Code.Name(status.code)),

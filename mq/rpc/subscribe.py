@@ -53,6 +53,8 @@ class SubscribeService:
         start = request.start
         spec = member_spec(start, context.peer(), is_streaming=True)
         filters = {one.topic: compile_filter(one.filter) for one in start.subscriptions}
+        # A consumer may well start before the first message is sent.
+        await self._broker.create_missing(filters)
         return self._broker.groups.subscribe(
             start.group,
             spec,

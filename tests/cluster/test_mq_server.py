@@ -22,7 +22,19 @@ class Server:
         self.data = data
         self._log = data.with_name(data.name + ".log")
         self._log.touch()
-        command = [sys.executable, "-m", "mq", "server", "--data", str(data), *flags]
+        command = [
+            sys.executable,
+            "-m",
+            "mq",
+            "server",
+            "--data",
+            str(data),
+            "--port",
+            "0",
+            "--metrics-port",
+            "0",
+            *flags,
+        ]
         environment = {key: value for key, value in os.environ.items() if key[:3] != "MQ_"}
         with self._log.open("ab") as stderr:
             self.process = subprocess.Popen(command, cwd=ROOT, stderr=stderr, env=environment)

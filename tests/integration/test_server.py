@@ -36,7 +36,19 @@ class Server:
 
     def __init__(self, data: Path, *flags: str) -> None:
         self._log = data.with_name(data.name + ".stderr")
-        command = [sys.executable, "-m", "mq", "server", "--data", str(data), *flags]
+        command = [
+            sys.executable,
+            "-m",
+            "mq",
+            "server",
+            "--data",
+            str(data),
+            "--port",
+            "0",
+            "--metrics-port",
+            "0",
+            *flags,
+        ]
         environment = {key: value for key, value in os.environ.items() if key[:3] != "MQ_"}
         with self._log.open("wb") as stderr:
             self.process = subprocess.Popen(command, cwd=ROOT, stderr=stderr, env=environment)
@@ -165,7 +177,7 @@ def test_a_node_rebuilds_what_was_deleted_while_it_was_stopped(data: Path) -> No
 def test_a_second_process_on_the_same_directory_is_refused(data: Path) -> None:
     with server(data) as node:
         node.wait_for("node is up")
-        second = ["-m", "mq", "server", "--data", str(data)]
+        second = ["-m", "mq", "server", "--data", str(data), "--port", "0", "--metrics-port", "0"]
         refused = subprocess.run(
             [sys.executable, *second], cwd=ROOT, capture_output=True, timeout=20, check=False
         )

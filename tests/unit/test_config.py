@@ -266,7 +266,7 @@ def test_the_error_about_ratios_names_the_source_of_each(write_file: WriteFile) 
         ("[store]\nhours = 1\n", "unknown key store.hours, did you mean retention.hours?"),
         ("[store]\nzzz = 1\n", "unknown key store.zzz. Legal: store.segment_bytes, store.flush"),
         ("[stor]\nflush = 'sync'\n", "unknown section 'stor' at top level, did you mean store?"),
-        ("[zzz]\n", "unknown section 'zzz' at top level. Legal: node, store, raft, retention, log"),
+        ("[zzz]\n", "unknown section 'zzz' at top level. Legal: node, broker, metrics, store, raft, retention, log"),
         ("hours = 1\n", "unknown key 'hours' at top level, did you mean retention.hours?"),
         ("store = 1\n", "store is 1: write it as a section, [store]"),
         ("[[store]]\nflush = 'sync'\n", "write it as a section, [store]"),
@@ -288,6 +288,10 @@ def test_an_unknown_variable_is_refused_with_a_near_one() -> None:
         "unknown variable MQ_STORE_SEGMENT_BYTE, did you mean MQ_STORE_SEGMENT_BYTES? Legal: "
     )
     assert refusal(environ={"MQ_ZZZ": "1"}).startswith("unknown variable MQ_ZZZ. Legal: MQ_CONFIG")
+
+
+def test_the_variable_that_names_brokers_to_commands_is_no_option_of_a_node() -> None:
+    assert config.load(None, {"MQ_SERVER": "127.0.0.1:8081"}, {}) == Config()
 
 
 def test_an_unknown_flag_is_refused_with_a_near_one() -> None:
@@ -329,14 +333,14 @@ def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 
 def test_every_option_is_described_and_has_names_of_its_own() -> None:
     found = list(config.options())
-    assert len(found) == 30
+    assert len(found) == 44
     for option in found:
         assert option.description.endswith(".")
         assert option.legal
         assert option.metavar
         assert option.value_in(Config()) == option.default
     assert len({option.env for option in found}) == len(found)
-    assert len({flag for option in found for flag in option.flags}) == len(found) + 1
+    assert len({flag for option in found for flag in option.flags}) == len(found) + 2
 
 
 def test_the_names_of_an_option_follow_from_section_and_key() -> None:

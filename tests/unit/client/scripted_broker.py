@@ -42,7 +42,7 @@ def rpc_error(error: MqError | None = None) -> grpc.aio.AioRpcError:
         nothing = grpc.aio.Metadata()
         return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "reset")
     status = status_pb2.Status(
-        code=status_pb2.Code.Value(error.code.name),
+        code=error.code.name,
         text=str(error),
         leader_address=error.address or "" if isinstance(error, NotLeader) else "",
     )

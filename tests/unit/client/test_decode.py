@@ -123,7 +123,12 @@ def test_compressed_bodies_come_as_they_were_sent() -> None:
 
 def test_messages_are_made_when_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[bytes] = []
-    monkeypatch.setattr(lz4.frame, "decompress", lambda body: opened.append(body) or body)
+
+    def decompress(body: bytes) -> bytes:
+        opened.append(body)
+        return body
+
+    monkeypatch.setattr(lz4.frame, "decompress", decompress)
     sent = [Message(body=bytes([65 + i]), compression=COMPRESSION_LZ4) for i in range(3)]
     _, runs = parse_subscribe_response(delivery(run(sent)))
     messages = Decoder().messages(QUEUE, runs, "set-0")

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Coroutine
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mq.client import session as session_module
 from mq.client import stream as stream_module
-from mq.client.model import QueueRef
-from mq.client.session import Session
-from mq.client.subscription import Wanted
 from mq.errors import (
     IllegalFilter,
     IllegalOffset,
@@ -28,50 +21,14 @@ from mq.errors import (
     UnknownMember,
     Unreachable,
 )
-from mq.wire.v1.consumer_pb2 import CommitOffsetsResponse
-from tests.unit.client.deliveries import TOPIC, assignment, delivery
-from tests.unit.client.scripted_broker import DEADLINE_S, ScriptedCall, ScriptedConnection
+from tests.unit.client.deliveries import assignment, delivery
+from tests.unit.client.scene import Scene, run, shorten_waits, until
+from tests.unit.client.scripted_broker import DEADLINE_S
 
 
 @pytest.fixture(autouse=True)
 def _no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "BACK_OFF_S", 0.001)
-    monkeypatch.setattr(session_module, "BACK_OFF_S_MAX", 0.002)
-    monkeypatch.setattr(stream_module, "REPORT_S", 0.001)
-
-
-class Scene:
-    def __init__(self, **options: Any) -> None:
-        self.connection = ScriptedConnection()
-        wanted = Wanted("g", TOPIC, member_id="me", **options)
-        self.session = Session(self.connection.as_connection, wanted)
-        self.holdings = self.session.holdings
-
-    async def join(self, *queues: tuple[int, int] | tuple[int, int, int]) -> ScriptedCall:
-        await self.session.start()
-        call = await self.connection.next_call()
-        await call.started()
-        call.send(assignment(*queues))
-        await self.session.joined(DEADLINE_S)
-        return call
-
-    async def take(self, count: int) -> list[Any]:
-        taken: list[Any] = []
-        while len(taken) < count:
-            found = await self.session.take(count - len(taken), DEADLINE_S)
-            assert found
-            taken += found
-        return taken
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110 # nobody sets an event
-            await asyncio.sleep(0.001)
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, DEADLINE_S * 2))
+    shorten_waits(monkeypatch)
 
 
 def test_it_joins_with_what_it_wants_and_takes_what_is_delivered() -> None:
@@ -345,172 +302,5 @@ def test_a_revoked_queue_is_reported_and_released() -> None:
         released = (await call.heard("released")).released.queues
         assert [one.queue_id for one in released] == [0]
         await scene.session.close()
-
-    run(story())
-
-
-# Offsets
-
-
-def test_a_commit_is_made_as_a_member_with_all_that_is_done() -> None:
-    async def story() -> None:
-        scene = Scene()
-        call = await scene.join((0, 0), (1, 4))
-        call.send(delivery(0, range(3)))
-        scene.holdings.done((await scene.take(3))[:2])
-        await scene.session.commit()
-        ((method, request),) = scene.connection.calls
-        assert (method, request.group, request.member_id) == ("CommitOffsets", "g", "me")
-        assert scene.connection.committed() == [{QueueRef(TOPIC, 0): 2, QueueRef(TOPIC, 1): 4}]
-        await scene.session.close()
-
-    run(story())
-
-
-def test_a_commit_waits_until_a_new_leader_knows_the_member() -> None:
-    async def story() -> None:
-        scene = Scene()
-        await scene.join((0, 0))
-        refusals = [UnknownMember("join again")] * 3
-
-        def answer(_: object) -> CommitOffsetsResponse:
-            if refusals:
-                raise refusals.pop()
-            return CommitOffsetsResponse()
-
-        scene.connection.answers["CommitOffsets"] = answer
-        await scene.session.commit()
-        assert len(scene.connection.calls) == 4
-        await scene.session.close()
-
-    run(story())
-
-
-def test_seeking_is_checked_before_anything_is_moved() -> None:
-    async def story() -> None:
-        scene = Scene()
-        call = await scene.join((0, 50))
-        with pytest.raises(IllegalOffset, match=r"101 is behind the end of queue 0.*which is 100"):
-            await scene.session.seek({QueueRef(TOPIC, 0): 101})
-        with pytest.raises(NotAssigned):
-            await scene.session.seek({QueueRef(TOPIC, 5): 1})
-        assert call.requests.empty()
-        await scene.session.seek({QueueRef(TOPIC, 0): 100})
-        (place,) = (await call.heard("seek")).seek.positions
-        assert place.queue_offset == 100
-        await scene.session.close()
-
-    run(story())
-
-
-@pytest.mark.parametrize(("to", "at"), [("earliest", 0), ("latest", 100), (77, 77)])
-def test_seeking_by_name_or_time_asks_the_broker_where_that_is(to: Any, at: int) -> None:
-    async def story() -> None:
-        scene = Scene()
-        call = await scene.join((0, 50), (1, 50))
-        await scene.session.seek_to(to, TOPIC)
-        places = (await call.heard("seek")).seek.positions
-        assert {one.queue_id: one.queue_offset for one in places} == {0: at, 1: at}
-        await scene.session.seek_to(to, "another topic")
-        await scene.session.close()
-
-    run(story())
-
-
-# Broadcast
-
-
-def test_a_broadcast_consumer_keeps_its_offsets_in_its_file(tmp_path: Path) -> None:
-    path = tmp_path / "offsets.json"
-
-    async def first() -> None:
-        scene = Scene(mode="broadcast", offsets_file=path)
-        call = await scene.join((0, 5), (1, 7))
-        call.send(delivery(0, range(5, 8)))
-        scene.holdings.done((await scene.take(3))[:2])
-        await scene.session.close()
-        assert scene.connection.committed() == []
-
-    async def second() -> None:
-        scene = Scene(mode="broadcast", offsets_file=path)
-        await scene.session.start()
-        start = await (await scene.connection.next_call()).started()
-        assert {one.queue_id: one.queue_offset for one in start.positions} == {0: 7, 1: 7}
-        await scene.session.close()
-
-    run(first())
-    run(second())
-
-
-def test_the_file_is_saved_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "_SAVE_S", 0.001)
-    path = tmp_path / "offsets.json"
-
-    async def story() -> None:
-        scene = Scene(mode="broadcast", offsets_file=path)
-        await scene.join((0, 5))
-        await until(path.exists)
-        await scene.session.close()
-
-    run(story())
-    assert '"0": 5' in path.read_text()
-
-
-# Ending
-
-
-def test_it_leaves_with_a_durable_commit_and_a_stream_that_ends_in_good_order() -> None:
-    async def story() -> None:
-        scene = Scene()
-        call = await scene.join((0, 0))
-        call.send(delivery(0, range(3)))
-        taken = await scene.take(3)
-        scene.holdings.done(taken[:2])
-        await scene.session.close()
-        assert scene.connection.committed() == [{QueueRef(TOPIC, 0): 2}]
-        assert call.is_half_closed
-        assert scene.connection.is_closed
-        assert [method for method, _ in scene.connection.calls] == ["CommitOffsets"]
-        await scene.session.close()
-
-    run(story())
-
-
-def test_without_its_stream_it_says_that_it_leaves() -> None:
-    async def story() -> None:
-        scene = Scene()
-        call = await scene.join((0, 0))
-        call.end()
-        await scene.connection.next_call()
-        await scene.session.close()
-        assert [method for method, _ in scene.connection.calls] == ["CommitOffsets", "Leave"]
-
-    run(story())
-
-
-def test_a_close_without_a_broker_comes_to_an_end(caplog: pytest.LogCaptureFixture) -> None:
-    async def story() -> None:
-        scene = Scene()
-        await scene.join((0, 0))
-
-        def refuse(_: object) -> None:
-            raise Unreachable("no broker answered")
-
-        scene.connection.answers["CommitOffsets"] = refuse
-        await scene.session.close()
-        assert scene.connection.is_closed
-
-    with caplog.at_level(logging.WARNING):
-        run(story())
-    assert "could not commit at its end: no broker answered" in caplog.text
-
-
-def test_a_session_that_was_never_started_closes() -> None:
-    async def story() -> None:
-        scene = Scene()
-        await scene.session.close()
-        assert scene.connection.is_closed
-        with pytest.raises(RuntimeError, match="the consumer is closed"):
-            scene.session.check_open()
 
     run(story())

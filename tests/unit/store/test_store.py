@@ -11,6 +11,7 @@ from mq.errors import DataDirectoryInUse, DiskFull, MessageTooLarge, SegmentFull
 from mq.store import checkpoint
 from mq.store.format import Kind
 from mq.store.retention import Policy, Reason
+from mq.store.store import Applied
 from mq.store.vfs import DiskUsage
 from tests.support.faulty_vfs import FaultyVfs
 from tests.support.stores import (

@@ -1,0 +1,25 @@
+"""A consumer in a process of its own, for tests that kill it: `python -m
+tests.support.consumer_process ADDRESS GROUP TOPIC MODE`. It prints the body of each message that it
+has handled, a line each, and leaves its group when its input ends.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from mq.client import PushConsumer, ReceivedMessage
+
+
+def main() -> None:
+    address, group, topic, mode = sys.argv[1:]
+
+    def handle(message: ReceivedMessage) -> None:
+        sys.stdout.write(message.body.decode() + "\n")
+        sys.stdout.flush()
+
+    with PushConsumer(address, group, topic, handle, mode=mode, start="earliest", threads=4):
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

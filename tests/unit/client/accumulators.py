@@ -1,0 +1,74 @@
+"""An accumulator with one topic and a clock of the test's, and shorthands."""
+
+from __future__ import annotations
+
+from mq.client.accumulator import Accumulator, Outcome
+from mq.client.encode import Encoded, columns, encode_message
+from mq.client.lines import MESSAGE_OVERHEAD_BYTES, Batch
+from mq.client.model import Message
+from mq.client.sequences import Sequences
+from mq.wire.v1.message_pb2 import Batch as WireBatch
+
+ROOM = 1 << 20
+LINGER_S = 0.002
+TIMEOUT_S = 3.0
+SIZE = len(encode_message(b"x" * 10, 1_700_000_000_000, 4096)[0]) + MESSAGE_OVERHEAD_BYTES
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def encoded(text: str = "x" * 10, key: str = "") -> Encoded:
+    return encode_message(Message(text.encode(), ordering_key=key), 1_700_000_000_000, 4096)
+
+
+def bodies(batch: Batch) -> list[str]:
+    return [
+        message.body.decode() for message in WireBatch.FromString(columns(batch.messages)).messages
+    ]
+
+
+class Lines:
+    def __init__(
+        self, queues: int = 4, *, batch_bytes: int = 10 * SIZE, buffer_bytes: int = 1 << 30
+    ) -> None:
+        self.clock = Clock()
+        self.sequences = Sequences("p")
+        self.accumulator = Accumulator(
+            self.sequences,
+            linger_s=LINGER_S,
+            batch_bytes=batch_bytes,
+            buffer_bytes=buffer_bytes,
+            clock=self.clock,
+        )
+        self.accumulator.set_route("t", queues, first_queue=0)
+
+    def add(
+        self,
+        text: str = "x" * 10,
+        key: str = "",
+        queue_id: int | None = None,
+        *,
+        is_urgent: bool = False,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Outcome:
+        return self.accumulator.add(
+            "t", encoded(text, key), queue_id, None, timeout_s, is_urgent=is_urgent
+        )
+
+    def take(self, room: int = ROOM) -> list[Batch]:
+        return self.accumulator.take(room)[0]
+
+    def take_lingered(self) -> list[Batch]:
+        self.clock.now_s += LINGER_S
+        return self.take()
+
+    def look_s(self) -> float:
+        return self.accumulator.take(ROOM)[1]
+
+    def done(self, batch: Batch, *, is_stored: bool = True) -> None:
+        self.accumulator.release(batch, is_stored=is_stored)

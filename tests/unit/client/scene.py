@@ -1,0 +1,58 @@
+"""A session and its scripted broker, for tests that tell a story of the two."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from mq.client import session as session_module
+from mq.client import stream as stream_module
+from mq.client.session import Session
+from mq.client.subscription import Wanted
+from tests.unit.client.deliveries import TOPIC, assignment
+from tests.unit.client.scripted_broker import DEADLINE_S, ScriptedCall, ScriptedConnection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    import pytest
+
+
+def shorten_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "BACK_OFF_S", 0.001)
+    monkeypatch.setattr(session_module, "BACK_OFF_S_MAX", 0.002)
+    monkeypatch.setattr(stream_module, "REPORT_S", 0.001)
+
+
+class Scene:
+    def __init__(self, **options: Any) -> None:
+        self.connection = ScriptedConnection()
+        wanted = Wanted("g", TOPIC, member_id="me", **options)
+        self.session = Session(self.connection.as_connection, wanted)
+        self.holdings = self.session.holdings
+
+    async def join(self, *queues: tuple[int, int] | tuple[int, int, int]) -> ScriptedCall:
+        await self.session.start()
+        call = await self.connection.next_call()
+        await call.started()
+        call.send(assignment(*queues))
+        await self.session.joined(DEADLINE_S)
+        return call
+
+    async def take(self, count: int) -> list[Any]:
+        taken: list[Any] = []
+        while len(taken) < count:
+            found = await self.session.take(count - len(taken), DEADLINE_S)
+            assert found
+            taken += found
+        return taken
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():  # noqa: ASYNC110 # nobody sets an event
+            await asyncio.sleep(0.001)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, DEADLINE_S * 2))
