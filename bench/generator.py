@@ -1,6 +1,6 @@
 """The load generator, a process of its own: sends what was encoded before, counts what comes.
 
-    produce     batches over one Publish stream, so many in flight, for so long
+    produce     batches over some Publish streams, so many in flight on each, for so long
     client      our own client, which encodes each message, for so long
     consume     everything a Subscribe stream delivers, for so long, reporting progress
     roundtrip   small unary calls, one at a time
@@ -20,6 +20,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -45,7 +46,8 @@ def main() -> None:
     parser.add_argument("--queues", type=int, default=8)
     parser.add_argument("--size", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--in-flight", type=int, default=16)
+    parser.add_argument("--in-flight", type=int, default=8)
+    parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--bytes-max", type=int, default=1 << 60)
     parser.add_argument("--group", default="bench")
@@ -76,22 +78,31 @@ def _cpu_s() -> float:
 
 def produce(channel: grpc.Channel, arguments: Any) -> dict[str, float]:
     blobs = _batches(arguments)
+    began, cpu_s = time.perf_counter(), _cpu_s()
+    with ThreadPoolExecutor(arguments.streams) as pool:
+        ends = [
+            pool.submit(_publish, channel, arguments, blobs[at :: arguments.streams], began)
+            for at in range(arguments.streams)
+        ]
+    answered = sum(end.result() for end in ends)
+    seconds = time.perf_counter() - began
+    return _rates(answered * arguments.batch, arguments.size, seconds, _cpu_s() - cpu_s)
+
+
+def _publish(channel: grpc.Channel, arguments: Any, blobs: list[bytes], began: float) -> int:
+    """One stream; how many requests were answered."""
     free = threading.Semaphore(arguments.in_flight)
-    began, ending_s = time.perf_counter(), arguments.seconds
-    is_over = threading.Event()
+    bytes_max = arguments.bytes_max // arguments.streams
 
     def requests() -> Iterator[bytes]:
         at = sent_bytes = 0
-        while time.perf_counter() - began < ending_s and sent_bytes < arguments.bytes_max:
+        while time.perf_counter() - began < arguments.seconds and sent_bytes < bytes_max:
             free.acquire()
-            if is_over.is_set():
-                return
             blob = blobs[at % len(blobs)]
             at += 1
             sent_bytes += len(blob)
             yield publish_request(at, blob)
 
-    cpu_s = _cpu_s()
     call = channel.stream_stream(_method(arguments, "ProducerService", "Publish"))(requests())
     answered = 0
     for data in call:
@@ -99,9 +110,7 @@ def produce(channel: grpc.Channel, arguments: Any) -> dict[str, float]:
         answered += 1
         if arguments.service == "broker":
             _check(data)
-    is_over.set()
-    seconds = time.perf_counter() - began
-    return _rates(answered * arguments.batch, arguments.size, seconds, _cpu_s() - cpu_s)
+    return answered
 
 
 def _batches(arguments: Any) -> list[bytes]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from mq.admin import output
-from mq.admin.options import Brokers, with_brokers
+from mq.admin.options import Brokers, trouble_at, with_brokers
 from mq.admin.tables import Column, counted, print_pages, print_table, size
 from mq.errors import IllegalRequest, MqError, Unreachable
 
@@ -237,7 +237,7 @@ def _look(admin: Admin, found: RouteResponse) -> list[Seen]:
             status, trouble = None, ""
             if not node.address:
                 trouble = "its address is not known: it is down, or was never up"
-            else:
+            elif not (trouble := trouble_at(node.address)):
                 try:
                     status = admin.broker_status(node.address)
                 except MqError as error:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from mq.client import Admin, ReceivedMessage
     from mq.client.model import FilterLike
+    from mq.wire.v1.admin_pb2 import StoredMessage
 
 _BODY_SHOWN = 60
 _HEX_SHOWN = 256
@@ -160,9 +162,32 @@ def _browsed(
 # -- what is printed -------------------------------------------------------------------------------
 
 
-def _opened(stored: Any) -> ReceivedMessage:
+def _opened(stored: StoredMessage) -> ReceivedMessage:
     """With its body as it was sent."""
-    raise NotImplementedError
+    import lz4.frame  # noqa: PLC0415 - with the client, when the command runs
+
+    from mq.client import ReceivedMessage  # noqa: PLC0415
+    from mq.wire.v1.message_pb2 import COMPRESSION_LZ4  # noqa: PLC0415
+
+    found = stored.message
+    body = found.body
+    if found.compression == COMPRESSION_LZ4:
+        # What cannot be decompressed is shown as it stands.
+        with contextlib.suppress(RuntimeError):
+            body = lz4.frame.decompress(body)
+    return ReceivedMessage(
+        stored.topic,
+        stored.queue_id,
+        stored.queue_offset,
+        stored.message_id,
+        stored.stored_at_ms,
+        found.born_at_ms,
+        body,
+        found.tag,
+        tuple(found.keys),
+        dict(found.properties),
+        found.ordering_key,
+    )
 
 
 def _print_messages(brokers: Brokers, found: Sequence[ReceivedMessage], otherwise: str) -> None:

@@ -58,26 +58,30 @@ class Brokers:
 
     def check(self) -> None:
         """Raises Unreachable unless something listens at one of the addresses."""
-        reasons = []
+        troubles = []
         for server in self.servers.split(","):
-            host, _, port = server.rpartition(":")
-            try:
-                with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S):
-                    return
-            except OSError as error:
-                reasons.append(f"{server} ({_why(error)})")
+            trouble = trouble_at(server)
+            if not trouble:
+                return
+            troubles.append(f"{server} ({trouble})")
         raise Unreachable(
-            f"no broker answers at {', '.join(reasons)}. Start one with `mq server`, "
+            f"no broker answers at {', '.join(troubles)}. Start one with `mq server`, "
             f"or name another with --server HOST:PORT or {SERVER_VARIABLE}"
         )
 
 
-def _why(error: OSError) -> str:
-    if isinstance(error, socket.gaierror):
+def trouble_at(server: str) -> str:
+    """Why nobody can be reached there; empty when something listens."""
+    host, _, port = server.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S):
+            return ""
+    except socket.gaierror:
         return "no such host"
-    if isinstance(error, TimeoutError):
+    except TimeoutError:
         return f"no connection within {_CONNECT_S:g} s"
-    return (error.strerror or str(error)).lower()
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
 
 
 def with_brokers(
@@ -133,7 +137,7 @@ def _servers(_context: click.Context, _option: click.Parameter, value: str) -> s
     return ",".join(servers)
 
 
-class PlaceInTime(click.ParamType):
+class PlaceInTime(click.ParamType[Place]):
     """earliest, latest, or a time; the result is as the client library wants it.
 
     A time without a zone is in UTC, as all times that the commands print.

@@ -110,17 +110,16 @@ def alter(
     """
     if queues is not None and (write_queues is not None or read_queues is not None):
         raise click.UsageError("--queues stands for --write-queues and --read-queues: give one")
-    changes = {
-        "write_queues": queues if write_queues is None else write_queues,
-        "read_queues": queues if read_queues is None else read_queues,
-        "is_readable": readable,
-        "is_writable": writable,
-    }
-    given = {key: value for key, value in changes.items() if value is not None}
-    if not given:
+    if {queues, write_queues, read_queues, readable, writable} == {None}:
         raise click.UsageError("nothing to change: give at least one of the options")
     with brokers.admin() as admin:
-        info = admin.alter_topic(name, **given)
+        info = admin.alter_topic(
+            name,
+            write_queues=queues if write_queues is None else write_queues,
+            read_queues=queues if read_queues is None else read_queues,
+            is_readable=readable,
+            is_writable=writable,
+        )
     _print_change(brokers, info, "Changed")
 
 

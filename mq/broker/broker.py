@@ -4,6 +4,7 @@ leadership.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
@@ -83,12 +84,13 @@ class Broker:
             self.commits,
             self.puller,
             self.arrivals,
-            now_ms,
+            _steady_ms,
             expires_ms=options.member_expires_ms,
         )
         self._served_term = 0
         # Messages that retention dropped before a group had consumed them.
         self.lost_by_group: dict[str, int] = {}
+        machine.on_term = self.on_leadership
         machine.on_arrival = self.arrivals.arrived
         machine.on_command = self._on_command
 
@@ -153,11 +155,20 @@ class Broker:
                 log.warning("retention dropped what was not consumed", group=group, messages=lost)
 
     async def create_missing(self, topics: Iterable[str]) -> None:
-        """Creates topics that somebody asks for, where that is allowed."""
+        """Creates topics that somebody asks for, where that is allowed. IllegalTopic: none is."""
         if self.settings.creates_topics:
             missing = [name for name in topics if name not in self.state.topics]
+            for name in missing:
+                names.check_topic(name)
             await self.catalog.ensure(one for one in missing if not names.is_internal_topic(one))
 
     def _on_command(self, command: Command) -> None:
+        if command.HasField("drop_topic"):
+            self.commits.drop_topic(command.drop_topic.topic)
         if self.leadership.is_serving:
             self.groups.on_command(command)
+
+
+def _steady_ms() -> int:
+    """For how long somebody was silent: a clock that nobody sets."""
+    return int(asyncio.get_running_loop().time() * 1000)

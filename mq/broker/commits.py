@@ -75,6 +75,11 @@ class Commits:
     def drop_group(self, group: str) -> None:
         self._noted.pop(group, None)
 
+    def drop_topic(self, topic: str) -> None:
+        for positions in self._noted.values():
+            for queue in [queue for queue in positions if queue.topic == topic]:
+                del positions[queue]
+
     def _write_in(self, seconds: float) -> None:
         if self._is_writing:
             return  # what is noted now goes with the next

@@ -21,7 +21,7 @@ from mq.broker.contracts import Consensus
 from mq.broker.filters import CompiledFilter
 from mq.broker.leading import Leadership
 from mq.broker.machine import Machine, Written
-from mq.broker.membership import Group, Spec
+from mq.broker.membership import Group, Member, Spec
 from mq.broker.pulling import Puller
 from mq.broker.subscriber import Limits, Position, Subscriber
 from mq.errors import GroupNotEmpty, IllegalOffset, MqError, NotAssigned, UnknownMember
@@ -32,10 +32,12 @@ from mq.wire.v1.state_pb2 import Command, LockQueues, QueueLock
 
 log = get_logger(__name__)
 
-# After a fail-over members come back one by one; meanwhile nothing is handed to others.
-_SETTLE_MS = 3_000
+# After a fail-over members come back one by one; meanwhile nothing is handed to others. Longer than
+# a client goes on with its queues while it finds no broker.
+_SETTLE_MS = 4_500
 # A broken stream: as long as a client may need to find the way back.
 _RECONNECT_MS = 5_000
+_LOCKS_MAX = 2_000  # in one entry
 
 
 class Start(NamedTuple):
@@ -101,16 +103,19 @@ class Groups:
         for topic in spec.subscriptions:
             self._machine.state.topics.readable(topic)
         live = self._join(name, spec, positions)
-        former = live.subscribers.pop(spec.member_id, None)
-        if former is not None:
-            former[0].end(UnknownMember(f"{spec.member_id} has a newer stream in group {name}"))
-            former[0].detach()
-        live.broken.pop(spec.member_id, None)
+        self._dismiss(live, spec.member_id, f"{spec.member_id} has a newer stream in group {name}")
         subscriber = Subscriber(name, spec.member_id, filters, limits, self._puller, self._arrivals)
         live.subscribers[spec.member_id] = subscriber, start, positions
         if spec.mode != MODE_BROADCAST:
             self._begin(name, spec.subscriptions, start)
+            for queue, in_hand in positions.items():
+                if live.group.owner(queue) == spec.member_id:
+                    subscriber.claim(queue, in_hand, self._commits.position(name, queue) or 0)
         self._arrange(name, live)
+        if spec.mode != MODE_BROADCAST:
+            # What it came back with counts now or never: what is assigned to it later, it has
+            # let go of, and another may have had it.
+            live.subscribers[spec.member_id] = subscriber, start, {}
         if not live.subscribers[spec.member_id][0].queues:
             subscriber.assign(live.group.generation, {})  # nothing yet: say so
         return subscriber
@@ -153,12 +158,12 @@ class Groups:
             self._arrange(subscriber.group, live)
 
     def seek(self, subscriber: Subscriber, positions: Mapping[Queue, int]) -> None:
-        """NotAssigned, IllegalOffset."""
+        """IllegalOffset."""
         self.alive(subscriber)
         for queue, queue_offset in positions.items():
-            if queue not in subscriber.queues:
-                raise NotAssigned(f"queue {queue.queue_id} of {queue.topic} is not assigned")
             self._check_offset(queue, queue_offset)
+        # What has left its assignment meanwhile is late, not wrong.
+        positions = {q: at for q, at in positions.items() if q in subscriber.queues}
         subscriber.move(positions)
         live = self._live.get(subscriber.group)
         if live is not None and not _is_broadcast(live.group):
@@ -190,18 +195,23 @@ class Groups:
         if live is None or member_id not in live.group.members:
             return
         live.group.leave(member_id)
+        live.broken.pop(member_id, None)
+        self._dismiss(live, member_id, f"{member_id} has left group {name}")
+        self._arrange(name, live)
+
+    def _dismiss(self, live: _Live, member_id: str, why: str) -> None:
         former = live.subscribers.pop(member_id, None)
         if former is not None:
-            former[0].end(UnknownMember(f"{member_id} has left group {name}"))
-        self._arrange(name, live)
+            former[0].end(UnknownMember(why))
+            former[0].detach()
 
     def _join(self, name: str, spec: Spec, owned: Collection[Queue]) -> _Live:
         now_ms = self._now_ms()
         live = self._live.get(name)
         if live is None:
-            is_after_fail_over = (
-                name in self._machine.state.offsets and now_ms < self._led_since_ms + _SETTLE_MS
-            )
+            # Who has queues in hand got them from another leader, whatever was committed there.
+            is_known = bool(owned) or name in self._machine.state.offsets
+            is_after_fail_over = is_known and now_ms < self._led_since_ms + _SETTLE_MS
             group = Group(
                 name,
                 expires_ms=self._expires_ms,
@@ -210,6 +220,7 @@ class Groups:
             group.set_locks(self._machine.state.offsets.locks(name), now_ms)
             live = self._live[name] = _Live(group)
         live.group.join(spec, owned, now_ms)
+        live.broken.pop(spec.member_id, None)
         live.topics_version = -1  # it may be the first with these topics
         return live
 
@@ -250,7 +261,7 @@ class Groups:
             )
         if live is not None:
             for subscriber, *_ in live.subscribers.values():
-                subscriber.move({q: at for q, at in positions.items() if q in subscriber.queues})
+                subscriber.move(positions)
         await self._commits.commit(name, positions)
 
     def _check_offset(self, queue: Queue, queue_offset: int) -> None:
@@ -309,17 +320,13 @@ class Groups:
             live.topics_version = topics.version
             group.set_queues(self._readable_queues(group))
         group.rebalance(self._now_ms())
-        for member_id, (subscriber, _, claimed) in live.subscribers.items():
+        for member_id, (subscriber, *_) in live.subscribers.items():
             assigned = group.assigned(member_id)
             if assigned != subscriber.queues:
                 subscriber.assign(
                     group.generation,
                     {queue: self._position(name, queue, member_id, live) for queue in assigned},
                 )
-            if claimed:
-                # What it came back with counts once: later it may be another's meanwhile.
-                kept = live.subscribers[member_id]
-                live.subscribers[member_id] = kept[0], kept[1], _unclaimed(claimed, assigned)
         self._lock(name, live)
         if group.is_idle and not live.is_locking:
             self._live.pop(name, None)
@@ -356,14 +363,20 @@ class Groups:
             QueueLock(topic=queue.topic, queue_id=queue.queue_id, member_id=member_id)
             for queue, member_id in sorted(changes.items())
         ]
-        command = Command(lock_queues=LockQueues(group=name, locks=locks))
         try:
-            await self._consensus.propose(
-                Kind.COMMAND, [command.SerializeToString()], Written(command=command)
-            )
+            for at in range(0, len(locks), _LOCKS_MAX):
+                part = LockQueues(group=name, locks=locks[at : at + _LOCKS_MAX])
+                command = Command(lock_queues=part)
+                await self._consensus.propose(
+                    Kind.COMMAND, [command.SerializeToString()], Written(command=command)
+                )
         except MqError as error:
             # Nothing is lost: the next tick tries again, or another node leads.
             log.info("queue locks are not written", group=name, error=str(error))
+        else:
+            live.is_locking = False
+            if self._live.get(name) is live:
+                self._arrange(name, live)  # there may be more to lock by now
         finally:
             live.is_locking = False
 
@@ -374,16 +387,15 @@ class Groups:
         now_ms = self._now_ms()
         for name, live in list(self._live.items()):
             for member_id, since_ms in list(live.broken.items()):
-                if now_ms - since_ms >= _RECONNECT_MS:
+                # Who works on an ordered queue may not know yet that its stream is broken.
+                grace_ms = self._expires_ms if is_ordered(live.group) else _RECONNECT_MS
+                if now_ms - since_ms >= grace_ms:
                     del live.broken[member_id]
                     live.group.leave(member_id)
             for member_id in live.group.expire(now_ms):
                 live.broken.pop(member_id, None)
-                former = live.subscribers.pop(member_id, None)
-                if former is not None:
-                    former[0].end(
-                        UnknownMember(f"{member_id} was silent for too long in group {name}")
-                    )
+                why = f"{member_id} was silent for too long in group {name}"
+                self._dismiss(live, member_id, why)
                 log.info("a consumer is gone", group=name, member=member_id)
             self._arrange(name, live)
 
@@ -398,6 +410,7 @@ class Groups:
                     self._arrange(name, live)
             case "put_topic" | "drop_topic":
                 for name, live in list(self._live.items()):
+                    live.group.set_locks(self._machine.state.offsets.locks(name), self._now_ms())
                     self._arrange(name, live)
 
     def lead(self) -> None:
@@ -422,6 +435,9 @@ class Groups:
     def names(self) -> list[str]:
         return sorted({*self._machine.state.offsets.groups(), *self._live})
 
+    def silent_ms(self, member: Member) -> int:
+        return max(0, self._now_ms() - member.last_seen_ms)
+
     def in_flight(self, name: str) -> int:
         """Messages that members have and did not report as done."""
         live = self._live.get(name)
@@ -438,7 +454,3 @@ def _is_broadcast(group: Group) -> bool:
 
 def is_ordered(group: Group) -> bool:
     return any(member.spec.mode == MODE_ORDERED for member in group.members.values())
-
-
-def _unclaimed(claimed: Mapping[Queue, int], assigned: frozenset[Queue]) -> Mapping[Queue, int]:
-    return {queue: at for queue, at in claimed.items() if queue not in assigned}

@@ -89,7 +89,7 @@ class Inspector:
                     member_id=member_id,
                     zone=one.spec.zone,
                     address=one.spec.address,
-                    last_seen_at_ms=one.last_seen_ms,
+                    last_seen_at_ms=self._broker.now_ms() - self._broker.groups.silent_ms(one),
                     is_streaming=one.spec.is_streaming,
                     queues=len(live.assigned(member_id)) if live else 0,
                 )

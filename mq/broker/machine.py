@@ -79,6 +79,7 @@ class Machine:
         self.store = store
         # Term of the last applied entry: a leader whose own it is has applied all before it.
         self.applied_term = 0
+        self.on_term: Callable[[], None] = lambda: None
         self.on_arrival: Callable[[Queue], None] = lambda _: None
         self.on_command: Callable[[Command], None] = lambda _: None
         self._written: dict[int, Written] = {}
@@ -119,7 +120,9 @@ class Machine:
     def apply_through(self, raft_index: int) -> None:
         for applied in self.store.applying(raft_index):
             written = self._written.pop(applied.ref.raft_index, None)
-            self.applied_term = applied.ref.term
+            if applied.ref.term != self.applied_term:
+                self.applied_term = applied.ref.term
+                self.on_term()
             if applied.batches:
                 self._place(applied, written)
             elif applied.ref.kind == Kind.COMMAND:
@@ -151,7 +154,9 @@ class Machine:
                 state.offsets.drop_topic(topic)
                 self.store.clear_topic(topic)
             case "commit_positions":
-                state.offsets.commit(command.commit_positions.groups)
+                # A consumer may report what it did in a topic that is gone: nobody shall find it
+                # when there is a new one of that name.
+                state.offsets.commit(command.commit_positions.groups, state.topics)
             case "drop_group":
                 state.offsets.drop_group(command.drop_group.group)
             case "lock_queues":

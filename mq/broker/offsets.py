@@ -4,7 +4,7 @@ state, changed only by applying commands.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from mq.broker.assignment import Queue
@@ -34,11 +34,13 @@ class Offsets:
 
     # -- applying ---------------------------------------------------------------------------------
 
-    def commit(self, groups: Iterable[GroupPositions]) -> None:
+    def commit(self, groups: Iterable[GroupPositions], topics: Container[str]) -> None:
+        """As far as the topics exist."""
         for each in groups:
             positions = self._positions.setdefault(each.group, {})
             for one in each.positions:
-                positions[Queue(one.topic, one.queue_id)] = one.queue_offset
+                if one.topic in topics:
+                    positions[Queue(one.topic, one.queue_id)] = one.queue_offset
 
     def lock(self, group: str, locks: Iterable[QueueLock]) -> None:
         held = self._locks.setdefault(group, {})

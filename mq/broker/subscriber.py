@@ -116,13 +116,28 @@ class Subscriber:
             self._leaving[queue] = self._cursors.pop(queue)
             self._ready.pop(queue, None)
         for queue in sorted(positions.keys() - self._cursors.keys()):
-            epoch = self._leaving.pop(queue).epoch + 1 if queue in self._leaving else 0
-            self._cursors[queue] = _Cursor(positions[queue], epoch)
+            former = self._leaving.pop(queue, None)
+            epoch = former.epoch + 1 if former else 0
+            if former is not None and former.next_offset == positions[queue]:
+                # The client has what stands before: it counts, and is not done yet.
+                former.epoch = epoch
+                self._cursors[queue] = former
+            else:
+                self._cursors[queue] = _Cursor(positions[queue], epoch)
             self._arrivals.watch(queue, self._arrived)
             self._ready[queue] = None
         self._generation = generation
         self._is_assignment_due = True
         self._wake.set()
+
+    def claim(self, queue: Queue, next_offset: int, done: int) -> None:
+        """It came back with this queue in hand, and is done with what stands before `done`. Until
+        the queue is assigned again it is one to finish and to release, under epoch 0.
+        """
+        cursor = self._leaving[queue] = _Cursor(next_offset, 0)
+        if done < next_offset:
+            cursor.done = done
+            cursor.sent.append(_Sent(next_offset, next_offset - done, 0))
 
     def move(self, positions: Mapping[Queue, int]) -> None:
         """A seek of the client's or a reset by an operator: what was sent before is void."""
@@ -131,6 +146,8 @@ class Subscriber:
             if cursor is not None:
                 self._cursors[queue] = _Cursor(queue_offset, cursor.epoch + 1)
                 self._ready[queue] = None
+            elif queue in self._leaving:
+                self._leaving[queue].epoch += 1  # its last reports are void, too
         self._is_assignment_due = True
         self._wake.set()
 

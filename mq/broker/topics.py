@@ -51,7 +51,7 @@ class Topics:
     def __iter__(self) -> Iterator[Topic]:
         return iter(sorted(self._topics.values()))
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self._topics
 
     def find(self, name: str) -> Topic:

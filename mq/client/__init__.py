@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mq.client.admin_sync import Admin
     from mq.client.consumer_sync import Consumer, PullConsumer, PushConsumer
     from mq.client.model import Message, QueueRef, ReceivedMessage, SendResult, Sql, Tags
     from mq.client.producer_sync import Producer
@@ -17,14 +18,15 @@ if TYPE_CHECKING:
     from mq.errors import MqError
 
 _HOMES = {
+    "Admin": "mq.client.admin_sync",
     "Consumer": "mq.client.consumer_sync",
     "Message": "mq.client.model",
     "MqError": "mq.errors",
+    "Producer": "mq.client.producer_sync",
     "PullConsumer": "mq.client.consumer_sync",
     "PullResult": "mq.client.pull",
     "PullStatus": "mq.client.pull",
     "PushConsumer": "mq.client.consumer_sync",
-    "Producer": "mq.client.producer_sync",
     "QueueRef": "mq.client.model",
     "ReceivedMessage": "mq.client.model",
     "SendResult": "mq.client.model",
@@ -33,9 +35,11 @@ _HOMES = {
 }
 
 __all__ = [
+    "Admin",
     "Consumer",
     "Message",
     "MqError",
+    "Producer",
     "PullConsumer",
     "PullResult",
     "PullStatus",

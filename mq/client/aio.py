@@ -10,21 +10,24 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mq.client.admin import Admin
     from mq.client.consumer import Consumer
     from mq.client.model import Message, QueueRef, ReceivedMessage, SendResult, Sql, Tags
+    from mq.client.producer_aio import Producer
     from mq.client.pull import PullConsumer, PullResult, PullStatus
     from mq.client.push import PushConsumer
     from mq.errors import MqError
 
 _HOMES = {
+    "Admin": "mq.client.admin",
     "Consumer": "mq.client.consumer",
     "Message": "mq.client.model",
     "MqError": "mq.errors",
+    "Producer": "mq.client.producer_aio",
     "PullConsumer": "mq.client.pull",
     "PullResult": "mq.client.pull",
     "PullStatus": "mq.client.pull",
     "PushConsumer": "mq.client.push",
-    "Producer": "mq.client.producer_aio",
     "QueueRef": "mq.client.model",
     "ReceivedMessage": "mq.client.model",
     "SendResult": "mq.client.model",
@@ -33,9 +36,11 @@ _HOMES = {
 }
 
 __all__ = [
+    "Admin",
     "Consumer",
     "Message",
     "MqError",
+    "Producer",
     "PullConsumer",
     "PullResult",
     "PullStatus",

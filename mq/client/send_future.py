@@ -30,7 +30,7 @@ class SendFuture(Future[SendResult]):
         self._exception: BaseException | None = None
 
     @property
-    def _condition(self) -> threading.Condition:
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
         if self._made is None:
             with _making:
                 if self._made is None:
@@ -43,10 +43,10 @@ class SendFuture(Future[SendResult]):
         return False
 
     def done(self) -> bool:
-        return self._state is _FINISHED or super().done()
+        return self._state == _FINISHED
 
     def result(self, timeout: float | None = None) -> SendResult:
-        if self._state is _FINISHED and self._exception is None:
+        if self._state == _FINISHED and self._exception is None:
             found: SendResult = self._result
             return found
         return super().result(timeout)

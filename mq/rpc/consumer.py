@@ -47,8 +47,9 @@ class ConsumerService:
         spec = member_spec(request, context.peer(), is_streaming=False)
         for one in request.subscriptions:
             compile_filter(one.filter)
+        owned = queues_of(request.owned)
         await self._broker.create_missing(spec.subscriptions)
-        group = self._broker.groups.join(request.group, spec, queues_of(request.owned))
+        group = self._broker.groups.join(request.group, spec, owned)
         return self._membership(group, request.member_id)
 
     async def heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.Membership:

@@ -11,7 +11,7 @@ from mq.broker.broker import Broker
 from mq.broker.filters import compile_filter
 from mq.broker.groups import Start
 from mq.broker.subscriber import Assigned, Limits, Position, Subscriber
-from mq.errors import IllegalRequest
+from mq.errors import IllegalRequest, UnknownMember
 from mq.rpc import framing
 from mq.rpc.consumer import checked_time, member_spec, offsets_of, queues_of
 from mq.rpc.methods import Context
@@ -40,10 +40,15 @@ class SubscribeService:
             is_over = reader.done() and not reader.cancelled() and reader.exception() is None
             if reader.done():
                 reader.result()
+        except asyncio.CancelledError:
+            writer.cancel()
+            raise
         finally:
             reader.cancel()
-            writer.cancel()
             self._broker.groups.unsubscribe(subscriber, is_over=is_over)
+            # The status cannot be sent before a write that is under way has ended.
+            subscriber.end(UnknownMember(f"{subscriber.member_id} has no stream any more"))
+            await asyncio.gather(reader, writer, return_exceptions=True)
 
     async def _begin(self, context: Context) -> Subscriber:
         data = await context.read()
@@ -53,16 +58,10 @@ class SubscribeService:
         start = request.start
         spec = member_spec(start, context.peer(), is_streaming=True)
         filters = {one.topic: compile_filter(one.filter) for one in start.subscriptions}
+        limits, first, positions = _limits(start), _start(start), offsets_of(start.positions)
         # A consumer may well start before the first message is sent.
         await self._broker.create_missing(filters)
-        return self._broker.groups.subscribe(
-            start.group,
-            spec,
-            filters,
-            _limits(start),
-            _start(start),
-            offsets_of(start.positions),
-        )
+        return self._broker.groups.subscribe(start.group, spec, filters, limits, first, positions)
 
     async def _listen(self, subscriber: Subscriber, context: Context) -> None:
         groups = self._broker.groups

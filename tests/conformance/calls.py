@@ -72,7 +72,7 @@ class Calls:
         self.channel = channel
         self._paths = {method.partition("/")[2]: method for method in METHODS}
 
-    def __call__(self, name: str, timeout_s: float = DEADLINE_S, **fields: Any) -> Any:
+    def __call__(self, name: str, /, timeout_s: float = DEADLINE_S, **fields: Any) -> Any:
         method = self._paths[name]
         return self.request(method, request_type(method)(**fields), timeout_s)
 
@@ -84,7 +84,7 @@ class Calls:
         answer: bytes = self.channel.unary_unary(path_of(method))(data, timeout=timeout_s)
         return answer
 
-    def refused(self, name: str, **fields: Any) -> Refusal:
+    def refused(self, name: str, /, **fields: Any) -> Refusal:
         """The error that the call must end with."""
         try:
             answer = self(name, **fields)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 
 from tests.conformance.calls import CHANNEL_OPTIONS, Calls
+from tests.conformance.streams import SubscribeStream
 from tests.support.broker_process import BrokerProcess
 
 if TYPE_CHECKING:
@@ -54,3 +55,19 @@ def topic(calls: Calls, new_name: Callable[[], str]) -> str:
 def group(new_name: Callable[[], str]) -> str:
     """Of which nobody knows yet."""
     return new_name()
+
+
+@pytest.fixture
+def subscribe(
+    channel: grpc.Channel, group: str, topic: str
+) -> Iterator[Callable[..., SubscribeStream]]:
+    """Members of the group, on the topic."""
+    opened: list[SubscribeStream] = []
+
+    def open_stream(member_id: str = "m", **fields: Any) -> SubscribeStream:
+        opened.append(SubscribeStream(channel, group, topic, member_id, **fields))
+        return opened[-1]
+
+    yield open_stream
+    for stream in opened:
+        stream.close()

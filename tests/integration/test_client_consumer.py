@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import doctest
 import threading
 import time
-import types
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,19 +12,14 @@ import pytest
 from mq.client import (
     Consumer,
     PullConsumer,
-    PullStatus,
     PushConsumer,
     QueueRef,
     ReceivedMessage,
     Sql,
     aio,
     consumer_sync,
-    pull,
-    push,
 )
-from mq.client import consumer as consumer_module
 from mq.errors import (
-    GroupNotEmpty,
     IllegalFilter,
     IllegalOffset,
     NotAssigned,
@@ -183,7 +176,7 @@ def test_seeking_by_offset_and_by_name(server: str, name: str) -> None:
         with pytest.raises(IllegalOffset, match="which is 10"):
             consumer.seek(name, 0, 11)
         with pytest.raises(NotAssigned):
-            consumer.seek(name, 1, 5) if False else consumer.pause((name, 5))
+            consumer.pause((name, 5))
 
 
 def test_seeking_by_time(server: str, name: str) -> None:
@@ -404,11 +397,22 @@ def test_a_member_with_another_subscription_hears_of_both(server: str, name: str
         assert first.poll(timeout_s=0.1) == []
 
 
-def test_a_topic_that_does_not_exist_is_an_error(server: str) -> None:
-    with pytest.raises(TopicNotFound, match="no-such"), Consumer(server, "g", "no-such") as one:
-        one.poll(timeout_s=DEADLINE_S)
-    with pytest.raises(TopicNotFound, match="no-such"):
-        PushConsumer(server, "g", "no-such", print).start()
+def test_a_consumer_may_be_there_before_its_topic(server: str, name: str) -> None:
+    with Consumer(server, name, name) as consumer:
+        assert consumer.poll(timeout_s=0.2) == []
+        send(server, name, 0, [b"first"])
+        assert bodies(take(consumer, 1)) == [b"first"]
+
+
+def test_a_topic_that_does_not_exist_is_an_error_where_none_is_made(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data", "--broker-auto-create-topics", "no") as broker:
+        with (
+            pytest.raises(TopicNotFound, match="no-such"),
+            Consumer(broker.address, "g", "no-such") as consumer,
+        ):
+            consumer.poll(timeout_s=DEADLINE_S)
+        with pytest.raises(TopicNotFound, match="no-such"):
+            PushConsumer(broker.address, "g", "no-such", print).start()
 
 
 def test_without_a_broker_a_start_says_who_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,77 +421,3 @@ def test_without_a_broker_a_start_says_who_was_asked(monkeypatch: pytest.MonkeyP
         PushConsumer("127.0.0.1:1", "g", "t", print).start()
     with Consumer("127.0.0.1:1", "g", "t") as consumer:
         assert consumer.poll(timeout_s=0.1) == []
-
-
-# By hand
-
-
-def test_pulling_says_where_the_queue_begins_and_ends(server: str, name: str) -> None:
-    fill(server, name, queues=1, each=10)
-    with PullConsumer(server) as puller:
-        assert puller.queues(name) == [QueueRef(name, 0)]
-        found = puller.pull(name, 0, 3, messages_max=2)
-        assert (found.status, bodies(found.messages)) == (PullStatus.FOUND, [b"0-3", b"0-4"])
-        assert (found.next_offset, found.start, found.end) == (5, 0, 10)
-        assert puller.pull(name, 0, 10).status is PullStatus.END
-        too_far = puller.pull(name, 0, 11)
-        assert (too_far.status, too_far.next_offset) == (PullStatus.TOO_LARGE, 10)
-        with pytest.raises(TopicNotFound):
-            puller.queues("no-such")
-
-
-def test_pulling_waits_for_messages(server: str, name: str) -> None:
-    create_topic(server, name, 1)
-    with PullConsumer(server) as puller:
-        sender = threading.Timer(0.1, lambda: send(server, name, 0, [Message(body=b"x", tag="a")]))
-        sender.start()
-        found = puller.pull(name, 0, 0, filter="a || b", wait_ms=20_000)
-        assert bodies(found.messages) == [b"x"]
-        sender.join()
-        nothing = puller.pull(name, 0, 0, filter="b", wait_ms=10)
-        assert (nothing.status, nothing.next_offset) == (PullStatus.END, 1)
-
-
-def test_offsets_are_found_and_committed_by_hand(server: str, name: str) -> None:
-    fill(server, name, queues=2, each=10)
-    first, second = QueueRef(name, 0), QueueRef(name, 1)
-    with PullConsumer(server, name) as puller:
-        assert puller.find_offsets(name, "earliest") == {first: 0, second: 0}
-        assert puller.find_offsets(name, "latest") == {first: 10, second: 10}
-        assert puller.find_offsets(name, 0) == {first: 0, second: 0}
-        assert puller.committed() == {}
-        puller.commit({(name, 0): 4, (name, 1): 6})
-        assert puller.committed() == {first: 4, second: 6}
-        assert puller.committed([first]) == {first: 4}
-        with Consumer(server, name, name) as consumer:
-            assert len(take(consumer, 10)) == 10
-            with pytest.raises(GroupNotEmpty):
-                puller.commit({(name, 0): 0})
-
-
-# Examples
-
-
-@pytest.mark.parametrize("module", [consumer_module, consumer_sync, pull, push])
-def test_the_examples_in_the_documentation_work(server: str, module: types.ModuleType) -> None:
-    topic = "greetings"
-    if topic not in existing_topics(server):
-        create_topic(server, topic, 1)
-        send(server, topic, 0, [b"hello", b"world"])
-    names = {**vars(module), "servers": server, "asyncio": asyncio}
-    finder, runner = doctest.DocTestFinder(exclude_empty=True), doctest.DocTestRunner()
-    count = 0
-    for example in finder.find(module, globs=names):
-        count += runner.run(example).attempted
-    assert count > 0
-    assert runner.summarize(verbose=False).failed == 0
-
-
-def existing_topics(server: str) -> set[str]:
-    answer = call(
-        server,
-        "AdminService/ListTopics",
-        admin_pb2.ListTopicsRequest(),
-        admin_pb2.ListTopicsResponse,
-    )
-    return {one.topic for one in answer.topics}

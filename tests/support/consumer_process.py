@@ -6,6 +6,7 @@ has handled, a line each, and leaves its group when its input ends.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from mq.client import PushConsumer, ReceivedMessage
 
@@ -17,7 +18,8 @@ def main() -> None:
         sys.stdout.write(message.body.decode() + "\n")
         sys.stdout.flush()
 
-    with PushConsumer(address, group, topic, handle, mode=mode, start="earliest", threads=4):
+    options: dict[str, Any] = {"mode": mode, "start": "earliest", "threads": 4}
+    with PushConsumer(address, group, topic, handle, **options):
         sys.stdin.read()
 
 

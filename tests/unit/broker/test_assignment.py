@@ -133,6 +133,8 @@ def test_free_queues_go_to_their_zone() -> None:
 def test_evenness_comes_before_nearness() -> None:
     hands = assign(queues(6, zones="x"), members("A@y B@x"))
     assert sizes(hands) == [3, 3]
+    hands = assign(queues(4, zones="x"), members("A@x B@x C@y"))
+    assert sizes(hands) == [1, 1, 2]
 
 
 def test_stickiness_comes_before_nearness() -> None:

@@ -1,0 +1,168 @@
+"""Administration for programs without asyncio: `admin`, run on the background thread of `sync`."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from mq.client import admin
+from mq.client.admin import OffsetTarget, TypeName
+from mq.client.model import FilterLike
+from mq.client.sync import background
+from mq.client.wiring import CALL_TIMEOUT_S
+from mq.wire.v1 import admin_pb2 as pb
+from mq.wire.v1.cluster_pb2 import RouteResponse
+
+T = TypeVar("T")
+
+
+class Admin:
+    """Topics, groups, single messages, the brokers. Any number of threads may use one.
+
+    >>> from mq.client import Admin
+    >>> with Admin("127.0.0.1:8081") as admin:
+    ...     admin.create_topic("payments", queues=4).write_queues
+    ...     [one.info.topic for one in admin.list_topics() if one.info.topic == "payments"]
+    ...     admin.alter_topic("payments", write_queues=8, read_queues=8).read_queues
+    ...     admin.delete_topic("payments")
+    4
+    ['payments']
+    8
+
+    Answers are the messages of proto/mq/v1/admin.proto, errors those of `mq.errors`.
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str] = "127.0.0.1:8081",
+        *,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> None:
+        """`timeout_s`: how long a call may take, with all its attempts to find a broker."""
+        self._core = admin.Admin(servers, timeout_s=timeout_s)
+        self._background = background()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._background.run(work)
+
+    def create_topic(
+        self,
+        topic: str,
+        queues: int = 0,
+        type: TypeName = "normal",  # noqa: A002
+    ) -> pb.TopicInfo:
+        """With 0 queues it gets the broker's default. TopicExists, unless it is the same."""
+        return self._run(self._core.create_topic(topic, queues, type))
+
+    def alter_topic(
+        self,
+        topic: str,
+        *,
+        write_queues: int | None = None,
+        read_queues: int | None = None,
+        is_readable: bool | None = None,
+        is_writable: bool | None = None,
+    ) -> pb.TopicInfo:
+        """What is None stays as it is. To shrink without loss lower `write_queues`, let consumers
+        finish, then lower `read_queues`.
+        """
+        return self._run(
+            self._core.alter_topic(
+                topic,
+                write_queues=write_queues,
+                read_queues=read_queues,
+                is_readable=is_readable,
+                is_writable=is_writable,
+            )
+        )
+
+    def delete_topic(self, topic: str) -> None:
+        """Its messages are gone at once."""
+        self._run(self._core.delete_topic(topic))
+
+    def list_topics(self, *, include_internal: bool = False) -> list[pb.TopicSummary]:
+        return self._run(self._core.list_topics(include_internal=include_internal))
+
+    def describe_topic(self, topic: str) -> pb.DescribeTopicResponse:
+        """TopicNotFound."""
+        return self._run(self._core.describe_topic(topic))
+
+    def list_groups(self) -> list[pb.GroupSummary]:
+        return self._run(self._core.list_groups())
+
+    def describe_group(self, group: str) -> pb.DescribeGroupResponse:
+        """GroupNotFound."""
+        return self._run(self._core.describe_group(group))
+
+    def reset_offsets(
+        self,
+        group: str,
+        topic: str,
+        to: OffsetTarget,
+        queue_ids: Iterable[int] = (),
+        *,
+        dry_run: bool = False,
+    ) -> pb.ResetOffsetsResponse:
+        """To the earliest message, behind the latest, or to the first one stored at a time in ms or
+        later. The answer has the offsets before and after; with `dry_run` nothing else happens.
+        """
+        return self._run(self._core.reset_offsets(group, topic, to, queue_ids, dry_run=dry_run))
+
+    def delete_group(self, group: str) -> None:
+        """GroupNotEmpty while it has members."""
+        self._run(self._core.delete_group(group))
+
+    def get_message(self, message_id: str) -> pb.StoredMessage:
+        """By the id that a send returned. MessageNotFound."""
+        return self._run(self._core.get_message(message_id))
+
+    def query_messages(
+        self, topic: str, key: str, begin_ms: int = 0, end_ms: int = 0
+    ) -> list[pb.StoredMessage]:
+        """With this key, newest first, 64 at most; `end_ms` 0 is now."""
+        return self._run(self._core.query_messages(topic, key, begin_ms, end_ms))
+
+    def browse_messages(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        messages_max: int = 0,
+        filter: FilterLike = None,  # noqa: A002
+    ) -> pb.MessageList:
+        """From a queue offset on, without a group; go on at `next_offset` of the answer."""
+        return self._run(
+            self._core.browse_messages(topic, queue_id, queue_offset, messages_max, filter)
+        )
+
+    def broker_status(self, server: str | None = None) -> pb.BrokerStatusResponse:
+        """Of `server`; of any broker when that is None."""
+        return self._run(self._core.broker_status(server))
+
+    def get_config(self, server: str | None = None) -> list[pb.ConfigOption]:
+        return self._run(self._core.get_config(server))
+
+    def set_config(self, name: str, value: str, server: str | None = None) -> list[pb.ConfigOption]:
+        """On one broker, until it stops; only options that are dynamic."""
+        return self._run(self._core.set_config(name, value, server))
+
+    def route(self, topics: Sequence[str] = ()) -> RouteResponse:
+        """The brokers, who leads, and where these topics are; those that do not exist are left
+        out.
+        """
+        return self._run(self._core.route(topics))
+
+    def close(self) -> None:
+        self._run(self._core.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,333 @@
+"""One broker that is killed, or stopped, between every two things that its clients do, and at any
+moment under load: their history has no hole, nothing twice, and nothing out of order.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from typing import TYPE_CHECKING, Self
+
+import grpc
+import pytest
+
+from mq.client import Admin, PullConsumer, PushConsumer, ReceivedMessage
+from tests.conformance.calls import Calls, code_of, prepared
+from tests.conformance.streams import PublishStream
+from tests.support.broker_process import BrokerProcess
+from tests.support.history import History, Outcome, Queue
+from tests.support.raft_cluster import free_port, poll
+from tests.support.recorded_clients import (
+    PATIENCE_S,
+    RecordedConsumer,
+    RecordedProducer,
+    ask_offsets,
+    drain,
+    handler,
+    patiently,
+    shown_with,
+    wait_read,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TOPIC = "orders"
+QUEUES = 4
+POLLED, PUSHED, BY_HAND = "polled", "pushed", "by-hand"
+# MQ_KILL_SEEDS=100 for a long run.
+SEEDS = range(int(os.environ.get("MQ_KILL_SEEDS", "4")))
+
+
+class Stage:
+    """A broker, and what is known of it."""
+
+    def __init__(self, directory: Path, title: str, *flags: str) -> None:
+        flags = ("--metrics-enabled", "no", *flags)
+        self.broker = BrokerProcess(directory / "data", *flags, port=free_port())
+        self.history = History(title)
+        self.address = self.broker.address
+
+    def restart(self, *, is_killed: bool) -> None:
+        if is_killed:
+            self.history.note("kill -9")
+            self.broker.kill()
+        else:
+            self.history.note("SIGTERM")
+            assert self.broker.stop() == 0
+        self.broker.start()
+        self.history.note("it is back")
+
+    def producer(self, name: str) -> RecordedProducer:
+        return RecordedProducer(self.history, self.address, name, TOPIC)
+
+    def consumer(self, group: str, member: str) -> RecordedConsumer:
+        return RecordedConsumer(self.history, self.address, group, TOPIC, member)
+
+    def ends(self) -> dict[Queue, int]:
+        return drain(History("to count only"), self.address, TOPIC)
+
+
+# -- between every two steps: each yield is a moment to die ----------------------------------------
+
+
+def tell(stage: Stage) -> Iterator[str]:
+    with Admin(stage.address, timeout_s=PATIENCE_S) as admin:
+        admin.create_topic(TOPIC, QUEUES)
+        yield "a topic"
+        assert admin.describe_topic(TOPIC).info.write_queues == QUEUES
+        with stage.producer("p") as producer:
+            yield from produce(producer)
+            yield from consume(stage)
+            yield from push(stage)
+            yield from count_by_hand(stage)
+            yield from alter(admin, producer)
+            assert producer.errors == []
+
+
+def produce(producer: RecordedProducer) -> Iterator[str]:
+    for queue_id in range(QUEUES):
+        producer.send(queue_id=queue_id)
+        producer.send(key=f"k{queue_id}")
+    producer.send()
+    yield "single messages"
+    for queue_id in range(QUEUES):
+        producer.send_batch(5, queue_id=queue_id)
+    producer.send_batch(5, key="k1")
+    yield "batches"
+    # Some have their answer when the broker dies, some are on their way.
+    futures = [producer.send_async(queue_id=at % QUEUES) for at in range(200)]
+    yield "messages that nobody waits for"
+    for future in futures:
+        future.result(PATIENCE_S)
+    yield "their answers"
+
+
+def consume(stage: Stage) -> Iterator[str]:
+    history = stage.history
+    history.group(POLLED, [TOPIC], "member")
+    with stage.consumer(POLLED, "first") as consumer:
+        consumer.take(20)
+        yield "a poll"
+        consumer.commit()
+        yield "its commit"
+        consumer.take(20)
+        consumer.take(20)
+        yield "two polls"
+        consumer.commit()
+        # It had them in hand all the time: nothing came twice, whatever became of the broker.
+        assert history.repeats(POLLED) == []
+        consumer.take(10)
+        yield "a poll without a commit"
+        assert consumer.errors == []
+    yield "the end of a consumer"
+    with stage.consumer(POLLED, "second") as consumer:
+        consumer.take(30)
+        yield "the next consumer"
+        consumer.take(sum(stage.ends().values()) - 60 - 30)
+        consumer.commit()
+        assert len(history.repeats(POLLED)) == 10
+        assert consumer.errors == []
+
+
+def push(stage: Stage) -> Iterator[str]:
+    """Handlers are at work when the broker dies, and go on without it."""
+    stage.history.group(PUSHED, [TOPIC], "none")
+    begun, gate = threading.Semaphore(0), threading.Event()
+
+    def work_on(_: ReceivedMessage) -> None:
+        begun.release()
+        gate.wait(PATIENCE_S)
+
+    handle = handler(stage.history, PUSHED, "pushed", work_on)
+    with PushConsumer(stage.address, PUSHED, TOPIC, handle, start="earliest", threads=6):
+        for _ in range(6):
+            assert begun.acquire(timeout=PATIENCE_S)
+        yield "handlers at work"
+        gate.set()
+        wait_read(stage.history, PUSHED, stage.ends())
+        yield "handlers that are through"
+    assert stage.history.repeats(PUSHED) == []
+
+
+def count_by_hand(stage: Stage) -> Iterator[str]:
+    """Somebody reads a queue without joining, and keeps the group's offset."""
+    stage.history.group(BY_HAND, [], "member")
+    queue = Queue(TOPIC, 0)
+    with PullConsumer(stage.address, BY_HAND) as consumer:
+        found = patiently(lambda: consumer.pull(*queue, 0, messages_max=3))
+        yield "a pull"
+        for message in found.messages:
+            stage.history.finished(stage.history.took(BY_HAND, "hand", message))
+        patiently(lambda: consumer.commit({queue: 3}))
+        stage.history.committed(BY_HAND, {queue: 3})
+        yield "the commit of an offset"
+
+
+def alter(admin: Admin, producer: RecordedProducer) -> Iterator[str]:
+    admin.alter_topic(TOPIC, write_queues=6, read_queues=6)
+    yield "more queues"
+    assert admin.describe_topic(TOPIC).info.read_queues == 6
+    producer.send(queue_id=5)
+    futures = [producer.send_async(key=f"k{at % 7}") for at in range(200)]
+    admin.alter_topic(TOPIC, write_queues=2)
+    yield "fewer queues, while messages are on their way"
+    for future in futures:
+        future.result(PATIENCE_S)
+    producer.send(key="k6")
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "stopped"])
+def test_a_broker_that_ends_between_every_two_steps_keeps_its_promises(
+    tmp_path: Path, is_killed: bool
+) -> None:
+    stage = Stage(tmp_path, "killed between steps" if is_killed else "stopped between steps")
+    history = stage.history
+    with stage.broker, shown_with(stage.broker.output):
+        for step in tell(stage):
+            history.note(f"so far: {step}")
+            import time; print(time.time(), step)
+            stage.restart(is_killed=is_killed)
+            for group in history.groups:
+                ask_offsets(history, stage.address, group)
+        ends = drain(history, stage.address, TOPIC)
+        with stage.consumer(POLLED, "last") as consumer:
+            wait_read(history, POLLED, ends, consumer.poll)
+            consumer.commit()
+        handle = handler(history, PUSHED, "last")
+        with PushConsumer(stage.address, PUSHED, TOPIC, handle):
+            wait_read(history, PUSHED, ends)
+        for group in history.groups:
+            ask_offsets(history, stage.address, group)
+        history.check()
+        assert history.floors(POLLED) == history.floors(PUSHED) == ends
+        assert history.count(Outcome.ACKNOWLEDGED) == sum(ends.values())
+
+
+def test_a_stored_batch_that_comes_again_is_known_though_its_queue_takes_nothing_any_more(
+    tmp_path: Path,
+) -> None:
+    batch = prepared(TOPIC, b"x", queue_id=3, producer_id="p", sequence=1)
+    with BrokerProcess(tmp_path / "data") as broker:
+        for attempt in range(2):
+            with grpc.insecure_channel(broker.address) as channel:
+                calls = Calls(channel)
+                if attempt == 0:
+                    calls.create(TOPIC, QUEUES)
+                with PublishStream(channel) as stream:
+                    result = stream.result(batch)
+                assert (code_of(result), result.is_duplicate) == ("SEND_OK", attempt == 1)
+                assert (result.queue_id, result.queue_offset) == (3, 0)
+                calls("AlterTopic", topic=TOPIC, write_queues=2)
+            broker.kill()
+            broker.start()
+
+
+# -- at any moment, under load ---------------------------------------------------------------------
+
+
+class Load:
+    """Producers and consumers, each on a thread of its own, until it is told to stop."""
+
+    def __init__(self, stage: Stage, seed: int) -> None:
+        self._stage = stage
+        self._is_over = threading.Event()
+        self._failures: list[BaseException] = []
+        self._seed = seed
+        works = [self._send_one_by_one, self._send_many, self._poll]
+        self._threads = [threading.Thread(target=self._run, args=(work,)) for work in works]
+        self.producers = [stage.producer("single"), stage.producer("many")]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+        for producer in self.producers:
+            producer.close()
+        assert self._failures == []
+
+    def wait_for_more(self, count: int) -> None:
+        """Until so many more are acknowledged."""
+        history = self._stage.history
+        target = history.count(Outcome.ACKNOWLEDGED) + count
+        poll(
+            lambda: history.count(Outcome.ACKNOWLEDGED) >= target or self._failures,
+            f"{count} more acknowledged",
+        )
+
+    def _run(self, work: object) -> None:
+        try:
+            work(random.Random(self._seed))  # type: ignore[operator]
+        except BaseException as error:  # noqa: BLE001 - shown by the thread that waits
+            self._failures.append(error)
+
+    def _send_one_by_one(self, rng: random.Random) -> None:
+        while not self._is_over.is_set():
+            if rng.random() < 0.3:
+                self.producers[0].send_batch(rng.randint(2, 10), queue_id=rng.randrange(QUEUES))
+            else:
+                self.producers[0].send(key=f"k{rng.randrange(5)}")
+
+    def _send_many(self, rng: random.Random) -> None:
+        producer = self.producers[1]
+        while not self._is_over.wait(0.002):
+            for _ in range(rng.randint(1, 10)):
+                producer.send_async(queue_id=rng.choice([*range(QUEUES), None]))
+            if rng.random() < 0.02:
+                producer.flush()
+
+    def _poll(self, rng: random.Random) -> None:
+        with self._stage.consumer(POLLED, "polling") as consumer:
+            while not self._is_over.is_set():
+                consumer.poll(rng.randint(1, 100))
+                if rng.random() < 0.3:
+                    consumer.commit()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_broker_that_is_killed_at_any_moment_keeps_its_promises(
+    tmp_path: Path, seed: int
+) -> None:
+    rng = random.Random(seed)
+    # Small files: a kill may hit the moment in which the next one is begun, or a checkpoint.
+    stage = Stage(
+        tmp_path,
+        f"seed {seed}",
+        *("--store-segment-bytes", "64KiB", "--store-entry-bytes-max", "16KiB"),
+        *("--store-message-bytes-max", "8KiB", "--store-checkpoint-log-bytes", "64KiB"),
+    )
+    history = stage.history
+    history.group(POLLED, [TOPIC], "member")
+    history.group(PUSHED, [TOPIC], "none")
+    handle = handler(history, PUSHED, "pushed")
+    with stage.broker, shown_with(stage.broker.output):
+        with Admin(stage.address) as admin:
+            admin.create_topic(TOPIC, QUEUES)
+        pushing = PushConsumer(stage.address, PUSHED, TOPIC, handle, start="earliest", threads=4)
+        with pushing, Load(stage, seed) as load:
+            for _ in range(3):
+                load.wait_for_more(rng.choice([1, 50, 300]))
+                stage.restart(is_killed=rng.random() < 0.8)
+                for group in history.groups:
+                    ask_offsets(history, stage.address, group)
+            load.wait_for_more(20)
+        ends = drain(history, stage.address, TOPIC)
+        with stage.consumer(POLLED, "last") as consumer:
+            wait_read(history, POLLED, ends, consumer.poll)
+            consumer.commit()
+        handle = handler(history, PUSHED, "last")
+        with PushConsumer(stage.address, PUSHED, TOPIC, handle):
+            wait_read(history, PUSHED, ends)
+        for group in history.groups:
+            ask_offsets(history, stage.address, group)
+        history.check()
+        assert [error for one in load.producers for error in one.errors] == []
+        # Whoever lives comes back with what it has in hand.
+        assert history.repeats(PUSHED) == []

@@ -1,0 +1,110 @@
+"""A broker set of real processes, as its clients see it: `mq server`, three of it, on loopback.
+
+    with BrokerSet(tmp_path) as brokers:
+        producer = Producer(brokers.servers)
+        killed = brokers.kill_leader()
+        brokers.start(killed)
+
+A node keeps its data and its ports over a restart.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Self
+
+import grpc
+
+from mq.wire.v1.admin_pb2 import BrokerStatusRequest, BrokerStatusResponse
+from tests.support.broker_process import BrokerProcess
+from tests.support.raft_cluster import DEADLINE_S, free_port, poll
+from tests.support.topics import call
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class BrokerSet:
+    """`nodes` by their names: n0, n1, ..."""
+
+    def __init__(self, directory: Path, *flags: str, count: int = 3) -> None:
+        names = [f"n{at}" for at in range(count)]
+        members = ",".join(f"{name}=127.0.0.1:{free_port()}" for name in names)
+        self.nodes = {
+            name: BrokerProcess(
+                directory / name,
+                *("--node-node", name, "--raft-members", members, "--metrics-enabled", "no"),
+                *flags,
+                # Chosen here: what the kernel gives out may be taken when the node comes back.
+                port=free_port(),
+            )
+            for name in names
+        }
+
+    @property
+    def servers(self) -> str:
+        """All of them, for clients."""
+        return ",".join(node.address for node in self.nodes.values())
+
+    def address(self, name: str) -> str:
+        return self.nodes[name].address
+
+    def others(self, *names: str) -> list[str]:
+        return [name for name in self.nodes if name not in names]
+
+    # -- life -------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        try:
+            self.start(*self.nodes)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in self.nodes.values():
+            if node.is_running:
+                node.kill()
+
+    def start(self, *names: str) -> None:
+        """At once; returns when each follows a leader or leads."""
+        with ThreadPoolExecutor(len(names)) as pool:
+            list(pool.map(lambda name: self.nodes[name].start(), names))
+
+    def kill_leader(self) -> str:
+        """kill -9; who it was."""
+        name = self.leader()
+        self.nodes[name].kill()
+        return name
+
+    # -- questions --------------------------------------------------------------------------------
+
+    def status(self, name: str) -> BrokerStatusResponse | None:
+        """None: it does not answer."""
+        request = BrokerStatusRequest()
+        try:
+            answer = call(
+                self.address(name), "AdminService/BrokerStatus", request, BrokerStatusResponse
+            )
+        except grpc.RpcError:
+            return None
+        assert isinstance(answer, BrokerStatusResponse)
+        return answer
+
+    def leader(self, *, other_than: str = "") -> str:
+        """Waits for one that leads by its own word and by that of all others that run."""
+
+        def found() -> str:
+            running = [name for name, node in self.nodes.items() if node.is_running]
+            answers = [self.status(name) for name in running]
+            said = {one.leader_id if one is not None and one.is_ready else "" for one in answers}
+            name = said.pop() if len(said) == 1 else ""
+            return name if name in running and name != other_than else ""
+
+        return str(poll(found, "a leader that all agree on", DEADLINE_S))
+
+    def logs(self) -> str:
+        """The ends of all logs, to be shown with a failure."""
+        parts = [f"--- {name}\n{node.output()[-3000:]}" for name, node in self.nodes.items()]
+        return "\n".join(parts)

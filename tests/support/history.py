@@ -1,0 +1,437 @@
+"""What clients did and saw, in order, and which promises of the broker that breaks.
+
+Sends end acknowledged, refused (nothing was stored) or in doubt. At the end the test says what
+every queue holds; then `problems` compares: nothing acknowledged is lost or elsewhere, nothing is
+stored twice, out of order, or though it was never sent. Groups see everything, in order, and again
+only what was not committed; their offsets never go back, and never pass what is not done.
+
+It knows nothing of clients and brokers. Any thread may record; the order of the calls is the order
+of the events.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+_PROBLEMS_SHOWN = 20
+_EVENTS_SHOWN = 150
+
+# In which order a group sees a queue: not at all (parallel handlers), each member by itself, or the
+# group as a whole, and never two members at once.
+Order = Literal["none", "member", "group"]
+
+
+class Queue(NamedTuple):
+    topic: str
+    queue_id: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.queue_id}"
+
+
+class Place(NamedTuple):
+    queue: Queue
+    queue_offset: int
+
+    def __str__(self) -> str:
+        return f"{self.queue}@{self.queue_offset}"
+
+
+class Received(Protocol):
+    """What is looked at in a message that came back."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    message_id: str
+    body: bytes
+
+
+def place_of(message: Received) -> Place:
+    return Place(Queue(message.topic, message.queue_id), message.queue_offset)
+
+
+class Outcome(enum.Enum):
+    IN_DOUBT = enum.auto()
+    ACKNOWLEDGED = enum.auto()
+    REFUSED = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class Send:
+    """`lane`: what was sent with the same one stands in order where it stands in one queue; empty:
+    in any. `may_repeat` without idempotence, `may_vanish` when a majority was not asked.
+    """
+
+    number: int
+    lane: str
+    body: bytes
+    may_repeat: bool = False
+    may_vanish: bool = False
+    outcome: Outcome = Outcome.IN_DOUBT
+    # Not known: the answer did not say.
+    place: Place | None = None
+    message_id: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """A message in the hands of a member, until `History.finished`."""
+
+    group: str
+    member: str
+    place: Place
+    body: bytes
+
+
+class Problem(NamedTuple):
+    kind: str
+    text: str
+    queue: Queue | None = None
+    body: bytes = b""
+
+
+class _Event(NamedTuple):
+    at_s: float
+    text: str
+    queues: frozenset[Queue] = frozenset()
+    body: bytes = b""
+
+    @property
+    def is_note(self) -> bool:
+        return not self.queues and not self.body
+
+    def concerns(self, problems: Iterable[Problem]) -> bool:
+        return any(
+            one.queue in self.queues or (one.body and one.body == self.body) for one in problems
+        )
+
+
+@dataclass(slots=True)
+class _Reading:
+    """How far a group is in one queue."""
+
+    # Behind all that was seen.
+    top: int = 0
+    # Where the group goes on, as far as somebody was told.
+    committed: int = 0
+    # Everything before it is done.
+    done_to: int = 0
+    done: set[int] = field(default_factory=set)
+    # The one that was seen last.
+    last: int = -1
+    # Who works on what.
+    at_work: dict[Work, None] = field(default_factory=dict)
+
+    def finish(self, queue_offset: int) -> None:
+        self.done.add(queue_offset)
+        while self.done_to in self.done:
+            self.done_to += 1
+
+
+class _Group:
+    def __init__(self, topics: Iterable[str], order: Order) -> None:
+        self.topics = frozenset(topics)
+        self.order = order
+        self.queues: dict[Queue, _Reading] = defaultdict(_Reading)
+        self.seen: Counter[Place] = Counter()
+
+
+class History:
+    """`title` says how to have the same once more: the seed."""
+
+    def __init__(self, title: str, clock: Callable[[], float] = time.time) -> None:
+        self._title = title
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._events: list[_Event] = []
+        self._sends: dict[bytes, Send] = {}
+        self._groups: dict[str, _Group] = {}
+        self._stored: dict[Place, Received] = {}
+        # Of each place the first that anybody saw there.
+        self._seen_bodies: dict[Place, bytes] = {}
+        # Found while it happened.
+        self._found: list[Problem] = []
+
+    def note(self, text: str) -> None:
+        """What the test did: kills, restarts."""
+        self._event(text)
+
+    def _event(self, text: str, queues: Iterable[Queue] = (), body: bytes = b"") -> None:
+        with self._lock:
+            self._events.append(_Event(self._clock(), text, frozenset(queues), body))
+
+    def _problem(self, kind: str, text: str, queue: Queue | None = None, body: bytes = b"") -> None:
+        with self._lock:
+            self._found.append(Problem(kind, text, queue, body))
+
+    # -- producers --------------------------------------------------------------------------------
+
+    def sending(
+        self, lane: str, body: bytes, *, may_repeat: bool = False, may_vanish: bool = False
+    ) -> Send:
+        """To be called before it is sent. Bodies tell messages apart: each is sent once."""
+        with self._lock:
+            if body in self._sends:
+                raise ValueError(f"{body!r} is sent already")
+            send = Send(len(self._sends), lane, body, may_repeat, may_vanish)
+            self._sends[body] = send
+            self._event(f"send {body!r} by {lane or 'anybody'}", body=body)
+            return send
+
+    def acknowledged(
+        self, send: Send, queue: Queue, queue_offset: int, message_id: str = ""
+    ) -> None:
+        """-1: the broker did not say where."""
+        with self._lock:
+            send.outcome = Outcome.ACKNOWLEDGED
+            send.message_id = message_id
+            if queue_offset >= 0:
+                send.place = Place(queue, queue_offset)
+            self._event(f"acknowledged {send.body!r} at {queue}@{queue_offset}", [queue], send.body)
+
+    def failed(self, send: Send, why: object, *, is_sure: bool) -> None:
+        """`is_sure`: the broker says that nothing was stored."""
+        with self._lock:
+            send.outcome = Outcome.REFUSED if is_sure else Outcome.IN_DOUBT
+            self._event(f"{send.outcome.name} {send.body!r}: {why}", body=send.body)
+
+    def count(self, outcome: Outcome) -> int:
+        with self._lock:
+            return sum(send.outcome is outcome for send in self._sends.values())
+
+    # -- consumers --------------------------------------------------------------------------------
+
+    def group(self, name: str, topics: Iterable[str], order: Order) -> None:
+        """From their beginning; at the end it must have seen all of these topics."""
+        with self._lock:
+            self._groups[name] = _Group(topics, order)
+
+    @property
+    def groups(self) -> list[str]:
+        with self._lock:
+            return list(self._groups)
+
+    def took(self, group: str, member: str, message: Received) -> Work:
+        """A member starts to work on it."""
+        place = place_of(message)
+        work = Work(group, member, place, message.body)
+        with self._lock:
+            self._event(
+                f"{member} of {group} took {message.body!r} at {place}", [place.queue], message.body
+            )
+            first = self._seen_bodies.setdefault(place, message.body)
+            if first != message.body:
+                self._problem(
+                    "wrong content",
+                    f"{place} was {first!r} and is {message.body!r} for {member} of {group}",
+                    place.queue,
+                )
+            known = self._groups[group]
+            self._judge(known, work)
+            known.seen[place] += 1
+            known.queues[place.queue].at_work[work] = None
+        return work
+
+    def _judge(self, group: _Group, work: Work) -> None:
+        queue, queue_offset = work.place
+        reading = group.queues[queue]
+        who = f"{work.member} of {work.group} got {work.place}"
+        if queue_offset < reading.committed:
+            self._problem("again", f"{who}, and {reading.committed} was committed", queue)
+        if group.order == "group":
+            others = {one.member for one in reading.at_work} - {work.member}
+            if others:
+                self._problem("two at once", f"{who} while {sorted(others)} had the queue", queue)
+            behind = reading.last + 1
+        else:
+            # Others may have seen what lies between.
+            behind = reading.top
+        if group.order != "none" and queue_offset > behind:
+            self._problem("skipped", f"{who}, and {behind} was next", queue)
+        reading.last = queue_offset
+        reading.top = max(reading.top, queue_offset + 1)
+
+    def finished(self, work: Work) -> None:
+        """The member is done with it: from now on the group's offset may pass it."""
+        with self._lock:
+            reading = self._groups[work.group].queues[work.place.queue]
+            reading.at_work.pop(work, None)
+            reading.finish(work.place.queue_offset)
+            self._event(
+                f"{work.member} of {work.group} finished {work.place}",
+                [work.place.queue],
+                work.body,
+            )
+
+    def dropped(self, work: Work) -> None:
+        """The member does not work on it any more, and is not done: its group gets it again."""
+        with self._lock:
+            self._groups[work.group].queues[work.place.queue].at_work.pop(work, None)
+            self._event(f"{work.member} of {work.group} dropped {work.place}", [work.place.queue])
+
+    # -- offsets ----------------------------------------------------------------------------------
+
+    def committed(self, group: str, offsets: Mapping[Queue, int]) -> None:
+        """Somebody was told that these are durable."""
+        self._offsets_are(group, offsets, "committed")
+
+    def floors(self, group: str) -> dict[Queue, int]:
+        """What a question for offsets that begins now must find at the least."""
+        with self._lock:
+            return {queue: one.committed for queue, one in self._groups[group].queues.items()}
+
+    def queried(
+        self, group: str, floors: Mapping[Queue, int], offsets: Mapping[Queue, int]
+    ) -> None:
+        """The broker's answer to a question that began when `floors` were."""
+        for queue, floor in floors.items():
+            found = offsets.get(queue, 0)
+            if found < floor:
+                self._problem(
+                    "went back", f"{group} has {found} in {queue}, and had committed {floor}", queue
+                )
+        self._offsets_are(group, offsets, "has")
+
+    def _offsets_are(self, group: str, offsets: Mapping[Queue, int], verb: str) -> None:
+        with self._lock:
+            text = ", ".join(f"{queue}@{at}" for queue, at in sorted(offsets.items()))
+            self._event(f"{group} {verb} {text}", offsets)
+            for queue, queue_offset in offsets.items():
+                reading = self._groups[group].queues[queue]
+                reading.committed = max(reading.committed, queue_offset)
+                if queue_offset > reading.done_to:
+                    self._problem(
+                        "ran ahead",
+                        f"{group} {verb} {queue}@{queue_offset}, and {reading.done_to} is not done",
+                        queue,
+                    )
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def stored(self, queue: Queue, messages: Iterable[Received]) -> None:
+        """All that the queue holds, from its beginning."""
+        with self._lock:
+            count = 0
+            for message in messages:
+                place = place_of(message)
+                if place != Place(queue, count):
+                    self._problem("gap", f"{place} comes behind {queue}@{count - 1}", queue)
+                count = place.queue_offset + 1
+                self._stored[place] = message
+            self._event(f"{queue} holds {count} messages", [queue])
+
+    def repeats(self, group: str) -> list[str]:
+        """What the group saw more than once; whether that is allowed is the test's to say."""
+        with self._lock:
+            seen = self._groups[group].seen
+            return [f"{place}: {count} times" for place, count in seen.items() if count > 1]
+
+    def unseen(self, group: str, queue: Queue, end: int) -> int:
+        """How many messages before `end` the group has not seen."""
+        with self._lock:
+            seen = self._groups[group].seen
+            return sum(Place(queue, at) not in seen for at in range(end))
+
+    def problems(self) -> list[Problem]:
+        with self._lock:
+            return [
+                *self._found,
+                *self._wrong_places(),
+                *self._wrong_contents(),
+                *self._wrong_orders(),
+                *self._unread(),
+            ]
+
+    def _wrong_places(self) -> Iterator[Problem]:
+        """Of what was acknowledged."""
+        bodies = {message.body for message in self._stored.values()}
+        for send in self._sends.values():
+            if send.outcome is not Outcome.ACKNOWLEDGED or send.may_vanish:
+                continue
+            if send.body not in bodies:
+                where = f"at {send.place}" if send.place else "somewhere"
+                queue = send.place.queue if send.place else None
+                yield Problem("lost", f"{send.body!r}, acknowledged {where}", queue, send.body)
+            elif send.place is not None:
+                there = self._stored.get(send.place)
+                if there is None or there.body != send.body:
+                    found = repr(there.body) if there else "nothing"
+                    text = f"{send.place} has {found}, and {send.body!r} was acknowledged there"
+                    yield Problem("wrong place", text, send.place.queue, send.body)
+                elif send.message_id not in ("", there.message_id):
+                    text = f"{send.place} is {there.message_id}, and was said to be "
+                    text += send.message_id
+                    yield Problem("wrong id", text, send.place.queue, send.body)
+
+    def _wrong_contents(self) -> Iterator[Problem]:
+        """Of queues: what should not be there, or not as often."""
+        places: dict[bytes, list[Place]] = defaultdict(list)
+        for place, message in self._stored.items():
+            places[message.body].append(place)
+            seen = self._seen_bodies.get(place, message.body)
+            if seen != message.body:
+                text = f"{place} is {message.body!r}, and was {seen!r} when it was consumed"
+                yield Problem("wrong content", text, place.queue)
+        for body, found in places.items():
+            send = self._sends.get(body)
+            where = ", ".join(map(str, found))
+            if send is None:
+                yield Problem("phantom", f"{body!r} at {where} was never sent", found[0].queue)
+            elif send.outcome is Outcome.REFUSED:
+                text = f"{body!r} is stored at {where}, and was refused"
+                yield Problem("phantom", text, found[0].queue, body)
+            elif len(found) > 1 and not send.may_repeat:
+                yield Problem("stored twice", f"{body!r} at {where}", found[0].queue, body)
+
+    def _wrong_orders(self) -> Iterator[Problem]:
+        """Of lanes, in each queue."""
+        before: dict[tuple[Queue, str], Send] = {}
+        for place, message in sorted(self._stored.items()):
+            send = self._sends.get(message.body)
+            if send is None or not send.lane or send.may_repeat:
+                continue
+            former = before.get((place.queue, send.lane))
+            if former is not None and former.number > send.number:
+                text = f"{send.body!r} of {send.lane} stands behind {former.body!r} at {place}"
+                yield Problem("reordered", text, place.queue, send.body)
+            before[place.queue, send.lane] = send
+
+    def _unread(self) -> Iterator[Problem]:
+        for name, group in self._groups.items():
+            for place in sorted(self._stored):
+                if place.queue.topic in group.topics and place not in group.seen:
+                    yield Problem("missed", f"{name} never saw {place}", place.queue)
+            for place in sorted(group.seen.keys() - self._stored.keys()):
+                if self._stored:
+                    yield Problem("phantom", f"{name} saw {place}, which is not there", place.queue)
+
+    def check(self) -> None:
+        """AssertionError with everything that is needed to understand it."""
+        problems = self.problems()
+        if problems:
+            raise AssertionError(self.report(problems))
+
+    def report(self, problems: list[Problem]) -> str:
+        shown = problems[:_PROBLEMS_SHOWN]
+        with self._lock:
+            events = list(enumerate(self._events))
+        concerned = [at for at, event in events if event.concerns(shown)]
+        newest = set(concerned[-_EVENTS_SHOWN:])
+        lines = [f"{self._title}: {len(problems)} problems"]
+        lines += [f"  {one.kind}: {one.text}" for one in shown]
+        lines.append(f"the last {len(newest)} of {len(concerned)} events about them:")
+        lines += [
+            f"  {at:6} {event.at_s:.3f} {event.text}"
+            for at, event in events
+            if event.is_note or at in newest
+        ]
+        return "\n".join(lines)

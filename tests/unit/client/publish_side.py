@@ -1,0 +1,276 @@
+"""The other side of a producer, simulated: a broker set that leads, fails over, forgets to answer
+and breaks off as a test says, and keeps what it stored.
+
+It does what the real one promises: batches of one stream are taken in order, a number that is
+stored is not stored again, a follower says who leads. What the real one does is tested in
+tests/integration; here are the moments that one cannot be made to have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import grpc
+import grpc.aio
+
+from mq.client.aio import Producer
+from mq.client.failures import error_of
+from mq.client.wiring import Connection
+from mq.errors import Unreachable
+from mq.wire.v1 import status_pb2 as wire
+from mq.wire.v1.cluster_pb2 import BrokerSet, NodeRoute, RouteRequest, RouteResponse, TopicRoute
+from mq.wire.v1.message_pb2 import Batch
+from mq.wire.v1.producer_pb2 import ACK_NONE, BatchResult, PublishRequest, PublishResponse
+
+ANSWER_S = 0.001
+SET = "set-0"
+
+
+class Break(Exception):
+    """The stream breaks off instead of an answer."""
+
+
+class Silence(Exception):
+    """No answer, and the stream stays."""
+
+
+class Stored(NamedTuple):
+    queue_id: int
+    queue_offset: int
+    body: str
+    ordering_key: str
+    frame_log_offset: int
+    producer_id: str
+    sequence: int
+
+
+# What to do with a batch; None: store it and say so.
+Script = Callable[["BrokerSide", Batch], BatchResult | None]
+
+
+class BrokerSide(Connection):
+    """Given to a producer in place of its connection. `leading` is the address of who leads now."""
+
+    def __init__(self, addresses: Sequence[str] = ("a:1",), script: Script | None = None) -> None:
+        super().__init__(addresses)
+        self.addresses = tuple(addresses)
+        self.leading = self.addresses[0]
+        self.down: set[str] = set()
+        self.frozen: set[str] = set()
+        self.topics = {"t": 4}
+        self.creates_topics = True
+        self.script = script
+        self.answer_s = ANSWER_S
+        self.stored: list[Stored] = []
+        self.requests: list[PublishRequest] = []
+        self.calls: list[SideCall] = []
+        self.queue_offsets: dict[tuple[str, int], int] = {}
+        self._numbers: dict[tuple[str, int], BatchResult] = {}
+        self._log_offset = 100
+
+    def bodies(self, queue_id: int | None = None) -> list[str]:
+        return [one.body for one in self.stored if queue_id in (None, one.queue_id)]
+
+    def producer(self, **settings: Any) -> Producer:
+        made = Producer(self.addresses, **settings)
+        made._connection = self
+        return made
+
+    # As a connection
+
+    async def _ask(
+        self, address: str, service: str, method: str, request: Any, timeout_s: float, **_: Any
+    ) -> Any:
+        if address in self.frozen:
+            await asyncio.sleep(timeout_s)
+        if address in self.down or address in self.frozen:
+            raise Unreachable(f"{address}: UNAVAILABLE")
+        assert (service, method) == ("ClusterService", "Route")
+        self.servers.succeeded(address, ANSWER_S)
+        return self._route(request)
+
+    def _route(self, request: RouteRequest) -> RouteResponse:
+        for topic in request.topics:
+            if request.create_missing and self.creates_topics:
+                self.topics.setdefault(topic, 4)
+        nodes = [NodeRoute(node_id=one, address=one) for one in self.addresses]
+        return RouteResponse(
+            broker_sets=[BrokerSet(name=SET, leader_id=self.leading, nodes=nodes)],
+            topics=[
+                TopicRoute(
+                    topic=topic,
+                    broker_set=SET,
+                    write_queues=self.topics[topic],
+                    read_queues=self.topics[topic],
+                    is_writable=True,
+                )
+                for topic in request.topics
+                if topic in self.topics
+            ],
+        )
+
+    def stream(self, address: str, *_: Any, **__: Any) -> Any:
+        call = SideCall(self, address)
+        self.calls.append(call)
+        return call
+
+    async def close(self) -> None:
+        pass
+
+    # As brokers
+
+    def fail(self, address: str) -> None:
+        """It is gone: its streams break."""
+        self.down.add(address)
+        for call in self.calls:
+            if call.address == address:
+                call.break_off()
+
+    def response_of_last(self, result: BatchResult) -> PublishResponse:
+        """An answer to the newest request, for a script that gives it later."""
+        return PublishResponse(request_id=self.requests[-1].request_id, results=[result])
+
+    def take(self, address: str, batch: Batch) -> BatchResult:
+        if address != self.leading:
+            return refusal(wire.NOT_LEADER, leader_address=self.leading)
+        answer = self.script(self, batch) if self.script is not None else None
+        return self.store(batch) if answer is None else answer
+
+    def store(self, batch: Batch) -> BatchResult:
+        write_queues = self.topics.get(batch.topic)
+        if write_queues is None:
+            return refusal(wire.TOPIC_NOT_FOUND)
+        if batch.queue_id >= write_queues:
+            return refusal(wire.QUEUE_NOT_FOUND)
+        number = batch.producer_id, batch.sequence
+        if batch.producer_id and number in self._numbers:
+            again = BatchResult()
+            again.CopyFrom(self._numbers[number])
+            again.is_duplicate = True
+            return again
+        place = batch.topic, batch.queue_id
+        queue_offset = self.queue_offsets.get(place, 0)
+        result = BatchResult(
+            queue_id=batch.queue_id,
+            queue_offset=queue_offset,
+            log_offset=self._log_offset,
+            stored_at_ms=7,
+        )
+        for at, message in enumerate(batch.messages):
+            self.stored.append(
+                Stored(
+                    batch.queue_id,
+                    queue_offset + at,
+                    message.body.decode(),
+                    message.ordering_key,
+                    self._log_offset,
+                    *number,
+                )
+            )
+            self._log_offset += batch.frame_sizes[at]
+        self.queue_offsets[place] = queue_offset + len(batch.messages)
+        if batch.producer_id:
+            self._numbers[number] = result
+        return result
+
+
+class SideCall:
+    """One Publish stream, as grpc.aio shows it to a client."""
+
+    def __init__(self, side: BrokerSide, address: str) -> None:
+        self.address = address
+        self.is_half_closed = False
+        self.has_ended = False
+        self.unanswered = 0
+        self.unanswered_max = 0
+        self._side = side
+        self._loop = asyncio.get_running_loop()
+        self._answers: asyncio.Queue[object] = asyncio.Queue()
+
+    async def wait_for_connection(self) -> None:
+        if self.address in self._side.frozen:
+            await asyncio.Event().wait()
+        if self.address in self._side.down:
+            raise rpc_error()
+
+    async def write(self, data: bytes) -> None:
+        await asyncio.sleep(0)
+        if self.has_ended:
+            raise asyncio.InvalidStateError("RPC already finished.")
+        if self.address in self._side.frozen:
+            self.unanswered += 1
+            return
+        request = PublishRequest.FromString(data)
+        self._side.requests.append(request)
+        self.unanswered += request.ack != ACK_NONE
+        self.unanswered_max = max(self.unanswered_max, self.unanswered)
+        try:
+            results = [self._side.take(self.address, batch) for batch in request.batches]
+        except Break:
+            self.break_off()
+        except Silence:
+            pass
+        else:
+            if request.ack != ACK_NONE:
+                response = PublishResponse(request_id=request.request_id, results=results)
+                self._loop.call_later(self._side.answer_s, self._answer, response)
+
+    def _answer(self, response: PublishResponse) -> None:
+        if not self.has_ended and self.address not in self._side.frozen:
+            self.unanswered -= 1
+            self._answers.put_nowait(response)
+            self._end_if_all_is_said()
+
+    async def read(self) -> object:
+        answer = await self._answers.get()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    async def done_writing(self) -> None:
+        self.is_half_closed = True
+        self._loop.call_later(ANSWER_S, self._end_if_all_is_said)
+
+    def _end_if_all_is_said(self) -> None:
+        if self.is_half_closed and not self.unanswered:
+            self._end(grpc.aio.EOF)
+
+    def break_off(self) -> None:
+        self._end(rpc_error())
+
+    def cancel(self) -> bool:
+        self._end(asyncio.CancelledError())
+        return True
+
+    def _end(self, last: object) -> None:
+        if not self.has_ended:
+            self.has_ended = True
+            self._answers.put_nowait(last)
+
+
+def rpc_error() -> grpc.aio.AioRpcError:
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "reset")
+
+
+def refusal(code: int, *, leader_address: str = "", retry_after_ms: int = 0) -> BatchResult:
+    return BatchResult(
+        code=code,  # type: ignore[arg-type] # a number on the wire
+        text=str(error_of(code, "as the test says")),
+        queue_offset=-1,
+        log_offset=-1,
+        leader_address=leader_address,
+        retry_after_ms=retry_after_ms,
+    )
+
+
+def answers(*codes: int) -> Script:
+    """These refusals, one a batch, then everything is stored."""
+    left = list(codes)
+
+    def script(_side: BrokerSide, _batch: Batch) -> BatchResult | None:
+        return refusal(left.pop(0)) if left else None
+
+    return script

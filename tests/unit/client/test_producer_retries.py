@@ -1,0 +1,433 @@
+"""What a producer does when a broker set fails over, breaks off, is silent or refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+
+from mq.client.model import Message, SendResult
+from mq.errors import (
+    DiskFull,
+    FlowControl,
+    IllegalSequence,
+    MqError,
+    NotLeader,
+    OutcomeUnknown,
+    QueueNotFound,
+    TopicNotFound,
+    Unreachable,
+)
+from mq.hashing import text_hash
+from mq.wire.v1 import status_pb2 as wire
+from mq.wire.v1.message_pb2 import Batch
+from mq.wire.v1.producer_pb2 import BatchResult
+from tests.unit.client.publish_side import (
+    Break,
+    BrokerSide,
+    Script,
+    Silence,
+    answers,
+    refusal,
+)
+from tests.unit.client.virtual_time import run
+
+THREE = ("a:1", "b:2", "c:3")
+
+
+async def time_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_a_broker_that_does_not_lead_says_who_does_and_it_does_not_count() -> None:
+    async def scenario() -> None:
+        side = BrokerSide(THREE)
+        async with side.producer(retries=0) as producer:
+            await producer.send("t", "1")
+            side.leading = "b:2"
+            began_s = await time_s()
+            result = await producer.send("t", "2")
+            assert await time_s() - began_s < 0.05
+        assert not result.is_duplicate
+        assert side.bodies() == ["1", "2"]
+        assert [call.address for call in side.calls] == ["a:1", "b:2"]
+        # The first stream was ended, not broken off.
+        assert side.calls[0].is_half_closed
+
+    run(scenario())
+
+
+def test_a_second_without_a_leader_is_waited_for_whatever_retries_says() -> None:
+    async def scenario() -> None:
+        side = BrokerSide(THREE)
+        async with side.producer(retries=0, timeout_s=3.0) as producer:
+            await producer.send("t", "1")
+            side.leading = ""
+            side.fail("a:1")
+            loop = asyncio.get_running_loop()
+            loop.call_later(1.5, lambda: setattr(side, "leading", "c:3"))
+            began_s = await time_s()
+            await producer.send("t", "2")
+            assert 1.5 <= await time_s() - began_s < 2.2
+        assert side.bodies() == ["1", "2"]
+
+    run(scenario())
+
+
+def test_when_nobody_leads_until_the_end_the_error_says_so() -> None:
+    async def scenario() -> None:
+        side = BrokerSide(THREE)
+        async with side.producer(timeout_s=2.0) as producer:
+            await producer.send("t", "1")
+            side.leading = ""
+            began_s = await time_s()
+            with pytest.raises(NotLeader):
+                await producer.send("t", "2")
+            assert 2.0 <= await time_s() - began_s < 2.3
+
+    run(scenario())
+
+
+def test_when_nobody_is_there_the_error_names_who_was_asked() -> None:
+    async def scenario() -> None:
+        side = BrokerSide(THREE)
+        async with side.producer(timeout_s=1.0) as producer:
+            await producer.send("t", "1")
+            for address in THREE:
+                side.fail(address)
+            began_s = await time_s()
+            with pytest.raises(Unreachable, match="a:1, b:2, c:3"):
+                await producer.send("t", "2")
+            assert 1.0 <= await time_s() - began_s < 1.3
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_a_batch_whose_answer_was_lost_is_stored_once(is_stored: bool) -> None:
+    breaks = [True]
+
+    def script(side: BrokerSide, batch: Batch) -> BatchResult | None:
+        if breaks:
+            breaks.clear()
+            if is_stored:
+                side.store(batch)
+            raise Break
+        return None
+
+    async def scenario() -> None:
+        side = BrokerSide(script=script)
+        async with side.producer(retries=0) as producer:
+            result = await producer.send("t", "x")
+        assert result.is_duplicate is is_stored
+        [stored] = side.stored
+        assert result.message_id == f"set-0:{stored.frame_log_offset}"
+        assert len({batch.sequence for one in side.requests for batch in one.batches}) == 1
+
+    run(scenario())
+
+
+def test_without_idempotence_a_lost_answer_stores_a_batch_twice() -> None:
+    breaks = [True]
+
+    def script(side: BrokerSide, batch: Batch) -> BatchResult | None:
+        side.store(batch)
+        if breaks:
+            breaks.clear()
+            raise Break
+        return BatchResult(queue_offset=0, log_offset=0)
+
+    async def scenario() -> None:
+        side = BrokerSide(script=script)
+        async with side.producer(idempotent=False) as producer:
+            await producer.send("t", "x")
+        assert side.bodies() == ["x", "x"]
+        assert {one.producer_id for one in side.stored} == {""}
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(wire.OUTCOME_UNKNOWN, OutcomeUnknown), (wire.DISK_FULL, DiskFull)]
+)
+def test_answers_that_are_a_matter_of_luck_count(code: int, kind: type[MqError]) -> None:
+    async def scenario(refusals: int) -> BrokerSide:
+        side = BrokerSide(script=answers(*[code] * refusals))
+        async with side.producer(retries=2) as producer:
+            await producer.send("t", "x")
+        return side
+
+    side = run(scenario(2))
+    assert side.bodies() == ["x"]
+    sent = [batch for request in side.requests for batch in request.batches]
+    assert len({(batch.producer_id, batch.sequence) for batch in sent}) == 1
+    # Without a key, each attempt was made in another queue.
+    assert len({batch.queue_id for batch in sent}) == 3
+    with pytest.raises(kind):
+        run(scenario(3))
+
+
+def test_a_batch_in_doubt_does_not_give_its_number_away() -> None:
+    async def scenario() -> BrokerSide:
+        side = BrokerSide(script=answers(wire.REPLICATION_TIMEOUT))
+        async with side.producer(retries=0) as producer:
+            with pytest.raises(MqError):
+                await producer.send("t", "lost")
+            await producer.send("t", "next")
+        return side
+
+    assert [one.sequence for one in run(scenario()).stored] == [2]
+
+
+def test_a_busy_broker_is_waited_for_as_long_as_it_asks_and_that_does_not_count() -> None:
+    left = [refusal(wire.FLOW_CONTROL, retry_after_ms=400)] * 5
+
+    def script(_side: BrokerSide, _batch: Batch) -> BatchResult | None:
+        return left.pop() if left else None
+
+    async def scenario() -> None:
+        side = BrokerSide(script=script)
+        async with side.producer(retries=0) as producer:
+            began_s = await time_s()
+            await producer.send("t", "x")
+            assert 2.0 <= await time_s() - began_s < 2.2
+            left.extend([refusal(wire.FLOW_CONTROL, retry_after_ms=400)] * 100)
+            with pytest.raises(FlowControl):
+                await producer.send("t", "y")
+
+    run(scenario())
+
+
+def test_what_is_retried_is_not_overtaken_by_its_key() -> None:
+    async def scenario() -> BrokerSide:
+        side = BrokerSide(script=answers(*[wire.OUTCOME_UNKNOWN] * 2))
+        async with side.producer(batch_bytes=1) as producer:
+            for n in range(5):
+                await producer.send_async("t", Message(f"{n}".encode(), ordering_key="k"))
+        return side
+
+    side = run(scenario())
+    assert side.bodies() == ["0", "1", "2", "3", "4"]
+    assert {one.queue_id for one in side.stored} == {text_hash("k") % 4}
+
+
+def test_a_silent_broker_fails_a_message_in_time() -> None:
+    def script(_side: BrokerSide, _batch: Batch) -> BatchResult | None:
+        raise Silence
+
+    async def scenario() -> None:
+        side = BrokerSide(script=script)
+        producer = side.producer(timeout_s=3.0)
+        began_s = await time_s()
+        with pytest.raises(Unreachable, match="may have been stored"):
+            await producer.send("t", "x", timeout_s=1.0)
+        assert 1.0 <= await time_s() - began_s < 1.2
+        futures = [await producer.send_async("t", "y") for _ in range(3)]
+        await producer.close()
+        assert 4.0 <= await time_s() - began_s < 7.5
+        assert all(isinstance(future.exception(), Unreachable) for future in futures)
+
+    run(scenario())
+
+
+def test_a_frozen_leader_is_left_when_the_others_have_a_new_one() -> None:
+    async def scenario() -> None:
+        side = BrokerSide(THREE)
+        async with side.producer(timeout_s=3.0) as producer:
+            await producer.send("t", "1")
+            side.frozen.add("a:1")
+            asyncio.get_running_loop().call_later(0.8, lambda: setattr(side, "leading", "c:3"))
+            await producer.send("t", "2")
+        assert side.bodies() == ["1", "2"]
+        assert [call.address for call in side.calls] == ["a:1", "c:3"]
+
+    run(scenario())
+
+
+def test_a_slow_leader_is_kept_when_the_others_have_no_new_one() -> None:
+    slow = [True]
+
+    def script(side: BrokerSide, batch: Batch) -> BatchResult | None:
+        if slow:
+            slow.clear()
+            loop, call = asyncio.get_running_loop(), side.calls[-1]
+            result = side.store(batch)
+            response = side.response_of_last(result)
+            loop.call_later(2.0, call._answer, response)
+            raise Silence
+        return None
+
+    async def scenario() -> None:
+        side = BrokerSide(THREE, script)
+        async with side.producer(timeout_s=3.0) as producer:
+            result = await producer.send("t", "1")
+        assert not result.is_duplicate
+        assert len(side.calls) == 1
+
+    run(scenario())
+
+
+def test_a_queue_that_is_gone_is_replaced() -> None:
+    async def scenario() -> None:
+        side = BrokerSide()
+        side.topics["t"] = 8
+        async with side.producer() as producer:
+            await producer.send("t", "first")
+            side.topics["t"] = 2
+            keyed = [Message(f"{n}".encode(), ordering_key=f"{n}") for n in range(20)]
+            await asyncio.gather(
+                *(producer.send("t", message) for message in keyed),
+                *(producer.send("t", "free") for _ in range(20)),
+            )
+        for one in side.stored[1:]:
+            assert one.queue_id < 2
+            assert not one.ordering_key or one.queue_id == text_hash(one.ordering_key) % 2
+        assert Counter(side.bodies())["free"] == 20
+        assert len(side.stored) == 41
+
+    run(scenario())
+
+
+def test_a_queue_that_the_user_chose_is_not_replaced() -> None:
+    async def scenario() -> None:
+        side = BrokerSide()
+        async with side.producer() as producer:
+            with pytest.raises(QueueNotFound):
+                await producer.send("t", "x", queue_id=4)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_created", [True, False])
+def test_a_topic_that_was_deleted_is_created_again_where_that_is_allowed(is_created: bool) -> None:
+    async def scenario() -> None:
+        side = BrokerSide()
+        async with side.producer() as producer:
+            await producer.send("t", "1")
+            del side.topics["t"]
+            side.creates_topics = is_created
+            if is_created:
+                await producer.send("t", "2")
+            else:
+                with pytest.raises(TopicNotFound):
+                    await producer.send("t", "2")
+        assert side.bodies() == (["1", "2"] if is_created else ["1"])
+
+    run(scenario())
+
+
+def test_flush_waits_for_messages_that_went_to_other_queues() -> None:
+    async def scenario() -> None:
+        side = BrokerSide()
+        side.topics["t"] = 8
+        async with side.producer(linger_ms=60_000) as producer:
+            await producer.send("t", "first")
+            side.topics["t"] = 1
+            futures = [
+                await producer.send_async("t", Message(b"", ordering_key=f"{n}")) for n in range(20)
+            ]
+            await producer.flush()
+            assert all(future.done() for future in futures)
+        assert len(side.stored) == 21
+
+    run(scenario())
+
+
+def test_a_producer_with_too_many_gaps_takes_another_name() -> None:
+    async def scenario(producer_id: str | None) -> BrokerSide:
+        side = BrokerSide(script=answers(wire.ILLEGAL_SEQUENCE))
+        async with side.producer(producer_id=producer_id) as producer:
+            await producer.send("t", "x")
+        return side
+
+    side = run(scenario(None))
+    names = [batch.producer_id for request in side.requests for batch in request.batches]
+    assert len(set(names)) == 2
+    with pytest.raises(IllegalSequence):
+        run(scenario("mine"))
+
+
+def test_a_backlog_that_is_being_answered_does_not_time_out() -> None:
+    """Ten seconds' worth of messages, three seconds a message."""
+
+    async def scenario() -> None:
+        side = BrokerSide()
+        side.topics["t"] = 1
+        side.answer_s = 0.1
+        async with side.producer(timeout_s=3.0, batch_bytes=1) as producer:
+            futures = [await producer.send_async("t", f"{n}") for n in range(100)]
+            began_s = await time_s()
+            await asyncio.gather(*futures)
+            assert await time_s() - began_s > 9
+        assert side.bodies() == [f"{n}" for n in range(100)]
+
+    run(scenario())
+
+
+def test_send_returns_in_time_even_behind_a_backlog() -> None:
+    async def scenario() -> None:
+        side = BrokerSide()
+        side.topics["t"] = 1
+        side.answer_s = 0.1
+        async with side.producer(timeout_s=3.0, batch_bytes=1) as producer:
+            for n in range(50):
+                await producer.send_async("t", f"{n}")
+            began_s = await time_s()
+            with pytest.raises(Unreachable, match="sent before it"):
+                await producer.send("t", "late", timeout_s=1.0)
+            assert await time_s() - began_s < 1.5
+
+    run(scenario())
+
+
+def troubles(dice: random.Random) -> Script:
+    """Half of all batches meet one."""
+
+    def script(side: BrokerSide, batch: Batch) -> BatchResult | None:
+        match dice.randrange(12):
+            case 0:
+                side.store(batch)
+                raise Break
+            case 1:
+                raise Break
+            case 2:
+                side.store(batch)
+                return refusal(wire.OUTCOME_UNKNOWN)
+            case 3:
+                return refusal(dice.choice([wire.REPLICATION_TIMEOUT, wire.DISK_FULL]))
+            case 4:
+                return refusal(wire.FLOW_CONTROL, retry_after_ms=dice.randrange(100))
+            case 5:
+                side.leading = dice.choice(THREE)
+                return refusal(wire.NOT_LEADER, leader_address=dice.choice(["", side.leading]))
+        return None
+
+    return script
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_happens_what_is_acknowledged_is_stored_once_and_in_order(seed: int) -> None:
+    dice = random.Random(seed)
+    keys = ["", "k1", "k2", "k3"]
+    sent = [Message(f"{n}".encode(), ordering_key=dice.choice(keys)) for n in range(300)]
+
+    async def scenario() -> tuple[BrokerSide, list[SendResult]]:
+        side = BrokerSide(THREE, troubles(dice))
+        async with side.producer(batch_bytes=200, retries=50, timeout_s=60) as producer:
+            futures = []
+            for message in sent:
+                futures.append(await producer.send_async("t", message))
+                if dice.random() < 0.1:
+                    await asyncio.sleep(dice.random() * 0.02)
+            return side, await asyncio.gather(*futures)
+
+    side, results = run(scenario())
+    assert Counter(side.bodies()) == Counter(message.body.decode() for message in sent)
+    places = {one.body: (one.queue_id, one.queue_offset) for one in side.stored}
+    for message, result in zip(sent, results, strict=True):
+        assert places[message.body.decode()] == (result.queue_id, result.queue_offset)
+    for key in keys[1:]:
+        numbers = [int(one.body) for one in side.stored if one.ordering_key == key]
+        assert numbers == sorted(numbers)
