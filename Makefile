@@ -1,6 +1,6 @@
 # Every target installs what it needs into .venv by itself, once.
 .DEFAULT_GOAL := help
-.PHONY: help run test sim lint fmt type proto verify-proto bench bench-store bench-raft clean
+.PHONY: help run demo test sim lint fmt type proto verify-proto bench bench-store bench-raft clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -24,6 +24,9 @@ help: ## show this list
 
 run: .venv/.run ## start a node on ./data (DATA=dir for another)
 	$(BIN)/mq server --data $(DATA)
+
+demo: .venv/.run ## a broker of its own: send, consume, filter, measure, stop
+	@$(BIN)/python -m mq.admin.demo
 
 test: lint type verify-proto ## lint, types, generated code, all tests
 	$(BIN)/python -m pytest

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import mmap
 import statistics
 import subprocess
 import sys
@@ -48,7 +47,6 @@ GOALS = {
 }
 # About half a megabyte a request: few, large requests.
 BATCHES = {128: 4000, 1024: 512}
-_WARM_BYTES = 6 << 30
 _DATA_BYTES_MAX = 2 << 30
 progress = Console(stderr=True)
 
@@ -70,15 +68,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mq-bench-", dir=arguments.directory) as directory:
         figures = Bench(Path(directory), arguments).run()
     print(json.dumps(figures)) if arguments.json else show(figures)
-
-
-def warm_memory() -> None:
-    """On virtual machines the first touch of memory costs many times what a write to it does later,
-    and would be measured instead of the broker. Where it was touched before, this takes a second.
-    """
-    with mmap.mmap(-1, _WARM_BYTES) as memory:
-        for at in range(0, _WARM_BYTES, 4096):
-            memory[at] = 1
 
 
 def generate(what: str, address: str, **flags: Any) -> Figures:
@@ -123,8 +112,6 @@ class Bench:
         self._count = 0
 
     def run(self) -> Figures:
-        progress.print("touching memory, so that its first use is not measured")
-        warm_memory()
         parts = [
             ("produce", self.produce),
             ("consume", self.consume),

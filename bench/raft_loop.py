@@ -56,7 +56,7 @@ async def serve(arguments: argparse.Namespace) -> None:
         parts = await context.__aenter__()
 
         def propose(payload: bytes) -> Awaitable[object]:
-            return parts.raft.propose(Kind.COMMAND, [payload])
+            return parts.raft.propose(Kind.MEMBERSHIP, [payload])
 
     grpc_server = grpc.aio.server(options=OPTIONS)
     handler = grpc.stream_stream_rpc_method_handler(_publisher(propose))
@@ -84,7 +84,7 @@ async def _start_in_thread(server: Server) -> tuple[Parts, Propose]:
     parts = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(start(), loop))
 
     async def on_its_loop(payload: bytes) -> object:
-        return await parts.raft.propose(Kind.COMMAND, [payload])
+        return await parts.raft.propose(Kind.MEMBERSHIP, [payload])
 
     def propose(payload: bytes) -> Awaitable[object]:
         return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(on_its_loop(payload), loop))

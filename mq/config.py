@@ -28,6 +28,7 @@ from msgspec import Meta
 
 from mq.errors import IllegalConfig
 from mq.sections import (
+    BrokerConfig,
     Config,
     LogConfig,
     NodeConfig,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 __all__ = [
+    "BrokerConfig",
     "Config",
     "LogConfig",
     "NodeConfig",

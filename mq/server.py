@@ -11,10 +11,12 @@ import asyncio
 import contextlib
 import signal
 import socket
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from mq import memory
+from mq.admin import hints
 from mq.admin.control import Control
 from mq.admin.metrics import Metrics
 from mq.broker.broker import Broker, Settings
@@ -241,6 +243,8 @@ class Server:
             entries=store.log.last_index,
             log_bytes=store.log.end_offset - store.log.start_offset,
         )
+        if sys.stderr.isatty():
+            sys.stderr.write(hints.first_steps(parts.address, hints.program()))
 
     async def _keep_house(self, parts: Parts) -> None:
         """Checkpoints when they are due, retention at its interval, for ever."""
@@ -249,6 +253,8 @@ class Server:
         while True:
             # Before it is up, most of the log may not be applied yet and has to stay anyway.
             if self._is_up and loop.time() >= next_check:
+                # Before segments go, what stays is synced: not on the loop.
+                await asyncio.to_thread(store.log.sync)
                 dropped = store.retain(self._policy(), self._clock.now_ms())
                 parts.broker.on_dropped(dropped.moved)
                 next_check = loop.time() + self._config.retention.check_ms / 1000
@@ -286,4 +292,6 @@ def _until_durable(flusher: Flusher) -> Callable[[int], Awaitable[object]]:
 
 def _reachable(host: str) -> str:
     """A name for clients: "all interfaces" is none."""
-    return socket.gethostname() if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared only
+    if host in ("0.0.0.0", "::"):  # noqa: S104 - compared only
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host

@@ -46,12 +46,18 @@ def _with_load(messages: int) -> Callable[[Command], Command]:
 
     def add(command: Command) -> Command:
         options = (
-            click.option("--topic", metavar="TOPIC", default="bench", show_default=True),
+            click.option(
+                "--topic",
+                metavar="TOPIC",
+                default="bench",
+                show_default=True,
+                help="Created when it is missing; stays.",
+            ),
             click.option(
                 "--queues",
                 metavar="N",
                 type=click.IntRange(1, 65_536),
-                help="Queues of the topic, when it is created.  [default: the broker's]",
+                help="Queues of the topic when it is created.  [default: the broker's]",
             ),
             click.option(
                 "--messages",
@@ -127,7 +133,8 @@ def bench_produce(
         _ensure_topic(admin, load.topic, queues)
         with _CpuTimes(admin) as cpu, output.meter("producing", "message", 1000) as show:
             measured = produce(load, producers, show)
-    _print_result(brokers, "produce", load, measured, cpu, {"producers": producers})
+    more = {"batch": load.batch, "ack": load.ack, "producers": producers}
+    _print_result(brokers, "produce", load, measured, cpu, more)
 
 
 @bench.command("consume")
@@ -186,12 +193,13 @@ def bench_latency(brokers: Brokers, *, queues: int | None, rate: float, **asked:
                 received, answered = measure_latency(load, group, rate, show)
         finally:
             _forget(admin, group)
-    sends = {
+    more = {
+        "ack": load.ack,
         "rate_per_s": rate,
         "send_p50_ms": round(answered.percentile_ms(0.5), 3),
         "send_p99_ms": round(answered.percentile_ms(0.99), 3),
     }
-    _print_result(brokers, "latency", load, received, cpu, sends)
+    _print_result(brokers, "latency", load, received, cpu, more)
 
 
 # -- around the work -------------------------------------------------------------------------------
@@ -274,9 +282,7 @@ def _print_result(
     document = {
         "bench": name,
         "topic": load.topic,
-        "size_bytes": load.size_bytes,
-        "batch": load.batch,
-        "ack": load.ack,
+        "size_bytes": measured.body_bytes // max(measured.messages, 1),
         "messages": measured.messages,
         "seconds": round(measured.seconds, 3),
         "messages_per_s": round(measured.messages / seconds),

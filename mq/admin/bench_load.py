@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _BUFFER_BYTES = 16 << 20
 # The clock is read for one message of so many.
 _SAMPLE_EVERY = 16
+_YIELD_EVERY = 64
 _BATCHES_UNDER_WAY = 16
 _POLL_MESSAGES = 1_000
 _START_S = 60.0
@@ -127,24 +128,29 @@ async def _send_single(
     producer: aio.Producer, load: Load, body: bytes, began_s: float, show: Show
 ) -> Measured:
     measured = Measured()
-    latencies_ms = measured.latencies_ms
     unanswered: deque[asyncio.Future[SendResult]] = deque()
     count, passed_s = 0, 0.0
-    while not load.is_over(count, passed_s):
-        future = await producer.send_async(load.topic, body)
-        unanswered.append(future)
-        if count % _SAMPLE_EVERY == 0:
-            sent_s = time.perf_counter()
-            future.add_done_callback(_timer(latencies_ms, sent_s))
-            passed_s = sent_s - began_s
-            while unanswered and unanswered[0].done():
-                # Raises what it failed with.
-                unanswered.popleft().result()
-            show(count, load.thousandths(count, passed_s))
-        count += 1
-    await producer.flush()
-    for future in unanswered:
-        await future
+    try:
+        while not load.is_over(count, passed_s):
+            future = await producer.send_async(load.topic, body)
+            unanswered.append(future)
+            if count % _SAMPLE_EVERY == 0:
+                sent_s = time.perf_counter()
+                future.add_done_callback(_timer(measured.latencies_ms, sent_s))
+                passed_s = sent_s - began_s
+                show(count, load.thousandths(count, passed_s))
+            if count % _YIELD_EVERY == 0:
+                # Until the buffer is full sending never waits, and answers could not come in.
+                await asyncio.sleep(0)
+                while unanswered and unanswered[0].done():
+                    unanswered.popleft().result()
+            count += 1
+        await asyncio.gather(*unanswered)
+    finally:
+        # After a failure many fail; asyncio would complain of each that nobody has looked at.
+        await producer.flush()
+        for future in unanswered:
+            future.exception()
     measured.messages, measured.body_bytes = count, count * len(body)
     return measured
 

@@ -84,7 +84,7 @@ def show_status(brokers: Brokers) -> None:
     print_table(out, _status_columns(nodes, time.time_ns() // 1_000_000, leading))
     for each in nodes:
         if each.trouble:
-            out.print(f"{each.node_id}: {each.trouble}", markup=False, soft_wrap=True)
+            click.echo(f"{each.node_id}: {each.trouble}")
 
 
 @cluster.command()
@@ -106,7 +106,7 @@ def route(brokers: Brokers, topics: Sequence[str]) -> None:
         print_pages(out, found.topics, _topic_columns)
     missing = sorted(set(topics) - {each.topic for each in found.topics})
     if missing:
-        out.print(f"Not there: {', '.join(missing)}", markup=False, soft_wrap=True)
+        click.echo(f"Not there: {', '.join(missing)}")
 
 
 @cluster.command()
@@ -149,9 +149,10 @@ def health(context: click.Context, brokers: Brokers) -> None:
 @click.option("--changed", is_flag=True, help="Only options that are not at their default.")
 @with_brokers()
 def config(brokers: Brokers, prefix: str, node_id: str | None, *, changed: bool) -> None:
-    """Show the options of a running node: all, or those whose name starts so.
+    """Show the options of a running node.
 
-    Options marked * can be changed by `mq cluster set` while it runs.
+    All, or those whose name starts with NAME, such as retention. Options
+    marked * can be changed by `mq cluster set` while it runs.
     """
     with brokers.admin() as admin:
         server = _address(admin.route(), node_id)
@@ -165,10 +166,10 @@ def config(brokers: Brokers, prefix: str, node_id: str | None, *, changed: bool)
         return
     out = output.console()
     if not found:
-        out.print("No such options.")
+        click.echo("No such options.")
         return
     print_pages(out, found, _option_columns)
-    out.print(f"* can be changed while the node runs. This is {server}.", soft_wrap=True)
+    click.echo(f"* can be changed while the node runs. This is {server}.")
 
 
 @cluster.command("set")

@@ -20,6 +20,7 @@ import click
 
 from mq.admin import output
 from mq.admin.options import (
+    PLACE_METAVAR,
     SECONDS,
     TIME_HELP,
     Brokers,
@@ -86,8 +87,8 @@ def _body_form(message: ReceivedMessage) -> bytes:
 
 def _safe_form(message: ReceivedMessage) -> bytes:
     """For a terminal, line by line."""
-    lines = message.body.decode(errors="backslashreplace").split("\n")
-    return "\n".join(map(output.printable, lines)).encode() + b"\n"
+    text = message.body.decode(errors="backslashreplace")
+    return output.printable_lines(text).encode() + b"\n"
 
 
 def _json_form(message: ReceivedMessage) -> bytes:
@@ -288,6 +289,7 @@ def _note_unreadable(count: int) -> None:
 @click.option(
     "--from",
     "place",
+    metavar=PLACE_METAVAR,
     type=PlaceInTime(),
     default="earliest",
     show_default=True,
@@ -349,11 +351,18 @@ def consume(  # noqa: PLR0913 - one a flag
     brokers.check()
     # As Ctrl-C: what was written is committed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with click.open_file(path, "wb") as file:
-        sink = Sink(cast("BinaryIO", file), as_json=brokers.as_json, with_meta=meta)
-        if group is None:
-            browse(brokers, wish, sink)
-        else:
-            consume_as_member(brokers, group, mode or "clustering", wish, sink)
+    try:
+        with click.open_file(path, "wb") as file:
+            sink = Sink(cast("BinaryIO", file), as_json=brokers.as_json, with_meta=meta)
+            if group is None:
+                browse(brokers, wish, sink)
+            else:
+                consume_as_member(brokers, group, mode or "clustering", wish, sink)
+    except BrokenPipeError:
+        # Whoever was reading has enough; click ends the command.
+        raise
+    except OSError as error:
+        where = "stdout" if path == "-" else path
+        raise click.ClickException(f"cannot write to {where}: {error.strerror}") from error
     if sys.stderr.isatty():
         output.note(counted(sink.written, "message"))

@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mq.admin import output
+from mq.admin import hints, output
 from mq.admin.tables import Column, print_table
-from mq.config import SERVER_VARIABLE
 from mq.errors import IllegalConfig, MqError, NodeStopped, PortUnavailable
 
 if TYPE_CHECKING:
@@ -289,7 +288,8 @@ def _wait_until_up(cluster: Cluster, admin: Admin, stop: threading.Event) -> dic
     while not stop.wait(_LOOK_S):
         for node in cluster.nodes:
             if cluster.exit_code(node) is not None:
-                raise NodeStopped(f"{_epitaph(cluster, node)}: {' | '.join(_why(cluster, node))}")
+                why = _errors(cluster, node) or cluster.last_words(node)
+                raise NodeStopped(f"{_epitaph(cluster, node)}: {' | '.join(why)}")
         found = {node.name: _status(admin, node) for node in cluster.nodes}
         roles = {name: status.role for name, status in found.items() if status and status.is_ready}
         if len(roles) == len(cluster.nodes) and "leader" in roles.values():
@@ -309,11 +309,9 @@ def _status(admin: Admin, node: Node) -> BrokerStatusResponse | None:
     return None
 
 
-def _why(cluster: Cluster, node: Node) -> list[str]:
-    """The line that a program ends with says why, if there is one."""
-    lines = cluster.last_words(node)
-    errors = [line for line in lines if line.startswith("error: ")]
-    return errors[-1:] or lines or ["it said nothing"]
+def _errors(cluster: Cluster, node: Node) -> list[str]:
+    """The line that the program ended with, if it says why."""
+    return [line for line in cluster.last_words(node)[-1:] if line.startswith("error: ")]
 
 
 def _epitaph(cluster: Cluster, node: Node) -> str:
@@ -356,9 +354,7 @@ def _print_nodes(cluster: Cluster, roles: dict[str, str], *, as_json: bool) -> N
             Column("log", [str(cluster.log(node)) for node in nodes], "left", is_flexible=True),
         ],
     )
-    out.print(f"export {SERVER_VARIABLE}={addresses}", soft_wrap=True)
-    out.print("mq produce greetings hello && mq consume greetings")
-    out.print("Ctrl-C stops all of them.")
+    click.echo(hints.first_steps(addresses, hints.program()), nl=False)
 
 
 def _watch(cluster: Cluster, admin: Admin, stop: threading.Event) -> None:
@@ -368,9 +364,10 @@ def _watch(cluster: Cluster, admin: Admin, stop: threading.Event) -> None:
         for node in [one for one in alive if cluster.exit_code(one) is not None]:
             alive.remove(node)
             output.note(_epitaph(cluster, node))
-            for line in _why(cluster, node)[-1:]:
+            for line in _errors(cluster, node):
                 output.note(f"  {line}")
-            output.note(f"  start it again: {shlex.join(['mq', *cluster.command(node)])}")
+            again = shlex.join([hints.program(), *cluster.command(node)])
+            output.note(f"  start it again: {again}")
             if not alive:
                 raise NodeStopped("all nodes have ended")
             leader = _leader(admin, alive, stop.is_set)

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 import click
 
 from mq.admin import output
-from mq.admin.options import TIME_HELP, Brokers, Place, PlaceInTime, confirm, with_brokers, with_yes
+from mq.admin.options import (
+    PLACE_METAVAR,
+    TIME_HELP,
+    Brokers,
+    Place,
+    PlaceInTime,
+    confirm,
+    with_brokers,
+    with_yes,
+)
 from mq.admin.tables import Column, counted, print_pages, print_table, stored_at
 
 if TYPE_CHECKING:
@@ -39,11 +48,11 @@ def list_groups(brokers: Brokers) -> None:
         return
     out = output.console()
     if not groups:
-        out.print("No groups yet. A consumer forms one: mq consume TOPIC --group NAME")
+        click.echo("No groups yet. A consumer forms one: mq consume TOPIC --group NAME")
         return
     print_pages(out, groups, _group_columns)
     lag = sum(each.lag for each in groups)
-    out.print(f"{counted(len(groups), 'group')}, {counted(lag, 'message')} behind in all")
+    click.echo(f"{counted(len(groups), 'group')}, {counted(lag, 'message')} behind in all")
 
 
 @group.command()
@@ -63,7 +72,12 @@ def describe(brokers: Brokers, name: str) -> None:
 @click.argument("name", metavar="GROUP")
 @click.option("--topic", metavar="TOPIC", required=True, help="Of this topic.")
 @click.option(
-    "--to", "place", type=PlaceInTime(), required=True, help=f"Where to go on. {TIME_HELP}"
+    "--to",
+    "place",
+    metavar=PLACE_METAVAR,
+    type=PlaceInTime(),
+    required=True,
+    help=f"Where to go on. {TIME_HELP}",
 )
 @click.option(
     "--queue",
@@ -98,9 +112,9 @@ def reset(
     print_table(out, _reset_columns(found))
     queues = counted(len(found.after), "queue")
     if dry_run:
-        out.print(f"Nothing was changed; without --dry-run {queues} would be.")
+        click.echo(f"Nothing was changed; without --dry-run {queues} would be.")
     else:
-        out.print(f"Group {name} goes on from there in {queues} of {topic}.")
+        click.echo(f"Group {name} goes on from there in {queues} of {topic}.")
 
 
 @group.command()
@@ -118,7 +132,7 @@ def delete(brokers: Brokers, name: str, *, is_sure: bool) -> None:
     if brokers.as_json:
         output.write_json({"group": name, "is_deleted": True})
     else:
-        output.console().print(f"Deleted group {name} and its offsets.")
+        click.echo(f"Deleted group {name} and its offsets.")
 
 
 # -- what is printed -------------------------------------------------------------------------------
@@ -150,11 +164,11 @@ def _print_group(found: DescribeGroupResponse) -> None:
     if found.members:
         print_pages(out, found.members, _member_columns)
     else:
-        out.print("No members.\n")
+        click.echo("No members.\n")
     if found.queues:
         print_pages(out, found.queues, _queue_columns)
     queues = counted(len(found.queues), "queue")
-    out.print(f"{counted(len(found.members), 'member')}, {queues}")
+    click.echo(f"{counted(len(found.members), 'member')}, {queues}")
 
 
 def _group_columns(groups: Sequence[GroupSummary]) -> list[Column]:
@@ -182,7 +196,7 @@ def _member_columns(members: Sequence[MemberInfo]) -> list[Column]:
         ),
         Column(
             "address",
-            [output.printable(each.address) for each in members],
+            [output.printable(each.address.removeprefix("ipv4:")) for each in members],
             "left",
             rank=2,
             is_flexible=True,

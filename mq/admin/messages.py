@@ -58,11 +58,19 @@ def get(brokers: Brokers, message_id: str, *, raw: bool) -> None:
 @message.command()
 @click.option("--topic", metavar="TOPIC", required=True, help="Of this topic.")
 @click.option("--key", metavar="KEY", required=True, help="With this key.")
-@click.option("--from", "begin", type=PlaceInTime(), help=f"Stored then or later. {TIME_HELP}")
-@click.option("--until", "end", type=PlaceInTime(), help="Stored before that.")
+@click.option(
+    "--from",
+    "begin",
+    metavar="TIME",
+    type=PlaceInTime(),
+    help=f"Stored then or later. {TIME_HELP}",
+)
+@click.option("--until", "end", metavar="TIME", type=PlaceInTime(), help="Stored before that.")
 @with_brokers()
 def query(brokers: Brokers, topic: str, key: str, begin: Place | None, end: Place | None) -> None:
     """Find messages by a key: the newest 64 at most."""
+    if begin == "latest" or end == "earliest":
+        raise click.UsageError("no message is stored after the latest or before the earliest")
     begin_ms = begin if isinstance(begin, int) else 0
     end_ms = end if isinstance(end, int) else 0
     with brokers.admin() as admin:
@@ -116,11 +124,12 @@ def browse(
     with brokers.admin() as admin:
         stats = admin.describe_topic(topic).queues
         queue_ids = [each.queue_id for each in stats] if queue_id is None else [queue_id]
-        ends = {each.queue_id: each.end for each in stats}
         if place is None:
             starts = dict.fromkeys(queue_ids, int(begin))
+        elif place == "earliest":
+            starts = {each.queue_id: each.start for each in stats}
         elif place == "latest":
-            starts = {each: max(0, ends.get(each, 0) - count) for each in queue_ids}
+            starts = {each.queue_id: max(each.start, each.end - count) for each in stats}
         else:
             starts = _found_starts(brokers, topic, place)
         found = [
@@ -196,10 +205,10 @@ def _print_messages(brokers: Brokers, found: Sequence[ReceivedMessage], otherwis
         return
     out = output.console()
     if not found:
-        out.print(otherwise, soft_wrap=True)
+        click.echo(otherwise)
         return
     print_pages(out, found, _message_columns)
-    out.print(counted(len(found), "message"))
+    click.echo(counted(len(found), "message"))
 
 
 def _print_message(found: ReceivedMessage) -> None:
@@ -217,7 +226,7 @@ def _print_message(found: ReceivedMessage) -> None:
         ("body", _size(found.body)),
     ]
     output.print_fields(out, fields)
-    out.print(_whole_body(found.body), markup=False, soft_wrap=True)
+    click.echo(_whole_body(found.body))
 
 
 def _size(body: bytes) -> str:
@@ -228,7 +237,7 @@ def _size(body: bytes) -> str:
 def _whole_body(body: bytes) -> str:
     """Text as it is, line by line; anything else as a dump of its start."""
     try:
-        lines = body.decode().split("\n")
+        return output.printable_lines(body.decode())
     except UnicodeDecodeError:
         shown = body[:_HEX_SHOWN]
         rows = [shown[at : at + 16] for at in range(0, len(shown), 16)]
@@ -240,7 +249,6 @@ def _whole_body(body: bytes) -> str:
         if len(body) > _HEX_SHOWN:
             lines.append(f"... {counted(len(body) - _HEX_SHOWN, 'more byte')}; --raw writes all")
         return "\n".join(lines)
-    return "\n".join(output.printable(line.replace("\t", "    ")) for line in lines)
 
 
 def _message_columns(messages: Sequence[ReceivedMessage]) -> list[Column]:

@@ -148,9 +148,6 @@ class PlaceInTime(click.ParamType[Place]):
     def __init__(self, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
         self._now_ms = now_ms
 
-    def get_metavar(self, *_: object) -> str:
-        return "earliest|latest|TIME"
-
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Place:
@@ -174,6 +171,7 @@ class PlaceInTime(click.ParamType[Place]):
         return max(0, round(moment.timestamp() * 1000))
 
 
+PLACE_METAVAR = "earliest|latest|TIME"
 TIME_HELP = "TIME is like 2026-07-12T09:53:20 (UTC), in milliseconds, or -10m ago."
 
 

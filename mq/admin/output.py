@@ -124,6 +124,11 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else _escaped(one) for one in text)
 
 
+def printable_lines(text: str) -> str:
+    """The same for text of several lines, which stay lines; a tab becomes spaces."""
+    return "\n".join(printable(line.replace("\t", "    ")) for line in text.split("\n"))
+
+
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode()
 

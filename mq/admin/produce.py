@@ -257,7 +257,13 @@ def send_all(
     "--property", "properties", metavar="NAME=VALUE", multiple=True, help="For SQL; repeatable."
 )
 @click.option("--ordering-key", metavar="KEY", default="", help="One key, one queue, in order.")
-@click.option("--queue", "queue_id", metavar="N", type=click.IntRange(0, 65_535), help="Queue.")
+@click.option(
+    "--queue",
+    "queue_id",
+    metavar="N",
+    type=click.IntRange(0, 65_535),
+    help="To this queue.  [default: the producer chooses]",
+)
 @click.option(
     "--ack",
     type=click.Choice(["quorum", "leader", "none"]),
@@ -339,10 +345,9 @@ def _print_results(topic: str, done: Collector, took_s: float) -> None:
         print_table(out, _result_columns(done.first))
     elif done.stored or done.failure is None:
         rate = done.stored / took_s
-        out.print(
+        click.echo(
             f"Sent {counted(done.stored, 'message')} to {topic}, {size(done.stored_bytes)}, "
             f"in {took_s:.2f} s: {rate:,.0f} messages/s, {size(int(done.stored_bytes / took_s))}/s",
-            soft_wrap=True,
         )
 
 

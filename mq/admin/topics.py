@@ -36,18 +36,18 @@ def list_topics(brokers: Brokers, *, internal: bool) -> None:
         return
     out = output.console()
     if not topics:
-        out.print("No topics yet. A first message creates one: mq produce greetings hello")
+        click.echo("No topics yet. A first message creates one: mq produce greetings hello")
         return
     print_pages(out, topics, _topic_columns)
     messages = sum(each.messages for each in topics)
-    out.print(f"{counted(len(topics), 'topic')}, {counted(messages, 'message')}")
+    click.echo(f"{counted(len(topics), 'topic')}, {counted(messages, 'message')}")
 
 
 @topic.command()
 @click.argument("name", metavar="TOPIC")
 @click.option("--queues", metavar="N", type=_QUEUES, help="How many.  [default: the broker's]")
 @click.option(
-    "--type", "kind", type=click.Choice(_TYPES), default="normal", show_default=True, help="Kind."
+    "--type", "kind", type=click.Choice(_TYPES), default="normal", show_default=True, help="Type."
 )
 @with_brokers()
 def create(brokers: Brokers, name: str, queues: int | None, kind: Any) -> None:
@@ -80,7 +80,7 @@ def describe(brokers: Brokers, name: str) -> None:
     output.print_fields(out, fields)
     print_pages(out, found.queues, _queue_columns)
     messages = sum(queue.end - queue.start for queue in found.queues)
-    out.print(f"{counted(len(found.queues), 'queue')}, {counted(messages, 'message')}")
+    click.echo(f"{counted(len(found.queues), 'queue')}, {counted(messages, 'message')}")
 
 
 @topic.command()
@@ -140,7 +140,7 @@ def delete(brokers: Brokers, name: str, *, is_sure: bool) -> None:
     if brokers.as_json:
         output.write_json({"topic": name, "is_deleted": True, "messages": messages})
     else:
-        output.console().print(f"Deleted topic {name} and its {counted(messages, 'message')}.")
+        click.echo(f"Deleted topic {name} and its {counted(messages, 'message')}.")
 
 
 # -- what is printed -------------------------------------------------------------------------------
@@ -154,8 +154,7 @@ def _print_change(brokers: Brokers, info: TopicInfo, verb: str) -> None:
     if brokers.as_json:
         output.write_json(output.plain(info))
         return
-    out = output.console()
-    out.print(f"{verb} topic {info.topic}: {_type(info)}, {_queues(info)}, {_access(info)}.")
+    click.echo(f"{verb} topic {info.topic}: {_type(info)}, {_queues(info)}, {_access(info)}.")
 
 
 def _type(info: TopicInfo) -> str:

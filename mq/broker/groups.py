@@ -110,7 +110,8 @@ class Groups:
             self._begin(name, spec.subscriptions, start)
             for queue, in_hand in positions.items():
                 if live.group.owner(queue) == spec.member_id:
-                    subscriber.claim(queue, in_hand, self._commits.position(name, queue) or 0)
+                    at = min(in_hand, self.extent(queue)[1])
+                    subscriber.claim(queue, at, self._commits.position(name, queue) or 0)
         self._arrange(name, live)
         if spec.mode != MODE_BROADCAST:
             # What it came back with counts now or never: what is assigned to it later, it has

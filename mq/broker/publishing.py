@@ -105,14 +105,16 @@ class Publisher:
     def submit(self, batch: Batch, *, tells_appended: bool = False) -> Slot:
         """Never waits. Raises what is wrong with the batch; then nothing was written."""
         self._leadership.check()
-        self._catalog.writable(batch.topic, batch.queue_id)
         key = batch.producer_id, batch.sequence
         if batch.producer_id:
+            # Before its queue is looked at: one that is stored stays so, also when the queue is
+            # closed or gone by now, and must not be sent elsewhere.
             known = self._known(batch)
             if known is not None:
                 return known
         elif batch.sequence:
             raise IllegalRequest("a sequence needs a producer_id")
+        self._catalog.writable(batch.topic, batch.queue_id)
         slot = Slot(batch, self._loop.create_future())
         if tells_appended:
             slot.appended = self._loop.create_future()

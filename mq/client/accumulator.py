@@ -76,6 +76,8 @@ class Accumulator:
         # Topics with batches that are open or wait, the one to be served next at the front.
         self._active: dict[TopicLines, None] = {}
         self._retrying: list[Batch] = []
+        # All that are not done yet, oldest first.
+        self._unfinished: dict[Batch, None] = {}
         self._bytes = 0
         self._is_closed = False
         self._room_callbacks: list[Callable[[], object]] = []
@@ -185,6 +187,7 @@ class Accumulator:
         now_s = self._clock()
         batch = line.open = Batch(topic.name, kind, queue_id, now_s, timeout_s)
         batch.ripe_s = now_s + self._linger_s
+        self._unfinished[batch] = None
         self._active[topic] = None
         if line is not topic.shared:
             topic.pinned[queue_id] = line
@@ -288,7 +291,7 @@ class Accumulator:
         with self._lock:
             topic = self._topics[batch.topic]
             if elsewhere and batch.kind is Kind.ANY:
-                queue_id = topic.idle_queue(without=batch.queue_id)
+                queue_id = topic.idle_queue()  # not its own, which it keeps busy
                 if queue_id >= 0:
                     topic.line(batch.queue_id).busy = None
                     topic.line(queue_id).busy = batch
@@ -309,6 +312,7 @@ class Accumulator:
             callback()
 
     def _remove(self, batch: Batch) -> None:
+        del self._unfinished[batch]
         self._topics[batch.topic].line_of(batch).remove(batch)
         if batch in self._retrying:
             self._retrying.remove(batch)
@@ -335,7 +339,7 @@ class Accumulator:
                 behind = [one for one in line.batches() if one.kind is Kind.KEY]
                 behind.sort(key=lambda one: one is line.open)
                 for one in behind:
-                    line.remove(one)
+                    self._remove(one)
             for one in reversed(behind):
                 self._spread(topic, one)
             self._active[topic] = None
@@ -349,6 +353,7 @@ class Accumulator:
                 parts[queue_id] = batch.empty_copy(queue_id)
             parts[queue_id].add(message, future, len(message[0]) + MESSAGE_OVERHEAD_BYTES)
         for queue_id, part in parts.items():
+            self._unfinished[part] = None
             line = topic.line_of(part)
             line.waiting.appendleft(part)
             if queue_id >= 0:
@@ -358,16 +363,14 @@ class Accumulator:
     def ripen(self) -> set[Batch]:
         """Nothing waits for more messages: for `flush`. All batches that are not done yet."""
         with self._lock:
-            unfinished = {one for topic in self._topics.values() for one in topic.batches()}
-            for batch in unfinished:
+            for batch in self._unfinished:
                 batch.ripe_s = 0.0
-            return unfinished
+            return set(self._unfinished)
 
     def unsent(self) -> list[Batch]:
         """Those that are not with the broker at the moment."""
         with self._lock:
-            every = (one for topic in self._topics.values() for one in topic.batches())
-            return [batch for batch in every if not batch.is_out]
+            return [batch for batch in self._unfinished if not batch.is_out]
 
     @property
     def is_empty(self) -> bool:

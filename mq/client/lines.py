@@ -202,16 +202,12 @@ class TopicLines:
     def line_of(self, batch: Batch) -> Line:
         return self.shared if batch.queue_id < 0 else self.line(batch.queue_id)
 
-    def batches(self) -> Iterator[Batch]:
-        for line in (self.shared, *self.lines.values()):
-            yield from line.batches()
-
-    def idle_queue(self, without: int = -1) -> int:
+    def idle_queue(self) -> int:
         """The next one in turn of which nothing is with the broker; -1: there is none."""
         for step in range(self.write_queues):
             queue_id = (self.next_queue + step) % self.write_queues
             line = self.lines.get(queue_id)
-            if queue_id != without and (line is None or line.busy is None):
+            if line is None or line.busy is None:
                 self.next_queue = (queue_id + 1) % self.write_queues
                 return queue_id
         return -1

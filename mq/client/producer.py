@@ -23,7 +23,7 @@ from mq.client.producer_settings import ACKS, Settings
 from mq.client.sequences import Sequences
 from mq.client.verdicts import Verdict, is_in_doubt, verdict
 from mq.client.wiring import ROUTE_AGE_S_MAX, Connection, back_off_s
-from mq.errors import MqError, NotLeader, PermissionDenied, Unreachable
+from mq.errors import Internal, MqError, NotLeader, PermissionDenied, Unreachable
 from mq.wire.v1.producer_pb2 import ACK_NONE, BatchResult, PublishResponse
 
 log = logging.getLogger(__name__)
@@ -69,13 +69,13 @@ class ProducerCore:
 
     # For the faces
 
-    async def prepare(self, topic: str) -> None:
+    async def prepare(self, topic: str, timeout_s: float) -> None:
         """Learns the queues of a topic, and creates it where the broker allows that. Only then can
         messages for it be added.
         """
         task = self._preparing.get(topic)
         if task is None:
-            task = self._preparing[topic] = self._start(self._learn(topic))
+            task = self._preparing[topic] = self._start(self._learn(topic, timeout_s))
             task.add_done_callback(lambda _: self._preparing.pop(topic, None))
         await asyncio.shield(task)
 
@@ -140,6 +140,15 @@ class ProducerCore:
     # Sending
 
     async def _run(self) -> None:
+        try:
+            await self._send_on()
+        except Exception:
+            log.exception("the producer stops: a mistake of its own")
+            self.accumulator.close()
+            for batch in self.accumulator.ripen():
+                self._failed(batch, Internal("the producer made a mistake; its log says more"))
+
+    async def _send_on(self) -> None:
         while True:
             self._woken.clear()
             look_s = await self._turn()
@@ -346,11 +355,10 @@ class ProducerCore:
 
     # Topics
 
-    async def _learn(self, topic: str) -> None:
+    async def _learn(self, topic: str, timeout_s: float) -> None:
         names.check_topic(topic)
         if names.is_internal_topic(topic):
             raise PermissionDenied(f"topic {topic} is written by the broker alone")
-        timeout_s = self.settings.timeout_s
         route = (await self.connection.route(topic, create=True, timeout_s=timeout_s)).topic
         if not route.is_writable or not route.write_queues:
             raise PermissionDenied(f"topic {topic} takes no messages: it is not writable")
@@ -362,7 +370,7 @@ class ProducerCore:
         """The broker does not know its topic or its queue: asks again, and goes by the answer."""
         self.connection.forget_route(batch.topic)
         try:
-            await self.prepare(batch.topic)
+            await self.prepare(batch.topic, batch.timeout_s)
         except MqError as error:
             self._failed(batch, error)
             return

@@ -100,12 +100,12 @@ class Producer:
         core, timeout_s = self._started(), self._settings.timeout_s
         encoded = [self._encode(message) for message in messages]
         while (groups := group_batch(core.accumulator, topic, encoded, queue_id)) is None:
-            await core.prepare(topic)
+            await core.prepare(topic, timeout_s)
         futures: list[asyncio.Future[SendResult]] = [core.loop.create_future() for _ in messages]
         for group in groups:
             awaited = [futures[at] for at in group.indices]
             while (outcome := group.add(core.accumulator, awaited, timeout_s)) in NOT_ADDED:
-                await self._make_way(core, topic, outcome)
+                await self._make_way(core, topic, outcome, timeout_s)
             core.wake()
         return await asyncio.gather(*futures)
 
@@ -179,12 +179,14 @@ class Producer:
             if outcome is Outcome.WAKE:
                 core.wake()
                 return
-            await self._make_way(core, topic, outcome)
+            await self._make_way(core, topic, outcome, timeout_s)
 
-    async def _make_way(self, core: ProducerCore, topic: str, outcome: Outcome) -> None:
+    async def _make_way(
+        self, core: ProducerCore, topic: str, outcome: Outcome, timeout_s: float
+    ) -> None:
         """Whatever keeps a message from being added."""
         if outcome is Outcome.UNROUTED:
-            await core.prepare(topic)
+            await core.prepare(topic, timeout_s)
         else:
             room = asyncio.Event()
             core.accumulator.call_when_room(room.set)

@@ -110,9 +110,10 @@ class Producer:
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         self._background.refuse_own_thread()
         future = SendFuture()
-        self._add(topic, message, queue_id, future, timeout_s, is_urgent=True)
+        deadline_s = time.monotonic() + timeout_s + GRACE_S
         try:
-            return future.result(timeout_s + GRACE_S)
+            self._add(topic, message, queue_id, future, timeout_s, deadline_s)
+            return future.result(max(0.0, deadline_s - time.monotonic()))
         except TimeoutError:
             raise too_late(topic, timeout_s) from None
 
@@ -134,12 +135,12 @@ class Producer:
         self._background.refuse_own_thread()
         encoded = [self._encode(message) for message in messages]
         while (groups := group_batch(self._accumulator, topic, encoded, queue_id)) is None:
-            self._background.run(self._core.prepare(topic))
+            self._background.run(self._core.prepare(topic, self._timeout_s))
         futures = [SendFuture() for _ in messages]
         for group in groups:
             awaited = [futures[at] for at in group.indices]
             while (outcome := group.add(self._accumulator, awaited, self._timeout_s)) in NOT_ADDED:
-                self._make_way(topic, outcome)
+                self._make_way(topic, outcome, self._timeout_s)
             self._wake()
         return [future.result() for future in futures]
 
@@ -192,11 +193,12 @@ class Producer:
         queue_id: int | None,
         future: Awaited | None,
         timeout_s: float,
-        *,
-        is_urgent: bool = False,
+        deadline_s: float | None = None,
     ) -> None:
-        encoded = encode_message(message, time.time_ns() // 1_000_000, self._compress_above_bytes)
+        """With a deadline somebody waits for this very message; TimeoutError when it is over."""
+        encoded = self._encode(message)
         self._background.check_not_forked()
+        is_urgent = deadline_s is not None
         while True:
             outcome = self._accumulator.add(
                 topic, encoded, queue_id, future, timeout_s, is_urgent=is_urgent
@@ -206,20 +208,24 @@ class Producer:
             if outcome is Outcome.WAKE:
                 self._wake()
                 return
-            self._make_way(topic, outcome)
+            self._make_way(topic, outcome, timeout_s, deadline_s)
 
     def _wake(self) -> None:
         self._background.loop.call_soon_threadsafe(self._core.wake)
 
-    def _make_way(self, topic: str, outcome: Outcome) -> None:
+    def _make_way(
+        self, topic: str, outcome: Outcome, timeout_s: float, deadline_s: float | None = None
+    ) -> None:
         """Whatever keeps a message from being added."""
         self._background.refuse_own_thread()
+        left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
         if outcome is Outcome.UNROUTED:
-            self._background.run(self._core.prepare(topic))
+            self._background.run(self._core.prepare(topic, timeout_s), left_s)
         else:
             room = threading.Event()
             self._accumulator.call_when_room(room.set)
-            room.wait()
+            if not room.wait(left_s):
+                raise TimeoutError
 
 
 async def _make_core(connection: Connection, settings: Settings) -> ProducerCore:

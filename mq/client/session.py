@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from mq.client.failures import error_of_call
 from mq.client.held_queue import Taken
 from mq.client.holdings import Holdings
 from mq.client.model import QueueRef
-from mq.client.stream import News, Stream
+from mq.client.stream import News, Stream, Watch
 from mq.client.subscription import Start, Wanted
 from mq.client.wiring import Connection
 from mq.errors import Code, IllegalOffset, Internal, MqError, NotLeader, UnknownMember, Unreachable
@@ -36,6 +37,9 @@ _SERVICE = "ConsumerService"
 BACK_OFF_S, BACK_OFF_S_MAX = 0.05, 1.0
 # A broker waits some seconds for a member whose stream broke, then others get its queues.
 ALONE_S_MAX = 4.0
+# How long a leader may be silent until others are asked who leads. A new one waits a little longer
+# than that for the members of its groups, and gives nothing of theirs to others meanwhile.
+CHECK_S = 2.0
 # How long calls that need an assignment wait for the first one.
 JOIN_S = 10.0
 _SAVE_S = 1.0
@@ -76,11 +80,14 @@ class Session:
         self._connection = connection
         self._offsets = BroadcastOffsets(wanted.group, wanted.offsets_file)
         self._broker_set = ""
+        # The newest in which a broker was known to lead.
+        self._term = 0
         self._running: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
         self._joined, self._closing = asyncio.Event(), asyncio.Event()
         self._ready = asyncio.Event()
         self._is_connected = False
+        self._alone_s_max = ALONE_S_MAX
         # The stream has ended in good order, so the broker knows that we are gone.
         self._has_left = False
         self._fence: asyncio.TimerHandle | None = None
@@ -207,7 +214,10 @@ class Session:
             self._closing,
             broker_set=self._broker_set,
             on_assignment=self._assigned,
-            check=lambda: self._check_leader(address),
+            watch=Watch(
+                lambda: self._check_leader(address),
+                CHECK_S if len(set(self._connection.servers)) > 1 else math.inf,
+            ),
         )
         start = self.wanted.wire_start()
         start.positions.extend(offset_calls.to_positions(self._positions()))
@@ -232,14 +242,20 @@ class Session:
             names = [one.broker_set for one in response.topics]
             names += [one.name for one in response.broker_sets]
             self._broker_set = names[0] if names else ""
+            self._term = max((one.term for one in response.broker_sets), default=0)
         return await self._connection.leader()
 
     async def _check_leader(self, address: str) -> None:
-        """Somebody else may lead by now, and the one whose stream this is may not know it."""
-        await self._connection.brokers()
-        leader = await self._connection.leader()
-        if leader != address:
-            raise Unreachable(f"{leader} leads now, not {address}")
+        """Somebody else may lead by now, and the one whose stream this is may not know it. A broker
+        that is asked may know even less: only an answer that is newer than the last one counts.
+        """
+        response = await self._connection.brokers()
+        for broker_set in response.broker_sets:
+            leaders = [one for one in broker_set.nodes if one.node_id == broker_set.leader_id]
+            if leaders and broker_set.term > self._term:
+                self._term = broker_set.term
+                if leaders[0].address != address:
+                    raise Unreachable(f"{leaders[0].address} leads now, not {address}")
 
     def _positions(self) -> dict[QueueRef, int]:
         """What is wanted next."""
@@ -247,6 +263,7 @@ class Session:
         return {**kept, **self.holdings.positions()}
 
     def _assigned(self, assignment: Assignment) -> None:
+        self._alone_s_max = min(ALONE_S_MAX, assignment.expires_ms / 2000 or ALONE_S_MAX)
         if not self._is_connected:
             self._is_connected = True
             if self._fence is not None:
@@ -263,7 +280,7 @@ class Session:
         self._is_connected = False
         if not self.wanted.is_broadcast:
             loop = asyncio.get_running_loop()
-            self._fence = loop.call_later(ALONE_S_MAX, self.holdings.suspend)
+            self._fence = loop.call_later(self._alone_s_max, self.holdings.suspend)
 
     # Offsets
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import grpc
 import grpc.aio
@@ -67,6 +67,15 @@ class News:
         return True
 
 
+class Watch(NamedTuple):
+    """Over a broker that is silent: after `patience_s`, or after the time between two signs of
+    life, `check` raises when it is not the one to talk to any more.
+    """
+
+    check: Callable[[], Awaitable[None]]
+    patience_s: float
+
+
 class Stream:
     def __init__(
         self,
@@ -77,19 +86,16 @@ class Stream:
         *,
         broker_set: str,
         on_assignment: Callable[[Assignment], None],
-        check: Callable[[], Awaitable[None]],
+        watch: Watch,
     ) -> None:
-        """`check` raises when the broker is not the one to talk to any more; it is asked when
-        nothing came for a while. When `closing` is set, all that is done is reported and the
-        stream ends in good order.
-        """
+        """When `closing` is set, all that is done is reported and the stream ends in good order."""
         self._call = call
         self._holdings = holdings
         self._news = news
         self._closing = closing
         self._broker_set = broker_set
         self._on_assignment = on_assignment
-        self._check = check
+        self._silence = watch
         self._heartbeat_s = 10.0
         self._heard_s = time.monotonic()
 
@@ -151,11 +157,12 @@ class Stream:
         off, or deposed and does not know it.
         """
         while True:
+            patience_s = min(self._heartbeat_s, self._silence.patience_s)
             quiet_s = time.monotonic() - self._heard_s
-            if quiet_s >= self._heartbeat_s:
-                await self._check()
+            if quiet_s >= patience_s:
+                await self._silence.check()
                 self._heard_s, quiet_s = time.monotonic(), 0.0
-            await asyncio.sleep(self._heartbeat_s - quiet_s)
+            await asyncio.sleep(patience_s - quiet_s)
 
     # Writing
 

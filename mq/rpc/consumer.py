@@ -90,12 +90,9 @@ class ConsumerService:
         await self._broker.leadership.settled()
         names.check_group(request.group)
         wanted = queues_of(request.queues)
+        # Only what is durable: an offset that was told never goes back by itself.
         known = self._broker.state.offsets.positions(request.group)
-        found = {}
-        for queue in wanted or known:
-            position = self._broker.commits.position(request.group, queue)
-            if position is not None:
-                found[queue] = position
+        found = {queue: known[queue] for queue in wanted or known if queue in known}
         return pb.QueryOffsetsResponse(positions=positions_of(found))
 
     async def find_offsets(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
@@ -103,14 +104,16 @@ class RpcServer:
     def bind(self, host: str, port: int) -> int:
         """The port that clients connect to; they are served from `start` on. PortUnavailable."""
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        try:
-            bound = self._server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise PortUnavailable(
-                f"clients cannot connect to {address}: {error}. Another broker may be running: "
-                "choose another port with --port, or 0 for any"
-            ) from None
-        return cast(int, bound)
+        reason = _refusal(host, port)
+        if not reason:
+            try:
+                return cast(int, self._server.add_insecure_port(address))
+            except RuntimeError as error:
+                reason = str(error)
+        raise PortUnavailable(
+            f"clients cannot connect to {address}: {reason}. Is another broker running? "
+            "Choose another port with --port, 0 for any, or another host with --broker-host"
+        )
 
     async def start(self) -> None:
         await self._server.start()
@@ -127,3 +130,17 @@ class RpcServer:
         self._producer.drain()
         self._broker.drain()
         await self._server.stop(grace_s)
+
+
+def _refusal(host: str, port: int) -> str:
+    """Why nothing can listen there: gRPC tells that to stderr, and not to us."""
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[
+            0
+        ]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""

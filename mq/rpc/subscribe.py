@@ -20,6 +20,7 @@ from mq.wire.v1 import consumer_pb2 as pb
 _CACHE_MESSAGES_MAX = 1_000_000
 _CACHE_BYTES_MAX = 1 << 30
 _DELIVERY_BYTES_MAX = 4 << 20
+_BREAK_S = 0.05
 
 
 class SubscribeService:
@@ -82,6 +83,9 @@ class SubscribeService:
                     groups.alive(subscriber)
                 case _:
                     raise IllegalRequest("only the first message of the stream is `start`")
+        # A connection that breaks looks like a stream that ends in good order, until gRPC cancels
+        # the call a moment later.
+        await asyncio.sleep(_BREAK_S)
 
     async def _deliver(self, subscriber: Subscriber, context: Context) -> None:
         while True:

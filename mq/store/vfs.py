@@ -19,6 +19,7 @@ import mmap
 import os
 import resource
 import shutil
+import threading
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -27,6 +28,7 @@ from typing_extensions import Buffer
 # Linux takes at most this many buffers in one call (IOV_MAX).
 _BUFFERS_MAX = 1024
 _OPEN_FILES_MAX = 16_384
+_LARGE_FILE_BYTES = 16 << 20
 
 
 class DiskUsage(NamedTuple):
@@ -224,8 +226,20 @@ class RealVfs:
         os.replace(source, target)
 
     def remove(self, path: str) -> None:
+        # The name goes at once. Giving back the pages of a large file takes as long as it is large,
+        # and happens when it is closed for the last time: by a thread that nobody waits for.
         with contextlib.suppress(FileNotFoundError):
-            os.remove(path)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                is_large = os.fstat(fd).st_size >= _LARGE_FILE_BYTES
+                os.remove(path)
+            except OSError:
+                os.close(fd)
+                raise
+            if is_large:
+                threading.Thread(target=os.close, args=(fd,), name="mq-remove", daemon=True).start()
+            else:
+                os.close(fd)
 
     def remove_tree(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -15,12 +15,11 @@ from google.protobuf import message_factory
 from mq.wire.v1 import admin_pb2, cluster_pb2, consumer_pb2, message_pb2, producer_pb2, status_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from google.protobuf.descriptor import MethodDescriptor
-    from google.protobuf.message import Message as Request
 
-DEADLINE_S = 20.0
+DEADLINE_S = 30.0
 # By default a client takes 4 MiB, which a message of the largest size in its frame is not.
 CHANNEL_OPTIONS = [("grpc.max_receive_message_length", -1)]
 FILES = (admin_pb2, cluster_pb2, consumer_pb2, producer_pb2)
@@ -72,16 +71,13 @@ class Calls:
         self.channel = channel
         self._paths = {method.partition("/")[2]: method for method in METHODS}
 
-    def __call__(self, name: str, /, timeout_s: float = DEADLINE_S, **fields: Any) -> Any:
+    def __call__(self, name: str, /, **fields: Any) -> Any:
         method = self._paths[name]
-        return self.request(method, request_type(method)(**fields), timeout_s)
-
-    def request(self, method: str, request: Request, timeout_s: float = DEADLINE_S) -> Any:
-        data = self.raw(method, request.SerializeToString(), timeout_s)
+        data = self.raw(method, request_type(method)(**fields).SerializeToString())
         return response_type(method).FromString(data)
 
-    def raw(self, method: str, data: bytes, timeout_s: float = DEADLINE_S) -> bytes:
-        answer: bytes = self.channel.unary_unary(path_of(method))(data, timeout=timeout_s)
+    def raw(self, method: str, data: bytes) -> bytes:
+        answer: bytes = self.channel.unary_unary(path_of(method))(data, timeout=DEADLINE_S)
         return answer
 
     def refused(self, name: str, /, **fields: Any) -> Refusal:
@@ -180,7 +176,3 @@ def until(
 def numbers(count: int, start: int = 0) -> list[bytes]:
     """Bodies that tell their place."""
     return [struct.pack(">Q", number) for number in range(start, start + count)]
-
-
-def in_order(bodies: Sequence[bytes]) -> bool:
-    return list(bodies) == sorted(bodies)

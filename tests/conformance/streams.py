@@ -80,7 +80,7 @@ class Stream:
 
     def refusal(self, timeout_s: float = DEADLINE_S) -> tuple[list[Any], Refusal]:
         """The answers before the error that ends the stream, and the error."""
-        answers = []
+        answers: list[Any] = []
         while not isinstance(answer := self._answers.get(timeout=timeout_s), grpc.RpcError):
             assert answer is not _END, f"the stream was not refused, after {answers}"
             answers.append(answer)

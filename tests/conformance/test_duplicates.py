@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from mq.wire.v1.producer_pb2 import ACK_LEADER, BatchResult
+from mq.wire.v1.producer_pb2 import ACK_LEADER, ACK_QUORUM, BatchResult
 from tests.conformance.calls import Calls, code_of, numbers, prepared
 from tests.conformance.streams import PublishStream
 from tests.support.broker_process import BrokerProcess
@@ -46,7 +46,7 @@ def test_one_that_comes_again_while_the_first_is_under_way_is_stored_once(
     batch = prepared(topic, b"x", producer_id=topic, sequence=1)
     with PublishStream(channel) as stream:
         for number in range(50):
-            stream.publish(batch, batch, ack=ACK_LEADER if number % 2 else 0)
+            stream.publish(batch, batch, ack=ACK_LEADER if number % 2 else ACK_QUORUM)
         results = [result for _ in range(50) for result in stream.next().results]
     assert {code_of(one) for one in results} == {"SEND_OK"}
     assert {one.queue_offset for one in results} <= {0, -1}

@@ -129,7 +129,7 @@ def test_members_that_stream_and_members_that_pull_share_a_group(
 
 
 def wants(topic: str, **wanted: str) -> list[pb.Subscription]:
-    return [pb.Subscription(topic=topic, filter=pb.Filter(**wanted))]  # type: ignore[arg-type]
+    return [pb.Subscription(topic=topic, filter=pb.Filter(**wanted))]
 
 
 def test_a_member_that_wants_something_else_is_refused_and_both_are_named(

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from mq.wire.v1.message_pb2 import Batch, Message
-from mq.wire.v1.producer_pb2 import ACK_LEADER, ACK_NONE, PublishRequest
+from mq.wire.v1.producer_pb2 import ACK_LEADER, ACK_NONE, ACK_QUORUM, PublishRequest
 from tests.conformance.calls import (
     Calls,
     code_of,
@@ -155,7 +155,7 @@ def test_leader_ack_is_answered_and_the_message_is_there(
 
 def test_no_ack_is_never_answered(calls: Calls, stream: PublishStream, topic: str) -> None:
     for number, body in enumerate(numbers(100)):
-        stream.publish(prepared(topic, body), ack=ACK_NONE if number % 2 else 0)
+        stream.publish(prepared(topic, body), ack=ACK_NONE if number % 2 else ACK_QUORUM)
     # Nor is one that fails.
     stream.publish(prepared(topic, b"x", queue_id=9), ack=ACK_NONE)
     stream.half_close()

@@ -309,29 +309,29 @@ def test_a_seek_makes_room_in_the_cache(calls: Calls, subscribe: Any, topic: str
     assert [at for _, at, _ in stream.messages(5)] == [15, 16, 17, 18, 19]
 
 
-@pytest.mark.parametrize(
-    ("queue_id", "queue_offset", "code"),
-    [
-        (0, 4, "ILLEGAL_OFFSET"),
-        (9, 0, "NOT_ASSIGNED"),
-    ],
-)
-def test_a_seek_to_nowhere_ends_the_stream_and_moves_nothing(
-    calls: Calls,
-    subscribe: Any,
-    topic: str,
-    group: str,
-    queue_id: int,
-    queue_offset: int,
-    code: str,
+def test_a_seek_beyond_the_end_is_refused_and_moves_nothing(
+    calls: Calls, subscribe: Any, topic: str, group: str
 ) -> None:
     calls.send(topic, *numbers(3))
     stream = subscribe()
     stream.messages(3)
     until(lambda: calls.committed(group, topic), "it has begun")
-    stream.seek(queue_id, queue_offset)
-    assert stream.refusal()[1].code == code
+    stream.seek(0, 4)
+    _, refusal = stream.refusal()
+    assert refusal.code == "ILLEGAL_OFFSET"
+    assert topic in refusal.text
     assert calls.committed(group, topic)[0] == 0
+
+
+def test_a_seek_in_a_queue_of_somebody_else_is_late_and_moves_nothing(
+    calls: Calls, subscribe: Any, topic: str, group: str
+) -> None:
+    stream = subscribe()
+    stream.assignment()
+    stream.seek(9, 0)
+    calls.send(topic, b"x")
+    assert stream.messages(1) == [(0, 0, b"x")]
+    assert 9 not in calls.committed(group, topic)
 
 
 def test_a_reset_moves_members_at_once(

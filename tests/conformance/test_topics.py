@@ -129,7 +129,7 @@ def test_of_many_that_create_a_topic_one_does(calls: Calls, new_name: Callable[[
         try:
             return calls("CreateTopic", topic=name, queues=queues)
         except grpc.RpcError as error:
-            return error.code()  # type: ignore[attr-defined]
+            return error.code()
 
     with ThreadPoolExecutor(16) as pool:
         outcomes = list(pool.map(create, range(1, 17)))

@@ -69,8 +69,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Broker
     """Two nodes of one broker set, which need each other."""
     directory = tmp_path_factory.mktemp("pair")
     members = f"a=127.0.0.1:{free_port()},b=127.0.0.1:{free_port()}"
-    flags = ("--raft-members", members, "--broker-in-flight-bytes", "8MiB")
-    flags += ("--broker-send-timeout-ms", str(SEND_TIMEOUT_MS))
+    flags = ["--raft-members", members, "--broker-in-flight-bytes", "8MiB"]
+    flags += ["--broker-send-timeout-ms", str(SEND_TIMEOUT_MS)]
     with contextlib.ExitStack() as stack:
         found = {}
         for name in ("a", "b"):

@@ -24,7 +24,9 @@ QUEUES = 8
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path / "data") as process:
+    """In an ordered group a member is gone after it was silent for so long, and not before."""
+    times = ("--broker-heartbeat-ms", "1000", "--broker-member-expires-ms", "8000")
+    with BrokerProcess(tmp_path / "data", *times) as process:
         yield process
 
 
@@ -86,7 +88,7 @@ class Crew:
         self._members: list[PushConsumer] = []
 
     def member(self, ledger: Ledger, **options: Any) -> PushConsumer:
-        settings = {"start": "earliest", "threads": 4} | options
+        settings: dict[str, Any] = {"start": "earliest", "threads": 4} | options
         consumer = PushConsumer(self._address, "g", "t", ledger.handle, **settings)
         self._members.append(consumer)
         consumer.start()

@@ -433,4 +433,4 @@ def test_two_hundred_thousand_messages(
     assert sum(queue.end - queue.start for queue in described.queues) == count + 1
     with capsys.disabled():
         rate, each_us = count / took_s, cpu_s / count * 1e6
-        print(f"\n{rate:,.0f} messages/s of 128 bytes, {each_us:.1f} us of CPU each")
+        sys.stdout.write(f"\n{rate:,.0f} messages/s of 128 bytes, {each_us:.1f} us of CPU each\n")

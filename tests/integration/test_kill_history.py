@@ -7,38 +7,43 @@ from __future__ import annotations
 import os
 import random
 import threading
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import grpc
 import pytest
 
-from mq.client import Admin, PullConsumer, PushConsumer, ReceivedMessage
+from mq.client import Admin, PullConsumer, ReceivedMessage
 from tests.conformance.calls import Calls, code_of, prepared
 from tests.conformance.streams import PublishStream
 from tests.support.broker_process import BrokerProcess
 from tests.support.history import History, Outcome, Queue
-from tests.support.raft_cluster import free_port, poll
+from tests.support.raft_cluster import free_port
 from tests.support.recorded_clients import (
     PATIENCE_S,
+    Load,
     RecordedConsumer,
     RecordedProducer,
     ask_offsets,
     drain,
-    handler,
     patiently,
-    shown_with,
+    polling,
+    pushing,
+    sending_many,
+    sending_one_by_one,
+    told_with,
     wait_read,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 TOPIC = "orders"
 QUEUES = 4
 POLLED, PUSHED, BY_HAND = "polled", "pushed", "by-hand"
-# MQ_KILL_SEEDS=100 for a long run.
-SEEDS = range(int(os.environ.get("MQ_KILL_SEEDS", "4")))
+# KILL_SEEDS=100 for a long run.
+SEEDS = range(int(os.environ.get("KILL_SEEDS", "4")))
 
 
 class Stage:
@@ -65,6 +70,15 @@ class Stage:
 
     def consumer(self, group: str, member: str) -> RecordedConsumer:
         return RecordedConsumer(self.history, self.address, group, TOPIC, member)
+
+    def pushing(
+        self, member: str, work_on: Callable[[ReceivedMessage], object] = lambda _: None
+    ) -> AbstractContextManager[object]:
+        return pushing(self.history, self.address, PUSHED, TOPIC, member, work_on)
+
+    def ask_offsets(self) -> None:
+        for group in self.history.groups:
+            ask_offsets(self.history, self.address, group)
 
     def ends(self) -> dict[Queue, int]:
         return drain(History("to count only"), self.address, TOPIC)
@@ -141,8 +155,7 @@ def push(stage: Stage) -> Iterator[str]:
         begun.release()
         gate.wait(PATIENCE_S)
 
-    handle = handler(stage.history, PUSHED, "pushed", work_on)
-    with PushConsumer(stage.address, PUSHED, TOPIC, handle, start="earliest", threads=6):
+    with stage.pushing("pushed", work_on):
         for _ in range(6):
             assert begun.acquire(timeout=PATIENCE_S)
         yield "handlers at work"
@@ -185,22 +198,18 @@ def test_a_broker_that_ends_between_every_two_steps_keeps_its_promises(
 ) -> None:
     stage = Stage(tmp_path, "killed between steps" if is_killed else "stopped between steps")
     history = stage.history
-    with stage.broker, shown_with(stage.broker.output):
+    with stage.broker, told_with(history, stage.broker.output, tmp_path / "history"):
         for step in tell(stage):
             history.note(f"so far: {step}")
-            import time; print(time.time(), step)
             stage.restart(is_killed=is_killed)
-            for group in history.groups:
-                ask_offsets(history, stage.address, group)
+            stage.ask_offsets()
         ends = drain(history, stage.address, TOPIC)
         with stage.consumer(POLLED, "last") as consumer:
             wait_read(history, POLLED, ends, consumer.poll)
             consumer.commit()
-        handle = handler(history, PUSHED, "last")
-        with PushConsumer(stage.address, PUSHED, TOPIC, handle):
+        with stage.pushing("last"):
             wait_read(history, PUSHED, ends)
-        for group in history.groups:
-            ask_offsets(history, stage.address, group)
+        stage.ask_offsets()
         history.check()
         assert history.floors(POLLED) == history.floors(PUSHED) == ends
         assert history.count(Outcome.ACKNOWLEDGED) == sum(ends.values())
@@ -228,69 +237,6 @@ def test_a_stored_batch_that_comes_again_is_known_though_its_queue_takes_nothing
 # -- at any moment, under load ---------------------------------------------------------------------
 
 
-class Load:
-    """Producers and consumers, each on a thread of its own, until it is told to stop."""
-
-    def __init__(self, stage: Stage, seed: int) -> None:
-        self._stage = stage
-        self._is_over = threading.Event()
-        self._failures: list[BaseException] = []
-        self._seed = seed
-        works = [self._send_one_by_one, self._send_many, self._poll]
-        self._threads = [threading.Thread(target=self._run, args=(work,)) for work in works]
-        self.producers = [stage.producer("single"), stage.producer("many")]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        for thread in self._threads:
-            thread.join()
-        for producer in self.producers:
-            producer.close()
-        assert self._failures == []
-
-    def wait_for_more(self, count: int) -> None:
-        """Until so many more are acknowledged."""
-        history = self._stage.history
-        target = history.count(Outcome.ACKNOWLEDGED) + count
-        poll(
-            lambda: history.count(Outcome.ACKNOWLEDGED) >= target or self._failures,
-            f"{count} more acknowledged",
-        )
-
-    def _run(self, work: object) -> None:
-        try:
-            work(random.Random(self._seed))  # type: ignore[operator]
-        except BaseException as error:  # noqa: BLE001 - shown by the thread that waits
-            self._failures.append(error)
-
-    def _send_one_by_one(self, rng: random.Random) -> None:
-        while not self._is_over.is_set():
-            if rng.random() < 0.3:
-                self.producers[0].send_batch(rng.randint(2, 10), queue_id=rng.randrange(QUEUES))
-            else:
-                self.producers[0].send(key=f"k{rng.randrange(5)}")
-
-    def _send_many(self, rng: random.Random) -> None:
-        producer = self.producers[1]
-        while not self._is_over.wait(0.002):
-            for _ in range(rng.randint(1, 10)):
-                producer.send_async(queue_id=rng.choice([*range(QUEUES), None]))
-            if rng.random() < 0.02:
-                producer.flush()
-
-    def _poll(self, rng: random.Random) -> None:
-        with self._stage.consumer(POLLED, "polling") as consumer:
-            while not self._is_over.is_set():
-                consumer.poll(rng.randint(1, 100))
-                if rng.random() < 0.3:
-                    consumer.commit()
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_broker_that_is_killed_at_any_moment_keeps_its_promises(
     tmp_path: Path, seed: int
@@ -306,28 +252,32 @@ def test_a_broker_that_is_killed_at_any_moment_keeps_its_promises(
     history = stage.history
     history.group(POLLED, [TOPIC], "member")
     history.group(PUSHED, [TOPIC], "none")
-    handle = handler(history, PUSHED, "pushed")
-    with stage.broker, shown_with(stage.broker.output):
+    with stage.broker, told_with(history, stage.broker.output, tmp_path / "history"):
         with Admin(stage.address) as admin:
             admin.create_topic(TOPIC, QUEUES)
-        pushing = PushConsumer(stage.address, PUSHED, TOPIC, handle, start="earliest", threads=4)
-        with pushing, Load(stage, seed) as load:
-            for _ in range(3):
-                load.wait_for_more(rng.choice([1, 50, 300]))
-                stage.restart(is_killed=rng.random() < 0.8)
-                for group in history.groups:
-                    ask_offsets(history, stage.address, group)
-            load.wait_for_more(20)
+        consumer = stage.consumer(POLLED, "polling")
+        producers = [stage.producer("single"), stage.producer("many")]
+        works = [
+            sending_one_by_one(producers[0], QUEUES, seed),
+            sending_many(producers[1], QUEUES, seed),
+            polling(consumer, seed),
+        ]
+        with stage.pushing("pushed"):
+            with consumer, producers[0], producers[1], Load(history, *works) as load:
+                for _ in range(3):
+                    load.wait_for_more(rng.choice([1, 50, 300]))
+                    stage.ask_offsets()
+                    stage.restart(is_killed=rng.random() < 0.8)
+                    stage.ask_offsets()
+                load.wait_for_more(20)
+            # Whoever lives comes back with what it has in hand.
+            assert history.repeats(POLLED) == history.repeats(PUSHED) == []
         ends = drain(history, stage.address, TOPIC)
         with stage.consumer(POLLED, "last") as consumer:
             wait_read(history, POLLED, ends, consumer.poll)
             consumer.commit()
-        handle = handler(history, PUSHED, "last")
-        with PushConsumer(stage.address, PUSHED, TOPIC, handle):
+        with stage.pushing("last"):
             wait_read(history, PUSHED, ends)
-        for group in history.groups:
-            ask_offsets(history, stage.address, group)
+        stage.ask_offsets()
         history.check()
-        assert [error for one in load.producers for error in one.errors] == []
-        # Whoever lives comes back with what it has in hand.
-        assert history.repeats(PUSHED) == []
+        assert [error for one in producers for error in one.errors] == []

@@ -50,13 +50,16 @@ POSITION = consumer_pb2.QueuePosition(topic=TOPIC, queue_id=1, queue_offset=1)
 QUEUE = consumer_pb2.QueueId(topic=TOPIC, queue_id=1)
 WANTED = consumer_pb2.Subscription(topic=TOPIC, filter=consumer_pb2.Filter(sql="a = 1 OR b > 2"))
 MESSAGE = message_pb2.Message(body=b"body", tag="a", keys=["k"], properties={"a": "1"})
+AT_TIME = consumer_pb2.OFFSET_AT_TIME
 GOOD: dict[str, Message] = {
     "AdminService/AlterTopic": admin_pb2.AlterTopicRequest(topic=TOPIC, read_queues=9),
     "AdminService/BrokerStatus": admin_pb2.BrokerStatusRequest(),
     "AdminService/BrowseMessages": admin_pb2.BrowseMessagesRequest(
         topic=TOPIC, queue_id=1, messages_max=10, filter=WANTED.filter
     ),
-    "AdminService/CreateTopic": admin_pb2.CreateTopicRequest(topic="created", queues=3, type=1),
+    "AdminService/CreateTopic": admin_pb2.CreateTopicRequest(
+        topic="created", queues=3, type=cluster_pb2.TOPIC_ORDERED
+    ),
     "AdminService/DeleteGroup": admin_pb2.DeleteGroupRequest(group="other"),
     "AdminService/DeleteTopic": admin_pb2.DeleteTopicRequest(topic="created"),
     "AdminService/DescribeGroup": admin_pb2.DescribeGroupRequest(group=GROUP),
@@ -69,7 +72,11 @@ GOOD: dict[str, Message] = {
         topic=TOPIC, key="k", begin_ms=1, end_ms=1 << 50, messages_max=5
     ),
     "AdminService/ResetOffsets": admin_pb2.ResetOffsetsRequest(
-        group=GROUP, topic=TOPIC, queue_ids=[1], kind=2, at_ms=1_700_000_000_000
+        group=GROUP,
+        topic=TOPIC,
+        queue_ids=[1],
+        kind=consumer_pb2.OFFSET_AT_TIME,
+        at_ms=1_700_000_000_000,
     ),
     "AdminService/SetConfig": admin_pb2.SetConfigRequest(name="retention.hours", value="48"),
     "ClusterService/Route": cluster_pb2.RouteRequest(topics=[TOPIC, "created"]),
@@ -77,7 +84,7 @@ GOOD: dict[str, Message] = {
         group="other", positions=[POSITION]
     ),
     "ConsumerService/FindOffsets": consumer_pb2.FindOffsetsRequest(
-        topic=TOPIC, queue_ids=[1], kind=2, at_ms=1_700_000_000_000
+        topic=TOPIC, queue_ids=[1], kind=AT_TIME, at_ms=1_700_000_000_000
     ),
     "ConsumerService/Heartbeat": consumer_pb2.HeartbeatRequest(
         group=GROUP, member_id=MEMBER, owned=[QUEUE]
@@ -94,7 +101,7 @@ GOOD: dict[str, Message] = {
         topic=TOPIC, queue_id=1, producer_id="p", sequence=7, messages=[MESSAGE, MESSAGE]
     ),
     "ProducerService/Publish": publish_request(
-        1, prepared(TOPIC, messages=[MESSAGE, MESSAGE], producer_id="p", sequence=3), ack=1
+        1, prepared(TOPIC, messages=[MESSAGE, MESSAGE], producer_id="p", sequence=3)
     ),
     "ConsumerService/Subscribe": consumer_pb2.SubscribeRequest(
         start=consumer_pb2.SubscribeStart(
@@ -111,8 +118,8 @@ def raft_port() -> int:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory, raft_port: int) -> Iterator[BrokerProcess]:
-    flags = ("--raft-listen", f"127.0.0.1:{raft_port}", "--store-segment-bytes", "1MiB")
-    flags += ("--store-checkpoint-log-bytes", "256KiB", "--broker-member-expires-ms", "2s")
+    flags = ["--raft-listen", f"127.0.0.1:{raft_port}", "--store-segment-bytes", "1MiB"]
+    flags += ["--store-checkpoint-log-bytes", "256KiB", "--broker-member-expires-ms", "2s"]
     with BrokerProcess(tmp_path_factory.mktemp("fuzz") / "data", *flags) as process:
         yield process
 

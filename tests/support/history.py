@@ -12,6 +12,7 @@ of the events.
 from __future__ import annotations
 
 import enum
+import itertools
 import threading
 import time
 from collections import Counter, defaultdict
@@ -19,10 +20,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-_PROBLEMS_SHOWN = 20
-_EVENTS_SHOWN = 150
+_PROBLEMS_SHOWN = 10
+_EVENTS_SHOWN = 20
 
 # In which order a group sees a queue: not at all (parallel handlers), each member by itself, or the
 # group as a whole, and never two members at once.
@@ -97,6 +98,8 @@ class Problem(NamedTuple):
     text: str
     queue: Queue | None = None
     body: bytes = b""
+    # How many events there were when it was found; -1: it was found at the end.
+    after: int = -1
 
 
 class _Event(NamedTuple):
@@ -109,10 +112,11 @@ class _Event(NamedTuple):
     def is_note(self) -> bool:
         return not self.queues and not self.body
 
-    def concerns(self, problems: Iterable[Problem]) -> bool:
-        return any(
-            one.queue in self.queues or (one.body and one.body == self.body) for one in problems
-        )
+    def is_about(self, problem: Problem) -> bool:
+        return problem.queue in self.queues
+
+    def is_about_message(self, problem: Problem) -> bool:
+        return bool(problem.body) and problem.body == self.body
 
 
 @dataclass(slots=True)
@@ -171,7 +175,7 @@ class History:
 
     def _problem(self, kind: str, text: str, queue: Queue | None = None, body: bytes = b"") -> None:
         with self._lock:
-            self._found.append(Problem(kind, text, queue, body))
+            self._found.append(Problem(kind, text, queue, body, len(self._events)))
 
     # -- producers --------------------------------------------------------------------------------
 
@@ -335,6 +339,11 @@ class History:
             seen = self._groups[group].seen
             return [f"{place}: {count} times" for place, count in seen.items() if count > 1]
 
+    def deliveries(self, group: str) -> int:
+        """How many messages its members took, with all repeats."""
+        with self._lock:
+            return self._groups[group].seen.total()
+
     def unseen(self, group: str, queue: Queue, end: int) -> int:
         """How many messages before `end` the group has not seen."""
         with self._lock:
@@ -415,23 +424,33 @@ class History:
                     yield Problem("phantom", f"{name} saw {place}, which is not there", place.queue)
 
     def check(self) -> None:
-        """AssertionError with everything that is needed to understand it."""
         problems = self.problems()
-        if problems:
-            raise AssertionError(self.report(problems))
+        assert not problems, self.report(problems)
 
-    def report(self, problems: list[Problem]) -> str:
-        shown = problems[:_PROBLEMS_SHOWN]
-        with self._lock:
-            events = list(enumerate(self._events))
-        concerned = [at for at, event in events if event.concerns(shown)]
-        newest = set(concerned[-_EVENTS_SHOWN:])
+    def report(self, problems: Sequence[Problem] = ()) -> str:
+        """What is needed to understand them: all about a message, and what happened to its queue
+        just before. Without any, what happened last.
+        """
         lines = [f"{self._title}: {len(problems)} problems"]
-        lines += [f"  {one.kind}: {one.text}" for one in shown]
-        lines.append(f"the last {len(newest)} of {len(concerned)} events about them:")
-        lines += [
-            f"  {at:6} {event.at_s:.3f} {event.text}"
-            for at, event in events
-            if event.is_note or at in newest
-        ]
+        lines += [f"  {one.kind}: {one.text}" for one in problems[:_PROBLEMS_SHOWN]]
+        with self._lock:
+            events = list(self._events)
+        shown = {at for at, event in enumerate(events) if event.is_note}
+        if not problems:
+            shown |= set(range(len(events))[-_EVENTS_SHOWN:])
+        for one in problems[:_PROBLEMS_SHOWN]:
+            about = range(len(events) if one.after < 0 else one.after)
+            shown |= set([at for at in about if events[at].is_about(one)][-_EVENTS_SHOWN:])
+            shown |= {at for at, event in enumerate(events) if event.is_about_message(one)}
+        lines.append(f"{len(shown)} of {len(events)} events:")
+        lines += [_line(at, events[at]) for at in sorted(shown)]
         return "\n".join(lines)
+
+    def text(self) -> str:
+        """All events."""
+        with self._lock:
+            return "\n".join([self._title, *map(_line, itertools.count(), self._events)])
+
+
+def _line(number: int, event: _Event) -> str:
+    return f"  {number:6} {event.at_s:.3f} {event.text}"

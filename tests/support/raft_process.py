@@ -23,6 +23,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from mq import config, logging
+from mq.broker.machine import Written
 from mq.clock import SystemClock
 from mq.errors import MqError, NotLeader
 from mq.server import Parts, Server
@@ -34,11 +35,15 @@ if TYPE_CHECKING:
     from mq.raft.proposals import Committed
 
 TOPIC = "orders"
+# Entries that mean nothing to the broker.
+OPAQUE = Kind.MEMBERSHIP
+# Several nodes share a machine; nobody connects to them but the others.
+PORTS = {"broker.port": "0", "metrics.enabled": "no"}
 
 
 def main() -> None:
     flags = _flags(sys.argv[1:])
-    loaded = config.load(None, {}, flags)
+    loaded = config.load(None, {}, PORTS | flags)
     logging.configure(loaded.log.level, loaded.log.format)
     asyncio.run(_run(loaded))
 
@@ -104,7 +109,7 @@ class Door:
 
     async def _do_propose(self, token: str, size: int = 0) -> dict[str, Any]:
         payload = token.encode().ljust(size, b".")
-        committed = await self._raft.propose(Kind.COMMAND, [payload])
+        committed = await self._raft.propose(OPAQUE, [payload])
         return {"index": committed.raft_index, "term": committed.term, "token": token}
 
     async def _do_send(self, token: str, queue: int = 0, size: int = 0) -> dict[str, Any]:
@@ -112,7 +117,7 @@ class Door:
         wire = Batch(topic=TOPIC, queue_id=queue, messages=[message]).SerializeToString()
         batches = [accept(wire, 1 << 20)]
         payload = encode_payload(batches)
-        committed = await self._raft.propose(Kind.MESSAGES, payload, batches)
+        committed = await self._raft.propose(Kind.MESSAGES, payload, Written(batches))
         return {"index": committed.raft_index, "term": committed.term, "token": token}
 
     async def _do_load(
@@ -130,7 +135,7 @@ class Door:
                 else time.perf_counter() - start < seconds
             ):
                 began = time.perf_counter()
-                await self._raft.propose(Kind.COMMAND, [payload])
+                await self._raft.propose(OPAQUE, [payload])
                 latencies.append((time.perf_counter() - began) * 1000)
 
         await asyncio.gather(*(produce() for _ in range(in_flight)))

@@ -8,24 +8,36 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
+import random
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from mq.client import Consumer, Message, Producer, PullConsumer, ReceivedMessage, SendResult
-from mq.errors import MqError
-from tests.support.history import History, Queue, Send, Work
+from mq.client import (
+    Consumer,
+    Message,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    ReceivedMessage,
+    SendResult,
+)
+from mq.errors import MqError, UnknownMember
+from tests.support.history import History, Outcome, Queue, Send, Work
 from tests.support.raft_cluster import DEADLINE_S, poll
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
+    from pathlib import Path
 
     from mq.client.subscription import Mode
 
 Answer = TypeVar("Answer")
 
 # A killed broker comes back within that, on the slowest machine.
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 class RecordedProducer:
@@ -162,7 +174,7 @@ class RecordedConsumer:
         for work in works:
             self._history.finished(work)
         try:
-            self._consumer.commit()
+            patiently(self._consumer.commit)
         except MqError as error:
             self.errors.append(error)
             self._history.note(f"{self._member} of {self._group} could not commit: {error!r}")
@@ -188,13 +200,18 @@ class RecordedConsumer:
         self.close()
 
 
-def handler(
+@contextlib.contextmanager
+def pushing(
     history: History,
+    servers: str,
     group: str,
+    topic: str,
     member: str,
     work_on: Callable[[ReceivedMessage], object] = lambda _: None,
-) -> Callable[[ReceivedMessage], None]:
-    """For push consumers."""
+    *,
+    mode: Mode = "clustering",
+) -> Iterator[PushConsumer]:
+    """A push consumer; `work_on` is what its handlers do."""
 
     def handle(message: ReceivedMessage) -> None:
         work = history.took(group, member, message)
@@ -205,7 +222,15 @@ def handler(
             raise
         history.finished(work)
 
-    return handle
+    def begin() -> PushConsumer:
+        consumer = PushConsumer(
+            servers, group, topic, handle, mode=mode, start="earliest", threads=6, member_id=member
+        )
+        consumer.start()
+        return consumer
+
+    with patiently(begin) as consumer:
+        yield consumer
 
 
 def ask_offsets(history: History, servers: str, group: str) -> None:
@@ -257,19 +282,106 @@ def wait_read(
 
 def patiently(ask: Callable[[], Answer]) -> Answer:
     """Calls that give up after some seconds, on a machine that may need longer."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
             return ask()
         except MqError as error:
-            if not error.retryable or time.monotonic() > deadline:
+            # A consumer is unknown until its stream is there again.
+            is_passing = error.retryable or isinstance(error, UnknownMember)
+            if not is_passing or time.monotonic() > deadline:
                 raise
 
 
 @contextlib.contextmanager
-def shown_with(text: Callable[[], str]) -> Iterator[None]:
-    """A failure is shown with this: the logs of brokers."""
+def told_with(history: History, logs: Callable[[], str], file: Path) -> Iterator[None]:
+    """Whatever fails is shown with the history and the logs of the brokers; the file has all."""
     try:
         yield
-    except AssertionError as failure:
-        raise AssertionError(f"{failure}\n{text()}") from None
+    except BaseException as failure:
+        failure.add_note(f"{history.report()}\n{logs()}\nthe whole history is in {file}")
+        file.write_text(history.text())
+        raise
+
+
+class Load:
+    """Works that are done again and again, each on a thread of its own, until the end of the block.
+    What one of them raises fails the test.
+    """
+
+    def __init__(self, history: History, *works: Callable[[], object]) -> None:
+        self._history = history
+        self._is_over = threading.Event()
+        self._failures: list[BaseException] = []
+        self._threads = [threading.Thread(target=self._run, args=(work,)) for work in works]
+
+    def _run(self, work: Callable[[], object]) -> None:
+        try:
+            while not self._is_over.is_set():
+                work()
+        except BaseException as error:  # noqa: BLE001 - shown by the thread that waits
+            self._failures.append(error)
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+        assert self._failures == []
+
+    def wait_for_more(self, count: int) -> None:
+        """Until so many more are acknowledged than now, and each group has seen as many."""
+        targets = [one + count for one in self._counts()]
+        poll(
+            lambda: self._failures or all(map(operator.ge, self._counts(), targets)),
+            f"{count} more acknowledged and seen",
+            PATIENCE_S,
+        )
+
+    def _counts(self) -> list[int]:
+        history = self._history
+        seen = [history.deliveries(group) for group in history.groups]
+        return [history.count(Outcome.ACKNOWLEDGED), *seen]
+
+
+def sending_one_by_one(producer: RecordedProducer, queues: int, seed: int) -> Callable[[], None]:
+    """A work for `Load`: each send waits for its answer."""
+    rng = random.Random(seed)
+
+    def work() -> None:
+        if rng.random() < 0.3:
+            producer.send_batch(rng.randint(2, 10), queue_id=rng.randrange(queues))
+        else:
+            producer.send(key=f"k{rng.randrange(5)}")
+
+    return work
+
+
+def sending_many(producer: RecordedProducer, queues: int, seed: int) -> Callable[[], None]:
+    """A work for `Load`: no send waits, and some hundred a second are enough."""
+    rng = random.Random(seed)
+
+    def work() -> None:
+        for _ in range(rng.randint(1, 10)):
+            producer.send_async(queue_id=rng.choice([*range(queues), None]))
+        if rng.random() < 0.02:
+            producer.flush()
+        time.sleep(0.003)
+
+    return work
+
+
+def polling(consumer: RecordedConsumer, seed: int) -> Callable[[], None]:
+    """A work for `Load`."""
+    rng = random.Random(seed)
+
+    def work() -> None:
+        consumer.poll(rng.randint(1, 100))
+        if rng.random() < 0.3:
+            consumer.commit()
+
+    return work

@@ -58,7 +58,7 @@ def fill(message: Message, rng: random.Random, names: Sequence[str], depth: int 
 
 def _fill_inner(
     message: Message,
-    field: FieldDescriptor,
+    field: Any,
     rng: random.Random,
     names: Sequence[str],
     depth: int,
@@ -76,7 +76,7 @@ def _text(rng: random.Random, names: Sequence[str]) -> str:
     return rng.choice(names) if names and rng.random() < 0.5 else rng.choice(_TEXTS)
 
 
-def _value(field: FieldDescriptor, rng: random.Random, names: Sequence[str]) -> Any:
+def _value(field: Any, rng: random.Random, names: Sequence[str]) -> Any:
     match field.type:
         case FieldDescriptor.TYPE_STRING:
             return _text(rng, names)

@@ -364,5 +364,11 @@ def test_a_long_report_shows_the_newest_events_and_every_note() -> None:
     assert "kill -9" in text
 
 
+def test_without_a_problem_a_report_has_what_happened_last() -> None:
+    history = new("none")
+    send(history, b"a")
+    assert "acknowledged b'a' at orders/0@0" in history.report()
+
+
 def test_places_read_as_an_operator_writes_them() -> None:
     assert str(Place(Q, 17)) == "orders/0@17"

@@ -1,23 +1,64 @@
-"""The README's program does what the README says."""
+"""What the README and the docs point to is there, and what they quote is what it says."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "examples" / "README.md"])
+COLUMNS_MAX = 130
 
 
-def test_the_program_in_the_readme_prints_the_message_twice(tmp_path: Path) -> None:
-    block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert block is not None
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", block[1]],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "b'hello'\nb'hello'\n", "")
+def ids(pages: list[Path]) -> list[str]:
+    return [str(page.relative_to(ROOT)) for page in pages]
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", one).strip().lower().replace(" ", "-") for one in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        linked = (page.parent / name).resolve() if name else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), target
+
+
+def test_lines_of_the_readme_fit_a_page() -> None:
+    long = [line for line in README.splitlines() if len(line) > COLUMNS_MAX]
+    assert long == []
+
+
+def test_every_target_of_make_that_is_named_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        if "examples" in page.parts:
+            continue  # these have a Makefile of their own
+        text = page.read_text(encoding="utf-8")
+        # Where it is code: at the start of an indented line, or in back-quotes.
+        named = set(re.findall(r"(?:^ {4}|`)make ([a-z-]+)", text, re.MULTILINE))
+        assert named <= targets, page.name
+
+
+@pytest.mark.parametrize(
+    ("language", "source"), [("js", "node/send.js"), ("go", "go/send/main.go")]
+)
+def test_what_is_quoted_stands_in_the_example(language: str, source: str) -> None:
+    found = re.search(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    assert found is not None
+    example = (ROOT / "examples" / source).read_text(encoding="utf-8")
+    lines = [line.strip() for line in example.splitlines()]
+    at = 0
+    for line in filter(None, map(str.strip, found[1].splitlines())):
+        # In the same order; the README leaves out what is around them.
+        at = lines.index(line, at) + 1

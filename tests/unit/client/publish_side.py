@@ -66,6 +66,7 @@ class BrokerSide(Connection):
         self.stored: list[Stored] = []
         self.requests: list[PublishRequest] = []
         self.calls: list[SideCall] = []
+        self.asked: list[str] = []
         self.queue_offsets: dict[tuple[str, int], int] = {}
         self._numbers: dict[tuple[str, int], BatchResult] = {}
         self._log_offset = 100
@@ -83,6 +84,7 @@ class BrokerSide(Connection):
     async def _ask(
         self, address: str, service: str, method: str, request: Any, timeout_s: float, **_: Any
     ) -> Any:
+        self.asked.append(address)
         if address in self.frozen:
             await asyncio.sleep(timeout_s)
         if address in self.down or address in self.frozen:
@@ -237,8 +239,9 @@ class SideCall:
         if self.is_half_closed and not self.unanswered:
             self._end(grpc.aio.EOF)
 
-    def break_off(self) -> None:
-        self._end(rpc_error())
+    def break_off(self, leader_address: str = "") -> None:
+        """As a broken connection, or as a broker that says who leads."""
+        self._end(rpc_error(leader_address))
 
     def cancel(self) -> bool:
         self._end(asyncio.CancelledError())
@@ -250,9 +253,12 @@ class SideCall:
             self._answers.put_nowait(last)
 
 
-def rpc_error() -> grpc.aio.AioRpcError:
-    nothing = grpc.aio.Metadata()
-    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "reset")
+def rpc_error(leader_address: str = "") -> grpc.aio.AioRpcError:
+    trailing = grpc.aio.Metadata()
+    if leader_address:
+        status = wire.Status(code=wire.NOT_LEADER, leader_address=leader_address)
+        trailing = grpc.aio.Metadata(("mq-status-bin", status.SerializeToString()))
+    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), trailing, "reset")
 
 
 def refusal(code: int, *, leader_address: str = "", retry_after_ms: int = 0) -> BatchResult:

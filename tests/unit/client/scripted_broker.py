@@ -14,7 +14,7 @@ import grpc.aio
 from mq.client.model import QueueRef
 from mq.errors import MqError, NotLeader
 from mq.wire.v1 import status_pb2
-from mq.wire.v1.cluster_pb2 import BrokerSet, RouteResponse
+from mq.wire.v1.cluster_pb2 import BrokerSet, NodeRoute, RouteResponse
 from mq.wire.v1.consumer_pb2 import (
     CommitOffsetsRequest,
     CommitOffsetsResponse,
@@ -108,6 +108,7 @@ class ScriptedCall:
 class ScriptedConnection:
     def __init__(self) -> None:
         self.leaders = ["one:1"]
+        self.term = 1
         self.opened: asyncio.Queue[ScriptedCall] = asyncio.Queue()
         self.calls: list[tuple[str, Any]] = []
         self.failures: list[str] = []
@@ -136,7 +137,9 @@ class ScriptedConnection:
         return FindOffsetsResponse(positions=places)
 
     async def brokers(self, _: Sequence[str] = ()) -> RouteResponse:
-        return RouteResponse(broker_sets=[BrokerSet(name="set-0")])
+        node = NodeRoute(node_id="n", address=self.leaders[-1])
+        known = BrokerSet(name="set-0", leader_id="n", term=self.term, nodes=[node])
+        return RouteResponse(broker_sets=[known])
 
     async def leader(self) -> str:
         return self.leaders[-1]

@@ -190,12 +190,26 @@ def test_the_loop_is_called_only_for_what_is_due_before_it_looks_by_itself() -> 
     assert lines.add(is_urgent=True) is Outcome.WAKE
 
 
-def test_a_batch_that_is_closed_by_a_larger_message_calls_the_loop() -> None:
+def test_a_batch_that_is_closed_by_a_message_that_does_not_fit_calls_the_loop() -> None:
     lines = Lines(batch_bytes=3 * SIZE)
     lines.add()
+    lines.add()
     lines.take()
-    assert lines.add("x" * 3 * SIZE) is Outcome.WAKE
-    assert [len(batch.messages) for batch in lines.take()] == [1, 1]
+    assert lines.add("x" * SIZE) is Outcome.WAKE
+    assert [len(batch.messages) for batch in lines.take()] == [2]
+
+
+def test_messages_with_a_key_and_messages_for_a_queue_do_not_share_a_batch() -> None:
+    """Only the first may go elsewhere when the queue is gone."""
+    lines = Lines(queues=1)
+    lines.add("a", key="k")
+    lines.add("b", queue_id=0)
+    lines.add("c", key="k")
+    found = []
+    while taken := lines.take_lingered():
+        found += [(batch.kind, bodies(batch)) for batch in taken]
+        lines.done(taken[0])
+    assert found == [(Kind.KEY, ["a"]), (Kind.FIXED, ["b"]), (Kind.KEY, ["c"])]
 
 
 def test_nobody_calls_a_loop_that_cannot_send() -> None:

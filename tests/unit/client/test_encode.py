@@ -78,7 +78,9 @@ def test_the_broker_stores_a_batch_as_it_comes(
         sequence=sequence,
         messages=[plain(message) for message in sent],
     )
-    assert WireBatch.FromString(prepare(wire.SerializeToString())) == WireBatch.FromString(data)
+    prepared = prepare(wire.SerializeToString())
+    assert WireBatch.FromString(prepared) == WireBatch.FromString(data)
+    assert len(prepared) == len(data)
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 127, 128, 16_383, 16_384, 2**21 - 1, 2**21, 2**21 + 1])

@@ -136,7 +136,7 @@ def test_a_retry_that_finds_no_room_is_taken_later() -> None:
 
 
 def test_messages_of_a_queue_that_is_gone_go_where_their_keys_lead_now() -> None:
-    lines = Lines(queues=8)
+    lines = Lines(queues=8, batch_bytes=4 * SIZE)
     candidates = [key for key in map(str, range(1000)) if text_hash(key) % 8 == 7]
     one = candidates[0]
     other = next(key for key in candidates if text_hash(key) % 5 != text_hash(one) % 5)
@@ -144,10 +144,12 @@ def test_messages_of_a_queue_that_is_gone_go_where_their_keys_lead_now() -> None
         lines.add(text, key)
     [batch] = lines.take_lingered()
     assert batch.queue_id == 7
-    lines.add("a3", one)
-    lines.add("b3", other)
+    # Some wait, in several batches, and one is open.
+    for number in range(3, 13):
+        lines.add(f"a{number}", one)
+        lines.add(f"b{number}", other)
     lines.accumulator.set_route("t", 5)
-    lines.add("a4", one)
+    lines.add("a13", one)
     parts = lines.accumulator.split(batch)
     assert sum(part.size_bytes for part in parts) == batch.size_bytes
     order: dict[int, list[str]] = {text_hash(one) % 5: [], text_hash(other) % 5: []}
@@ -157,7 +159,10 @@ def test_messages_of_a_queue_that_is_gone_go_where_their_keys_lead_now() -> None
             order[part.queue_id] += bodies(part)
             sequences.append(part.sequence)
             lines.done(part)
-    assert list(order.values()) == [["a1", "a2", "a3", "a4"], ["b1", "b2", "b3"]]
+    assert list(order.values()) == [
+        [f"a{number}" for number in range(1, 14)],
+        [f"b{number}" for number in range(1, 13)],
+    ]
     assert sorted(sequences) == list(range(1, len(sequences) + 1))
     assert lines.accumulator.is_empty
 

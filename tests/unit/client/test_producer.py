@@ -7,8 +7,16 @@ import logging
 
 import pytest
 
+from mq.client.encode import MESSAGE_BYTES_MAX
 from mq.client.model import Message, SendResult
-from mq.errors import IllegalTopic, MessageTooLarge, PermissionDenied, TopicNotFound, Unreachable
+from mq.errors import (
+    IllegalTopic,
+    Internal,
+    MessageTooLarge,
+    PermissionDenied,
+    TopicNotFound,
+    Unreachable,
+)
 from mq.hashing import text_hash
 from mq.wire.v1 import status_pb2 as wire
 from mq.wire.v1.message_pb2 import Batch
@@ -47,24 +55,37 @@ def test_messages_that_are_sent_at_once_share_a_request() -> None:
     assert len(side.requests) <= 2
 
 
-def test_a_queue_has_one_batch_under_way_and_requests_are_bounded() -> None:
-    in_flight_max = 3
-
+def test_a_queue_has_one_batch_under_way() -> None:
     async def scenario() -> BrokerSide:
         side = BrokerSide()
-        side.topics["t"] = 8
-        async with side.producer(batch_bytes=40, in_flight_max=in_flight_max) as producer:
+        async with side.producer(batch_bytes=40) as producer:
             futures = [await producer.send_async("t", f"{n:02}") for n in range(60)]
             await asyncio.gather(*futures)
         return side
 
     side = run(scenario())
     assert sorted(side.bodies()) == [f"{n:02}" for n in range(60)]
-    [call] = side.calls
-    assert 1 <= call.unanswered_max <= in_flight_max
     for request in side.requests:
         queues = [batch.queue_id for batch in request.batches]
         assert len(set(queues)) == len(queues)
+
+
+def test_requests_without_an_answer_are_bounded() -> None:
+    async def scenario(in_flight_max: int) -> int:
+        side = BrokerSide()
+        side.topics["t"] = 8
+        side.answer_s = 0.1
+        async with side.producer(in_flight_max=in_flight_max) as producer:
+            sends = []
+            for queue_id in range(8):
+                sends.append(asyncio.create_task(producer.send("t", b"", queue_id=queue_id)))
+                await asyncio.sleep(0.001)
+            await asyncio.gather(*sends)
+        [call] = side.calls
+        return call.unanswered_max
+
+    assert run(scenario(3)) == 3
+    assert run(scenario(32)) == 8
 
 
 def test_messages_of_a_key_stand_in_one_queue_in_order() -> None:
@@ -122,6 +143,17 @@ def test_one_key_keeps_a_batch_together() -> None:
     side = run(scenario())
     assert [len(batch.messages) for request in side.requests for batch in request.batches] == [3]
     assert {one.queue_id for one in side.stored} == {text_hash("k") % 4}
+    assert side.bodies() == ["a", "b", "c"]
+
+
+def test_a_batch_of_one_message_may_be_as_large_as_a_message() -> None:
+    async def scenario() -> None:
+        side = BrokerSide()
+        async with side.producer(compress_above_bytes=1 << 30) as producer:
+            await producer.send_batch("t", [b"x" * (MESSAGE_BYTES_MAX - 20)])
+        assert len(side.stored) == 1
+
+    run(scenario())
 
 
 def test_a_batch_that_no_entry_could_hold_is_refused() -> None:
@@ -327,3 +359,25 @@ def test_a_topic_that_grows_is_noticed() -> None:
         return {one.queue_id for one in side.stored}
 
     assert run(scenario()) == {0, 1, 2}
+
+
+def test_a_mistake_of_the_producers_fails_everything_instead_of_waiting_for_ever(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mistake(*_: object) -> bytes:
+        raise ZeroDivisionError
+
+    async def scenario() -> None:
+        side = BrokerSide()
+        producer = side.producer()
+        await producer.send("t", b"")
+        monkeypatch.setattr("mq.client.encode.request", mistake)
+        futures = [await producer.send_async("t", b"") for _ in range(3)]
+        errors = await asyncio.gather(*futures, return_exceptions=True)
+        assert [type(error) for error in errors] == [Internal] * 3
+        with pytest.raises(RuntimeError, match="closed"):
+            await producer.send("t", b"")
+        await producer.close()
+
+    run(scenario())
+    assert "a mistake of its own" in caplog.text

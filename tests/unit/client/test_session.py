@@ -260,7 +260,12 @@ def test_a_leader_that_was_deposed_and_does_not_know_it_is_left() -> None:
         call = await scene.connection.next_call()
         call.send(assignment((0, 0), heartbeat_ms=5))
         await scene.session.joined(DEADLINE_S)
+        # Somebody who knows less says so: nothing happens.
         scene.connection.leaders.append("two:2")
+        for _ in range(4):
+            await call.requests.get()
+        assert scene.connection.opened.empty()
+        scene.connection.term = 2
         again = await scene.connection.next_call()
         assert again.address == "two:2"
         assert call.is_cancelled

@@ -1,0 +1,221 @@
+"""A broker without sockets, Raft or a real disk: a log of one node on a `FaultyVfs`, which commits
+at once, or when the test says so.
+
+    @on_loop
+    async def test_something() -> None:
+        node = Node()
+        await node.topic("t")
+        await node.send("t", b"body")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from mq.broker.assignment import Queue
+from mq.broker.broker import Broker, Settings
+from mq.broker.contracts import Leading, Peer
+from mq.broker.machine import Machine, State
+from mq.config import Config
+from mq.errors import MqError, SegmentFull
+from mq.store.batch import Batch, accept, prepare
+from mq.store.commitlog import NewEntry
+from mq.store.format import Kind
+from mq.wire.v1.message_pb2 import Batch as WireBatch
+from mq.wire.v1.message_pb2 import Message
+from tests.support.faulty_vfs import FaultyVfs
+from tests.support.stores import open_store, small_config
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+    from mq.broker.dedup import StoredAt
+    from mq.store.store import Store
+
+STORE = small_config(segment_bytes=4 << 20, checkpoint_log_bytes=1 << 30)
+FOLLOWED = Leading(9, "other", "other:8081")
+WAIT_S = 60.0
+
+
+class MemoryConsensus:
+    """The log, for one node. `is_held`: entries are written and not committed until `commit`.
+    `failure`: whatever is proposed fails with it, and nothing is written.
+    """
+
+    def __init__(self, machine: Machine, now_ms: Callable[[], int]) -> None:
+        self._machine = machine
+        self._now_ms = now_ms
+        self._waiting: list[tuple[int, asyncio.Future[object]]] = []
+        self.term = 0
+        self.is_leader = False
+        self.is_held = False
+        self.failure: MqError | None = None
+        self.proposed: list[tuple[Kind, object]] = []
+
+    @property
+    def leading_term(self) -> int:
+        return self.term if self.is_leader else 0
+
+    @property
+    def leading(self) -> Leading:
+        return Leading(self.term, "node-0", "here:8081") if self.is_leader else FOLLOWED
+
+    @property
+    def peers(self) -> Sequence[Peer]:
+        return [Peer("node-0", "here:8081", "east"), Peer("other", "other:8081", "west")]
+
+    def elect(self) -> None:
+        """This node leads, in a new term, and has applied all that was before."""
+        self.term += 1
+        self.is_leader = True
+        self._append(Kind.NOOP, [], None)
+        self.commit()
+
+    def depose(self) -> None:
+        self.is_leader = False
+
+    def propose(
+        self, kind: Kind, payload: Sequence[bytes | memoryview], context: object
+    ) -> Awaitable[object]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[object] = loop.create_future()
+        if self.failure is not None:
+            future.set_exception(self.failure)
+            return future
+        self.proposed.append((kind, context))
+        self._waiting.append((self._append(kind, payload, context), future))
+        if not self.is_held:
+            loop.call_soon(self.commit)
+        return future
+
+    def commit(self, count: int | None = None) -> None:
+        """Everything that was written, or so many of the proposals."""
+        store = self._machine.store
+        waiting = self._waiting if count is None else self._waiting[:count]
+        self._waiting = self._waiting[len(waiting) :]
+        store.log.sync()
+        self._machine.apply_through(waiting[-1][0] if count else store.log.last_index)
+        for raft_index, future in waiting:
+            if not future.done():
+                future.set_result(raft_index)
+
+    def lose(self, error: MqError) -> None:
+        """What was proposed fails; it is in the log all the same, for whoever reads it again."""
+        waiting, self._waiting = self._waiting, []
+        for _, future in waiting:
+            future.set_exception(error)
+
+    def _append(self, kind: Kind, payload: Sequence[bytes | memoryview], context: object) -> int:
+        store = self._machine.store
+        entry = NewEntry(kind, self.term, self._now_ms(), list(payload))
+        try:
+            (ref,) = store.log.append([entry])
+        except SegmentFull:
+            self.commit()
+            store.roll(self._now_ms(), self.term)
+            (ref,) = store.log.append([entry])
+        self._machine.appended(ref, context)
+        return ref.raft_index
+
+
+class Node:
+    """A broker that leads. Time passes when the test says so: `now_ms`."""
+
+    def __init__(self, vfs: FaultyVfs | None = None, **options: Any) -> None:
+        """`options` are those of the section `broker`."""
+        self.now_ms = 1_000_000
+        self.vfs = vfs or FaultyVfs()
+        state = State()
+        self.store: Store = open_store(self.vfs, STORE, state.encode)
+        self.machine = Machine(state, self.store)
+        if self.store.log.last_index < 1:
+            self.store.roll(self.now_ms)
+        self.store.log.sync()
+        self.machine.apply_through(self.store.log.last_index)
+        self.consensus = MemoryConsensus(self.machine, lambda: self.now_ms)
+        self.consensus.term = self.machine.applied_term
+        config = Config()
+        section = msgspec.structs.replace(config.broker, **options)
+        self.settings = Settings(msgspec.structs.replace(config, broker=section))
+        self.broker = Broker(
+            self.settings, self.machine, self.consensus, lambda: self.now_ms, self._until_durable
+        )
+        # The time that the test keeps counts for members, too.
+        self.broker.groups._now_ms = lambda: self.now_ms
+        self.consensus.elect()
+        self.broker.tick()
+
+    def vfs_after_kill(self) -> FaultyVfs:
+        """The disk, for a node that starts again."""
+        self.vfs.kill()
+        return self.vfs
+
+    async def _until_durable(self, log_offset: int) -> None:
+        self.store.log.sync()
+        assert self.store.log.end_offset >= log_offset
+
+    async def topic(self, name: str, queues: int = 4) -> str:
+        await self.broker.catalog.create(name, queues, 0)
+        return name
+
+    async def send(self, topic: str, *bodies: bytes, queue_id: int = 0, **fields: Any) -> StoredAt:
+        slot = await self.broker.submit(batch(topic, *bodies, queue_id=queue_id, **fields))
+        return await asyncio.wait_for(asyncio.shield(slot.outcome), WAIT_S)
+
+    def ends(self, topic: str, queues: int = 4) -> list[int]:
+        return [self.broker.groups.extent(Queue(topic, at))[1] for at in range(queues)]
+
+    def committed(self, group: str) -> dict[Queue, int]:
+        return dict(self.machine.state.offsets.positions(group))
+
+    def pass_time(self, ms: int) -> None:
+        self.now_ms += ms
+        self.broker.tick()
+
+
+def batch(topic: str, *bodies: bytes, queue_id: int = 0, **fields: Any) -> Batch:
+    messages = fields.pop("messages", [Message(body=body) for body in bodies])
+    wire = WireBatch(topic=topic, queue_id=queue_id, messages=messages, **fields)
+    return accept(prepare(wire.SerializeToString()), 4 << 20)
+
+
+async def turns(count: int = 20) -> None:
+    """Lets everything run that can."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def soon(work: Awaitable[Any]) -> Any:
+    """The result, which must come without anybody's help."""
+    return await asyncio.wait_for(work, WAIT_S)
+
+
+async def eventually(question: Callable[[], Any]) -> None:
+    """Becomes true by itself."""
+    async with asyncio.timeout(WAIT_S):
+        while not question():  # noqa: ASYNC110 - what is asked about has no event
+            await asyncio.sleep(0.002)
+
+
+def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is a coroutine. Nothing may have reached the loop's exception handler."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        unhandled: list[dict[str, Any]] = []
+
+        async def watched() -> None:
+            loop = asyncio.get_running_loop()
+            loop.set_exception_handler(lambda _, what: unhandled.append(what))
+            await test(*args, **kwargs)
+
+        asyncio.run(watched())
+        assert unhandled == []
+
+    run.__signature__ = inspect.signature(test)  # type: ignore[attr-defined]
+    return run

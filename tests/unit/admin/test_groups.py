@@ -1,0 +1,142 @@
+"""`mq group`: what it asks the broker, what it shows, and when it asks the user."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq.admin.groups import group
+from mq.errors import GroupNotEmpty
+from mq.wire.v1 import admin_pb2 as pb
+from mq.wire.v1.consumer_pb2 import MODE_ORDERED, Filter, QueuePosition, Subscription
+from tests.support.commands import FakeAdmin, assert_fits, run, run_json
+
+
+def summary(name: str = "billing", **fields: object) -> pb.GroupSummary:
+    given = {"members": 2, "lag": 1_503, "topics": ["orders", "returns"], "mode": MODE_ORDERED}
+    return pb.GroupSummary(group=name, generation=3, **{**given, **fields})  # type: ignore[arg-type]
+
+
+def described() -> pb.DescribeGroupResponse:
+    return pb.DescribeGroupResponse(
+        summary=summary(),
+        subscriptions=[
+            Subscription(topic="orders", filter=Filter(tags="a || b")),
+            Subscription(topic="returns", filter=Filter(sql="x = '\x1b'")),
+            Subscription(topic="rest", filter=Filter(tags="*")),
+        ],
+        members=[
+            pb.MemberInfo(
+                member_id="host-4711-0123456789ab",
+                address="ipv4:10.20.30.40:56789",
+                last_seen_at_ms=1_783_850_000_123,
+                is_streaming=True,
+                queues=4,
+            ),
+            pb.MemberInfo(member_id="evil\x1b[2J", zone="eu"),
+        ],
+        queues=[
+            pb.GroupQueue(topic="orders", queue_id=0, committed=500, end=1704, lag=1204),
+            pb.GroupQueue(
+                topic="orders", queue_id=1, committed=-1, end=299, lag=299, member_id="m"
+            ),
+        ],
+    )
+
+
+@pytest.mark.parametrize("columns", [70, 80, 140])
+def test_the_list_fits_the_terminal(columns: int) -> None:
+    groups = [summary(), summary("g" * 127, topics=[], lag=1 << 40)]
+    result = run(group, "list", admin=FakeAdmin(list_groups=groups), columns=columns)
+    assert_fits(result.stdout, columns)
+    assert f"{1 << 40:,}" in result.stdout
+    assert "2 groups, " in result.stdout
+
+
+def test_an_empty_list_says_how_to_begin() -> None:
+    assert "mq consume" in run(group, "list", admin=FakeAdmin(list_groups=[])).stdout
+
+
+def test_the_list_as_json() -> None:
+    (found,) = run_json(group, "list", admin=FakeAdmin(list_groups=[summary()]))
+    assert (found["group"], found["mode"], found["lag"]) == ("billing", "ordered", 1503)
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_a_description_has_filters_members_and_lag(columns: int) -> None:
+    admin = FakeAdmin(describe_group=described())
+    text = run(group, "describe", "billing", admin=admin, columns=columns).stdout
+    assert_fits(text, columns)
+    for part in ("orders (tags a || b)", "rest (all)", "ordered, generation 3", "1,204", "none"):
+        assert part in text
+    assert "host-4711-0123456789ab" in text
+    assert "\x1b" not in text
+    assert "evil\\x1b[2J" in text
+
+
+def test_a_group_without_members_says_so() -> None:
+    found = pb.DescribeGroupResponse(summary=summary(members=0))
+    text = run(group, "describe", "billing", admin=FakeAdmin(describe_group=found)).stdout
+    assert "No members." in text
+    assert "to orders, returns when last seen" in text
+
+
+# Offsets.
+
+BEFORE = [QueuePosition(topic="orders", queue_id=0, queue_offset=500)]
+AFTER = [
+    QueuePosition(topic="orders", queue_id=0, queue_offset=1704),
+    QueuePosition(topic="orders", queue_id=1, queue_offset=299),
+]
+
+
+def test_reset_shows_before_and_after() -> None:
+    admin = FakeAdmin(reset_offsets=pb.ResetOffsetsResponse(before=BEFORE, after=AFTER))
+    flags = ("--topic", "orders", "--to", "latest")
+    result = run(group, "reset", "billing", *flags, admin=admin)
+    assert result.exit_code == 0
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert ["orders", "0", "500", "1704", "+1,204"] in rows
+    assert ["orders", "1", "none", "299", "new"] in rows
+    assert "goes on from there in 2 queues" in result.stdout
+    expected = {"to": "latest", "queue_ids": (), "dry_run": False}
+    assert admin.calls == [("reset_offsets", ("billing", "orders"), expected)]
+
+
+def test_a_dry_run_says_that_nothing_was_changed() -> None:
+    admin = FakeAdmin(reset_offsets=pb.ResetOffsetsResponse(before=BEFORE, after=AFTER))
+    flags = ("--topic", "orders", "--to", "1000", "--queue", "0", "--queue", "3", "--dry-run")
+    result = run(group, "reset", "billing", *flags, admin=admin)
+    assert "Nothing was changed" in result.stdout
+    expected = {"to": 1000, "queue_ids": (0, 3), "dry_run": True}
+    assert admin.calls == [("reset_offsets", ("billing", "orders"), expected)]
+    document = run_json(group, "reset", "billing", *flags, admin=admin)
+    assert document["is_dry_run"] is True
+    assert document["after"][0]["queue_offset"] == 1704
+
+
+@pytest.mark.parametrize(
+    "flags", [("--topic", "orders"), ("--to", "latest"), ("--topic", "orders", "--to", "soon")]
+)
+def test_reset_needs_a_topic_and_a_place(flags: tuple[str, ...]) -> None:
+    admin = FakeAdmin()
+    assert run(group, "reset", "billing", *flags, admin=admin).exit_code == 2
+    assert admin.calls == []
+
+
+# Deleting.
+
+
+def test_delete_asks_unless_yes_is_given() -> None:
+    admin = FakeAdmin(describe_group=described(), delete_group=None)
+    assert run(group, "delete", "billing", admin=admin, stdin="n\n").exit_code == 1
+    assert admin.called("delete_group") == []
+    assert run(group, "delete", "billing", "--yes", admin=admin).exit_code == 0
+    assert run_json(group, "delete", "billing", "--yes", admin=admin)["is_deleted"] is True
+    assert admin.called("delete_group") == [(("billing",), {})] * 2
+
+
+def test_a_group_with_members_is_refused_in_one_line() -> None:
+    admin = FakeAdmin(delete_group=GroupNotEmpty("group billing has 2 members: stop them first"))
+    result = run(group, "delete", "billing", "--yes", admin=admin)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: GROUP_NOT_EMPTY: group billing has 2 members")

@@ -1,0 +1,212 @@
+"""What the commands that talk to brokers have in common: addresses, places in time, errors."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from mq.__main__ import _COMMANDS
+from mq.admin import cli, options
+from mq.admin.options import Brokers, PlaceInTime, confirm, filter_of, with_brokers
+from mq.client.model import Sql
+from mq.errors import Unreachable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NOW_MS = 1_783_850_000_123  # 2026-07-12 09:53:20.123 UTC
+
+
+@click.command()
+@with_brokers()
+def show(brokers: Brokers) -> None:
+    click.echo(repr((brokers.servers, brokers.timeout_s, brokers.as_json)))
+
+
+def shown(*arguments: str, environ: dict[str, str | None] | None = None) -> str:
+    runner = CliRunner(env={"MQ_SERVER": None, **(environ or {})})
+    result = runner.invoke(show, arguments)
+    return result.stdout.strip() if result.exit_code == 0 else f"{result.exit_code} {result.stderr}"
+
+
+# Which brokers.
+
+
+def test_without_options_it_is_the_broker_that_a_plain_server_starts() -> None:
+    assert shown() == "('127.0.0.1:8081', 5.0, False)"
+
+
+def test_a_flag_wins_over_the_variable() -> None:
+    environ: dict[str, str | None] = {"MQ_SERVER": "a:1"}
+    assert shown(environ=environ) == "('a:1', 5.0, False)"
+    flags = ("--server", "b:2, [::1]:3", "--timeout", "0.5", "--json")
+    assert shown(*flags, environ=environ) == "('b:2,[::1]:3', 0.5, True)"
+
+
+@pytest.mark.parametrize("server", ["localhost", "localhost:", ":8081", "a:99999", "a:b", ",", ""])
+def test_an_address_without_host_and_port_is_a_usage_error(server: str) -> None:
+    assert shown("--server", server).startswith("2 ")
+
+
+def refuse(address: tuple[str, int], timeout: float) -> None:
+    errors: dict[str, OSError] = {
+        "refused": ConnectionRefusedError(111, "Connection refused"),
+        "nowhere": socket.gaierror(-2, "Name or service not known"),
+        "::1": TimeoutError("timed out"),
+    }
+    assert timeout > 0
+    raise errors[address[0]]
+
+
+def test_when_nobody_answers_the_error_has_every_address_and_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    with pytest.raises(Unreachable) as caught:
+        Brokers("refused:1,nowhere:2,[::1]:3", 5.0, as_json=False).check()
+    text = str(caught.value)
+    for part in ("refused:1 (connection refused)", "nowhere:2 (no such host)"):
+        assert part in text
+    assert "[::1]:3 (no connection within 2 s)" in text
+    assert "`mq server`" in text
+    assert "--server" in text
+
+
+def test_one_address_that_answers_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+        if address != ("here", 2):
+            refuse(("refused", 1), timeout)
+        return socket.socket()
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    Brokers("refused:1,here:2", 5.0, as_json=False).check()
+
+
+def test_a_command_that_nobody_answers_ends_with_one_line_and_1(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket, "create_connection", lambda *_: refuse(("refused", 1), 1.0))
+
+    @click.command()
+    @with_brokers()
+    def ask(brokers: Brokers) -> None:
+        with brokers.admin():
+            raise AssertionError
+
+    result = CliRunner().invoke(cli._Group("mq", commands={"ask": ask}), ["ask"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("error: UNREACHABLE: no broker answers at 127.0.0.1:8081 (")
+    assert result.stderr.count("\n") == 1
+
+
+# Places in time.
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("earliest", "earliest"),
+        ("latest", "latest"),
+        (str(NOW_MS), NOW_MS),
+        ("0", 0),
+        ("2026-07-12T09:53:20.123", NOW_MS),
+        ("2026-07-12 09:53:20.123", NOW_MS),
+        ("2026-07-12T11:53:20.123+02:00", NOW_MS),
+        ("2026-07-12T09:53:20.123Z", NOW_MS),
+        ("2026-07-12", NOW_MS - (9 * 3600 + 53 * 60 + 20) * 1000 - 123),
+        ("-10m", NOW_MS - 600_000),
+        ("-2h", NOW_MS - 7_200_000),
+        ("-1d", NOW_MS - 86_400_000),
+        ("-30s", NOW_MS - 30_000),
+        ("-999999999d", 0),
+        ("1960-01-01", 0),
+    ],
+)
+def test_a_place_in_time_is_read(text: str, place: object) -> None:
+    assert PlaceInTime(lambda: NOW_MS).convert(text, None, None) == place
+
+
+@pytest.mark.parametrize("text", ["yesterday", "", "10m", "-10", "-10y", "2026-13-01", "first"])
+def test_what_is_no_place_in_time_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="use earliest, latest, 2026-"):
+        PlaceInTime(lambda: NOW_MS).convert(text, None, None)
+
+
+# Filters and questions.
+
+
+def test_tags_or_sql_but_not_both() -> None:
+    assert filter_of(None, None) is None
+    assert filter_of("a || b", None) == "a || b"
+    assert filter_of(None, "x > 1") == Sql("x > 1")
+    with pytest.raises(click.UsageError):
+        filter_of("a", "x > 1")
+
+
+def test_whoever_is_sure_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(*_: object, **__: object) -> None:
+        raise click.Abort
+
+    monkeypatch.setattr(click, "confirm", ask)
+    confirm("Really?", is_sure=True)
+    with pytest.raises(click.Abort):
+        confirm("Really?", is_sure=False)
+
+
+# The list of commands.
+
+
+def all_commands() -> Iterator[tuple[str, click.Command]]:
+    for later in _COMMANDS:
+        command = later.load()
+        yield str(later.name), command
+        if isinstance(command, click.Group):
+            for name, child in command.commands.items():
+                yield f"{later.name} {name}", child
+
+
+def test_every_command_is_where_the_list_says_and_is_called_so() -> None:
+    for later in _COMMANDS:
+        command = later.load()
+        assert command.name == later.name
+        assert command.get_short_help_str(60) == later.short_help
+
+
+@pytest.mark.parametrize(("name", "command"), list(all_commands()), ids=lambda one: str(one)[:30])
+def test_every_help_fits_80_columns_of_ascii(name: str, command: click.Command) -> None:
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(command, ["--help"], prog_name=f"mq {name}")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.isascii()
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_every_command_can_print_json() -> None:
+    missing = [
+        name
+        for name, command in all_commands()
+        if not isinstance(command, click.Group)
+        and not any("--json" in parameter.opts for parameter in command.params)
+    ]
+    assert missing == []
+
+
+def test_help_of_a_command_does_not_load_grpc() -> None:
+    script = (
+        "import sys, mq.__main__\n"
+        "for later in mq.__main__._COMMANDS: later.load()\n"
+        "sys.exit(', '.join({'grpc', 'numpy'} & set(sys.modules)) or 0)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_options_module_has_the_default_of_the_server() -> None:
+    from mq.config import BrokerConfig  # noqa: PLC0415
+
+    assert f"{BrokerConfig().host}:{BrokerConfig().port}" == options.DEFAULT_SERVER

@@ -1,0 +1,130 @@
+"""`mq topic`: what it asks the broker, what it shows, and when it asks the user."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq.admin.topics import topic
+from mq.errors import TopicNotFound
+from mq.wire.v1 import admin_pb2 as pb
+from mq.wire.v1.cluster_pb2 import TOPIC_TRANSACTIONAL
+from tests.support.commands import FakeAdmin, assert_fits, run, run_json
+
+LONG = "t" * 127
+
+
+def info(name: str = "orders", **fields: object) -> pb.TopicInfo:
+    given = {"write_queues": 8, "read_queues": 8, "is_readable": True, "is_writable": True}
+    return pb.TopicInfo(topic=name, created_at_ms=1_783_850_000_123, **{**given, **fields})  # type: ignore[arg-type]
+
+
+def described(groups: int = 2) -> pb.DescribeTopicResponse:
+    queues = [
+        pb.QueueStats(queue_id=0, start=10, end=1 << 45, last_stored_at_ms=1_783_850_000_123),
+        pb.QueueStats(queue_id=1),
+    ]
+    names = [f"group-{at}" for at in range(groups)]
+    return pb.DescribeTopicResponse(info=info(), queues=queues, groups=names)
+
+
+# Lists and descriptions.
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_the_list_fits_the_terminal(columns: int) -> None:
+    topics = [
+        pb.TopicSummary(info=info(), messages=1_234_567),
+        pb.TopicSummary(
+            info=info(LONG, type=TOPIC_TRANSACTIONAL, read_queues=12, is_writable=False)
+        ),
+    ]
+    result = run(topic, "list", admin=FakeAdmin(list_topics=topics), columns=columns)
+    assert result.exit_code == 0
+    assert_fits(result.stdout, columns)
+    assert "1,234,567" in result.stdout
+    assert "8w 12r" in result.stdout
+    assert result.stdout.endswith("2 topics, 1,234,567 messages\n")
+
+
+def test_an_empty_list_says_how_to_begin() -> None:
+    assert "mq produce" in run(topic, "list", admin=FakeAdmin(list_topics=[])).stdout
+
+
+def test_the_list_as_json_has_one_object_a_topic() -> None:
+    admin = FakeAdmin(list_topics=[pb.TopicSummary(info=info(), messages=5)])
+    (found,) = run_json(topic, "list", "--internal", admin=admin)
+    assert (found["topic"], found["type"], found["messages"]) == ("orders", "normal", 5)
+    assert admin.calls == [("list_topics", (), {"include_internal": True})]
+
+
+def test_a_description_has_queues_and_groups() -> None:
+    result = run(topic, "describe", "orders", admin=FakeAdmin(describe_topic=described()))
+    assert_fits(result.stdout)
+    for part in (str(1 << 45), "2026-07-12 09:53:20.123", "group-0, group-1", "read and write"):
+        assert part in result.stdout
+    document = run_json(topic, "describe", "orders", admin=FakeAdmin(describe_topic=described()))
+    assert document["queues"][0]["end"] == 1 << 45
+
+
+# Changes.
+
+
+def test_create_hands_over_queues_and_type() -> None:
+    admin = FakeAdmin(create_topic=info())
+    result = run(topic, "create", "orders", "--queues", "16", "--type", "ordered", admin=admin)
+    assert result.exit_code == 0
+    assert admin.calls == [("create_topic", ("orders",), {"queues": 16, "type": "ordered"})]
+    run(topic, "create", "orders", admin=admin)
+    assert admin.calls[1] == ("create_topic", ("orders",), {"queues": 0, "type": "normal"})
+
+
+@pytest.mark.parametrize(
+    ("flags", "changes"),
+    [
+        (("--queues", "4"), {"write_queues": 4, "read_queues": 4}),
+        (("--write-queues", "0"), {"write_queues": 0}),
+        (("--read-queues", "9", "--not-writable"), {"read_queues": 9, "is_writable": False}),
+        (("--readable",), {"is_readable": True}),
+    ],
+)
+def test_alter_hands_over_what_was_named(
+    flags: tuple[str, ...], changes: dict[str, object]
+) -> None:
+    admin = FakeAdmin(alter_topic=info())
+    assert run(topic, "alter", "orders", *flags, admin=admin).exit_code == 0
+    ((_, given),) = admin.called("alter_topic")
+    assert {key: value for key, value in given.items() if value is not None} == changes
+
+
+@pytest.mark.parametrize("flags", [(), ("--queues", "4", "--read-queues", "5"), ("--queues", "0")])
+def test_alter_without_sense_is_a_usage_error(flags: tuple[str, ...]) -> None:
+    admin = FakeAdmin()
+    assert run(topic, "alter", "orders", *flags, admin=admin).exit_code == 2
+    assert admin.calls == []
+
+
+def test_delete_asks_and_says_what_goes() -> None:
+    admin = FakeAdmin(describe_topic=described(), delete_topic=None)
+    refused = run(topic, "delete", "orders", admin=admin, stdin="n\n")
+    assert refused.exit_code == 1
+    assert admin.called("delete_topic") == []
+    assert "35,184,372,088,822 messages; 2 groups have offsets" in refused.stderr
+    assert run(topic, "delete", "orders", admin=admin, stdin="").exit_code == 1
+    assert admin.called("delete_topic") == []
+    assert run(topic, "delete", "orders", admin=admin, stdin="y\n").exit_code == 0
+    assert admin.called("delete_topic") == [(("orders",), {})]
+
+
+def test_delete_does_not_ask_with_yes() -> None:
+    admin = FakeAdmin(describe_topic=described(1), delete_topic=None)
+    result = run(topic, "delete", "orders", "--yes", admin=admin)
+    assert (result.exit_code, result.stderr) == (0, "")
+    document = run_json(topic, "delete", "orders", "-y", admin=admin)
+    assert document == {"topic": "orders", "is_deleted": True, "messages": (1 << 45) - 10}
+
+
+def test_an_error_of_the_broker_is_one_line() -> None:
+    admin = FakeAdmin(describe_topic=TopicNotFound("there is no topic x"))
+    result = run(topic, "delete", "x", "--yes", admin=admin)
+    assert result.exit_code == 1
+    assert result.stderr == "error: TOPIC_NOT_FOUND: there is no topic x\n"

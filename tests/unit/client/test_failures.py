@@ -1,0 +1,106 @@
+"""Errors that come over the wire are the errors of `mq.errors`."""
+
+from __future__ import annotations
+
+import grpc
+import grpc.aio
+import pytest
+
+from mq import errors
+from mq.client.failures import error_of, error_of_call, fresh, retry_after_s
+from mq.client.verdicts import Verdict, is_in_doubt, verdict
+from mq.errors import Internal, LogDamaged, MqError, NotLeader, Unreachable
+from mq.wire.v1 import status_pb2 as wire
+
+
+def call_error(
+    code: grpc.StatusCode, details: str = "", *trailing: tuple[str, bytes | str]
+) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details)
+
+
+@pytest.mark.parametrize("name", [name for name in wire.Code.keys() if name != "SEND_OK"])  # noqa: SIM118
+def test_every_code_of_the_protocol_has_its_class(name: str) -> None:
+    error = error_of(wire.Code.Value(name), "why")
+    assert error.code.name == name
+    assert "why" in str(error)
+
+
+def test_a_code_that_is_not_known_yet_is_named() -> None:
+    error = error_of(999, "something new")
+    assert isinstance(error, Internal)
+    assert str(error) == "999: something new"
+
+
+def test_who_leads_and_how_long_to_wait_come_along() -> None:
+    not_leader = error_of(wire.NOT_LEADER, "", "b:2")
+    assert isinstance(not_leader, NotLeader)
+    assert not_leader.address == "b:2"
+    assert retry_after_s(error_of(wire.FLOW_CONTROL, "", "", 1500)) == 1.5
+    assert retry_after_s(error_of(wire.FLOW_CONTROL, "")) == 0
+
+
+def test_a_call_that_failed_says_what_the_broker_said() -> None:
+    status = wire.Status(code=wire.TOPIC_NOT_FOUND, text="no topic x")
+    failure = call_error(
+        grpc.StatusCode.NOT_FOUND, "short", ("mq-status-bin", status.SerializeToString())
+    )
+    error = error_of_call(failure, "a:1")
+    assert isinstance(error, errors.TopicNotFound)
+    assert str(error) == "no topic x"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, Unreachable),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, Unreachable),
+        (grpc.StatusCode.CANCELLED, Unreachable),
+        (grpc.StatusCode.UNIMPLEMENTED, Internal),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, Internal),
+    ],
+)
+def test_without_words_of_the_broker_the_address_and_the_status_are_named(
+    code: grpc.StatusCode, kind: type[MqError]
+) -> None:
+    error = error_of_call(call_error(code, "details"), "a:1")
+    assert type(error) is kind
+    assert "a:1" in str(error)
+    assert code.name in str(error)
+    assert "details" in str(error)
+
+
+def test_a_status_that_cannot_be_read_is_left_aside() -> None:
+    failure = call_error(grpc.StatusCode.UNAVAILABLE, "x", ("mq-status-bin", b"\xff\xff\xff"))
+    assert isinstance(error_of_call(failure, "a:1"), Unreachable)
+
+
+def test_one_more_of_the_same_is_equal_and_another() -> None:
+    original = error_of(wire.NOT_LEADER, "text", "b:2")
+    copy = fresh(original)
+    assert copy is not original
+    assert isinstance(copy, NotLeader)
+    assert (str(copy), copy.address) == ("text", "b:2")
+    damaged = fresh(LogDamaged("file", 7, "why", "what to do"))
+    assert isinstance(damaged, LogDamaged)
+    assert damaged.position == 7
+
+
+def test_only_what_may_be_stored_is_in_doubt() -> None:
+    doubtful = {code for code in wire.Code.values() if is_in_doubt(code)}
+    assert doubtful == {wire.OUTCOME_UNKNOWN, wire.FLUSH_TIMEOUT, wire.REPLICATION_TIMEOUT}
+
+
+def test_what_the_broker_calls_retryable_is_retried_and_nothing_else() -> None:
+    """Two that a new route or another name may help with are the exceptions."""
+    for code in wire.Code.values():
+        if code == wire.SEND_OK:
+            assert verdict(code) is Verdict.STORED
+        elif code in (wire.TOPIC_NOT_FOUND, wire.QUEUE_NOT_FOUND):
+            assert verdict(code) is Verdict.REROUTE
+        elif code == wire.ILLEGAL_SEQUENCE:
+            assert verdict(code) is Verdict.RENUMBER
+        elif code != wire.REBALANCING:  # groups only
+            is_retried = verdict(code) in (Verdict.FOLLOW, Verdict.WAIT, Verdict.AGAIN)
+            assert is_retried == error_of(code, "").retryable, wire.Code.Name(code)
+    assert verdict(12345) is Verdict.FAIL

@@ -1,0 +1,62 @@
+"""The values that users hand over and get back."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq.client.model import FilterLike, Message, QueueRef, ReceivedMessage, Sql, Tags, wire_filter
+from mq.client.producer_settings import Settings
+from mq.errors import IllegalConfig, IllegalFilter
+from mq.wire.v1.consumer_pb2 import Filter
+
+
+@pytest.mark.parametrize(
+    ("chosen", "sent"),
+    [
+        (None, None),
+        ("", None),
+        ("*", None),
+        (Tags("*"), None),
+        ("a || b", Filter(tags="a || b")),
+        (Tags("a"), Filter(tags="a")),
+        (Sql("n > 1"), Filter(sql="n > 1")),
+    ],
+)
+def test_filters_are_tags_or_sql(chosen: FilterLike, sent: Filter | None) -> None:
+    assert wire_filter(chosen) == sent
+
+
+def test_what_is_no_filter_is_refused() -> None:
+    with pytest.raises(IllegalFilter, match="7 is no filter"):
+        wire_filter(7)  # type: ignore[arg-type]
+
+
+def test_messages_do_not_share_their_properties() -> None:
+    assert Message(b"").properties is not Message(b"").properties
+
+
+def test_a_received_message_knows_its_queue() -> None:
+    message = ReceivedMessage("t", 3, 7, "set-0:1", 0, 0, b"", "", (), {}, "")
+    assert message.queue == QueueRef("t", 3) == ("t", 3)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ack": "all"},
+        {"timeout_s": 0},
+        {"batch_bytes": 0},
+        {"buffer_bytes": -1},
+        {"in_flight_max": 0},
+        {"retries": -1},
+        {"linger_ms": -1},
+        {"compress_above_bytes": -1},
+        {"producer_id": ""},
+        {"producer_id": "x" * 128},
+        {"producer_id": "a\nb"},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_by_name(wrong: dict[str, object]) -> None:
+    [name] = wrong
+    with pytest.raises(IllegalConfig, match=name):
+        Settings(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,161 @@
+"""What is read and written by hand is what protobuf makes of it."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mq.broker.assignment import Queue
+from mq.broker.subscriber import Delivered
+from mq.errors import IllegalRequest
+from mq.rpc.framing import delivery, pull_response, read_publish
+from mq.store.reading import ReadResult, Run, Status
+from mq.wire.v1 import consumer_pb2 as pb
+from mq.wire.v1.message_pb2 import Batch, Message
+from mq.wire.v1.producer_pb2 import PublishRequest
+from tests.support.wire_fuzz import mutate
+
+BATCHES = st.lists(
+    st.builds(
+        lambda topic, body: Batch(topic=topic, messages=[Message(body=body)]),
+        st.text(max_size=5),
+        st.binary(max_size=300),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(st.integers(0, (1 << 64) - 1), st.integers(0, 2), BATCHES)
+def test_a_request_is_read_as_protobuf_reads_it(
+    request_id: int, ack: int, batches: list[Batch]
+) -> None:
+    request = PublishRequest(request_id=request_id, ack=ack, batches=batches)  # type: ignore[arg-type]
+    found = read_publish(request.SerializeToString())
+    assert (found.request_id, found.ack) == (request_id, ack)
+    assert [Batch.FromString(bytes(one)) for one in found.batches] == batches
+
+
+def test_fields_may_come_in_any_order_and_the_last_one_counts() -> None:
+    parts = [b"\x7a\x00", b"\x10\x02", b"\x08\x05", b"\x7a\x02ab", b"\x08\x07"]
+    found = read_publish(b"".join(parts))
+    assert (found.request_id, found.ack) == (7, 2)
+    assert [bytes(one) for one in found.batches] == [b"", b"ab"]
+
+
+BAD = [
+    pytest.param(b"", "no batches", id="nothing"),
+    pytest.param(b"\x08\x05\x10\x01", "no batches", id="no batches"),
+    pytest.param(b"\x7a\x05abcd", "cut short", id="short batch"),
+    pytest.param(b"\x7a", "cut short", id="no length"),
+    pytest.param(b"\x7a\x80", "cut short", id="half a length"),
+    pytest.param(b"\x08\xff", "cut short", id="half an id"),
+    pytest.param(b"\x7a\x00\x1a\x00", "byte 2", id="another field"),
+    pytest.param(b"\x0a\x00", "byte 0", id="an id of another type"),
+    pytest.param(b"\x7a\x00\x08" + b"\xff" * 10, "64 bits", id="an id without an end"),
+    pytest.param(b"\x7a\x00\x08" + b"\xff" * 9 + b"\x02", "64 bits", id="an id of 65 bits"),
+    pytest.param(b"\x7a" + b"\xff" * 9 + b"\x01", "cut short", id="a batch without an end"),
+]
+
+
+@pytest.mark.parametrize(("data", "text"), BAD)
+def test_bytes_that_are_no_request_are_refused(data: bytes, text: str) -> None:
+    with pytest.raises(IllegalRequest, match=text):
+        read_publish(data)
+
+
+def test_what_protobuf_cannot_read_is_never_read_as_something_else() -> None:
+    rng = random.Random(1)
+    good = PublishRequest(request_id=rng.getrandbits(64), batches=[Batch(topic="t")] * 2)
+    compared = 0
+    for _ in range(2_000):
+        data = mutate(good.SerializeToString(), rng)
+        try:
+            found = read_publish(data)
+        except IllegalRequest:
+            continue
+        assert found.batches
+        try:
+            expected = PublishRequest.FromString(data)
+        except DecodeError:
+            continue  # a batch in it is damaged, which is that batch's trouble
+        assert found.request_id == expected.request_id, data
+        assert len(found.batches) == len(expected.batches), data
+        compared += 1
+    assert compared > 100
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+
+def run(queue_offset: int, *bodies: bytes) -> tuple[Run, pb.Run]:
+    """As the store gives it, and as a client sees it."""
+    messages = [Message(body=body) for body in bodies]
+    frames = [Batch(messages=[one]).SerializeToString() for one in messages]
+    sizes = np.array([len(frame) for frame in frames], np.uint32)
+    data = memoryview(b"".join(frames))
+    found = Run(queue_offset, len(bodies), queue_offset * 7, 1_234, data, sizes)
+    wire = pb.Run(
+        queue_offset=queue_offset,
+        log_offset=queue_offset * 7,
+        stored_at_ms=1_234,
+        frame_sizes=sizes.tolist(),
+        messages=messages,
+    )
+    return found, wire
+
+
+RUNS = [run(3, b"a", b"bc"), run(5, b""), run(1 << 40, bytes(70_000), b"x" * 200)]
+
+
+@pytest.mark.parametrize("count", range(len(RUNS) + 1))
+def test_a_pull_is_answered_with_what_protobuf_reads(count: int) -> None:
+    runs = RUNS[:count]
+    status = Status.FOUND if runs else Status.END
+    result = ReadResult(status, [one for one, _ in runs], 99, 1, 1 << 50)
+    assert pb.PullResponse.FromString(pull_response(result)) == pb.PullResponse(
+        status=pb.PULL_FOUND if runs else pb.PULL_END,
+        next_offset=99,
+        start=1,
+        end=1 << 50,
+        runs=[wire for _, wire in runs],
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "expected", "next_offset"),
+    [
+        (Status.END, pb.PULL_END, 9),
+        (Status.NOTHING_MATCHED, pb.PULL_END, 9),
+        (Status.TOO_SMALL, pb.PULL_TOO_SMALL, 4),
+        (Status.TOO_LARGE, pb.PULL_TOO_LARGE, 20),
+    ],
+)
+def test_a_pull_that_finds_nothing_says_where_to_go(
+    status: Status, expected: pb.PullStatus, next_offset: int
+) -> None:
+    answer = pb.PullResponse.FromString(pull_response(ReadResult(status, [], 9, 4, 20)))
+    assert (answer.status, answer.next_offset) == (expected, next_offset)
+    assert (answer.start, answer.end) == (4, 20)
+
+
+@pytest.mark.parametrize("count", range(len(RUNS) + 1))
+def test_a_delivery_is_what_protobuf_reads(count: int) -> None:
+    runs = RUNS[:count]
+    result = ReadResult(Status.FOUND, [one for one, _ in runs], 8, 2, 9)
+    data = delivery(Delivered(Queue("t", 3), 5, result))
+    expected = pb.Delivery(
+        topic="t",
+        queue_id=3,
+        epoch=5,
+        next_offset=8,
+        start=2,
+        end=9,
+        runs=[wire for _, wire in runs],
+    )
+    assert pb.SubscribeResponse.FromString(data) == pb.SubscribeResponse(delivery=expected)

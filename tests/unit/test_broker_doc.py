@@ -1,0 +1,166 @@
+"""What docs/BROKER.md says in tables is what the code says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mq import errors, names
+from mq.broker import (
+    catalog,
+    commits,
+    dedup,
+    filters,
+    groups,
+    inspect,
+    publishing,
+    pulling,
+    sql92,
+    sql92_logic,
+    subscriber,
+)
+from mq.broker.membership import Group
+from mq.broker.sql92 import compile_sql
+from mq.client import encode
+from mq.errors import MqError
+from mq.rpc import consumer, methods, producer, server, status, subscribe
+from mq.sections import BrokerConfig, StoreConfig
+from mq.store import lookup
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "BROKER.md").read_text(encoding="utf-8")
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of all rows below this line, up to the next heading."""
+    part = PAGE.partition(f"\n{heading}\n")[2]
+    assert part, heading
+    part = re.split(r"^#", part, maxsplit=1, flags=re.MULTILINE)[0]
+    lines = [line for line in part.splitlines() if line.startswith("| ")]
+    # A bar within a cell is escaped.
+    cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines[1:]]
+    return [[cell.strip() for cell in row] for row in cells]
+
+
+def test_the_table_of_errors_is_the_one_that_answers_are_made_by() -> None:
+    classes = {
+        one.code: one
+        for one in vars(errors).values()
+        if isinstance(one, type) and issubclass(one, MqError) and one is not MqError
+    }
+    expected = [
+        [f"`{code.name}`", f"`{grpc_code.name}`", "yes" if classes[code].retryable else "no"]
+        for code, grpc_code in status.GRPC_CODES.items()
+    ]
+    assert [row[:3] for row in rows("## Errors")] == expected
+
+
+def size(number: int) -> str:
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if number >= unit:
+            return f"{number / unit:g} {name}"
+    return f"{number} bytes"
+
+
+def seconds(milliseconds: float) -> str:
+    return f"{milliseconds / 1000:g} s" if milliseconds >= 1000 else f"{milliseconds:g} ms"
+
+
+def limits() -> dict[str, str]:
+    store, broker, cache = StoreConfig(), BrokerConfig(), subscriber.Limits()
+    assert subscribe._DELIVERY_BYTES_MAX == pulling.READ_BYTES_MAX
+    assert filters.TAGS_CHARACTERS_MAX == sql92.TEXT_CHARACTERS_MAX
+    return {
+        "**message** (`store.message_bytes_max`)": size(store.message_bytes_max),
+        "properties of a message, checked by the client": (
+            f"{encode.PROPERTIES_MAX}, {size(encode.PROPERTIES_BYTES_MAX)}"
+        ),
+        "**batch, or entry of the log** (`store.entry_bytes_max`)": size(store.entry_bytes_max),
+        "queues of a topic": f"{catalog.QUEUES_MAX:,}",
+        "name of a topic or group": f"{names.NAME_CHARACTERS_MAX} characters",
+        "`producer_id`, `member_id`": (
+            f"{names.NAME_CHARACTERS_MAX} and {consumer.MEMBER_ID_CHARACTERS_MAX} "
+            "printable characters"
+        ),
+        "topics of a member; positions in a request": (
+            f"{consumer.TOPICS_MAX}; {consumer.POSITIONS_MAX:,}"
+        ),
+        "tags in a filter; characters of tags or SQL": (
+            f"{filters.TAGS_MAX}; {sql92.TEXT_CHARACTERS_MAX:,}"
+        ),
+        "SQL: parentheses around each other; characters of a pattern; of a number": (
+            f"{sql92.NESTING_MAX}; {sql92.PATTERN_CHARACTERS_MAX}; "
+            f"{sql92_logic.NUMBER_CHARACTERS_MAX}"
+        ),
+        "producers remembered; ranges of numbers; places at least": (
+            f"{dedup.PRODUCERS_MAX:,}; {dedup.RANGES_MAX}; {dedup.NEWEST_MIN}"
+        ),
+        "one `Pull`, one delivery at the most": size(pulling.READ_BYTES_MAX),
+        "cache of a member, a queue: default": (
+            f"{cache.messages:,} messages, {size(cache.size_bytes)}"
+        ),
+        "cache of a member, a queue: at the most": (
+            f"{subscribe._CACHE_MESSAGES_MAX:,} messages, {size(subscribe._CACHE_BYTES_MAX)}"
+        ),
+        "**in flight** (`broker.in_flight_bytes`), and batches": (
+            f"{size(broker.in_flight_bytes)}, {publishing._IN_FLIGHT_MAX:,}"
+        ),
+        "**a send is answered as not known** (`broker.send_timeout_ms`)": (
+            seconds(broker.send_timeout_ms)
+        ),
+        "long poll; any unary call": (f"{pulling._WAIT_S_MAX:g} s; {methods.UNARY_S_MAX:g} s"),
+        "**sign of life** (`broker.heartbeat_ms`); **silence** (`broker.member_expires_ms`)": (
+            f"{seconds(broker.heartbeat_ms)}; {seconds(broker.member_expires_ms)}"
+        ),
+        "broken stream, clustering and broadcast": seconds(groups._RECONNECT_MS),
+        "release of a queue, clustering": seconds(Group("any")._revoke_timeout_ms),
+        "settling after a fail-over": seconds(groups._SETTLE_MS),
+        "progress gathers before it is committed": seconds(1000 * commits._GATHER_S),
+        "messages found by a key; browsed at once": (
+            f"{lookup.QUERY_RESULTS_MAX}; {inspect.BROWSE_MAX:,}"
+        ),
+    }
+
+
+def test_the_table_of_limits_has_the_numbers_of_the_code() -> None:
+    assert dict(rows("### Limits and times")) == limits()
+
+
+def test_numbers_in_the_text_are_those_of_the_code() -> None:
+    cache = subscriber.Limits()
+    for number in (
+        f"{seconds(groups._SETTLE_MS)} after",
+        f"after {seconds(groups._RECONNECT_MS)}",
+        f"after {seconds(Group('any')._revoke_timeout_ms)}",
+        f"after {seconds(BrokerConfig().member_expires_ms)}",
+        f"the {dedup.PRODUCERS_MAX:,} producers",
+        f"up to {dedup.RANGES_MAX} ranges",
+        f"at most {producer._ANSWERS_MAX} requests",
+        f"at most {size(cache.delivery_bytes)}",
+        f"{size(server._REQUEST_OVERHEAD_BYTES)}; a larger one",
+        f"`broker.drain_ms` ({seconds(BrokerConfig().drain_ms)})",
+    ):
+        assert number in PAGE, number
+    assert Group("any")._expires_ms == BrokerConfig().member_expires_ms
+
+
+SQL = {row[0]: re.findall(r"`([^`]+)`", row[1]) for row in rows("## Filters")}
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        *(
+            text
+            for kind in ("condition", "range", "list", "pattern", "missing")
+            for text in SQL[kind]
+        ),
+        *(f"amount {sign} 5" for sign in SQL["comparison"]),
+        *(f"amount = {literal}" for literal in (*SQL["number"], *SQL["text"])),
+        *(f"{name} = 'EU'" for name in SQL["property"]),
+    ],
+)
+def test_every_form_in_the_table_of_sql_is_a_filter(condition: str) -> None:
+    compile_sql(condition)
