@@ -1,6 +1,6 @@
 # Every target installs what it needs into .venv by itself, once.
 .DEFAULT_GOAL := help
-.PHONY: help run demo test sim lint fmt type proto verify-proto bench bench-store bench-raft clean
+.PHONY: help run demo test sim lint fmt type proto verify-proto bench bench-store bench-raft bench-broker clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -53,13 +53,16 @@ proto: .venv/.dev ## generate mq/wire from proto/
 verify-proto: .venv/.dev ## is mq/wire what proto/ generates?
 	$(BIN)/python tools/generate_proto.py --check
 
-bench: bench-store bench-raft ## all benchmarks
+bench: bench-store bench-raft bench-broker ## all benchmarks
 
 bench-store: .venv/.run ## the store against bare file access
 	$(BIN)/python -m bench.store
 
 bench-raft: .venv/.run ## replication against PySyncObj alone, and the time of a fail-over
 	$(BIN)/python -m bench.raft
+
+bench-broker: .venv/.run ## the broker against a bare gRPC server
+	$(BIN)/python -m bench.broker
 
 clean: ## remove .venv and caches (never data)
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -8,7 +8,7 @@ import asyncio
 import os
 import sys
 
-from mq.client.aio import MqError, Producer, PushConsumer
+from mq.client.aio import MqError, Producer, PushConsumer, ReceivedMessage
 
 SERVER = os.environ.get("MQ_SERVER", "127.0.0.1:8081")
 CACHES = ("left", "right")
@@ -18,7 +18,7 @@ async def main(topic: str, *keys: str) -> None:
     dropped: asyncio.Queue[str] = asyncio.Queue()
 
     def cache(name: str) -> PushConsumer:
-        async def drop(message):
+        async def drop(message: ReceivedMessage) -> None:
             await dropped.put(f"{name} drops {message.body.decode()}")
 
         return PushConsumer(SERVER, "example-caches", topic, drop, mode="broadcast")

@@ -8,7 +8,7 @@ import os
 import queue
 import sys
 
-from mq.client import Message, MqError, Producer, PushConsumer
+from mq.client import Message, MqError, Producer, PushConsumer, ReceivedMessage
 
 SERVER = os.environ.get("MQ_SERVER", "127.0.0.1:8081")
 ORDERS = ("order-1", "order-2", "order-3")
@@ -30,9 +30,9 @@ def send(topic: str) -> None:
 def main(topic: str) -> None:
     send(topic)
     done: queue.Queue[str] = queue.Queue()
-    failed = set()
+    failed: set[str] = set()
 
-    def handle(message):
+    def handle(message: ReceivedMessage) -> None:
         step = message.body.decode()
         if step == "paid" and message.ordering_key not in failed:
             failed.add(message.ordering_key)

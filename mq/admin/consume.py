@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from mq.client.model import FilterLike
 
 _IDLE_S = 5.0
+# A group may take a while to give its queues to a new member: that is no silence.
+_JOIN_S = 15.0
 _POLL_MESSAGES = 500
 _PAGE_MESSAGES = 200
 _PAGE_BYTES = 1 << 20
@@ -119,11 +121,12 @@ def _meta_form(message: ReceivedMessage) -> bytes:
 def consume_as_member(brokers: Brokers, group: str, mode: Any, wish: Wish, sink: Sink) -> None:
     from mq.client import Consumer  # noqa: PLC0415
 
+    _note_missing(brokers, wish.topics)
     subscriptions = dict.fromkeys(wish.topics, wish.wanted)
     idle_s = _IDLE_S if wish.idle_s is None else wish.idle_s
     with Consumer(brokers.servers, group, subscriptions, mode=mode, start=wish.place) as consumer:
         last_s = time.monotonic()
-        is_interrupted = False
+        has_queues = is_interrupted = False
         while left := wish.left(sink.written):
             try:
                 # What was polled before is written, and becomes done here.
@@ -136,12 +139,23 @@ def consume_as_member(brokers: Brokers, group: str, mode: Any, wish: Wish, sink:
             if messages:
                 sink.write(messages)
                 last_s = now_s
-            elif now_s - last_s >= idle_s:
+            elif not has_queues and consumer.assignment:
+                has_queues, last_s = True, now_s
+            elif now_s - last_s >= (idle_s if has_queues else max(idle_s, _JOIN_S)):
                 break
         unreadable = consumer.unreadable_messages
     _note_unreadable(unreadable)
     if is_interrupted:
         raise KeyboardInterrupt
+
+
+def _note_missing(brokers: Brokers, topics: Sequence[str]) -> None:
+    """A group may subscribe to what is not there yet; a person may have mistyped it."""
+    with brokers.admin() as admin:
+        found = {each.topic for each in admin.route(topics).topics}
+    for topic in topics:
+        if topic not in found:
+            output.note(f"topic {topic} does not exist yet: waiting for its first message")
 
 
 # -- without a group -------------------------------------------------------------------------------

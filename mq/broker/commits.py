@@ -96,12 +96,15 @@ class Commits:
         self._is_writing = True
         waiters, self._waiters = self._waiters, []
         self._under_way, self._noted = self._noted, {}
-        self._task = self._loop.create_task(self._propose(waiters))
+        # Made here: `forget` may come before the task begins, which would then write nothing and
+        # tell those who wait that it is durable.
+        commands = _commands(self._under_way)
+        self._task = self._loop.create_task(self._propose(commands, waiters))
 
-    async def _propose(self, waiters: list[asyncio.Future[None]]) -> None:
+    async def _propose(self, commands: list[Command], waiters: list[asyncio.Future[None]]) -> None:
         error: MqError | None = None
         try:
-            for command in _commands(self._under_way):
+            for command in commands:
                 await self._consensus.propose(
                     Kind.COMMAND, [command.SerializeToString()], Written(command=command)
                 )

@@ -182,7 +182,6 @@ class Consumer:
     async def _close(self, *, is_orderly: bool) -> None:
         if is_orderly and self._auto_commit:
             self._polled.all_done()
-        self._polled.give_up()
         await self._session.close()
         if is_orderly:
             self._session.raise_untold()

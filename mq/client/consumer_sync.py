@@ -177,7 +177,6 @@ class Consumer:
     def _close(self, *, is_orderly: bool) -> None:
         if is_orderly and self._auto_commit:
             self._polled.all_done()
-        self._polled.give_up()
         self._background.run(self._session.close())
         if is_orderly:
             self._session.raise_untold()

@@ -72,7 +72,7 @@ class HeldQueue:
         self.reports = deque([queue_offset], maxlen=_REPORTS_KEPT)
         self.done_bytes = 0
         self._cache: deque[_Cached] = deque()
-        self.cached_messages = self.cached_bytes = 0
+        self.cached_messages = 0
 
     # Positions
 
@@ -132,7 +132,6 @@ class HeldQueue:
             _Cached(decoder.messages(self.ref, runs, broker_set), count, next_offset)
         )
         self.cached_messages += count
-        self.cached_bytes += sum(sum(run.frame_sizes) for run in runs)
         self._drop_empty()
 
     def take(self) -> Taken | None:
@@ -142,15 +141,12 @@ class HeldQueue:
             decoded = next(cached.messages)
             cached.count -= 1
             self.cached_messages -= 1
-            self.cached_bytes -= decoded.frame_bytes
-            if decoded.message is None:
-                self.progress.skip_to(decoded.queue_offset + 1)
-                self._drop_empty()
-                continue
-            self.progress.take(decoded.queue_offset)
+            if decoded.message is not None:
+                self.progress.take(decoded.queue_offset)
             self._drop_empty()
-            self.running += 1
-            return Taken(self, self.version, decoded.message, decoded.frame_bytes)
+            if decoded.message is not None:
+                self.running += 1
+                return Taken(self, self.version, decoded.message, decoded.frame_bytes)
         return None
 
     def _drop_empty(self) -> None:

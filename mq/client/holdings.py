@@ -252,7 +252,7 @@ class Holdings:
         while self._retries and self._retries[0][0] <= self._clock():
             taken = heapq.heappop(self._retries)[2]
             queue = taken.queue
-            if taken.is_void or self._queues.get(queue.ref) is not queue:
+            if taken.is_void:
                 continue
             if queue.is_leaving:
                 queue.postponed.append(taken)

@@ -42,12 +42,6 @@ class Polled:
             taken, self._open = self._open, {}
             self._holdings.done(taken.values())
 
-    def give_up(self) -> None:
-        """The user will not come back to them."""
-        with self._lock:
-            taken, self._open = self._open, {}
-            self._holdings.give_up(taken.values())
-
 
 def _place(message: ReceivedMessage) -> _Place:
     return message.topic, message.queue_id, message.queue_offset

@@ -64,7 +64,7 @@ class ProducerCore:
         self._connecting: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None
-        self._is_closed = False
+        self._closing: asyncio.Task[None] | None = None
         self._running = self._start(self._run())
 
     # For the faces
@@ -110,9 +110,11 @@ class ProducerCore:
         """Sends everything that was added, then ends the streams and waits until the broker has
         seen their end: what was written before was received. Takes no longer than messages may.
         """
-        if self._is_closed:
-            return
-        self._is_closed = True
+        if self._closing is None:
+            self._closing = self.loop.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         self.accumulator.close()
         await self.flush()
         links = [link for link in (self._link, *self._leaving) if link is not None]
@@ -177,10 +179,16 @@ class ProducerCore:
             batch.sent_s = batch.sent_s or now_s
         request_id = await link.write(batches)
         if self._ack == ACK_NONE and link.requests.pop(request_id, None) is not None:
-            for batch in batches:
+            self._handed_over(batches)
+        return 0.0
+
+    def _handed_over(self, batches: Sequence[Batch]) -> None:
+        """No answer will come."""
+        self._progress_s = self.loop.time()
+        for batch in batches:
+            if not batch.is_done:
                 nowhere = BatchResult(queue_id=batch.queue_id, queue_offset=-1, log_offset=-1)
                 self._stored(batch, nowhere, "SENT")
-        return 0.0
 
     def _connect(self) -> None:
         if self._connecting is None or self._connecting.done():
@@ -202,7 +210,7 @@ class ProducerCore:
                 await asyncio.sleep(back_off_s(attempt))
                 attempt += 1
             else:
-                self._link = link
+                self._link, self._trouble = link, None
                 break
         self.wake()
 
@@ -272,7 +280,7 @@ class ProducerCore:
         self._leaving.discard(link)
         if self._link is link:
             self._link = None
-            if not self._is_closed:
+            if self._closing is None:
                 log.debug("the stream to %s ended: %s", link.address, error)
                 self._trouble = error
                 self._learn_end(link.address, error)
@@ -319,6 +327,9 @@ class ProducerCore:
             is_asking = self._asking is not None and not self._asking.done()
             if self._link is not None and self._link.is_silent(now_s, _STALL_S) and not is_asking:
                 self._asking = self._start(self._ask_who_leads(self._link))
+            for leaving in self._leaving:
+                if leaving.is_silent(now_s, _STALL_S):
+                    leaving.cancel()
             if now_s - self._routed_s > ROUTE_AGE_S_MAX:
                 self._routed_s = now_s
                 self._start(self._refresh_routes())
@@ -372,7 +383,10 @@ class ProducerCore:
         try:
             await self.prepare(batch.topic, batch.timeout_s)
         except MqError as error:
-            self._failed(batch, error)
+            if not batch.is_done:
+                self._failed(batch, error)
+            return
+        if batch.is_done:
             return
         parts = self.accumulator.split(batch)
         batch.is_done = True

@@ -94,8 +94,7 @@ class PushConsumer:
         try:
             await self._session.joined(JOIN_S)
         except MqError:
-            self._session.told()
-            await self.close()
+            await self._close()
             raise
         if not self._workers:
             self._workers = [asyncio.create_task(self._work()) for _ in range(self._count)]

@@ -43,7 +43,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     # Also how long a connection may take to come about.
     ("grpc.min_reconnect_backoff_ms", 2_000),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 500),
     # Several clients in a process do not share sockets: one that is closed takes no other along.
     ("grpc.use_local_subchannel_pool", 1),
 )

@@ -12,7 +12,7 @@ from mq import names
 from mq.broker.broker import Broker
 from mq.broker.dedup import StoredAt
 from mq.broker.publishing import Slot
-from mq.errors import IllegalRequest, MqError, NodeStopped, TopicNotFound
+from mq.errors import IllegalRequest, MqError, NodeStopped, NotLeader, TopicNotFound
 from mq.hashing import text_hash
 from mq.rpc import framing, status
 from mq.rpc.methods import Context
@@ -126,7 +126,7 @@ class ProducerService:
                     await _put(pending, request, writer)
             await _put(pending, None, writer)
             await writer
-        except IllegalRequest:
+        except (IllegalRequest, NotLeader):
             # What came before it gets its answer.
             await _put(pending, None, writer)
             await writer
@@ -149,6 +149,9 @@ class ProducerService:
             try:
                 slots.append(await self._submit(blob, ack))
             except MqError as error:
+                # One-way: the end of the stream is the only way to say that another node leads.
+                if ack == ACK_NONE and isinstance(error, NotLeader):
+                    raise
                 slots.append(error)
         return _Pending(request_id, ack, slots, began_s)
 

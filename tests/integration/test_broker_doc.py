@@ -35,8 +35,8 @@ def test_the_table_of_metrics_is_what_a_broker_serves(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         fill(broker.address, "orders", 2, 1)
         with Consumer(broker.address, "readers", "orders", start="earliest") as consumer:
-            while len(committed(broker.address, "readers", "orders")) < 2:
-                consumer.poll(timeout_s=0.1)
+            eventually(lambda: consumer.poll(timeout_s=0.1))
+            eventually(lambda: len(committed(broker.address, "readers", "orders")) == 2)
             eventually(lambda: "mq_consumer_lag_seconds" in served(broker.metrics_port)[1])
             names, labels = served(broker.metrics_port)
     expected = documented()

@@ -345,7 +345,7 @@ def test_without_a_broker_the_error_says_what_was_tried_and_what_to_do(
 def test_errors_of_the_broker_are_one_line_each(mq: Program) -> None:
     for command, code in (
         (("consume", "missing"), "TOPIC_NOT_FOUND"),
-        (("consume", "missing", "--group", "g"), "TOPIC_NOT_FOUND"),
+        (("consume", "hello-topic", "--group", "%g"), "ILLEGAL_GROUP"),
         (("produce", "not/legal", "body"), "ILLEGAL_TOPIC"),
         (("produce", "hello-topic", "body", "--queue", "999"), "QUEUE_NOT_FOUND"),
         (("consume", "hello-topic", "--sql", "a >"), "ILLEGAL_FILTER"),
@@ -353,6 +353,18 @@ def test_errors_of_the_broker_are_one_line_each(mq: Program) -> None:
         refused = mq.refused(*command)
         assert refused.startswith(f"error: {code}: "), refused
         assert refused.count("\n") == 1
+
+
+def test_a_group_may_wait_for_a_topic_that_is_not_there_yet(mq: Program) -> None:
+    flags = ("--group", "early", "--count", "1", "--timeout", "30")
+    with mq.start("consume", "comes-later", *flags) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert b"topic comes-later does not exist yet" in process.stderr.readline()
+        poll(lambda: "early" in [each["group"] for each in mq.json("group", "list")])
+        mq("produce", "comes-later", "first")
+        assert process.stdout.readline() == b"first\n"
+        assert process.wait(DEADLINE_S) == 0
 
 
 def test_the_variable_that_names_brokers_does_not_keep_a_node_from_starting(

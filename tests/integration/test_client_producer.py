@@ -301,6 +301,19 @@ def test_a_broker_that_stays_away_fails_messages_in_time(tmp_path: Path) -> None
         assert isinstance(future.exception(), Unreachable)
 
 
+def test_who_waits_for_a_message_waits_no_longer_than_he_said(broker: BrokerProcess) -> None:
+    with Producer("127.0.0.1:1", timeout_s=20) as producer:
+        began_s = time.monotonic()
+        with pytest.raises(Unreachable):
+            producer.send("t", b"", timeout_s=0.2)
+        assert time.monotonic() - began_s < 5
+    with Producer(broker.address, buffer_bytes=1, linger_ms=10_000) as producer:
+        producer.send("t", b"")
+        producer.send_one_way("t", b"fills the buffer, and lingers")
+        with pytest.raises(Unreachable):
+            producer.send("t", b"", timeout_s=0.2)
+
+
 def test_the_face_for_asyncio_does_the_same(broker: BrokerProcess, admin: Admin) -> None:
     async def scenario() -> list[SendResult]:
         async with aio.Producer(broker.address, linger_ms=1) as producer:

@@ -29,6 +29,7 @@ class BrokerSet:
 
     def __init__(self, directory: Path, *flags: str, count: int = 3) -> None:
         names = [f"n{at}" for at in range(count)]
+        self.directories = [directory / name for name in names]
         members = ",".join(f"{name}=127.0.0.1:{free_port()}" for name in names)
         self.nodes = {
             name: BrokerProcess(
@@ -69,7 +70,7 @@ class BrokerSet:
 
     def start(self, *names: str) -> None:
         """At once; returns when each follows a leader or leads."""
-        with ThreadPoolExecutor(len(names)) as pool:
+        with ThreadPoolExecutor() as pool:
             list(pool.map(lambda name: self.nodes[name].start(), names))
 
     def kill_leader(self) -> str:
@@ -103,6 +104,17 @@ class BrokerSet:
             return name if name in running and name != other_than else ""
 
         return str(poll(found, "a leader that all agree on", DEADLINE_S))
+
+    def wait_same(self) -> int:
+        """Waits until all have applied the same log; its last index."""
+
+        def same() -> int:
+            found = [self.status(name) for name in self.nodes]
+            lasts = {one.last_index for one in found if one is not None}
+            lasts |= {one.applied_index for one in found if one is not None}
+            return lasts.pop() if None not in found and len(lasts) == 1 else 0
+
+        return int(poll(same, "all nodes have the same log", DEADLINE_S))
 
     def logs(self) -> str:
         """The ends of all logs, to be shown with a failure."""

@@ -148,8 +148,14 @@ def test_what_the_package_imports_is_what_it_asks_to_be_installed() -> None:
     """Development tools bring packages of their own along, which a user does not have."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = [re.match(r"[A-Za-z0-9-]+", each) for each in project["dependencies"]]
-    declared = {name[0].replace("-", "_") for name in names if name}
-    declared = {"google" if name == "protobuf" else name for name in declared}
+    # Packages that are imported by another name than they are installed by.
+    modules = {
+        "protobuf": "google",
+        "grpcio": "grpc",
+        "grpcio-health-checking": "grpc_health",
+        "grpcio-reflection": "grpc_reflection",
+    }
+    declared = {modules.get(name[0], name[0].replace("-", "_")) for name in names if name}
     imported = {
         name.split(".")[0]
         for path in PACKAGE

@@ -13,7 +13,8 @@ from mq.admin import consume as module
 from mq.admin.consume import Reader, Sink, Wish, consume
 from mq.admin.options import Brokers
 from mq.client.model import QueueRef, ReceivedMessage, Sql
-from tests.support.commands import run
+from mq.wire.v1.cluster_pb2 import RouteResponse, TopicRoute
+from tests.support.commands import FakeAdmin, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -143,9 +144,10 @@ def test_what_a_filter_leaves_out_is_passed_over() -> None:
 
 
 class FakeConsumer:
-    """Hands out pages; a page that is an exception is raised."""
+    """Hands out pages; a page that is an exception is raised. It has queues from a time on."""
 
     unreadable_messages = 0
+    assigned_at_s = 0.0
 
     def __init__(self, servers: str, group: str, subscriptions: object, **settings: Any) -> None:
         self.settings = {"servers": servers, "group": group, "topics": subscriptions, **settings}
@@ -161,6 +163,10 @@ class FakeConsumer:
             raise page
         assert len(page) <= messages_max
         return page
+
+    @property
+    def assignment(self) -> set[QueueRef]:
+        return {QueueRef("t", 0)} if clock.now_s >= self.assigned_at_s else set()
 
     def __enter__(self) -> Self:
         return self
@@ -198,7 +204,8 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def receive(*arguments: str) -> Result:
-    return run(consume, *arguments)
+    topics = [TopicRoute(topic="t"), TopicRoute(topic="a"), TopicRoute(topic="b")]
+    return run(consume, *arguments, admin=FakeAdmin(route=RouteResponse(topics=topics)))
 
 
 def test_options_go_to_the_consumer() -> None:
@@ -220,6 +227,28 @@ def test_it_ends_when_nothing_came_for_a_while_and_commits() -> None:
     # One second a poll: two empty ones are not enough, three are.
     assert len(made[0].asked) == 3 + 3
     assert made[0].ended_by is None
+
+
+def test_the_wait_for_queues_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    began_s = clock.now_s
+    monkeypatch.setattr(FakeConsumer, "assigned_at_s", began_s + 10)
+    pages.extend([[]] * 11 + [[message(0, 0)]])
+    assert receive("t", "--group", "g", "--timeout", "2").stdout == "0/0\n"
+    assert clock.now_s == pytest.approx(began_s + 12 + 2)
+
+
+def test_a_member_that_never_gets_a_queue_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    began_s = clock.now_s
+    monkeypatch.setattr(FakeConsumer, "assigned_at_s", float("inf"))
+    assert receive("t", "--group", "g", "--timeout", "2").exit_code == 0
+    assert clock.now_s == pytest.approx(began_s + 15)
+
+
+def test_a_topic_that_does_not_exist_yet_is_named() -> None:
+    pages.append([message(0, 0)])
+    result = receive("t", "typo", "--group", "g", "--count", "1")
+    assert (result.exit_code, result.stdout) == (0, "0/0\n")
+    assert result.stderr == "topic typo does not exist yet: waiting for its first message\n"
 
 
 def test_a_count_is_never_exceeded() -> None:

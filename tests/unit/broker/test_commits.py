@@ -127,6 +127,26 @@ async def test_who_waits_when_the_node_steps_down_hears_of_it() -> None:
     assert node.committed("g")[HERE] == 3
 
 
+@pytest.mark.parametrize("turns_before", range(8))
+@on_loop
+async def test_a_commit_that_returns_is_durable_whenever_the_node_steps_down(
+    turns_before: int,
+) -> None:
+    node = Node()
+    await node.topic("t")
+    commits = node.broker.commits
+    waiting = asyncio.create_task(commits.commit("g", {HERE: 1}))
+    for _ in range(turns_before):
+        await asyncio.sleep(0)
+    commits.forget()
+    try:
+        await soon(waiting)
+    except NotLeader:
+        assert node.committed("g") == {}
+    else:
+        assert node.committed("g") == {HERE: 1}
+
+
 @on_loop
 async def test_who_waits_for_a_group_that_is_dropped_is_answered() -> None:
     node = Node()

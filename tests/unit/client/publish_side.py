@@ -59,6 +59,8 @@ class BrokerSide(Connection):
         self.leading = self.addresses[0]
         self.down: set[str] = set()
         self.frozen: set[str] = set()
+        # Writes to these are not taken, as when a broker reads no more, until this is set.
+        self.unblocked: dict[str, asyncio.Event] = {}
         self.topics = {"t": 4}
         self.creates_topics = True
         self.script = script
@@ -199,6 +201,8 @@ class SideCall:
 
     async def write(self, data: bytes) -> None:
         await asyncio.sleep(0)
+        if self.address in self._side.unblocked:
+            await self._side.unblocked[self.address].wait()
         if self.has_ended:
             raise asyncio.InvalidStateError("RPC already finished.")
         if self.address in self._side.frozen:

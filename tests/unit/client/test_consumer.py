@@ -193,6 +193,29 @@ def test_a_seek_makes_old_messages_count_no_more(connection: ScriptedConnection)
     run(story())
 
 
+def test_seeking_by_name_or_time_moves_all_queues_of_a_topic(
+    connection: ScriptedConnection,
+) -> None:
+    async def story() -> None:
+        async with Consumer("s:1", "g", TOPIC) as consumer:
+            seeks = [
+                (consumer.seek_to_earliest(), 0),
+                (consumer.seek_to_latest(TOPIC), connection.end),
+                (consumer.seek_to_time(33), 33),
+            ]
+            call = None
+            for epoch, (seek, at) in enumerate(seeks, start=1):
+                await seek
+                if call is None:
+                    call = await connection.next_call()
+                    await call.started()
+                (place,) = (await call.heard("seek")).seek.positions
+                assert place.queue_offset == at
+                call.send(assignment((0, at, epoch)))
+
+    run(story())
+
+
 @pytest.mark.usefixtures("connection")
 def test_a_pause_stops_polling_and_not_the_consumer() -> None:
     async def story() -> None:
@@ -223,8 +246,7 @@ def test_the_synchronous_face_polls_commits_and_closes_as_the_other(
         assert done_to(consumer) == 3
         consumer.commit()
         assert offsets([next(consumer), next(consumer)]) == [5, 6]
-        assert consumer.poll(100)
-        assert consumer.poll(100, 0.01) == []
+        assert len(consumer.poll(100)) == 3
     assert connection.committed() == [{QUEUE: 5}, {QUEUE: 10}]
     with pytest.raises(RuntimeError, match="closed"):
         consumer.poll()

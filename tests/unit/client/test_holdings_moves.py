@@ -199,13 +199,36 @@ def test_a_queue_that_is_not_ours_after_a_reconnect_is_let_go_of() -> None:
     assert desk.told() == [("progress", [(0, 2, 0)]), ("released", [(0,)])]
 
 
+def test_all_that_is_done_of_a_lost_queue_is_reported_before_it_is_let_go_of() -> None:
+    desk = Desk()
+    desk.assign((0, 0), first=True)
+    deliver(desk.holdings, delivery(0, range(5)))
+    desk.holdings.done(desk.take(5))
+    desk.assign(first=True)
+    assert desk.told() == [("progress", [(0, 5, 0)]), ("released", [(0,)])]
+
+
+def test_what_was_released_on_a_stream_that_is_gone_counts_no_more() -> None:
+    desk = Desk()
+    desk.assign((0, 0), first=True)
+    deliver(desk.holdings, delivery(0, range(5)))
+    desk.holdings.done(desk.take(5))
+    desk.assign()
+    desk.told()
+    desk.assign((0, 2, 1), first=True)
+    deliver(desk.holdings, delivery(0, [2, 3], epoch=1))
+    assert offsets(desk.take(100)) == [2, 3]
+
+
 def test_alone_for_long_nothing_is_given_out_until_the_broker_is_there_again() -> None:
     desk = Desk()
     desk.assign((0, 0), first=True)
     deliver(desk.holdings, delivery(0, range(5)))
     desk.holdings.suspend()
     assert desk.take() == []
+    before = desk.ready
     desk.assign((0, 5), first=True)
+    assert desk.ready > before
     assert offsets(desk.take()) == [0]
 
 

@@ -6,16 +6,11 @@ import asyncio
 
 import pytest
 
-from mq.errors import (
-    NotLeader,
-    Unreachable,
-)
+from mq.errors import NotLeader, Unreachable
+from mq.wire.v1 import status_pb2 as wire
 from mq.wire.v1.message_pb2 import Batch
 from mq.wire.v1.producer_pb2 import BatchResult
-from tests.unit.client.publish_side import (
-    BrokerSide,
-    Silence,
-)
+from tests.unit.client.publish_side import BrokerSide, Silence, refusal
 from tests.unit.client.virtual_time import run
 
 THREE = ("a:1", "b:2", "c:3")
@@ -205,5 +200,64 @@ def test_send_returns_in_time_even_behind_a_backlog() -> None:
             with pytest.raises(Unreachable, match="sent before it"):
                 await producer.send("t", "late", timeout_s=1.0)
             assert await time_s() - began_s < 1.5
+
+    run(scenario())
+
+
+def test_a_former_leader_that_falls_silent_is_left_for_good() -> None:
+    """It said of one batch that it does not lead, and nothing of the other."""
+    said: list[str] = []
+
+    def script(side: BrokerSide, batch: Batch) -> BatchResult | None:
+        body = batch.messages[0].body.decode()
+        if body in said or side.calls[-1].address != "a:1":
+            return None
+        said.append(body)
+        if body == "silent":
+            raise Silence
+        side.leading = "b:2"
+        return refusal(wire.NOT_LEADER, leader_address="b:2")
+
+    async def scenario() -> None:
+        side = BrokerSide(THREE, script)
+        async with side.producer() as producer:
+            silent = asyncio.create_task(producer.send("t", "silent", queue_id=0))
+            await asyncio.sleep(0.0005)
+            await producer.send("t", "refused", queue_id=1)
+            await silent
+        assert sorted(side.bodies()) == ["refused", "silent"]
+        assert [call.address for call in side.calls] == ["a:1", "b:2"]
+
+    run(scenario())
+
+
+def test_a_broker_that_reads_no_more_fails_messages_in_time_and_is_used_when_it_does() -> None:
+    async def scenario() -> None:
+        side = BrokerSide()
+        async with side.producer(ack="none", timeout_s=1.0) as producer:
+            await producer.send("t", "1")
+            side.unblocked["a:1"] = asyncio.Event()
+            began_s = await time_s()
+            with pytest.raises(Unreachable):
+                await producer.send("t", "2")
+            assert await time_s() - began_s < 1.5
+            side.unblocked["a:1"].set()
+            await producer.send("t", "3")
+        assert side.bodies()[-1] == "3"
+
+    run(scenario())
+
+
+def test_everybody_who_closes_waits_for_the_end() -> None:
+    async def scenario() -> None:
+        side = BrokerSide()
+        side.answer_s = 1.0
+        producer = side.producer()
+        future = await producer.send_async("t", "x")
+        first = asyncio.create_task(producer.close())
+        await asyncio.sleep(0.01)
+        await producer.close()
+        assert future.done()
+        assert first.done()
 
     run(scenario())

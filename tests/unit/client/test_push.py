@@ -16,7 +16,7 @@ from mq.client import push as push_module
 from mq.client.consumer_sync import PushConsumer as SyncPushConsumer
 from mq.client.model import QueueRef, ReceivedMessage
 from mq.client.push import PushConsumer, retry_delay_s
-from mq.errors import IllegalConfig, SubscriptionMismatch, TopicNotFound
+from mq.errors import IllegalConfig, SubscriptionMismatch, TopicNotFound, Unreachable
 from tests.unit.client.deliveries import TOPIC, assignment, delivery
 from tests.unit.client.scripted_broker import DEADLINE_S, ScriptedConnection
 
@@ -334,6 +334,19 @@ def test_a_close_with_a_time_limit_does_not_wait_for_a_thread_that_hangs(
     assert connection.committed() == [{QUEUE: 0}]
     assert consumer.join(0)
     gate.set()
+
+
+def test_a_start_on_threads_that_fails_leaves_nothing_open(
+    connection: ScriptedConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection.prepared = []
+    monkeypatch.setattr(sync_module, "JOIN_S", 0.01)
+    consumer = SyncPushConsumer("s:1", "g", TOPIC, print)
+    with pytest.raises(Unreachable, match="into group g"):
+        consumer.start()
+    assert connection.is_closed
+    with pytest.raises(RuntimeError, match="closed"):
+        consumer.start()
 
 
 @pytest.mark.usefixtures("connection")
