@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from mq.client.encode import Encoded, columns, place
 from mq.client.failures import fresh
 from mq.client.model import SendResult
-from mq.errors import MqError
+from mq.errors import MqError, Unreachable
 from mq.wire.v1.producer_pb2 import BatchResult
 
 # What a message costs in a batch beyond its frame: its size and the hash of its tag.
@@ -138,6 +138,17 @@ class Batch:
             if future is not None and not future.done():
                 future.set_exception(fresh(error))
         return self.futures.count(None)
+
+    def overdue(self, trouble: MqError | None, servers: Iterable[str]) -> MqError:
+        """Why it has no answer in time: what a broker said last, or that none was reached."""
+        error = self.error or trouble
+        if error is not None and not isinstance(error, Unreachable):
+            return error
+        doubt = "it may have been stored" if self.in_doubt else "it was not sent"
+        return Unreachable(
+            f"no answer for a batch to {self.topic} within {self.timeout_s:g} s; {doubt}; brokers: "
+            f"{', '.join(servers)}; the last trouble: {error or 'none'}"
+        )
 
     def expires_s(self, progress_s: float) -> float:
         """When it fails for want of an answer. Before it is sent the wait behind others does not

@@ -341,18 +341,8 @@ class ProducerCore:
         for batch in (*under_way, *self.accumulator.unsent()):
             if not batch.is_done and now_s >= batch.expires_s(self._progress_s):
                 batch.in_doubt = batch.in_doubt or batch.is_out
-                self._failed(batch, self._overdue(batch))
+                self._failed(batch, batch.overdue(self._trouble, self.connection.servers))
                 self.wake()
-
-    def _overdue(self, batch: Batch) -> MqError:
-        error = batch.error or self._trouble
-        if error is not None and not isinstance(error, Unreachable):
-            return error
-        doubt = "; it may have been stored" if batch.in_doubt else "; it was not sent"
-        return Unreachable(
-            f"no answer for a batch to {batch.topic} within {batch.timeout_s:g} s{doubt}; brokers: "
-            f"{', '.join(self.connection.servers)}; the last trouble: {error or 'none'}"
-        )
 
     async def _ask_who_leads(self, link: Link) -> None:
         """It is silent. If others say that somebody else leads by now, it is left for good."""

@@ -77,10 +77,14 @@ def topic(brokers: BrokerSet, request: pytest.FixtureRequest) -> str:
 class Scene:
     """Clients of a broker set, and what happens to it."""
 
-    def __init__(self, brokers: BrokerSet, topic: str) -> None:
+    def __init__(self, brokers: BrokerSet, topic: str, file: Path) -> None:
         self.brokers = brokers
         self.topic = topic
+        self._file = file
         self.history = History(f"{topic}, seed {SEED}")
+
+    def told(self) -> AbstractContextManager[None]:
+        return told_with(self.history, self.brokers.logs, self._file)
 
     def group(self, name: str) -> str:
         """As the broker knows it: each test has its own."""
@@ -117,6 +121,12 @@ class Scene:
         self.brokers.start(name)
         self.history.note(f"{name} is back")
 
+    def owners(self, group: str) -> dict[QueueRef, str]:
+        """By the broker's word."""
+        with Admin(self.brokers.servers, timeout_s=PATIENCE_S) as admin:
+            queues = admin.describe_group(group).queues
+        return {QueueRef(one.topic, one.queue_id): one.member_id for one in queues}
+
     def ask_offsets(self) -> None:
         for group in self.history.groups:
             ask_offsets(self.history, self.brokers.servers, group)
@@ -144,10 +154,8 @@ class Scene:
 
 
 @pytest.fixture
-def scene(brokers: BrokerSet, topic: str, tmp_path: Path) -> Iterator[Scene]:
-    made = Scene(brokers, topic)
-    with told_with(made.history, brokers.logs, tmp_path / "history"):
-        yield made
+def scene(brokers: BrokerSet, topic: str, tmp_path: Path) -> Scene:
+    return Scene(brokers, topic, tmp_path / "history")
 
 
 # -- produce and consume ---------------------------------------------------------------------------
@@ -167,22 +175,23 @@ def test_a_lost_leader_costs_a_pause_and_nothing_else(scene: Scene, is_killed: b
         sending_many(many, QUEUES, SEED),
         *(polling(one, SEED + at) for at, one in enumerate([lone, *pair])),
     ]
-    with scene.pushing(PUSHED, "pushed"), lone, pair[0], pair[1], single, many:
-        with Load(history, *works) as load:
-            for _ in range(2):
-                load.wait_for_more(100)
-                scene.ask_offsets()
-                former = scene.end_leader(is_killed=is_killed)
-                scene.ask_offsets()
-                load.wait_for_more(100)
-                scene.start(former)
-        # Whoever lives comes back with what it has in hand.
-        assert history.repeats(scene.group(POLLED)) == []
-        assert history.repeats(scene.group(PUSHED)) == []
-    assert single.errors + many.errors + lone.errors == []
-    # A queue that has just gone to the other one is the other one's to commit.
-    assert all(isinstance(error, NotAssigned) for one in pair for error in one.errors)
-    scene.finish()
+    with scene.told():
+        with scene.pushing(PUSHED, "pushed"), lone, pair[0], pair[1], single, many:
+            with Load(history, *works) as load:
+                for _ in range(2):
+                    load.wait_for_more(100)
+                    scene.ask_offsets()
+                    former = scene.end_leader(is_killed=is_killed)
+                    scene.ask_offsets()
+                    load.wait_for_more(100)
+                    scene.start(former)
+            # Whoever lives comes back with what it has in hand.
+            assert history.repeats(scene.group(POLLED)) == []
+            assert history.repeats(scene.group(PUSHED)) == []
+        assert single.errors + many.errors + lone.errors == []
+        # A queue that has just gone to the other one is the other one's to commit.
+        assert all(isinstance(error, NotAssigned) for one in pair for error in one.errors)
+        scene.finish()
 
 
 def test_an_ordered_group_keeps_its_queues_over_a_fail_over(scene: Scene) -> None:
@@ -194,30 +203,29 @@ def test_an_ordered_group_keeps_its_queues_over_a_fail_over(scene: Scene) -> Non
         return scene.pushing(ORDERED, name, mode="ordered", work_s=0.002)
 
     work = sending_one_by_one(producer, QUEUES, SEED)
-    with member("a") as first, member("b") as second, producer, Load(history, work) as load:
-        both = {"a": first, "b": second}
-        poll(lambda: all(len(one.assignment) == 2 for one in both.values()), "two queues each")
-        load.wait_for_more(50)
-        before = {name: one.assignment for name, one in both.items()}
-        former = scene.end_leader(is_killed=True)
-        load.wait_for_more(50)
-        assert {name: one.assignment for name, one in both.items()} == before
-        with Admin(scene.brokers.servers, timeout_s=PATIENCE_S) as admin:
-            queues = admin.describe_group(group).queues
-        owners = {QueueRef(one.topic, one.queue_id): one.member_id for one in queues}
-        assert owners == {ref: name for name, refs in before.items() for ref in refs}
-        scene.start(former)
-        load.wait_for_more(50)
-        # A member that comes in the middle of it waits until the others have let go.
-        former = scene.end_leader(is_killed=True)
-        with member("c") as third:
-            poll(lambda: third.assignment, "the third one has a queue")
+    with scene.told():
+        with member("a") as first, member("b") as second, producer, Load(history, work) as load:
+            both = {"a": first, "b": second}
+            poll(lambda: all(len(one.assignment) == 2 for one in both.values()), "two queues each")
             load.wait_for_more(50)
-        scene.start(former)
-        load.wait_for_more(50)
-    assert producer.errors == []
-    assert history.repeats(group) == []
-    scene.finish("ordered")
+            before = {name: one.assignment for name, one in both.items()}
+            former = scene.end_leader(is_killed=True)
+            load.wait_for_more(50)
+            assert {name: one.assignment for name, one in both.items()} == before
+            expected = {ref: name for name, refs in before.items() for ref in refs}
+            poll(lambda: scene.owners(group) == expected, "both are back with their queues")
+            scene.start(former)
+            load.wait_for_more(50)
+            # A member that comes in the middle of it waits until the others have let go.
+            former = scene.end_leader(is_killed=True)
+            with member("c") as third:
+                poll(lambda: third.assignment, "the third one has a queue")
+                load.wait_for_more(50)
+            scene.start(former)
+            load.wait_for_more(50)
+        assert producer.errors == []
+        assert history.repeats(group) == []
+        scene.finish("ordered")
 
 
 def test_what_only_the_leader_had_may_be_lost_but_never_comes_twice(scene: Scene) -> None:
@@ -227,13 +235,14 @@ def test_what_only_the_leader_had_may_be_lost_but_never_comes_twice(scene: Scene
         sending_many(many, QUEUES, SEED),
         sending_by_hand(scene),
     ]
-    with fast, many, Load(scene.history, *works) as load:
-        for _ in range(2):
+    with scene.told():
+        with fast, many, Load(scene.history, *works) as load:
+            for _ in range(2):
+                load.wait_for_more(100)
+                scene.start(scene.end_leader(is_killed=True))
             load.wait_for_more(100)
-            scene.start(scene.end_leader(is_killed=True))
-        load.wait_for_more(100)
-    assert fast.errors + many.errors == []
-    scene.finish()
+        assert fast.errors + many.errors == []
+        scene.finish()
 
 
 def sending_by_hand(scene: Scene) -> Callable[[], None]:

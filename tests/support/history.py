@@ -147,6 +147,7 @@ class _Group:
         self.order = order
         self.queues: dict[Queue, _Reading] = defaultdict(_Reading)
         self.seen: Counter[Place] = Counter()
+        self.deliveries = 0
 
 
 class History:
@@ -158,6 +159,7 @@ class History:
         self._lock = threading.RLock()
         self._events: list[_Event] = []
         self._sends: dict[bytes, Send] = {}
+        self._outcomes: Counter[Outcome] = Counter()
         self._groups: dict[str, _Group] = {}
         self._stored: dict[Place, Received] = {}
         # Of each place the first that anybody saw there.
@@ -188,6 +190,7 @@ class History:
                 raise ValueError(f"{body!r} is sent already")
             send = Send(len(self._sends), lane, body, may_repeat, may_vanish)
             self._sends[body] = send
+            self._outcomes[send.outcome] += 1
             self._event(f"send {body!r} by {lane or 'anybody'}", body=body)
             return send
 
@@ -196,7 +199,7 @@ class History:
     ) -> None:
         """-1: the broker did not say where."""
         with self._lock:
-            send.outcome = Outcome.ACKNOWLEDGED
+            self._end(send, Outcome.ACKNOWLEDGED)
             send.message_id = message_id
             if queue_offset >= 0:
                 send.place = Place(queue, queue_offset)
@@ -205,12 +208,16 @@ class History:
     def failed(self, send: Send, why: object, *, is_sure: bool) -> None:
         """`is_sure`: the broker says that nothing was stored."""
         with self._lock:
-            send.outcome = Outcome.REFUSED if is_sure else Outcome.IN_DOUBT
+            self._end(send, Outcome.REFUSED if is_sure else Outcome.IN_DOUBT)
             self._event(f"{send.outcome.name} {send.body!r}: {why}", body=send.body)
 
+    def _end(self, send: Send, outcome: Outcome) -> None:
+        self._outcomes[send.outcome] -= 1
+        self._outcomes[outcome] += 1
+        send.outcome = outcome
+
     def count(self, outcome: Outcome) -> int:
-        with self._lock:
-            return sum(send.outcome is outcome for send in self._sends.values())
+        return self._outcomes[outcome]
 
     # -- consumers --------------------------------------------------------------------------------
 
@@ -242,6 +249,7 @@ class History:
             known = self._groups[group]
             self._judge(known, work)
             known.seen[place] += 1
+            known.deliveries += 1
             known.queues[place.queue].at_work[work] = None
         return work
 
@@ -341,8 +349,7 @@ class History:
 
     def deliveries(self, group: str) -> int:
         """How many messages its members took, with all repeats."""
-        with self._lock:
-            return self._groups[group].seen.total()
+        return self._groups[group].deliveries
 
     def unseen(self, group: str, queue: Queue, end: int) -> int:
         """How many messages before `end` the group has not seen."""

@@ -229,6 +229,7 @@ def test_what_was_not_committed_may_come_again_and_is_counted(order: Order) -> N
     see(history, 1, 2)
     assert read(history, 3) == []
     assert history.repeats(GROUP) == ["orders/0@1: 2 times", "orders/0@2: 2 times"]
+    assert history.deliveries(GROUP) == 5
 
 
 @pytest.mark.parametrize("order", ORDERS)

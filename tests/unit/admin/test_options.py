@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
-from typing import TYPE_CHECKING
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from mq.__main__ import _COMMANDS
 from mq.admin import cli, options
 from mq.admin.options import Brokers, PlaceInTime, confirm, filter_of, with_brokers
 from mq.client.model import Sql
+from mq.config import BrokerConfig
 from mq.errors import Unreachable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NOW_MS = 1_783_850_000_123  # 2026-07-12 09:53:20.123 UTC
 
@@ -159,54 +153,5 @@ def test_whoever_is_sure_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         confirm("Really?", is_sure=False)
 
 
-# The list of commands.
-
-
-def all_commands() -> Iterator[tuple[str, click.Command]]:
-    for later in _COMMANDS:
-        command = later.load()
-        yield str(later.name), command
-        if isinstance(command, click.Group):
-            for name, child in command.commands.items():
-                yield f"{later.name} {name}", child
-
-
-def test_every_command_is_where_the_list_says_and_is_called_so() -> None:
-    for later in _COMMANDS:
-        command = later.load()
-        assert command.name == later.name
-        assert command.get_short_help_str(60) == later.short_help
-
-
-@pytest.mark.parametrize(("name", "command"), list(all_commands()), ids=lambda one: str(one)[:30])
-def test_every_help_fits_80_columns_of_ascii(name: str, command: click.Command) -> None:
-    result = CliRunner(env={"COLUMNS": "80"}).invoke(command, ["--help"], prog_name=f"mq {name}")
-    assert result.exit_code == 0, result.output
-    assert result.stdout.isascii()
-    assert max(map(len, result.stdout.splitlines())) <= 80
-
-
-def test_every_command_can_print_json() -> None:
-    missing = [
-        name
-        for name, command in all_commands()
-        if not isinstance(command, click.Group)
-        and not any("--json" in parameter.opts for parameter in command.params)
-    ]
-    assert missing == []
-
-
-def test_help_of_a_command_does_not_load_grpc() -> None:
-    script = (
-        "import sys, mq.__main__\n"
-        "for later in mq.__main__._COMMANDS: later.load()\n"
-        "sys.exit(', '.join({'grpc', 'numpy'} & set(sys.modules)) or 0)\n"
-    )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
-    assert result.returncode == 0, result.stderr
-
-
-def test_the_options_module_has_the_default_of_the_server() -> None:
-    from mq.config import BrokerConfig  # noqa: PLC0415
-
+def test_the_default_is_where_a_plain_server_listens() -> None:
     assert f"{BrokerConfig().host}:{BrokerConfig().port}" == options.DEFAULT_SERVER

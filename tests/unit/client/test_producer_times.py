@@ -261,3 +261,20 @@ def test_everybody_who_closes_waits_for_the_end() -> None:
         assert first.done()
 
     run(scenario())
+
+
+def test_a_trouble_that_is_over_is_not_the_reason_of_the_next_one() -> None:
+    async def scenario() -> None:
+        side = BrokerSide(THREE)
+        async with side.producer(timeout_s=2.0) as producer:
+            await producer.send("t", "1")
+            side.leading = ""
+            with pytest.raises(NotLeader):
+                await producer.send("t", "2")
+            side.leading = "b:2"
+            await producer.send("t", "3")
+            side.frozen.update(THREE)
+            with pytest.raises(Unreachable):
+                await producer.send("t", "4")
+
+    run(scenario())
