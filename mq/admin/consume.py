@@ -124,20 +124,23 @@ def consume_as_member(brokers: Brokers, group: str, mode: Any, wish: Wish, sink:
     _note_missing(brokers, wish.topics)
     subscriptions = dict.fromkeys(wish.topics, wish.wanted)
     idle_s = _IDLE_S if wish.idle_s is None else wish.idle_s
-    with Consumer(brokers.servers, group, subscriptions, mode=mode, start=wish.place) as consumer:
+    # However it ends, the consumer commits what is done, and that is what was written.
+    with Consumer(
+        brokers.servers,
+        group,
+        subscriptions,
+        mode=mode,
+        start=wish.place,
+        auto_commit=False,
+    ) as consumer:
         last_s = time.monotonic()
-        has_queues = is_interrupted = False
+        has_queues = False
         while left := wish.left(sink.written):
-            try:
-                # What was polled before is written, and becomes done here.
-                messages = consumer.poll(left, timeout_s=min(idle_s, 1.0))
-            except KeyboardInterrupt:
-                # Everything is written: the consumer ends in an orderly way.
-                is_interrupted = True
-                break
+            messages = consumer.poll(left, timeout_s=min(idle_s, 1.0))
             now_s = time.monotonic()
             if messages:
                 sink.write(messages)
+                consumer.done(*messages)
                 last_s = now_s
             elif not has_queues and consumer.assignment:
                 has_queues, last_s = True, now_s
@@ -145,8 +148,6 @@ def consume_as_member(brokers: Brokers, group: str, mode: Any, wish: Wish, sink:
                 break
         unreadable = consumer.unreadable_messages
     _note_unreadable(unreadable)
-    if is_interrupted:
-        raise KeyboardInterrupt
 
 
 def _note_missing(brokers: Brokers, topics: Sequence[str]) -> None:

@@ -7,7 +7,12 @@ imported when it is first used, so that a producer does not wait for what only c
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING
+
+# gRPC's own handlers of a fork crash the child now and then, and write to its stderr. Clients do not
+# survive a fork anyway, see `sync`. To be set before gRPC is imported.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 if TYPE_CHECKING:
     from mq.client.admin_sync import Admin

@@ -113,6 +113,7 @@ class Holdings:
             # The broker gave it back before it heard of the release, and of our last progress.
             queue = HeldQueue(ref, released.done_to, epoch)
             queue.keep(queue_offset, epoch)
+        queue.is_paused = self._is_paused
         return queue
 
     def _resume(self, queue: HeldQueue, queue_offset: int, epoch: int) -> None:
@@ -148,7 +149,6 @@ class Holdings:
             postponed, queue.postponed = queue.postponed, []
             for taken in postponed:
                 self._push_retry(taken, self._clock())
-        queue.is_paused = queue.is_paused or (self._is_paused and queue.version == 0)
         self._note(queue)
         self._offer(queue)
 

@@ -52,8 +52,8 @@ class Producer:
     what is retried is not overtaken: messages of one queue stand in the order they were sent.
     `zone`: of brokers that were not tried yet, those of this zone are asked first.
 
-    Callbacks of futures run on the thread that receives answers: they must not wait. After a fork,
-    a producer of the parent cannot be used in the child.
+    Callbacks of futures run on the thread that receives answers: they must not wait. A process that
+    has clients must not fork others that want some: start those by spawn.
     """
 
     def __init__(  # noqa: PLR0913 # settings, all of them by name

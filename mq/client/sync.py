@@ -1,8 +1,9 @@
 """The event loop behind the synchronous faces: one for all clients of a process, on a thread of its
 own that starts with the first client and ends with the process.
 
-A child process that was forked has no such thread. Clients made before the fork refuse to work in
-the child, with an error that says so; new ones get a thread of the child's own.
+gRPC does not survive a fork. In a child that was forked after the first client was made, old
+clients and new ones refuse to work, with an error that says so; one that was forked before has a
+thread of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _STOP_TIMEOUT_S = 1.0
+_FORKED = (
+    "this process was forked from one that had clients, and gRPC does not survive that: start it "
+    "by spawn, or fork before the first client is made"
+)
 
 
 class Background:
@@ -52,10 +57,7 @@ class Background:
 
     def check_not_forked(self) -> None:
         if self.is_forked:
-            raise RuntimeError(
-                "this client was made before the process forked and cannot be used in the child: "
-                "make a new one here, or start the child by spawn"
-            )
+            raise RuntimeError(_FORKED)
 
     def refuse_own_thread(self, clean_up: Callable[[], object] = lambda: None) -> None:
         """A callback that waits for the loop it runs on would wait for ever."""
@@ -79,16 +81,16 @@ def background() -> Background:
     with _lock:
         if _current is None:
             _current = Background()
+        _current.check_not_forked()
         return _current
 
 
 def _after_fork() -> None:
-    global _current, _lock  # noqa: PLW0603
+    global _lock  # noqa: PLW0603
     # Another thread may have held it in the parent.
     _lock = threading.Lock()
     if _current is not None:
         _current.is_forked = True
-        _current = None
 
 
 def _at_exit() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from mq.raft.frames import Frame
@@ -104,12 +103,6 @@ class Driver(Protocol):
 
     def request_sync(self) -> None:
         """Sync the log soon, then call `on_synced`. One for many requests is enough."""
-        ...
-
-    def write_aside(self, write: Callable[[], list[EntryRef]]) -> Future[list[EntryRef]] | None:
-        """Runs a large write on another thread; nothing else is asked of the replica before it is
-        done, and then a tick. None: not here, write yourself.
-        """
         ...
 
     def on_leadership(self, leadership: Leadership) -> None:

@@ -79,9 +79,7 @@ class Engine(Election):
         self._leader_commit = (0, 0)
         super().__init__(node_id, members, journal, host, timing)
         require(self, Election.__annotations__.keys() | Engine.__annotations__.keys())
-        require(
-            SyncObj, [*CALLED, *(name for name in vars(Engine) if name.startswith("_SyncObj__"))]
-        )
+        require(SyncObj, [*CALLED, *(name for name in vars(Engine) if name.startswith(_PRIVATE))])
         self._SyncObj__serializer = NoSnapshots()
         self._SyncObj__raftLastApplied = applied_index
 
@@ -98,11 +96,11 @@ class Engine(Election):
     @property
     def has_more_to_apply(self) -> bool:
         """Now, or with the next tick, which counts what a leader alone has in its log."""
-        durable_index, commit_index = self.journal.durable_index, self.commit_index
+        journal, commit_index = self.journal, self.commit_index
         is_alone = self.role == Role.LEADER and not self.others
-        if is_alone and self.journal.term_at(durable_index) == self.term:
-            commit_index = durable_index
-        return self.applied_index < min(commit_index, durable_index)
+        if is_alone and journal.term_at(journal.durable_index) == self.term:
+            commit_index = journal.durable_index
+        return self.applied_index < min(commit_index, journal.durable_index)
 
     @property
     def has_all_committed(self) -> bool:
@@ -483,11 +481,8 @@ class Engine(Election):
 
     def _checkCommandsToApply(self) -> None:  # noqa: N802
         if self.host.append_queued():
-            self.note_growth()
-
-    def note_growth(self) -> None:
-        self.journal.note_growth()
-        self.send_appends()
+            self.journal.note_growth()
+            self.send_appends()
 
     def _SyncObj__connectedToAnyone(self) -> bool:  # noqa: N802
         """The pre-vote has found a majority."""
@@ -498,3 +493,6 @@ class Engine(Election):
 
     def _SyncObj__loadDumpFile(self, clearJournal: bool) -> None:  # noqa: ARG002, FBT001, N802, N803
         raise RuntimeError("there are no snapshots")
+
+
+_PRIVATE = "_SyncObj__"

@@ -8,9 +8,8 @@ tick, so that proposals of many producers become one append and one sync.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from mq.clock import Clock
@@ -29,7 +28,6 @@ from mq.store.commitlog import CommitLog
 from mq.store.flush import Flusher
 from mq.store.format import Kind
 from mq.store.identity import Identity
-from mq.store.logreader import EntryRef
 
 log = get_logger(__name__)
 
@@ -86,10 +84,6 @@ class Node:
         self._is_sync_due = False
         self._sync_began_s = self._inline_from_s = 0.0
         self._is_stopped = False
-        # While a thread writes to the log, nothing is asked of the replica: it waits here.
-        self._pen = ThreadPoolExecutor(1, "mq-write")
-        self._is_writing = False
-        self._deferred: deque[Callable[[], None]] = deque()
         self._transport = Transport(
             identity, self, birth_crc=self._birth_crc, tls=tls, send_buffer_bytes=_SEND_BYTES_MAX
         )
@@ -112,10 +106,8 @@ class Node:
     async def stop(self) -> None:
         """Hands leadership over when it can, then ends. Whoever still waits gets an answer."""
         await self.step_aside()
-        await self._until(lambda: True, _DRAIN_S)
         self._end()
         await self._transport.close()
-        self._pen.shutdown()
 
     async def failed(self) -> MqError:
         """Returns when the node has given up, with the reason."""
@@ -140,10 +132,7 @@ class Node:
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
         deadline = self._loop.time() + timeout_s
-        """Asks only while nothing is being written."""
-        while not self._is_stopped and self._loop.time() < deadline:
-            if not self._is_writing and condition():
-                return
+        while not (self._is_stopped or condition() or self._loop.time() >= deadline):  # noqa: ASYNC110
             await asyncio.sleep(_TICK_S)
 
     # -- use --------------------------------------------------------------------------------------
@@ -156,48 +145,22 @@ class Node:
         NotLeader, FlowControl, MessageTooLarge, DiskFull, NodeStopped: nothing was written.
         OutcomeUnknown: it may be in the log or not.
         """
-        future: asyncio.Future[Committed] = self._loop.create_future()
-        # Only queued for now: also while a write is under way.
-        self._call(lambda replica, done: replica.propose(kind, payload, done, context), future)
-        return future
-
-    def write_aside(self, write: Callable[[], list[EntryRef]]) -> Future[list[EntryRef]] | None:
-        self._is_writing = True
-        refs = self._pen.submit(write)
-        refs.add_done_callback(self._written_aside)
-        return refs
-
-    def _written_aside(self, _: Future[list[EntryRef]]) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._go_on)
-
-    def _go_on(self) -> None:
-        """The write is done: what follows from it, and all that waited meanwhile, in its order."""
-        self._is_writing = False
-        self._tick()
-        while self._deferred and not self._is_writing:
-            self._deferred.popleft()()
-
-    def _defers(self, action: Callable[[], None]) -> bool:
-        """Whether it has to wait."""
-        if self._is_writing:
-            self._deferred.append(action)
-        return self._is_writing
+        return self._call(lambda replica, done: replica.propose(kind, payload, done, context))
 
     def add_member(self, node_id: str, address: str) -> asyncio.Future[Committed]:
         """Done when the node has the log, is a member, and that is committed. IllegalMembership,
         NotLeader; the future may be cancelled while the node does not come.
         """
-        future = self._change(lambda replica, done: replica.add_member(node_id, address, done))
+        future = self._call(lambda replica, done: replica.add_member(node_id, address, done))
         future.add_done_callback(self._cancel_change)
         return future
 
     def remove_member(self, node_id: str) -> asyncio.Future[Committed]:
-        return self._change(lambda replica, done: replica.remove_member(node_id, done))
+        return self._call(lambda replica, done: replica.remove_member(node_id, done))
 
     def transfer_leadership(self) -> bool:
         """Whether another node was asked to lead: one that has all of the log."""
-        return not self._is_writing and self._replica.hand_over()
+        return self._replica.hand_over()
 
     @property
     def leadership(self) -> Leadership:
@@ -224,20 +187,11 @@ class Node:
     def status(self) -> Status:
         return self._replica.status()
 
-    def _change(
+    def _call(
         self, action: Callable[[Replica, Callable[[Outcome], None]], None]
     ) -> asyncio.Future[Committed]:
-        """As `_call`, in its turn."""
         future: asyncio.Future[Committed] = self._loop.create_future()
-        if not self._defers(lambda: self._call(action, future)):
-            self._call(action, future)
-        return future
 
-    def _call(
-        self,
-        action: Callable[[Replica, Callable[[Outcome], None]], None],
-        future: asyncio.Future[Committed],
-    ) -> None:
         def done(outcome: Outcome) -> None:
             if future.done():
                 return
@@ -252,9 +206,10 @@ class Node:
             done(error)
         else:
             self._wake()
+        return future
 
     def _cancel_change(self, future: asyncio.Future[Committed]) -> None:
-        if future.cancelled() and not self._defers(self._replica.cancel_change):
+        if future.cancelled():
             self._replica.cancel_change()
 
     # -- the loop ---------------------------------------------------------------------------------
@@ -262,7 +217,7 @@ class Node:
     def _run(self) -> None:
         self._timer = self._loop.call_later(_TICK_S, self._run)
         # In async flush mode nobody waits for the flusher, but its failure is as final.
-        if self._disk.flusher.failure is not None and not self._is_writing:
+        if self._disk.flusher.failure is not None:
             self._replica.fail(self._disk.flusher.failure)
         self._tick()
 
@@ -274,7 +229,7 @@ class Node:
     def _tick(self) -> None:
         self._is_tick_due = False
         replica = self._replica
-        if self._is_stopped or self._is_writing:
+        if self._is_stopped:
             return
         replica.tick()
         if self._check_failure():
@@ -342,8 +297,6 @@ class Node:
             self._loop.call_soon_threadsafe(self._on_synced, waiter)
 
     def _on_synced(self, waiter: Future[int]) -> None:
-        if self._defers(lambda: self._on_synced(waiter)):
-            return
         error = waiter.exception()
         if isinstance(error, OffsetOutOfRange):
             # Truncated meanwhile: there may be other entries in its place.
@@ -368,30 +321,22 @@ class Node:
     # -- Listener ---------------------------------------------------------------------------------
 
     def on_connected(self, peer_id: str) -> None:
-        if self._defers(lambda: self.on_connected(peer_id)):
-            return
         self._replica.on_connected(peer_id)
         self._wake()
 
     def on_disconnected(self, peer_id: str, was_lost: bool) -> None:  # noqa: FBT001
-        if self._defers(lambda: self.on_disconnected(peer_id, was_lost)):
-            return
         self._replica.on_disconnected(peer_id, was_lost=was_lost)
         self._wake()
 
     def on_frame(self, peer_id: str, frame: Frame) -> None:
         """Somebody waits for what follows from it: it is done at once."""
-        if self._defers(lambda: self.on_frame(peer_id, frame)):
-            return
         self._replica.receive(peer_id, frame)
         if self._replica.wants_tick:
             self._tick()
         elif self._is_sync_due:
             self._sync_here()
 
-    def on_writable(self, peer_id: str) -> None:
-        if self._defers(lambda: self.on_writable(peer_id)):
-            return
+    def on_writable(self, peer_id: str) -> None:  # noqa: ARG002 - all who may get something, do
         self._replica.on_writable()
 
     def _birth_crc(self) -> int:

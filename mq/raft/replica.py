@@ -16,7 +16,15 @@ from typing import Any
 
 from mq.errors import DiskFull, MalformedEntries, MessageTooLarge, MqError, NodeStopped, NotLeader
 from mq.logging import get_logger
-from mq.raft.contracts import Driver, Follower, Leadership, Links, Settings, StateMachine, Status
+from mq.raft.contracts import (
+    Driver,
+    Follower,
+    Leadership,
+    Links,
+    Settings,
+    StateMachine,
+    Status,
+)
 from mq.raft.engine import Engine
 from mq.raft.frames import Frame
 from mq.raft.hooks import Role, now_s
@@ -77,7 +85,9 @@ class Replica:
         )
         self._membership = Membership(self.node_id, commitlog, links, settings.members)
         self._changes = self._membership.changes
-        self._writer = Writer(commitlog, machine, self._proposals, self._membership, driver, limits)
+        self._writer = Writer(
+            commitlog, machine, self._proposals, self._membership, driver.now_ms, limits
+        )
         self.memory = Memory(self.node_id, commitlog, vote)
         self._is_stopping = False
         self._connected: set[str] = set()
@@ -139,15 +149,12 @@ class Replica:
 
     def _tick(self) -> None:
         engine = self._engine()
-        if self._writer.finish():
-            engine.note_growth()
         engine.doTick()
         # Two followers have nothing to say to each other, but a connection that is silent for long
         # is taken for dead.
         if now_s() >= self._keep_alive_s:
-            self._keep_alive_s = (
-                now_s() + self._settings.timing.heartbeat_s * _KEEP_ALIVE_HEARTBEATS
-            )
+            pause_s = self._settings.timing.heartbeat_s * _KEEP_ALIVE_HEARTBEATS
+            self._keep_alive_s = now_s() + pause_s
             self._send_roster(engine)
 
     @property

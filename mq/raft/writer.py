@@ -1,5 +1,4 @@
-"""The leader's pen: proposals become entries of the log, everything that waits in one append. A
-large one is written by another thread, while the loop takes in the next.
+"""The leader's pen: proposals become entries of the log, everything that waits in one append.
 
 A full segment, or a change of members, opens a new one. Its checkpoint is the state of exactly that
 place, so that nothing may be on its way: the writer waits until all that was written is applied,
@@ -8,30 +7,17 @@ which is one round trip, and goes on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Future
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 from mq.errors import DiskFull, MqError, SegmentFull
-from mq.raft.contracts import Driver, Limits, StateMachine
+from mq.raft.contracts import Limits, StateMachine
 from mq.raft.membership import Membership, checkpoint_entry
 from mq.raft.proposals import Proposal, Proposals
 from mq.store.commitlog import CommitLog, NewEntry
-from mq.store.logreader import EntryRef
 
 _GATHER_BYTES = 64 << 10
 # A round that takes longer than this is not waited for.
 _GATHER_S = 0.01
-# Less is written before another thread has woken up.
-_ASIDE_BYTES = 128 << 10
-
-
-class _Aside(NamedTuple):
-    """On its way to the log, by another thread."""
-
-    proposals: Sequence[Proposal]
-    term: int
-    refs: Future[list[EntryRef]]
 
 
 class Writer:
@@ -41,7 +27,7 @@ class Writer:
         machine: StateMachine,
         proposals: Proposals,
         membership: Membership,
-        driver: Driver,
+        now_ms: Callable[[], int],
         limits: Limits,
     ) -> None:
         self.is_roll_due = False
@@ -49,11 +35,9 @@ class Writer:
         self._machine = machine
         self._proposals = proposals
         self._membership = membership
-        self._driver = driver
+        self._now_ms = now_ms
         self._limits = limits
         self._wrote_s = 0.0
-        self._aside: _Aside | None = None
-        self._writes_here = False
 
     @property
     def is_settled(self) -> bool:
@@ -83,35 +67,8 @@ class Writer:
             return error
         return None
 
-    def finish(self) -> bool:
-        """Whether a write aside has brought new entries. To be called before anything else that the
-        replica does after it. StorageFailed and others: stop the node.
-        """
-        if self._aside is None:
-            return False
-        (proposals, term, refs), self._aside = self._aside, None
-        try:
-            self._record(refs.result(), proposals)
-        except (DiskFull, SegmentFull):
-            # The next write has to deal with it, and is done here.
-            self._proposals.put_back(proposals)
-            self._writes_here = True
-            return False
-        except Exception:
-            self._give_up(proposals, term)
-            raise
-        return True
-
     def _write_queued(self, term: int) -> None:
-        is_large = self._proposals.queued_bytes >= _ASIDE_BYTES and not self._writes_here
-        self._writes_here = False
         taken = self._proposals.take(self._limits.append_bytes_max)
-        if is_large:
-            entries = self._entries(taken, term)
-            refs = self._driver.write_aside(lambda: self._log.append(entries))
-            if refs is not None:
-                self._aside = _Aside(taken, term, refs)
-                return
         try:
             self._append(taken, term)
         except SegmentFull:
@@ -129,25 +86,17 @@ class Writer:
         """Whatever comes of it, no proposal is lost: written, or back in the queue, or, when the
         log has failed, among those of which nobody knows.
         """
+        now_ms = self._now_ms()
+        entries = [NewEntry(each.kind, term, now_ms, each.payload) for each in proposals]
         try:
-            refs = self._log.append(self._entries(proposals, term))
+            refs = self._log.append(entries)
         except (DiskFull, SegmentFull):
             self._proposals.put_back(proposals)
             raise
         except MqError:
-            self._give_up(proposals, term)
+            for raft_index, proposal in enumerate(proposals, start=self._log.last_index + 1):
+                self._proposals.appended(proposal, raft_index, term)
             raise
-        self._record(refs, proposals)
-
-    def _entries(self, proposals: Sequence[Proposal], term: int) -> list[NewEntry]:
-        now_ms = self._driver.now_ms()
-        return [NewEntry(each.kind, term, now_ms, each.payload) for each in proposals]
-
-    def _give_up(self, proposals: Sequence[Proposal], term: int) -> None:
-        for raft_index, proposal in enumerate(proposals, start=self._log.last_index + 1):
-            self._proposals.appended(proposal, raft_index, term)
-
-    def _record(self, refs: Sequence[EntryRef], proposals: Sequence[Proposal]) -> None:
         for ref, proposal in zip(refs, proposals, strict=True):
             self._proposals.appended(proposal, ref.raft_index, ref.term)
         for ref, proposal in zip(refs, proposals, strict=True):
@@ -157,7 +106,7 @@ class Writer:
         state = self._machine.checkpoint_payload()
         membership = self._membership
         members = membership.changes.members_after(membership.members)
-        entry = checkpoint_entry(state, members, term=term, stored_at_ms=self._driver.now_ms())
+        entry = checkpoint_entry(state, members, term=term, stored_at_ms=self._now_ms())
         ref = self._log.roll(entry)
         self.is_roll_due = False
         membership.changes.written(ref.raft_index, term)

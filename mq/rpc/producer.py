@@ -143,7 +143,6 @@ class ProducerService:
     async def _take(self, data: bytes) -> _Pending:
         request_id, ack, blobs = framing.read_publish(data)
         _check_ack(ack)
-        began_s = asyncio.get_running_loop().time()
         slots: list[Slot | MqError] = []
         for blob in blobs:
             try:
@@ -153,7 +152,8 @@ class ProducerService:
                 if ack == ACK_NONE and isinstance(error, NotLeader):
                     raise
                 slots.append(error)
-        return _Pending(request_id, ack, slots, began_s)
+        # Waiting for room is over; from here on it is the outcome that takes its time.
+        return _Pending(request_id, ack, slots, asyncio.get_running_loop().time())
 
     async def _submit(self, blob: memoryview, ack: int) -> Slot:
         batch: Batch = batches.accept(blob, self._message_bytes_max)
@@ -196,16 +196,33 @@ class ProducerService:
         if ack == ACK_LEADER and not slot.outcome.done():
             waited = asyncio.ensure_future(self._broker.on_leader(slot))
             waited.add_done_callback(_hear)
-        if not waited.done():
-            # Not wait_for: that would cancel what others wait for, too.
-            left_s = deadline_s - asyncio.get_running_loop().time()
-            await asyncio.wait([waited], timeout=max(0.0, left_s))
-        if not waited.done():
+        if not waited.done() and not await _done_by(waited, deadline_s):
             raise self._broker.publisher.timed_out(slot)
         if waited is slot.outcome or slot.outcome.done():
             return slot.outcome.result()
         waited.result()
         return StoredAt(slot.batch.queue_id, -1, -1, 0)
+
+
+async def _done_by(future: asyncio.Future[object], deadline_s: float) -> bool:
+    """Once a batch: cheaper than asyncio.wait. And not wait_for, which would cancel what others
+    wait for, too.
+    """
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] = loop.create_future()
+
+    def wake(_: object = None) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    future.add_done_callback(wake)
+    timer = loop.call_at(deadline_s, wake)
+    try:
+        await waiter
+    finally:
+        timer.cancel()
+        future.remove_done_callback(wake)
+    return future.done()
 
 
 def _hear(future: asyncio.Future[object]) -> None:

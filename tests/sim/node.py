@@ -19,11 +19,11 @@ from tests.sim.machine import CountingMachine
 from tests.support.faulty_vfs import FaultyVfs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from mq.raft.frames import Frame
     from mq.raft.proposals import Outcome
-    from mq.store.logreader import Entry, EntryRef
+    from mq.store.logreader import Entry
     from tests.sim.world import World
 
 SEGMENT_BYTES = 3000
@@ -244,9 +244,6 @@ class SimNode:
             start = self.starts
             delay_s = self.sync_s * (0.5 + self.world.rng.random())
             self.world.schedule(delay_s, lambda: self._sync(start))
-
-    def write_aside(self, write: Callable[[], list[EntryRef]]) -> None:
-        """Everything happens in one thread here."""
 
     def on_leadership(self, leadership: Leadership) -> None:
         before = self.leaderships[-1].role if self.leaderships else Role.FOLLOWER

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mq.broker.assignment import Queue
+from mq.broker.dedup import StoredAt
 from mq.broker.machine import Machine, State, Written
+from mq.errors import DiskFull
 from mq.store.batch import encode_payload
 from mq.store.commitlog import NewEntry
 from mq.store.format import Kind
@@ -236,6 +238,93 @@ def test_entries_that_are_taken_back_are_forgotten() -> None:
     assert replica.state.producers.find("p", 1) is None
 
 
+def test_commands_do_what_they_say() -> None:
+    replica = Replica().open()
+    topics, offsets = replica.state.topics, replica.state.offsets
+
+    def apply(work: Command | list[Batch]) -> None:
+        replica.write(work)
+        replica.apply()
+
+    apply(put("t", 3))
+    assert (topics.find("t").read_queues, topics.find("t").created_at_ms) == (3, 5_000)
+    apply(commit("g", "t", 1, 8))
+    apply(commit("g", "gone", 1, 8))
+    assert offsets.positions("g") == {Queue("t", 1): 8}
+    apply(lock("g", "t", 1, "m"))
+    assert offsets.locks("g") == {Queue("t", 1): "m"}
+    apply(drop("t"))
+    assert "t" not in topics
+    assert (offsets.positions("g"), offsets.locks("g"), "g" in offsets) == ({}, {}, True)
+    apply(Command(drop_group=DropGroup(group="g")))
+    assert "g" not in offsets
+
+
+def test_what_another_leader_wrote_takes_the_place_of_what_is_taken_back() -> None:
+    leader, replica = Replica().open(), Replica()
+    send(leader.store.log, replica.store.log, 1 << 20)
+    replica.apply()
+    for name in ("lost", "lost-too"):
+        replica.write(put(name), term=1)
+    first_index = replica.store.log.last_index - 1
+    replica.store.log.truncate(first_index)
+    replica.machine.forget(first_index)
+    for work in (put("kept"), [batch("kept", b"x")]):
+        leader.write(work, term=2)
+    leader.apply()
+    send(leader.store.log, replica.store.log, 1 << 20)
+    replica.apply()
+    assert [one.name for one in replica.state.topics] == ["kept"]
+    assert replica.summary() == leader.summary()
+
+
+def test_entries_before_those_that_are_taken_back_keep_who_wrote_them() -> None:
+    replica = Replica().open()
+    kept = replica.write([batch("t", b"kept")])
+    lost = replica.write([batch("t", b"lost")])
+    assert lost.ref is not None
+    replica.store.log.truncate(lost.ref.raft_index)
+    replica.machine.forget(lost.ref.raft_index)
+    replica.apply()
+    assert (len(kept.stored), lost.stored) == (1, [])
+
+
+def test_a_machine_starts_over_with_the_log_of_another() -> None:
+    leader, replica = Replica().open(), Replica().open()
+    leader.write(put("theirs"))
+    leader.write([batch("theirs", b"x", producer_id="p", sequence=1)])
+    leader.apply()
+    leader.store.roll(9_000, 1)
+    leader.apply()
+    leader.store.drop_front(1)
+    replica.write(put("mine"))
+    replica.apply()
+    never = replica.write(put("never"))
+    log = leader.store.log
+    replica.store.log.start_over(log.first_index, log.start_offset)
+    send(log, replica.store.log, 1 << 20)
+    replica.store.log.sync()
+    replica.machine.start_over()
+    assert replica.summary()[0] == leader.summary()[0]
+    assert replica.state.producers.find("p", 1) is not None
+    # And goes on from there; what it wrote itself once is forgotten.
+    for name in ("more", "and-more"):
+        leader.write(put(name))
+    leader.apply()
+    send(log, replica.store.log, 1 << 20)
+    replica.apply()
+    assert [one.name for one in replica.state.topics] == ["and-more", "more", "theirs"]
+    assert never.ref is not None
+
+
+def test_a_full_disk_is_the_stores_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = Replica().open()
+    replica.machine.check_writable()
+    monkeypatch.setattr(replica.store, "_is_disk_nearly_full", True)
+    with pytest.raises(DiskFull):
+        replica.machine.check_writable()
+
+
 def test_the_state_is_the_same_bytes_and_comes_back() -> None:
     replica = Replica().open()
     for work in (
@@ -253,5 +342,8 @@ def test_the_state_is_the_same_bytes_and_comes_back() -> None:
     assert other.topics.find("t") == replica.state.topics.find("t")
     assert other.offsets.locks("g") == {Queue("t", 0): "m"}
     assert other.producers.find("p", 1) is not None
+    other.producers.record("q", 1, StoredAt(0, 0, 0, 0))
+    other.restore(encoded)
+    assert other.encode() == encoded, "nothing stays of what was there before"
     other.restore(b"")
     assert (len(other.topics), other.offsets.groups(), len(other.producers)) == (0, [], 0)

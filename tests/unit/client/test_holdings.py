@@ -124,6 +124,17 @@ def test_a_pause_of_all_holds_for_queues_to_come() -> None:
     assert offsets(desk.take(100)) == [0, 1]
 
 
+def test_a_queue_that_is_resumed_alone_stays_so_when_members_come_and_go() -> None:
+    desk = Desk()
+    desk.assign((0, 0), (1, 0), first=True)
+    desk.holdings.pause(None)
+    desk.holdings.resume([(TOPIC, 1)])
+    desk.assign((0, 0), (1, 0), (2, 0))
+    for queue_id in range(3):
+        deliver(desk.holdings, delivery(queue_id, [0]))
+    assert [one.message.queue_id for one in desk.take(100)] == [1]
+
+
 def test_nothing_is_given_out_after_a_stop_and_what_is_at_work_may_be_finished() -> None:
     desk = Desk()
     desk.assign((0, 0), first=True)

@@ -57,15 +57,25 @@ def test_work_that_waits_for_its_own_thread_is_refused(one: Background) -> None:
     one.run(scenario())
 
 
-def test_a_child_process_starts_over_and_old_clients_are_told_so(
+def test_clients_in_a_child_process_are_told_that_they_cannot_work(
     one: Background, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a fork: the module forgets, the object remembers."""
     monkeypatch.setattr(sync, "_current", one)
     monkeypatch.setattr(sync, "_lock", threading.Lock())
     sync._after_fork()
-    assert sync._current is None
-    with pytest.raises(RuntimeError, match="before the process forked"):
+    with pytest.raises(RuntimeError, match="was forked"):
+        background()
+    with pytest.raises(RuntimeError, match="was forked"):
         one.run(thread_name())
-    with pytest.raises(RuntimeError, match="before the process forked"):
+    with pytest.raises(RuntimeError, match="was forked"):
         one.check_not_forked()
+
+
+def test_a_process_that_was_forked_before_the_first_client_has_its_own(
+    one: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "_current", None)
+    monkeypatch.setattr(sync, "_lock", threading.Lock())
+    sync._after_fork()
+    monkeypatch.setattr(sync, "Background", lambda: one)
+    assert background() is one

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
-from concurrent.futures import Future
 
 import pytest
 
 from mq.errors import DiskFull, MqError, OutcomeUnknown, StorageFailed
-from mq.raft.contracts import Leadership, Limits
+from mq.raft.contracts import Limits
 from mq.raft.membership import Membership, read_members
 from mq.raft.proposals import Committed, Outcome, Proposal, Proposals
 from mq.raft.writer import Writer
@@ -46,48 +44,18 @@ class Machine:
     def start_over(self) -> None: ...
 
 
-class Driver:
-    """Runs a large write when the test says so, if `is_aside`."""
-
-    def __init__(self) -> None:
-        self.is_aside = False
-        self.write: Callable[[], list[EntryRef]] | None = None
-        self.refs: Future[list[EntryRef]] = Future()
-
-    def now_ms(self) -> int:
-        return 7
-
-    def request_sync(self) -> None: ...
-
-    def on_leadership(self, leadership: Leadership) -> None: ...
-
-    def write_aside(self, write: Callable[[], list[EntryRef]]) -> Future[list[EntryRef]] | None:
-        if not self.is_aside:
-            return None
-        self.write, self.refs = write, Future()
-        return self.refs
-
-    def run(self) -> None:
-        assert self.write is not None
-        try:
-            self.refs.set_result(self.write())
-        except MqError as error:
-            self.refs.set_exception(error)
-
-
 class Made:
     def __init__(self, *, segment_bytes: int = 1 << 16, append_bytes_max: int = 1 << 20) -> None:
         self.vfs = FaultyVfs(1)
         self.log = open_log_on(self.vfs, segment_bytes)
         roll(self.log, TWO)
         self.machine = Machine()
-        self.proposals = Proposals(count_max=100, bytes_max=1 << 22)
+        self.proposals = Proposals(count_max=100, bytes_max=1 << 20)
         self.membership = Membership("a", self.log, Links(), TWO)
         self.membership.refresh(1)
         limits = Limits(append_bytes_max=append_bytes_max)
-        self.driver = Driver()
         self.writer = Writer(
-            self.log, self.machine, self.proposals, self.membership, self.driver, limits
+            self.log, self.machine, self.proposals, self.membership, lambda: 7, limits
         )
         self.outcomes: dict[str, Outcome] = {}
 
@@ -218,92 +186,3 @@ def test_small_entries_gather_while_others_are_on_their_way() -> None:
     assert not made.writer.is_gathering(is_round_open=True, now_s=5.5)
     made.put("large", 1 << 19)
     assert not made.writer.is_gathering(is_round_open=True, now_s=5.0)
-
-
-# -- writes aside ----------------------------------------------------------------------------------
-
-LARGE = 200 << 10
-
-
-def aside(*names: str, segment_bytes: int = 1 << 21) -> Made:
-    """A large write is under way, on another thread."""
-    made = Made(segment_bytes=segment_bytes)
-    made.driver.is_aside = True
-    for name in names:
-        made.put(name, LARGE)
-    assert made.write() is None
-    assert made.log.last_index == 1
-    return made
-
-
-def test_a_large_write_is_done_aside_and_recorded_when_it_is_finished() -> None:
-    made = aside("a", "b")
-    made.driver.run()
-    assert made.machine.contexts == []
-    assert made.writer.finish()
-    assert made.machine.contexts == [(2, "a"), (3, "b")]
-    assert not made.writer.finish()
-    made.proposals.applied(3)
-    assert made.outcomes == {"a": Committed(2, 1), "b": Committed(3, 1)}
-
-
-def test_a_small_write_is_done_at_once() -> None:
-    made = Made()
-    made.driver.is_aside = True
-    made.put("a")
-    made.write()
-    assert made.log.last_index == 2
-    assert made.driver.write is None
-
-
-def test_what_comes_during_a_write_aside_goes_with_the_next() -> None:
-    made = aside("a")
-    made.put("b", LARGE)
-    made.driver.run()
-    assert made.writer.finish()
-    made.write()
-    made.driver.run()
-    assert made.writer.finish()
-    assert made.machine.contexts == [(2, "a"), (3, "b")]
-
-
-def test_a_full_disk_aside_refuses_what_waited_and_no_more() -> None:
-    made = aside("a")
-    made.vfs.fail("pwritev", "log", errno.ENOSPC, times=2)
-    made.driver.run()
-    assert not made.writer.finish()
-    assert made.outcomes == {}
-    error = made.write()
-    assert isinstance(error, DiskFull)
-    assert made.outcomes == {"a": error}
-    made.put("b", LARGE)
-    made.write()
-    made.driver.run()
-    assert made.writer.finish()
-
-
-def test_a_segment_that_is_full_aside_rolls_when_all_is_applied() -> None:
-    made = aside("a", segment_bytes=1 << 18)
-    made.driver.run()
-    assert made.writer.finish()  # the first one fits any segment
-    made.put("b", LARGE)
-    made.write()
-    made.driver.run()
-    assert not made.writer.finish()
-    made.write()
-    assert made.writer.is_roll_due
-    made.machine.applied_index = made.log.last_index
-    made.write()
-    made.driver.run()
-    assert made.writer.finish()
-    assert [context for _, context in made.machine.contexts] == ["a", "b"]
-
-
-def test_of_a_write_aside_that_failed_nobody_knows() -> None:
-    made = aside("a")
-    made.vfs.fail("pwritev", "log", errno.EIO)
-    made.driver.run()
-    with pytest.raises(StorageFailed):
-        made.writer.finish()
-    made.proposals.end_leadership(FULL)
-    assert isinstance(made.outcomes["a"], OutcomeUnknown)

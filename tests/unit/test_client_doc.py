@@ -1,0 +1,72 @@
+"""docs/CLIENT.md lists every option of the clients, with the defaults that they have."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mq import client
+from mq.client import aio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "CLIENT.md").read_text(encoding="utf-8")
+
+
+def documented(heading: str) -> dict[str, str]:
+    """Defaults by option, as the page writes them."""
+    part = re.split(r"^## ", PAGE.partition(f"\n## {heading}\n")[2], flags=re.MULTILINE)[0]
+    rows = re.findall(r"^\| ((?:`\w+`[^|]*)+) \| ([^|]*) \|", part, re.MULTILINE)
+    found: dict[str, str] = {}
+    for names, defaults in rows:
+        options = re.findall(r"`(\w+)`", names.partition("(")[0])
+        # Two options in a row have their defaults behind each other.
+        parts = defaults.split(", ") if len(options) == 2 else [defaults]
+        found.update(zip(options, parts, strict=True))
+    return found
+
+
+def actual(*classes: Callable[..., object]) -> dict[str, str]:
+    found = {}
+    for one in classes:
+        for name, parameter in inspect.signature(one).parameters.items():
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                found[name] = shown(parameter.default)
+    return found
+
+
+def shown(default: Any) -> str:
+    match default:
+        case True:
+            return "yes"
+        case None | "":
+            return "none"
+        case str():
+            return f'`"{default}"`'
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if default >= 16 * unit and default % unit == 0:
+            return f"{default // unit} {name}"
+    return f"{default:,g}"
+
+
+def test_the_producers_options_are_all_there_with_their_defaults() -> None:
+    expected = actual(client.Producer) | {"producer_id": "made up"}
+    assert documented("Producer") == expected
+    assert actual(aio.Producer) == actual(client.Producer)
+
+
+def test_the_consumers_options_are_all_there_with_their_defaults() -> None:
+    expected = actual(client.Consumer, client.PushConsumer)
+    assert documented("Consumers") == expected | {"member_id": "host, process, random"}
+    others = actual(aio.Consumer, aio.PushConsumer)
+    assert others.pop("tasks") == expected.pop("threads")
+    assert others == expected
+
+
+def test_every_name_of_the_library_is_on_the_page() -> None:
+    assert [name for name in client.__all__ if f"`{name}`" not in PAGE] == []
+    assert set(client.__all__) == set(aio.__all__)
