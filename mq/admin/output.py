@@ -140,9 +140,9 @@ def body_text(body: bytes) -> str:
 
 def preview(body: bytes, width: int) -> str:
     """The start of it, in so many characters."""
-    # A character has up to four bytes.
+    # A character has up to four bytes: that is at least one too many when there is more.
     text = body_text(body[: width * 4 + 4])
-    return text if len(text) <= width and len(body) <= width * 4 + 4 else f"{text[: width - 3]}..."
+    return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
 def pairs(properties: Mapping[str, str]) -> str:

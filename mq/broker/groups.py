@@ -146,10 +146,16 @@ class Groups:
         news = subscriber.progress(reported)
         live = self._live.get(subscriber.group)
         if live is not None and news and not _is_broadcast(live.group):
-            # What another member has by now is not this one's to report.
-            member_id = subscriber.member_id
-            own = {queue: at for queue, at in news.items() if live.group.owner(queue) == member_id}
-            self._commits.note(subscriber.group, own)
+            # What another member has by now is not this one's to report; and a commit of the
+            # member's own may have overtaken its report.
+            name, member_id = subscriber.group, subscriber.member_id
+            own = {
+                queue: at
+                for queue, at in news.items()
+                if live.group.owner(queue) == member_id
+                and at > (self._commits.position(name, queue) or 0)
+            }
+            self._commits.note(name, own)
 
     def released(self, subscriber: Subscriber, queues: Iterable[Queue]) -> None:
         self.alive(subscriber)

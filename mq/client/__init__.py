@@ -10,8 +10,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING
 
-# gRPC's own handlers of a fork crash the child now and then, and write to its stderr. Clients do not
-# survive a fork anyway, see `sync`. To be set before gRPC is imported.
+# gRPC's own handlers of a fork crash the child now and then, and write to its stderr. Clients do
+# not survive a fork anyway, see `sync`. To be set before gRPC is imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 if TYPE_CHECKING:

@@ -223,15 +223,15 @@ class Holdings:
                 self._leave(one.queue)
 
     def retry(self, taken: Taken, delay_s: float) -> None:
-        """It failed, and is taken again after this time."""
+        """It failed, and is taken again after this time. Who calls this takes again, and so learns
+        when that is.
+        """
         with self._changed:
             taken.failures += 1
             taken.queue.running -= 1
             if not taken.is_void:
                 taken.queue.waiting += 1
                 self._push_retry(taken, self._clock() + delay_s)
-                # Somebody may sleep for longer than that.
-                self._tell_ready(1)
             self._leave(taken.queue)
 
     def _leave(self, queue: HeldQueue) -> None:

@@ -31,10 +31,10 @@ from tests.support.recorded_clients import (
     patiently,
     polling,
     pushing,
+    read_to_end,
     sending_many,
     sending_one_by_one,
     told_with,
-    wait_read,
 )
 
 if TYPE_CHECKING:
@@ -133,24 +133,12 @@ class Scene:
 
     def finish(self, mode: Mode = "clustering") -> None:
         """Lets every group read to the end, and judges."""
-        ends = drain(self.history, self.brokers.servers, self.topic)
-        for group in self.history.groups:
-            self._read_rest(group, mode, ends)
-        self.ask_offsets()
-        self.history.check()
+        servers, history = self.brokers.servers, self.history
+        ends = drain(history, servers, self.topic)
         assert sum(ends.values()) > 0
-        assert all(self.history.floors(group) == ends for group in self.history.groups)
-
-    def _read_rest(self, group: str, mode: Mode, ends: dict[Queue, int]) -> None:
-        servers = self.brokers.servers
-        last = RecordedConsumer(self.history, servers, group, self.topic, "last", mode=mode)
-
-        def work() -> None:
-            last.poll()
-            last.commit()
-
-        with last:
-            wait_read(self.history, group, ends, work)
+        for group in history.groups:
+            read_to_end(history, servers, group, self.topic, ends, mode=mode)
+        history.check()
 
 
 @pytest.fixture

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_WAITS = "this node does not vote until it has caught up"
+_VOTES = "caught up: this node votes again"
+
+
 class BrokerSet:
     """`nodes` by their names: n0, n1, ..."""
 
@@ -69,9 +73,13 @@ class BrokerSet:
                 node.kill()
 
     def start(self, *names: str) -> None:
-        """At once; returns when each follows a leader or leads."""
+        """At once; returns when each follows a leader or leads, and votes: a new one does not
+        before it has all that the others have.
+        """
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda name: self.nodes[name].start(), names))
+        started = [self.nodes[name] for name in names]
+        poll(lambda: all(map(_votes, started)), f"{names} vote", DEADLINE_S)
 
     def kill_leader(self) -> str:
         """kill -9; who it was."""
@@ -120,3 +128,9 @@ class BrokerSet:
         """The ends of all logs, to be shown with a failure."""
         parts = [f"--- {name}\n{node.output()[-3000:]}" for name, node in self.nodes.items()]
         return "\n".join(parts)
+
+
+def _votes(node: BrokerProcess) -> bool:
+    """By its last word on it."""
+    said = [line["event"] for line in node.log() if line.get("event") in (_WAITS, _VOTES)]
+    return not said or said[-1] == _VOTES

@@ -265,19 +265,34 @@ def _read(consumer: PullConsumer, queue: Queue) -> list[ReceivedMessage]:
     return found
 
 
-def wait_read(
-    history: History,
-    group: str,
-    ends: dict[Queue, int],
-    work: Callable[[], object] = lambda: None,
-) -> None:
-    """Until the group has seen all before these ends; `work` is done meanwhile."""
+def wait_read(history: History, group: str, ends: dict[Queue, int]) -> None:
+    """Until the group has seen all before these ends."""
 
     def is_read() -> bool:
-        work()
         return not any(history.unseen(group, queue, end) for queue, end in ends.items())
 
-    poll(is_read, f"{group} sees everything before {ends}")
+    poll(is_read, f"{group} sees everything before {ends}", PATIENCE_S)
+
+
+def read_to_end(
+    history: History,
+    servers: str,
+    group: str,
+    topic: str,
+    ends: dict[Queue, int],
+    *,
+    mode: Mode = "clustering",
+) -> None:
+    """One more consumer reads what is left, until the group has committed everything."""
+
+    def is_through() -> bool:
+        last.poll()
+        last.commit()
+        ask_offsets(history, servers, group)
+        return history.floors(group) == ends
+
+    with RecordedConsumer(history, servers, group, topic, "last", mode=mode) as last:
+        poll(is_through, f"{group} has committed {ends}", PATIENCE_S)
 
 
 def patiently(ask: Callable[[], Answer]) -> Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 
 import click
 import pytest
@@ -124,6 +125,16 @@ def test_a_command_that_nobody_answers_ends_with_one_line_and_1(
 )
 def test_a_place_in_time_is_read(text: str, place: object) -> None:
     assert PlaceInTime(lambda: NOW_MS).convert(text, None, None) == place
+
+
+def test_a_time_without_a_zone_is_in_utc_wherever_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert PlaceInTime().convert("2026-07-12T09:53:20.123", None, None) == NOW_MS
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 @pytest.mark.parametrize("text", ["yesterday", "", "10m", "-10", "-10y", "2026-13-01", "first"])

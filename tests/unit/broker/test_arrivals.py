@@ -28,6 +28,7 @@ def test_watchers_are_told_of_their_queue_in_the_order_they_came() -> None:
     for name in "cb":
         arrivals.unwatch(HERE, watchers[name])
     assert len(arrivals) == 0
+    assert arrivals._watchers == {}, "queues that nobody watches any more take no room"
 
 
 def test_who_is_told_may_stop_watching() -> None:

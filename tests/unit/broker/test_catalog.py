@@ -32,9 +32,14 @@ async def test_a_topic_is_created_with_what_was_asked_for() -> None:
     topic = await catalog.create("t", 3, TOPIC_DELAYED)
     assert (topic.write_queues, topic.read_queues, topic.type) == (3, 3, TOPIC_DELAYED)
     assert topic.created_at_ms == node.now_ms
+    assert topic.is_readable
+    assert topic.is_writable
+    assert not (await catalog.alter("t", is_writable=False)).is_writable
+    topic = await catalog.alter("t", is_writable=True)
     assert (await catalog.create("u", 0, 0)).read_queues == 5
+    assert (await catalog.create("x", 65_536, 0)).read_queues == 65_536
     await catalog.ensure(["t", "v", "w"])
-    assert [one.name for one in node.machine.state.topics] == ["t", "u", "v", "w"]
+    assert [one.name for one in node.machine.state.topics] == ["t", "u", "v", "w", "x"]
     assert node.machine.state.topics.find("t") == topic
 
 
@@ -42,6 +47,7 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[MqError]]] = [
     ("create", ("t", 1, 0), {}, TopicExists),
     ("create", ("a b", 1, 0), {}, IllegalTopic),
     ("create", ("%SYS%X", 1, 0), {}, PermissionDenied),
+    ("create", ("new", 1 << 40, 0), {}, IllegalRequest),
     ("create", ("new", 65_537, 0), {}, IllegalRequest),
     ("create", ("new", -1, 0), {}, IllegalRequest),
     ("create", ("new", 1, 77), {}, IllegalRequest),
@@ -81,7 +87,12 @@ async def test_only_the_leader_changes_topics() -> None:
     await node.topic("t")
     node.consensus.depose()
     catalog = node.broker.catalog
-    for work in (catalog.create("u", 1, 0), catalog.alter("t"), catalog.delete("t")):
+    for work in (
+        catalog.create("u", 1, 0),
+        catalog.alter("t"),
+        catalog.delete("t"),
+        catalog.delete_group("g", 0),
+    ):
         with pytest.raises(NotLeader):
             await soon(work)
 
@@ -158,7 +169,8 @@ async def test_a_batch_that_was_let_in_before_does_not_outlive_its_topic() -> No
     node = Node()
     await node.topic("t")
     slot = node.broker.publisher.submit(batch("t", b"x"))
-    await soon(node.broker.catalog.delete("t"))
+    # In the same turn of the loop: the batch is not written yet.
+    await node.broker.catalog.delete("t")
     assert (await soon(slot.outcome)).queue_offset == 0
     start, end = node.broker.groups.extent(Queue("t", 0))
     assert (start, end) == (1, 1)

@@ -218,6 +218,27 @@ async def test_progress_of_the_owner_is_committed_and_of_nobody_else() -> None:
 
 
 @on_loop
+async def test_a_report_that_was_overtaken_by_a_commit_does_not_take_it_back() -> None:
+    here = await world()
+    queue = Queue("t", 0)
+    await here.node.send("t", *[b"x"] * 10)
+    one = here.subscribe("one")
+    await drain(one)
+    await soon(here.groups.commit("g", "one", {queue: 7}))
+    here.groups.progress(one, [Position(queue, 5, 0)])
+    assert here.node.broker.commits.position("g", queue) == 7
+    here.groups.progress(one, [Position(queue, 8, 0)])
+    assert here.node.broker.commits.position("g", queue) == 8
+    # Where the member goes by itself, its reports count again.
+    here.groups.seek(one, {queue: 2})
+    here.groups.progress(one, [Position(queue, 3, 0)])
+    assert here.node.broker.commits.position("g", queue) == 2
+    await drain(one)
+    here.groups.progress(one, [Position(queue, 3, 1)])
+    assert here.node.broker.commits.position("g", queue) == 3
+
+
+@on_loop
 async def test_the_first_sight_of_a_topic_fixes_the_place_of_a_group() -> None:
     here = await world()
     await here.node.send("t", b"1", b"2")

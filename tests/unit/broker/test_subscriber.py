@@ -17,7 +17,7 @@ from tests.support.consensus import Node, batch, on_loop, soon, turns
 from tests.support.stores import messages_in
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 A, B = Queue("t", 0), Queue("t", 1)
 
@@ -104,6 +104,24 @@ async def test_what_arrives_goes_out_by_itself() -> None:
 
 
 @on_loop
+async def test_who_waits_is_woken_by_whatever_concerns_it() -> None:
+    one = await stream({A: 10}, Limits(messages=5))
+
+    async def woken(cause: Callable[[], object]) -> Assigned | Delivered:
+        waiting = asyncio.create_task(one.subscriber.next())
+        await turns()
+        assert not waiting.done()
+        cause()
+        out: Assigned | Delivered = await soon(waiting)
+        return out
+
+    assert isinstance(await woken(lambda: one.subscriber.assign(1, {A: 0})), Assigned)
+    await one.delivered()
+    assert isinstance(await woken(lambda: one.done(2)), Delivered)
+    assert isinstance(await woken(lambda: one.subscriber.move({A: 0})), Assigned)
+
+
+@on_loop
 async def test_queues_take_turns() -> None:
     one = await stream({A: 30, B: 30}, Limits(messages=5))
     one.subscriber.assign(1, {A: 0, B: 0})
@@ -153,6 +171,19 @@ async def test_bytes_count_too() -> None:
 
 
 @on_loop
+async def test_a_cache_that_is_full_to_the_byte_is_full() -> None:
+    one = await stream({A: 9})
+    one.subscriber.assign(1, {A: 0})
+    await one.assigned()
+    frame_bytes = int((await one.delivered()).result.runs[0].sizes[0])
+    exact = Stream(one.node, Filter(), Limits(size_bytes=3 * frame_bytes))
+    exact.subscriber.assign(1, {A: 0})
+    await exact.assigned()
+    assert await exact.offsets() == [0, 1, 2]
+    await exact.nothing()
+
+
+@on_loop
 async def test_what_a_filter_left_out_takes_no_room() -> None:
     one = await stream({A: 40}, Limits(messages=5), Filter(tags="a"), tags="abcd")
     one.subscriber.assign(1, {A: 0})
@@ -182,6 +213,9 @@ async def test_progress_is_news_when_it_goes_on_and_an_error_beyond_what_was_sen
     with pytest.raises(IllegalOffset, match="up to 6 in queue 0 of t"):
         one.done(6)
     assert one.done(5) == {A: 5}
+    await one.delivered()
+    assert one.done(10) == {A: 10}
+    await one.nothing()
 
 
 @on_loop
@@ -193,6 +227,7 @@ async def test_a_gap_at_the_end_is_told_so_that_it_can_be_reported() -> None:
     assert (told.runs, told.next_offset) == ([], 10)
     await one.nothing()
     assert one.done(10) == {A: 10}
+    await one.nothing()
     await one.node.send("t", b"more", b"more")
     assert (await one.delivered()).result.next_offset == 12
 
@@ -253,6 +288,18 @@ async def test_a_queue_that_leaves_can_be_finished_and_released() -> None:
     assert one.subscriber.released([A, B, Queue("t", 9)]) == [A]
     assert one.done(8) == {}, "it is not its own any more"
     assert one.subscriber.released([A]) == []
+
+
+@on_loop
+async def test_a_move_of_a_queue_that_leaves_makes_its_last_reports_void() -> None:
+    one = await stream({A: 10})
+    one.subscriber.assign(1, {A: 0})
+    await one.assigned()
+    await one.delivered()
+    one.subscriber.assign(2, {})
+    one.subscriber.move({A: 3, B: 0})
+    assert one.done(7) == {}
+    assert one.subscriber.released([A]) == [A]
 
 
 @on_loop

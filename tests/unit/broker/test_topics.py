@@ -80,6 +80,17 @@ def test_who_may_be_read(
     assert name in str(raised.value)
 
 
+def test_a_refusal_says_why(topics: Topics) -> None:
+    for ask, name, why in (
+        (topics.writable, "deaf", "switched off"),
+        (topics.writable, "%SYS%OP", "the broker's own"),
+        (topics.readable, "mute", "switched off"),
+        (topics.readable, "%SYS%OP", "the broker's own"),
+    ):
+        with pytest.raises(PermissionDenied, match=why):
+            ask(name, 0)
+
+
 def test_a_change_keeps_the_time_of_creation(topics: Topics) -> None:
     put(topics, "t", now_ms=9_999, read_queues=8, type=TOPIC_ORDERED)
     found = topics.find("t")

@@ -252,6 +252,15 @@ def test_the_synchronous_face_polls_commits_and_closes_as_the_other(
         consumer.poll()
 
 
+def test_the_synchronous_face_without_auto_commit_commits_what_is_done_alone(
+    connection: ScriptedConnection,
+) -> None:
+    with SyncConsumer("s:1", "g", TOPIC, auto_commit=False) as consumer:
+        first, *_ = consumer.poll(3, DEADLINE_S)
+        consumer.done(first)
+    assert connection.committed() == [{QUEUE: 1}]
+
+
 def test_the_synchronous_face_leaves_what_failed_to_the_group(
     connection: ScriptedConnection,
 ) -> None:

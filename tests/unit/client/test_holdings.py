@@ -70,6 +70,20 @@ def test_an_ordered_queue_waits_for_a_message_that_failed() -> None:
     assert offsets(desk.take(100)) == [1]
 
 
+def test_an_ordered_queue_does_not_wait_for_a_failed_message_that_is_void() -> None:
+    desk = Desk(is_ordered=True)
+    desk.assign((0, 0), first=True)
+    deliver(desk.holdings, delivery(0, range(3)))
+    desk.holdings.retry(desk.take()[0], 5.0)
+    desk.holdings.seek({QueueRef(TOPIC, 0): 1})
+    desk.told()
+    desk.assign((0, 1, 1))
+    deliver(desk.holdings, delivery(0, [1, 2], epoch=1))
+    assert offsets(desk.take(100)) == [1]
+    desk.now_s = 5.0
+    assert desk.take(100) == []
+
+
 def test_an_ordered_queue_stays_in_order_over_a_seek() -> None:
     """The handler that was at work when the user sought is waited for."""
     desk = Desk(is_ordered=True)
@@ -122,6 +136,9 @@ def test_a_pause_of_all_holds_for_queues_to_come() -> None:
     assert desk.take(100) == []
     desk.holdings.resume(None)
     assert offsets(desk.take(100)) == [0, 1]
+    desk.assign((0, 2), (1, 0))
+    deliver(desk.holdings, delivery(1, [0]))
+    assert offsets(desk.take(100)) == [0]
 
 
 def test_a_queue_that_is_resumed_alone_stays_so_when_members_come_and_go() -> None:
@@ -195,7 +212,9 @@ def test_progress_is_reported_soon_and_once() -> None:
     assert desk.told() == []
     desk.holdings.done(taken[:1])
     assert desk.reports == [False]
-    assert desk.told() == [("progress", [(0, 3, 0)])]
+    desk.holdings.done(desk.take(1))
+    assert desk.reports == [False]
+    assert desk.told() == [("progress", [(0, 4, 0)])]
     assert desk.told() == []
 
 

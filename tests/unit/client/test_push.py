@@ -16,6 +16,7 @@ from mq.client import push as push_module
 from mq.client.consumer_sync import PushConsumer as SyncPushConsumer
 from mq.client.model import QueueRef, ReceivedMessage
 from mq.client.push import PushConsumer, retry_delay_s
+from mq.client.sync import background
 from mq.errors import IllegalConfig, SubscriptionMismatch, TopicNotFound, Unreachable
 from tests.unit.client.deliveries import TOPIC, assignment, delivery
 from tests.unit.client.scripted_broker import DEADLINE_S, ScriptedConnection
@@ -232,6 +233,30 @@ def test_a_handler_cannot_close_its_consumer() -> None:
     run(story())
 
 
+def test_handlers_that_never_wait_let_others_run(connection: ScriptedConnection) -> None:
+    connection.prepared = [assignment((0, 0)), delivery(0, range(100))]
+
+    async def story() -> None:
+        turns, at_turn = 0, dict[int, int]()
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        def handle(message: ReceivedMessage) -> None:
+            at_turn[message.queue_offset] = turns
+
+        counting = asyncio.create_task(count())
+        async with PushConsumer("s:1", "g", TOPIC, handle, tasks=1):
+            await until(lambda: len(at_turn) == 100)
+        counting.cancel()
+        assert at_turn[99] - at_turn[0] >= 5
+
+    run(story())
+
+
 def test_start_says_why_it_could_not_join(connection: ScriptedConnection) -> None:
     connection.prepared = []
 
@@ -256,6 +281,22 @@ def test_join_hears_what_ended_the_consumer(connection: ScriptedConnection) -> N
         await consumer.close()
 
     run(story())
+
+
+def test_leaving_the_block_tells_what_ended_the_consumer_unless_there_is_worse(
+    connection: ScriptedConnection,
+) -> None:
+    async def story(problem: Exception | None) -> None:
+        async with PushConsumer("s:1", "g", TOPIC, lambda _: None) as consumer:
+            (await connection.next_call()).end(TopicNotFound("it was deleted"))
+            await consumer._is_over.wait()
+            if problem is not None:
+                raise problem
+
+    with pytest.raises(TopicNotFound, match="it was deleted"):
+        run(story(None))
+    with pytest.raises(ZeroDivisionError):
+        run(story(ZeroDivisionError()))
 
 
 def test_attempts_come_later_and_later() -> None:
@@ -334,6 +375,16 @@ def test_a_close_with_a_time_limit_does_not_wait_for_a_thread_that_hangs(
     assert connection.committed() == [{QUEUE: 0}]
     assert consumer.join(0)
     gate.set()
+
+
+def test_join_on_threads_hears_what_ended_the_consumer(connection: ScriptedConnection) -> None:
+    consumer = SyncPushConsumer("s:1", "g", TOPIC, lambda _: None)
+    consumer.start()
+    call = background().run(connection.next_call())
+    background().loop.call_soon_threadsafe(call.end, TopicNotFound("it was deleted"))
+    with pytest.raises(TopicNotFound, match="it was deleted"):
+        consumer.join(DEADLINE_S)
+    consumer.close()
 
 
 def test_a_start_on_threads_that_fails_leaves_nothing_open(

@@ -109,6 +109,23 @@ def test_a_broken_stream_is_opened_again_with_the_positions_in_hand() -> None:
     run(story())
 
 
+def test_a_broker_that_is_away_is_not_asked_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "BACK_OFF_S", 1_000)
+    monkeypatch.setattr(session_module, "BACK_OFF_S_MAX", 1_000)
+
+    async def story() -> None:
+        scene = Scene()
+        call = await scene.join((0, 0))
+        call.end()
+        await until(lambda: call.is_cancelled)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert scene.connection.opened.empty()
+        await scene.session.close()
+
+    run(story())
+
+
 def test_it_follows_the_leader() -> None:
     async def story() -> None:
         scene = Scene()
