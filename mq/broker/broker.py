@@ -90,6 +90,8 @@ class Broker:
         self._served_term = 0
         # Messages that retention dropped before a group had consumed them.
         self.lost_by_group: dict[str, int] = {}
+        # Where queues started then: what was gone before is not lost again.
+        self._dropped_through: dict[Queue, int] = {}
         machine.on_term = self.on_leadership
         machine.on_arrival = self.arrivals.arrived
         machine.on_command = self._on_command
@@ -146,13 +148,14 @@ class Broker:
         starts = {Queue(one.topic, one.queue_id): one.start for one in moved}
         for group in offsets.groups() if starts else ():
             lost = sum(
-                max(0, starts[queue] - position)
+                max(0, starts[queue] - max(position, self._dropped_through.get(queue, 0)))
                 for queue, position in offsets.positions(group).items()
                 if queue in starts
             )
             if lost:
                 self.lost_by_group[group] = self.lost_by_group.get(group, 0) + lost
                 log.warning("retention dropped what was not consumed", group=group, messages=lost)
+        self._dropped_through |= starts
 
     async def create_missing(self, topics: Iterable[str]) -> None:
         """Creates topics that somebody asks for, where that is allowed. IllegalTopic: none is."""

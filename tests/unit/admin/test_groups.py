@@ -39,6 +39,7 @@ def described() -> pb.DescribeGroupResponse:
             pb.GroupQueue(
                 topic="orders", queue_id=1, committed=-1, end=299, lag=299, member_id="m"
             ),
+            pb.GroupQueue(topic="orders", queue_id=2, committed=0, end=0),
         ],
     )
 
@@ -66,8 +67,12 @@ def test_a_description_has_filters_members_and_lag(columns: int) -> None:
     admin = FakeAdmin(describe_group=described())
     text = run(group, "describe", "billing", admin=admin, columns=columns).stdout
     assert_fits(text, columns)
-    for part in ("orders (tags a || b)", "rest (all)", "ordered, generation 3", "1,204", "none"):
+    for part in ("orders (tags a || b)", "rest (all)", "ordered, generation 3"):
         assert part in text
+    rows = [line.split() for line in text.splitlines()]
+    assert ["orders", "0", "0", "500", "1704", "1,204", "-"] in rows
+    assert ["orders", "1", "0", "none", "299", "299", "m"] in rows
+    assert ["orders", "2", "0", "0", "0", "0", "-"] in rows
     assert "host-4711-0123456789ab" in text
     assert "\x1b" not in text
     assert "evil\\x1b[2J" in text

@@ -105,13 +105,13 @@ def test_a_time_before_or_after_everything_is_a_usage_error(flags: tuple[str, st
 
 
 class Queues(FakeAdmin):
-    """A topic with queues of so many messages each; pages are as the broker makes them."""
+    """A topic with queues that end there; pages are as the broker makes them."""
 
-    def __init__(self, *counts: int, page: int = 2) -> None:
+    def __init__(self, *counts: int, page: int = 2, start: int = 0) -> None:
         self._counts = counts
         self.wanted: list[object] = []
         self._page = page
-        queues = [pb.QueueStats(queue_id=at, end=end) for at, end in enumerate(counts)]
+        queues = [pb.QueueStats(queue_id=at, start=start, end=end) for at, end in enumerate(counts)]
         super().__init__(
             describe_topic=pb.DescribeTopicResponse(queues=queues), browse_messages=self._browse
         )
@@ -147,6 +147,11 @@ def test_browse_from_an_offset_or_the_last_ones() -> None:
     assert places("--queue", "0", "--from", "3", admin=admin) == [(0, 3), (0, 4)]
     assert places("--from", "latest", "--count", "1", admin=admin) == [(0, 4), (1, 1)]
     assert places("--from", "9", admin=admin) == []
+
+
+def test_browse_begins_with_what_is_still_there() -> None:
+    admin = Queues(5, start=3)
+    assert places(admin=admin) == places("--from", "latest", admin=admin) == [(0, 3), (0, 4)]
 
 
 def test_browse_hands_over_the_filter() -> None:

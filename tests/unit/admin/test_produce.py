@@ -37,11 +37,11 @@ def parsed(text: str, stamp: Stamp = NOTHING) -> list[Line]:
 
 
 def test_each_line_is_a_message_without_its_end() -> None:
-    file = io.BytesIO(b"one\ntwo\r\n\nlast \xff")
+    file = io.BytesIO(b"one\n two\r\n\nlast \xff")
     lines = list(from_lines(file, STAMP, is_json=False))
-    assert bodies(lines) == [b"one", b"two", b"", b"last \xff"]
+    assert bodies(lines) == [b"one", b" two", b"", b"last \xff"]
     assert [line.place for line in lines] == ["line 1", "line 2", "line 3", "line 4"]
-    assert [line.read_bytes for line in lines] == [4, 9, 10, 16]
+    assert [line.read_bytes for line in lines] == [4, 10, 11, 17]
     assert lines[0].message == Message(
         b"one", tag="t", keys=("k",), properties={"a": "1", "b": "2"}, ordering_key="o"
     )

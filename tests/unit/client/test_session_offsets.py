@@ -165,6 +165,26 @@ def test_without_its_stream_it_says_that_it_leaves() -> None:
     run(story())
 
 
+def test_what_is_done_is_reported_on_the_stream_when_the_last_commit_is_refused() -> None:
+    async def story() -> None:
+        scene = Scene()
+        call = await scene.join((0, 0))
+        call.send(delivery(0, range(3)))
+        taken = await scene.take(3)
+
+        def refuse(_: object) -> None:
+            scene.holdings.done(taken)
+            scene.session._closing.set()
+            raise NotAssigned("one of the queues is another's")
+
+        scene.connection.answers["CommitOffsets"] = refuse
+        await scene.session.close()
+        assert await call.progress() == {0: 3}
+        assert call.is_half_closed
+
+    run(story())
+
+
 def test_a_close_without_a_broker_comes_to_an_end(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         scene = Scene()

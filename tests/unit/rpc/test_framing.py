@@ -59,6 +59,7 @@ BAD = [
     pytest.param(b"\x0a\x00", "byte 0", id="an id of another type"),
     pytest.param(b"\x7a\x00\x08" + b"\xff" * 10, "64 bits", id="an id without an end"),
     pytest.param(b"\x7a\x00\x08" + b"\xff" * 9 + b"\x02", "64 bits", id="an id of 65 bits"),
+    pytest.param(b"\x7a\x00\x08" + b"\x80" * 9 + b"\x02", "64 bits", id="an id of 2^64"),
     pytest.param(b"\x7a" + b"\xff" * 9 + b"\x01", "cut short", id="a batch without an end"),
 ]
 

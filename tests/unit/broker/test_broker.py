@@ -1,0 +1,66 @@
+"""What the broker does when its parts are put together, beside what they do themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq.broker.assignment import Queue
+from mq.errors import IllegalTopic
+from mq.store.consumequeue import QueueExtent
+from tests.support.consensus import Node, on_loop, soon
+
+
+@on_loop
+async def test_what_retention_drops_is_lost_once_for_each_group_that_had_not_consumed_it() -> None:
+    node = Node()
+    await node.topic("t")
+    await node.send("t", *[b"x"] * 30)
+    commits = node.broker.commits
+    await soon(commits.commit("slow", {Queue("t", 0): 4}))
+    await soon(commits.commit("fast", {Queue("t", 0): 30}))
+    for start in (3, 10, 10, 25):
+        node.broker.on_dropped([QueueExtent("t", 0, start, 30), QueueExtent("t", 1, 0, 0)])
+    assert node.broker.lost_by_group == {"slow": 25 - 4}
+    node.broker.on_dropped([])
+    await soon(commits.commit("slow", {Queue("t", 0): 28}))
+    node.broker.on_dropped([QueueExtent("t", 0, 29, 30)])
+    assert node.broker.lost_by_group == {"slow": 25 - 4 + 1}
+
+
+@on_loop
+async def test_topics_are_created_for_consumers_all_or_none() -> None:
+    node = Node()
+    with pytest.raises(IllegalTopic):
+        await soon(node.broker.create_missing(["t", "not legal"]))
+    assert len(node.machine.state.topics) == 0
+    await soon(node.broker.create_missing(["t", "u", "%RETRY%g"]))
+    assert [one.name for one in node.machine.state.topics] == ["t", "u"]
+    strict = Node(auto_create_topics="no")
+    await soon(strict.broker.create_missing(["t"]))
+    assert len(strict.machine.state.topics) == 0
+
+
+@on_loop
+async def test_a_node_serves_from_the_moment_that_it_has_applied_what_was_before() -> None:
+    node = Node()
+    leadership = node.broker.leadership
+    assert leadership.is_serving
+    node.consensus.depose()
+    assert not leadership.is_serving
+    # Elected, and the first entry of its term is not applied yet.
+    node.consensus.term += 1
+    node.consensus.is_leader = True
+    assert not leadership.is_serving
+    node.consensus.elect()
+    assert leadership.is_serving
+    await soon(leadership.settled())
+
+
+@on_loop
+async def test_a_member_that_joined_before_the_first_tick_of_a_new_leader_stays() -> None:
+    node = Node()
+    await node.topic("t")
+    node.consensus.depose()
+    node.consensus.elect()
+    served = node.broker._served_term
+    assert served == node.consensus.term, "applying the first entry of the term says so"
