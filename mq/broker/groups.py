@@ -83,6 +83,8 @@ class Groups:
         self._expires_ms = expires_ms
         self._live: dict[str, _Live] = {}
         self._led_since_ms = 0
+        # Groups that this leader has met: whoever joins one again is known to nobody else.
+        self._met: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     # -- streams ----------------------------------------------------------------------------------
@@ -218,13 +220,16 @@ class Groups:
         if live is None:
             # Who has queues in hand got them from another leader, whatever was committed there.
             is_known = bool(owned) or name in self._machine.state.offsets
-            is_after_fail_over = is_known and now_ms < self._led_since_ms + _SETTLE_MS
+            is_early = now_ms < self._led_since_ms + _SETTLE_MS
+            is_after_fail_over = is_known and is_early and name not in self._met
             group = Group(
                 name,
                 expires_ms=self._expires_ms,
                 settle_until_ms=self._led_since_ms + _SETTLE_MS if is_after_fail_over else 0,
             )
             group.set_locks(self._machine.state.offsets.locks(name), now_ms)
+            if is_early:
+                self._met.add(name)
             live = self._live[name] = _Live(group)
         live.group.join(spec, owned, now_ms)
         live.broken.pop(spec.member_id, None)
@@ -423,6 +428,7 @@ class Groups:
     def lead(self) -> None:
         """This node leads from now on."""
         self._led_since_ms = self._now_ms()
+        self._met.clear()
 
     def step_down(self, refusal: MqError) -> None:
         """This node does not lead any more: its members go to the next leader."""

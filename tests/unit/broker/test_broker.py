@@ -44,15 +44,16 @@ async def test_topics_are_created_for_consumers_all_or_none() -> None:
 async def test_a_node_serves_from_the_moment_that_it_has_applied_what_was_before() -> None:
     node = Node()
     leadership = node.broker.leadership
-    assert leadership.is_serving
+    seen = [leadership.is_serving]
     node.consensus.depose()
-    assert not leadership.is_serving
+    seen.append(leadership.is_serving)
     # Elected, and the first entry of its term is not applied yet.
     node.consensus.term += 1
     node.consensus.is_leader = True
-    assert not leadership.is_serving
+    seen.append(leadership.is_serving)
     node.consensus.elect()
-    assert leadership.is_serving
+    seen.append(leadership.is_serving)
+    assert seen == [True, False, False, True]
     await soon(leadership.settled())
 
 

@@ -126,3 +126,18 @@ async def test_after_a_fail_over_queues_wait_for_those_who_had_them() -> None:
     assert early.queues == frozenset()
     here.node.pass_time(1)
     assert first.queues | early.queues == ALL
+
+
+@on_loop
+async def test_a_group_that_this_leader_has_met_does_not_wait_again() -> None:
+    here = await world()
+    here.subscribe("first")
+    await eventually(lambda: here.node.committed("g"))
+    here.node.consensus.depose()
+    here.node.broker.tick()
+    here.node.consensus.elect()
+    here.node.broker.tick()
+    one = here.subscribe("first", positions=dict.fromkeys(ALL, 0))
+    assert one.queues == ALL
+    here.groups.unsubscribe(one, is_over=True)
+    assert here.subscribe("second").queues == ALL
