@@ -166,6 +166,8 @@ class Server:
             stack.push_async_callback(rpc.stop, options.drain_ms / 1000)
             # First of all: clients that are sent away have a leader to go to.
             stack.push_async_callback(raft.step_aside)
+            # And before that, their progress is in the log.
+            stack.push_async_callback(broker.commits.flush)
             metrics_port = self._serve_metrics(metrics, stack)
             yield Parts(store, raft, broker, rpc, address, metrics_port)
 

@@ -18,10 +18,14 @@ from prometheus_client.registry import Collector
 from mq.admin.control import rss_bytes
 from mq.broker.broker import Broker
 from mq.errors import PortUnavailable
+from mq.logging import get_logger
 from mq.raft.contracts import Status
 from mq.raft.hooks import Role
 
+log = get_logger(__name__)
+
 _SCRAPE_S = 5.0
+_REQUEST_S = 10.0
 _AGES_MAX = 256  # a look at a message each, on the broker's loop
 _LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
 
@@ -61,6 +65,10 @@ class Metrics:
                 "--metrics-enabled no"
             ) from None
 
+        # Whoever breaks off or says nothing is no news, and keeps no thread.
+        server.handle_error = _broken_off  # type: ignore[assignment]
+        server.RequestHandlerClass.timeout = _REQUEST_S  # type: ignore[attr-defined]
+
         def stop() -> None:
             server.shutdown()
             server.server_close()
@@ -71,6 +79,10 @@ class Metrics:
 
     def stop(self) -> None:
         self._stop()
+
+
+def _broken_off(_: object, client: object) -> None:
+    log.debug("a scrape failed", client=str(client))
 
 
 class _OnLoop(Collector):

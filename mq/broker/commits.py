@@ -8,6 +8,7 @@ goes on a little further back. An explicit commit is answered when it is durable
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Mapping
 
 from mq.broker.assignment import Queue
@@ -64,6 +65,16 @@ class Commits:
         self._waiters.append(waiter)
         self._write_in(0)
         await waiter
+
+    async def flush(self) -> None:
+        """What was reported so far is durable when this returns, or cannot be written."""
+        if not self._noted and not self._is_writing:
+            return
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.append(waiter)
+        self._write_in(0)
+        with contextlib.suppress(MqError):
+            await waiter
 
     def forget(self) -> None:
         """This node does not lead any more: members report to the next leader what they have."""

@@ -12,8 +12,9 @@ from mq.broker.topics import Topics
 from mq.store.reading import ReadResult, Status
 from mq.store.store import Store
 
-# Also for a reader that wants more: it shares the loop with all others.
-READ_BYTES_MAX = 4 << 20
+# Also for a reader that wants more: it shares the loop with all others, and with its headers an
+# answer stays below the 4 MiB that gRPC clients take by default.
+READ_BYTES_MAX = 3 << 20
 READ_MESSAGES_MAX = 1 << 16
 # With a predicate each message is opened, in Python.
 _OPENED_MAX = 512

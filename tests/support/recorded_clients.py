@@ -189,9 +189,9 @@ class RecordedConsumer:
     def close(self) -> None:
         """What was polled and not committed comes again."""
         works, self._open = self._open, []
-        self._consumer.close()
         for work in works:
             self._history.dropped(work)
+        self._consumer.close()
 
     def __enter__(self) -> Self:
         return self

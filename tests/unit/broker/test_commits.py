@@ -187,3 +187,19 @@ async def test_a_client_that_gives_up_waiting_disturbs_nobody() -> None:
     waiting[0].cancel()
     await soon(waiting[1])
     assert node.committed("g") == {HERE: 2}
+
+
+@on_loop
+async def test_what_was_noted_is_durable_after_a_flush() -> None:
+    node = Node()
+    await node.topic("t")
+    commits = node.broker.commits
+    await soon(commits.flush())
+    commits.note("g", {HERE: 5})
+    await soon(commits.flush())
+    assert node.committed("g") == {HERE: 5}
+    # A node that cannot write any more stops all the same.
+    commits.note("g", {HERE: 6})
+    node.consensus.depose()
+    await soon(commits.flush())
+    assert node.committed("g") == {HERE: 5}

@@ -152,6 +152,14 @@ async def test_what_does_not_fit_is_refused_and_leaves_no_trace() -> None:
     here.node.consensus.depose()
     with pytest.raises(NotLeader):
         here.subscribe("o")
+    with pytest.raises(NotLeader):
+        here.groups.join("g", spec("o"), ())
+    with pytest.raises(NotLeader):
+        here.groups.heartbeat("g", "m", ())
+    with pytest.raises(NotLeader):
+        here.groups.leave("g", "m")
+    with pytest.raises(NotLeader):
+        await soon(here.groups.commit("g", "m", {}))
 
 
 @on_loop

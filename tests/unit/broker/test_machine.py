@@ -299,7 +299,8 @@ def test_a_machine_starts_over_with_the_log_of_another() -> None:
     leader.store.drop_front(1)
     replica.write(put("mine"))
     replica.apply()
-    never = replica.write(put("never"))
+    # Where the other log has something else.
+    nevers = [replica.write(put(f"never-{number}")) for number in range(4)]
     log = leader.store.log
     replica.store.log.start_over(log.first_index, log.start_offset)
     send(log, replica.store.log, 1 << 20)
@@ -314,7 +315,8 @@ def test_a_machine_starts_over_with_the_log_of_another() -> None:
     send(log, replica.store.log, 1 << 20)
     replica.apply()
     assert [one.name for one in replica.state.topics] == ["and-more", "more", "theirs"]
-    assert never.ref is not None
+    assert nevers[-1].ref is not None
+    assert nevers[-1].ref.raft_index == replica.store.log.last_index
 
 
 def test_a_full_disk_is_the_stores_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:

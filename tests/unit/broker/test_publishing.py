@@ -47,6 +47,7 @@ async def test_what_comes_in_one_turn_is_one_entry_in_its_order() -> None:
     assert await results(slots) == [(n % 2, n // 2) for n in range(100)]
     assert entries(node) == 1
     assert (publisher.batches_total, publisher.messages_total) == (100, 100)
+    assert publisher.bytes_total == sum(len(slot.batch.data) for slot in slots)
     assert publisher.in_flight_bytes == 0
 
 

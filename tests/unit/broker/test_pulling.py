@@ -144,6 +144,14 @@ async def test_a_pull_that_waited_in_vain_says_so() -> None:
 
 
 @on_loop
+async def test_nobody_waits_longer_than_the_broker_lets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pulling._WAIT_S_MAX == 60
+    monkeypatch.setattr(pulling, "_WAIT_S_MAX", 0.01)
+    node = await filled(2)
+    assert (await soon(node.broker.puller.pull(query(2), 4e6))).status == Status.END
+
+
+@on_loop
 async def test_a_pull_of_what_may_not_be_read_is_refused() -> None:
     node = await filled()
     pull = node.broker.puller.pull
