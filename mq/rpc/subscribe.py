@@ -10,6 +10,7 @@ from mq.broker.assignment import Queue
 from mq.broker.broker import Broker
 from mq.broker.filters import compile_filter
 from mq.broker.groups import Start
+from mq.broker.pulling import READ_BYTES_MAX
 from mq.broker.subscriber import Assigned, Limits, Position, Subscriber
 from mq.errors import IllegalRequest, UnknownMember
 from mq.rpc import framing
@@ -19,7 +20,6 @@ from mq.wire.v1 import consumer_pb2 as pb
 
 _CACHE_MESSAGES_MAX = 1_000_000
 _CACHE_BYTES_MAX = 1 << 30
-_DELIVERY_BYTES_MAX = 4 << 20
 _BREAK_S = 0.05
 
 
@@ -119,7 +119,7 @@ def _limits(start: pb.SubscribeStart) -> Limits:
     return Limits(
         min(start.cache_messages or default.messages, _CACHE_MESSAGES_MAX),
         min(start.cache_bytes or default.size_bytes, _CACHE_BYTES_MAX),
-        min(start.delivery_bytes or default.delivery_bytes, _DELIVERY_BYTES_MAX),
+        min(start.delivery_bytes or default.delivery_bytes, READ_BYTES_MAX),
     )
 
 

@@ -70,7 +70,6 @@ def seconds(milliseconds: float) -> str:
 
 def limits() -> dict[str, str]:
     store, broker, cache = StoreConfig(), BrokerConfig(), subscriber.Limits()
-    assert subscribe._DELIVERY_BYTES_MAX == pulling.READ_BYTES_MAX
     assert filters.TAGS_CHARACTERS_MAX == sql92.TEXT_CHARACTERS_MAX
     return {
         "**message** (`store.message_bytes_max`)": size(store.message_bytes_max),

@@ -200,6 +200,6 @@ async def test_what_was_noted_is_durable_after_a_flush() -> None:
     assert node.committed("g") == {HERE: 5}
     # A node that cannot write any more stops all the same.
     commits.note("g", {HERE: 6})
-    node.consensus.depose()
+    node.consensus.failure = DiskFull("no space")
     await soon(commits.flush())
     assert node.committed("g") == {HERE: 5}
