@@ -52,6 +52,7 @@ _CHECKPOINT_S = 1.0
 def run(config: Config) -> None:
     """Runs the node until SIGTERM or SIGINT. Raises MqError when it cannot start or has to stop."""
     memory.keep_freed_memory()
+    memory.collect_seldom()
     asyncio.run(_run(config))
 
 
