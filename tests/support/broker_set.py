@@ -17,13 +17,15 @@ import grpc
 
 from mq.wire.v1.admin_pb2 import BrokerStatusRequest, BrokerStatusResponse
 from tests.support.broker_process import BrokerProcess
-from tests.support.raft_cluster import DEADLINE_S, free_port, poll
+from tests.support.raft_cluster import free_port, poll
 from tests.support.topics import call
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
+# Machines that are shared stand still for minutes.
+_DEADLINE_S = 300.0
 _WAITS = "this node does not vote until it has caught up"
 _VOTES = "caught up: this node votes again"
 
@@ -79,7 +81,7 @@ class BrokerSet:
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda name: self.nodes[name].start(), names))
         started = [self.nodes[name] for name in names]
-        poll(lambda: all(map(_votes, started)), f"{names} vote", DEADLINE_S)
+        poll(lambda: all(map(_votes, started)), f"{names} vote", _DEADLINE_S)
 
     def kill_leader(self) -> str:
         """kill -9; who it was."""
@@ -111,7 +113,7 @@ class BrokerSet:
             name = said.pop() if len(said) == 1 else ""
             return name if name in running and name != other_than else ""
 
-        return str(poll(found, "a leader that all agree on", DEADLINE_S))
+        return str(poll(found, "a leader that all agree on", _DEADLINE_S))
 
     def wait_same(self) -> int:
         """Waits until all have applied the same log; its last index."""
@@ -122,7 +124,7 @@ class BrokerSet:
             lasts |= {one.applied_index for one in found if one is not None}
             return lasts.pop() if None not in found and len(lasts) == 1 else 0
 
-        return int(poll(same, "all nodes have the same log", DEADLINE_S))
+        return int(poll(same, "all nodes have the same log", _DEADLINE_S))
 
     def logs(self) -> str:
         """The ends of all logs, to be shown with a failure."""
