@@ -184,8 +184,9 @@ class Connection:
 
     def _in_the_end(self, failure: MqError, timeout_s: float) -> MqError:
         if isinstance(failure, Unreachable):
+            servers = ", ".join(self.servers)
             return Unreachable(
-                f"no broker answered within {max(0.0, timeout_s):g} s; tried {', '.join(self.servers)}; "
+                f"no broker answered within {max(0.0, timeout_s):g} s; tried {servers}; "
                 f"the last one: {failure}"
             )
         return failure
