@@ -637,7 +637,7 @@ type PullRequest struct {
 	Filter      *Filter                `protobuf:"bytes,4,opt,name=filter,proto3" json:"filter,omitempty"`
 	// 0: as many as fit. At least one message comes, however large.
 	MessagesMax uint32 `protobuf:"varint,5,opt,name=messages_max,json=messagesMax,proto3" json:"messages_max,omitempty"`
-	// 0: 4 MiB, which is also the most.
+	// 0: 3 MiB, which is also the most: an answer stays below what gRPC clients take by default.
 	BytesMax uint32 `protobuf:"varint,6,opt,name=bytes_max,json=bytesMax,proto3" json:"bytes_max,omitempty"`
 	// 0: answer at once; 60 s at the most.
 	WaitMs        uint32 `protobuf:"varint,7,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
