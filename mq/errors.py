@@ -41,6 +41,9 @@ class Code(enum.Enum):
     ILLEGAL_FILTER = "ILLEGAL_FILTER"
     ILLEGAL_OFFSET = "ILLEGAL_OFFSET"
     ILLEGAL_SEQUENCE = "ILLEGAL_SEQUENCE"
+    ILLEGAL_DELAY = "ILLEGAL_DELAY"
+    ILLEGAL_HANDLE = "ILLEGAL_HANDLE"
+    TRANSACTION_NOT_FOUND = "TRANSACTION_NOT_FOUND"
     PERMISSION_DENIED = "PERMISSION_DENIED"
     TOPIC_NOT_FOUND = "TOPIC_NOT_FOUND"
     QUEUE_NOT_FOUND = "QUEUE_NOT_FOUND"
@@ -234,6 +237,26 @@ class IllegalSequence(MqError):
     """The batch cannot be placed among its producer's others; nothing was written."""
 
     code = Code.ILLEGAL_SEQUENCE
+
+
+class IllegalDelay(MqError):
+    """A delivery time too far ahead, or said in two ways."""
+
+    code = Code.ILLEGAL_DELAY
+
+
+class IllegalHandle(MqError):
+    """Not of a message that this group has in hand: forged, of another group, or its time was over
+    and somebody else has the message.
+    """
+
+    code = Code.ILLEGAL_HANDLE
+
+
+class TransactionNotFound(MqError):
+    """Never begun, or over by now."""
+
+    code = Code.TRANSACTION_NOT_FOUND
 
 
 class PermissionDenied(MqError):

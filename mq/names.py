@@ -14,6 +14,13 @@ from mq.errors import IllegalGroup, IllegalRequest, IllegalTopic
 NAME_CHARACTERS_MAX = 127
 QUEUE_ID_MAX = 65_535
 
+RETRY_PREFIX, DEAD_LETTER_PREFIX, SYSTEM_PREFIX = "%RETRY%", "%DLQ%", "%SYS%"
+# Messages that wait for a time, half messages, and those whose transaction was never ended.
+SCHEDULE_TOPIC = f"{SYSTEM_PREFIX}SCHEDULE"
+HALF_TOPIC = f"{SYSTEM_PREFIX}HALF"
+GIVE_UP_TOPIC = f"{SYSTEM_PREFIX}GIVE_UP"
+_GROUP_PREFIXES = (RETRY_PREFIX, DEAD_LETTER_PREFIX)
+
 _NAME = re.compile(rf"[A-Za-z0-9%|_-]{{1,{NAME_CHARACTERS_MAX}}}")
 
 
@@ -25,8 +32,12 @@ def is_legal_name(name: str) -> bool:
 
 def check_topic(topic: str) -> None:
     """Raises IllegalTopic unless the topic can be stored."""
+    # A group's own topics are called after it, however long its name is.
+    name = topic
+    if topic.startswith(_GROUP_PREFIXES):
+        name = topic.split("%", 2)[2] or topic
     # What is too long must not get into the cache: callers send it, and memory is ours.
-    if len(topic) > NAME_CHARACTERS_MAX or not is_legal_name(topic):
+    if len(name) > NAME_CHARACTERS_MAX or not is_legal_name(name):
         raise IllegalTopic(
             f"topic {topic[:200]!r} is not legal: "
             f"use 1 to {NAME_CHARACTERS_MAX} of letters, digits and %|_-"
@@ -42,17 +53,26 @@ def check_group(group: str) -> None:
         )
 
 
-RETRY_PREFIX, DEAD_LETTER_PREFIX, SYSTEM_PREFIX = "%RETRY%", "%DLQ%", "%SYS%"
-
-
 def is_internal_topic(topic: str) -> bool:
     """Written by the broker alone."""
     return topic.startswith("%")
 
 
 def is_readable_topic(topic: str) -> bool:
-    """Retries and dead letters of a group are for everybody to read, other internals for nobody."""
-    return not is_internal_topic(topic) or topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
+    """Retries, dead letters and what was given up are for everybody to read, other internals for
+    nobody.
+    """
+    return (
+        not is_internal_topic(topic) or topic.startswith(_GROUP_PREFIXES) or topic == GIVE_UP_TOPIC
+    )
+
+
+def retry_topic(group: str) -> str:
+    return RETRY_PREFIX + group
+
+
+def dead_letter_topic(group: str) -> str:
+    return DEAD_LETTER_PREFIX + group
 
 
 def message_id(broker_set: str, log_offset: int) -> str:

@@ -108,6 +108,10 @@ class BrokerConfig(_Section, frozen=True, kw_only=True):
     member_expires_ms: Annotated[
         int, Meta(ge=300, le=3_600_000, description="Silence after which a consumer is gone.")
     ] = 30_000
+    retries_max: Annotated[
+        int,
+        Meta(ge=0, le=1_000, description="Retries of a message before it is a dead letter."),
+    ] = 16
     in_flight_bytes: Annotated[
         int,
         Meta(ge=8 * MIB, le=GIB, description="Messages in memory that are not committed yet."),
@@ -116,6 +120,22 @@ class BrokerConfig(_Section, frozen=True, kw_only=True):
         int,
         Meta(ge=0, le=600_000, description="How long a stop waits for requests under way."),
     ] = 5_000
+
+
+_CheckMs = Annotated[int, Meta(ge=100, le=86_400_000)]
+
+
+class TransactionsConfig(_Section, frozen=True, kw_only=True):
+    first_check_ms: Annotated[
+        _CheckMs,
+        Meta(description="Age at which a transaction without an end is asked about."),
+    ] = 6_000
+    check_interval_ms: Annotated[
+        _CheckMs, Meta(description="Time between two questions about a transaction.")
+    ] = 30_000
+    checks_max: Annotated[
+        int, Meta(ge=1, le=1_000, description="Questions after which a transaction is given up.")
+    ] = 15
 
 
 class MetricsConfig(_Section, frozen=True, kw_only=True):
@@ -252,6 +272,7 @@ class LogConfig(_Section, frozen=True, kw_only=True):
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     node: NodeConfig = NodeConfig()
     broker: BrokerConfig = BrokerConfig()
+    transactions: TransactionsConfig = TransactionsConfig()
     metrics: MetricsConfig = MetricsConfig()
     store: StoreConfig = StoreConfig()
     raft: RaftConfig = RaftConfig()

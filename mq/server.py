@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import secrets
 import signal
 import socket
 import sys
@@ -19,9 +21,11 @@ from mq import memory
 from mq.admin import hints
 from mq.admin.control import Control
 from mq.admin.metrics import Metrics
-from mq.broker.broker import Broker, Settings
+from mq.broker.broker import Broker
 from mq.broker.contracts import Leading, Peer
-from mq.broker.machine import Machine, State
+from mq.broker.core import Settings
+from mq.broker.machine import Machine
+from mq.broker.state import State
 from mq.clock import Clock, SystemClock
 from mq.config import Config
 from mq.errors import DiskFull, MqError
@@ -130,7 +134,14 @@ class Server:
         vfs = RealVfs()
         async with contextlib.AsyncExitStack() as stack:
             state = State()
-            store = Store(vfs, node.data, self._config.store, identity, broker_state=state.encode)
+            store = Store(
+                vfs,
+                node.data,
+                self._config.store,
+                identity,
+                broker_state=state.encode,
+                filing=state.hold,
+            )
             stack.push_async_callback(asyncio.to_thread, store.close)
             vote = VoteFile(vfs, f"{node.data}/vote")
             stack.callback(vote.close)
@@ -151,7 +162,12 @@ class Server:
             )
             until_durable = None if is_async else _until_durable(flusher)
             broker = Broker(
-                self._settings, machine, _Consensus(raft), self._clock.now_ms, until_durable
+                self._settings,
+                machine,
+                _Consensus(raft),
+                self._clock.now_ms,
+                until_durable,
+                functools.partial(secrets.randbits, 64),
             )
             metrics = Metrics()
             metrics.watch(broker, raft.status)

@@ -6,38 +6,33 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 
 from mq import names
+from mq.broker import held
 from mq.broker.arrivals import Arrivals
 from mq.broker.assignment import Queue
+from mq.broker.atoms import Atoms
 from mq.broker.catalog import Catalog
 from mq.broker.commits import Commits
 from mq.broker.contracts import Consensus
+from mq.broker.core import Core, Service, Settings
+from mq.broker.dead_letters import DeadLetters
+from mq.broker.delays import Delays
 from mq.broker.groups import Groups
 from mq.broker.leading import Leadership
 from mq.broker.machine import Machine
 from mq.broker.publishing import Publisher, Slot
 from mq.broker.pulling import Puller
-from mq.config import Config
-from mq.errors import NodeStopped, TopicNotFound
+from mq.broker.receiving import Receiving
+from mq.broker.retrying import Retrying
+from mq.broker.transacting import Transacting
+from mq.errors import MqError, NodeStopped, TopicNotFound
 from mq.logging import get_logger
 from mq.store.batch import Batch
 from mq.store.consumequeue import ConsumeQueue, QueueExtent
 from mq.wire.v1.state_pb2 import Command
 
 log = get_logger(__name__)
-
-
-@dataclass(slots=True)
-class Settings:
-    """The configuration as it is now: some of it may change while the node runs."""
-
-    config: Config
-
-    @property
-    def creates_topics(self) -> bool:
-        return self.config.broker.auto_create_topics == "yes"
 
 
 class Broker:
@@ -50,9 +45,10 @@ class Broker:
         consensus: Consensus,
         now_ms: Callable[[], int],
         until_durable: Callable[[int], Awaitable[object]] | None,
+        random_number: Callable[[], int],
     ) -> None:
         """`until_durable` waits until the leader's log is on its disk up to there; None: with async
-        flush nobody does.
+        flush nobody does. `random_number` gives 64 bits that nobody can guess.
         """
         self.settings = settings
         self.machine = machine
@@ -72,6 +68,7 @@ class Broker:
             machine,
             self.leadership,
             self.catalog,
+            resolve=self._resolve,
             in_flight_bytes_max=options.in_flight_bytes,
             entry_bytes_max=settings.config.store.entry_bytes_max,
         )
@@ -87,6 +84,18 @@ class Broker:
             _steady_ms,
             expires_ms=options.member_expires_ms,
         )
+        self._make_services(
+            Core(
+                settings,
+                consensus,
+                machine,
+                self.leadership,
+                self.catalog,
+                self.arrivals,
+                now_ms,
+                random_number,
+            )
+        )
         self._served_term = 0
         # Messages that retention dropped before a group had consumed them.
         self.lost_by_group: dict[str, int] = {}
@@ -95,6 +104,21 @@ class Broker:
         machine.on_term = self.on_leadership
         machine.on_arrival = self.arrivals.arrived
         machine.on_command = self._on_command
+        machine.on_held = self._on_held
+
+    def _make_services(self, core: Core) -> None:
+        self.delays = Delays(core)
+        self.transacting = Transacting(core, self.publisher)
+        self.retrying = Retrying(core, self.groups)
+        self.receiving = Receiving(core, self.groups, self.puller)
+        self.dead_letters = DeadLetters(core)
+        self.atoms = Atoms(core, self.publisher, self.groups, self.receiving)
+        self._services: tuple[Service, ...] = (
+            self.delays,
+            self.transacting,
+            self.retrying,
+            self.receiving,
+        )
 
     async def submit(self, batch: Batch, *, tells_appended: bool = False) -> Slot:
         """As `Publisher.submit`; creates the topic where that is allowed."""
@@ -125,22 +149,42 @@ class Broker:
         self.on_leadership()
         if self.leadership.is_serving:
             self.groups.tick()
+            for service in self._services:
+                service.tick()
 
     def on_leadership(self) -> None:
         is_serving, term = self.leadership.is_serving, self.leadership.term
         if self._served_term and (not is_serving or term != self._served_term):
             self._served_term = 0
-            self.groups.step_down(self.leadership.refusal())
+            self._step_down(self.leadership.refusal())
         if is_serving and not self._served_term:
             self._served_term = term
             self.groups.lead()
+            for service in self._services:
+                service.lead()
 
     def drain(self) -> None:
         """The node stops: members go to another one, or come back when it is up again."""
         self._served_term = 0
         error = self.leadership.refusal()
         stopped = NodeStopped("this node is stopping: another one leads, or it comes back")
-        self.groups.step_down(error if error.address else stopped)
+        self._step_down(error if error.address else stopped)
+
+    def _step_down(self, error: MqError) -> None:
+        self.groups.step_down(error)
+        for service in self._services:
+            service.step_down(error)
+
+    def needs_log_before(self, log_offset: int) -> bool:
+        """Whether something waits that stands before: retention has to leave it."""
+        return any(service.needs_log_before(log_offset) for service in self._services)
+
+    async def carry(self, log_offset: int) -> None:
+        """On the leader: what waits and stands before is written again, so that the log before it
+        can go.
+        """
+        for service in self._services:
+            await service.carry(log_offset)
 
     def on_dropped(self, moved: Iterable[QueueExtent]) -> None:
         """Retention has let go of messages: says which groups had not consumed them."""
@@ -170,6 +214,15 @@ class Broker:
             self.commits.drop_topic(command.drop_topic.topic)
         if self.leadership.is_serving:
             self.groups.on_command(command)
+        for service in self._services:
+            service.on_command(command)
+
+    def _on_held(self, batch: Batch, log_offset: int) -> None:
+        for service in self._services:
+            service.on_held(batch, log_offset)
+
+    def _resolve(self, batch: Batch) -> Batch:
+        return held.resolved(batch, self.now_ms(), self.settings.config)
 
 
 def _steady_ms() -> int:

@@ -10,8 +10,9 @@ from weakref import WeakValueDictionary
 from mq import names
 from mq.broker.contracts import Consensus
 from mq.broker.leading import Leadership
-from mq.broker.machine import Machine, Written
+from mq.broker.machine import Machine
 from mq.broker.topics import Topic
+from mq.broker.writing import write_command
 from mq.errors import (
     GroupNotEmpty,
     GroupNotFound,
@@ -21,7 +22,6 @@ from mq.errors import (
     TopicExists,
     TopicNotFound,
 )
-from mq.store.format import Kind
 from mq.wire.v1.cluster_pb2 import TopicType
 from mq.wire.v1.state_pb2 import Command, DropGroup, DropTopic
 
@@ -63,6 +63,14 @@ class Catalog:
                 if name not in self._machine.state.topics:
                     self._check_name(name)
                     await self._put(self._new(name, 0, TopicType.TOPIC_NORMAL))
+
+    async def ensure_internal(self, name: str, queues: int = 1) -> None:
+        """A topic of the broker's own exists when this returns."""
+        async with self._turn(name):
+            if name not in self._machine.state.topics:
+                self._leadership.check()
+                names.check_topic(name)
+                await self._put(self._new(name, queues, TopicType.TOPIC_NORMAL))
 
     async def alter(
         self,
@@ -145,9 +153,7 @@ class Catalog:
             raise TopicNotFound(f"topic {topic.name} was deleted at the same moment") from None
 
     async def _propose(self, command: Command) -> None:
-        await self._consensus.propose(
-            Kind.COMMAND, [command.SerializeToString()], Written(command=command)
-        )
+        await write_command(self._consensus, command)
 
 
 def _checked(count: int | None, what: str) -> int | None:

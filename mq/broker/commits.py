@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping
 
 from mq.broker.assignment import Queue
 from mq.broker.contracts import Consensus
-from mq.broker.machine import Machine, Written
+from mq.broker.machine import Machine
+from mq.broker.writing import write_command
 from mq.errors import MqError, NotLeader
 from mq.logging import get_logger
-from mq.store.format import Kind
 from mq.wire.v1.consumer_pb2 import QueuePosition
 from mq.wire.v1.state_pb2 import Command, CommitPositions, GroupPositions
 
@@ -116,9 +116,7 @@ class Commits:
         error: MqError | None = None
         try:
             for command in commands:
-                await self._consensus.propose(
-                    Kind.COMMAND, [command.SerializeToString()], Written(command=command)
-                )
+                await write_command(self._consensus, command)
         except MqError as failure:
             error = failure
             log.info("offsets are not committed, consumers will report again", error=str(error))

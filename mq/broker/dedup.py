@@ -27,14 +27,22 @@ RANGES_MAX = 256
 _FIELDS = 5
 
 
+# In place of a queue offset: the batch is held back, until the time in the other bits if any.
+_HELD = 1 << 63
+
+
 class StoredAt(NamedTuple):
-    """Where a batch is: its first message. -1: it is stored, but that is all that is known."""
+    """Where a batch is: its first message. -1: it is stored, but that is all that is known, or it
+    is held back and has no queue offset yet.
+    """
 
     queue_id: int
     queue_offset: int
     log_offset: int
     stored_at_ms: int
     is_duplicate: bool = False
+    # When it is delivered, if that is later.
+    deliver_at_ms: int = 0
 
 
 class _Producer:
@@ -66,8 +74,17 @@ class _Producer:
         newest = self.newest
         for at in range(len(newest) - _FIELDS, -1, -_FIELDS):
             if newest[at] == sequence:
-                queue_id, queue_offset, log_offset, stored_at_ms = newest[at + 1 : at + _FIELDS]
-                return StoredAt(queue_id, queue_offset, log_offset, stored_at_ms, is_duplicate=True)
+                queue_id, place, log_offset, stored_at_ms = newest[at + 1 : at + _FIELDS]
+                if place >= _HELD:
+                    return StoredAt(
+                        queue_id,
+                        -1,
+                        log_offset,
+                        stored_at_ms,
+                        is_duplicate=True,
+                        deliver_at_ms=place - _HELD,
+                    )
+                return StoredAt(queue_id, place, log_offset, stored_at_ms, is_duplicate=True)
         return StoredAt(0, -1, -1, 0, is_duplicate=True)
 
 
@@ -102,7 +119,9 @@ class Producers:
         self._producers[producer_id] = producer  # behind all others: heard of last
         producer.add(sequence)
         newest = producer.newest
-        newest.extend((sequence, *stored[: _FIELDS - 1]))
+        queue_id, queue_offset, log_offset, stored_at_ms, _, deliver_at_ms = stored
+        place = queue_offset if queue_offset >= 0 else _HELD | deliver_at_ms
+        newest.extend((sequence, queue_id, place, log_offset, stored_at_ms))
         if len(newest) >= 2 * NEWEST_MIN * _FIELDS:
             del newest[: NEWEST_MIN * _FIELDS]
         if len(self._producers) > PRODUCERS_MAX:

@@ -20,13 +20,13 @@ from mq.broker.commits import Commits
 from mq.broker.contracts import Consensus
 from mq.broker.filters import CompiledFilter
 from mq.broker.leading import Leadership
-from mq.broker.machine import Machine, Written
+from mq.broker.machine import Machine
 from mq.broker.membership import Group, Member, Spec
 from mq.broker.pulling import Puller
 from mq.broker.subscriber import Limits, Position, Subscriber
+from mq.broker.writing import write_command
 from mq.errors import GroupNotEmpty, IllegalOffset, MqError, NotAssigned, UnknownMember
 from mq.logging import get_logger
-from mq.store.format import Kind
 from mq.wire.v1.consumer_pb2 import MODE_BROADCAST, MODE_ORDERED
 from mq.wire.v1.state_pb2 import Command, LockQueues, QueueLock
 
@@ -379,9 +379,7 @@ class Groups:
             for at in range(0, len(locks), _LOCKS_MAX):
                 part = LockQueues(group=name, locks=locks[at : at + _LOCKS_MAX])
                 command = Command(lock_queues=part)
-                await self._consensus.propose(
-                    Kind.COMMAND, [command.SerializeToString()], Written(command=command)
-                )
+                await write_command(self._consensus, command)
         except MqError as error:
             # Nothing is lost: the next tick tries again, or another node leads.
             log.info("queue locks are not written", group=name, error=str(error))

@@ -14,21 +14,21 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from mq.broker.assignment import Queue
-from mq.broker.dedup import Producers, StoredAt
-from mq.broker.offsets import Offsets
-from mq.broker.topics import Topics
+from mq.broker.commands import perform
+from mq.broker.dedup import StoredAt
+from mq.broker.state import State
 from mq.logging import get_logger
 from mq.store.batch import Batch, data_offsets
 from mq.store.format import Kind
 from mq.store.logreader import EntryRef
 from mq.store.store import Applied, Store
-from mq.wire.v1.state_pb2 import BrokerState, Command
+from mq.wire.v1.state_pb2 import Command
 
 log = get_logger(__name__)
 
 
 class Written:
-    """What a leader wrote, on its way through the log: batches or a command."""
+    """What a leader wrote, on its way through the log: batches, a command, or both as one atom."""
 
     __slots__ = ("batches", "command", "on_appended", "ref", "stored")
 
@@ -47,30 +47,6 @@ class Written:
         self.stored: list[StoredAt] = []
 
 
-class State:
-    """Everything that commands and batches made, besides the queues; a checkpoint has all of it."""
-
-    def __init__(self) -> None:
-        self.topics = Topics()
-        self.offsets = Offsets()
-        self.producers = Producers()
-
-    def encode(self) -> bytes:
-        """Same state, same bytes."""
-        state = BrokerState(
-            topics=self.topics.encode(),
-            groups=self.offsets.encode(),
-            producers=self.producers.encode(),
-        )
-        return state.SerializeToString(deterministic=True)
-
-    def restore(self, data: bytes) -> None:
-        state = BrokerState.FromString(data)
-        self.topics.restore(state.topics)
-        self.offsets.restore(state.groups)
-        self.producers.restore(iter(state.producers))
-
-
 class Machine:
     """A `StateMachine` for replication."""
 
@@ -82,6 +58,8 @@ class Machine:
         self.on_term: Callable[[], None] = lambda: None
         self.on_arrival: Callable[[Queue], None] = lambda _: None
         self.on_command: Callable[[Command], None] = lambda _: None
+        # A batch that is held back, and the log offset of the whole of it.
+        self.on_held: Callable[[Batch, int], None] = lambda _, __: None
         self._written: dict[int, Written] = {}
         state.restore(store.restored_broker_state)
 
@@ -125,46 +103,36 @@ class Machine:
                 self.on_term()
             if applied.batches:
                 self._place(applied, written)
-            elif applied.ref.kind == Kind.COMMAND:
-                command = written.command if written else _decode(applied)
-                if command is not None:
-                    self._perform(command, applied.ref.stored_at_ms)
+            command = written.command if written else _decode(applied)
+            if command is not None:
+                for performed in perform(command, applied.ref.stored_at_ms, self.state, self.store):
+                    self.on_command(performed)
 
     def _place(self, applied: Applied, written: Written | None) -> None:
         ref, queue_offsets, batches, _ = applied
         starts = data_offsets(batches, ref.payload_log_offset)
         for batch, queue_offset, start in zip(batches, queue_offsets, starts, strict=True):
-            stored = StoredAt(
-                batch.queue_id, queue_offset, start + batch.region_start, ref.stored_at_ms
+            at = start + batch.region_start
+            stored = (
+                StoredAt(
+                    batch.queue_id, -1, at, ref.stored_at_ms, deliver_at_ms=batch.deliver_at_ms
+                )
+                if batch.is_held
+                else StoredAt(batch.queue_id, queue_offset, at, ref.stored_at_ms)
             )
             if batch.producer_id:
                 self.state.producers.record(batch.producer_id, batch.sequence, stored)
             if written is not None:
                 written.stored.append(stored)
-            self.on_arrival(Queue(batch.topic, batch.queue_id))
-
-    def _perform(self, command: Command, now_ms: int) -> None:
-        state = self.state
-        match command.WhichOneof("kind"):
-            case "put_topic":
-                state.topics.put(command.put_topic, now_ms)
-            case "drop_topic":
-                topic = command.drop_topic.topic
-                state.topics.drop(topic)
-                state.offsets.drop_topic(topic)
-                self.store.clear_topic(topic)
-            case "commit_positions":
-                # A consumer may report what it did in a topic that is gone: nobody shall find it
-                # when there is a new one of that name.
-                state.offsets.commit(command.commit_positions.groups, state.topics)
-            case "drop_group":
-                state.offsets.drop_group(command.drop_group.group)
-            case "lock_queues":
-                state.offsets.lock(command.lock_queues.group, command.lock_queues.locks)
-        self.on_command(command)
+            if batch.is_held:
+                self.on_held(batch, start)
+            else:
+                self.on_arrival(Queue(batch.topic, batch.queue_id))
 
 
 def _decode(applied: Applied) -> Command | None:
+    if not applied.command and applied.ref.kind != Kind.COMMAND:
+        return None
     try:
         return Command.FromString(applied.command)
     except DecodeError:

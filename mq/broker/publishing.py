@@ -61,13 +61,16 @@ class Publisher:
         leadership: Leadership,
         catalog: Catalog,
         *,
+        resolve: Callable[[Batch], Batch],
         in_flight_bytes_max: int,
         entry_bytes_max: int,
     ) -> None:
+        """`resolve` says how a batch is stored that is to be held back, or what is wrong."""
         self._consensus = consensus
         self._machine = machine
         self._leadership = leadership
         self._catalog = catalog
+        self._resolve = resolve
         self._bytes_max = in_flight_bytes_max
         self._group_bytes = min(_GROUP_BYTES, entry_bytes_max)
         self._loop = asyncio.get_running_loop()
@@ -115,6 +118,8 @@ class Publisher:
         elif batch.sequence:
             raise IllegalRequest("a sequence needs a producer_id")
         self._catalog.writable(batch.topic, batch.queue_id)
+        if batch.is_held or batch.delay_ms:
+            batch = self._resolve(batch)
         slot = Slot(batch, self._loop.create_future())
         if tells_appended:
             slot.appended = self._loop.create_future()

@@ -23,6 +23,8 @@ class Topic(NamedTuple):
     is_readable: bool
     is_writable: bool
     created_at_ms: int
+    # 0: none; otherwise queue i has the priority i modulo this.
+    priorities: int = 0
 
     @property
     def is_internal(self) -> bool:
@@ -36,6 +38,7 @@ class Topic(NamedTuple):
             read_queues=self.read_queues,
             is_readable=self.is_readable,
             is_writable=self.is_writable,
+            priorities=self.priorities,
         )
 
 
@@ -118,4 +121,5 @@ def _topic(command: PutTopic, created_at_ms: int) -> Topic:
         command.is_readable,
         command.is_writable,
         created_at_ms,
+        command.priorities,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
 import grpc
@@ -16,13 +16,20 @@ from grpc_reflection.v1alpha import reflection
 from mq.broker.broker import Broker
 from mq.errors import PortUnavailable
 from mq.rpc.admin import AdminService, NodeControl
+from mq.rpc.admin_dead_letters import DeadLetterAdmin
+from mq.rpc.admin_transactions import TransactionAdmin
+from mq.rpc.atomic import AtomicService
 from mq.rpc.cluster import ClusterService
 from mq.rpc.consumer import ConsumerService
 from mq.rpc.methods import Observer, stream, unary
 from mq.rpc.producer import ProducerService
+from mq.rpc.recall import RecallService
+from mq.rpc.receive import ReceiveService
+from mq.rpc.retry import RetryService
 from mq.rpc.subscribe import SubscribeService
+from mq.rpc.transaction import TransactionService
 from mq.store.identity import Identity
-from mq.wire.v1 import admin_pb2, cluster_pb2, consumer_pb2, producer_pb2
+from mq.wire.v1 import admin_pb2, cluster_pb2, consumer_pb2, producer_pb2, transaction_pb2
 
 # A request beside its batches.
 _REQUEST_OVERHEAD_BYTES = 64 << 10
@@ -59,23 +66,38 @@ class RpcServer:
         self._server = grpc.aio.server(options=_options(request_bytes_max))
         self._health = health.aio.HealthServicer()
         producer = self._producer = ProducerService(broker, identity.broker_set)
-        subscribe = SubscribeService(broker)
-        streams = {"Publish": producer.publish, "Subscribe": subscribe.subscribe}
-        services: list[tuple[ServiceDescriptor, object]] = [
-            (producer_pb2.DESCRIPTOR.services_by_name["ProducerService"], producer),
-            (consumer_pb2.DESCRIPTOR.services_by_name["ConsumerService"], ConsumerService(broker)),
-            (
-                cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"],
-                ClusterService(broker, identity),
-            ),
-            (
-                admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
-                AdminService(broker, identity.broker_set, node),
-            ),
-        ]
-        self._names = [descriptor.full_name for descriptor, _ in services]
-        for descriptor, service in services:
-            self._add(descriptor, service, streams)
+        name = identity.broker_set
+        transaction = TransactionService(broker, name)
+        streams = {
+            "Publish": producer.publish,
+            "Subscribe": SubscribeService(broker).subscribe,
+            "Transact": transaction.transact,
+        }
+        # Each service of the protocol, and what serves its methods.
+        services: dict[ServiceDescriptor, list[object]] = {
+            producer_pb2.DESCRIPTOR.services_by_name["ProducerService"]: [
+                producer,
+                RecallService(broker, name),
+                AtomicService(broker, name),
+            ],
+            transaction_pb2.DESCRIPTOR.services_by_name["TransactionService"]: [transaction],
+            consumer_pb2.DESCRIPTOR.services_by_name["ConsumerService"]: [
+                ConsumerService(broker),
+                RetryService(broker, name),
+                ReceiveService(broker, name),
+            ],
+            cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"]: [
+                ClusterService(broker, identity)
+            ],
+            admin_pb2.DESCRIPTOR.services_by_name["AdminService"]: [
+                AdminService(broker, name, node),
+                TransactionAdmin(broker, name),
+                DeadLetterAdmin(broker, name),
+            ],
+        }
+        self._names = [descriptor.full_name for descriptor in services]
+        for descriptor, serving in services.items():
+            self._add(descriptor, serving, streams)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
         reflection.enable_server_reflection(
@@ -85,7 +107,7 @@ class RpcServer:
     def _add(
         self,
         descriptor: ServiceDescriptor,
-        service: object,
+        serving: Sequence[object],
         streams: Mapping[str, Callable[[Any], Awaitable[None]]],
     ) -> None:
         handlers = {}
@@ -96,7 +118,8 @@ class RpcServer:
                 continue
             request = message_factory.GetMessageClass(method.input_type)
             # CreateTopic is served by create_topic.
-            served = getattr(service, re.sub(r"(?<!^)([A-Z])", r"_\1", method.name).lower())
+            attribute = re.sub(r"(?<!^)([A-Z])", r"_\1", method.name).lower()
+            (served,) = (getattr(one, attribute) for one in serving if hasattr(one, attribute))
             handlers[method.name] = unary(name, request.FromString, served, self._observe)
         handler = grpc.method_handlers_generic_handler(descriptor.full_name, handlers)
         self._server.add_generic_rpc_handlers((handler,))

@@ -4,6 +4,7 @@ stays closed.
     batch   = fields of the header | frame | frame | ...     see proto/mq/v1/message.proto
     frame   = 0x7A, varint length, Message                   field 15 of Batch
     payload = 0x0A, varint length, batch | 0x0A, ...         field 1 of MessagesEntry
+              | 0x12, varint length, command                 field 2, if there is one
 
 A prepared batch is checked and stored as it came, with numpy over all frames at once. A plain one,
 or one whose fields do not stand in order and once, is prepared first, which is the only place that
@@ -13,8 +14,8 @@ opens messages. Nothing here runs Python once a message except `prepare`.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,7 @@ from mq.wire.v1.message_pb2 import Batch as WireBatch
 from mq.wire.v1.message_pb2 import RawBatch
 
 FRAME_TAG = 0x7A
-_BATCH_TAG = b"\x0a"
+_BATCH_TAG, _COMMAND_TAG = b"\x0a", b"\x12"
 # The largest frame with a length prefix of one to four bytes: tag, prefix, 2**(7 * width) - 1.
 _FRAME_MAX_BY_WIDTH = tuple(1 + width + (1 << 7 * width) - 1 for width in range(1, 5))
 # The fields of a prepared batch that have an element for each message or key.
@@ -48,10 +49,26 @@ class Batch(NamedTuple):
     region_start: int
     producer_id: str
     sequence: int
+    deliver_at_ms: int
+    delay_ms: int
+    half: bytes
+    origin_log_offset: int
 
     @property
     def message_count(self) -> int:
         return len(self.frame_sizes)
+
+    @property
+    def is_held(self) -> bool:
+        """It waits for something, and is not on its topic until it is written there."""
+        return self.deliver_at_ms != 0 or bool(self.half)
+
+
+class Decoded(NamedTuple):
+    """The payload of a MESSAGES entry. Each batch comes with its log offset."""
+
+    batches: list[tuple[Batch, int]]
+    command: bytes
 
 
 def accept(data: bytes | memoryview, message_bytes_max: int) -> Batch:
@@ -62,7 +79,7 @@ def accept(data: bytes | memoryview, message_bytes_max: int) -> Batch:
     start = _region_start(data)
     batch = _parse(data, start) if start else None
     if batch is None or not len(batch.frame_sizes):
-        batch = _parse_stored(prepare(data))
+        batch = parse_stored(prepare(data))
     _check(batch, message_bytes_max)
     return batch
 
@@ -91,26 +108,55 @@ def prepare(data: bytes | memoryview) -> bytes:
     return bytes(raw.SerializeToString() + region)
 
 
-def encode_payload(batches: Sequence[Batch]) -> list[bytes | memoryview]:
+def encode_batch(
+    *,
+    frames: Sequence[bytes | memoryview],
+    frame_sizes: npt.NDArray[np.generic],
+    tag_hashes: npt.NDArray[np.generic],
+    key_hashes: npt.NDArray[np.generic],
+    key_counts: npt.NDArray[np.generic],
+    **header: Any,
+) -> bytes:
+    """A prepared batch of frames as they stand."""
+    head = RawBatch(
+        frame_sizes=frame_sizes.astype("<u4").tobytes(),
+        tag_hashes=tag_hashes.astype("<u8").tobytes(),
+        key_hashes=key_hashes.astype("<u8").tobytes(),
+        key_counts=key_counts.astype("<u4").tobytes(),
+        **header,
+    )
+    return b"".join((head.SerializeToString(), *frames))
+
+
+def encode_payload(batches: Sequence[Batch], command: bytes = b"") -> list[bytes | memoryview]:
     """Buffers of the payload of one MESSAGES entry; the batches are not copied."""
     buffers: list[bytes | memoryview] = []
     for batch in batches:
         buffers.append(_BATCH_TAG + _varint(len(batch.data)))
         buffers.append(batch.data)
+    if command:
+        buffers += (_COMMAND_TAG + _varint(len(command)), command)
     return buffers
 
 
-def decode_payload(payload: memoryview, log_offset: int) -> Iterator[tuple[Batch, int]]:
-    """The batches of a MESSAGES entry, checked when it came in, each with its log offset."""
+def decode_payload(payload: memoryview, log_offset: int) -> Decoded:
+    """What was checked when it came in. MalformedBatch: it is no such payload."""
+    batches: list[tuple[Batch, int]] = []
+    command = b""
     position = 0
     while position < len(payload):
-        if payload[position] != _BATCH_TAG[0]:
+        tag = payload[position]
+        if tag not in (_BATCH_TAG[0], _COMMAND_TAG[0]) or command:
             raise MalformedBatch(f"no batch starts at byte {position} of the entry")
         length, start = _read_varint(payload, position + 1)
         position = start + length
         if position > len(payload):
             raise MalformedBatch(f"a batch of {length} bytes does not fit its entry")
-        yield _parse_stored(payload[start:position]), log_offset + start
+        if tag == _COMMAND_TAG[0]:
+            command = bytes(payload[start:position])
+        else:
+            batches.append((parse_stored(payload[start:position]), log_offset + start))
+    return Decoded(batches, command)
 
 
 def data_offsets(batches: Sequence[Batch], payload_log_offset: int) -> list[int]:
@@ -130,7 +176,8 @@ def message_of_frame(frame: bytes | memoryview) -> memoryview:
     return memoryview(frame)[start : start + length]
 
 
-def _parse_stored(data: bytes | memoryview) -> Batch:
+def parse_stored(data: bytes | memoryview) -> Batch:
+    """Bytes that were accepted once. MalformedBatch: they were not."""
     start = _region_start(data)
     if start == 0:
         raise MalformedBatch("not a prepared batch: its fields are cut short, or not in order")
@@ -163,6 +210,10 @@ def _parse(data: bytes | memoryview, start: int) -> Batch:
         start,
         header.producer_id,
         header.sequence,
+        header.deliver_at_ms,
+        header.delay_ms,
+        header.half,
+        header.origin_log_offset,
     )
 
 
@@ -221,6 +272,8 @@ def _check(batch: Batch, message_bytes_max: int) -> None:
         len(batch.key_counts) and int(batch.key_counts.sum(dtype=np.int64))
     ):
         raise MalformedBatch("the key counts do not add up to the number of key hashes")
+    if batch.origin_log_offset:
+        raise MalformedBatch("origin_log_offset is the broker's own")
     if not _frames_match(batch, largest):
         raise MalformedBatch("frame_sizes are not the sizes of the messages that follow")
 

@@ -26,6 +26,7 @@ from mq.store.checkpoint import DerivedState
 from mq.store.commitlog import CommitLog
 from mq.store.consumequeue import ConsumeQueues, QueueExtent, QueueWrites, make_units
 from mq.store.filepool import PendingWrite
+from mq.store.holding import Filing, file_plainly
 from mq.store.keyindex import IndexPosition, KeyIndex, key_slot_hashes
 from mq.store.vfs import Vfs, is_no_space
 from mq.store.writeback import Writeback
@@ -66,7 +67,9 @@ class Derived:
         index_slots: int,
         index_items: int,
         background: bool,
+        filing: Filing = file_plainly,
     ) -> None:
+        self._filing = filing
         self._vfs = vfs
         self._directory = directory
         self._checkpoint_path = f"{directory}/checkpoint"
@@ -95,6 +98,11 @@ class Derived:
         return [self._put(batch, offset, stored_at_ms) for batch, offset in batches]
 
     def _put(self, batch: Batch, log_offset: int, stored_at_ms: int) -> int:
+        if batch.is_held:
+            filed = self._filing(batch, log_offset, stored_at_ms)
+            place, size = np.array([log_offset]), np.array([len(batch.data)], np.uint32)
+            units = make_units(place, size, np.array([filed.mark], np.uint64))
+            return self.queues.append(filed.topic, filed.queue_id, units)
         offsets = batch.frame_starts + log_offset
         units = make_units(offsets, batch.frame_sizes, batch.tag_hashes)
         if len(batch.key_hashes):
@@ -251,7 +259,14 @@ class Derived:
     def clear_topic(self, topic: str) -> None:
         """Each of its queues starts where it ends; files go with the next checkpoint."""
         for _, queue_id, _, end in [one for one in self.queues.extents() if one.topic == topic]:
-            paths = self.queues.advance_start(QueueExtent(topic, queue_id, end, end))
+            self.trim(topic, queue_id, end)
+
+    def trim(self, topic: str, queue_id: int, start: int | None) -> None:
+        """The queue starts here, or where it ends; files go with the next checkpoint."""
+        queue = self.queues.get(topic, queue_id)
+        if queue is not None:
+            first = queue.end if start is None else min(start, queue.end)
+            paths = self.queues.advance_start(QueueExtent(topic, queue_id, first, queue.end))
             self._surplus += paths or ()
 
     def close(self) -> None:

@@ -244,7 +244,7 @@ class LogInspector:
             if walked.header.kind != Kind.MESSAGES:
                 continue
             try:
-                for batch, _ in decode_payload(walked.payload, 0):
+                for batch, _ in decode_payload(walked.payload, 0).batches:
                     key = (batch.topic, batch.queue_id)
                     ends[key] = ends.get(key, 0) + batch.message_count
             except (MalformedBatch, IndexError) as error:
@@ -415,7 +415,7 @@ def _entry_summary(base: int, walked: Walked) -> EntrySummary:
     problem = ""
     if header.kind == Kind.MESSAGES:
         try:
-            for batch, _ in decode_payload(walked.payload, 0):
+            for batch, _ in decode_payload(walked.payload, 0).batches:
                 batches += 1
                 messages += batch.message_count
                 topics[batch.topic] = None

@@ -47,7 +47,9 @@ class Lookup:
         except OffsetOutOfRange as error:
             raise MessageNotFound(f"no message at log offset {log_offset}: {error}") from None
         if entry.ref.kind == Kind.MESSAGES:
-            for batch, offset in decode_payload(entry.payload, entry.ref.payload_log_offset):
+            for batch, offset in decode_payload(
+                entry.payload, entry.ref.payload_log_offset
+            ).batches:
                 starts = batch.frame_starts + offset
                 at = int(np.searchsorted(starts, log_offset))
                 if at == len(starts) or int(starts[at]) != log_offset:

@@ -24,6 +24,7 @@ from mq.store.commitlog import CommitLog, NewEntry
 from mq.store.consumequeue import QueueExtent
 from mq.store.derived import CheckpointPlan, Derived
 from mq.store.format import Kind
+from mq.store.holding import Filing, file_plainly
 from mq.store.logreader import EntryRef
 from mq.store.lookup import Lookup
 from mq.store.reading import ReadResult, Status, read_queue
@@ -34,7 +35,7 @@ log = get_logger(__name__)
 
 class Applied(NamedTuple):
     """An entry that is visible now: its batches with the queue offset of the first message of each,
-    or the command that it holds, when it was not written here.
+    and the command that it holds, when it was not written here.
     """
 
     ref: EntryRef
@@ -60,14 +61,15 @@ class Store:
         node: identity.Identity,
         *,
         broker_state: Callable[[], bytes] = bytes,
+        filing: Filing = file_plainly,
         background: bool = True,
     ) -> None:
         """Takes the directory, checks the log, restores the derived state of the last checkpoint.
 
         Nothing behind `applied_index` is visible yet: call `apply_through` with what is known to be
         committed. `broker_state` gives what a checkpoint keeps for the broker; what the last one
-        kept is in `restored_broker_state`. `background` False: no thread of our own, for
-        simulations.
+        kept is in `restored_broker_state`. `filing` says where batches go that are held back.
+        `background` False: no thread of our own, for simulations.
         """
         self._vfs = vfs
         self._directory = directory
@@ -89,6 +91,7 @@ class Store:
                 index_slots=config.index_slots,
                 index_items=config.index_items,
                 background=background,
+                filing=filing,
             )
             self.log = CommitLog(
                 vfs,
@@ -190,9 +193,9 @@ class Store:
         for ref, payload in self.log.entries(self.applied_index + 1, stop):
             self._unapplied.pop(ref.raft_index, None)
             if ref.kind == Kind.MESSAGES:
-                pairs = list(decode_payload(payload, ref.payload_log_offset))
+                pairs, command = decode_payload(payload, ref.payload_log_offset)
                 queue_offsets = self._derived.apply(pairs, ref.stored_at_ms)
-                applied = Applied(ref, queue_offsets, [batch for batch, _ in pairs])
+                applied = Applied(ref, queue_offsets, [batch for batch, _ in pairs], command)
             else:
                 command = bytes(payload) if ref.kind == Kind.COMMAND else b""
                 applied = Applied(ref, [], (), command)
@@ -205,6 +208,10 @@ class Store:
         of applying an entry: every replica does it at the same place of the log.
         """
         self._derived.clear_topic(topic)
+
+    def trim(self, topic: str, queue_id: int, start: int | None = None) -> None:
+        """What stands before `start`, or all of it, is gone for readers. As `clear_topic`."""
+        self._derived.trim(topic, queue_id, start)
 
     def truncate(self, from_index: int) -> None:
         """Removes entries that will never be committed."""

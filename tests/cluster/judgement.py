@@ -82,7 +82,7 @@ def tokens(replica: Replica) -> Mapping[int, tuple[int, str]]:
         walked.header.raft_index: (walked.header.term, message.body.decode().rstrip())
         for _, walked in replica.walked(replica.last_index)
         if walked.header.kind == Kind.MESSAGES
-        for batch, _ in decode_payload(walked.payload, 0)
+        for batch, _ in decode_payload(walked.payload, 0).batches
         for message in Batch.FromString(bytes(batch.data[batch.region_start :])).messages
     }
 

@@ -13,14 +13,17 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import random
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from mq.broker.assignment import Queue
-from mq.broker.broker import Broker, Settings
+from mq.broker.broker import Broker
 from mq.broker.contracts import Leading, Peer
-from mq.broker.machine import Machine, State
+from mq.broker.core import Settings
+from mq.broker.machine import Machine
+from mq.broker.state import State
 from mq.config import Config
 from mq.errors import MqError, SegmentFull
 from mq.store.batch import Batch, accept, prepare
@@ -131,7 +134,7 @@ class Node:
         self.now_ms = 1_000_000
         self.vfs = vfs or FaultyVfs()
         state = State()
-        self.store: Store = open_store(self.vfs, STORE, state.encode)
+        self.store: Store = open_store(self.vfs, STORE, state.encode, state.hold)
         self.machine = Machine(state, self.store)
         if self.store.log.last_index < 1:
             self.store.roll(self.now_ms)
@@ -143,7 +146,12 @@ class Node:
         section = msgspec.structs.replace(config.broker, **options)
         self.settings = Settings(msgspec.structs.replace(config, broker=section))
         self.broker = Broker(
-            self.settings, self.machine, self.consensus, lambda: self.now_ms, self._until_durable
+            self.settings,
+            self.machine,
+            self.consensus,
+            lambda: self.now_ms,
+            self._until_durable,
+            functools.partial(random.Random(0).getrandbits, 64),
         )
         # The time that the test keeps counts for members, too.
         self.broker.groups._now_ms = lambda: self.now_ms

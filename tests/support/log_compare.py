@@ -223,7 +223,7 @@ def _derive(
             continue
         for batch, log_offset in decode_payload(
             walked.payload, base + walked.position + HEADER_BYTES
-        ):
+        ).batches:
             offsets = batch.frame_starts + log_offset
             rows = make_units(offsets, batch.frame_sizes, batch.tag_hashes)
             units.setdefault((batch.topic, batch.queue_id), []).append(rows)

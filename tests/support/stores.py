@@ -12,6 +12,7 @@ import msgspec
 from mq.config import StoreConfig
 from mq.errors import SegmentFull
 from mq.store.batch import Batch, accept, prepare
+from mq.store.holding import Filing, file_plainly
 from mq.store.identity import Identity
 from mq.store.store import Store
 from mq.wire.v1.message_pb2 import Batch as WireBatch
@@ -45,10 +46,15 @@ def small_config(**changes: Any) -> StoreConfig:
 
 
 def open_store(
-    vfs: Vfs, config: StoreConfig = SMALL, broker_state: Callable[[], bytes] = bytes
+    vfs: Vfs,
+    config: StoreConfig = SMALL,
+    broker_state: Callable[[], bytes] = bytes,
+    filing: Filing = file_plainly,
 ) -> Store:
     """Without threads, because `FaultyVfs` is for one."""
-    return Store(vfs, DIRECTORY, config, NODE, broker_state=broker_state, background=False)
+    return Store(
+        vfs, DIRECTORY, config, NODE, broker_state=broker_state, filing=filing, background=False
+    )
 
 
 def new_store(config: StoreConfig = SMALL) -> tuple[FaultyVfs, Store]:

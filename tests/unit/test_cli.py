@@ -90,7 +90,16 @@ def test_config_as_json_has_plain_numbers() -> None:
     printed = json.loads(run("config", "--json").stdout)
     assert printed["store"]["segment_bytes"] == 1 << 30
     assert printed["retention"]["check_ms"] == 10_000
-    assert list(printed) == ["node", "broker", "metrics", "store", "raft", "retention", "log"]
+    assert list(printed) == [
+        "node",
+        "broker",
+        "transactions",
+        "metrics",
+        "store",
+        "raft",
+        "retention",
+        "log",
+    ]
 
 
 def test_config_shows_file_environment_and_flags_together(tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ def test_the_error_about_ratios_names_the_source_of_each(write_file: WriteFile) 
         ("[stor]\nflush = 'sync'\n", "unknown section 'stor' at top level, did you mean store?"),
         (
             "[zzz]\n",
-            "unknown section 'zzz' at top level. Legal: node, broker, metrics, store, raft,",
+            "unknown section 'zzz' at top level. Legal: node, broker, transactions, metrics,",
         ),
         ("hours = 1\n", "unknown key 'hours' at top level, did you mean retention.hours?"),
         ("store = 1\n", "store is 1: write it as a section, [store]"),
@@ -336,7 +336,7 @@ def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 
 def test_every_option_is_described_and_has_names_of_its_own() -> None:
     found = list(config.options())
-    assert len(found) == 44
+    assert len(found) == 48
     for option in found:
         assert option.description.endswith(".")
         assert option.legal

@@ -171,7 +171,7 @@ def test_the_payload_of_an_entry_is_a_messages_entry_and_decodes_to_its_batches(
     entry = MessagesEntry.FromString(payload)
     assert [list(batch.messages) for batch in entry.batches] == sent
     assert [batch.queue_id for batch in entry.batches] == list(range(len(sent)))
-    decoded = list(decode_payload(memoryview(payload), 1 << 40))
+    decoded = decode_payload(memoryview(payload), 1 << 40).batches
     assert len(decoded) == len(batches)
     for (again, log_offset), batch in zip(decoded, batches, strict=True):
         assert (again.topic, again.queue_id) == (batch.topic, batch.queue_id)
@@ -188,7 +188,7 @@ def test_a_payload_of_large_batches_is_a_messages_entry() -> None:
     payload = b"".join(encode_payload([stored(one) for one in sent]))
     assert payload == b"".join(field(1, prepare(plain(one))) for one in sent)
     assert [list(one.messages) for one in MessagesEntry.FromString(payload).batches] == sent
-    decoded = decode_payload(memoryview(payload), 0)
+    decoded = decode_payload(memoryview(payload), 0).batches
     assert [batch.message_count for batch, _ in decoded] == [1] * len(sent)
 
 

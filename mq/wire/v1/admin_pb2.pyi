@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TopicInfo(_message.Message):
-    __slots__ = ("topic", "type", "write_queues", "read_queues", "is_readable", "is_writable", "created_at_ms", "is_internal")
+    __slots__ = ("topic", "type", "write_queues", "read_queues", "is_readable", "is_writable", "created_at_ms", "is_internal", "priorities")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     WRITE_QUEUES_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class TopicInfo(_message.Message):
     IS_WRITABLE_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     IS_INTERNAL_FIELD_NUMBER: _ClassVar[int]
+    PRIORITIES_FIELD_NUMBER: _ClassVar[int]
     topic: str
     type: _cluster_pb2.TopicType
     write_queues: int
@@ -27,17 +28,20 @@ class TopicInfo(_message.Message):
     is_writable: bool
     created_at_ms: int
     is_internal: bool
-    def __init__(self, topic: _Optional[str] = ..., type: _Optional[_Union[_cluster_pb2.TopicType, str]] = ..., write_queues: _Optional[int] = ..., read_queues: _Optional[int] = ..., is_readable: _Optional[bool] = ..., is_writable: _Optional[bool] = ..., created_at_ms: _Optional[int] = ..., is_internal: _Optional[bool] = ...) -> None: ...
+    priorities: int
+    def __init__(self, topic: _Optional[str] = ..., type: _Optional[_Union[_cluster_pb2.TopicType, str]] = ..., write_queues: _Optional[int] = ..., read_queues: _Optional[int] = ..., is_readable: _Optional[bool] = ..., is_writable: _Optional[bool] = ..., created_at_ms: _Optional[int] = ..., is_internal: _Optional[bool] = ..., priorities: _Optional[int] = ...) -> None: ...
 
 class CreateTopicRequest(_message.Message):
-    __slots__ = ("topic", "queues", "type")
+    __slots__ = ("topic", "queues", "type", "priorities")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITIES_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queues: int
     type: _cluster_pb2.TopicType
-    def __init__(self, topic: _Optional[str] = ..., queues: _Optional[int] = ..., type: _Optional[_Union[_cluster_pb2.TopicType, str]] = ...) -> None: ...
+    priorities: int
+    def __init__(self, topic: _Optional[str] = ..., queues: _Optional[int] = ..., type: _Optional[_Union[_cluster_pb2.TopicType, str]] = ..., priorities: _Optional[int] = ...) -> None: ...
 
 class AlterTopicRequest(_message.Message):
     __slots__ = ("topic", "write_queues", "read_queues", "is_readable", "is_writable")
@@ -223,6 +227,132 @@ class DeleteGroupResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class AlterGroupRequest(_message.Message):
+    __slots__ = ("group", "retries_max")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    RETRIES_MAX_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    retries_max: int
+    def __init__(self, group: _Optional[str] = ..., retries_max: _Optional[int] = ...) -> None: ...
+
+class GroupSettings(_message.Message):
+    __slots__ = ("group", "retries_max", "is_default")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    RETRIES_MAX_FIELD_NUMBER: _ClassVar[int]
+    IS_DEFAULT_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    retries_max: int
+    is_default: bool
+    def __init__(self, group: _Optional[str] = ..., retries_max: _Optional[int] = ..., is_default: _Optional[bool] = ...) -> None: ...
+
+class ListTransactionsRequest(_message.Message):
+    __slots__ = ("producer_group", "transactions_max")
+    PRODUCER_GROUP_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTIONS_MAX_FIELD_NUMBER: _ClassVar[int]
+    producer_group: str
+    transactions_max: int
+    def __init__(self, producer_group: _Optional[str] = ..., transactions_max: _Optional[int] = ...) -> None: ...
+
+class ListTransactionsResponse(_message.Message):
+    __slots__ = ("transactions", "open")
+    TRANSACTIONS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    transactions: _containers.RepeatedCompositeFieldContainer[TransactionInfo]
+    open: int
+    def __init__(self, transactions: _Optional[_Iterable[_Union[TransactionInfo, _Mapping]]] = ..., open: _Optional[int] = ...) -> None: ...
+
+class TransactionInfo(_message.Message):
+    __slots__ = ("transaction_id", "topic", "producer_group", "stored_at_ms", "messages", "checks", "checks_max", "next_check_ms", "producers")
+    TRANSACTION_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_GROUP_FIELD_NUMBER: _ClassVar[int]
+    STORED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    CHECKS_FIELD_NUMBER: _ClassVar[int]
+    CHECKS_MAX_FIELD_NUMBER: _ClassVar[int]
+    NEXT_CHECK_MS_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    transaction_id: str
+    topic: str
+    producer_group: str
+    stored_at_ms: int
+    messages: int
+    checks: int
+    checks_max: int
+    next_check_ms: int
+    producers: int
+    def __init__(self, transaction_id: _Optional[str] = ..., topic: _Optional[str] = ..., producer_group: _Optional[str] = ..., stored_at_ms: _Optional[int] = ..., messages: _Optional[int] = ..., checks: _Optional[int] = ..., checks_max: _Optional[int] = ..., next_check_ms: _Optional[int] = ..., producers: _Optional[int] = ...) -> None: ...
+
+class CheckTransactionNowRequest(_message.Message):
+    __slots__ = ("transaction_id",)
+    TRANSACTION_ID_FIELD_NUMBER: _ClassVar[int]
+    transaction_id: str
+    def __init__(self, transaction_id: _Optional[str] = ...) -> None: ...
+
+class CheckTransactionNowResponse(_message.Message):
+    __slots__ = ("producer_id",)
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    producer_id: str
+    def __init__(self, producer_id: _Optional[str] = ...) -> None: ...
+
+class ListDeadLettersRequest(_message.Message):
+    __slots__ = ("group", "queue_offset", "messages_max")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_MAX_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    queue_offset: int
+    messages_max: int
+    def __init__(self, group: _Optional[str] = ..., queue_offset: _Optional[int] = ..., messages_max: _Optional[int] = ...) -> None: ...
+
+class ListDeadLettersResponse(_message.Message):
+    __slots__ = ("groups", "messages", "next_offset")
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedCompositeFieldContainer[DeadLetterCount]
+    messages: _containers.RepeatedCompositeFieldContainer[StoredMessage]
+    next_offset: int
+    def __init__(self, groups: _Optional[_Iterable[_Union[DeadLetterCount, _Mapping]]] = ..., messages: _Optional[_Iterable[_Union[StoredMessage, _Mapping]]] = ..., next_offset: _Optional[int] = ...) -> None: ...
+
+class DeadLetterCount(_message.Message):
+    __slots__ = ("group", "messages", "last_stored_at_ms")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    LAST_STORED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    messages: int
+    last_stored_at_ms: int
+    def __init__(self, group: _Optional[str] = ..., messages: _Optional[int] = ..., last_stored_at_ms: _Optional[int] = ...) -> None: ...
+
+class ResendDeadLettersRequest(_message.Message):
+    __slots__ = ("group", "queue_offsets")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    queue_offsets: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, group: _Optional[str] = ..., queue_offsets: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ResendDeadLettersResponse(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: int
+    def __init__(self, messages: _Optional[int] = ...) -> None: ...
+
+class PurgeDeadLettersRequest(_message.Message):
+    __slots__ = ("group", "before_offset")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    before_offset: int
+    def __init__(self, group: _Optional[str] = ..., before_offset: _Optional[int] = ...) -> None: ...
+
+class PurgeDeadLettersResponse(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: int
+    def __init__(self, messages: _Optional[int] = ...) -> None: ...
+
 class StoredMessage(_message.Message):
     __slots__ = ("message_id", "topic", "queue_id", "queue_offset", "log_offset", "stored_at_ms", "message")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -288,7 +418,7 @@ class BrokerStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class BrokerStatusResponse(_message.Message):
-    __slots__ = ("cluster", "broker_set", "node_id", "version", "role", "leader_id", "term", "commit_index", "applied_index", "last_index", "first_index", "log_bytes", "disk_total_bytes", "disk_used_bytes", "topics", "groups", "queues", "members", "messages_in", "messages_out", "rss_bytes", "started_at_ms", "cpu_seconds", "followers", "is_ready")
+    __slots__ = ("cluster", "broker_set", "node_id", "version", "role", "leader_id", "term", "commit_index", "applied_index", "last_index", "first_index", "log_bytes", "disk_total_bytes", "disk_used_bytes", "topics", "groups", "queues", "members", "messages_in", "messages_out", "rss_bytes", "started_at_ms", "cpu_seconds", "followers", "is_ready", "half_messages", "timing_messages", "dead_letters")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     BROKER_SET_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -314,6 +444,9 @@ class BrokerStatusResponse(_message.Message):
     CPU_SECONDS_FIELD_NUMBER: _ClassVar[int]
     FOLLOWERS_FIELD_NUMBER: _ClassVar[int]
     IS_READY_FIELD_NUMBER: _ClassVar[int]
+    HALF_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    TIMING_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     broker_set: str
     node_id: str
@@ -339,7 +472,10 @@ class BrokerStatusResponse(_message.Message):
     cpu_seconds: float
     followers: _containers.RepeatedCompositeFieldContainer[FollowerStatus]
     is_ready: bool
-    def __init__(self, cluster: _Optional[str] = ..., broker_set: _Optional[str] = ..., node_id: _Optional[str] = ..., version: _Optional[str] = ..., role: _Optional[str] = ..., leader_id: _Optional[str] = ..., term: _Optional[int] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., last_index: _Optional[int] = ..., first_index: _Optional[int] = ..., log_bytes: _Optional[int] = ..., disk_total_bytes: _Optional[int] = ..., disk_used_bytes: _Optional[int] = ..., topics: _Optional[int] = ..., groups: _Optional[int] = ..., queues: _Optional[int] = ..., members: _Optional[int] = ..., messages_in: _Optional[int] = ..., messages_out: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., started_at_ms: _Optional[int] = ..., cpu_seconds: _Optional[float] = ..., followers: _Optional[_Iterable[_Union[FollowerStatus, _Mapping]]] = ..., is_ready: _Optional[bool] = ...) -> None: ...
+    half_messages: int
+    timing_messages: int
+    dead_letters: int
+    def __init__(self, cluster: _Optional[str] = ..., broker_set: _Optional[str] = ..., node_id: _Optional[str] = ..., version: _Optional[str] = ..., role: _Optional[str] = ..., leader_id: _Optional[str] = ..., term: _Optional[int] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., last_index: _Optional[int] = ..., first_index: _Optional[int] = ..., log_bytes: _Optional[int] = ..., disk_total_bytes: _Optional[int] = ..., disk_used_bytes: _Optional[int] = ..., topics: _Optional[int] = ..., groups: _Optional[int] = ..., queues: _Optional[int] = ..., members: _Optional[int] = ..., messages_in: _Optional[int] = ..., messages_out: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., started_at_ms: _Optional[int] = ..., cpu_seconds: _Optional[float] = ..., followers: _Optional[_Iterable[_Union[FollowerStatus, _Mapping]]] = ..., is_ready: _Optional[bool] = ..., half_messages: _Optional[int] = ..., timing_messages: _Optional[int] = ..., dead_letters: _Optional[int] = ...) -> None: ...
 
 class FollowerStatus(_message.Message):
     __slots__ = ("node_id", "address", "behind")

@@ -59,7 +59,7 @@ class NodeRoute(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ...) -> None: ...
 
 class TopicRoute(_message.Message):
-    __slots__ = ("topic", "type", "broker_set", "write_queues", "read_queues", "is_readable", "is_writable")
+    __slots__ = ("topic", "type", "broker_set", "write_queues", "read_queues", "is_readable", "is_writable", "priorities")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     BROKER_SET_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +67,7 @@ class TopicRoute(_message.Message):
     READ_QUEUES_FIELD_NUMBER: _ClassVar[int]
     IS_READABLE_FIELD_NUMBER: _ClassVar[int]
     IS_WRITABLE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITIES_FIELD_NUMBER: _ClassVar[int]
     topic: str
     type: TopicType
     broker_set: str
@@ -74,4 +75,5 @@ class TopicRoute(_message.Message):
     read_queues: int
     is_readable: bool
     is_writable: bool
-    def __init__(self, topic: _Optional[str] = ..., type: _Optional[_Union[TopicType, str]] = ..., broker_set: _Optional[str] = ..., write_queues: _Optional[int] = ..., read_queues: _Optional[int] = ..., is_readable: _Optional[bool] = ..., is_writable: _Optional[bool] = ...) -> None: ...
+    priorities: int
+    def __init__(self, topic: _Optional[str] = ..., type: _Optional[_Union[TopicType, str]] = ..., broker_set: _Optional[str] = ..., write_queues: _Optional[int] = ..., read_queues: _Optional[int] = ..., is_readable: _Optional[bool] = ..., is_writable: _Optional[bool] = ..., priorities: _Optional[int] = ...) -> None: ...

@@ -1,4 +1,5 @@
 from mq.wire.v1 import message_pb2 as _message_pb2
+from mq.wire.v1 import status_pb2 as _status_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -349,3 +350,143 @@ class FindOffsetsResponse(_message.Message):
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     positions: _containers.RepeatedCompositeFieldContainer[QueuePosition]
     def __init__(self, positions: _Optional[_Iterable[_Union[QueuePosition, _Mapping]]] = ...) -> None: ...
+
+class RetryRequest(_message.Message):
+    __slots__ = ("group", "member_id", "sequence", "messages")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    member_id: str
+    sequence: int
+    messages: _containers.RepeatedCompositeFieldContainer[FailedMessage]
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., sequence: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[FailedMessage, _Mapping]]] = ...) -> None: ...
+
+class FailedMessage(_message.Message):
+    __slots__ = ("topic", "queue_id", "queue_offset", "delay_ms", "reason")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue_id: int
+    queue_offset: int
+    delay_ms: int
+    reason: str
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., delay_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RetryResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[RetryResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[RetryResult, _Mapping]]] = ...) -> None: ...
+
+class RetryResult(_message.Message):
+    __slots__ = ("code", "text", "attempts", "deliver_at_ms")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    code: _status_pb2.Code
+    text: str
+    attempts: int
+    deliver_at_ms: int
+    def __init__(self, code: _Optional[_Union[_status_pb2.Code, str]] = ..., text: _Optional[str] = ..., attempts: _Optional[int] = ..., deliver_at_ms: _Optional[int] = ...) -> None: ...
+
+class ReceiveRequest(_message.Message):
+    __slots__ = ("group", "topic", "filter", "messages_max", "bytes_max", "invisible_ms", "wait_ms", "is_ordered", "start_position", "start_at_ms", "member_id")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_MAX_FIELD_NUMBER: _ClassVar[int]
+    BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    INVISIBLE_MS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    IS_ORDERED_FIELD_NUMBER: _ClassVar[int]
+    START_POSITION_FIELD_NUMBER: _ClassVar[int]
+    START_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    topic: str
+    filter: Filter
+    messages_max: int
+    bytes_max: int
+    invisible_ms: int
+    wait_ms: int
+    is_ordered: bool
+    start_position: StartPosition
+    start_at_ms: int
+    member_id: str
+    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., filter: _Optional[_Union[Filter, _Mapping]] = ..., messages_max: _Optional[int] = ..., bytes_max: _Optional[int] = ..., invisible_ms: _Optional[int] = ..., wait_ms: _Optional[int] = ..., is_ordered: _Optional[bool] = ..., start_position: _Optional[_Union[StartPosition, str]] = ..., start_at_ms: _Optional[int] = ..., member_id: _Optional[str] = ...) -> None: ...
+
+class ReceiveResponse(_message.Message):
+    __slots__ = ("runs",)
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedCompositeFieldContainer[ReceivedRun]
+    def __init__(self, runs: _Optional[_Iterable[_Union[ReceivedRun, _Mapping]]] = ...) -> None: ...
+
+class ReceivedRun(_message.Message):
+    __slots__ = ("topic", "queue_id", "lease", "attempt", "invisible_until_ms", "run")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    INVISIBLE_UNTIL_MS_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue_id: int
+    lease: bytes
+    attempt: int
+    invisible_until_ms: int
+    run: Run
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., lease: _Optional[bytes] = ..., attempt: _Optional[int] = ..., invisible_until_ms: _Optional[int] = ..., run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
+
+class Handle(_message.Message):
+    __slots__ = ("lease", "queue_offset", "count")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    lease: bytes
+    queue_offset: int
+    count: int
+    def __init__(self, lease: _Optional[bytes] = ..., queue_offset: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class AckRequest(_message.Message):
+    __slots__ = ("group", "handles")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    HANDLES_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    handles: _containers.RepeatedCompositeFieldContainer[Handle]
+    def __init__(self, group: _Optional[str] = ..., handles: _Optional[_Iterable[_Union[Handle, _Mapping]]] = ...) -> None: ...
+
+class NackRequest(_message.Message):
+    __slots__ = ("group", "handles", "delay_ms", "reason")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    HANDLES_FIELD_NUMBER: _ClassVar[int]
+    DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    handles: _containers.RepeatedCompositeFieldContainer[Handle]
+    delay_ms: int
+    reason: str
+    def __init__(self, group: _Optional[str] = ..., handles: _Optional[_Iterable[_Union[Handle, _Mapping]]] = ..., delay_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ChangeInvisibleRequest(_message.Message):
+    __slots__ = ("group", "handles", "invisible_ms")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    HANDLES_FIELD_NUMBER: _ClassVar[int]
+    INVISIBLE_MS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    handles: _containers.RepeatedCompositeFieldContainer[Handle]
+    invisible_ms: int
+    def __init__(self, group: _Optional[str] = ..., handles: _Optional[_Iterable[_Union[Handle, _Mapping]]] = ..., invisible_ms: _Optional[int] = ...) -> None: ...
+
+class HandleResponse(_message.Message):
+    __slots__ = ("codes", "invisible_until_ms")
+    CODES_FIELD_NUMBER: _ClassVar[int]
+    INVISIBLE_UNTIL_MS_FIELD_NUMBER: _ClassVar[int]
+    codes: _containers.RepeatedScalarFieldContainer[_status_pb2.Code]
+    invisible_until_ms: int
+    def __init__(self, codes: _Optional[_Iterable[_Union[_status_pb2.Code, str]]] = ..., invisible_until_ms: _Optional[int] = ...) -> None: ...

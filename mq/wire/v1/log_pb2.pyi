@@ -8,10 +8,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class MessagesEntry(_message.Message):
-    __slots__ = ("batches",)
+    __slots__ = ("batches", "command")
     BATCHES_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
     batches: _containers.RepeatedCompositeFieldContainer[_message_pb2.Batch]
-    def __init__(self, batches: _Optional[_Iterable[_Union[_message_pb2.Batch, _Mapping]]] = ...) -> None: ...
+    command: bytes
+    def __init__(self, batches: _Optional[_Iterable[_Union[_message_pb2.Batch, _Mapping]]] = ..., command: _Optional[bytes] = ...) -> None: ...
 
 class TopicQueues(_message.Message):
     __slots__ = ("topic", "queue_ids", "starts", "ends")

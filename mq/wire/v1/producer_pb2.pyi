@@ -1,3 +1,4 @@
+from mq.wire.v1 import consumer_pb2 as _consumer_pb2
 from mq.wire.v1 import message_pb2 as _message_pb2
 from mq.wire.v1 import status_pb2 as _status_pb2
 from google.protobuf.internal import containers as _containers
@@ -19,34 +20,42 @@ ACK_LEADER: Ack
 ACK_NONE: Ack
 
 class SendRequest(_message.Message):
-    __slots__ = ("topic", "queue_id", "ack", "producer_id", "sequence", "messages")
+    __slots__ = ("topic", "queue_id", "ack", "producer_id", "sequence", "deliver_at_ms", "delay_ms", "delay_level", "messages")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    DELAY_LEVEL_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     ack: Ack
     producer_id: str
     sequence: int
+    deliver_at_ms: int
+    delay_ms: int
+    delay_level: int
     messages: _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., ack: _Optional[_Union[Ack, str]] = ..., producer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[_message_pb2.Message, _Mapping]]] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., ack: _Optional[_Union[Ack, str]] = ..., producer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., deliver_at_ms: _Optional[int] = ..., delay_ms: _Optional[int] = ..., delay_level: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[_message_pb2.Message, _Mapping]]] = ...) -> None: ...
 
 class SendResponse(_message.Message):
-    __slots__ = ("queue_id", "queue_offset", "stored_at_ms", "is_duplicate", "message_ids")
+    __slots__ = ("queue_id", "queue_offset", "stored_at_ms", "is_duplicate", "message_ids", "deliver_at_ms")
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
     STORED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     IS_DUPLICATE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_IDS_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AT_MS_FIELD_NUMBER: _ClassVar[int]
     queue_id: int
     queue_offset: int
     stored_at_ms: int
     is_duplicate: bool
     message_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., stored_at_ms: _Optional[int] = ..., is_duplicate: _Optional[bool] = ..., message_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    deliver_at_ms: int
+    def __init__(self, queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., stored_at_ms: _Optional[int] = ..., is_duplicate: _Optional[bool] = ..., message_ids: _Optional[_Iterable[str]] = ..., deliver_at_ms: _Optional[int] = ...) -> None: ...
 
 class PublishRequest(_message.Message):
     __slots__ = ("request_id", "ack", "batches")
@@ -67,7 +76,7 @@ class PublishResponse(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., results: _Optional[_Iterable[_Union[BatchResult, _Mapping]]] = ...) -> None: ...
 
 class BatchResult(_message.Message):
-    __slots__ = ("code", "text", "queue_id", "queue_offset", "log_offset", "stored_at_ms", "is_duplicate", "leader_address", "retry_after_ms")
+    __slots__ = ("code", "text", "queue_id", "queue_offset", "log_offset", "stored_at_ms", "is_duplicate", "leader_address", "retry_after_ms", "deliver_at_ms")
     CODE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +86,7 @@ class BatchResult(_message.Message):
     IS_DUPLICATE_FIELD_NUMBER: _ClassVar[int]
     LEADER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AT_MS_FIELD_NUMBER: _ClassVar[int]
     code: _status_pb2.Code
     text: str
     queue_id: int
@@ -86,4 +96,39 @@ class BatchResult(_message.Message):
     is_duplicate: bool
     leader_address: str
     retry_after_ms: int
-    def __init__(self, code: _Optional[_Union[_status_pb2.Code, str]] = ..., text: _Optional[str] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., log_offset: _Optional[int] = ..., stored_at_ms: _Optional[int] = ..., is_duplicate: _Optional[bool] = ..., leader_address: _Optional[str] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
+    deliver_at_ms: int
+    def __init__(self, code: _Optional[_Union[_status_pb2.Code, str]] = ..., text: _Optional[str] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., log_offset: _Optional[int] = ..., stored_at_ms: _Optional[int] = ..., is_duplicate: _Optional[bool] = ..., leader_address: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., deliver_at_ms: _Optional[int] = ...) -> None: ...
+
+class RecallRequest(_message.Message):
+    __slots__ = ("topic", "message_id", "deliver_at_ms")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    message_id: str
+    deliver_at_ms: int
+    def __init__(self, topic: _Optional[str] = ..., message_id: _Optional[str] = ..., deliver_at_ms: _Optional[int] = ...) -> None: ...
+
+class RecallResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AtomicRequest(_message.Message):
+    __slots__ = ("batches", "group", "member_id", "positions", "handles")
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    HANDLES_FIELD_NUMBER: _ClassVar[int]
+    batches: _containers.RepeatedCompositeFieldContainer[_message_pb2.Batch]
+    group: str
+    member_id: str
+    positions: _containers.RepeatedCompositeFieldContainer[_consumer_pb2.QueuePosition]
+    handles: _containers.RepeatedCompositeFieldContainer[_consumer_pb2.Handle]
+    def __init__(self, batches: _Optional[_Iterable[_Union[_message_pb2.Batch, _Mapping]]] = ..., group: _Optional[str] = ..., member_id: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[_consumer_pb2.QueuePosition, _Mapping]]] = ..., handles: _Optional[_Iterable[_Union[_consumer_pb2.Handle, _Mapping]]] = ...) -> None: ...
+
+class AtomicResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[BatchResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[BatchResult, _Mapping]]] = ...) -> None: ...

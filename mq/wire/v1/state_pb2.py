@@ -26,7 +26,7 @@ from mq.wire.v1 import cluster_pb2 as mq_dot_v1_dot_cluster__pb2
 from mq.wire.v1 import consumer_pb2 as mq_dot_v1_dot_consumer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11mq/v1/state.proto\x12\x05mq.v1\x1a\x13mq/v1/cluster.proto\x1a\x14mq/v1/consumer.proto\"\xe5\x01\n\x07\x43ommand\x12$\n\tput_topic\x18\x01 \x01(\x0b\x32\x0f.mq.v1.PutTopicH\x00\x12&\n\ndrop_topic\x18\x02 \x01(\x0b\x32\x10.mq.v1.DropTopicH\x00\x12\x32\n\x10\x63ommit_positions\x18\x03 \x01(\x0b\x32\x16.mq.v1.CommitPositionsH\x00\x12&\n\ndrop_group\x18\x04 \x01(\x0b\x32\x10.mq.v1.DropGroupH\x00\x12(\n\x0block_queues\x18\x05 \x01(\x0b\x32\x11.mq.v1.LockQueuesH\x00\x42\x06\n\x04kind\"\x8e\x01\n\x08PutTopic\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x1e\n\x04type\x18\x02 \x01(\x0e\x32\x10.mq.v1.TopicType\x12\x14\n\x0cwrite_queues\x18\x03 \x01(\r\x12\x13\n\x0bread_queues\x18\x04 \x01(\r\x12\x13\n\x0bis_readable\x18\x05 \x01(\x08\x12\x13\n\x0bis_writable\x18\x06 \x01(\x08\"\x1a\n\tDropTopic\x12\r\n\x05topic\x18\x01 \x01(\t\"8\n\x0f\x43ommitPositions\x12%\n\x06groups\x18\x01 \x03(\x0b\x32\x15.mq.v1.GroupPositions\"H\n\x0eGroupPositions\x12\r\n\x05group\x18\x01 \x01(\t\x12\'\n\tpositions\x18\x02 \x03(\x0b\x32\x14.mq.v1.QueuePosition\"\x1a\n\tDropGroup\x12\r\n\x05group\x18\x01 \x01(\t\"<\n\nLockQueues\x12\r\n\x05group\x18\x01 \x01(\t\x12\x1f\n\x05locks\x18\x02 \x03(\x0b\x32\x10.mq.v1.QueueLock\"?\n\tQueueLock\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\r\x12\x11\n\tmember_id\x18\x03 \x01(\t\"|\n\x0b\x42rokerState\x12!\n\x06topics\x18\x01 \x03(\x0b\x32\x11.mq.v1.TopicState\x12!\n\x06groups\x18\x02 \x03(\x0b\x32\x11.mq.v1.GroupState\x12\'\n\tproducers\x18\x03 \x03(\x0b\x32\x14.mq.v1.ProducerState\"C\n\nTopicState\x12\x1e\n\x05topic\x18\x01 \x01(\x0b\x32\x0f.mq.v1.PutTopic\x12\x15\n\rcreated_at_ms\x18\x02 \x01(\x03\"e\n\nGroupState\x12\r\n\x05group\x18\x01 \x01(\t\x12\'\n\tpositions\x18\x02 \x03(\x0b\x32\x14.mq.v1.QueuePosition\x12\x1f\n\x05locks\x18\x03 \x03(\x0b\x32\x10.mq.v1.QueueLock\"D\n\rProducerState\x12\x13\n\x0bproducer_id\x18\x01 \x01(\t\x12\x0e\n\x06stored\x18\x02 \x03(\x04\x12\x0e\n\x06newest\x18\x03 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11mq/v1/state.proto\x12\x05mq.v1\x1a\x13mq/v1/cluster.proto\x1a\x14mq/v1/consumer.proto\"\xd6\x04\n\x07\x43ommand\x12$\n\tput_topic\x18\x01 \x01(\x0b\x32\x0f.mq.v1.PutTopicH\x00\x12&\n\ndrop_topic\x18\x02 \x01(\x0b\x32\x10.mq.v1.DropTopicH\x00\x12\x32\n\x10\x63ommit_positions\x18\x03 \x01(\x0b\x32\x16.mq.v1.CommitPositionsH\x00\x12&\n\ndrop_group\x18\x04 \x01(\x0b\x32\x10.mq.v1.DropGroupH\x00\x12(\n\x0block_queues\x18\x05 \x01(\x0b\x32\x11.mq.v1.LockQueuesH\x00\x12\x34\n\x11\x64\x65liver_scheduled\x18\x06 \x01(\x0b\x32\x17.mq.v1.DeliverScheduledH\x00\x12\x32\n\x10recall_scheduled\x18\x07 \x01(\x0b\x32\x16.mq.v1.RecallScheduledH\x00\x12\x30\n\x0f\x63\x61rry_scheduled\x18\x08 \x01(\x0b\x32\x15.mq.v1.CarryScheduledH\x00\x12\x38\n\x13\x63hange_transactions\x18\t \x01(\x0b\x32\x19.mq.v1.ChangeTransactionsH\x00\x12,\n\rchange_leases\x18\n \x01(\x0b\x32\x13.mq.v1.ChangeLeasesH\x00\x12$\n\tput_group\x18\x0b \x01(\x0b\x32\x0f.mq.v1.PutGroupH\x00\x12(\n\x0btrim_queues\x18\x0c \x01(\x0b\x32\x11.mq.v1.TrimQueuesH\x00\x12\x1b\n\x04many\x18\r \x01(\x0b\x32\x0b.mq.v1.ManyH\x00\x42\x06\n\x04kind\"(\n\x04Many\x12 \n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x0e.mq.v1.Command\"\xa2\x01\n\x08PutTopic\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x1e\n\x04type\x18\x02 \x01(\x0e\x32\x10.mq.v1.TopicType\x12\x14\n\x0cwrite_queues\x18\x03 \x01(\r\x12\x13\n\x0bread_queues\x18\x04 \x01(\r\x12\x13\n\x0bis_readable\x18\x05 \x01(\x08\x12\x13\n\x0bis_writable\x18\x06 \x01(\x08\x12\x12\n\npriorities\x18\x07 \x01(\r\"\x1a\n\tDropTopic\x12\r\n\x05topic\x18\x01 \x01(\t\"8\n\x0f\x43ommitPositions\x12%\n\x06groups\x18\x01 \x03(\x0b\x32\x15.mq.v1.GroupPositions\"H\n\x0eGroupPositions\x12\r\n\x05group\x18\x01 \x01(\t\x12\'\n\tpositions\x18\x02 \x03(\x0b\x32\x14.mq.v1.QueuePosition\"\x1a\n\tDropGroup\x12\r\n\x05group\x18\x01 \x01(\t\"C\n\x08PutGroup\x12\r\n\x05group\x18\x01 \x01(\t\x12\x18\n\x0bretries_max\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x0e\n\x0c_retries_max\"2\n\nTrimQueues\x12$\n\x06starts\x18\x01 \x03(\x0b\x32\x14.mq.v1.QueuePosition\"6\n\x10\x44\x65liverScheduled\x12\"\n\x05lanes\x18\x01 \x03(\x0b\x32\x13.mq.v1.LaneProgress\"c\n\x0cLaneProgress\x12\x0c\n\x04lane\x18\x01 \x01(\r\x12\x0e\n\x06\x64ue_ms\x18\x02 \x01(\x03\x12\x12\n\nlog_offset\x18\x03 \x01(\x04\x12\x0f\n\x07\x62\x61tches\x18\x04 \x01(\x04\x12\x10\n\x08messages\x18\x05 \x01(\x04\"_\n\x0fRecallScheduled\x12\x0c\n\x04lane\x18\x01 \x01(\r\x12\x0e\n\x06\x64ue_ms\x18\x02 \x01(\x03\x12\x12\n\nlog_offset\x18\x03 \x01(\x04\x12\x1a\n\x12message_log_offset\x18\x04 \x01(\x04\"3\n\x0e\x43\x61rryScheduled\x12!\n\x05lanes\x18\x01 \x03(\x0b\x32\x12.mq.v1.LaneCarried\"X\n\x0bLaneCarried\x12\x0c\n\x04lane\x18\x01 \x01(\r\x12\x18\n\x10\x62\x65low_log_offset\x18\x02 \x01(\x04\x12\x0f\n\x07\x62\x61tches\x18\x03 \x01(\x04\x12\x10\n\x08messages\x18\x04 \x01(\x04\"\x8c\x01\n\tLaneState\x12\x0c\n\x04lane\x18\x01 \x01(\r\x12\x0f\n\x07\x62\x61tches\x18\x02 \x01(\x04\x12\x10\n\x08messages\x18\x03 \x01(\x04\x12\x0e\n\x06\x64ue_ms\x18\x04 \x01(\x03\x12\x12\n\nlog_offset\x18\x05 \x01(\x04\x12\x18\n\x10\x62\x65low_log_offset\x18\x06 \x01(\x04\x12\x10\n\x08recalled\x18\x07 \x03(\x03\"z\n\x12\x43hangeTransactions\x12\x11\n\tcommitted\x18\x01 \x03(\x04\x12\x13\n\x0brolled_back\x18\x02 \x03(\x04\x12\x10\n\x08given_up\x18\x03 \x03(\x04\x12*\n\x07\x63hecked\x18\x04 \x03(\x0b\x32\x19.mq.v1.TransactionChecked\"7\n\x12TransactionChecked\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x15\n\rnext_check_ms\x18\x02 \x01(\x03\"\xe5\x01\n\x10TransactionState\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x12\n\nlog_offset\x18\x02 \x01(\x04\x12\x0c\n\x04size\x18\x03 \x01(\r\x12\x10\n\x08messages\x18\x04 \x01(\r\x12\x14\n\x0cstored_at_ms\x18\x05 \x01(\x03\x12\x16\n\x0eproducer_group\x18\x06 \x01(\t\x12\x0e\n\x06\x63hecks\x18\x07 \x01(\r\x12\x15\n\rnext_check_ms\x18\x08 \x01(\x03\x12\x19\n\x11\x63heck_interval_ms\x18\t \x01(\r\x12\x12\n\nchecks_max\x18\n \x01(\r\x12\r\n\x05topic\x18\x0b \x01(\t\"2\n\x0c\x43hangeLeases\x12\"\n\x06queues\x18\x01 \x03(\x0b\x32\x12.mq.v1.QueueLeases\"b\n\x0bQueueLeases\x12\r\n\x05group\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\r\x12#\n\x07\x63hanges\x18\x04 \x03(\x0b\x32\x12.mq.v1.LeaseChange\"r\n\x0bLeaseChange\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x04\x12\x0f\n\x07is_done\x18\x03 \x01(\x08\x12\r\n\x05lease\x18\x04 \x01(\x06\x12\x15\n\rvisible_at_ms\x18\x05 \x01(\x03\x12\x10\n\x08\x61ttempts\x18\x06 \x01(\r\"Z\n\nLeaseState\x12\r\n\x05group\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\r\x12\x0c\n\x04next\x18\x04 \x01(\x04\x12\x0e\n\x06ranges\x18\x05 \x01(\x0c\"<\n\nLockQueues\x12\r\n\x05group\x18\x01 \x01(\t\x12\x1f\n\x05locks\x18\x02 \x03(\x0b\x32\x10.mq.v1.QueueLock\"?\n\tQueueLock\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\r\x12\x11\n\tmember_id\x18\x03 \x01(\t\"\xa5\x02\n\x0b\x42rokerState\x12!\n\x06topics\x18\x01 \x03(\x0b\x32\x11.mq.v1.TopicState\x12!\n\x06groups\x18\x02 \x03(\x0b\x32\x11.mq.v1.GroupState\x12\'\n\tproducers\x18\x03 \x03(\x0b\x32\x14.mq.v1.ProducerState\x12\x1f\n\x05lanes\x18\x04 \x03(\x0b\x32\x10.mq.v1.LaneState\x12-\n\x0ctransactions\x18\x05 \x03(\x0b\x32\x17.mq.v1.TransactionState\x12!\n\x06leases\x18\x06 \x03(\x0b\x32\x11.mq.v1.LeaseState\x12\x34\n\x12transaction_totals\x18\x07 \x01(\x0b\x32\x18.mq.v1.TransactionTotals\"M\n\x11TransactionTotals\x12\x11\n\tcommitted\x18\x01 \x01(\x04\x12\x13\n\x0brolled_back\x18\x02 \x01(\x04\x12\x10\n\x08given_up\x18\x03 \x01(\x04\"C\n\nTopicState\x12\x1e\n\x05topic\x18\x01 \x01(\x0b\x32\x0f.mq.v1.PutTopic\x12\x15\n\rcreated_at_ms\x18\x02 \x01(\x03\"\x88\x01\n\nGroupState\x12\r\n\x05group\x18\x01 \x01(\t\x12\'\n\tpositions\x18\x02 \x03(\x0b\x32\x14.mq.v1.QueuePosition\x12\x1f\n\x05locks\x18\x03 \x03(\x0b\x32\x10.mq.v1.QueueLock\x12!\n\x08settings\x18\x04 \x01(\x0b\x32\x0f.mq.v1.PutGroup\"D\n\rProducerState\x12\x13\n\x0bproducer_id\x18\x01 \x01(\t\x12\x0e\n\x06stored\x18\x02 \x03(\x04\x12\x0e\n\x06newest\x18\x03 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,27 +34,61 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'mq.v1.state_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_COMMAND']._serialized_start=72
-  _globals['_COMMAND']._serialized_end=301
-  _globals['_PUTTOPIC']._serialized_start=304
-  _globals['_PUTTOPIC']._serialized_end=446
-  _globals['_DROPTOPIC']._serialized_start=448
-  _globals['_DROPTOPIC']._serialized_end=474
-  _globals['_COMMITPOSITIONS']._serialized_start=476
-  _globals['_COMMITPOSITIONS']._serialized_end=532
-  _globals['_GROUPPOSITIONS']._serialized_start=534
-  _globals['_GROUPPOSITIONS']._serialized_end=606
-  _globals['_DROPGROUP']._serialized_start=608
-  _globals['_DROPGROUP']._serialized_end=634
-  _globals['_LOCKQUEUES']._serialized_start=636
-  _globals['_LOCKQUEUES']._serialized_end=696
-  _globals['_QUEUELOCK']._serialized_start=698
-  _globals['_QUEUELOCK']._serialized_end=761
-  _globals['_BROKERSTATE']._serialized_start=763
-  _globals['_BROKERSTATE']._serialized_end=887
-  _globals['_TOPICSTATE']._serialized_start=889
-  _globals['_TOPICSTATE']._serialized_end=956
-  _globals['_GROUPSTATE']._serialized_start=958
-  _globals['_GROUPSTATE']._serialized_end=1059
-  _globals['_PRODUCERSTATE']._serialized_start=1061
-  _globals['_PRODUCERSTATE']._serialized_end=1129
+  _globals['_COMMAND']._serialized_end=670
+  _globals['_MANY']._serialized_start=672
+  _globals['_MANY']._serialized_end=712
+  _globals['_PUTTOPIC']._serialized_start=715
+  _globals['_PUTTOPIC']._serialized_end=877
+  _globals['_DROPTOPIC']._serialized_start=879
+  _globals['_DROPTOPIC']._serialized_end=905
+  _globals['_COMMITPOSITIONS']._serialized_start=907
+  _globals['_COMMITPOSITIONS']._serialized_end=963
+  _globals['_GROUPPOSITIONS']._serialized_start=965
+  _globals['_GROUPPOSITIONS']._serialized_end=1037
+  _globals['_DROPGROUP']._serialized_start=1039
+  _globals['_DROPGROUP']._serialized_end=1065
+  _globals['_PUTGROUP']._serialized_start=1067
+  _globals['_PUTGROUP']._serialized_end=1134
+  _globals['_TRIMQUEUES']._serialized_start=1136
+  _globals['_TRIMQUEUES']._serialized_end=1186
+  _globals['_DELIVERSCHEDULED']._serialized_start=1188
+  _globals['_DELIVERSCHEDULED']._serialized_end=1242
+  _globals['_LANEPROGRESS']._serialized_start=1244
+  _globals['_LANEPROGRESS']._serialized_end=1343
+  _globals['_RECALLSCHEDULED']._serialized_start=1345
+  _globals['_RECALLSCHEDULED']._serialized_end=1440
+  _globals['_CARRYSCHEDULED']._serialized_start=1442
+  _globals['_CARRYSCHEDULED']._serialized_end=1493
+  _globals['_LANECARRIED']._serialized_start=1495
+  _globals['_LANECARRIED']._serialized_end=1583
+  _globals['_LANESTATE']._serialized_start=1586
+  _globals['_LANESTATE']._serialized_end=1726
+  _globals['_CHANGETRANSACTIONS']._serialized_start=1728
+  _globals['_CHANGETRANSACTIONS']._serialized_end=1850
+  _globals['_TRANSACTIONCHECKED']._serialized_start=1852
+  _globals['_TRANSACTIONCHECKED']._serialized_end=1907
+  _globals['_TRANSACTIONSTATE']._serialized_start=1910
+  _globals['_TRANSACTIONSTATE']._serialized_end=2139
+  _globals['_CHANGELEASES']._serialized_start=2141
+  _globals['_CHANGELEASES']._serialized_end=2191
+  _globals['_QUEUELEASES']._serialized_start=2193
+  _globals['_QUEUELEASES']._serialized_end=2291
+  _globals['_LEASECHANGE']._serialized_start=2293
+  _globals['_LEASECHANGE']._serialized_end=2407
+  _globals['_LEASESTATE']._serialized_start=2409
+  _globals['_LEASESTATE']._serialized_end=2499
+  _globals['_LOCKQUEUES']._serialized_start=2501
+  _globals['_LOCKQUEUES']._serialized_end=2561
+  _globals['_QUEUELOCK']._serialized_start=2563
+  _globals['_QUEUELOCK']._serialized_end=2626
+  _globals['_BROKERSTATE']._serialized_start=2629
+  _globals['_BROKERSTATE']._serialized_end=2922
+  _globals['_TRANSACTIONTOTALS']._serialized_start=2924
+  _globals['_TRANSACTIONTOTALS']._serialized_end=3001
+  _globals['_TOPICSTATE']._serialized_start=3003
+  _globals['_TOPICSTATE']._serialized_end=3070
+  _globals['_GROUPSTATE']._serialized_start=3073
+  _globals['_GROUPSTATE']._serialized_end=3209
+  _globals['_PRODUCERSTATE']._serialized_start=3211
+  _globals['_PRODUCERSTATE']._serialized_end=3279
 # @@protoc_insertion_point(module_scope)

@@ -9,34 +9,58 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Command(_message.Message):
-    __slots__ = ("put_topic", "drop_topic", "commit_positions", "drop_group", "lock_queues")
+    __slots__ = ("put_topic", "drop_topic", "commit_positions", "drop_group", "lock_queues", "deliver_scheduled", "recall_scheduled", "carry_scheduled", "change_transactions", "change_leases", "put_group", "trim_queues", "many")
     PUT_TOPIC_FIELD_NUMBER: _ClassVar[int]
     DROP_TOPIC_FIELD_NUMBER: _ClassVar[int]
     COMMIT_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     DROP_GROUP_FIELD_NUMBER: _ClassVar[int]
     LOCK_QUEUES_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_SCHEDULED_FIELD_NUMBER: _ClassVar[int]
+    RECALL_SCHEDULED_FIELD_NUMBER: _ClassVar[int]
+    CARRY_SCHEDULED_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_TRANSACTIONS_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_LEASES_FIELD_NUMBER: _ClassVar[int]
+    PUT_GROUP_FIELD_NUMBER: _ClassVar[int]
+    TRIM_QUEUES_FIELD_NUMBER: _ClassVar[int]
+    MANY_FIELD_NUMBER: _ClassVar[int]
     put_topic: PutTopic
     drop_topic: DropTopic
     commit_positions: CommitPositions
     drop_group: DropGroup
     lock_queues: LockQueues
-    def __init__(self, put_topic: _Optional[_Union[PutTopic, _Mapping]] = ..., drop_topic: _Optional[_Union[DropTopic, _Mapping]] = ..., commit_positions: _Optional[_Union[CommitPositions, _Mapping]] = ..., drop_group: _Optional[_Union[DropGroup, _Mapping]] = ..., lock_queues: _Optional[_Union[LockQueues, _Mapping]] = ...) -> None: ...
+    deliver_scheduled: DeliverScheduled
+    recall_scheduled: RecallScheduled
+    carry_scheduled: CarryScheduled
+    change_transactions: ChangeTransactions
+    change_leases: ChangeLeases
+    put_group: PutGroup
+    trim_queues: TrimQueues
+    many: Many
+    def __init__(self, put_topic: _Optional[_Union[PutTopic, _Mapping]] = ..., drop_topic: _Optional[_Union[DropTopic, _Mapping]] = ..., commit_positions: _Optional[_Union[CommitPositions, _Mapping]] = ..., drop_group: _Optional[_Union[DropGroup, _Mapping]] = ..., lock_queues: _Optional[_Union[LockQueues, _Mapping]] = ..., deliver_scheduled: _Optional[_Union[DeliverScheduled, _Mapping]] = ..., recall_scheduled: _Optional[_Union[RecallScheduled, _Mapping]] = ..., carry_scheduled: _Optional[_Union[CarryScheduled, _Mapping]] = ..., change_transactions: _Optional[_Union[ChangeTransactions, _Mapping]] = ..., change_leases: _Optional[_Union[ChangeLeases, _Mapping]] = ..., put_group: _Optional[_Union[PutGroup, _Mapping]] = ..., trim_queues: _Optional[_Union[TrimQueues, _Mapping]] = ..., many: _Optional[_Union[Many, _Mapping]] = ...) -> None: ...
+
+class Many(_message.Message):
+    __slots__ = ("commands",)
+    COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    commands: _containers.RepeatedCompositeFieldContainer[Command]
+    def __init__(self, commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ...) -> None: ...
 
 class PutTopic(_message.Message):
-    __slots__ = ("topic", "type", "write_queues", "read_queues", "is_readable", "is_writable")
+    __slots__ = ("topic", "type", "write_queues", "read_queues", "is_readable", "is_writable", "priorities")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     WRITE_QUEUES_FIELD_NUMBER: _ClassVar[int]
     READ_QUEUES_FIELD_NUMBER: _ClassVar[int]
     IS_READABLE_FIELD_NUMBER: _ClassVar[int]
     IS_WRITABLE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITIES_FIELD_NUMBER: _ClassVar[int]
     topic: str
     type: _cluster_pb2.TopicType
     write_queues: int
     read_queues: int
     is_readable: bool
     is_writable: bool
-    def __init__(self, topic: _Optional[str] = ..., type: _Optional[_Union[_cluster_pb2.TopicType, str]] = ..., write_queues: _Optional[int] = ..., read_queues: _Optional[int] = ..., is_readable: _Optional[bool] = ..., is_writable: _Optional[bool] = ...) -> None: ...
+    priorities: int
+    def __init__(self, topic: _Optional[str] = ..., type: _Optional[_Union[_cluster_pb2.TopicType, str]] = ..., write_queues: _Optional[int] = ..., read_queues: _Optional[int] = ..., is_readable: _Optional[bool] = ..., is_writable: _Optional[bool] = ..., priorities: _Optional[int] = ...) -> None: ...
 
 class DropTopic(_message.Message):
     __slots__ = ("topic",)
@@ -64,6 +88,182 @@ class DropGroup(_message.Message):
     group: str
     def __init__(self, group: _Optional[str] = ...) -> None: ...
 
+class PutGroup(_message.Message):
+    __slots__ = ("group", "retries_max")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    RETRIES_MAX_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    retries_max: int
+    def __init__(self, group: _Optional[str] = ..., retries_max: _Optional[int] = ...) -> None: ...
+
+class TrimQueues(_message.Message):
+    __slots__ = ("starts",)
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    starts: _containers.RepeatedCompositeFieldContainer[_consumer_pb2.QueuePosition]
+    def __init__(self, starts: _Optional[_Iterable[_Union[_consumer_pb2.QueuePosition, _Mapping]]] = ...) -> None: ...
+
+class DeliverScheduled(_message.Message):
+    __slots__ = ("lanes",)
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    lanes: _containers.RepeatedCompositeFieldContainer[LaneProgress]
+    def __init__(self, lanes: _Optional[_Iterable[_Union[LaneProgress, _Mapping]]] = ...) -> None: ...
+
+class LaneProgress(_message.Message):
+    __slots__ = ("lane", "due_ms", "log_offset", "batches", "messages")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    DUE_MS_FIELD_NUMBER: _ClassVar[int]
+    LOG_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    lane: int
+    due_ms: int
+    log_offset: int
+    batches: int
+    messages: int
+    def __init__(self, lane: _Optional[int] = ..., due_ms: _Optional[int] = ..., log_offset: _Optional[int] = ..., batches: _Optional[int] = ..., messages: _Optional[int] = ...) -> None: ...
+
+class RecallScheduled(_message.Message):
+    __slots__ = ("lane", "due_ms", "log_offset", "message_log_offset")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    DUE_MS_FIELD_NUMBER: _ClassVar[int]
+    LOG_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_LOG_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    lane: int
+    due_ms: int
+    log_offset: int
+    message_log_offset: int
+    def __init__(self, lane: _Optional[int] = ..., due_ms: _Optional[int] = ..., log_offset: _Optional[int] = ..., message_log_offset: _Optional[int] = ...) -> None: ...
+
+class CarryScheduled(_message.Message):
+    __slots__ = ("lanes",)
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    lanes: _containers.RepeatedCompositeFieldContainer[LaneCarried]
+    def __init__(self, lanes: _Optional[_Iterable[_Union[LaneCarried, _Mapping]]] = ...) -> None: ...
+
+class LaneCarried(_message.Message):
+    __slots__ = ("lane", "below_log_offset", "batches", "messages")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    BELOW_LOG_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    lane: int
+    below_log_offset: int
+    batches: int
+    messages: int
+    def __init__(self, lane: _Optional[int] = ..., below_log_offset: _Optional[int] = ..., batches: _Optional[int] = ..., messages: _Optional[int] = ...) -> None: ...
+
+class LaneState(_message.Message):
+    __slots__ = ("lane", "batches", "messages", "due_ms", "log_offset", "below_log_offset", "recalled")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    DUE_MS_FIELD_NUMBER: _ClassVar[int]
+    LOG_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    BELOW_LOG_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    RECALLED_FIELD_NUMBER: _ClassVar[int]
+    lane: int
+    batches: int
+    messages: int
+    due_ms: int
+    log_offset: int
+    below_log_offset: int
+    recalled: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, lane: _Optional[int] = ..., batches: _Optional[int] = ..., messages: _Optional[int] = ..., due_ms: _Optional[int] = ..., log_offset: _Optional[int] = ..., below_log_offset: _Optional[int] = ..., recalled: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ChangeTransactions(_message.Message):
+    __slots__ = ("committed", "rolled_back", "given_up", "checked")
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
+    CHECKED_FIELD_NUMBER: _ClassVar[int]
+    committed: _containers.RepeatedScalarFieldContainer[int]
+    rolled_back: _containers.RepeatedScalarFieldContainer[int]
+    given_up: _containers.RepeatedScalarFieldContainer[int]
+    checked: _containers.RepeatedCompositeFieldContainer[TransactionChecked]
+    def __init__(self, committed: _Optional[_Iterable[int]] = ..., rolled_back: _Optional[_Iterable[int]] = ..., given_up: _Optional[_Iterable[int]] = ..., checked: _Optional[_Iterable[_Union[TransactionChecked, _Mapping]]] = ...) -> None: ...
+
+class TransactionChecked(_message.Message):
+    __slots__ = ("id", "next_check_ms")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NEXT_CHECK_MS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    next_check_ms: int
+    def __init__(self, id: _Optional[int] = ..., next_check_ms: _Optional[int] = ...) -> None: ...
+
+class TransactionState(_message.Message):
+    __slots__ = ("id", "log_offset", "size", "messages", "stored_at_ms", "producer_group", "checks", "next_check_ms", "check_interval_ms", "checks_max", "topic")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LOG_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    STORED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_GROUP_FIELD_NUMBER: _ClassVar[int]
+    CHECKS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_CHECK_MS_FIELD_NUMBER: _ClassVar[int]
+    CHECK_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    CHECKS_MAX_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    log_offset: int
+    size: int
+    messages: int
+    stored_at_ms: int
+    producer_group: str
+    checks: int
+    next_check_ms: int
+    check_interval_ms: int
+    checks_max: int
+    topic: str
+    def __init__(self, id: _Optional[int] = ..., log_offset: _Optional[int] = ..., size: _Optional[int] = ..., messages: _Optional[int] = ..., stored_at_ms: _Optional[int] = ..., producer_group: _Optional[str] = ..., checks: _Optional[int] = ..., next_check_ms: _Optional[int] = ..., check_interval_ms: _Optional[int] = ..., checks_max: _Optional[int] = ..., topic: _Optional[str] = ...) -> None: ...
+
+class ChangeLeases(_message.Message):
+    __slots__ = ("queues",)
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    queues: _containers.RepeatedCompositeFieldContainer[QueueLeases]
+    def __init__(self, queues: _Optional[_Iterable[_Union[QueueLeases, _Mapping]]] = ...) -> None: ...
+
+class QueueLeases(_message.Message):
+    __slots__ = ("group", "topic", "queue_id", "changes")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    topic: str
+    queue_id: int
+    changes: _containers.RepeatedCompositeFieldContainer[LeaseChange]
+    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[LeaseChange, _Mapping]]] = ...) -> None: ...
+
+class LeaseChange(_message.Message):
+    __slots__ = ("start", "end", "is_done", "lease", "visible_at_ms", "attempts")
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    IS_DONE_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    VISIBLE_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    end: int
+    is_done: bool
+    lease: int
+    visible_at_ms: int
+    attempts: int
+    def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., is_done: _Optional[bool] = ..., lease: _Optional[int] = ..., visible_at_ms: _Optional[int] = ..., attempts: _Optional[int] = ...) -> None: ...
+
+class LeaseState(_message.Message):
+    __slots__ = ("group", "topic", "queue_id", "next", "ranges")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    topic: str
+    queue_id: int
+    next: int
+    ranges: bytes
+    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., next: _Optional[int] = ..., ranges: _Optional[bytes] = ...) -> None: ...
+
 class LockQueues(_message.Message):
     __slots__ = ("group", "locks")
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -83,14 +283,32 @@ class QueueLock(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., member_id: _Optional[str] = ...) -> None: ...
 
 class BrokerState(_message.Message):
-    __slots__ = ("topics", "groups", "producers")
+    __slots__ = ("topics", "groups", "producers", "lanes", "transactions", "leases", "transaction_totals")
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTIONS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTION_TOTALS_FIELD_NUMBER: _ClassVar[int]
     topics: _containers.RepeatedCompositeFieldContainer[TopicState]
     groups: _containers.RepeatedCompositeFieldContainer[GroupState]
     producers: _containers.RepeatedCompositeFieldContainer[ProducerState]
-    def __init__(self, topics: _Optional[_Iterable[_Union[TopicState, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupState, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerState, _Mapping]]] = ...) -> None: ...
+    lanes: _containers.RepeatedCompositeFieldContainer[LaneState]
+    transactions: _containers.RepeatedCompositeFieldContainer[TransactionState]
+    leases: _containers.RepeatedCompositeFieldContainer[LeaseState]
+    transaction_totals: TransactionTotals
+    def __init__(self, topics: _Optional[_Iterable[_Union[TopicState, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupState, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerState, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneState, _Mapping]]] = ..., transactions: _Optional[_Iterable[_Union[TransactionState, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseState, _Mapping]]] = ..., transaction_totals: _Optional[_Union[TransactionTotals, _Mapping]] = ...) -> None: ...
+
+class TransactionTotals(_message.Message):
+    __slots__ = ("committed", "rolled_back", "given_up")
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
+    committed: int
+    rolled_back: int
+    given_up: int
+    def __init__(self, committed: _Optional[int] = ..., rolled_back: _Optional[int] = ..., given_up: _Optional[int] = ...) -> None: ...
 
 class TopicState(_message.Message):
     __slots__ = ("topic", "created_at_ms")
@@ -101,14 +319,16 @@ class TopicState(_message.Message):
     def __init__(self, topic: _Optional[_Union[PutTopic, _Mapping]] = ..., created_at_ms: _Optional[int] = ...) -> None: ...
 
 class GroupState(_message.Message):
-    __slots__ = ("group", "positions", "locks")
+    __slots__ = ("group", "positions", "locks", "settings")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     LOCKS_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
     group: str
     positions: _containers.RepeatedCompositeFieldContainer[_consumer_pb2.QueuePosition]
     locks: _containers.RepeatedCompositeFieldContainer[QueueLock]
-    def __init__(self, group: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[_consumer_pb2.QueuePosition, _Mapping]]] = ..., locks: _Optional[_Iterable[_Union[QueueLock, _Mapping]]] = ...) -> None: ...
+    settings: PutGroup
+    def __init__(self, group: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[_consumer_pb2.QueuePosition, _Mapping]]] = ..., locks: _Optional[_Iterable[_Union[QueueLock, _Mapping]]] = ..., settings: _Optional[_Union[PutGroup, _Mapping]] = ...) -> None: ...
 
 class ProducerState(_message.Message):
     __slots__ = ("producer_id", "stored", "newest")

@@ -24,6 +24,8 @@ class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ILLEGAL_SEQUENCE: _ClassVar[Code]
     ILLEGAL_CONFIG: _ClassVar[Code]
     ILLEGAL_MEMBERSHIP: _ClassVar[Code]
+    ILLEGAL_DELAY: _ClassVar[Code]
+    ILLEGAL_HANDLE: _ClassVar[Code]
     MALFORMED_BATCH: _ClassVar[Code]
     MESSAGE_TOO_LARGE: _ClassVar[Code]
     PERMISSION_DENIED: _ClassVar[Code]
@@ -31,6 +33,7 @@ class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     QUEUE_NOT_FOUND: _ClassVar[Code]
     GROUP_NOT_FOUND: _ClassVar[Code]
     MESSAGE_NOT_FOUND: _ClassVar[Code]
+    TRANSACTION_NOT_FOUND: _ClassVar[Code]
     TOPIC_EXISTS: _ClassVar[Code]
     GROUP_NOT_EMPTY: _ClassVar[Code]
     SUBSCRIPTION_MISMATCH: _ClassVar[Code]
@@ -57,6 +60,8 @@ ILLEGAL_OFFSET: Code
 ILLEGAL_SEQUENCE: Code
 ILLEGAL_CONFIG: Code
 ILLEGAL_MEMBERSHIP: Code
+ILLEGAL_DELAY: Code
+ILLEGAL_HANDLE: Code
 MALFORMED_BATCH: Code
 MESSAGE_TOO_LARGE: Code
 PERMISSION_DENIED: Code
@@ -64,6 +69,7 @@ TOPIC_NOT_FOUND: Code
 QUEUE_NOT_FOUND: Code
 GROUP_NOT_FOUND: Code
 MESSAGE_NOT_FOUND: Code
+TRANSACTION_NOT_FOUND: Code
 TOPIC_EXISTS: Code
 GROUP_NOT_EMPTY: Code
 SUBSCRIPTION_MISMATCH: Code

@@ -9,7 +9,8 @@ import pytest
 
 from mq.broker.assignment import Queue
 from mq.broker.dedup import StoredAt
-from mq.broker.machine import Machine, State, Written
+from mq.broker.machine import Machine, Written
+from mq.broker.state import State
 from mq.errors import DiskFull
 from mq.store.batch import encode_payload
 from mq.store.commitlog import NewEntry

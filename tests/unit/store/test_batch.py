@@ -464,7 +464,7 @@ def test_data_offsets_are_where_the_batches_stand_in_the_payload(sizes: list[lis
     offsets = data_offsets(batches, 1000)
     for batch, at in zip(batches, offsets, strict=True):
         assert payload[at - 1000 :].startswith(batch.data)
-    decoded = list(decode_payload(memoryview(payload), 1000))
+    decoded = decode_payload(memoryview(payload), 1000).batches
     assert [at for _, at in decoded] == offsets
     for (again, _), batch in zip(decoded, batches, strict=True):
         assert again.data == batch.data
@@ -473,7 +473,7 @@ def test_data_offsets_are_where_the_batches_stand_in_the_payload(sizes: list[lis
 
 def drain(payload: bytes) -> None:
     with contextlib.suppress(MalformedBatch):
-        list(decode_payload(memoryview(payload), 0))
+        decode_payload(memoryview(payload), 0)
 
 
 @given(st.binary(max_size=200), valid_batches, mutations)
@@ -489,4 +489,4 @@ def test_a_payload_that_is_cut_inside_a_batch_is_malformed() -> None:
     payload = b"".join(encode_payload([accept(prepared(bodies([3, 200])), LIMIT)] * 2))
     for length in set(range(1, len(payload))) - {len(payload) // 2}:
         with pytest.raises(MalformedBatch):
-            list(decode_payload(memoryview(payload)[:length], 0))
+            decode_payload(memoryview(payload)[:length], 0)

@@ -1,0 +1,92 @@
+"""What the broker's services share: who leads, the log, the state, the clock; and what a service
+is.
+
+A service is pure decisions over the replicated state plus a small driver that runs on the leader
+alone. It changes the state only by writing an entry: messages and a command in one entry are one
+atom, so a fail-over finds both done or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mq.broker.arrivals import Arrivals
+from mq.broker.catalog import Catalog
+from mq.broker.contracts import Consensus
+from mq.broker.leading import Leadership
+from mq.broker.machine import Machine, Written
+from mq.broker.state import State
+from mq.broker.writing import write
+from mq.config import Config
+from mq.errors import MqError
+from mq.store.batch import Batch
+from mq.store.store import Store
+from mq.wire.v1.state_pb2 import Command
+
+
+@dataclass(slots=True)
+class Settings:
+    """The configuration as it is now: some of it may change while the node runs."""
+
+    config: Config
+
+    @property
+    def creates_topics(self) -> bool:
+        return self.config.broker.auto_create_topics == "yes"
+
+
+@dataclass(slots=True, frozen=True)
+class Core:
+    settings: Settings
+    consensus: Consensus
+    machine: Machine
+    leadership: Leadership
+    catalog: Catalog
+    arrivals: Arrivals
+    # The wall clock, which may be set back and forth.
+    now_ms: Callable[[], int]
+    # Numbers of 64 bits that nobody can guess.
+    random_number: Callable[[], int]
+
+    @property
+    def state(self) -> State:
+        return self.machine.state
+
+    @property
+    def store(self) -> Store:
+        return self.machine.store
+
+    async def write(self, command: Command | None = None, batches: Sequence[Batch] = ()) -> Written:
+        """One entry, one atom: applied here when this returns. Raises as `Consensus.propose`."""
+        written = Written(batches, command)
+        await write(self.consensus, written)
+        return written
+
+
+class Service:
+    """What a driver may want to hear of. Everything is called on the loop and must not wait."""
+
+    def lead(self) -> None:
+        """This node serves from now on."""
+
+    def step_down(self, error: MqError) -> None:
+        """It does not any more; `error` is for those who wait."""
+
+    def tick(self) -> None:
+        """A few times a second, while this node serves."""
+
+    def on_command(self, command: Command) -> None:
+        """A command was applied, on whatever node; commands of a `many` come one by one."""
+
+    def on_held(self, batch: Batch, log_offset: int) -> None:
+        """A batch that is held back was applied, on whatever node; the log offset is that of the
+        whole batch.
+        """
+
+    def needs_log_before(self, log_offset: int) -> bool:  # noqa: ARG002 - for those who have some
+        """Whether anything waits that stands before: retention has to leave it. On any node."""
+        return False
+
+    async def carry(self, log_offset: int) -> None:
+        """On the leader: what waits and stands before is written again, at the end of the log."""

@@ -1,0 +1,74 @@
+"""What a producer may ask to be held back, and what becomes of it before it is stored.
+
+Delays become delivery times, and what a half message leaves open is filled in, by the leader: what
+stands in the log says all, so that replicas agree whatever their clocks and configurations are.
+"""
+
+from __future__ import annotations
+
+from google.protobuf.message import DecodeError
+
+from mq import names
+from mq.config import Config
+from mq.errors import IllegalDelay, IllegalRequest, MalformedBatch
+from mq.store import rebatch
+from mq.store.batch import Batch
+from mq.wire.v1.message_pb2 import Half
+
+DELAY_MS_MAX = 40 * 86_400_000
+# Levels 1 to 18.
+LEVELS_MS: tuple[int, ...] = tuple(
+    1_000 * seconds for seconds in (1, 5, 10, 30, *range(60, 601, 60), 1_200, 1_800, 3_600, 7_200)
+)
+_CHECKS_MAX = 1_000
+_CHECK_MS_MAX = 86_400_000
+
+
+def level_ms(level: int) -> int:
+    """IllegalDelay."""
+    if not 1 <= level <= len(LEVELS_MS):
+        raise IllegalDelay(f"delay level {level}: they are 1 to {len(LEVELS_MS)}")
+    return LEVELS_MS[level - 1]
+
+
+def resolved(batch: Batch, now_ms: int, config: Config) -> Batch:
+    """As it is stored. IllegalDelay, IllegalRequest, IllegalGroup, MalformedBatch."""
+    has_delay = batch.deliver_at_ms != 0 or batch.delay_ms != 0
+    if batch.half:
+        if has_delay:
+            raise IllegalRequest("half messages cannot be delayed as well")
+        return rebatch.halved(batch, _half(batch, config).SerializeToString())
+    if has_delay:
+        deliver_at_ms = delivery_time(batch.deliver_at_ms, batch.delay_ms, now_ms)
+        return rebatch.delayed(batch, deliver_at_ms if deliver_at_ms > now_ms else 0)
+    return batch
+
+
+def delivery_time(deliver_at_ms: int, delay_ms: int, now_ms: int) -> int:
+    """IllegalDelay: too far ahead, negative, or both ways to say it."""
+    if deliver_at_ms and delay_ms:
+        raise IllegalDelay("deliver_at_ms and delay_ms: say one of them")
+    at_ms = deliver_at_ms or now_ms + delay_ms
+    if deliver_at_ms < 0 or at_ms - now_ms > DELAY_MS_MAX:
+        raise IllegalDelay(
+            f"delivery at {at_ms}: it must be a time in milliseconds since 1970, at most 40 days "
+            f"ahead of {now_ms}, the time here"
+        )
+    return at_ms
+
+
+def _half(batch: Batch, config: Config) -> Half:
+    try:
+        half = Half.FromString(batch.half)
+    except DecodeError as error:
+        raise MalformedBatch(f"half is no Half: {error}") from None
+    names.check_group(half.producer_group)
+    options = config.transactions
+    half.first_check_ms = half.first_check_ms or options.first_check_ms
+    half.check_interval_ms = half.check_interval_ms or options.check_interval_ms
+    half.checks_max = half.checks_max or options.checks_max
+    if max(half.first_check_ms, half.check_interval_ms) > _CHECK_MS_MAX:
+        raise IllegalRequest(f"checks of a transaction are at most {_CHECK_MS_MAX} ms apart")
+    if half.checks_max > _CHECKS_MAX:
+        raise IllegalRequest(f"checks_max = {half.checks_max}: at most {_CHECKS_MAX}")
+    return half

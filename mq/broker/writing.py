@@ -1,0 +1,25 @@
+"""How the broker's own entries get into the log."""
+
+from __future__ import annotations
+
+from mq.broker.contracts import Consensus
+from mq.broker.machine import Written
+from mq.store.batch import encode_payload
+from mq.store.format import Kind
+from mq.wire.v1.state_pb2 import Command
+
+
+async def write(consensus: Consensus, written: Written) -> None:
+    """One entry: the batches and the command, all or nothing. Applied here when this returns;
+    raises as `Consensus.propose`.
+    """
+    command = written.command.SerializeToString() if written.command is not None else b""
+    if written.batches:
+        payload = encode_payload(written.batches, command)
+        await consensus.propose(Kind.MESSAGES, payload, written)
+    else:
+        await consensus.propose(Kind.COMMAND, [command], written)
+
+
+async def write_command(consensus: Consensus, command: Command) -> None:
+    await write(consensus, Written(command=command))

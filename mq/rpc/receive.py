@@ -1,0 +1,27 @@
+"""ConsumerService, receive and acknowledge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mq.broker.broker import Broker
+from mq.errors import Internal
+from mq.rpc.methods import Context
+
+
+class ReceiveService:
+    def __init__(self, broker: Broker, broker_set: str) -> None:
+        self._broker = broker
+        self._broker_set = broker_set
+
+    async def receive(self, request: Any, context: Context) -> Any:
+        raise Internal("not served yet")
+
+    async def ack(self, request: Any, context: Context) -> Any:
+        raise Internal("not served yet")
+
+    async def nack(self, request: Any, context: Context) -> Any:
+        raise Internal("not served yet")
+
+    async def change_invisible(self, request: Any, context: Context) -> Any:
+        raise Internal("not served yet")

@@ -1,0 +1,76 @@
+"""Batches that are held back: where they are filed until they are written to their topic.
+
+A held batch is one unit of an internal queue, whatever number of messages it has: the log offset
+and the size of the whole batch, and a mark in place of a tag hash. Messages that wait for a time
+stand in lanes of ten minutes by their delivery time, with that time as the mark; half messages
+stand in one queue. What waits costs twenty bytes beside the log, and no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from mq.names import HALF_TOPIC, SCHEDULE_TOPIC
+from mq.store.batch import Batch, parse_stored
+from mq.store.consumequeue import Units
+from mq.store.logreader import LogReader
+
+LANE_MS = 600_000
+# More than 40 days of lanes; then they are used again, which their order allows.
+LANES = 6_000
+
+
+class Filed(NamedTuple):
+    """The queue that the batch is filed in, and the mark of its unit."""
+
+    topic: str
+    queue_id: int
+    mark: int
+
+
+class Filing(Protocol):
+    """Part of applying an entry: the same on every replica. `log_offset` is that of the batch."""
+
+    def __call__(self, batch: Batch, log_offset: int, stored_at_ms: int) -> Filed: ...
+
+
+def lane_of(due_ms: int) -> int:
+    return due_ms // LANE_MS % LANES
+
+
+def file_plainly(batch: Batch, log_offset: int, stored_at_ms: int) -> Filed:  # noqa: ARG001
+    """Without a broker that knows more."""
+    if batch.half:
+        return Filed(HALF_TOPIC, 0, 0)
+    return Filed(SCHEDULE_TOPIC, lane_of(batch.deliver_at_ms), batch.deliver_at_ms)
+
+
+class HeldBatch(NamedTuple):
+    batch: Batch
+    log_offset: int
+
+    @property
+    def first_message_at(self) -> int:
+        """Log offset of its first message, also when it was written again since."""
+        return self.batch.origin_log_offset or self.log_offset + self.batch.region_start
+
+
+def read_held(log: LogReader, places: Iterable[tuple[int, int]]) -> list[HeldBatch]:
+    """The batches at these log offsets, of these sizes, with one read for neighbours."""
+    wanted = list(places)
+    parts = log.read_ranges([(at, at + size) for at, size in wanted])
+    return [HeldBatch(parse_stored(part), at) for part, (at, _) in zip(parts, wanted, strict=True)]
+
+
+def places_of(units: Units) -> list[tuple[int, int]]:
+    """Log offset and size of each."""
+    return list(
+        zip(
+            units["log_offset"].astype(np.int64).tolist(),
+            units["size"].tolist(),
+            strict=True,
+        )
+    )
