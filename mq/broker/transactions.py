@@ -78,9 +78,10 @@ class Transactions:
     def begin(self, batch: Batch, log_offset: int, stored_at_ms: int) -> Filed:
         """A half batch was stored, or written again."""
         filed = Filed(HALF_TOPIC, 0, 0)
-        known = self.open.get(batch.origin_log_offset)
-        if known is not None:
-            self.open[known.id] = known._replace(log_offset=log_offset, size=len(batch.data))
+        if batch.origin_log_offset:
+            known = self.open.get(batch.origin_log_offset)
+            if known is not None:
+                self.open[known.id] = known._replace(log_offset=log_offset, size=len(batch.data))
             return filed
         try:
             half = Half.FromString(batch.half)

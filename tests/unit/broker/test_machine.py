@@ -12,19 +12,30 @@ from mq.broker.dedup import StoredAt
 from mq.broker.machine import Machine, Written
 from mq.broker.state import State
 from mq.errors import DiskFull
+from mq.names import SCHEDULE_TOPIC
 from mq.store.batch import encode_payload
 from mq.store.commitlog import NewEntry
 from mq.store.format import Kind
 from mq.wire.v1.consumer_pb2 import QueuePosition
+from mq.wire.v1.message_pb2 import Half
 from mq.wire.v1.state_pb2 import (
+    ChangeLeases,
+    ChangeTransactions,
     Command,
     CommitPositions,
+    DeliverScheduled,
     DropGroup,
     DropTopic,
     GroupPositions,
+    LaneProgress,
+    LeaseChange,
     LockQueues,
+    Many,
+    PutGroup,
     PutTopic,
+    QueueLeases,
     QueueLock,
+    TrimQueues,
 )
 from tests.support.consensus import STORE, batch
 from tests.support.faulty_vfs import FaultyVfs
@@ -43,7 +54,7 @@ class Replica:
     def __init__(self, vfs: FaultyVfs | None = None) -> None:
         self.vfs = vfs or FaultyVfs()
         self.state = State()
-        self.store: Store = open_store(self.vfs, STORE, self.state.encode)
+        self.store: Store = open_store(self.vfs, STORE, self.state.encode, self.state.hold)
         self.machine = Machine(self.state, self.store)
 
     def open(self) -> Replica:
@@ -58,6 +69,15 @@ class Replica:
         else:
             written = Written(work)
             entry = NewEntry(Kind.MESSAGES, term, 5_000, encode_payload(work))
+        return self._append(entry, written)
+
+    def write_atom(self, batches: list[Batch], command: Command, term: int = 1) -> Written:
+        payload = encode_payload(batches, command.SerializeToString())
+        return self._append(
+            NewEntry(Kind.MESSAGES, term, 5_000, payload), Written(batches, command)
+        )
+
+    def _append(self, entry: NewEntry, written: Written) -> Written:
         (ref,) = self.store.log.append([entry])
         self.machine.appended(ref, written)
         return written
@@ -350,3 +370,66 @@ def test_the_state_is_the_same_bytes_and_comes_back() -> None:
     assert other.encode() == encoded, "nothing stays of what was there before"
     other.restore(b"")
     assert (len(other.topics), other.offsets.groups(), len(other.producers)) == (0, [], 0)
+
+
+def held_and_done(leader: Replica) -> None:
+    """Half messages, delayed ones and leases, each with what becomes of it, as atoms."""
+    leader.write(put("t"))
+    half = batch("t", b"half", half=Half(producer_group="g", first_check_ms=1, checks_max=1))
+    late = batch("t", b"late", deliver_at_ms=900_000)
+    written = leader.write([half, late, batch("t", b"now", producer_id="p", sequence=1)])
+    leader.apply()
+    first, _, _ = written.stored
+    (lane,) = leader.state.schedule.lanes
+    at = leader.store.queues.get(SCHEDULE_TOPIC, lane)
+    assert at is not None
+    place = int(at.read(0, 1)["log_offset"][0])
+    progress = LaneProgress(lane=lane, due_ms=900_000, log_offset=place, batches=1, messages=1)
+    ended = ChangeTransactions(committed=[first.log_offset])
+    lease = LeaseChange(start=0, end=1, lease=7, visible_at_ms=9_000, attempts=1)
+    leases = QueueLeases(group="g", topic="t", queue_id=0, changes=[lease])
+    commands = [
+        Command(deliver_scheduled=DeliverScheduled(lanes=[progress])),
+        Command(change_transactions=ended),
+        Command(change_leases=ChangeLeases(queues=[leases])),
+        Command(put_group=PutGroup(group="g", retries_max=3)),
+    ]
+    leader.write_atom(
+        [batch("t", b"half"), batch("t", b"late", queue_id=1)],
+        Command(many=Many(commands=commands)),
+    )
+    leader.apply()
+
+
+def test_messages_and_a_command_are_one_entry_on_every_replica() -> None:
+    leader, follower = Replica().open(), Replica()
+    told: list[str | None] = []
+    follower.machine.on_command = lambda command: told.append(command.WhichOneof("kind"))
+    held_and_done(leader)
+    send(leader.store.log, follower.store.log, 1 << 20)
+    follower.apply()
+    assert follower.summary() == leader.summary()
+    assert told[1:] == ["deliver_scheduled", "change_transactions", "change_leases", "put_group"]
+    state = follower.state
+    assert (state.schedule.lanes, state.transactions.open) == ({}, {})
+    assert state.transactions.committed == 1
+    assert state.offsets.retries_max("g") == 3
+    assert [one.body for one in read_all(follower.store, "t", 0)] == [b"now", b"half"]
+    assert [one.body for one in read_all(follower.store, "t", 1)] == [b"late"]
+    again = Replica(leader.vfs)
+    again.apply()
+    assert again.summary() == leader.summary()
+
+
+def test_a_queue_is_trimmed_and_a_group_that_is_dropped_takes_all_along() -> None:
+    leader = Replica().open()
+    held_and_done(leader)
+    starts = [QueuePosition(topic="t", queue_id=0, queue_offset=1)]
+    leader.write(Command(trim_queues=TrimQueues(starts=starts)))
+    leader.write(Command(drop_group=DropGroup(group="g")))
+    leader.apply()
+    queue = leader.store.queues.get("t", 0)
+    assert queue is not None
+    assert (queue.start, queue.end) == (1, 2)
+    assert "g" not in leader.state.offsets
+    assert list(leader.state.leases.encode()) == []

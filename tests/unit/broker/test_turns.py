@@ -1,0 +1,134 @@
+"""Requests are decided together, and only when nothing of theirs is under way."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from mq.broker.machine import Written
+from mq.broker.turns import Turns, Verdict
+from mq.errors import DiskFull, IllegalRequest, MqError, NotLeader
+from mq.wire.v1.state_pb2 import Command, PutGroup
+from tests.support.consensus import Node, on_loop, soon, turns
+
+
+class Counting:
+    """Decides by what is applied: gives each request the next number."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.decided: list[list[str]] = []
+        self.line: Turns[str, int] = Turns(
+            node.consensus, node.broker.leadership, self.decide, requests_max=3
+        )
+
+    @property
+    def count(self) -> int:
+        return self.node.machine.state.offsets.retries_max("counter") or 0
+
+    def decide(self, requests: list[str]) -> Verdict[int]:
+        self.decided.append(requests)
+        if "explode" in requests:
+            raise ZeroDivisionError
+        count = self.count
+        answers: list[int | MqError] = []
+        for one in requests:
+            if one == "bad":
+                answers.append(IllegalRequest("bad"))
+            else:
+                count += 1
+                answers.append(count)
+        put = PutGroup(group="counter", retries_max=count)
+        return Verdict(answers, Written(command=Command(put_group=put)))
+
+
+@on_loop
+async def test_requests_that_gather_become_one_entry() -> None:
+    node = Node()
+    counting = Counting(node)
+    node.consensus.is_held = True
+    before = len(node.consensus.proposed)
+    first = asyncio.ensure_future(counting.line.ask("a"))
+    await turns()
+    others = [asyncio.ensure_future(counting.line.ask(one)) for one in "bcde"]
+    await turns()
+    assert counting.decided == [["a"]]  # the others wait until that is applied
+    assert not first.done()
+    node.consensus.commit()
+    assert await soon(first) == 1
+    await turns()
+    assert counting.decided == [["a"], ["b", "c", "d"]]  # no more than the limit
+    node.consensus.commit()
+    await turns()
+    node.consensus.commit()
+    assert [await soon(one) for one in others] == [2, 3, 4, 5]
+    assert len(node.consensus.proposed) == before + 3
+
+
+@on_loop
+async def test_a_bad_request_is_refused_alone() -> None:
+    counting = Counting(Node())
+    results = await asyncio.gather(
+        *(counting.line.ask(one) for one in ("a", "bad", "b")), return_exceptions=True
+    )
+    assert isinstance(results[1], IllegalRequest)
+    assert (results[0], results[2]) == (1, 2)
+
+
+@on_loop
+async def test_a_mistake_is_told_to_those_of_its_turn_and_the_line_goes_on() -> None:
+    counting = Counting(Node())
+    results = await asyncio.gather(
+        *(counting.line.ask(one) for one in ("a", "explode")), return_exceptions=True
+    )
+    assert all(isinstance(one, ZeroDivisionError) for one in results)
+    assert await soon(counting.line.ask("b")) == 1
+
+
+@on_loop
+async def test_what_cannot_be_written_is_told_and_changes_nothing() -> None:
+    node = Node()
+    counting = Counting(node)
+    node.consensus.failure = DiskFull("no")
+    results = await asyncio.gather(
+        *(counting.line.ask(one) for one in ("a", "bad")), return_exceptions=True
+    )
+    assert isinstance(results[0], DiskFull)
+    assert isinstance(results[1], IllegalRequest)
+    node.consensus.failure = None
+    assert await soon(counting.line.ask("a")) == 1
+
+
+@on_loop
+async def test_who_does_not_wait_any_more_wants_nothing() -> None:
+    node = Node()
+    counting = Counting(node)
+    node.consensus.is_held = True
+    first = asyncio.ensure_future(counting.line.ask("a"))
+    await turns()
+    gone, stays = (asyncio.ensure_future(counting.line.ask(one)) for one in "bc")
+    await turns()
+    gone.cancel()
+    node.consensus.is_held = False
+    node.consensus.commit()
+    assert (await soon(first), await soon(stays)) == (1, 2)
+    assert counting.decided == [["a"], ["c"]]
+
+
+@on_loop
+async def test_requests_that_wait_when_leadership_is_lost_are_sent_away() -> None:
+    node = Node()
+    counting = Counting(node)
+    node.consensus.is_held = True
+    first = asyncio.ensure_future(counting.line.ask("a"))
+    await turns()
+    second = asyncio.ensure_future(counting.line.ask("b"))
+    await turns()
+    node.consensus.depose()
+    node.consensus.commit()
+    assert await soon(first) == 1
+    with pytest.raises(NotLeader):
+        await soon(second)
+    with pytest.raises(NotLeader):
+        await soon(counting.line.ask("c"))
