@@ -14,8 +14,17 @@ if TYPE_CHECKING:
 _COMMANDS = (
     Later("produce", "mq.admin.produce:produce", "Send messages to a topic."),
     Later("consume", "mq.admin.consume:consume", "Print messages of topics."),
+    Later(
+        "receive", "mq.admin.receive:receive", "Take messages for a group, and acknowledge them."
+    ),
     Later("topic", "mq.admin.topics:topic", "List, create, describe, alter, delete topics."),
-    Later("group", "mq.admin.groups:group", "List, describe, reset, delete consumer groups."),
+    Later("group", "mq.admin.groups:group", "List, describe, reset, set, delete groups."),
+    Later("dlq", "mq.admin.dead_letters:dlq", "List, show, resend, purge dead letters."),
+    Later(
+        "transaction",
+        "mq.admin.transactions:transaction",
+        "List, commit, roll back, check transactions.",
+    ),
     Later("message", "mq.admin.messages:message", "Look up stored messages."),
     Later("cluster", "mq.admin.cluster:cluster", "Show the nodes, their health and options."),
     Later("bench", "mq.admin.bench:bench", "Measure throughput and latency."),

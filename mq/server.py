@@ -272,15 +272,29 @@ class Server:
         while True:
             # Before it is up, most of the log may not be applied yet and has to stay anyway.
             if self._is_up and loop.time() >= next_check:
-                # Before segments go, what stays is synced: not on the loop.
-                await asyncio.to_thread(store.log.sync)
-                dropped = store.retain(self._policy(), self._clock.now_ms())
-                parts.broker.on_dropped(dropped.moved)
+                await self._retain(parts)
                 next_check = loop.time() + self._config.retention.check_ms / 1000
             if store.is_checkpoint_due and loop.time() >= next_checkpoint:
                 await self._checkpoint(store)
                 next_checkpoint = loop.time() + _CHECKPOINT_S
             await asyncio.sleep(_TICK_S)
+
+    async def _retain(self, parts: Parts) -> None:
+        """What waits is written again before the segments go that it stands in: by the leader;
+        others wait until they hear of it.
+        """
+        store, broker, policy = parts.store, parts.broker, self._policy()
+        staying = store.expiring_before(policy, self._clock.now_ms())
+        if staying and broker.leadership.is_serving and broker.needs_log_before(staying):
+            try:
+                with store.letting_in():
+                    await broker.carry(staying)
+            except MqError as error:
+                log.warning("segments stay, for messages that wait in them", error=str(error))
+        # Before segments go, what stays is synced: not on the loop.
+        await asyncio.to_thread(store.log.sync)
+        dropped = store.retain(policy, self._clock.now_ms(), broker.needs_log_before)
+        broker.on_dropped(dropped.moved)
 
     def _policy(self) -> Policy:
         retention = self._config.retention

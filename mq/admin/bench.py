@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 from mq.admin import output
+from mq.admin.bench_delay import measure_delay
 from mq.admin.bench_load import Load, Measured, consume, measure_latency, produce
+from mq.admin.bench_receive import measure_receive
+from mq.admin.bench_transaction import measure_transactions
 from mq.admin.options import Brokers, Command, with_brokers
 from mq.admin.tables import counted, size
 from mq.errors import IllegalRequest, MqError, TopicNotFound
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 _MESSAGES = 100_000
 _LATENCY_MESSAGES = 2_000
+_TRANSACTIONS = 5_000
 
 
 @click.group(short_help="Measure throughput and latency.")
@@ -200,6 +204,111 @@ def bench_latency(brokers: Brokers, *, queues: int | None, rate: float, **asked:
         "send_p99_ms": round(answered.percentile_ms(0.99), 3),
     }
     _print_result(brokers, "latency", load, received, cpu, more)
+
+
+@bench.command("delay")
+@_with_load(_MESSAGES)
+@with_brokers()
+def bench_delay(brokers: Brokers, *, queues: int | None, **asked: Any) -> None:
+    """Deliver messages that are due at one moment.
+
+    Throughput is from that moment until the last one is on the topic; latency
+    is how late single messages are when a consumer has them; vs_produce is the
+    throughput against that of plain sending in the same run.
+    """
+    load = _load(brokers, _MESSAGES, **asked)
+    if load.messages is None:
+        raise click.UsageError("how many are due at one moment has to be known: give --messages")
+    with brokers.admin() as admin:
+        _ensure_topic(admin, load.topic, queues)
+        group = f"bench-{uuid.uuid4().hex[:12]}"
+        try:
+            with _CpuTimes(admin) as cpu, output.meter("measuring", "message", 1000) as show:
+                delivered, plain = measure_delay(load, group, admin, show)
+        finally:
+            _forget(admin, group)
+    plain_per_s = plain.messages / max(plain.seconds, 1e-9)
+    per_s = delivered.messages / max(delivered.seconds, 1e-9)
+    more = {
+        "produce_messages_per_s": round(plain_per_s),
+        "vs_produce": round(per_s / max(plain_per_s, 1e-9), 3),
+    }
+    _print_result(brokers, "delay", load, delivered, cpu, more)
+
+
+@bench.command("transaction")
+@_with_load(_TRANSACTIONS)
+@click.option(
+    "--parallel",
+    metavar="N",
+    type=click.IntRange(1, 10_000),
+    default=128,
+    show_default=True,
+    help="Transactions at the same time.",
+)
+@with_brokers()
+def bench_transaction(brokers: Brokers, *, queues: int | None, parallel: int, **asked: Any) -> None:
+    """Run whole transactions: half message and commit.
+
+    Latency is that of one, from sending until the commit is answered;
+    vs_produce is the throughput against that of plain sending in the same run.
+    """
+    load = _load(brokers, _TRANSACTIONS, **asked)
+    with brokers.admin() as admin:
+        _ensure_topic(admin, load.topic, queues)
+        with _CpuTimes(admin) as cpu, output.meter("measuring", "transaction", 1000) as show:
+            whole, plain = measure_transactions(load, parallel, show)
+    plain_per_s = plain.messages / max(plain.seconds, 1e-9)
+    per_s = whole.messages / max(whole.seconds, 1e-9)
+    more = {
+        "parallel": parallel,
+        "produce_messages_per_s": round(plain_per_s),
+        "vs_produce": round(per_s / max(plain_per_s, 1e-9), 3),
+    }
+    _print_result(brokers, "transaction", load, whole, cpu, more)
+
+
+@bench.command("receive")
+@_with_load(_MESSAGES)
+@click.option(
+    "--consumers",
+    metavar="N",
+    type=click.IntRange(1, 1_000),
+    default=4,
+    show_default=True,
+    help="Members that share all queues.",
+)
+@click.option(
+    "--batch",
+    metavar="N",
+    type=click.IntRange(1, 1_000),
+    default=256,
+    show_default=True,
+    help="Messages of one receive, at the most.",
+)
+@with_brokers()
+def bench_receive(brokers: Brokers, *, queues: int | None, consumers: int, **asked: Any) -> None:
+    """Receive and acknowledge what was just sent.
+
+    Latency is that of a round: a receive, and the acknowledgement of all that
+    it gave; vs_produce is the throughput against that of plain sending in the
+    same run.
+    """
+    load = _load(brokers, _MESSAGES, **asked)
+    group = f"bench-{uuid.uuid4().hex[:12]}"
+    with brokers.admin() as admin:
+        _ensure_topic(admin, load.topic, queues)
+        with _CpuTimes(admin) as cpu, output.meter("measuring", "message", 1000) as show:
+            received, plain = measure_receive(load, group, consumers, show)
+    plain_per_s = plain.messages / max(plain.seconds, 1e-9)
+    per_s = received.messages / max(received.seconds, 1e-9)
+    more = {
+        "batch": load.batch,
+        "consumers": consumers,
+        "produce_messages_per_s": round(plain_per_s),
+        "vs_produce": round(per_s / max(plain_per_s, 1e-9), 3),
+    }
+    _print_result(brokers, "receive", load, received, cpu, more)
 
 
 # -- around the work -------------------------------------------------------------------------------

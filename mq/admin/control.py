@@ -73,6 +73,7 @@ class Control:
             members=broker.groups.member_count,
             messages_in=broker.publisher.messages_total,
             messages_out=broker.puller.messages_total,
+            dead_letters=broker.dead_letters.messages,
             rss_bytes=rss_bytes(),
             started_at_ms=self._started_at_ms,
             cpu_seconds=used.ru_utime + used.ru_stime,

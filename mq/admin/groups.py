@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mq.wire.v1.admin_pb2 import (
         DescribeGroupResponse,
         GroupQueue,
+        GroupSettings,
         GroupSummary,
         MemberInfo,
         ResetOffsetsResponse,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from mq.wire.v1.consumer_pb2 import Filter
 
 
-@click.group(short_help="List, describe, reset, delete consumer groups.")
+@click.group(short_help="List, describe, reset, set, delete groups.")
 def group() -> None:
     """Groups: consumers that share the messages of their topics."""
 
@@ -62,10 +63,32 @@ def describe(brokers: Brokers, name: str) -> None:
     """Show a group: its members, and how far it is in each queue."""
     with brokers.admin() as admin:
         found = admin.describe_group(name)
+        settings = admin.alter_group(name)
     if brokers.as_json:
-        output.write_json(output.plain(found))
+        output.write_json({**output.plain(found), "settings": output.plain(settings)})
     else:
-        _print_group(found)
+        _print_group(found, settings)
+
+
+@group.command("set")
+@click.argument("name", metavar="GROUP")
+@click.option(
+    "--retries",
+    "retries_max",
+    metavar="N",
+    type=click.IntRange(0, 1_000),
+    required=True,
+    help="Retries of a message before it is a dead letter.",
+)
+@with_brokers()
+def set_options(brokers: Brokers, name: str, retries_max: int) -> None:
+    """Set how often a group retries; it need not exist yet."""
+    with brokers.admin() as admin:
+        settings = admin.alter_group(name, retries_max=retries_max)
+    if brokers.as_json:
+        output.write_json(output.plain(settings))
+    else:
+        click.echo(f"Group {name} retries a message {_times(settings.retries_max)}.")
 
 
 @group.command()
@@ -148,7 +171,11 @@ def _filter(chosen: Filter) -> str:
     return f"tags {chosen.tags}" if chosen.tags not in ("", "*") else "all"
 
 
-def _print_group(found: DescribeGroupResponse) -> None:
+def _times(count: int) -> str:
+    return f"{count:,} times" if count != 1 else "once"
+
+
+def _print_group(found: DescribeGroupResponse, settings: GroupSettings) -> None:
     out = output.console()
     summary = found.summary
     wanted = "; ".join(
@@ -159,6 +186,7 @@ def _print_group(found: DescribeGroupResponse) -> None:
         ("mode", f"{_mode(summary)}, generation {summary.generation}"),
         ("subscribed", wanted or f"to {', '.join(summary.topics) or 'nothing'} when last seen"),
         ("behind", counted(summary.lag, "message")),
+        ("retries", _times(settings.retries_max) + ", by default" * settings.is_default),
     ]
     output.print_fields(out, fields)
     if found.members:

@@ -1,4 +1,6 @@
-"""`mq message`: single stored messages, by id, by key, or by their place in a queue. Reads only."""
+"""`mq message`: single stored messages, by id, by key, or by their place in a queue; and taking
+back one that waits.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from mq.admin import output
 from mq.admin.options import (
     TIME_HELP,
     Brokers,
+    Moment,
     Place,
     PlaceInTime,
     filter_of,
@@ -46,13 +49,38 @@ def get(brokers: Brokers, message_id: str, *, raw: bool) -> None:
     if raw and brokers.as_json:
         raise click.UsageError("--raw and --json are two forms of output: give one")
     with brokers.admin() as admin:
-        found = _opened(admin.get_message(message_id))
+        found = opened(admin.get_message(message_id))
     if raw:
         sys.stdout.buffer.write(found.body)
     elif brokers.as_json:
         output.write_json(output.message_document(found))
     else:
-        _print_message(found)
+        print_message(found)
+
+
+@message.command()
+@click.argument("topic", metavar="TOPIC")
+@click.argument("message_id", metavar="ID")
+@click.option(
+    "--deliver-at",
+    "deliver_at_ms",
+    metavar="TIME",
+    type=Moment(),
+    required=True,
+    help="When it is to be delivered, to the millisecond, as its send returned it.",
+)
+@with_brokers()
+def recall(brokers: Brokers, topic: str, message_id: str, deliver_at_ms: int) -> None:
+    """Take back a message that waits for its delivery time."""
+    brokers.check()
+    from mq.client import Producer  # noqa: PLC0415
+
+    with Producer(brokers.servers, timeout_s=brokers.timeout_s) as producer:
+        producer.recall(topic=topic, message_id=message_id, deliver_at_ms=deliver_at_ms)
+    if brokers.as_json:
+        output.write_json({"topic": topic, "message_id": message_id, "recalled": True})
+    else:
+        click.echo(f"Took back {message_id}: it will not be delivered.")
 
 
 @message.command()
@@ -75,7 +103,7 @@ def query(brokers: Brokers, topic: str, key: str, begin: Place | None, end: Plac
     end_ms = end if isinstance(end, int) else 0
     with brokers.admin() as admin:
         found = [
-            _opened(each)
+            opened(each)
             for each in admin.query_messages(topic, key, begin_ms=begin_ms, end_ms=end_ms)
         ]
     _print_messages(brokers, found, f"No message of {topic} has the key {key}.")
@@ -161,7 +189,7 @@ def _browsed(
         page = admin.browse_messages(
             topic, queue_id, at, messages_max=min(count, 1_000), filter=wanted
         )
-        yield from map(_opened, page.messages)
+        yield from map(opened, page.messages)
         count -= len(page.messages)
         if page.next_offset <= at:
             return
@@ -171,7 +199,7 @@ def _browsed(
 # -- what is printed -------------------------------------------------------------------------------
 
 
-def _opened(stored: StoredMessage) -> ReceivedMessage:
+def opened(stored: StoredMessage) -> ReceivedMessage:
     """With its body as it was sent."""
     import lz4.frame  # noqa: PLC0415 - with the client, when the command runs
 
@@ -211,7 +239,7 @@ def _print_messages(brokers: Brokers, found: Sequence[ReceivedMessage], otherwis
     click.echo(counted(len(found), "message"))
 
 
-def _print_message(found: ReceivedMessage) -> None:
+def print_message(found: ReceivedMessage) -> None:
     out = output.console()
     fields = [
         ("id", found.message_id),

@@ -113,6 +113,16 @@ def _picture(broker: Broker, raft: Status) -> Iterator[Metric]:
         ("mq_throughput_in_bytes", "Bytes of batches taken from producers.", publisher.bytes_total),
         ("mq_messages_out", "Messages given to consumers.", puller.messages_total),
         ("mq_throughput_out_bytes", "Bytes of messages given to consumers.", puller.bytes_total),
+        (
+            "mq_timing_delivered",
+            "Delayed messages that this node has delivered.",
+            broker.delays.delivered_total,
+        ),
+        (
+            "mq_timing_dropped",
+            "Delayed messages that were due for a topic that was deleted.",
+            broker.delays.dropped_total,
+        ),
         ("mq_raft_elections", "Elections that this node stood for.", raft.elections_total),
     ]
     for name, text, value in counters:
@@ -136,6 +146,11 @@ def _picture(broker: Broker, raft: Status) -> Iterator[Metric]:
             max(0, store.log.end_offset - store.log.durable_offset),
         ),
         ("mq_storage_dispatch_behind_bytes", "In the log, not visible yet.", _unapplied(broker)),
+        (
+            "mq_timing_messages",
+            "Delayed messages that wait for their time.",
+            broker.state.schedule.messages,
+        ),
         ("mq_topics", "Topics.", len(broker.state.topics)),
         ("mq_queues", "Queues that have messages or had some.", len(store.queues)),
         ("mq_groups", "Consumer groups.", len(broker.groups.names())),
@@ -147,9 +162,11 @@ def _picture(broker: Broker, raft: Status) -> Iterator[Metric]:
     ]
     for name, text, value in gauges:
         yield GaugeMetricFamily(name, text, value)
+    yield from _transactions(broker)
     yield _by_follower(raft)
     if broker.leadership.is_serving:
         yield from _lag(broker)
+        yield from _failed(broker)
 
 
 def _unapplied(broker: Broker) -> int:
@@ -169,6 +186,40 @@ def _by_follower(raft: Status) -> Metric:
     return behind
 
 
+def _transactions(broker: Broker) -> Iterator[Metric]:
+    """Ends are those of the broker set since its beginning, whoever led; checks are this node's."""
+    state = broker.state.transactions
+    half = "Messages of transactions that are open."
+    yield GaugeMetricFamily("mq_half_messages", half, state.messages)
+    yield GaugeMetricFamily("mq_transactions_open", "Transactions that are open.", len(state.open))
+    counters: list[tuple[str, str, float]] = [
+        ("mq_transactions_committed", "Transactions that were committed.", state.committed),
+        ("mq_transactions_rolled_back", "Transactions that were rolled back.", state.rolled_back),
+        ("mq_transactions_given_up", "Transactions that nobody ended in time.", state.given_up),
+        (
+            "mq_transaction_checks",
+            "Questions about transactions.",
+            broker.transacting.checks_total,
+        ),
+    ]
+    for name, text, value in counters:
+        yield CounterMetricFamily(name, text, value)
+
+
+def _failed(broker: Broker) -> Iterator[Metric]:
+    """By group, since its beginning, whoever led."""
+    dead = CounterMetricFamily(
+        "mq_dlq_messages", "Messages that became dead letters.", labels=["group"]
+    )
+    retried = CounterMetricFamily(
+        "mq_retry_messages", "Failed messages that came back.", labels=["group"]
+    )
+    for group, totals in sorted(broker.dead_letters.totals().items()):
+        dead.add_metric([group], totals.dead_letters)
+        retried.add_metric([group], totals.retried)
+    yield from (dead, retried)
+
+
 def _lag(broker: Broker) -> Iterator[Metric]:
     """Exact, by group and topic; a group of ten thousand queues is a few lines."""
     labels = ["group", "topic"]
@@ -182,6 +233,7 @@ def _lag(broker: Broker) -> Iterator[Metric]:
         "mq_consumer_inflight_messages", "Delivered, not reported as done.", labels=["group"]
     )
     now_ms, looks = broker.now_ms(), 0
+    received = broker.receiving.in_flight()
     for group in broker.state.offsets.groups():
         totals: dict[str, tuple[int, Any]] = {}
         for queue, position in broker.state.offsets.positions(group).items():
@@ -197,7 +249,7 @@ def _lag(broker: Broker) -> Iterator[Metric]:
         for topic, (count, oldest_ms) in totals.items():
             messages.add_metric([group, topic], count)
             seconds.add_metric([group, topic], max(0, now_ms - oldest_ms) / 1000)
-        inflight.add_metric([group], broker.groups.in_flight(group))
+        inflight.add_metric([group], broker.groups.in_flight(group) + received.get(group, 0))
     lost = CounterMetricFamily(
         "mq_messages_lost_to_retention", "Dropped before they were consumed.", labels=["group"]
     )

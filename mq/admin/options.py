@@ -33,6 +33,9 @@ _CONNECT_S = 2.0
 _AGO = re.compile(r"-([0-9]{1,9})([smhd])")
 _AGO_UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)(ms|s|m|h|d)")
+_DURATION_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+
 SECONDS = click.FloatRange(0, min_open=True)
 
 Place = Literal["earliest", "latest"] | int
@@ -169,6 +172,34 @@ class PlaceInTime(click.ParamType[Place]):
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=dt.UTC)
         return max(0, round(moment.timestamp() * 1000))
+
+
+class Moment(PlaceInTime):
+    """A time, also one to come; milliseconds since 1970."""
+
+    name = "moment"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        found = super().convert(value, param, ctx)
+        if isinstance(found, str):
+            self.fail(f"{value!r} is no time such as 2026-07-12T09:53:20", param, ctx)
+        return found
+
+
+class Duration(click.ParamType[float]):
+    """Such as 500ms, 30s, 5m, 2h, 1d; seconds."""
+
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        if isinstance(value, float):
+            return value
+        match = _DURATION.fullmatch(value)
+        if match is None:
+            self.fail(f"{value!r} is no duration: use 500ms, 30s, 5m, 2h or 1d", param, ctx)
+        return float(match[1]) * _DURATION_UNITS_S[match[2]]
 
 
 PLACE_METAVAR = "earliest|latest|TIME"

@@ -91,7 +91,15 @@ def message_document(message: ReceivedMessage) -> dict[str, Any]:
         "properties": dict(message.properties),
         "ordering_key": message.ordering_key,
         **body,
+        **_returned(message),
     }
+
+
+def _returned(message: ReceivedMessage) -> dict[str, Any]:
+    """Of a message that failed and came back."""
+    if message.origin is None:
+        return {"attempt": message.attempt} if message.attempt > 1 else {}
+    return {"attempt": message.attempt, "origin": message.origin._asdict()}
 
 
 # -- text ------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 import click
 
 from mq.admin import output
-from mq.admin.options import Brokers, with_brokers
+from mq.admin.options import Brokers, Duration, Moment, with_brokers
 from mq.admin.tables import Column, counted, print_table, size, stored_at
 from mq.errors import IllegalRequest, MqError
 
@@ -36,7 +36,16 @@ _UNANSWERED_MAX = 20_000
 _JSON_FIELDS = frozenset({"body", "body_base64", "tag", "keys", "properties", "ordering_key"})
 # What `mq consume --jsonl` prints besides: where the message stood, which is not its own.
 _IGNORED_FIELDS = frozenset(
-    {"topic", "queue_id", "queue_offset", "message_id", "stored_at_ms", "born_at_ms"}
+    {
+        "topic",
+        "queue_id",
+        "queue_offset",
+        "message_id",
+        "stored_at_ms",
+        "born_at_ms",
+        "attempt",
+        "origin",
+    }
 )
 
 
@@ -47,6 +56,8 @@ class Stamp(NamedTuple):
     keys: tuple[str, ...]
     properties: dict[str, str]
     ordering_key: str
+    # At most one of deliver_at_ms, delay_s and delay_level.
+    delay: dict[str, Any] = {}  # noqa: RUF012 - never changed
 
 
 class Line(NamedTuple):
@@ -93,6 +104,7 @@ def _message(body: bytes, stamp: Stamp) -> Message:
         keys=stamp.keys,
         properties=stamp.properties,
         ordering_key=stamp.ordering_key,
+        **stamp.delay,
     )
 
 
@@ -127,6 +139,7 @@ def _from_json(line: bytes, place: str, stamp: Stamp) -> Message:
             tuple(keys) or stamp.keys,
             {**stamp.properties, **properties},
             texts[1] or stamp.ordering_key,
+            stamp.delay,
         ),
     )
 
@@ -258,6 +271,19 @@ def send_all(
 )
 @click.option("--ordering-key", metavar="KEY", default="", help="One key, one queue, in order.")
 @click.option(
+    "--delay", "delay_s", metavar="30s", type=Duration(), help="Deliver later: ms, s, m, h or d."
+)
+@click.option(
+    "--delay-level", metavar="N", type=click.IntRange(1, 18), help="Deliver later: 1s to 2h."
+)
+@click.option(
+    "--deliver-at",
+    "deliver_at_ms",
+    metavar="TIME",
+    type=Moment(),
+    help="Deliver then: 2026-07-12T09:53:20 (UTC), or milliseconds.",
+)
+@click.option(
     "--queue",
     "queue_id",
     metavar="N",
@@ -286,6 +312,7 @@ def produce(  # noqa: PLR0913 - one a flag
     ordering_key: str,
     queue_id: int | None,
     ack: Any,
+    **delay: Any,
 ) -> None:
     """Send messages: each BODY, or each line of a file or of stdin.
 
@@ -299,7 +326,7 @@ def produce(  # noqa: PLR0913 - one a flag
     line each. Ends with 1 at the first message that is not stored.
     """
     _check_usage(bodies, path, jsonl=jsonl, whole=whole)
-    stamp = Stamp(tag, keys, dict(map(_property, properties)), ordering_key)
+    stamp = Stamp(tag, keys, dict(map(_property, properties)), ordering_key, _delay(delay))
     brokers.check()
     from mq.client import Producer  # noqa: PLC0415
 
@@ -327,6 +354,15 @@ def _check_usage(bodies: Sequence[str], path: Path | None, *, jsonl: bool, whole
         raise click.UsageError("messages come from the arguments or from a file, not from both")
     if jsonl and whole:
         raise click.UsageError("--jsonl and --whole are two ways to read the input: give one")
+
+
+def _delay(asked: dict[str, Any]) -> dict[str, Any]:
+    found = {name: value for name, value in asked.items() if value is not None}
+    if len(found) > 1:
+        raise click.UsageError(
+            "--delay, --delay-level and --deliver-at are ways to say the same: give one"
+        )
+    return found
 
 
 def _property(text: str) -> tuple[str, str]:
@@ -363,5 +399,16 @@ def _result_columns(results: Sequence[SendResult]) -> list[Column]:
         Column("queue", [str(each.queue_id) for each in results]),
         Column("queue offset", [known(each.queue_offset) for each in results]),
         Column("stored (UTC)", moments, "left", rank=1),
+        *_delivery_column(results),
         Column("status", states, "left"),
     ]
+
+
+def _delivery_column(results: Sequence[SendResult]) -> list[Column]:
+    """When it is delivered, where that is later: in milliseconds, as `mq message recall` wants
+    it.
+    """
+    if not any(each.deliver_at_ms for each in results):
+        return []
+    cells = [str(each.deliver_at_ms) if each.deliver_at_ms else "-" for each in results]
+    return [Column("deliver at (ms)", cells)]

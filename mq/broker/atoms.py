@@ -1,18 +1,315 @@
-"""Exactly-once processing: what was made of some messages, and that they are done, as one entry."""
+"""Exactly-once processing: what was made of some messages, and that they are done, as one entry.
+
+An atom is decided on applied state alone, one turn after the other: its batches are all new or all
+stored (then it was done, and is answered as before), its member has the queues, and the group still
+stands where the work began. That last check is what makes work count once. Ownership is the
+leader's memory: a member may lose a queue while its atom is under way, and the next one begins
+where the group stood before it. Whichever of the two comes first moves the group, and the other is
+refused.
+
+Numbers of batches only answer the same request again. They do not tell work that was done twice:
+two members cut the same messages into different batches.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from mq.broker.assignment import Queue
+from mq.broker.commits import Commits, Positions
 from mq.broker.core import Core
+from mq.broker.dedup import StoredAt
 from mq.broker.groups import Groups
+from mq.broker.machine import Written
 from mq.broker.publishing import Publisher
 from mq.broker.receiving import Receiving
+from mq.broker.turns import Turns, Verdict
+from mq.errors import (
+    FlowControl,
+    IllegalOffset,
+    IllegalRequest,
+    IllegalSequence,
+    MessageTooLarge,
+    MqError,
+    TopicNotFound,
+)
+from mq.names import check_group
+from mq.store.batch import Batch
+from mq.wire.v1.consumer_pb2 import Handle, QueuePosition
+from mq.wire.v1.state_pb2 import Command, CommitPositions, GroupPositions
+
+# Atoms that wait for each other are one entry up to so much.
+_GROUP_BYTES = 1 << 20
+BATCHES_MAX = 1_000
+# Around a batch in its entry, and around the command.
+_HEAD_BYTES = 8
+
+
+class Start(NamedTuple):
+    """Where the work on a queue began: where the group was known to stand, and the first message.
+    Between the two nothing needed work.
+    """
+
+    stood_at: int
+    first: int
+
+
+# Filled when the entry is applied.
+Answer = list[StoredAt]
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class Atom:
+    """Batches, and how far a member of the group has come with what they were made of. `starts`:
+    where it began.
+    """
+
+    batches: Sequence[Batch]
+    group: str = ""
+    member_id: str = ""
+    positions: Mapping[Queue, int] = field(default_factory=dict)
+    starts: Mapping[Queue, Start] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> list[tuple[str, int]]:
+        return [(batch.producer_id, batch.sequence) for batch in self.batches]
+
+    def commit(self) -> GroupPositions:
+        wire = [
+            QueuePosition(topic=queue.topic, queue_id=queue.queue_id, queue_offset=at)
+            for queue, at in self.positions.items()
+        ]
+        return GroupPositions(group=self.group, positions=wire)
+
+    def entry_bytes(self) -> int:
+        """What it takes of an entry, rather more than less."""
+        commit_bytes = self.commit().ByteSize() + 2 * _HEAD_BYTES if self.positions else 0
+        return commit_bytes + sum(len(batch.data) + _HEAD_BYTES for batch in self.batches)
+
+
+class _Turn:
+    """The entry that is being put together."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer | MqError | None] = []
+        self.accepted: list[tuple[Atom, Answer]] = []
+        self.answer_by_key: dict[tuple[str, int], Answer] = {}
+        self.positions: Positions = {}
+        self.size_bytes = 0
+
+    def accept(self, atom: Atom) -> Answer:
+        answer: Answer = []
+        self.accepted.append((atom, answer))
+        self.answer_by_key.update(dict.fromkeys(atom.keys, answer))
+        if atom.positions:
+            self.positions.setdefault(atom.group, {}).update(atom.positions)
+        self.size_bytes += atom.entry_bytes()
+        return answer
+
+    def written(self) -> Written:
+        batches = [batch for atom, _ in self.accepted for batch in atom.batches]
+        commits = [atom.commit() for atom, _ in self.accepted if atom.positions]
+        command = Command(commit_positions=CommitPositions(groups=commits)) if commits else None
+        return Written(batches, command)
 
 
 class Atoms:
     def __init__(
-        self, core: Core, publisher: Publisher, groups: Groups, receiving: Receiving
+        self,
+        core: Core,
+        publisher: Publisher,
+        groups: Groups,
+        commits: Commits,
+        receiving: Receiving,
     ) -> None:
         self._core = core
         self._publisher = publisher
         self._groups = groups
+        self._commits = commits
         self._receiving = receiving
+        config = core.settings.config
+        self._entry_bytes_max = config.store.entry_bytes_max
+        self._waiting_bytes_max = config.broker.in_flight_bytes
+        self._waiting_bytes = 0
+        # No answer: there is something to wait for first.
+        self._turns: Turns[Atom, Answer | None] = Turns(
+            core.consensus, core.leadership, self._decide
+        )
+
+    async def send(
+        self,
+        batches: Sequence[Batch],
+        group: str = "",
+        member_id: str = "",
+        positions: Mapping[Queue, int] | None = None,
+        handles: Sequence[Handle] = (),
+        *,
+        starts: Mapping[Queue, Start] | None = None,
+    ) -> list[StoredAt]:
+        """Where each batch is; all of it is durable when this returns.
+
+        IllegalRequest, IllegalSequence, IllegalOffset, IllegalHandle, UnknownMember, NotAssigned,
+        MessageTooLarge, FlowControl, and whatever is wrong with a queue: nothing was written. As
+        `Consensus.propose` else; the same again does it once.
+        """
+        self._core.leadership.check()
+        atom = Atom(batches, group, member_id, positions or {}, starts or {})
+        self._check(atom, handles)
+        size_bytes = atom.entry_bytes()
+        if size_bytes > self._entry_bytes_max:
+            raise MessageTooLarge(
+                f"an atom of {size_bytes} bytes: at most {self._entry_bytes_max} fit an entry"
+            )
+        if self._waiting_bytes and self._waiting_bytes + size_bytes > self._waiting_bytes_max:
+            raise FlowControl(f"{self._waiting_bytes} bytes of atoms wait to be committed already")
+        self._waiting_bytes += size_bytes
+        try:
+            return await self._send(atom, handles)
+        except TopicNotFound:
+            missing = {one.topic for one in batches if one.topic not in self._core.state.topics}
+            if not self._core.settings.creates_topics or not missing:
+                raise
+            await self._core.catalog.ensure(sorted(missing))
+            return await self._send(atom, handles)
+        finally:
+            self._waiting_bytes -= size_bytes
+
+    def _check(self, atom: Atom, handles: Sequence[Handle]) -> None:
+        """What is wrong with it whatever the state is."""
+        if not atom.batches and not atom.positions and not handles:
+            raise IllegalRequest("nothing to send, to commit or to acknowledge")
+        if len(atom.batches) > BATCHES_MAX:
+            raise IllegalRequest(f"{len(atom.batches)} batches in one atom: at most {BATCHES_MAX}")
+        if atom.positions and handles:
+            raise IllegalRequest("positions and handles: a group either subscribes or receives")
+        if atom.positions or handles:
+            check_group(atom.group)
+        if atom.starts.keys() - atom.positions.keys():
+            raise IllegalRequest("starts has a queue that positions has not")
+        if any(stood_at > first for stood_at, first in atom.starts.values()):
+            raise IllegalRequest("in starts, stood_at is not behind the first message")
+        for batch in atom.batches:
+            if batch.is_held or batch.delay_ms:
+                raise IllegalRequest("what is sent atomically can be neither delayed nor half")
+            if not batch.producer_id or not batch.sequence:
+                raise IllegalRequest(
+                    "each batch needs a producer_id and a sequence, so that it can be sent again"
+                )
+        if len(set(atom.keys)) < len(atom.batches):
+            raise IllegalSequence("two batches of the request have the same sequence")
+
+    async def _send(self, atom: Atom, handles: Sequence[Handle]) -> list[StoredAt]:
+        if handles:
+            return await self._acknowledge(atom, handles)
+        while True:
+            # Reports of progress that are on their way could land behind it and undo it.
+            if self._commits.is_pending(atom.group, atom.positions):
+                await self._commits.flush()
+            answer = await self._turns.ask(atom)
+            if answer is not None:
+                return answer
+
+    # -- one turn ---------------------------------------------------------------------------------
+
+    def _decide(self, atoms: list[Atom]) -> Verdict[Answer | None]:
+        turn = _Turn()
+        size_bytes_max = min(_GROUP_BYTES, self._entry_bytes_max)
+        for atom in atoms:
+            if turn.accepted and turn.size_bytes + atom.entry_bytes() > size_bytes_max:
+                break
+            try:
+                turn.answers.append(self._judge(atom, turn))
+            except MqError as error:
+                turn.answers.append(error)
+        if not turn.accepted:
+            return Verdict(turn.answers)
+        written = turn.written()
+        slots = [self._publisher.begin(batch) for batch in written.batches]
+        self._commits.begin_elsewhere(turn.positions)
+
+        def over(error: MqError | None) -> None:
+            self._commits.end_elsewhere()
+            self._publisher.end(slots, written, error)
+            stored = iter(written.stored if error is None else ())
+            for atom, answer in turn.accepted:
+                answer.extend(one for _, one in zip(atom.batches, stored, strict=False))
+
+        return Verdict(turn.answers, written, over)
+
+    def _judge(self, atom: Atom, turn: _Turn) -> Answer | None:
+        """What is answered when the entry is applied. None: not in this turn."""
+        done = self._done(atom, turn)
+        if done is not None:
+            return done
+        if self._commits.is_pending(atom.group, atom.positions):
+            return None
+        for batch in atom.batches:
+            self._publisher.check_new(batch)
+        if atom.positions:
+            self._groups.check_commit(atom.group, atom.member_id, atom.positions)
+            if not atom.batches and self._is_there(atom, turn):
+                return []  # nothing was made of them, and that was told before
+            self._check_starts(atom, turn)
+        return turn.accept(atom)
+
+    def _done(self, atom: Atom, turn: _Turn) -> Answer | None:
+        """The answer to one that came before. IllegalSequence: to a part of it."""
+        if not atom.batches:
+            return None
+        stored = self._stored(atom)
+        if stored is not None:
+            return stored
+        same = [turn.answer_by_key.get(key) for key in atom.keys]
+        if same[0] is not None and all(one is same[0] for one in same):
+            return same[0]
+        if any(one is not None for one in same):
+            raise _in_parts()
+        return None
+
+    def _stored(self, atom: Atom) -> Answer | None:
+        producers = self._core.state.producers
+        found = [producers.find(*key) for key in atom.keys]
+        stored = [one for one in found if one is not None]
+        if stored and len(stored) < len(found):
+            raise _in_parts()
+        return stored or None
+
+    def _place(self, group: str, queue: Queue, turn: _Turn) -> int | None:
+        """Where the group stands, with what the turn has done so far."""
+        decided = turn.positions.get(group, {}).get(queue)
+        return self._commits.position(group, queue) if decided is None else decided
+
+    def _is_there(self, atom: Atom, turn: _Turn) -> bool:
+        return all(
+            self._place(atom.group, queue, turn) == at for queue, at in atom.positions.items()
+        )
+
+    def _check_starts(self, atom: Atom, turn: _Turn) -> None:
+        for queue, queue_offset in atom.positions.items():
+            place = self._place(atom.group, queue, turn)
+            if place is None:
+                continue  # the group has never been there
+            stood_at, first = atom.starts.get(queue, (place, place))
+            # What retention dropped meanwhile is nobody's to work on.
+            oldest, _ = self._groups.extent(queue)
+            is_there = stood_at <= place <= first or place < stood_at <= oldest
+            if not is_there or queue_offset < max(place, first):
+                raise IllegalOffset(
+                    f"group {atom.group} stands at {place} in queue {queue.queue_id} of "
+                    f"{queue.topic}: work on messages {first} to {queue_offset} was done by "
+                    "somebody, or the group was moved. Throw it away and go on from there"
+                )
+
+    # -- what was received ------------------------------------------------------------------------
+
+    async def _acknowledge(self, atom: Atom, handles: Sequence[Handle]) -> list[StoredAt]:
+        raise IllegalRequest("handles cannot be acknowledged with batches yet: commit positions")
+
+
+def _in_parts() -> IllegalSequence:
+    return IllegalSequence(
+        "some of the batches are stored, others are not: send the same batches together, with the "
+        "numbers they had"
+    )

@@ -26,6 +26,7 @@ from mq.broker.pulling import Puller
 from mq.broker.receiving import Receiving
 from mq.broker.retrying import Retrying
 from mq.broker.transacting import Transacting
+from mq.broker.underway import UnderWay
 from mq.errors import MqError, NodeStopped, TopicNotFound
 from mq.logging import get_logger
 from mq.store.batch import Batch
@@ -54,7 +55,7 @@ class Broker:
         self.machine = machine
         self.state = machine.state
         self.store = machine.store
-        self.consensus = consensus
+        consensus = self.consensus = self._under_way = UnderWay(consensus)
         self.now_ms = now_ms
         self._until_durable = until_durable
         options = settings.config.broker
@@ -107,12 +108,12 @@ class Broker:
         machine.on_held = self._on_held
 
     def _make_services(self, core: Core) -> None:
-        self.delays = Delays(core)
-        self.transacting = Transacting(core, self.publisher)
+        self.delays = Delays(core, self._under_way)
+        self.transacting = Transacting(core)
         self.retrying = Retrying(core, self.groups)
         self.receiving = Receiving(core, self.groups, self.puller)
         self.dead_letters = DeadLetters(core)
-        self.atoms = Atoms(core, self.publisher, self.groups, self.receiving)
+        self.atoms = Atoms(core, self.publisher, self.groups, self.commits, self.receiving)
         self._services: tuple[Service, ...] = (
             self.delays,
             self.transacting,
@@ -222,6 +223,8 @@ class Broker:
             service.on_held(batch, log_offset)
 
     def _resolve(self, batch: Batch) -> Batch:
+        if batch.half:
+            self.transacting.check_half(batch)
         return held.resolved(batch, self.now_ms(), self.settings.config)
 
 

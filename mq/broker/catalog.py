@@ -125,6 +125,15 @@ class Catalog:
         self._machine.state.topics.writable(name, queue_id)
         self._check_staying(name)
 
+    def present(self, name: str) -> Topic:
+        """For what was accepted before, and comes now. TopicNotFound, also while it is deleted."""
+        self._check_staying(name)
+        return self._machine.state.topics.find(name)
+
+    def is_leaving(self, name: str) -> bool:
+        """It is being deleted: nobody knows yet whether it stays."""
+        return name in self._leaving
+
     def _turn(self, name: str) -> asyncio.Lock:
         return self._turns.setdefault(name, asyncio.Lock())
 

@@ -6,22 +6,34 @@ of the log. A command that makes no sense changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mq.broker.assignment import Queue
+from mq.broker.dedup import StoredAt
 from mq.broker.state import State
 from mq.names import SCHEDULE_TOPIC
 from mq.store.store import Store
 from mq.wire.v1 import state_pb2 as pb
 
 
-def perform(command: pb.Command, now_ms: int, state: State, store: Store) -> Iterator[pb.Command]:
-    """Each command that was performed, those of a `many` one by one. To be taken to its end."""
+def perform(
+    command: pb.Command,
+    now_ms: int,
+    state: State,
+    store: Store,
+    placed: Sequence[StoredAt] = (),
+) -> Iterator[pb.Command]:
+    """Each command that was performed, those of a `many` one by one. To be taken to its end.
+    `placed`: where the batches of the same entry are.
+    """
     kind = command.WhichOneof("kind")
     if kind == "many":
         for one in command.many.commands:
-            yield from perform(one, now_ms, state, store)
+            yield from perform(one, now_ms, state, store, placed)
+    elif kind == "change_transactions":
+        state.transactions.change(command.change_transactions, placed)
+        yield command
     elif kind == "put_topic":
         state.topics.put(command.put_topic, now_ms)
         yield command
@@ -66,8 +78,10 @@ def _change_leases(state: State, _: Store, command: pb.ChangeLeases) -> None:
         # Those of a topic that is gone went with it.
         if one.topic in state.topics:
             queue = Queue(one.topic, one.queue_id)
-            done_to = state.leases.change(one.group, queue, one.changes)
-            state.offsets.advance(one.group, queue, done_to)
+            expected = one.next if one.HasField("next") else None
+            done_to = state.leases.change(one.group, queue, one.changes, expected)
+            if done_to is not None:
+                state.offsets.advance(one.group, queue, done_to)
 
 
 def _trim_queues(_: State, store: Store, command: pb.TrimQueues) -> None:
@@ -84,7 +98,6 @@ _PERFORM: dict[str, Callable[[State, Store, Any], object]] = {
     "deliver_scheduled": _deliver_scheduled,
     "recall_scheduled": lambda state, _, command: state.schedule.recall(command),
     "carry_scheduled": _carry_scheduled,
-    "change_transactions": lambda state, _, command: state.transactions.change(command),
     "change_leases": _change_leases,
     "trim_queues": _trim_queues,
 }

@@ -38,6 +38,8 @@ class Commits:
         # Not proposed yet, and proposed but not applied; the newer one counts.
         self._noted: Positions = {}
         self._under_way: Positions = {}
+        # Of entries that others write; what is noted of the same queues meanwhile is newer.
+        self._elsewhere: Positions = {}
         self._waiters: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._is_writing = False
@@ -49,6 +51,13 @@ class Commits:
             if found is not None:
                 return found
         return self._machine.state.offsets.positions(group).get(queue)
+
+    def reached(self, group: str, queue: Queue) -> int:
+        """The same, or what an entry of somebody else's is about to make of it. Nobody starts
+        there: when that entry fails, its work is not done.
+        """
+        found = self.position(group, queue) or 0
+        return max(found, self._elsewhere.get(group, {}).get(queue, 0))
 
     def note(self, group: str, positions: Mapping[Queue, int]) -> None:
         """Committed soon."""
@@ -76,10 +85,27 @@ class Commits:
         with contextlib.suppress(MqError):
             await waiter
 
+    def is_pending(self, group: str, queues: Iterable[Queue]) -> bool:
+        """Whether one of these has a position that is not in the log yet: `flush`, or what is
+        written now might be undone by it.
+        """
+        known = (self._noted.get(group, {}), self._under_way.get(group, {}))
+        return any(queue in positions for queue in queues for positions in known)
+
+    def begin_elsewhere(self, positions: Positions) -> None:
+        """An entry of somebody else's has these, until `end_elsewhere`: a report of progress that
+        it has overtaken must not take the group back.
+        """
+        self._elsewhere = positions
+
+    def end_elsewhere(self) -> None:
+        self._elsewhere = {}
+
     def forget(self) -> None:
         """This node does not lead any more: members report to the next leader what they have."""
         self._noted.clear()
         self._under_way.clear()
+        self._elsewhere = {}
         waiters, self._waiters = self._waiters, []
         _tell(waiters, NotLeader(None, None))
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from mq.errors import IllegalSequence
+from mq.names import RETRY_PREFIX
 from mq.wire.v1.state_pb2 import ProducerState
 
 PRODUCERS_MAX = 10_000
@@ -118,6 +119,9 @@ class Producers:
         producer = self._producers.pop(producer_id, None) or _Producer()
         self._producers[producer_id] = producer  # behind all others: heard of last
         producer.add(sequence)
+        if producer_id.startswith(RETRY_PREFIX):
+            # Numbers of a member's requests: they only grow, and one that is refused leaves a gap.
+            del producer.ranges[: -2 * RANGES_MAX]
         newest = producer.newest
         queue_id, queue_offset, log_offset, stored_at_ms, _, deliver_at_ms = stored
         place = queue_offset if queue_offset >= 0 else _HELD | deliver_at_ms

@@ -2,7 +2,8 @@
 
 Membership is the leader's memory alone (`membership` decides); what must outlive it is in the log:
 offsets, and the locks of ordered groups. After a fail-over members come back with the queues that
-they have in hand, and keep them.
+they have in hand, and keep them. The queues of a group's retry topic are its members' like others,
+as soon as there are some, from the beginning and without a filter.
 
 A member whose stream breaks has a moment to come back; one that ends its stream in good order has
 left.
@@ -18,7 +19,7 @@ from mq.broker.arrivals import Arrivals
 from mq.broker.assignment import Queue
 from mq.broker.commits import Commits
 from mq.broker.contracts import Consensus
-from mq.broker.filters import CompiledFilter
+from mq.broker.filters import CompiledFilter, compile_filter
 from mq.broker.leading import Leadership
 from mq.broker.machine import Machine
 from mq.broker.membership import Group, Member, Spec
@@ -27,7 +28,7 @@ from mq.broker.subscriber import Limits, Position, Subscriber
 from mq.broker.writing import write_command
 from mq.errors import GroupNotEmpty, IllegalOffset, MqError, NotAssigned, UnknownMember
 from mq.logging import get_logger
-from mq.wire.v1.consumer_pb2 import MODE_BROADCAST, MODE_ORDERED
+from mq.wire.v1.consumer_pb2 import MODE_BROADCAST, MODE_ORDERED, Filter
 from mq.wire.v1.state_pb2 import Command, LockQueues, QueueLock
 
 log = get_logger(__name__)
@@ -106,6 +107,9 @@ class Groups:
             self._machine.state.topics.readable(topic)
         live = self._join(name, spec, positions)
         self._dismiss(live, spec.member_id, f"{spec.member_id} has a newer stream in group {name}")
+        if live.group.retry_topic is not None:
+            # Messages that failed here once passed the filters then.
+            filters = {live.group.retry_topic: compile_filter(Filter()), **filters}
         subscriber = Subscriber(name, spec.member_id, filters, limits, self._puller, self._arrivals)
         live.subscribers[spec.member_id] = subscriber, start, positions
         if spec.mode != MODE_BROADCAST:
@@ -154,8 +158,7 @@ class Groups:
             own = {
                 queue: at
                 for queue, at in news.items()
-                if live.group.owner(queue) == member_id
-                and at > (self._commits.position(name, queue) or 0)
+                if live.group.owner(queue) == member_id and at > self._commits.reached(name, queue)
             }
             self._commits.note(name, own)
 
@@ -219,7 +222,8 @@ class Groups:
         live = self._live.get(name)
         if live is None:
             # Who has queues in hand got them from another leader, whatever was committed there.
-            is_known = bool(owned) or name in self._machine.state.offsets
+            offsets = self._machine.state.offsets
+            is_known = bool(owned or offsets.positions(name) or offsets.locks(name))
             is_early = now_ms < self._led_since_ms + _SETTLE_MS
             is_after_fail_over = is_known and is_early and name not in self._met
             group = Group(
@@ -239,15 +243,19 @@ class Groups:
     # -- offsets ----------------------------------------------------------------------------------
 
     async def commit(self, name: str, member_id: str, positions: Mapping[Queue, int]) -> None:
-        """Durable when this returns. UnknownMember, NotAssigned, GroupNotEmpty, IllegalOffset:
-        nothing was committed.
-        """
+        """Durable when this returns. As `check_commit`: nothing was committed."""
         self._leadership.check()
+        self.check_commit(name, member_id, positions)
+        await self._commits.commit(name, positions)
+
+    def check_commit(self, name: str, member_id: str, positions: Mapping[Queue, int]) -> None:
+        """Whether it may. UnknownMember, NotAssigned, GroupNotEmpty, IllegalOffset, and whatever
+        is wrong with a queue.
+        """
         live = self._live.get(name)
-        members = live.group.members if live else {}
-        if member_id and member_id not in members:
-            raise UnknownMember(f"group {name} has no member {member_id}: join again")
-        if not member_id and members:
+        if member_id:
+            self.member(name, member_id)
+        elif live and live.group.members:
             raise GroupNotEmpty(
                 f"group {name} has members, which commit for themselves: "
                 "commit as one of them, or stop them first"
@@ -260,7 +268,6 @@ class Groups:
                     f"group {name}"
                 )
             self._check_offset(queue, queue_offset)
-        await self._commits.commit(name, positions)
 
     async def reset(self, name: str, positions: Mapping[Queue, int]) -> None:
         """Moves the group, also while it consumes by streams."""
@@ -345,6 +352,8 @@ class Groups:
 
     def _readable_queues(self, group: Group) -> dict[Queue, str]:
         topics = {topic for one in group.members.values() for topic in one.spec.subscriptions}
+        if group.retry_topic is not None and group.members:
+            topics.add(group.retry_topic)
         zone = self._zone()
         return {
             Queue(topic, queue_id): zone
@@ -438,6 +447,19 @@ class Groups:
         self._commits.forget()
 
     # -- questions --------------------------------------------------------------------------------
+
+    def member(self, name: str, member_id: str) -> Member:
+        """UnknownMember."""
+        live = self._live.get(name)
+        found = live.group.members.get(member_id) if live else None
+        if found is None:
+            raise UnknownMember(f"group {name} has no member {member_id}: join again")
+        return found
+
+    def owner(self, name: str, queue: Queue) -> str | None:
+        """Who has the queue in hand."""
+        live = self._live.get(name)
+        return live.group.owner(queue) if live else None
 
     def live(self, name: str) -> Group | None:
         found = self._live.get(name)

@@ -10,16 +10,14 @@ from google.protobuf.message import DecodeError
 
 from mq import names
 from mq.config import Config
-from mq.errors import IllegalDelay, IllegalRequest, MalformedBatch
+from mq.errors import IllegalDelay, IllegalRequest, MalformedBatch, MessageTooLarge
+from mq.levels import DELAY_MS_MAX, LEVELS_MS
 from mq.store import rebatch
 from mq.store.batch import Batch
 from mq.wire.v1.message_pb2 import Half
 
-DELAY_MS_MAX = 40 * 86_400_000
-# Levels 1 to 18.
-LEVELS_MS: tuple[int, ...] = tuple(
-    1_000 * seconds for seconds in (1, 5, 10, 30, *range(60, 601, 60), 1_200, 1_800, 3_600, 7_200)
-)
+# What is written together with a batch when it is delivered must fit its entry, too.
+DELIVERY_ROOM_BYTES = 256
 _CHECKS_MAX = 1_000
 _CHECK_MS_MAX = 86_400_000
 
@@ -32,7 +30,9 @@ def level_ms(level: int) -> int:
 
 
 def resolved(batch: Batch, now_ms: int, config: Config) -> Batch:
-    """As it is stored. IllegalDelay, IllegalRequest, IllegalGroup, MalformedBatch."""
+    """As it is stored. IllegalDelay, MessageTooLarge, IllegalGroup, MalformedBatch,
+    IllegalRequest.
+    """
     has_delay = batch.deliver_at_ms != 0 or batch.delay_ms != 0
     if batch.half:
         if has_delay:
@@ -40,6 +40,11 @@ def resolved(batch: Batch, now_ms: int, config: Config) -> Batch:
         return rebatch.halved(batch, _half(batch, config).SerializeToString())
     if has_delay:
         deliver_at_ms = delivery_time(batch.deliver_at_ms, batch.delay_ms, now_ms)
+        bytes_max = config.store.entry_bytes_max - DELIVERY_ROOM_BYTES
+        if len(batch.data) > bytes_max:
+            raise MessageTooLarge(
+                f"a batch of {len(batch.data)} bytes: at most {bytes_max} can be delivered later"
+            )
         return rebatch.delayed(batch, deliver_at_ms if deliver_at_ms > now_ms else 0)
     return batch
 

@@ -119,7 +119,10 @@ class Inspector:
             for member_id in (live.members if live else ())
             for queue in (live.assigned(member_id) if live else ())
         }
-        for queue in sorted({*committed, *owned}):
+        # What failed waits for the group, also when nobody has taken any of it yet.
+        failed = Queue(names.retry_topic(name), 0)
+        waiting = [failed] if failed.topic in self._broker.state.topics else []
+        for queue in sorted({*committed, *owned, *waiting}):
             start, end = self._broker.groups.extent(queue)
             at = committed.get(queue)
             yield pb.GroupQueue(

@@ -10,7 +10,7 @@ given out together stay one record until they are acknowledged one by one and ou
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -56,6 +56,13 @@ class QueueLeases:
         if at < 0 or self.ranges[at].end <= queue_offset:
             return None
         return self.ranges[at]
+
+    def within(self, start: int, end: int) -> list[Range]:
+        """The ranges that have some of these messages."""
+        first = bisect_right(self.ranges, start, key=lambda one: one.start) - 1
+        if first < 0 or self.ranges[first].end <= start:
+            first += 1
+        return self.ranges[first : bisect_left(self.ranges, end, key=lambda one: one.start)]
 
     def put(self, start: int, end: int, value: tuple[int, int, int] | None) -> None:
         """[start, end) is done (None), or is (lease, visible_at_ms, attempts) from now on. What
@@ -111,9 +118,23 @@ class Leases:
 
     # -- applying ---------------------------------------------------------------------------------
 
-    def change(self, group: str, queue: Queue, changes: Iterable[LeaseChange]) -> int:
-        """How far the group is done with the queue now."""
-        leases = self._queues.setdefault((group, queue), QueueLeases())
+    def change(
+        self,
+        group: str,
+        queue: Queue,
+        changes: Iterable[LeaseChange],
+        expected_next: int | None = None,
+    ) -> int | None:
+        """How far the group is done with the queue now. None: it does not stand where it was when
+        this was decided, and nothing was changed.
+        """
+        if expected_next is None:
+            leases = self._queues.setdefault((group, queue), QueueLeases())
+        else:
+            known = self._queues.get((group, queue))
+            if known is None or known.next != expected_next:
+                return None
+            leases = known
         for one in changes:
             value = None if one.is_done else (one.lease, one.visible_at_ms, one.attempts)
             leases.put(one.start, one.end, value)

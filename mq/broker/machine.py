@@ -101,15 +101,16 @@ class Machine:
             if applied.ref.term != self.applied_term:
                 self.applied_term = applied.ref.term
                 self.on_term()
-            if applied.batches:
-                self._place(applied, written)
+            placed = self._place(applied, written) if applied.batches else []
             command = written.command if written else _decode(applied)
             if command is not None:
-                for performed in perform(command, applied.ref.stored_at_ms, self.state, self.store):
+                now_ms = applied.ref.stored_at_ms
+                for performed in perform(command, now_ms, self.state, self.store, placed):
                     self.on_command(performed)
 
-    def _place(self, applied: Applied, written: Written | None) -> None:
+    def _place(self, applied: Applied, written: Written | None) -> list[StoredAt]:
         ref, queue_offsets, batches, _ = applied
+        placed = written.stored if written is not None else []
         starts = data_offsets(batches, ref.payload_log_offset)
         for batch, queue_offset, start in zip(batches, queue_offsets, starts, strict=True):
             at = start + batch.region_start
@@ -122,12 +123,12 @@ class Machine:
             )
             if batch.producer_id:
                 self.state.producers.record(batch.producer_id, batch.sequence, stored)
-            if written is not None:
-                written.stored.append(stored)
+            placed.append(stored)
             if batch.is_held:
                 self.on_held(batch, start)
             else:
                 self.on_arrival(Queue(batch.topic, batch.queue_id))
+        return placed
 
 
 def _decode(applied: Applied) -> Command | None:

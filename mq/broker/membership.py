@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
+from mq import names
 from mq.broker.assignment import Candidate, Queue, assign
 from mq.errors import SubscriptionMismatch, UnknownMember
 from mq.wire.v1.consumer_pb2 import MODE_BROADCAST, MODE_CLUSTERING, MODE_ORDERED
@@ -54,6 +55,7 @@ class Subscriptions:
 
     @property
     def topics(self) -> frozenset[str]:
+        """Those that were asked for."""
         return frozenset(topic for topic, _ in self.filters)
 
     def describe(self) -> str:
@@ -146,6 +148,14 @@ class Group:
                 for queue in self._moving
             )
         )
+
+    @property
+    def retry_topic(self) -> str | None:
+        """Whose queues its members have beside those of their topics, without asking for them: what
+        failed comes back there. None: what fails is tried again in place.
+        """
+        is_shared = self._subscriptions.mode == MODE_CLUSTERING
+        return names.retry_topic(self.name) if is_shared else None
 
     @property
     def lock_holders(self) -> Mapping[Queue, str]:
@@ -278,7 +288,7 @@ class Group:
     def _claim(self, member: Member, owned: Iterable[Queue]) -> None:
         if self._subscriptions.mode == MODE_BROADCAST:
             return
-        member_id, topics = member.spec.member_id, member.spec.subscriptions
+        member_id, topics = member.spec.member_id, {*member.spec.subscriptions, self.retry_topic}
         for queue in owned:
             if queue in self._holders or queue.topic not in topics:
                 continue

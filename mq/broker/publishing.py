@@ -20,6 +20,7 @@ from mq.errors import (
     FlowControl,
     FlushTimeout,
     IllegalRequest,
+    IllegalSequence,
     MqError,
     OutcomeUnknown,
     ReplicationTimeout,
@@ -108,7 +109,6 @@ class Publisher:
     def submit(self, batch: Batch, *, tells_appended: bool = False) -> Slot:
         """Never waits. Raises what is wrong with the batch; then nothing was written."""
         self._leadership.check()
-        key = batch.producer_id, batch.sequence
         if batch.producer_id:
             # Before its queue is looked at: one that is stored stays so, also when the queue is
             # closed or gone by now, and must not be sent elsewhere.
@@ -120,16 +120,36 @@ class Publisher:
         self._catalog.writable(batch.topic, batch.queue_id)
         if batch.is_held or batch.delay_ms:
             batch = self._resolve(batch)
-        slot = Slot(batch, self._loop.create_future())
+        slot = self.begin(batch)
         if tells_appended:
             slot.appended = self._loop.create_future()
-        if batch.producer_id:
-            self._under_way[key] = slot
-        self._in_flight += 1
-        self._in_flight_bytes += len(batch.data)
         if not self._waiting:
             self._loop.call_soon(self._write)
         self._waiting.append(slot)
+        return slot
+
+    def check_new(self, batch: Batch) -> None:
+        """Whether a batch with a number, which is not stored, could be written now. IllegalRequest,
+        IllegalSequence, and whatever is wrong with its queue.
+        """
+        _check_number(batch)
+        if (batch.producer_id, batch.sequence) in self._under_way:
+            raise IllegalSequence(
+                f"batch {batch.sequence} of producer {batch.producer_id} is on its way already, by "
+                "itself: send it one way only"
+            )
+        self._machine.state.producers.check(batch.producer_id, batch.sequence)
+        self._catalog.writable(batch.topic, batch.queue_id)
+
+    def begin(self, batch: Batch) -> Slot:
+        """The batch is on its way, and known as such, until `end`: for those who write entries of
+        their own with it.
+        """
+        slot = Slot(batch, self._loop.create_future())
+        if batch.producer_id:
+            self._under_way[batch.producer_id, batch.sequence] = slot
+        self._in_flight += 1
+        self._in_flight_bytes += len(batch.data)
         return slot
 
     def timed_out(self, slot: Slot) -> MqError:
@@ -147,15 +167,8 @@ class Publisher:
         )
 
     def _known(self, batch: Batch) -> Slot | None:
+        _check_number(batch)
         producer_id, sequence = batch.producer_id, batch.sequence
-        if len(producer_id) > NAME_CHARACTERS_MAX or not producer_id.isprintable():
-            raise IllegalRequest(
-                f"a producer has an id of 1 to {NAME_CHARACTERS_MAX} printable characters"
-            )
-        if not 1 <= sequence <= _SEQUENCE_MAX:
-            raise IllegalRequest(
-                f"sequence = {sequence}: a producer numbers its batches from 1 on, up to 2^63 - 1"
-            )
         slot = self._under_way.get((producer_id, sequence))
         if slot is not None:
             return slot
@@ -191,12 +204,10 @@ class Publisher:
         future = asyncio.ensure_future(
             self._consensus.propose(Kind.MESSAGES, encode_payload(batches), written)
         )
-        future.add_done_callback(lambda done: self._end(slots, written, done))
+        future.add_done_callback(lambda done: self.end(slots, written, _failure(done)))
 
-    def _end(self, slots: list[Slot], written: Written, done: asyncio.Future[object]) -> None:
-        error: BaseException | None = (
-            OutcomeUnknown("the node is stopping") if done.cancelled() else done.exception()
-        )
+    def end(self, slots: list[Slot], written: Written, error: BaseException | None) -> None:
+        """The batches of one entry are applied, or failed with this."""
         for at, slot in enumerate(slots):
             batch, outcome = slot.batch, slot.outcome
             if batch.producer_id:
@@ -223,6 +234,22 @@ class Publisher:
     def _wake(self) -> None:
         if self._room:
             self._room[0].set()
+
+
+def _check_number(batch: Batch) -> None:
+    producer_id, sequence = batch.producer_id, batch.sequence
+    if not 0 < len(producer_id) <= NAME_CHARACTERS_MAX or not producer_id.isprintable():
+        raise IllegalRequest(
+            f"a producer has an id of 1 to {NAME_CHARACTERS_MAX} printable characters"
+        )
+    if not 1 <= sequence <= _SEQUENCE_MAX:
+        raise IllegalRequest(
+            f"sequence = {sequence}: a producer numbers its batches from 1 on, up to 2^63 - 1"
+        )
+
+
+def _failure(done: asyncio.Future[object]) -> BaseException | None:
+    return OutcomeUnknown("the node is stopping") if done.cancelled() else done.exception()
 
 
 def _teller(told: list[asyncio.Future[EntryRef]]) -> Callable[[EntryRef], None]:

@@ -46,8 +46,8 @@ class Lane:
         self.delivered = Place(0, 0)
         # ... and what stands before here in the log: it was written again.
         self.below_log_offset = 0
-        # Messages that were taken back, by the log offset they had at first, until the lane is
-        # empty; and when each of them is due.
+        # Messages that were taken back, by the log offset they had at first, until their time is
+        # over; and when each of them is due.
         self.recalled: dict[int, int] = {}
 
     def waiting(self, units: Units) -> npt.NDArray[np.bool_]:
@@ -86,6 +86,7 @@ class Schedule:
             if lane is not None:
                 lane.delivered = max(lane.delivered, Place(one.due_ms, one.log_offset))
                 self._leave(lane, one.batches, one.messages)
+                self._forget_recalled(lane)
         return self._clear_empty([one.lane for one in command.lanes])
 
     def recall(self, command: RecallScheduled) -> bool:
@@ -110,6 +111,12 @@ class Schedule:
     def _leave(self, lane: Lane, batches: int, messages: int) -> None:
         lane.batches = max(0, lane.batches - batches)
         lane.messages = max(0, lane.messages - messages)
+
+    def _forget_recalled(self, lane: Lane) -> None:
+        """Those whose time is over have left, or would have."""
+        if lane.recalled:
+            over_ms = lane.delivered.due_ms
+            lane.recalled = {at: due for at, due in lane.recalled.items() if due >= over_ms}
 
     def _clear_empty(self, numbers: Iterable[int]) -> list[int]:
         empty = [one for one in numbers if one in self.lanes and not self.lanes[one].batches]

@@ -8,21 +8,42 @@ r"""Open transactions: part of the replicated state, changed only by applying en
 Each transaction ends once: its end is one entry, which a leader writes only while the transaction
 is open and no other end of it is under way. A transaction is called by the log offset that its
 first half message was stored at, also when it is written again.
+
+How the last ones ended is remembered: who did not hear the answer asks again, and gets the same.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from mq.broker.dedup import StoredAt
 from mq.names import HALF_TOPIC
 from mq.store.batch import Batch
 from mq.store.holding import Filed
 from mq.wire.v1.message_pb2 import Half
 from mq.wire.v1.state_pb2 import ChangeTransactions, TransactionState, TransactionTotals
+
+# Ends that are remembered: those of some seconds, at the highest rate there is.
+ENDED_MAX = 10_000
+_ENDED_FIELDS = 6
+
+
+class Outcome(IntEnum):
+    COMMITTED = 1
+    ROLLED_BACK = 2
+    GIVEN_UP = 3
+
+
+class Ended(NamedTuple):
+    outcome: Outcome
+    # Of a committed one: where its messages are.
+    stored: StoredAt | None = None
 
 
 class Transaction(NamedTuple):
@@ -51,6 +72,8 @@ class Transactions:
         self.open: dict[int, Transaction] = {}
         self.messages = 0
         self.committed = self.rolled_back = self.given_up = 0
+        # The last ones, the oldest first.
+        self.ended: dict[int, Ended] = {}
         # (next_check_ms, id); those that do not fit `open` any more are skipped.
         self._checks: list[tuple[int, int]] = []
 
@@ -104,30 +127,39 @@ class Transactions:
         self.messages += one.messages
         return filed
 
-    def change(self, command: ChangeTransactions) -> None:
-        self.committed += self._end(command.committed)
-        self.rolled_back += self._end(command.rolled_back)
-        self.given_up += self._end(command.given_up)
+    def change(self, command: ChangeTransactions, placed: Sequence[StoredAt] = ()) -> None:
+        """`placed`: where the messages of the committed ones are, in their order."""
+        for at, each in enumerate(command.committed):
+            stored = placed[at] if at < len(placed) else None
+            self.committed += self._end(each, Ended(Outcome.COMMITTED, stored))
+        for each in command.rolled_back:
+            self.rolled_back += self._end(each, Ended(Outcome.ROLLED_BACK))
+        for each in command.given_up:
+            self.given_up += self._end(each, Ended(Outcome.GIVEN_UP))
         for checked in command.checked:
             one = self.open.get(checked.id)
             if one is not None:
                 self._put(one._replace(checks=one.checks + 1, next_check_ms=checked.next_check_ms))
+        self._tidy()
 
     def _put(self, one: Transaction) -> None:
         self.open[one.id] = one
         heapq.heappush(self._checks, (one.next_check_ms, one.id))
 
-    def _end(self, ids: Iterable[int]) -> int:
-        count = 0
-        for each in ids:
-            one = self.open.pop(each, None)
-            if one is not None:
-                self.messages -= one.messages
-                count += 1
+    def _end(self, transaction_id: int, ended: Ended) -> bool:
+        one = self.open.pop(transaction_id, None)
+        if one is None:
+            return False
+        self.messages -= one.messages
+        self.ended[transaction_id] = ended
+        return True
+
+    def _tidy(self) -> None:
+        while len(self.ended) > ENDED_MAX:
+            del self.ended[next(iter(self.ended))]
         if len(self._checks) > 2 * len(self.open) + 1_000:
             self._checks = [(one.next_check_ms, one.id) for one in self.open.values()]
             heapq.heapify(self._checks)
-        return count
 
     # -- checkpoints ------------------------------------------------------------------------------
 
@@ -136,8 +168,14 @@ class Transactions:
             yield TransactionState(**one._asdict())
 
     def totals(self) -> TransactionTotals:
+        ended = array("q")
+        for transaction_id, (outcome, stored) in self.ended.items():
+            ended.extend((transaction_id, outcome, *(stored[:4] if stored else (0, -1, -1, 0))))
         return TransactionTotals(
-            committed=self.committed, rolled_back=self.rolled_back, given_up=self.given_up
+            committed=self.committed,
+            rolled_back=self.rolled_back,
+            given_up=self.given_up,
+            ended=ended.tobytes(),
         )
 
     def restore(self, states: Iterable[TransactionState], totals: TransactionTotals) -> None:
@@ -148,3 +186,13 @@ class Transactions:
         for state in states:
             self._put(Transaction._make(getattr(state, name) for name in Transaction._fields))
         self.messages = sum(one.messages for one in self.open.values())
+        ended = array("q")
+        ended.frombytes(totals.ended)
+        self.ended.clear()
+        for at in range(0, len(ended), _ENDED_FIELDS):
+            transaction_id, outcome, *place = ended[at : at + _ENDED_FIELDS]
+            self.ended[transaction_id] = (
+                Ended(Outcome.COMMITTED, StoredAt(place[0], place[1], place[2], place[3]))
+                if outcome == Outcome.COMMITTED
+                else Ended(Outcome(outcome))
+            )

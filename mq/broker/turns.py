@@ -23,11 +23,14 @@ Answer = TypeVar("Answer")
 
 class Verdict(NamedTuple, Generic[Answer]):
     """An answer for each request, or why it is refused. Given when `written` is applied; nothing to
-    write: at once.
+    write: at once. Fewer answers than requests: the others are asked again in the next turn; the
+    first request is always answered.
     """
 
     answers: Sequence[Answer | MqError]
     written: Written | None = None
+    # Called when `written` is applied, or has failed with this, before the answers are given.
+    over: Callable[[MqError | None], None] | None = None
 
 
 class Turns(Generic[Request, Answer]):
@@ -83,11 +86,17 @@ class Turns(Generic[Request, Answer]):
             _tell([future for _, future in asked], [error] * len(asked))
             return
         answers: Sequence[Answer | Exception] = verdict.answers
+        self._waiting[:0] = asked[len(answers) :]
+        asked = asked[: len(answers)]
         if verdict.written is not None:
+            failure: MqError | None = None
             try:
                 await write(self._consensus, verdict.written)
             except MqError as error:
+                failure = error
                 answers = [one if isinstance(one, MqError) else error for one in answers]
+            if verdict.over is not None:
+                verdict.over(failure)
         _tell([future for _, future in asked], answers)
 
 

@@ -17,16 +17,25 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 if TYPE_CHECKING:
     from mq.client.admin_sync import Admin
     from mq.client.consumer_sync import Consumer, PullConsumer, PushConsumer
-    from mq.client.model import Message, QueueRef, ReceivedMessage, SendResult, Sql, Tags
+    from mq.client.failing import Nack
+    from mq.client.model import Message, Origin, QueueRef, ReceivedMessage, SendResult, Sql, Tags
+    from mq.client.processor_sync import Processor
     from mq.client.producer_sync import Producer
     from mq.client.pull import PullResult, PullStatus
+    from mq.client.simple_sync import SimpleConsumer
+    from mq.client.transaction_model import HalfMessage, Resolution, TransactionResult
+    from mq.client.transactions_sync import TransactionProducer
     from mq.errors import MqError
 
 _HOMES = {
     "Admin": "mq.client.admin_sync",
     "Consumer": "mq.client.consumer_sync",
+    "HalfMessage": "mq.client.transaction_model",
     "Message": "mq.client.model",
     "MqError": "mq.errors",
+    "Nack": "mq.client.failing",
+    "Origin": "mq.client.model",
+    "Processor": "mq.client.processor_sync",
     "Producer": "mq.client.producer_sync",
     "PullConsumer": "mq.client.consumer_sync",
     "PullResult": "mq.client.pull",
@@ -34,16 +43,24 @@ _HOMES = {
     "PushConsumer": "mq.client.consumer_sync",
     "QueueRef": "mq.client.model",
     "ReceivedMessage": "mq.client.model",
+    "Resolution": "mq.client.transaction_model",
     "SendResult": "mq.client.model",
+    "SimpleConsumer": "mq.client.simple_sync",
     "Sql": "mq.client.model",
     "Tags": "mq.client.model",
+    "TransactionProducer": "mq.client.transactions_sync",
+    "TransactionResult": "mq.client.transaction_model",
 }
 
 __all__ = [
     "Admin",
     "Consumer",
+    "HalfMessage",
     "Message",
     "MqError",
+    "Nack",
+    "Origin",
+    "Processor",
     "Producer",
     "PullConsumer",
     "PullResult",
@@ -51,9 +68,13 @@ __all__ = [
     "PushConsumer",
     "QueueRef",
     "ReceivedMessage",
+    "Resolution",
     "SendResult",
+    "SimpleConsumer",
     "Sql",
     "Tags",
+    "TransactionProducer",
+    "TransactionResult",
 ]
 
 

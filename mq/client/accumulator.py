@@ -9,6 +9,7 @@ queue. Memory is bounded: what does not fit has to wait. Knows no network.
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 import threading
 import time
@@ -29,6 +30,9 @@ class Outcome(enum.Enum):
 
 
 NOT_ADDED = (Outcome.FULL, Outcome.UNROUTED)
+# Batches without a line that are with the broker: of so many it remembers where they are, when an
+# answer was lost.
+LOOSE_UNDER_WAY_MAX = 48
 
 
 class _Harvest:
@@ -79,6 +83,7 @@ class Accumulator:
         # All that are not done yet, oldest first.
         self._unfinished: dict[Batch, None] = {}
         self._bytes = 0
+        self._loose_under_way = 0
         self._is_closed = False
         self._room_callbacks: list[Callable[[], object]] = []
         # When the loop looks here next without being called; what is due later calls nobody.
@@ -95,8 +100,11 @@ class Accumulator:
         timeout_s: float,
         *,
         is_urgent: bool = False,
+        delay: bytes = b"",
     ) -> Outcome:
-        """`is_urgent`: somebody waits for this very message, so it does not wait for others."""
+        """`is_urgent`: somebody waits for this very message, so it does not wait for others.
+        `delay`: see `encode.delay_field`.
+        """
         size = len(message[0]) + MESSAGE_OVERHEAD_BYTES
         with self._lock:
             topic = self._topics.get(topic_name)
@@ -107,6 +115,10 @@ class Accumulator:
             elif message[3] is not None:
                 queue_id, kind = message[3] % topic.write_queues, Kind.KEY
                 line = topic.line(queue_id)
+            elif delay:
+                return self._add_loose(
+                    topic, message, future, timeout_s, delay, is_urgent=is_urgent
+                )
             else:
                 queue_id, line, kind = -1, topic.shared, Kind.ANY
             batch, due_s = line.open, math.inf
@@ -115,15 +127,41 @@ class Accumulator:
                 or batch.size_bytes + size > self._batch_bytes
                 or batch.kind is not kind
                 or batch.timeout_s != timeout_s
+                or batch.delay != delay
             ):
                 due_s = math.inf if batch is None else 0.0
-                batch = self._open(topic, line, kind, queue_id, timeout_s)
+                batch = self._open(topic, line, kind, queue_id, timeout_s, delay)
             batch.messages.append(message)
             batch.futures.append(future)
             batch.size_bytes += size
             if is_urgent or batch.size_bytes >= self._batch_bytes:
                 batch.ripe_s = 0.0
             return self._outcome(min(due_s, batch.ripe_s))
+
+    def _add_loose(
+        self,
+        topic: TopicLines,
+        message: Encoded,
+        future: Awaited | None,
+        timeout_s: float,
+        delay: bytes,
+        *,
+        is_urgent: bool,
+    ) -> Outcome:
+        """A message of any queue that is delivered later."""
+        size = len(message[0]) + MESSAGE_OVERHEAD_BYTES
+        key, loose, due_s = (delay, timeout_s), topic.loose, math.inf
+        batch = loose.open.get(key)
+        if batch is not None and batch.size_bytes + size > self._batch_bytes:
+            loose.close(batch)
+            batch, due_s = None, 0.0
+        if batch is None:
+            batch = loose.open[key] = self._begin(topic, Kind.LOOSE, -1, timeout_s, delay)
+        batch.add(message, future, size)
+        if is_urgent or batch.size_bytes >= self._batch_bytes:
+            loose.close(batch)
+            due_s = 0.0
+        return self._outcome(min(due_s, batch.ripe_s))
 
     def add_batch(
         self,
@@ -134,6 +172,7 @@ class Accumulator:
         timeout_s: float,
         *,
         kind: Kind,
+        delay: bytes = b"",
     ) -> Outcome:
         """All of them as one batch of its own, behind what was added before."""
         sizes = [len(message[0]) + MESSAGE_OVERHEAD_BYTES for message in messages]
@@ -142,12 +181,16 @@ class Accumulator:
             if topic is None or not self._reserve(sum(sizes)):
                 return Outcome.UNROUTED if topic is None else Outcome.FULL
             place = -1 if queue_id is None else queue_id
-            line = topic.shared if queue_id is None else topic.line(queue_id)
-            batch = self._open(topic, line, kind, place, timeout_s)
+            if queue_id is None and delay:
+                batch = self._begin(topic, Kind.LOOSE, place, timeout_s, delay)
+                topic.loose.waiting.append(batch)
+            else:
+                line = topic.shared if queue_id is None else topic.line(queue_id)
+                batch = self._open(topic, line, kind, place, timeout_s, delay)
+                line.waiting.append(batch)
+                line.open = None
             for message, future, size in zip(messages, futures, sizes, strict=True):
                 batch.add(message, future, size)
-            line.waiting.append(batch)
-            line.open = None
             return self._outcome(0.0)
 
     def queue_of(self, topic_name: str, ordering_hash: int) -> int | None:
@@ -180,17 +223,29 @@ class Accumulator:
         return Outcome.WAKE
 
     def _open(
-        self, topic: TopicLines, line: Line, kind: Kind, queue_id: int, timeout_s: float
+        self,
+        topic: TopicLines,
+        line: Line,
+        kind: Kind,
+        queue_id: int,
+        timeout_s: float,
+        delay: bytes,
     ) -> Batch:
         if line.open is not None:
             line.waiting.append(line.open)
+        batch = line.open = self._begin(topic, kind, queue_id, timeout_s, delay)
+        if line is not topic.shared:
+            topic.pinned[queue_id] = line
+        return batch
+
+    def _begin(
+        self, topic: TopicLines, kind: Kind, queue_id: int, timeout_s: float, delay: bytes
+    ) -> Batch:
         now_s = self._clock()
-        batch = line.open = Batch(topic.name, kind, queue_id, now_s, timeout_s)
+        batch = Batch(topic.name, kind, queue_id, now_s, timeout_s, delay)
         batch.ripe_s = now_s + self._linger_s
         self._unfinished[batch] = None
         self._active[topic] = None
-        if line is not topic.shared:
-            topic.pinned[queue_id] = line
         return batch
 
     # From the event loop
@@ -222,7 +277,7 @@ class Accumulator:
                     break
                 self._take_topic(topic, harvest)
                 del self._active[topic]
-                if topic.pinned or topic.shared.next() is not None:
+                if topic.pinned or topic.loose or topic.shared.next() is not None:
                     self._active[topic] = None
             self._looks_s = harvest.look_s
         return harvest.batches, harvest.look_s
@@ -244,6 +299,8 @@ class Accumulator:
             default=math.inf,
         )
         # The oldest one goes first: those with keys must not keep the others out for ever.
+        if topic.loose:
+            self._take_loose(topic, harvest, min(oldest_s, shared.opened_s if shared else math.inf))
         if shared is not None and shared.opened_s <= oldest_s:
             self._take_shared(topic, harvest)
         for queue_id, line in list(topic.pinned.items()):
@@ -256,6 +313,25 @@ class Accumulator:
                 self._bind(line.pop(), line, queue_id, harvest)
         while harvest.has_room() and self._take_shared(topic, harvest):
             pass
+        if topic.loose:
+            self._take_loose(topic, harvest, math.inf)
+
+    def _take_loose(self, topic: TopicLines, harvest: _Harvest, opened_before_s: float) -> None:
+        """Those that are not younger than that."""
+        loose = topic.loose
+        while self._loose_under_way < LOOSE_UNDER_WAY_MAX:
+            batch = loose.next(harvest.now_s)
+            if batch is None:
+                for waiting in itertools.islice(loose.open.values(), 1):
+                    harvest.look_again(waiting.ripe_s)
+                return
+            if batch.opened_s > opened_before_s or not harvest.has_room():
+                return
+            loose.waiting.popleft()
+            self._loose_under_way += 1
+            batch.queue_id = topic.any_queue()
+            batch.producer_id, batch.sequence = self._sequences.take()
+            harvest.add(batch)
 
     def _take_shared(self, topic: TopicLines, harvest: _Harvest) -> bool:
         batch = topic.shared.next()
@@ -296,6 +372,8 @@ class Accumulator:
                     topic.line(batch.queue_id).busy = None
                     topic.line(queue_id).busy = batch
                     batch.queue_id = queue_id
+            elif elsewhere and batch.kind is Kind.LOOSE:
+                batch.queue_id = topic.any_queue()
             batch.retry_s = at_s
             batch.is_out = False
             self._retrying.append(batch)
@@ -314,6 +392,8 @@ class Accumulator:
     def _remove(self, batch: Batch) -> None:
         del self._unfinished[batch]
         self._topics[batch.topic].line_of(batch).remove(batch)
+        if batch.kind is Kind.LOOSE and batch.queue_id >= 0:
+            self._loose_under_way -= 1
         if batch in self._retrying:
             self._retrying.remove(batch)
 
@@ -354,10 +434,9 @@ class Accumulator:
             parts[queue_id].add(message, future, len(message[0]) + MESSAGE_OVERHEAD_BYTES)
         for queue_id, part in parts.items():
             self._unfinished[part] = None
-            line = topic.line_of(part)
-            line.waiting.appendleft(part)
+            topic.line_of(part).waiting.appendleft(part)
             if queue_id >= 0:
-                topic.pinned[queue_id] = line
+                topic.pinned[queue_id] = topic.line(queue_id)
         return list(parts.values())
 
     def ripen(self) -> set[Batch]:

@@ -25,6 +25,12 @@ from mq.wire.v1.cluster_pb2 import (
     TopicType,
 )
 from mq.wire.v1.consumer_pb2 import OFFSET_AT_TIME, OFFSET_EARLIEST, OFFSET_LATEST
+from mq.wire.v1.transaction_pb2 import (
+    RESOLUTION_COMMIT,
+    RESOLUTION_ROLLBACK,
+    EndTransactionRequest,
+    EndTransactionResponse,
+)
 
 TypeName = Literal["normal", "ordered", "delayed", "transactional"]
 OffsetTarget = Literal["earliest", "latest"] | int
@@ -169,6 +175,81 @@ class Admin:
     async def delete_group(self, group: str) -> None:
         """GroupNotEmpty while it has members."""
         await self._call("DeleteGroup", pb.DeleteGroupRequest(group=group))
+
+    async def alter_group(self, group: str, *, retries_max: int | None = None) -> pb.GroupSettings:
+        """How often the group retries a message before it is a dead letter. What is None stays as
+        it is; the answer has what is so now.
+        """
+        _check_count("retries_max", retries_max or 0)
+        request = pb.AlterGroupRequest(group=group, retries_max=retries_max)
+        answer: pb.GroupSettings = await self._call("AlterGroup", request)
+        return answer
+
+    # Dead letters
+
+    async def count_dead_letters(self) -> list[pb.DeadLetterCount]:
+        """Of every group that has some."""
+        request = pb.ListDeadLettersRequest()
+        answer: pb.ListDeadLettersResponse = await self._call("ListDeadLetters", request)
+        return list(answer.groups)
+
+    async def list_dead_letters(
+        self, group: str, queue_offset: int = 0, messages_max: int = 0
+    ) -> pb.ListDeadLettersResponse:
+        """From a queue offset on; go on at `next_offset`. TopicNotFound: it never had one."""
+        if not group:
+            raise IllegalRequest("whose dead letters? name a group")
+        _check_count("queue_offset", queue_offset)
+        request = pb.ListDeadLettersRequest(
+            group=group, queue_offset=queue_offset, messages_max=messages_max
+        )
+        answer: pb.ListDeadLettersResponse = await self._call("ListDeadLetters", request)
+        return answer
+
+    async def resend_dead_letters(self, group: str, queue_offsets: Iterable[int] = ()) -> int:
+        """Back to the group, counted from 0: these, which stay, or all, which are dead letters no
+        more. How many there were. MessageNotFound.
+        """
+        request = pb.ResendDeadLettersRequest(group=group, queue_offsets=queue_offsets)
+        answer: pb.ResendDeadLettersResponse = await self._call("ResendDeadLetters", request)
+        return answer.messages
+
+    async def purge_dead_letters(self, group: str, before_offset: int = 0) -> int:
+        """Those before this queue offset are gone, 0: all. How many there were."""
+        _check_count("before_offset", before_offset)
+        request = pb.PurgeDeadLettersRequest(group=group, before_offset=before_offset)
+        answer: pb.PurgeDeadLettersResponse = await self._call("PurgeDeadLetters", request)
+        return answer.messages
+
+    # Transactions
+
+    async def list_transactions(
+        self, producer_group: str = "", transactions_max: int = 0
+    ) -> pb.ListTransactionsResponse:
+        """Those that are open, of one producer group or of all, the oldest first; `open` says how
+        many there are.
+        """
+        _check_count("transactions_max", transactions_max)
+        request = pb.ListTransactionsRequest(
+            producer_group=producer_group, transactions_max=transactions_max
+        )
+        answer: pb.ListTransactionsResponse = await self._call("ListTransactions", request)
+        return answer
+
+    async def end_transaction(self, transaction_id: str, *, commit: bool) -> EndTransactionResponse:
+        """Commits it, or rolls it back. TransactionNotFound: it has ended otherwise."""
+        resolution = RESOLUTION_COMMIT if commit else RESOLUTION_ROLLBACK
+        request = EndTransactionRequest(transaction_id=transaction_id, resolution=resolution)
+        answer: EndTransactionResponse = await self._connection.call(
+            "TransactionService", "EndTransaction", request, self._timeout_s
+        )
+        return answer
+
+    async def check_transaction(self, transaction_id: str) -> str:
+        """Asks a living producer now; the id of that one. GroupNotFound: there is none."""
+        request = pb.CheckTransactionNowRequest(transaction_id=transaction_id)
+        answer: pb.CheckTransactionNowResponse = await self._call("CheckTransactionNow", request)
+        return answer.producer_id
 
     # Messages
 

@@ -13,6 +13,7 @@ from mq.client.sync import background
 from mq.client.wiring import CALL_TIMEOUT_S
 from mq.wire.v1 import admin_pb2 as pb
 from mq.wire.v1.cluster_pb2 import RouteResponse
+from mq.wire.v1.transaction_pb2 import EndTransactionResponse
 
 T = TypeVar("T")
 
@@ -112,6 +113,48 @@ class Admin:
     def delete_group(self, group: str) -> None:
         """GroupNotEmpty while it has members."""
         self._run(self._core.delete_group(group))
+
+    def alter_group(self, group: str, *, retries_max: int | None = None) -> pb.GroupSettings:
+        """How often the group retries a message before it is a dead letter. What is None stays as
+        it is; the answer has what is so now.
+        """
+        return self._run(self._core.alter_group(group, retries_max=retries_max))
+
+    def count_dead_letters(self) -> list[pb.DeadLetterCount]:
+        """Of every group that has some."""
+        return self._run(self._core.count_dead_letters())
+
+    def list_dead_letters(
+        self, group: str, queue_offset: int = 0, messages_max: int = 0
+    ) -> pb.ListDeadLettersResponse:
+        """From a queue offset on; go on at `next_offset`. TopicNotFound: it never had one."""
+        return self._run(self._core.list_dead_letters(group, queue_offset, messages_max))
+
+    def resend_dead_letters(self, group: str, queue_offsets: Iterable[int] = ()) -> int:
+        """Back to the group, counted from 0: these, which stay, or all, which are dead letters no
+        more. How many there were. MessageNotFound.
+        """
+        return self._run(self._core.resend_dead_letters(group, queue_offsets))
+
+    def purge_dead_letters(self, group: str, before_offset: int = 0) -> int:
+        """Those before this queue offset are gone, 0: all. How many there were."""
+        return self._run(self._core.purge_dead_letters(group, before_offset))
+
+    def list_transactions(
+        self, producer_group: str = "", transactions_max: int = 0
+    ) -> pb.ListTransactionsResponse:
+        """Those that are open, of one producer group or of all, the oldest first; `open` says how
+        many there are.
+        """
+        return self._run(self._core.list_transactions(producer_group, transactions_max))
+
+    def end_transaction(self, transaction_id: str, *, commit: bool) -> EndTransactionResponse:
+        """Commits it, or rolls it back. TransactionNotFound: it has ended otherwise."""
+        return self._run(self._core.end_transaction(transaction_id, commit=commit))
+
+    def check_transaction(self, transaction_id: str) -> str:
+        """Asks a living producer now; the id of that one. GroupNotFound: there is none."""
+        return self._run(self._core.check_transaction(transaction_id))
 
     def get_message(self, message_id: str) -> pb.StoredMessage:
         """By the id that a send returned. MessageNotFound."""

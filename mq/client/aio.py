@@ -12,17 +12,26 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mq.client.admin import Admin
     from mq.client.consumer import Consumer
-    from mq.client.model import Message, QueueRef, ReceivedMessage, SendResult, Sql, Tags
+    from mq.client.failing import Nack
+    from mq.client.model import Message, Origin, QueueRef, ReceivedMessage, SendResult, Sql, Tags
+    from mq.client.processor import Processor
     from mq.client.producer_aio import Producer
     from mq.client.pull import PullConsumer, PullResult, PullStatus
     from mq.client.push import PushConsumer
+    from mq.client.simple import SimpleConsumer
+    from mq.client.transaction_model import HalfMessage, Resolution, TransactionResult
+    from mq.client.transactions_aio import TransactionProducer
     from mq.errors import MqError
 
 _HOMES = {
     "Admin": "mq.client.admin",
     "Consumer": "mq.client.consumer",
+    "HalfMessage": "mq.client.transaction_model",
     "Message": "mq.client.model",
     "MqError": "mq.errors",
+    "Nack": "mq.client.failing",
+    "Origin": "mq.client.model",
+    "Processor": "mq.client.processor",
     "Producer": "mq.client.producer_aio",
     "PullConsumer": "mq.client.pull",
     "PullResult": "mq.client.pull",
@@ -30,16 +39,24 @@ _HOMES = {
     "PushConsumer": "mq.client.push",
     "QueueRef": "mq.client.model",
     "ReceivedMessage": "mq.client.model",
+    "Resolution": "mq.client.transaction_model",
     "SendResult": "mq.client.model",
+    "SimpleConsumer": "mq.client.simple",
     "Sql": "mq.client.model",
     "Tags": "mq.client.model",
+    "TransactionProducer": "mq.client.transactions_aio",
+    "TransactionResult": "mq.client.transaction_model",
 }
 
 __all__ = [
     "Admin",
     "Consumer",
+    "HalfMessage",
     "Message",
     "MqError",
+    "Nack",
+    "Origin",
+    "Processor",
     "Producer",
     "PullConsumer",
     "PullResult",
@@ -47,9 +64,13 @@ __all__ = [
     "PushConsumer",
     "QueueRef",
     "ReceivedMessage",
+    "Resolution",
     "SendResult",
+    "SimpleConsumer",
     "Sql",
     "Tags",
+    "TransactionProducer",
+    "TransactionResult",
 ]
 
 

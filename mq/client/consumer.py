@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from mq.client.failing import Failing, Nack
 from mq.client.model import QueueRef, ReceivedMessage
 from mq.client.polled import Polled
 from mq.client.session import JOIN_S, Session
@@ -75,6 +76,7 @@ class Consumer:
         )
         self._session = Session(Connection(servers, zone), wanted)
         self._polled = Polled(self._session.holdings)
+        self._failing = Failing(self._session)
         self._auto_commit = auto_commit
 
     # Messages
@@ -118,6 +120,15 @@ class Consumer:
         is done as well.
         """
         self._polled.done(messages)
+
+    def nack(
+        self, message: ReceivedMessage, delay_s: float | None = None, reason: str = ""
+    ) -> None:
+        """Its work has failed: it comes again after so long, or when its attempt is due, here or at
+        another member; after too many attempts it is a dead letter. In ordered and broadcast mode
+        it comes again here. Done in the background; `commit` waits for it.
+        """
+        self._failing.failed(self._polled.take_back([message]), Nack(reason, delay_s=delay_s))
 
     async def commit(self, messages: Iterable[ReceivedMessage] | None = None) -> None:
         """These messages are done, or all that were polled; durable when it returns. commit([])

@@ -13,12 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from mq.client.failing import Failing, Nack, RetryDelay
 from mq.client.held_queue import Taken
 from mq.client.model import FilterLike, QueueRef, ReceivedMessage
 from mq.client.polled import Polled
 from mq.client.pull import PullConsumer as AsyncPullConsumer
 from mq.client.pull import PullResult
-from mq.client.push import check_workers, log_failure, retry_delay_s
+from mq.client.push import check_workers
 from mq.client.session import JOIN_S, Session
 from mq.client.subscription import (
     CACHE_BYTES,
@@ -75,6 +76,7 @@ class Consumer:
         )
         self._session = Session(Connection(servers, zone), wanted)
         self._polled = Polled(self._session.holdings)
+        self._failing = Failing(self._session)
         self._auto_commit = auto_commit
         self._background = background()
 
@@ -113,6 +115,15 @@ class Consumer:
         is done as well.
         """
         self._polled.done(messages)
+
+    def nack(
+        self, message: ReceivedMessage, delay_s: float | None = None, reason: str = ""
+    ) -> None:
+        """Its work has failed: it comes again after so long, or when its attempt is due, here or at
+        another member; after too many attempts it is a dead letter. In ordered and broadcast mode
+        it comes again here. Done in the background; `commit` waits for it.
+        """
+        self._failing.failed(self._polled.take_back([message]), Nack(reason, delay_s=delay_s))
 
     def commit(self, messages: Iterable[ReceivedMessage] | None = None) -> None:
         """These messages are done, or all that were polled; durable when it returns. commit([])
@@ -203,8 +214,8 @@ class PushConsumer:
     ...     print(sorted([seen.get(timeout=10).body, seen.get(timeout=10).body]))
     [b'hello', b'world']
 
-    What a handler raises is logged and the message tried again after `retry_delay_s`, then later
-    and later; nothing behind it is committed meanwhile. See `Consumer` for the other arguments.
+    What a handler raises is logged, and the message comes again, see `mq.client.aio.PushConsumer`;
+    see `Consumer` for the other arguments.
     """
 
     def __init__(  # noqa: PLR0913
@@ -217,7 +228,7 @@ class PushConsumer:
         mode: Mode = "clustering",
         start: Start = "latest",
         threads: int = 20,
-        retry_delay_s: float = 1.0,
+        retry_delay_s: RetryDelay = None,
         cache_messages: int = CACHE_MESSAGES,
         cache_bytes: int = CACHE_BYTES,
         zone: str = "",
@@ -235,12 +246,12 @@ class PushConsumer:
             member_id=member_id or "",
             offsets_file=offsets_file,
         )
-        check_workers(threads, retry_delay_s)
+        check_workers(threads)
         self._session = Session(Connection(servers, zone), wanted)
+        self._failing = Failing(self._session, retry_delay_s)
         self._holdings = self._session.holdings
         self._handler = handler
         self._count = threads
-        self._retry_delay_s = retry_delay_s
         self._workers: list[threading.Thread] = []
         self._is_over = threading.Event()
         self._background = background()
@@ -277,13 +288,14 @@ class PushConsumer:
 
     def _handle(self, taken: Taken) -> None:
         try:
-            self._handler(taken.message)
+            outcome = self._handler(taken.message)
         except BaseException as error:  # noqa: BLE001 # whatever it is, the message is not done
-            delay_s = retry_delay_s(self._retry_delay_s, taken.failures)
-            log_failure(taken, error, delay_s)
-            self._holdings.retry(taken, delay_s)
+            self._failing.failed([taken], error)
         else:
-            self._holdings.done([taken])
+            if isinstance(outcome, Nack):
+                self._failing.failed([taken], outcome)
+            else:
+                self._holdings.done([taken])
 
     @property
     def assignment(self) -> set[QueueRef]:

@@ -16,10 +16,16 @@ import lz4.frame
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from mq.client.model import QueueRef, ReceivedMessage
-from mq.names import message_id
-from mq.wire.v1 import consumer_pb2, message_pb2
-from mq.wire.v1.consumer_pb2 import PullResponse, Run, SubscribeResponse
+from mq.client.model import Origin, QueueRef, ReceivedMessage
+from mq.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, message_id
+from mq.wire.v1 import consumer_pb2
+from mq.wire.v1.consumer_pb2 import (
+    PullResponse,
+    ReceivedRun,
+    ReceiveResponse,
+    Run,
+    SubscribeResponse,
+)
 from mq.wire.v1.message_pb2 import COMPRESSION_LZ4, Message
 
 log = logging.getLogger(__name__)
@@ -86,6 +92,20 @@ def parse_pull_response(data: bytes) -> tuple[PullResponse, list[Frames]]:
     return response, [_frames(run) for run in response.runs]
 
 
+def parse_receive_response(data: bytes) -> list[tuple[ReceivedRun, Frames]]:
+    """As `parse_subscribe_response`."""
+    try:
+        response = ReceiveResponse.FromString(data)
+    except DecodeError:
+        raw = _raw_class("ReceiveResponse").FromString(data)
+        frames = [_parse_one_by_one(one.run) for one in raw.runs]
+        for one in raw.runs:
+            one.ClearField("run")
+        response = ReceiveResponse.FromString(raw.SerializeToString())
+        return list(zip(response.runs, frames, strict=True))
+    return [(one, _frames(one.run)) for one in response.runs]
+
+
 def _frames(run: Run) -> Frames:
     return Frames(run.queue_offset, run.log_offset, run.stored_at_ms, run.frame_sizes, run.messages)
 
@@ -110,11 +130,12 @@ def _raw_class(name: str) -> Any:
     messages = next(one for one in run.field if one.name == "messages")
     messages.type = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
     messages.ClearField("type_name")
-    imported = descriptor_pb2.FileDescriptorProto()
-    message_pb2.DESCRIPTOR.CopyToProto(imported)
     # A pool of its own: in the common one the names belong to the generated classes.
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(imported)
+    for one in consumer_pb2.DESCRIPTOR.dependencies:
+        imported = descriptor_pb2.FileDescriptorProto()
+        one.CopyToProto(imported)
+        pool.Add(imported)
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{name}"))
 
@@ -134,6 +155,8 @@ class Decoder:
         """Every stored message in its order; each is decoded when it is asked for."""
         topic, queue_id = queue
         wanted = self._wanted_tags.get(topic)
+        # Elsewhere an origin is what a producer made up.
+        has_origins = topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
         for run in runs:
             queue_offset, log_offset = run.queue_offset, run.log_offset
             for message, frame_bytes in zip(run.messages, run.frame_sizes, strict=False):
@@ -161,6 +184,8 @@ class Decoder:
                             dict(properties) if properties else {},
                             message.ordering_key,
                         )
+                        if has_origins:
+                            _add_origin(received, message)
                 yield Decoded(queue_offset, frame_bytes, received)
                 queue_offset += 1
                 log_offset += frame_bytes
@@ -177,6 +202,21 @@ class Decoder:
             queue.topic,
             unreadable.reason,
         )
+
+
+def _add_origin(received: ReceivedMessage, message: Message) -> None:
+    if message.HasField("origin"):
+        origin = message.origin
+        received.origin = Origin(
+            origin.topic,
+            origin.queue_id,
+            origin.queue_offset,
+            origin.message_id,
+            origin.stored_at_ms,
+            origin.reason,
+        )
+        received.attempt = origin.attempts + 1
+        received.stored_topic, received.topic = received.topic, origin.topic
 
 
 def _decompress(message: Message) -> bytes | Unreadable:

@@ -17,18 +17,23 @@ from collections.abc import Mapping, Sequence
 import lz4.frame
 
 from mq.client.model import Message
-from mq.errors import IllegalRequest, MessageTooLarge
+from mq.errors import IllegalDelay, IllegalRequest, MessageTooLarge
 from mq.hashing import text_hash
+from mq.levels import DELAY_MS_MAX, LEVELS_MS
 
 MESSAGE_BYTES_MAX = 4 << 20
 PROPERTIES_BYTES_MAX = 16 << 10
 PROPERTIES_MAX = 128
+PRIORITIES_MAX = 10
 
 # The tags of length-delimited fields: of Message ...
 _BODY, _TAG, _KEY, _PROPERTY, _ORDERING_KEY = 0x0A, 0x12, 0x1A, 0x22, 0x2A
 _COMPRESSED = b"\x38\x01"
+_PRIORITY = b"\x48"
 # ... and of the messages in a batch.
 _MESSAGE = 0x7A
+
+_TIME_MS_MAX = 1 << 62
 
 # A message that is ready to join a batch: its frame, the hash of its tag, the hashes of its keys,
 # and the hash that chooses its queue (None: any). A plain tuple: one is made for each message.
@@ -80,7 +85,17 @@ def _fields(message: Message) -> tuple[bytes, Sequence[int]]:
         fields += _property_fields(message.properties)
     if message.ordering_key:
         fields += _text_field(_ORDERING_KEY, message.ordering_key)
+    if message.priority:
+        fields += _priority_field(message.priority)
     return fields, key_hashes
+
+
+def _priority_field(priority: int) -> bytes:
+    if not 0 <= priority < PRIORITIES_MAX:
+        raise IllegalRequest(
+            f"priority {priority}: 0, the lowest, to {PRIORITIES_MAX - 1}, as the topic has them"
+        )
+    return _PRIORITY + varint(priority)
 
 
 def _body_bytes(body: object) -> bytes:
@@ -151,8 +166,40 @@ def _text_field(tag: int, text: str) -> bytes:
 _name_field = functools.lru_cache(maxsize=1024)(_text_field)
 
 
-def columns(messages: Sequence[Encoded]) -> bytes:
-    """Everything of a batch that does not say where it goes: hashes, sizes, keys, frames."""
+def delay_field(message: Message | bytes | str) -> bytes:
+    """The field of a batch that says when its messages are delivered; empty: at once. Messages of
+    one batch have the same. IllegalDelay.
+    """
+    if not isinstance(message, Message):
+        return b""
+    deliver_at_ms, delay_s, level = message.deliver_at_ms, message.delay_s, message.delay_level
+    if not (deliver_at_ms or delay_s or level):
+        return b""
+    return _delay(deliver_at_ms, delay_s, level)
+
+
+@functools.lru_cache(maxsize=256)
+def _delay(deliver_at_ms: int, delay_s: float, level: int) -> bytes:
+    if bool(deliver_at_ms) + bool(delay_s) + bool(level) > 1:
+        raise IllegalDelay("deliver_at_ms, delay_s and delay_level: say one of them")
+    if level and level not in range(1, len(LEVELS_MS) + 1):
+        raise IllegalDelay(f"delay level {level}: they are 1 to {len(LEVELS_MS)}")
+    # How far ahead a time is, the clock of the broker decides.
+    if deliver_at_ms and not 0 < deliver_at_ms < _TIME_MS_MAX:
+        raise IllegalDelay(f"deliver_at_ms = {deliver_at_ms}: milliseconds since 1970")
+    if not 0 <= delay_s * 1_000 <= DELAY_MS_MAX:
+        raise IllegalDelay(f"delay_s = {delay_s}: 0 to {DELAY_MS_MAX // 1_000}, which is 40 days")
+    if deliver_at_ms:
+        return b"\x49" + struct.pack("<q", int(deliver_at_ms))
+    # A delay that rounds to nothing is still one.
+    delay_ms = LEVELS_MS[level - 1] if level else max(1, round(delay_s * 1_000))
+    return b"\x51" + struct.pack("<Q", delay_ms)
+
+
+def columns(messages: Sequence[Encoded], delay: bytes = b"") -> bytes:
+    """Everything of a batch that does not say where it goes: hashes, sizes, keys, the field of its
+    delay, frames.
+    """
     count = len(messages)
     frames, tag_hashes, key_hashes, _ = zip(*messages, strict=True)
     parts = [
@@ -169,6 +216,7 @@ def columns(messages: Sequence[Encoded]) -> bytes:
             _prefix(0x42, 4 * count),
             struct.pack(f"<{count}I", *map(len, key_hashes)),
         )
+    parts.append(delay)
     parts += frames
     return b"".join(parts)
 

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mq.client.accumulator import Accumulator, Outcome
-from mq.client.encode import Encoded
+from mq.client.encode import Encoded, delay_field
 from mq.client.lines import MESSAGE_OVERHEAD_BYTES, Awaited, Kind
-from mq.errors import MessageTooLarge
+from mq.client.model import Message
+from mq.errors import IllegalDelay, MessageTooLarge
 
 # An entry of the broker's log holds a batch as a whole.
 BATCH_BYTES_MAX = 4 << 20
@@ -26,24 +27,43 @@ class Group(NamedTuple):
     messages: list[Encoded]
     # Where they stood among all that were sent together.
     indices: list[int]
+    delay: bytes
 
     def add(
         self, accumulator: Accumulator, futures: Sequence[Awaited], timeout_s: float
     ) -> Outcome:
         return accumulator.add_batch(
-            self.topic, self.messages, self.queue_id, futures, timeout_s, kind=self.kind
+            self.topic,
+            self.messages,
+            self.queue_id,
+            futures,
+            timeout_s,
+            kind=self.kind,
+            delay=self.delay,
         )
 
 
+def common_delay(messages: Sequence[Message | bytes | str]) -> bytes:
+    """Of messages that are sent as one. IllegalDelay: they do not have the same."""
+    delays = {delay_field(message) for message in messages}
+    if len(delays) > 1:
+        raise IllegalDelay("messages of one batch are delivered at the same time: send them apart")
+    return delays.pop() if delays else b""
+
+
 def group_batch(
-    accumulator: Accumulator, topic: str, messages: Sequence[Encoded], queue_id: int | None
+    accumulator: Accumulator,
+    topic: str,
+    messages: Sequence[Encoded],
+    queue_id: int | None,
+    delay: bytes = b"",
 ) -> list[Group] | None:
     """None: the queues of the topic are not known yet. MessageTooLarge when they cannot be one."""
     if not messages:
         return []
     every = list(range(len(messages)))
     if queue_id is not None:
-        groups = [Group(topic, queue_id, Kind.FIXED, list(messages), every)]
+        groups = [Group(topic, queue_id, Kind.FIXED, list(messages), every, delay)]
     else:
         queues: dict[int, list[int]] = {}
         for at in every:
@@ -54,13 +74,13 @@ def group_batch(
                     return None
                 queues.setdefault(found, []).append(at)
         if not queues:
-            groups = [Group(topic, None, Kind.ANY, list(messages), every)]
+            groups = [Group(topic, None, Kind.ANY, list(messages), every, delay)]
         else:
             first = next(iter(queues.values()))
             first += [at for at in every if messages[at][3] is None]
             first.sort()
             groups = [
-                Group(topic, queue, Kind.KEY, [messages[at] for at in indices], indices)
+                Group(topic, queue, Kind.KEY, [messages[at] for at in indices], indices, delay)
                 for queue, indices in queues.items()
             ]
     for group in groups:

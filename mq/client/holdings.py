@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from mq.client.decode import Decoder, Frames
@@ -223,15 +224,16 @@ class Holdings:
                 self._leave(one.queue)
 
     def retry(self, taken: Taken, delay_s: float) -> None:
-        """It failed, and is taken again after this time. Who calls this takes again, and so learns
-        when that is.
-        """
+        """It failed, and is taken again after this time."""
         with self._changed:
             taken.failures += 1
+            # A new one: whoever has the other may look at it.
+            taken.message = replace(taken.message, attempt=taken.message.attempt + 1)
             taken.queue.running -= 1
             if not taken.is_void:
                 taken.queue.waiting += 1
                 self._push_retry(taken, self._clock() + delay_s)
+                self._tell_ready(1)  # somebody has to wait for it
             self._leave(taken.queue)
 
     def _leave(self, queue: HeldQueue) -> None:

@@ -28,6 +28,7 @@ class Kind(enum.Enum):
     ANY = enum.auto()  # nobody: it may go to another one
     KEY = enum.auto()  # the ordering keys of its messages
     FIXED = enum.auto()  # the user
+    LOOSE = enum.auto()  # nobody, and it keeps no line: it is delivered later, by its time
 
 
 class Awaited(Protocol):
@@ -45,6 +46,7 @@ class Batch:
         "attempts",
         "bounces",
         "columns",
+        "delay",
         "error",
         "futures",
         "in_doubt",
@@ -66,10 +68,17 @@ class Batch:
     )
 
     def __init__(
-        self, topic: str, kind: Kind, queue_id: int, opened_s: float, timeout_s: float
+        self,
+        topic: str,
+        kind: Kind,
+        queue_id: int,
+        opened_s: float,
+        timeout_s: float,
+        delay: bytes = b"",
     ) -> None:
         self.topic = topic
         self.kind = kind
+        self.delay = delay  # see `encode.delay_field`
         self.queue_id = queue_id  # -1: not chosen yet
         self.messages: list[Encoded] = []
         self.futures: list[Awaited | None] = []
@@ -98,7 +107,7 @@ class Batch:
 
     def empty_copy(self, queue_id: int) -> Batch:
         """For a part of its messages, in another queue."""
-        copy = Batch(self.topic, self.kind, queue_id, self.opened_s, self.timeout_s)
+        copy = Batch(self.topic, self.kind, queue_id, self.opened_s, self.timeout_s, self.delay)
         copy.ripe_s = 0.0
         copy.is_rerouted = self.is_rerouted
         copy.attempts, copy.bounces = self.attempts, self.bounces
@@ -107,7 +116,7 @@ class Batch:
     def encoded(self) -> tuple[bytes, bytes]:
         """Place and columns, as a request has them."""
         if not self.columns:
-            self.columns = columns(self.messages)
+            self.columns = columns(self.messages, self.delay)
         return place(self.topic, self.queue_id, self.producer_id, self.sequence), self.columns
 
     def succeed(self, broker_set: str, result: BatchResult, status: str) -> None:
@@ -115,21 +124,32 @@ class Batch:
         topic, queue_id = self.topic, result.queue_id
         queue_offset, log_offset = result.queue_offset, result.log_offset
         stored_at_ms, is_duplicate = result.stored_at_ms, result.is_duplicate
-        if queue_offset < 0 or log_offset < 0:
-            nowhere = SendResult("", topic, queue_id, -1, stored_at_ms, is_duplicate, status)
+        deliver_at_ms = result.deliver_at_ms
+        if log_offset < 0:
+            nowhere = SendResult(
+                "", topic, queue_id, -1, stored_at_ms, is_duplicate, status, deliver_at_ms
+            )
             for future in self.futures:
                 if future is not None and not future.done():
                     future.set_result(nowhere)
             return
+        is_placed = queue_offset >= 0
         for message, future in zip(self.messages, self.futures, strict=True):
             if future is not None and not future.done():
                 message_id = f"{broker_set}:{log_offset}"
                 future.set_result(
                     SendResult(
-                        message_id, topic, queue_id, queue_offset, stored_at_ms, is_duplicate
+                        message_id,
+                        topic,
+                        queue_id,
+                        queue_offset,
+                        stored_at_ms,
+                        is_duplicate,
+                        status,
+                        deliver_at_ms,
                     )
                 )
-            queue_offset += 1
+            queue_offset += is_placed
             log_offset += len(message[0])
 
     def fail(self, error: MqError) -> int:
@@ -191,10 +211,49 @@ class Line:
         yield from self.waiting
 
 
-class TopicLines:
-    """`pinned` has the lines with batches that may go nowhere else; `shared` is for the others."""
+class Loose:
+    """Batches that are delivered later, in any queue: they need no order, but a time in common, so
+    that each time has an open batch of its own.
+    """
 
-    __slots__ = ("lines", "name", "next_queue", "pinned", "shared", "write_queues")
+    __slots__ = ("open", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[Batch] = deque()
+        # Keyed by delay and time-out; the oldest comes first.
+        self.open: dict[tuple[bytes, float], Batch] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.waiting or self.open)
+
+    def close(self, batch: Batch) -> None:
+        """It takes no more messages."""
+        key = batch.delay, batch.timeout_s
+        if self.open.get(key) is batch:
+            self.waiting.append(self.open.pop(key))
+
+    def next(self, now_s: float) -> Batch | None:
+        """The first that waits for nothing but its turn."""
+        if not self.waiting and self.open:
+            oldest = next(iter(self.open.values()))
+            if oldest.ripe_s <= now_s:
+                self.close(oldest)
+        return self.waiting[0] if self.waiting else None
+
+    def remove(self, batch: Batch) -> None:
+        key = batch.delay, batch.timeout_s
+        if self.open.get(key) is batch:
+            del self.open[key]
+        elif batch.queue_id < 0 and batch in self.waiting:
+            self.waiting.remove(batch)
+
+
+class TopicLines:
+    """`pinned` has the lines with batches that may go nowhere else; `shared` is for the others,
+    `loose` for those of them that need no line.
+    """
+
+    __slots__ = ("lines", "loose", "name", "next_queue", "pinned", "shared", "write_queues")
 
     def __init__(self, name: str, write_queues: int, first_queue: int) -> None:
         self.name = name
@@ -203,6 +262,7 @@ class TopicLines:
         self.lines: dict[int, Line] = {}
         self.pinned: dict[int, Line] = {}
         self.shared = Line()
+        self.loose = Loose()
 
     def line(self, queue_id: int) -> Line:
         line = self.lines.get(queue_id)
@@ -210,8 +270,16 @@ class TopicLines:
             line = self.lines[queue_id] = Line()
         return line
 
-    def line_of(self, batch: Batch) -> Line:
+    def line_of(self, batch: Batch) -> Line | Loose:
+        if batch.kind is Kind.LOOSE:
+            return self.loose
         return self.shared if batch.queue_id < 0 else self.line(batch.queue_id)
+
+    def any_queue(self) -> int:
+        """The next one in turn."""
+        queue_id = self.next_queue % self.write_queues
+        self.next_queue = (queue_id + 1) % self.write_queues
+        return queue_id
 
     def idle_queue(self) -> int:
         """The next one in turn of which nothing is with the broker; -1: there is none."""

@@ -21,7 +21,12 @@ class Message:
     """What a producer sends. It is encoded when it is sent: later changes are not seen.
 
     `tag` is one word that consumers filter by; by `keys` operators find the message again;
-    messages of one `ordering_key` stand in one queue, in the order in which they were sent.
+    messages of one `ordering_key` stand in one queue, in the order in which they were sent. In a
+    topic with priorities `priority` says which, 0 is the lowest; elsewhere it means nothing.
+
+    It is delivered at once, or later, by one of three: at `deliver_at_ms`, milliseconds since 1970;
+    `delay_s` seconds from when the broker has it; or after the time of a `delay_level`, 1 to 18.
+    At most 40 days ahead.
 
     >>> Message(b"paid", tag="orders", keys=["order-7"], ordering_key="customer-3").tag
     'orders'
@@ -33,11 +38,30 @@ class Message:
     keys: Sequence[str] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
     ordering_key: str = ""
+    priority: int = 0
+    deliver_at_ms: int = 0
+    delay_s: float = 0
+    delay_level: int = 0
+
+
+class Origin(NamedTuple):
+    """Where a message stood at first that failed and came back, and why it failed last."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    message_id: str
+    stored_at_ms: int
+    reason: str = ""
 
 
 @dataclass(slots=True)
 class ReceivedMessage:
-    """A message as it stands in its queue; `body` is as it was sent, compressed or not."""
+    """A message as it stands in its queue; `body` is as it was sent, compressed or not.
+
+    One that failed and came back has the `topic` that it was sent to, and an `origin`; its queue,
+    offset, id and time are those of the copy that came.
+    """
 
     topic: str
     queue_id: int
@@ -50,10 +74,18 @@ class ReceivedMessage:
     keys: tuple[str, ...]
     properties: Mapping[str, str]
     ordering_key: str
+    # Which delivery of it this is: 1 is the first.
+    attempt: int = 1
+    origin: Origin | None = None
+    # Where it stands, when that is not `topic`.
+    stored_topic: str = ""
+    # Of one that a SimpleConsumer received: what it is acknowledged by, with its queue offset.
+    handle: bytes = b""
 
     @property
     def queue(self) -> QueueRef:
-        return QueueRef(self.topic, self.queue_id)
+        """Where it stands."""
+        return QueueRef(self.stored_topic or self.topic, self.queue_id)
 
 
 class SendResult(NamedTuple):
@@ -69,6 +101,8 @@ class SendResult(NamedTuple):
     # It had been stored before, by an attempt whose answer was lost; this is where.
     is_duplicate: bool = False
     status: str = "SEND_OK"
+    # When it is delivered, if that is later; it gets its queue offset only then, and is -1 here.
+    deliver_at_ms: int = 0
 
 
 class QueueRef(NamedTuple):

@@ -37,6 +37,12 @@ class Polled:
             found = [self._open.pop(_place(one), None) for one in messages]
             self._holdings.done([one for one in found if one is not None])
 
+    def take_back(self, messages: Iterable[ReceivedMessage]) -> list[Taken]:
+        """Those of them that are not done, for somebody else to finish."""
+        with self._lock:
+            found = [self._open.pop(_place(one), None) for one in messages]
+            return [one for one in found if one is not None]
+
     def all_done(self) -> None:
         with self._lock:
             taken, self._open = self._open, {}
@@ -44,4 +50,4 @@ class Polled:
 
 
 def _place(message: ReceivedMessage) -> _Place:
-    return message.topic, message.queue_id, message.queue_offset
+    return *message.queue, message.queue_offset

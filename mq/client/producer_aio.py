@@ -9,12 +9,13 @@ from types import TracebackType
 from typing import Self
 
 from mq.client.accumulator import NOT_ADDED, Outcome
-from mq.client.encode import Encoded, encode_message
-from mq.client.grouping import group_batch
+from mq.client.encode import Encoded, delay_field, encode_message
+from mq.client.grouping import common_delay, group_batch
 from mq.client.lines import Awaited
 from mq.client.model import AckName, Message, SendResult
 from mq.client.producer import ProducerCore
 from mq.client.producer_settings import GRACE_S, Settings, too_late
+from mq.client.recall import recall, recall_request
 from mq.client.wiring import Connection
 
 
@@ -99,7 +100,8 @@ class Producer:
         """
         core, timeout_s = self._started(), self._settings.timeout_s
         encoded = [self._encode(message) for message in messages]
-        while (groups := group_batch(core.accumulator, topic, encoded, queue_id)) is None:
+        delay = common_delay(messages)
+        while (groups := group_batch(core.accumulator, topic, encoded, queue_id, delay)) is None:
             await core.prepare(topic, timeout_s)
         futures: list[asyncio.Future[SendResult]] = [core.loop.create_future() for _ in messages]
         for group in groups:
@@ -124,6 +126,23 @@ class Producer:
     ) -> None:
         """Like `send_async`, but nobody hears what became of it, but for a warning in the log."""
         await self._add(topic, message, queue_id, None, self._settings.timeout_s)
+
+    async def recall(
+        self,
+        result: SendResult | None = None,
+        *,
+        topic: str = "",
+        message_id: str = "",
+        deliver_at_ms: int = 0,
+    ) -> None:
+        """Takes back a message that waits for its delivery time: what its send returned, or topic,
+        id and time of it. When this returns, it will not be delivered.
+
+        MessageNotFound: it is on its topic, was taken back already (perhaps by an attempt of this
+        very call, whose answer was lost), or never was.
+        """
+        request = recall_request(result, topic, message_id, deliver_at_ms)
+        await recall(self._started().connection, request, self._settings.timeout_s)
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Returns when everything that was sent before is stored, or has failed; with ack="none",
@@ -170,10 +189,12 @@ class Producer:
         *,
         is_urgent: bool = False,
     ) -> None:
-        core, encoded = self._started(), self._encode(message)
+        core, encoded, delay = self._started(), self._encode(message), delay_field(message)
         add = core.accumulator.add
         while True:
-            outcome = add(topic, encoded, queue_id, future, timeout_s, is_urgent=is_urgent)
+            outcome = add(
+                topic, encoded, queue_id, future, timeout_s, is_urgent=is_urgent, delay=delay
+            )
             if outcome is Outcome.ADDED:
                 return
             if outcome is Outcome.WAKE:

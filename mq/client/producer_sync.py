@@ -13,12 +13,13 @@ from types import TracebackType
 from typing import Self
 
 from mq.client.accumulator import NOT_ADDED, Outcome
-from mq.client.encode import Encoded, encode_message
-from mq.client.grouping import group_batch
+from mq.client.encode import Encoded, delay_field, encode_message
+from mq.client.grouping import common_delay, group_batch
 from mq.client.lines import Awaited
 from mq.client.model import AckName, Message, SendResult
 from mq.client.producer import ProducerCore
 from mq.client.producer_settings import GRACE_S, Settings, too_late
+from mq.client.recall import recall, recall_request
 from mq.client.send_future import SendFuture
 from mq.client.sync import background
 from mq.client.wiring import Connection
@@ -134,7 +135,8 @@ class Producer:
         """
         self._background.refuse_own_thread()
         encoded = [self._encode(message) for message in messages]
-        while (groups := group_batch(self._accumulator, topic, encoded, queue_id)) is None:
+        delay = common_delay(messages)
+        while (groups := group_batch(self._accumulator, topic, encoded, queue_id, delay)) is None:
             self._background.run(self._core.prepare(topic, self._timeout_s))
         futures = [SendFuture() for _ in messages]
         for group in groups:
@@ -159,6 +161,27 @@ class Producer:
     ) -> None:
         """Like `send_async`, but nobody hears what became of it, but for a warning in the log."""
         self._add(topic, message, queue_id, None, self._timeout_s)
+
+    def recall(
+        self,
+        result: SendResult | None = None,
+        *,
+        topic: str = "",
+        message_id: str = "",
+        deliver_at_ms: int = 0,
+    ) -> None:
+        """Takes back a message that waits for its delivery time: what its send returned, or topic,
+        id and time of it. When this returns, it will not be delivered.
+
+        MessageNotFound: it is on its topic, was taken back already (perhaps by an attempt of this
+        very call, whose answer was lost), or never was.
+
+        >>> with Producer("127.0.0.1:8081") as producer:
+        ...     result = producer.send("orders", Message(b"cancel if not paid", delay_s=1800))
+        ...     producer.recall(result)
+        """
+        request = recall_request(result, topic, message_id, deliver_at_ms)
+        self._background.run(recall(self._core.connection, request, self._timeout_s))
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Returns when everything that was sent before is stored, or has failed; with ack="none",
@@ -196,12 +219,12 @@ class Producer:
         deadline_s: float | None = None,
     ) -> None:
         """With a deadline somebody waits for this very message; TimeoutError when it is over."""
-        encoded = self._encode(message)
+        encoded, delay = self._encode(message), delay_field(message)
         self._background.check_not_forked()
         is_urgent = deadline_s is not None
         while True:
             outcome = self._accumulator.add(
-                topic, encoded, queue_id, future, timeout_s, is_urgent=is_urgent
+                topic, encoded, queue_id, future, timeout_s, is_urgent=is_urgent, delay=delay
             )
             if outcome is Outcome.ADDED:
                 return

@@ -1,20 +1,21 @@
 """The consumer that calls a handler for each message, for programs with asyncio.
 
 Handlers run side by side; the group's offset follows the first message that is not done. A message
-whose handler fails is tried again in place, later and later, and nothing behind it is committed.
-In ordered mode the messages of a queue come one at a time, so a failing one stops its queue.
+whose handler fails goes back to the broker and comes again later; when it failed too often it is a
+dead letter. In ordered mode the messages of a queue come one at a time, and one that fails is tried
+again in place: it stops its queue. So it is in broadcast mode, without stopping others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from mq.client.failing import Failing, Nack, RetryDelay, doubled_s
 from mq.client.held_queue import Taken
 from mq.client.model import QueueRef, ReceivedMessage
 from mq.client.session import JOIN_S, Session
@@ -29,11 +30,8 @@ from mq.client.subscription import (
 from mq.client.wiring import Connection
 from mq.errors import IllegalConfig, MqError
 
-log = logging.getLogger(__name__)
+Handler = Callable[[ReceivedMessage], Awaitable[object] | object]
 
-Handler = Callable[[ReceivedMessage], Awaitable[None] | None]
-
-RETRY_DELAY_S_MAX = 30.0
 # A handler that never waits must let others run, now and then.
 _MESSAGES_IN_A_ROW = 16
 
@@ -47,7 +45,10 @@ class PushConsumer:
     >>> asyncio.run(serve())
     [b'hello', b'world']
 
-    See `Consumer` for subscriptions, modes and starts. `tasks` handlers run at the same time.
+    See `Consumer` for subscriptions, modes and starts. `tasks` handlers run at the same time. What
+    a handler raises is logged, and the message comes again: after 10 s, 30 s, 1 min and so on, or
+    when `retry_delay_s` says: a number that doubles with each attempt, a list with one for each, or
+    a function of the attempt. A handler that knows better raises or returns a `Nack`.
     """
 
     def __init__(  # noqa: PLR0913
@@ -60,7 +61,7 @@ class PushConsumer:
         mode: Mode = "clustering",
         start: Start = "latest",
         tasks: int = 20,
-        retry_delay_s: float = 1.0,
+        retry_delay_s: RetryDelay = None,
         cache_messages: int = CACHE_MESSAGES,
         cache_bytes: int = CACHE_BYTES,
         zone: str = "",
@@ -78,11 +79,11 @@ class PushConsumer:
             member_id=member_id or "",
             offsets_file=offsets_file,
         )
-        check_workers(tasks, retry_delay_s)
+        check_workers(tasks)
         self._session = Session(Connection(servers, zone), wanted)
+        self._failing = Failing(self._session, retry_delay_s)
         self._handler = handler
         self._count = tasks
-        self._retry_delay_s = retry_delay_s
         self._workers: list[asyncio.Task[None]] = []
         self._is_over = asyncio.Event()
 
@@ -118,23 +119,21 @@ class PushConsumer:
         try:
             outcome = self._handler(taken.message)
             if inspect.isawaitable(outcome):
-                await outcome
+                outcome = await outcome
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 self._session.holdings.give_up([taken])
                 raise
             # Something within the handler was cancelled, not the consumer.
-            self._retry(taken, error)
+            self._failing.failed([taken], error)
         except Exception as error:  # noqa: BLE001 # whatever it is, the message is not done
-            self._retry(taken, error)
+            self._failing.failed([taken], error)
         else:
-            self._session.holdings.done([taken])
-
-    def _retry(self, taken: Taken, error: BaseException) -> None:
-        delay_s = retry_delay_s(self._retry_delay_s, taken.failures)
-        log_failure(taken, error, delay_s)
-        self._session.holdings.retry(taken, delay_s)
+            if isinstance(outcome, Nack):
+                self._failing.failed([taken], outcome)
+            else:
+                self._session.holdings.done([taken])
 
     @property
     def assignment(self) -> set[QueueRef]:
@@ -186,7 +185,7 @@ class PushConsumer:
             self._session.raise_untold()
 
 
-def check_workers(count: int, delay_s: float) -> None:
+def check_workers(count: int, delay_s: float = 0.0) -> None:
     if count < 1 or delay_s < 0:
         raise IllegalConfig(
             "at least 1 handler at a time, and a retry_delay_s that is not negative"
@@ -194,20 +193,5 @@ def check_workers(count: int, delay_s: float) -> None:
 
 
 def retry_delay_s(first_s: float, failures: int) -> float:
-    """Before the next attempt; doubles with each one that failed."""
-    return min(first_s * 2.0 ** min(failures, 30), max(RETRY_DELAY_S_MAX, first_s))
-
-
-def log_failure(taken: Taken, error: BaseException, delay_s: float) -> None:
-    message = taken.message
-    log.error(
-        "the handler failed on message %s, at %d of queue %d of topic %s, attempt %d; "
-        "next one in %.1f s",
-        message.message_id,
-        message.queue_offset,
-        message.queue_id,
-        message.topic,
-        taken.failures + 1,
-        delay_s,
-        exc_info=error,
-    )
+    """Before the next attempt in place; doubles with each one that failed."""
+    return doubled_s(first_s, failures + 1)

@@ -25,6 +25,7 @@ from mq.client.failures import error_of_call
 from mq.client.held_queue import Taken
 from mq.client.holdings import Holdings
 from mq.client.model import QueueRef
+from mq.client.retries import Retries
 from mq.client.stream import News, Stream, Watch
 from mq.client.subscription import Start, Wanted
 from mq.client.wiring import Connection
@@ -66,8 +67,12 @@ class Session:
     Close it when nobody works on messages any more.
     """
 
-    def __init__(self, connection: Connection, wanted: Wanted) -> None:
+    def __init__(
+        self, connection: Connection, wanted: Wanted, *, commits_at_end: bool = True
+    ) -> None:
+        """`commits_at_end` False: somebody else commits what is done, with what was made of it."""
         self.wanted = wanted
+        self._commits_at_end = commits_at_end
         self.decoder = Decoder(wanted.wanted_tags())
         self._news = News()
         self.holdings = Holdings(
@@ -78,6 +83,7 @@ class Session:
             on_report=self._news.tell,
         )
         self._connection = connection
+        self.retries = Retries(connection, wanted, self.holdings)
         self._offsets = BroadcastOffsets(wanted.group, wanted.offsets_file)
         self._broker_set = ""
         # The newest in which a broker was known to lead.
@@ -99,6 +105,7 @@ class Session:
         """Joins the group, as soon as a broker answers. Once is enough, more do no harm."""
         if self._running is None:
             self._news.attach()
+            self.retries.attach()
             self._running = asyncio.create_task(self._run())
             if self.wanted.is_broadcast:
                 self._saving = asyncio.create_task(self._keep_offsets())
@@ -285,14 +292,16 @@ class Session:
     # Offsets
 
     async def commit(self, timeout_s: float = _COMMIT_S_MAX) -> None:
-        """What is done is durable when this returns, in broadcast mode in the file. NotAssigned
-        when another member has one of the queues by now: nothing was committed.
+        """What is done is durable when this returns, in broadcast mode in the file; so is what
+        failed and goes back to the broker. NotAssigned when another member has one of the queues by
+        now: nothing was committed.
         """
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        await self.retries.flush(timeout_s)
         offsets = self.holdings.done_offsets()
         if self.wanted.is_broadcast:
             await self._save(offsets)
             return
-        deadline_s = asyncio.get_running_loop().time() + timeout_s
         while offsets:
             left_s = deadline_s - asyncio.get_running_loop().time()
             try:
@@ -364,7 +373,8 @@ class Session:
 
     async def _leave(self, running: asyncio.Task[None]) -> None:
         try:
-            if self._joined.is_set() and self.holdings.failure is None:
+            is_to_commit = self._commits_at_end and self._joined.is_set()
+            if is_to_commit and self.holdings.failure is None:
                 await self.commit(_GOODBYE_S_MAX)
         except (MqError, OSError) as error:
             log.warning(
@@ -373,6 +383,7 @@ class Session:
                 self.wanted.group,
                 error,
             )
+        await self.retries.close()
         self._closing.set()
         self._news.tell(is_urgent=True)
         if self._is_connected:

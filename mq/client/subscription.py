@@ -75,6 +75,10 @@ class Wanted:
         return self.mode == "broadcast"
 
     @property
+    def is_clustering(self) -> bool:
+        return self.mode == "clustering"
+
+    @property
     def is_ordered(self) -> bool:
         return self.mode == "ordered"
 

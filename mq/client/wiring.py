@@ -22,7 +22,7 @@ from mq import names
 from mq.client.failures import error_of_call
 from mq.client.servers import Servers
 from mq.errors import IllegalConfig, MqError, NotLeader, TopicNotFound, Unreachable
-from mq.wire.v1 import admin_pb2, cluster_pb2, consumer_pb2, producer_pb2
+from mq.wire.v1 import admin_pb2, cluster_pb2, consumer_pb2, producer_pb2, transaction_pb2
 from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse, TopicRoute
 
 BACK_OFF_S, BACK_OFF_S_MAX = 0.05, 0.5
@@ -53,6 +53,7 @@ _SERVICES: dict[str, ModuleType] = {
     "ClusterService": cluster_pb2,
     "ConsumerService": consumer_pb2,
     "ProducerService": producer_pb2,
+    "TransactionService": transaction_pb2,
 }
 
 

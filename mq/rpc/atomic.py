@@ -2,17 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from mq.broker.assignment import Queue
+from mq.broker.atoms import BATCHES_MAX, Start
 from mq.broker.broker import Broker
-from mq.errors import Internal
+from mq.errors import IllegalRequest
+from mq.rpc.consumer import offsets_of
 from mq.rpc.methods import Context
+from mq.store import batch as batches
+from mq.wire.v1 import producer_pb2 as pb
+
+_HANDLES_MAX = 10_000
 
 
 class AtomicService:
     def __init__(self, broker: Broker, broker_set: str) -> None:
         self._broker = broker
         self._broker_set = broker_set
+        self._message_bytes_max = broker.settings.config.store.message_bytes_max
 
-    async def send_atomically(self, request: Any, context: Context) -> Any:
-        raise Internal("not served yet")
+    async def send_atomically(
+        self, request: pb.AtomicRequest, context: Context
+    ) -> pb.AtomicResponse:
+        await self._broker.leadership.settled()
+        if len(request.batches) > BATCHES_MAX or len(request.handles) > _HANDLES_MAX:
+            raise IllegalRequest(
+                f"{len(request.batches)} batches and {len(request.handles)} handles: at most "
+                f"{BATCHES_MAX} and {_HANDLES_MAX}"
+            )
+        stored = await self._broker.atoms.send(
+            [
+                batches.accept(one.SerializeToString(), self._message_bytes_max)
+                for one in request.batches
+            ],
+            request.group,
+            request.member_id,
+            offsets_of(request.positions),
+            request.handles,
+            starts={
+                Queue(one.topic, one.queue_id): Start(one.stood_at, one.first)
+                for one in request.starts
+            },
+        )
+        return pb.AtomicResponse(
+            results=[
+                pb.BatchResult(
+                    queue_id=one.queue_id,
+                    queue_offset=one.queue_offset,
+                    log_offset=one.log_offset,
+                    stored_at_ms=one.stored_at_ms,
+                    is_duplicate=one.is_duplicate,
+                )
+                for one in stored
+            ]
+        )

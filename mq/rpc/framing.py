@@ -2,8 +2,12 @@
 that batches and runs pass as they are.
 
     PublishRequest = request_id, ack, batch | batch ...        field 15, the last
+    TransactRequest = request_id, one of start, half, end, checked
     PullResponse   = status, next_offset, start, end, run ...  field 15, the last
     run            = RawRun, then the frames as they stand in the log: field 15 of Run
+
+    ReceiveResponse = received run ...                         field 15
+    received run    = topic, queue, lease ..., run             field 15, the last
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mq.broker.granting import Given
+from mq.broker.handles import lease_bytes
 from mq.broker.subscriber import Delivered
 from mq.errors import IllegalRequest
 from mq.store.reading import ReadResult, Run, Status
@@ -19,6 +25,7 @@ from mq.wire.v1 import consumer_pb2
 
 _LAST_FIELD = b"\x7a"  # number 15, length-delimited
 _DELIVERY_FIELD = b"\x12"  # `delivery` of a SubscribeResponse
+_CHECK_FIELD = b"\x32"  # `check` of a TransactResponse
 _VARINT_BYTES_MAX = 10
 
 
@@ -95,6 +102,24 @@ def delivery(delivered: Delivered) -> bytes:
     return b"".join(parts)
 
 
+def receive_response(given: list[Given]) -> bytes:
+    parts: list[bytes | memoryview] = []
+    for queue, lease, attempt, visible_at_ms, run in given:
+        head = consumer_pb2.ReceivedRun(
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            lease=lease_bytes(queue, lease),
+            attempt=attempt,
+            invisible_until_ms=visible_at_ms,
+        ).SerializeToString()
+        inner: list[bytes | memoryview] = []
+        _add_runs(inner, [run])
+        parts.append(_LAST_FIELD + _varint(len(head) + sum(map(len, inner))))
+        parts.append(head)
+        parts += inner
+    return b"".join(parts)
+
+
 def _add_runs(parts: list[bytes | memoryview], runs: list[Run]) -> None:
     for run in runs:
         head = consumer_pb2.RawRun(
@@ -129,3 +154,42 @@ def _varint(value: int) -> bytes:
         value >>= 7
     groups.append(value)
     return bytes(groups)
+
+
+class Transact(NamedTuple):
+    request_id: int
+    # Name of the field, and the bytes of the message in it.
+    kind: str
+    content: memoryview
+
+
+_TRANSACT_KINDS = {0x12: "start", 0x1A: "half", 0x22: "end", 0x2A: "checked"}
+
+
+def read_transact(data: bytes) -> Transact:
+    """IllegalRequest: the bytes are no TransactRequest, or say nothing."""
+    view = memoryview(data)
+    request_id = position = 0
+    kind, content = "", view[:0]
+    while position < len(data):
+        key, position = data[position], position + 1
+        if key in _TRANSACT_KINDS:
+            length, position = _read_varint(data, position)
+            kind, content = _TRANSACT_KINDS[key], view[position : position + length]
+            position += length
+        elif key == 0x08:
+            request_id, position = _read_varint(data, position)
+        else:
+            raise IllegalRequest(f"no field of a TransactRequest starts at byte {position - 1}")
+    if position != len(data):
+        raise IllegalRequest("the TransactRequest is cut short")
+    if not kind:
+        raise IllegalRequest("the TransactRequest says nothing: give it a start, half or end")
+    return Transact(request_id, kind, content)
+
+
+def transact_check(head: bytes, frames: bytes | memoryview) -> bytes:
+    """A TransactResponse with a question: a CheckTransaction whose messages stand as they are
+    stored.
+    """
+    return b"".join((_CHECK_FIELD, _varint(len(head) + len(frames)), head, frames))

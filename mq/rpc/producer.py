@@ -9,10 +9,11 @@ from typing import NamedTuple, cast
 import grpc
 
 from mq import names
+from mq.broker import held
 from mq.broker.broker import Broker
 from mq.broker.dedup import StoredAt
 from mq.broker.publishing import Slot
-from mq.errors import IllegalRequest, MqError, NodeStopped, NotLeader, TopicNotFound
+from mq.errors import IllegalDelay, IllegalRequest, MqError, NodeStopped, NotLeader, TopicNotFound
 from mq.hashing import text_hash
 from mq.rpc import framing, status
 from mq.rpc.methods import Context
@@ -61,6 +62,8 @@ class ProducerService:
             queue_id=queue_id,
             producer_id=request.producer_id,
             sequence=request.sequence,
+            deliver_at_ms=request.deliver_at_ms,
+            delay_ms=_delay_ms(request),
             messages=request.messages,
         )
         batch = batches.accept(wire.SerializeToString(), self._message_bytes_max)
@@ -75,6 +78,7 @@ class ProducerService:
             queue_offset=stored.queue_offset,
             stored_at_ms=stored.stored_at_ms,
             is_duplicate=stored.is_duplicate,
+            deliver_at_ms=stored.deliver_at_ms,
         )
         if stored.log_offset >= 0:
             starts = batch.frame_starts - batch.region_start + stored.log_offset
@@ -188,6 +192,7 @@ class ProducerService:
             log_offset=stored.log_offset,
             stored_at_ms=stored.stored_at_ms,
             is_duplicate=stored.is_duplicate,
+            deliver_at_ms=stored.deliver_at_ms,
         )
 
     async def _outcome(self, slot: Slot, ack: int, deadline_s: float) -> StoredAt:
@@ -201,7 +206,16 @@ class ProducerService:
         if waited is slot.outcome or slot.outcome.done():
             return slot.outcome.result()
         waited.result()
-        return StoredAt(slot.batch.queue_id, -1, -1, 0)
+        return StoredAt(slot.batch.queue_id, -1, -1, 0, deliver_at_ms=slot.batch.deliver_at_ms)
+
+
+def _delay_ms(request: producer_pb2.SendRequest) -> int:
+    """IllegalDelay: no such level, or one of several ways to say it."""
+    if not request.delay_level:
+        return request.delay_ms
+    if request.delay_ms or request.deliver_at_ms:
+        raise IllegalDelay("delay_level, delay_ms and deliver_at_ms: say one of them")
+    return held.level_ms(request.delay_level)
 
 
 async def _done_by(future: asyncio.Future[object], deadline_s: float) -> bool:

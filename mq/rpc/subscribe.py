@@ -59,9 +59,14 @@ class SubscribeService:
         start = request.start
         spec = member_spec(start, context.peer(), is_streaming=True)
         filters = {one.topic: compile_filter(one.filter) for one in start.subscriptions}
-        limits, first, positions = _limits(start), _start(start), offsets_of(start.positions)
+        limits, first, positions = (
+            _limits(start),
+            start_position(start),
+            offsets_of(start.positions),
+        )
         # A consumer may well start before the first message is sent.
         await self._broker.create_missing(filters)
+        self._broker.receiving.check_inactive(start.group)
         return self._broker.groups.subscribe(start.group, spec, filters, limits, first, positions)
 
     async def _listen(self, subscriber: Subscriber, context: Context) -> None:
@@ -123,7 +128,7 @@ def _limits(start: pb.SubscribeStart) -> Limits:
     )
 
 
-def _start(start: pb.SubscribeStart) -> Start:
+def start_position(start: pb.SubscribeStart | pb.ReceiveRequest) -> Start:
     match start.start_position:
         case pb.START_LATEST:
             return Start()

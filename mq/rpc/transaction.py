@@ -1,21 +1,300 @@
-"""TransactionService: the Transact stream, and ends from anywhere."""
+"""TransactionService: the Transact stream, and ends from anywhere.
+
+A stream reads, carries out and answers at the same time; what is under way on it is bounded, then
+it reads no more. However it ends, what it took gets its answer before. It decides nothing: halves
+are batches for the publisher, ends and questions belong to `mq.broker.transacting`.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
+import grpc
+from google.protobuf.message import DecodeError
+
+from mq import names
 from mq.broker.broker import Broker
-from mq.errors import Internal
+from mq.broker.dedup import StoredAt
+from mq.broker.publishing import Slot
+from mq.broker.questions import Question, Respondent
+from mq.errors import (
+    IllegalRequest,
+    MqError,
+    NodeStopped,
+    ReplicationTimeout,
+    TransactionNotFound,
+)
+from mq.rpc import framing, status
 from mq.rpc.methods import Context
+from mq.store import batch as batches
+from mq.store.batch import Batch
+from mq.wire.v1 import transaction_pb2 as pb
+from mq.wire.v1.message_pb2 import Half
+
+# Requests of one stream that are under way, and answers that wait for its client to read them.
+_REQUESTS_MAX = 256
 
 
 class TransactionService:
     def __init__(self, broker: Broker, broker_set: str) -> None:
         self._broker = broker
         self._broker_set = broker_set
+        config = broker.settings.config
+        self.timeout_s = config.broker.send_timeout_ms / 1000
+        self._message_bytes_max = config.store.message_bytes_max
 
-    async def end_transaction(self, request: Any, context: Context) -> Any:
-        raise Internal("not served yet")
+    async def end_transaction(
+        self, request: pb.EndTransactionRequest, context: Context
+    ) -> pb.EndTransactionResponse:
+        await self._broker.leadership.settled()
+        return await self.end(request, "")
 
     async def transact(self, context: Context) -> None:
-        raise Internal("not served yet")
+        broker = self._broker
+        await broker.leadership.settled()
+        request_id, respondent = await _begin(context)
+        broker.transacting.join(respondent)
+        try:
+            await _Stream(self, respondent, context).run(request_id)
+        finally:
+            broker.transacting.leave(respondent)
+
+    # For streams
+
+    async def end(
+        self, request: pb.EndTransactionRequest, producer_group: str
+    ) -> pb.EndTransactionResponse:
+        if request.resolution not in (pb.RESOLUTION_COMMIT, pb.RESOLUTION_ROLLBACK):
+            raise IllegalRequest(
+                f"resolution = {request.resolution} ends no transaction: use commit (1) or "
+                "rollback (2)"
+            )
+        transaction_id = parse_transaction_id(request.transaction_id, self._broker_set)
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                stored = await self._broker.transacting.end(
+                    transaction_id,
+                    commits=request.resolution == pb.RESOLUTION_COMMIT,
+                    producer_group=producer_group,
+                )
+        except TimeoutError:
+            raise ReplicationTimeout(
+                f"no majority of the broker set had the end of transaction "
+                f"{request.transaction_id} in time: it may become part of the log or not"
+            ) from None
+        stored = stored or StoredAt(0, -1, -1, 0)
+        return pb.EndTransactionResponse(
+            queue_id=stored.queue_id,
+            queue_offset=stored.queue_offset,
+            log_offset=stored.log_offset,
+            stored_at_ms=stored.stored_at_ms,
+        )
+
+    async def submit(self, data: memoryview, producer_group: str) -> Slot:
+        batch = batches.accept(data, self._message_bytes_max)
+        _check_half(batch, producer_group)
+        await self._broker.publisher.room(len(data), self.timeout_s)
+        return await self._broker.submit(batch)
+
+    async def half_stored(self, slot: Slot) -> pb.HalfStored:
+        await asyncio.wait([slot.outcome], timeout=self.timeout_s)
+        if not slot.outcome.done():
+            raise self._broker.publisher.timed_out(slot)
+        stored = slot.outcome.result()
+        if stored.log_offset < 0:
+            raise TransactionNotFound(
+                "the half batch was stored before, so long ago that its transaction is not known "
+                "by its sequence any more"
+            )
+        if stored.queue_offset >= 0 or stored.deliver_at_ms:
+            raise IllegalRequest(
+                f"sequence = {slot.batch.sequence} of producer {slot.batch.producer_id} is a batch "
+                "that is no half one"
+            )
+        return pb.HalfStored(
+            transaction_id=names.message_id(self._broker_set, stored.log_offset),
+            stored_at_ms=stored.stored_at_ms,
+            is_duplicate=stored.is_duplicate,
+        )
+
+    def question(self, question: Question) -> bytes:
+        one, batch = question
+        head = pb.CheckTransaction(
+            transaction_id=names.message_id(self._broker_set, one.id),
+            topic=one.topic,
+            queue_id=batch.queue_id,
+            stored_at_ms=one.stored_at_ms,
+            check=one.checks,
+        )
+        frames = memoryview(batch.data)[batch.region_start :]
+        return framing.transact_check(head.SerializeToString(), frames)
+
+
+class _Stream:
+    def __init__(
+        self, service: TransactionService, respondent: Respondent, context: Context
+    ) -> None:
+        self._service = service
+        self._respondent = respondent
+        self._context = context
+        self._free = asyncio.Semaphore(_REQUESTS_MAX)
+        self._out: asyncio.Queue[bytes | None] = asyncio.Queue(_REQUESTS_MAX)
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    async def run(self, request_id: int) -> None:
+        started = pb.TransactResponse(request_id=request_id, started=pb.TransactStarted())
+        self._out.put_nowait(started.SerializeToString())
+        writer = asyncio.ensure_future(self._write())
+        others = [asyncio.ensure_future(self._listen()), asyncio.ensure_future(self._ask())]
+        try:
+            await asyncio.wait([writer, *others], return_when=asyncio.FIRST_COMPLETED)
+            await self._finish(writer, others)
+        finally:
+            tasks = [writer, *others, *self._under_way]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _finish(
+        self, writer: asyncio.Future[None], others: Sequence[asyncio.Future[None]]
+    ) -> None:
+        """What was taken gets its answer; then the stream ends as it has to."""
+        for task in others:
+            task.cancel()
+        # Nobody reads on: what it is asked from now on would not be answered.
+        self._respondent.end(NodeStopped("the stream is over"))
+        await asyncio.gather(*others, return_exceptions=True)
+        answered = asyncio.ensure_future(self._answer_all())
+        try:
+            await asyncio.wait([writer, answered], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            answered.cancel()
+        if writer.done():
+            writer.result()
+        await writer
+        for task in others:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+    async def _answer_all(self) -> None:
+        while self._under_way:
+            await asyncio.wait(self._under_way)
+        await self._out.put(None)
+
+    async def _write(self) -> None:
+        while (data := await self._out.get()) is not None:
+            await self._context.write(data)
+
+    async def _ask(self) -> None:
+        while True:
+            question = await self._respondent.next()
+            await self._out.put(self._service.question(question))
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        while (data := await self._context.read()) is not grpc.aio.EOF:
+            request_id, kind, content = framing.read_transact(data)
+            await self._free.acquire()
+            if kind == "half":
+                await self._take_half(request_id, content)
+            elif kind == "start":
+                raise IllegalRequest("only the first message of the stream is `start`")
+            else:
+                end = _parse_end(content)
+                work = self._checked(end) if kind == "checked" else self._end(request_id, end)
+                self._start(work)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._under_way.discard(task)
+        self._free.release()
+
+    async def _take_half(self, request_id: int, content: memoryview) -> None:
+        """Submits in the order of the stream; the answer comes when it comes."""
+        try:
+            slot: Slot | MqError = await self._service.submit(content, self._respondent.group)
+        except MqError as error:
+            slot = error
+        self._start(self._half(request_id, slot))
+
+    async def _half(self, request_id: int, slot: Slot | MqError) -> None:
+        try:
+            if isinstance(slot, MqError):
+                raise slot
+            stored = await self._service.half_stored(slot)
+            response = pb.TransactResponse(request_id=request_id, half=stored)
+        except MqError as error:
+            response = _failed(request_id, error)
+        await self._out.put(response.SerializeToString())
+
+    async def _end(self, request_id: int, request: pb.EndTransactionRequest) -> None:
+        try:
+            ended = await self._service.end(request, self._respondent.group)
+            response = pb.TransactResponse(request_id=request_id, ended=ended)
+        except MqError as error:
+            response = _failed(request_id, error)
+        await self._out.put(response.SerializeToString())
+
+    async def _checked(self, request: pb.EndTransactionRequest) -> None:
+        """Nobody waits to hear of it. What failed is asked again when it is due."""
+        if request.resolution != pb.RESOLUTION_UNKNOWN:
+            with contextlib.suppress(MqError):
+                await self._service.end(request, self._respondent.group)
+
+
+def parse_transaction_id(text: str, broker_set: str) -> int:
+    """IllegalRequest, TransactionNotFound."""
+    found, transaction_id = names.parse_message_id(text)
+    if found != broker_set:
+        raise TransactionNotFound(
+            f"transaction {text} is one of broker set {found}: this is {broker_set}"
+        )
+    return transaction_id
+
+
+def _failed(request_id: int, error: MqError) -> pb.TransactResponse:
+    return pb.TransactResponse(request_id=request_id, failed=status.wire_status(error))
+
+
+async def _begin(context: Context) -> tuple[int, Respondent]:
+    data = await context.read()
+    if data is grpc.aio.EOF:
+        raise IllegalRequest("the first message of the stream must be `start`")
+    request_id, kind, content = framing.read_transact(data)
+    if kind != "start":
+        raise IllegalRequest("the first message of the stream must be `start`")
+    start = pb.TransactStart.FromString(bytes(content))
+    names.check_group(start.producer_group)
+    producer_id = start.producer_id
+    if not 1 <= len(producer_id) <= names.NAME_CHARACTERS_MAX or not producer_id.isprintable():
+        raise IllegalRequest(
+            f"a producer has an id of 1 to {names.NAME_CHARACTERS_MAX} printable characters"
+        )
+    return request_id, Respondent(
+        start.producer_group, producer_id, answers_checks=start.answers_checks
+    )
+
+
+def _parse_end(content: memoryview) -> pb.EndTransactionRequest:
+    return pb.EndTransactionRequest.FromString(bytes(content))
+
+
+def _check_half(batch: Batch, producer_group: str) -> None:
+    if not batch.half:
+        raise IllegalRequest("the batch has no `half`: it is for Publish, or say whose it is")
+    try:
+        group = Half.FromString(batch.half).producer_group
+    except DecodeError:
+        return  # the publisher says so
+    if group != producer_group:
+        raise IllegalRequest(
+            f"a half batch of producer group {group[:200]!r} on a stream of {producer_group}"
+        )

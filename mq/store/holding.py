@@ -19,6 +19,8 @@ from mq.store.consumequeue import Units
 from mq.store.logreader import LogReader
 
 LANE_MS = 600_000
+# Unwanted bytes between two batches that are cheaper to read than to skip.
+_GAP_BYTES_MAX = 4096
 # More than 40 days of lanes; then they are used again, which their order allows.
 LANES = 6_000
 
@@ -59,10 +61,24 @@ class HeldBatch(NamedTuple):
 
 
 def read_held(log: LogReader, places: Iterable[tuple[int, int]]) -> list[HeldBatch]:
-    """The batches at these log offsets, of these sizes, with one read for neighbours."""
+    """The batches at these log offsets, of these sizes, with one read for those that follow each
+    other with little in between.
+    """
     wanted = list(places)
-    parts = log.read_ranges([(at, at + size) for at, size in wanted])
-    return [HeldBatch(parse_stored(part), at) for part, (at, _) in zip(parts, wanted, strict=True)]
+    groups: list[list[int]] = []  # start, end
+    for at, size in wanted:
+        if groups and 0 <= at - groups[-1][1] <= _GAP_BYTES_MAX:
+            groups[-1][1] = at + size
+        else:
+            groups.append([at, at + size])
+    parts = zip(groups, log.read_ranges((start, end) for start, end in groups), strict=True)
+    found, start, end, data = [], 0, 0, memoryview(b"")
+    for at, size in wanted:
+        if not start <= at < end:
+            (start, end), part = next(parts)
+            data = memoryview(part)
+        found.append(HeldBatch(parse_stored(data[at - start : at - start + size]), at))
+    return found
 
 
 def places_of(units: Units) -> list[tuple[int, int]]:

@@ -12,6 +12,7 @@ owns it; `log.sync`, `write_checkpoint` and reads of the log may run on others.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
@@ -75,7 +76,7 @@ class Store:
         self._directory = directory
         self._config = config
         self._broker_state = broker_state
-        self._is_disk_nearly_full = False
+        self._is_disk_nearly_full = self._lets_in = False
         # Batches of entries that were appended here, so that applying them does not read them
         # again.
         self._unapplied: dict[int, tuple[EntryRef, Sequence[Batch]]] = {}
@@ -245,7 +246,7 @@ class Store:
     def check_writable(self) -> None:
         """DiskFull while no more may come in; who writes to the log itself asks before."""
         self._derived.check_usable()
-        if self._is_disk_nearly_full:
+        if self._is_disk_nearly_full and not self._lets_in:
             raise DiskFull(
                 f"the disk of {self._directory} is nearly full: free some space or extend it; "
                 "writes are refused, reads go on"
@@ -333,11 +334,23 @@ class Store:
 
     # -- retention --------------------------------------------------------------------------------
 
-    def retain(self, policy: retention.Policy, now_ms: int) -> Dropped:
-        """Drops what the policy lets go, and refuses or allows writes by the use of the disk."""
-        disk = self._vfs.disk_usage(self._directory)
-        decision = retention.expired_segments(self.log.segments(), now_ms, policy, disk)
-        dropped = self.drop_front(decision.segments, decision.reason)
+    def expiring_before(self, policy: retention.Policy, now_ms: int) -> int:
+        """Log offset before which everything may go by this policy; 0: nothing."""
+        infos = self.log.segments()
+        count = self._expired(policy, now_ms).segments
+        return infos[count].base_log_offset if count else 0
+
+    def retain(
+        self,
+        policy: retention.Policy,
+        now_ms: int,
+        is_needed_before: Callable[[int], bool] = lambda _: False,
+    ) -> Dropped:
+        """Drops what the policy lets go, and refuses or allows writes by the use of the disk. What
+        is needed before some log offset stays, whatever the policy says.
+        """
+        count, reason = self._expired(policy, now_ms)
+        dropped = self.drop_front(count, reason, is_needed_before)
         disk = self._vfs.disk_usage(self._directory)
         is_nearly_full = retention.refuses_writes(policy, disk)
         if is_nearly_full != self._is_disk_nearly_full:
@@ -347,11 +360,32 @@ class Store:
             log.warning(event, used_ratio=used, limit=policy.refuse_writes_ratio)
         return dropped
 
-    def drop_front(self, count: int, reason: retention.Reason | None = None) -> Dropped:
-        """Drops so many segments from the front, as far as they are applied."""
+    def _expired(self, policy: retention.Policy, now_ms: int) -> retention.Decision:
+        disk = self._vfs.disk_usage(self._directory)
+        return retention.expired_segments(self.log.segments(), now_ms, policy, disk)
+
+    @contextlib.contextmanager
+    def letting_in(self) -> Iterator[None]:
+        """Meanwhile a disk that is nearly full refuses nothing: what is written makes room."""
+        self._lets_in = True
+        try:
+            yield
+        finally:
+            self._lets_in = False
+
+    def drop_front(
+        self,
+        count: int,
+        reason: retention.Reason | None = None,
+        is_needed_before: Callable[[int], bool] = lambda _: False,
+    ) -> Dropped:
+        """Drops so many segments from the front, as far as they are applied and not needed."""
         infos = self.log.segments()
         count = min(count, len(infos) - 1)
-        while count > 0 and infos[count].first_index > self.applied_index:
+        while count > 0 and (
+            infos[count].first_index > self.applied_index
+            or is_needed_before(infos[count].base_log_offset)
+        ):
             count -= 1
         if count <= 0:
             return Dropped(0, reason, [])

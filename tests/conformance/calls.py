@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc
 from google.protobuf import message_factory
 
-from mq.wire.v1 import admin_pb2, cluster_pb2, consumer_pb2, message_pb2, producer_pb2, status_pb2
+from mq.wire.v1 import (
+    admin_pb2,
+    cluster_pb2,
+    consumer_pb2,
+    message_pb2,
+    producer_pb2,
+    status_pb2,
+    transaction_pb2,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -22,14 +30,18 @@ if TYPE_CHECKING:
 DEADLINE_S = 30.0
 # By default a client takes 4 MiB, which a message of the largest size in its frame is not.
 CHANNEL_OPTIONS = [("grpc.max_receive_message_length", -1)]
-FILES = (admin_pb2, cluster_pb2, consumer_pb2, producer_pb2)
+FILES = (admin_pb2, cluster_pb2, consumer_pb2, producer_pb2, transaction_pb2)
 METHODS: dict[str, MethodDescriptor] = {
     f"{service.name}/{method.name}": method
     for file in FILES
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
-STREAMS = ("ProducerService/Publish", "ConsumerService/Subscribe")
+STREAMS = (
+    "ProducerService/Publish",
+    "ConsumerService/Subscribe",
+    "TransactionService/Transact",
+)
 UNARY = tuple(sorted(METHODS.keys() - set(STREAMS)))
 
 

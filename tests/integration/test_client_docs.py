@@ -10,7 +10,15 @@ import pytest
 
 from tests.support.broker_process import BrokerProcess
 
-MODULES = ["model", "producer_sync", "producer_aio", "admin_sync", "admin"]
+MODULES = [
+    "model",
+    "producer_sync",
+    "producer_aio",
+    "transactions_sync",
+    "transactions_aio",
+    "admin_sync",
+    "admin",
+]
 # What the examples say, and a user has.
 ADDRESS = "127.0.0.1:8081"
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from mq.broker.dedup import StoredAt
+    from mq.config import StoreConfig
     from mq.store.store import Store
 
 STORE = small_config(segment_bytes=4 << 20, checkpoint_log_bytes=1 << 30)
@@ -91,7 +92,9 @@ class MemoryConsensus:
             future.set_exception(self.failure)
             return future
         self.proposed.append((kind, context))
-        self._waiting.append((self._append(kind, payload, context), future))
+        # Opening a segment commits what waits, and makes a new list of it.
+        raft_index = self._append(kind, payload, context)
+        self._waiting.append((raft_index, future))
         if not self.is_held:
             loop.call_soon(self.commit)
         return future
@@ -129,12 +132,19 @@ class MemoryConsensus:
 class Node:
     """A broker that leads. Time passes when the test says so: `now_ms`."""
 
-    def __init__(self, vfs: FaultyVfs | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        vfs: FaultyVfs | None = None,
+        *,
+        store: StoreConfig = STORE,
+        now_ms: int = 1_000_000,
+        **options: Any,
+    ) -> None:
         """`options` are those of the section `broker`."""
-        self.now_ms = 1_000_000
+        self.now_ms = now_ms
         self.vfs = vfs or FaultyVfs()
         state = State()
-        self.store: Store = open_store(self.vfs, STORE, state.encode, state.hold)
+        self.store: Store = open_store(self.vfs, store, state.encode, state.hold)
         self.machine = Machine(state, self.store)
         if self.store.log.last_index < 1:
             self.store.roll(self.now_ms)

@@ -326,9 +326,11 @@ type TopicRoute struct {
 	// Queues 0 to n - 1 take messages ...
 	WriteQueues uint32 `protobuf:"varint,4,opt,name=write_queues,json=writeQueues,proto3" json:"write_queues,omitempty"`
 	// ... and are consumed.
-	ReadQueues    uint32 `protobuf:"varint,5,opt,name=read_queues,json=readQueues,proto3" json:"read_queues,omitempty"`
-	IsReadable    bool   `protobuf:"varint,6,opt,name=is_readable,json=isReadable,proto3" json:"is_readable,omitempty"`
-	IsWritable    bool   `protobuf:"varint,7,opt,name=is_writable,json=isWritable,proto3" json:"is_writable,omitempty"`
+	ReadQueues uint32 `protobuf:"varint,5,opt,name=read_queues,json=readQueues,proto3" json:"read_queues,omitempty"`
+	IsReadable bool   `protobuf:"varint,6,opt,name=is_readable,json=isReadable,proto3" json:"is_readable,omitempty"`
+	IsWritable bool   `protobuf:"varint,7,opt,name=is_writable,json=isWritable,proto3" json:"is_writable,omitempty"`
+	// 0: none; otherwise queue i has the priority i modulo this, 0 the lowest.
+	Priorities    uint32 `protobuf:"varint,8,opt,name=priorities,proto3" json:"priorities,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -412,6 +414,13 @@ func (x *TopicRoute) GetIsWritable() bool {
 	return false
 }
 
+func (x *TopicRoute) GetPriorities() uint32 {
+	if x != nil {
+		return x.Priorities
+	}
+	return 0
+}
+
 var File_mq_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_mq_v1_cluster_proto_rawDesc = "" +
@@ -433,7 +442,7 @@ const file_mq_v1_cluster_proto_rawDesc = "" +
 	"\tNodeRoute\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
-	"\x04zone\x18\x03 \x01(\tR\x04zone\"\xed\x01\n" +
+	"\x04zone\x18\x03 \x01(\tR\x04zone\"\x8d\x02\n" +
 	"\n" +
 	"TopicRoute\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12$\n" +
@@ -446,7 +455,10 @@ const file_mq_v1_cluster_proto_rawDesc = "" +
 	"\vis_readable\x18\x06 \x01(\bR\n" +
 	"isReadable\x12\x1f\n" +
 	"\vis_writable\x18\a \x01(\bR\n" +
-	"isWritable*\\\n" +
+	"isWritable\x12\x1e\n" +
+	"\n" +
+	"priorities\x18\b \x01(\rR\n" +
+	"priorities*\\\n" +
 	"\tTopicType\x12\x10\n" +
 	"\fTOPIC_NORMAL\x10\x00\x12\x11\n" +
 	"\rTOPIC_ORDERED\x10\x01\x12\x11\n" +

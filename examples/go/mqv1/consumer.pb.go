@@ -2173,11 +2173,838 @@ func (x *FindOffsetsResponse) GetPositions() []*QueuePosition {
 	return nil
 }
 
+type RetryRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Group string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	// A member of the group that has the queues of the messages.
+	MemberId string `protobuf:"bytes,2,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
+	// Sent again with the same number, greater than those before, it is done once. 0: no such check.
+	Sequence      uint64           `protobuf:"varint,3,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Messages      []*FailedMessage `protobuf:"bytes,4,rep,name=messages,proto3" json:"messages,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetryRequest) Reset() {
+	*x = RetryRequest{}
+	mi := &file_mq_v1_consumer_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetryRequest) ProtoMessage() {}
+
+func (x *RetryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_consumer_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetryRequest.ProtoReflect.Descriptor instead.
+func (*RetryRequest) Descriptor() ([]byte, []int) {
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *RetryRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *RetryRequest) GetMemberId() string {
+	if x != nil {
+		return x.MemberId
+	}
+	return ""
+}
+
+func (x *RetryRequest) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *RetryRequest) GetMessages() []*FailedMessage {
+	if x != nil {
+		return x.Messages
+	}
+	return nil
+}
+
+type FailedMessage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As it was delivered: also a message of %RETRY%<group>.
+	Topic       string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	QueueId     uint32 `protobuf:"varint,2,opt,name=queue_id,json=queueId,proto3" json:"queue_id,omitempty"`
+	QueueOffset uint64 `protobuf:"varint,3,opt,name=queue_offset,json=queueOffset,proto3" json:"queue_offset,omitempty"`
+	// After how long it comes back; left out: by the number of its attempts, 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m
+	// 30m 1h 2h.
+	DelayMs *uint64 `protobuf:"varint,4,opt,name=delay_ms,json=delayMs,proto3,oneof" json:"delay_ms,omitempty"`
+	// At most 1,000 characters are kept.
+	Reason        string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FailedMessage) Reset() {
+	*x = FailedMessage{}
+	mi := &file_mq_v1_consumer_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FailedMessage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FailedMessage) ProtoMessage() {}
+
+func (x *FailedMessage) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_consumer_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FailedMessage.ProtoReflect.Descriptor instead.
+func (*FailedMessage) Descriptor() ([]byte, []int) {
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *FailedMessage) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *FailedMessage) GetQueueId() uint32 {
+	if x != nil {
+		return x.QueueId
+	}
+	return 0
+}
+
+func (x *FailedMessage) GetQueueOffset() uint64 {
+	if x != nil {
+		return x.QueueOffset
+	}
+	return 0
+}
+
+func (x *FailedMessage) GetDelayMs() uint64 {
+	if x != nil && x.DelayMs != nil {
+		return *x.DelayMs
+	}
+	return 0
+}
+
+func (x *FailedMessage) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type RetryResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One a message.
+	Results       []*RetryResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetryResponse) Reset() {
+	*x = RetryResponse{}
+	mi := &file_mq_v1_consumer_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetryResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetryResponse) ProtoMessage() {}
+
+func (x *RetryResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_consumer_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetryResponse.ProtoReflect.Descriptor instead.
+func (*RetryResponse) Descriptor() ([]byte, []int) {
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *RetryResponse) GetResults() []*RetryResult {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+type RetryResult struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// SEND_OK, or why this one cannot be retried (MESSAGE_NOT_FOUND): the others are.
+	Code Code   `protobuf:"varint,1,opt,name=code,proto3,enum=mq.v1.Code" json:"code,omitempty"`
+	Text string `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
+	// How often it failed by now.
+	Attempts uint32 `protobuf:"varint,3,opt,name=attempts,proto3" json:"attempts,omitempty"`
+	// When it comes back; 0: it is a dead letter.
+	DeliverAtMs   int64 `protobuf:"varint,4,opt,name=deliver_at_ms,json=deliverAtMs,proto3" json:"deliver_at_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetryResult) Reset() {
+	*x = RetryResult{}
+	mi := &file_mq_v1_consumer_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetryResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetryResult) ProtoMessage() {}
+
+func (x *RetryResult) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_consumer_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetryResult.ProtoReflect.Descriptor instead.
+func (*RetryResult) Descriptor() ([]byte, []int) {
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *RetryResult) GetCode() Code {
+	if x != nil {
+		return x.Code
+	}
+	return Code_SEND_OK
+}
+
+func (x *RetryResult) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *RetryResult) GetAttempts() uint32 {
+	if x != nil {
+		return x.Attempts
+	}
+	return 0
+}
+
+func (x *RetryResult) GetDeliverAtMs() int64 {
+	if x != nil {
+		return x.DeliverAtMs
+	}
+	return 0
+}
+
+type ReceiveRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Group string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	Topic string                 `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
+	// The same for all members of a group.
+	Filter *Filter `protobuf:"bytes,3,opt,name=filter,proto3" json:"filter,omitempty"`
+	// 0: 32; at most 1,000.
+	MessagesMax uint32 `protobuf:"varint,4,opt,name=messages_max,json=messagesMax,proto3" json:"messages_max,omitempty"`
+	// 0: 3 MiB, which is also the most.
+	BytesMax uint32 `protobuf:"varint,5,opt,name=bytes_max,json=bytesMax,proto3" json:"bytes_max,omitempty"`
+	// 10 s to 12 h; 0: 60 s.
+	InvisibleMs uint32 `protobuf:"varint,6,opt,name=invisible_ms,json=invisibleMs,proto3" json:"invisible_ms,omitempty"`
+	// Nothing there: waits for so long; 60 s at the most.
+	WaitMs uint32 `protobuf:"varint,7,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
+	// Of the messages with the same ordering key one at a time, in their order.
+	IsOrdered bool `protobuf:"varint,8,opt,name=is_ordered,json=isOrdered,proto3" json:"is_ordered,omitempty"`
+	// Where a group starts that is new to the topic.
+	StartPosition StartPosition `protobuf:"varint,9,opt,name=start_position,json=startPosition,proto3,enum=mq.v1.StartPosition" json:"start_position,omitempty"`
+	StartAtMs     int64         `protobuf:"varint,10,opt,name=start_at_ms,json=startAtMs,proto3" json:"start_at_ms,omitempty"`
+	// For operators: who it is.
+	MemberId      string `protobuf:"bytes,11,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReceiveRequest) Reset() {
+	*x = ReceiveRequest{}
+	mi := &file_mq_v1_consumer_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReceiveRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReceiveRequest) ProtoMessage() {}
+
+func (x *ReceiveRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_consumer_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReceiveRequest.ProtoReflect.Descriptor instead.
+func (*ReceiveRequest) Descriptor() ([]byte, []int) {
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ReceiveRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *ReceiveRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *ReceiveRequest) GetFilter() *Filter {
+	if x != nil {
+		return x.Filter
+	}
+	return nil
+}
+
+func (x *ReceiveRequest) GetMessagesMax() uint32 {
+	if x != nil {
+		return x.MessagesMax
+	}
+	return 0
+}
+
+func (x *ReceiveRequest) GetBytesMax() uint32 {
+	if x != nil {
+		return x.BytesMax
+	}
+	return 0
+}
+
+func (x *ReceiveRequest) GetInvisibleMs() uint32 {
+	if x != nil {
+		return x.InvisibleMs
+	}
+	return 0
+}
+
+func (x *ReceiveRequest) GetWaitMs() uint32 {
+	if x != nil {
+		return x.WaitMs
+	}
+	return 0
+}
+
+func (x *ReceiveRequest) GetIsOrdered() bool {
+	if x != nil {
+		return x.IsOrdered
+	}
+	return false
+}
+
+func (x *ReceiveRequest) GetStartPosition() StartPosition {
+	if x != nil {
+		return x.StartPosition
+	}
+	return StartPosition_START_LATEST
+}
+
+func (x *ReceiveRequest) GetStartAtMs() int64 {
+	if x != nil {
+		return x.StartAtMs
+	}
+	return 0
+}
+
+func (x *ReceiveRequest) GetMemberId() string {
+	if x != nil {
+		return x.MemberId
+	}
+	return ""
+}
+
+type ReceiveResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty: nothing came in time.
+	Runs          []*ReceivedRun `protobuf:"bytes,15,rep,name=runs,proto3" json:"runs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReceiveResponse) Reset() {
+	*x = ReceiveResponse{}
+	mi := &file_mq_v1_consumer_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReceiveResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReceiveResponse) ProtoMessage() {}
+
+func (x *ReceiveResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_consumer_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReceiveResponse.ProtoReflect.Descriptor instead.
+func (*ReceiveResponse) Descriptor() ([]byte, []int) {
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *ReceiveResponse) GetRuns() []*ReceivedRun {
+	if x != nil {
+		return x.Runs
+	}
+	return nil
+}
+
+// Neighbours in one queue that were given out together.
+type ReceivedRun struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Topic   string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	QueueId uint32                 `protobuf:"varint,2,opt,name=queue_id,json=queueId,proto3" json:"queue_id,omitempty"`
+	// With a queue offset, the handle of a message.
+	Lease []byte `protobuf:"bytes,3,opt,name=lease,proto3" json:"lease,omitempty"`
+	// Which delivery of these messages this is: 1 is the first.
+	Attempt          uint32 `protobuf:"varint,4,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	InvisibleUntilMs int64  `protobuf:"varint,5,opt,name=invisible_until_ms,json=invisibleUntilMs,proto3" json:"invisible_until_ms,omitempty"`
+	Run              *Run   `protobuf:"bytes,15,opt,name=run,proto3" json:"run,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *ReceivedRun) Reset() {
+	*x = ReceivedRun{}
+	mi := &file_mq_v1_consumer_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReceivedRun) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReceivedRun) ProtoMessage() {}
+
+func (x *ReceivedRun) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_consumer_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReceivedRun.ProtoReflect.Descriptor instead.
+func (*ReceivedRun) Descriptor() ([]byte, []int) {
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *ReceivedRun) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *ReceivedRun) GetQueueId() uint32 {
+	if x != nil {
+		return x.QueueId
+	}
+	return 0
+}
+
+func (x *ReceivedRun) GetLease() []byte {
+	if x != nil {
+		return x.Lease
+	}
+	return nil
+}
+
+func (x *ReceivedRun) GetAttempt() uint32 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+func (x *ReceivedRun) GetInvisibleUntilMs() int64 {
+	if x != nil {
+		return x.InvisibleUntilMs
+	}
+	return 0
+}
+
+func (x *ReceivedRun) GetRun() *Run {
+	if x != nil {
+		return x.Run
+	}
+	return nil
+}
+
+// Of messages that were received: those at [queue_offset, queue_offset + count) of one lease. count 0: one.
+type Handle struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lease         []byte                 `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
+	QueueOffset   uint64                 `protobuf:"varint,2,opt,name=queue_offset,json=queueOffset,proto3" json:"queue_offset,omitempty"`
+	Count         uint32                 `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Handle) Reset() {
+	*x = Handle{}
+	mi := &file_mq_v1_consumer_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Handle) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Handle) ProtoMessage() {}
+
+func (x *Handle) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_consumer_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Handle.ProtoReflect.Descriptor instead.
+func (*Handle) Descriptor() ([]byte, []int) {
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *Handle) GetLease() []byte {
+	if x != nil {
+		return x.Lease
+	}
+	return nil
+}
+
+func (x *Handle) GetQueueOffset() uint64 {
+	if x != nil {
+		return x.QueueOffset
+	}
+	return 0
+}
+
+func (x *Handle) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+type AckRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	Handles       []*Handle              `protobuf:"bytes,2,rep,name=handles,proto3" json:"handles,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AckRequest) Reset() {
+	*x = AckRequest{}
+	mi := &file_mq_v1_consumer_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AckRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AckRequest) ProtoMessage() {}
+
+func (x *AckRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_consumer_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AckRequest.ProtoReflect.Descriptor instead.
+func (*AckRequest) Descriptor() ([]byte, []int) {
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *AckRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *AckRequest) GetHandles() []*Handle {
+	if x != nil {
+		return x.Handles
+	}
+	return nil
+}
+
+type NackRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Group   string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	Handles []*Handle              `protobuf:"bytes,2,rep,name=handles,proto3" json:"handles,omitempty"`
+	// 0: at once; at most 12 h. Left out: by the number of its attempts, as a retry.
+	DelayMs       *uint64 `protobuf:"varint,3,opt,name=delay_ms,json=delayMs,proto3,oneof" json:"delay_ms,omitempty"`
+	Reason        string  `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NackRequest) Reset() {
+	*x = NackRequest{}
+	mi := &file_mq_v1_consumer_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NackRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NackRequest) ProtoMessage() {}
+
+func (x *NackRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_consumer_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NackRequest.ProtoReflect.Descriptor instead.
+func (*NackRequest) Descriptor() ([]byte, []int) {
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *NackRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *NackRequest) GetHandles() []*Handle {
+	if x != nil {
+		return x.Handles
+	}
+	return nil
+}
+
+func (x *NackRequest) GetDelayMs() uint64 {
+	if x != nil && x.DelayMs != nil {
+		return *x.DelayMs
+	}
+	return 0
+}
+
+func (x *NackRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type ChangeInvisibleRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Group   string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	Handles []*Handle              `protobuf:"bytes,2,rep,name=handles,proto3" json:"handles,omitempty"`
+	// 10 s to 12 h.
+	InvisibleMs   uint32 `protobuf:"varint,3,opt,name=invisible_ms,json=invisibleMs,proto3" json:"invisible_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeInvisibleRequest) Reset() {
+	*x = ChangeInvisibleRequest{}
+	mi := &file_mq_v1_consumer_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeInvisibleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeInvisibleRequest) ProtoMessage() {}
+
+func (x *ChangeInvisibleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_consumer_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeInvisibleRequest.ProtoReflect.Descriptor instead.
+func (*ChangeInvisibleRequest) Descriptor() ([]byte, []int) {
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *ChangeInvisibleRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *ChangeInvisibleRequest) GetHandles() []*Handle {
+	if x != nil {
+		return x.Handles
+	}
+	return nil
+}
+
+func (x *ChangeInvisibleRequest) GetInvisibleMs() uint32 {
+	if x != nil {
+		return x.InvisibleMs
+	}
+	return 0
+}
+
+type HandleResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One a handle: SEND_OK, or ILLEGAL_HANDLE: nothing was done for this one.
+	Codes []Code `protobuf:"varint,1,rep,packed,name=codes,proto3,enum=mq.v1.Code" json:"codes,omitempty"`
+	// With ChangeInvisible.
+	InvisibleUntilMs int64 `protobuf:"varint,2,opt,name=invisible_until_ms,json=invisibleUntilMs,proto3" json:"invisible_until_ms,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *HandleResponse) Reset() {
+	*x = HandleResponse{}
+	mi := &file_mq_v1_consumer_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HandleResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HandleResponse) ProtoMessage() {}
+
+func (x *HandleResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_consumer_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HandleResponse.ProtoReflect.Descriptor instead.
+func (*HandleResponse) Descriptor() ([]byte, []int) {
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *HandleResponse) GetCodes() []Code {
+	if x != nil {
+		return x.Codes
+	}
+	return nil
+}
+
+func (x *HandleResponse) GetInvisibleUntilMs() int64 {
+	if x != nil {
+		return x.InvisibleUntilMs
+	}
+	return 0
+}
+
 var File_mq_v1_consumer_proto protoreflect.FileDescriptor
 
 const file_mq_v1_consumer_proto_rawDesc = "" +
 	"\n" +
-	"\x14mq/v1/consumer.proto\x12\x05mq.v1\x1a\x13mq/v1/message.proto\":\n" +
+	"\x14mq/v1/consumer.proto\x12\x05mq.v1\x1a\x13mq/v1/message.proto\x1a\x12mq/v1/status.proto\":\n" +
 	"\x06Filter\x12\x14\n" +
 	"\x04tags\x18\x01 \x01(\tH\x00R\x04tags\x12\x12\n" +
 	"\x03sql\x18\x02 \x01(\tH\x00R\x03sqlB\x06\n" +
@@ -2325,7 +3152,71 @@ const file_mq_v1_consumer_proto_rawDesc = "" +
 	"\x04kind\x18\x03 \x01(\x0e2\x11.mq.v1.OffsetKindR\x04kind\x12\x13\n" +
 	"\x05at_ms\x18\x04 \x01(\x03R\x04atMs\"I\n" +
 	"\x13FindOffsetsResponse\x122\n" +
-	"\tpositions\x18\x01 \x03(\v2\x14.mq.v1.QueuePositionR\tpositions*R\n" +
+	"\tpositions\x18\x01 \x03(\v2\x14.mq.v1.QueuePositionR\tpositions\"\x8f\x01\n" +
+	"\fRetryRequest\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1b\n" +
+	"\tmember_id\x18\x02 \x01(\tR\bmemberId\x12\x1a\n" +
+	"\bsequence\x18\x03 \x01(\x04R\bsequence\x120\n" +
+	"\bmessages\x18\x04 \x03(\v2\x14.mq.v1.FailedMessageR\bmessages\"\xa8\x01\n" +
+	"\rFailedMessage\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
+	"\bqueue_id\x18\x02 \x01(\rR\aqueueId\x12!\n" +
+	"\fqueue_offset\x18\x03 \x01(\x04R\vqueueOffset\x12\x1e\n" +
+	"\bdelay_ms\x18\x04 \x01(\x04H\x00R\adelayMs\x88\x01\x01\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reasonB\v\n" +
+	"\t_delay_ms\"=\n" +
+	"\rRetryResponse\x12,\n" +
+	"\aresults\x18\x01 \x03(\v2\x12.mq.v1.RetryResultR\aresults\"\x82\x01\n" +
+	"\vRetryResult\x12\x1f\n" +
+	"\x04code\x18\x01 \x01(\x0e2\v.mq.v1.CodeR\x04code\x12\x12\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\x12\x1a\n" +
+	"\battempts\x18\x03 \x01(\rR\battempts\x12\"\n" +
+	"\rdeliver_at_ms\x18\x04 \x01(\x03R\vdeliverAtMs\"\xf8\x02\n" +
+	"\x0eReceiveRequest\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12\x14\n" +
+	"\x05topic\x18\x02 \x01(\tR\x05topic\x12%\n" +
+	"\x06filter\x18\x03 \x01(\v2\r.mq.v1.FilterR\x06filter\x12!\n" +
+	"\fmessages_max\x18\x04 \x01(\rR\vmessagesMax\x12\x1b\n" +
+	"\tbytes_max\x18\x05 \x01(\rR\bbytesMax\x12!\n" +
+	"\finvisible_ms\x18\x06 \x01(\rR\vinvisibleMs\x12\x17\n" +
+	"\await_ms\x18\a \x01(\rR\x06waitMs\x12\x1d\n" +
+	"\n" +
+	"is_ordered\x18\b \x01(\bR\tisOrdered\x12;\n" +
+	"\x0estart_position\x18\t \x01(\x0e2\x14.mq.v1.StartPositionR\rstartPosition\x12\x1e\n" +
+	"\vstart_at_ms\x18\n" +
+	" \x01(\x03R\tstartAtMs\x12\x1b\n" +
+	"\tmember_id\x18\v \x01(\tR\bmemberId\"9\n" +
+	"\x0fReceiveResponse\x12&\n" +
+	"\x04runs\x18\x0f \x03(\v2\x12.mq.v1.ReceivedRunR\x04runs\"\xba\x01\n" +
+	"\vReceivedRun\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
+	"\bqueue_id\x18\x02 \x01(\rR\aqueueId\x12\x14\n" +
+	"\x05lease\x18\x03 \x01(\fR\x05lease\x12\x18\n" +
+	"\aattempt\x18\x04 \x01(\rR\aattempt\x12,\n" +
+	"\x12invisible_until_ms\x18\x05 \x01(\x03R\x10invisibleUntilMs\x12\x1c\n" +
+	"\x03run\x18\x0f \x01(\v2\n" +
+	".mq.v1.RunR\x03run\"W\n" +
+	"\x06Handle\x12\x14\n" +
+	"\x05lease\x18\x01 \x01(\fR\x05lease\x12!\n" +
+	"\fqueue_offset\x18\x02 \x01(\x04R\vqueueOffset\x12\x14\n" +
+	"\x05count\x18\x03 \x01(\rR\x05count\"K\n" +
+	"\n" +
+	"AckRequest\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12'\n" +
+	"\ahandles\x18\x02 \x03(\v2\r.mq.v1.HandleR\ahandles\"\x91\x01\n" +
+	"\vNackRequest\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12'\n" +
+	"\ahandles\x18\x02 \x03(\v2\r.mq.v1.HandleR\ahandles\x12\x1e\n" +
+	"\bdelay_ms\x18\x03 \x01(\x04H\x00R\adelayMs\x88\x01\x01\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reasonB\v\n" +
+	"\t_delay_ms\"z\n" +
+	"\x16ChangeInvisibleRequest\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12'\n" +
+	"\ahandles\x18\x02 \x03(\v2\r.mq.v1.HandleR\ahandles\x12!\n" +
+	"\finvisible_ms\x18\x03 \x01(\rR\vinvisibleMs\"a\n" +
+	"\x0eHandleResponse\x12!\n" +
+	"\x05codes\x18\x01 \x03(\x0e2\v.mq.v1.CodeR\x05codes\x12,\n" +
+	"\x12invisible_until_ms\x18\x02 \x01(\x03R\x10invisibleUntilMs*R\n" +
 	"\n" +
 	"PullStatus\x12\x0e\n" +
 	"\n" +
@@ -2345,7 +3236,7 @@ const file_mq_v1_consumer_proto_rawDesc = "" +
 	"OffsetKind\x12\x13\n" +
 	"\x0fOFFSET_EARLIEST\x10\x00\x12\x11\n" +
 	"\rOFFSET_LATEST\x10\x01\x12\x12\n" +
-	"\x0eOFFSET_AT_TIME\x10\x022\xfd\x03\n" +
+	"\x0eOFFSET_AT_TIME\x10\x022\x98\x06\n" +
 	"\x0fConsumerService\x12/\n" +
 	"\x04Pull\x12\x12.mq.v1.PullRequest\x1a\x13.mq.v1.PullResponse\x12B\n" +
 	"\tSubscribe\x12\x17.mq.v1.SubscribeRequest\x1a\x18.mq.v1.SubscribeResponse(\x010\x01\x12-\n" +
@@ -2354,7 +3245,12 @@ const file_mq_v1_consumer_proto_rawDesc = "" +
 	"\x05Leave\x12\x13.mq.v1.LeaveRequest\x1a\x14.mq.v1.LeaveResponse\x12J\n" +
 	"\rCommitOffsets\x12\x1b.mq.v1.CommitOffsetsRequest\x1a\x1c.mq.v1.CommitOffsetsResponse\x12G\n" +
 	"\fQueryOffsets\x12\x1a.mq.v1.QueryOffsetsRequest\x1a\x1b.mq.v1.QueryOffsetsResponse\x12D\n" +
-	"\vFindOffsets\x12\x19.mq.v1.FindOffsetsRequest\x1a\x1a.mq.v1.FindOffsetsResponseb\x06proto3"
+	"\vFindOffsets\x12\x19.mq.v1.FindOffsetsRequest\x1a\x1a.mq.v1.FindOffsetsResponse\x122\n" +
+	"\x05Retry\x12\x13.mq.v1.RetryRequest\x1a\x14.mq.v1.RetryResponse\x128\n" +
+	"\aReceive\x12\x15.mq.v1.ReceiveRequest\x1a\x16.mq.v1.ReceiveResponse\x12/\n" +
+	"\x03Ack\x12\x11.mq.v1.AckRequest\x1a\x15.mq.v1.HandleResponse\x121\n" +
+	"\x04Nack\x12\x12.mq.v1.NackRequest\x1a\x15.mq.v1.HandleResponse\x12G\n" +
+	"\x0fChangeInvisible\x12\x1d.mq.v1.ChangeInvisibleRequest\x1a\x15.mq.v1.HandleResponseb\x06proto3"
 
 var (
 	file_mq_v1_consumer_proto_rawDescOnce sync.Once
@@ -2369,46 +3265,59 @@ func file_mq_v1_consumer_proto_rawDescGZIP() []byte {
 }
 
 var file_mq_v1_consumer_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_mq_v1_consumer_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_mq_v1_consumer_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_mq_v1_consumer_proto_goTypes = []any{
-	(PullStatus)(0),               // 0: mq.v1.PullStatus
-	(ConsumeMode)(0),              // 1: mq.v1.ConsumeMode
-	(StartPosition)(0),            // 2: mq.v1.StartPosition
-	(OffsetKind)(0),               // 3: mq.v1.OffsetKind
-	(*Filter)(nil),                // 4: mq.v1.Filter
-	(*Subscription)(nil),          // 5: mq.v1.Subscription
-	(*QueueId)(nil),               // 6: mq.v1.QueueId
-	(*QueuePosition)(nil),         // 7: mq.v1.QueuePosition
-	(*Run)(nil),                   // 8: mq.v1.Run
-	(*RawRun)(nil),                // 9: mq.v1.RawRun
-	(*PullRequest)(nil),           // 10: mq.v1.PullRequest
-	(*PullResponse)(nil),          // 11: mq.v1.PullResponse
-	(*SubscribeRequest)(nil),      // 12: mq.v1.SubscribeRequest
-	(*SubscribeStart)(nil),        // 13: mq.v1.SubscribeStart
-	(*Progress)(nil),              // 14: mq.v1.Progress
-	(*Released)(nil),              // 15: mq.v1.Released
-	(*Alive)(nil),                 // 16: mq.v1.Alive
-	(*Seek)(nil),                  // 17: mq.v1.Seek
-	(*SubscribeResponse)(nil),     // 18: mq.v1.SubscribeResponse
-	(*AssignedQueue)(nil),         // 19: mq.v1.AssignedQueue
-	(*Assignment)(nil),            // 20: mq.v1.Assignment
-	(*Delivery)(nil),              // 21: mq.v1.Delivery
-	(*JoinRequest)(nil),           // 22: mq.v1.JoinRequest
-	(*HeartbeatRequest)(nil),      // 23: mq.v1.HeartbeatRequest
-	(*Membership)(nil),            // 24: mq.v1.Membership
-	(*LeaveRequest)(nil),          // 25: mq.v1.LeaveRequest
-	(*LeaveResponse)(nil),         // 26: mq.v1.LeaveResponse
-	(*CommitOffsetsRequest)(nil),  // 27: mq.v1.CommitOffsetsRequest
-	(*CommitOffsetsResponse)(nil), // 28: mq.v1.CommitOffsetsResponse
-	(*QueryOffsetsRequest)(nil),   // 29: mq.v1.QueryOffsetsRequest
-	(*QueryOffsetsResponse)(nil),  // 30: mq.v1.QueryOffsetsResponse
-	(*FindOffsetsRequest)(nil),    // 31: mq.v1.FindOffsetsRequest
-	(*FindOffsetsResponse)(nil),   // 32: mq.v1.FindOffsetsResponse
-	(*Message)(nil),               // 33: mq.v1.Message
+	(PullStatus)(0),                // 0: mq.v1.PullStatus
+	(ConsumeMode)(0),               // 1: mq.v1.ConsumeMode
+	(StartPosition)(0),             // 2: mq.v1.StartPosition
+	(OffsetKind)(0),                // 3: mq.v1.OffsetKind
+	(*Filter)(nil),                 // 4: mq.v1.Filter
+	(*Subscription)(nil),           // 5: mq.v1.Subscription
+	(*QueueId)(nil),                // 6: mq.v1.QueueId
+	(*QueuePosition)(nil),          // 7: mq.v1.QueuePosition
+	(*Run)(nil),                    // 8: mq.v1.Run
+	(*RawRun)(nil),                 // 9: mq.v1.RawRun
+	(*PullRequest)(nil),            // 10: mq.v1.PullRequest
+	(*PullResponse)(nil),           // 11: mq.v1.PullResponse
+	(*SubscribeRequest)(nil),       // 12: mq.v1.SubscribeRequest
+	(*SubscribeStart)(nil),         // 13: mq.v1.SubscribeStart
+	(*Progress)(nil),               // 14: mq.v1.Progress
+	(*Released)(nil),               // 15: mq.v1.Released
+	(*Alive)(nil),                  // 16: mq.v1.Alive
+	(*Seek)(nil),                   // 17: mq.v1.Seek
+	(*SubscribeResponse)(nil),      // 18: mq.v1.SubscribeResponse
+	(*AssignedQueue)(nil),          // 19: mq.v1.AssignedQueue
+	(*Assignment)(nil),             // 20: mq.v1.Assignment
+	(*Delivery)(nil),               // 21: mq.v1.Delivery
+	(*JoinRequest)(nil),            // 22: mq.v1.JoinRequest
+	(*HeartbeatRequest)(nil),       // 23: mq.v1.HeartbeatRequest
+	(*Membership)(nil),             // 24: mq.v1.Membership
+	(*LeaveRequest)(nil),           // 25: mq.v1.LeaveRequest
+	(*LeaveResponse)(nil),          // 26: mq.v1.LeaveResponse
+	(*CommitOffsetsRequest)(nil),   // 27: mq.v1.CommitOffsetsRequest
+	(*CommitOffsetsResponse)(nil),  // 28: mq.v1.CommitOffsetsResponse
+	(*QueryOffsetsRequest)(nil),    // 29: mq.v1.QueryOffsetsRequest
+	(*QueryOffsetsResponse)(nil),   // 30: mq.v1.QueryOffsetsResponse
+	(*FindOffsetsRequest)(nil),     // 31: mq.v1.FindOffsetsRequest
+	(*FindOffsetsResponse)(nil),    // 32: mq.v1.FindOffsetsResponse
+	(*RetryRequest)(nil),           // 33: mq.v1.RetryRequest
+	(*FailedMessage)(nil),          // 34: mq.v1.FailedMessage
+	(*RetryResponse)(nil),          // 35: mq.v1.RetryResponse
+	(*RetryResult)(nil),            // 36: mq.v1.RetryResult
+	(*ReceiveRequest)(nil),         // 37: mq.v1.ReceiveRequest
+	(*ReceiveResponse)(nil),        // 38: mq.v1.ReceiveResponse
+	(*ReceivedRun)(nil),            // 39: mq.v1.ReceivedRun
+	(*Handle)(nil),                 // 40: mq.v1.Handle
+	(*AckRequest)(nil),             // 41: mq.v1.AckRequest
+	(*NackRequest)(nil),            // 42: mq.v1.NackRequest
+	(*ChangeInvisibleRequest)(nil), // 43: mq.v1.ChangeInvisibleRequest
+	(*HandleResponse)(nil),         // 44: mq.v1.HandleResponse
+	(*Message)(nil),                // 45: mq.v1.Message
+	(Code)(0),                      // 46: mq.v1.Code
 }
 var file_mq_v1_consumer_proto_depIdxs = []int32{
 	4,  // 0: mq.v1.Subscription.filter:type_name -> mq.v1.Filter
-	33, // 1: mq.v1.Run.messages:type_name -> mq.v1.Message
+	45, // 1: mq.v1.Run.messages:type_name -> mq.v1.Message
 	4,  // 2: mq.v1.PullRequest.filter:type_name -> mq.v1.Filter
 	0,  // 3: mq.v1.PullResponse.status:type_name -> mq.v1.PullStatus
 	8,  // 4: mq.v1.PullResponse.runs:type_name -> mq.v1.Run
@@ -2438,27 +3347,48 @@ var file_mq_v1_consumer_proto_depIdxs = []int32{
 	7,  // 28: mq.v1.QueryOffsetsResponse.positions:type_name -> mq.v1.QueuePosition
 	3,  // 29: mq.v1.FindOffsetsRequest.kind:type_name -> mq.v1.OffsetKind
 	7,  // 30: mq.v1.FindOffsetsResponse.positions:type_name -> mq.v1.QueuePosition
-	10, // 31: mq.v1.ConsumerService.Pull:input_type -> mq.v1.PullRequest
-	12, // 32: mq.v1.ConsumerService.Subscribe:input_type -> mq.v1.SubscribeRequest
-	22, // 33: mq.v1.ConsumerService.Join:input_type -> mq.v1.JoinRequest
-	23, // 34: mq.v1.ConsumerService.Heartbeat:input_type -> mq.v1.HeartbeatRequest
-	25, // 35: mq.v1.ConsumerService.Leave:input_type -> mq.v1.LeaveRequest
-	27, // 36: mq.v1.ConsumerService.CommitOffsets:input_type -> mq.v1.CommitOffsetsRequest
-	29, // 37: mq.v1.ConsumerService.QueryOffsets:input_type -> mq.v1.QueryOffsetsRequest
-	31, // 38: mq.v1.ConsumerService.FindOffsets:input_type -> mq.v1.FindOffsetsRequest
-	11, // 39: mq.v1.ConsumerService.Pull:output_type -> mq.v1.PullResponse
-	18, // 40: mq.v1.ConsumerService.Subscribe:output_type -> mq.v1.SubscribeResponse
-	24, // 41: mq.v1.ConsumerService.Join:output_type -> mq.v1.Membership
-	24, // 42: mq.v1.ConsumerService.Heartbeat:output_type -> mq.v1.Membership
-	26, // 43: mq.v1.ConsumerService.Leave:output_type -> mq.v1.LeaveResponse
-	28, // 44: mq.v1.ConsumerService.CommitOffsets:output_type -> mq.v1.CommitOffsetsResponse
-	30, // 45: mq.v1.ConsumerService.QueryOffsets:output_type -> mq.v1.QueryOffsetsResponse
-	32, // 46: mq.v1.ConsumerService.FindOffsets:output_type -> mq.v1.FindOffsetsResponse
-	39, // [39:47] is the sub-list for method output_type
-	31, // [31:39] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	34, // 31: mq.v1.RetryRequest.messages:type_name -> mq.v1.FailedMessage
+	36, // 32: mq.v1.RetryResponse.results:type_name -> mq.v1.RetryResult
+	46, // 33: mq.v1.RetryResult.code:type_name -> mq.v1.Code
+	4,  // 34: mq.v1.ReceiveRequest.filter:type_name -> mq.v1.Filter
+	2,  // 35: mq.v1.ReceiveRequest.start_position:type_name -> mq.v1.StartPosition
+	39, // 36: mq.v1.ReceiveResponse.runs:type_name -> mq.v1.ReceivedRun
+	8,  // 37: mq.v1.ReceivedRun.run:type_name -> mq.v1.Run
+	40, // 38: mq.v1.AckRequest.handles:type_name -> mq.v1.Handle
+	40, // 39: mq.v1.NackRequest.handles:type_name -> mq.v1.Handle
+	40, // 40: mq.v1.ChangeInvisibleRequest.handles:type_name -> mq.v1.Handle
+	46, // 41: mq.v1.HandleResponse.codes:type_name -> mq.v1.Code
+	10, // 42: mq.v1.ConsumerService.Pull:input_type -> mq.v1.PullRequest
+	12, // 43: mq.v1.ConsumerService.Subscribe:input_type -> mq.v1.SubscribeRequest
+	22, // 44: mq.v1.ConsumerService.Join:input_type -> mq.v1.JoinRequest
+	23, // 45: mq.v1.ConsumerService.Heartbeat:input_type -> mq.v1.HeartbeatRequest
+	25, // 46: mq.v1.ConsumerService.Leave:input_type -> mq.v1.LeaveRequest
+	27, // 47: mq.v1.ConsumerService.CommitOffsets:input_type -> mq.v1.CommitOffsetsRequest
+	29, // 48: mq.v1.ConsumerService.QueryOffsets:input_type -> mq.v1.QueryOffsetsRequest
+	31, // 49: mq.v1.ConsumerService.FindOffsets:input_type -> mq.v1.FindOffsetsRequest
+	33, // 50: mq.v1.ConsumerService.Retry:input_type -> mq.v1.RetryRequest
+	37, // 51: mq.v1.ConsumerService.Receive:input_type -> mq.v1.ReceiveRequest
+	41, // 52: mq.v1.ConsumerService.Ack:input_type -> mq.v1.AckRequest
+	42, // 53: mq.v1.ConsumerService.Nack:input_type -> mq.v1.NackRequest
+	43, // 54: mq.v1.ConsumerService.ChangeInvisible:input_type -> mq.v1.ChangeInvisibleRequest
+	11, // 55: mq.v1.ConsumerService.Pull:output_type -> mq.v1.PullResponse
+	18, // 56: mq.v1.ConsumerService.Subscribe:output_type -> mq.v1.SubscribeResponse
+	24, // 57: mq.v1.ConsumerService.Join:output_type -> mq.v1.Membership
+	24, // 58: mq.v1.ConsumerService.Heartbeat:output_type -> mq.v1.Membership
+	26, // 59: mq.v1.ConsumerService.Leave:output_type -> mq.v1.LeaveResponse
+	28, // 60: mq.v1.ConsumerService.CommitOffsets:output_type -> mq.v1.CommitOffsetsResponse
+	30, // 61: mq.v1.ConsumerService.QueryOffsets:output_type -> mq.v1.QueryOffsetsResponse
+	32, // 62: mq.v1.ConsumerService.FindOffsets:output_type -> mq.v1.FindOffsetsResponse
+	35, // 63: mq.v1.ConsumerService.Retry:output_type -> mq.v1.RetryResponse
+	38, // 64: mq.v1.ConsumerService.Receive:output_type -> mq.v1.ReceiveResponse
+	44, // 65: mq.v1.ConsumerService.Ack:output_type -> mq.v1.HandleResponse
+	44, // 66: mq.v1.ConsumerService.Nack:output_type -> mq.v1.HandleResponse
+	44, // 67: mq.v1.ConsumerService.ChangeInvisible:output_type -> mq.v1.HandleResponse
+	55, // [55:68] is the sub-list for method output_type
+	42, // [42:55] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_mq_v1_consumer_proto_init() }
@@ -2467,6 +3397,7 @@ func file_mq_v1_consumer_proto_init() {
 		return
 	}
 	file_mq_v1_message_proto_init()
+	file_mq_v1_status_proto_init()
 	file_mq_v1_consumer_proto_msgTypes[0].OneofWrappers = []any{
 		(*Filter_Tags)(nil),
 		(*Filter_Sql)(nil),
@@ -2482,13 +3413,15 @@ func file_mq_v1_consumer_proto_init() {
 		(*SubscribeResponse_Assignment)(nil),
 		(*SubscribeResponse_Delivery)(nil),
 	}
+	file_mq_v1_consumer_proto_msgTypes[30].OneofWrappers = []any{}
+	file_mq_v1_consumer_proto_msgTypes[38].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mq_v1_consumer_proto_rawDesc), len(file_mq_v1_consumer_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   29,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -19,14 +19,19 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	ConsumerService_Pull_FullMethodName          = "/mq.v1.ConsumerService/Pull"
-	ConsumerService_Subscribe_FullMethodName     = "/mq.v1.ConsumerService/Subscribe"
-	ConsumerService_Join_FullMethodName          = "/mq.v1.ConsumerService/Join"
-	ConsumerService_Heartbeat_FullMethodName     = "/mq.v1.ConsumerService/Heartbeat"
-	ConsumerService_Leave_FullMethodName         = "/mq.v1.ConsumerService/Leave"
-	ConsumerService_CommitOffsets_FullMethodName = "/mq.v1.ConsumerService/CommitOffsets"
-	ConsumerService_QueryOffsets_FullMethodName  = "/mq.v1.ConsumerService/QueryOffsets"
-	ConsumerService_FindOffsets_FullMethodName   = "/mq.v1.ConsumerService/FindOffsets"
+	ConsumerService_Pull_FullMethodName            = "/mq.v1.ConsumerService/Pull"
+	ConsumerService_Subscribe_FullMethodName       = "/mq.v1.ConsumerService/Subscribe"
+	ConsumerService_Join_FullMethodName            = "/mq.v1.ConsumerService/Join"
+	ConsumerService_Heartbeat_FullMethodName       = "/mq.v1.ConsumerService/Heartbeat"
+	ConsumerService_Leave_FullMethodName           = "/mq.v1.ConsumerService/Leave"
+	ConsumerService_CommitOffsets_FullMethodName   = "/mq.v1.ConsumerService/CommitOffsets"
+	ConsumerService_QueryOffsets_FullMethodName    = "/mq.v1.ConsumerService/QueryOffsets"
+	ConsumerService_FindOffsets_FullMethodName     = "/mq.v1.ConsumerService/FindOffsets"
+	ConsumerService_Retry_FullMethodName           = "/mq.v1.ConsumerService/Retry"
+	ConsumerService_Receive_FullMethodName         = "/mq.v1.ConsumerService/Receive"
+	ConsumerService_Ack_FullMethodName             = "/mq.v1.ConsumerService/Ack"
+	ConsumerService_Nack_FullMethodName            = "/mq.v1.ConsumerService/Nack"
+	ConsumerService_ChangeInvisible_FullMethodName = "/mq.v1.ConsumerService/ChangeInvisible"
 )
 
 // ConsumerServiceClient is the client API for ConsumerService service.
@@ -46,6 +51,17 @@ type ConsumerServiceClient interface {
 	QueryOffsets(ctx context.Context, in *QueryOffsetsRequest, opts ...grpc.CallOption) (*QueryOffsetsResponse, error)
 	// Earliest, latest, or the first message stored at a millisecond or later.
 	FindOffsets(ctx context.Context, in *FindOffsetsRequest, opts ...grpc.CallOption) (*FindOffsetsResponse, error)
+	// Messages that failed: each comes back on %RETRY%<group> after a while, or goes to %DLQ%<group> when it failed too
+	// often. Done with, for the consumer, when answered.
+	Retry(ctx context.Context, in *RetryRequest, opts ...grpc.CallOption) (*RetryResponse, error)
+	// Receive and acknowledge: any member may take any message of a topic. It is invisible to others until it is
+	// acknowledged, or for its time; then it comes again.
+	Receive(ctx context.Context, in *ReceiveRequest, opts ...grpc.CallOption) (*ReceiveResponse, error)
+	Ack(ctx context.Context, in *AckRequest, opts ...grpc.CallOption) (*HandleResponse, error)
+	// Not done: visible again at once, or after a delay.
+	Nack(ctx context.Context, in *NackRequest, opts ...grpc.CallOption) (*HandleResponse, error)
+	// Invisible for so long from now on; the handles stay the same.
+	ChangeInvisible(ctx context.Context, in *ChangeInvisibleRequest, opts ...grpc.CallOption) (*HandleResponse, error)
 }
 
 type consumerServiceClient struct {
@@ -139,6 +155,56 @@ func (c *consumerServiceClient) FindOffsets(ctx context.Context, in *FindOffsets
 	return out, nil
 }
 
+func (c *consumerServiceClient) Retry(ctx context.Context, in *RetryRequest, opts ...grpc.CallOption) (*RetryResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RetryResponse)
+	err := c.cc.Invoke(ctx, ConsumerService_Retry_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *consumerServiceClient) Receive(ctx context.Context, in *ReceiveRequest, opts ...grpc.CallOption) (*ReceiveResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReceiveResponse)
+	err := c.cc.Invoke(ctx, ConsumerService_Receive_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *consumerServiceClient) Ack(ctx context.Context, in *AckRequest, opts ...grpc.CallOption) (*HandleResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(HandleResponse)
+	err := c.cc.Invoke(ctx, ConsumerService_Ack_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *consumerServiceClient) Nack(ctx context.Context, in *NackRequest, opts ...grpc.CallOption) (*HandleResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(HandleResponse)
+	err := c.cc.Invoke(ctx, ConsumerService_Nack_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *consumerServiceClient) ChangeInvisible(ctx context.Context, in *ChangeInvisibleRequest, opts ...grpc.CallOption) (*HandleResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(HandleResponse)
+	err := c.cc.Invoke(ctx, ConsumerService_ChangeInvisible_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ConsumerServiceServer is the server API for ConsumerService service.
 // All implementations must embed UnimplementedConsumerServiceServer
 // for forward compatibility.
@@ -156,6 +222,17 @@ type ConsumerServiceServer interface {
 	QueryOffsets(context.Context, *QueryOffsetsRequest) (*QueryOffsetsResponse, error)
 	// Earliest, latest, or the first message stored at a millisecond or later.
 	FindOffsets(context.Context, *FindOffsetsRequest) (*FindOffsetsResponse, error)
+	// Messages that failed: each comes back on %RETRY%<group> after a while, or goes to %DLQ%<group> when it failed too
+	// often. Done with, for the consumer, when answered.
+	Retry(context.Context, *RetryRequest) (*RetryResponse, error)
+	// Receive and acknowledge: any member may take any message of a topic. It is invisible to others until it is
+	// acknowledged, or for its time; then it comes again.
+	Receive(context.Context, *ReceiveRequest) (*ReceiveResponse, error)
+	Ack(context.Context, *AckRequest) (*HandleResponse, error)
+	// Not done: visible again at once, or after a delay.
+	Nack(context.Context, *NackRequest) (*HandleResponse, error)
+	// Invisible for so long from now on; the handles stay the same.
+	ChangeInvisible(context.Context, *ChangeInvisibleRequest) (*HandleResponse, error)
 	mustEmbedUnimplementedConsumerServiceServer()
 }
 
@@ -189,6 +266,21 @@ func (UnimplementedConsumerServiceServer) QueryOffsets(context.Context, *QueryOf
 }
 func (UnimplementedConsumerServiceServer) FindOffsets(context.Context, *FindOffsetsRequest) (*FindOffsetsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method FindOffsets not implemented")
+}
+func (UnimplementedConsumerServiceServer) Retry(context.Context, *RetryRequest) (*RetryResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Retry not implemented")
+}
+func (UnimplementedConsumerServiceServer) Receive(context.Context, *ReceiveRequest) (*ReceiveResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Receive not implemented")
+}
+func (UnimplementedConsumerServiceServer) Ack(context.Context, *AckRequest) (*HandleResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Ack not implemented")
+}
+func (UnimplementedConsumerServiceServer) Nack(context.Context, *NackRequest) (*HandleResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Nack not implemented")
+}
+func (UnimplementedConsumerServiceServer) ChangeInvisible(context.Context, *ChangeInvisibleRequest) (*HandleResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ChangeInvisible not implemented")
 }
 func (UnimplementedConsumerServiceServer) mustEmbedUnimplementedConsumerServiceServer() {}
 func (UnimplementedConsumerServiceServer) testEmbeddedByValue()                         {}
@@ -344,6 +436,96 @@ func _ConsumerService_FindOffsets_Handler(srv interface{}, ctx context.Context, 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ConsumerService_Retry_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RetryRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ConsumerServiceServer).Retry(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ConsumerService_Retry_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ConsumerServiceServer).Retry(ctx, req.(*RetryRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ConsumerService_Receive_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReceiveRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ConsumerServiceServer).Receive(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ConsumerService_Receive_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ConsumerServiceServer).Receive(ctx, req.(*ReceiveRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ConsumerService_Ack_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AckRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ConsumerServiceServer).Ack(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ConsumerService_Ack_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ConsumerServiceServer).Ack(ctx, req.(*AckRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ConsumerService_Nack_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NackRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ConsumerServiceServer).Nack(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ConsumerService_Nack_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ConsumerServiceServer).Nack(ctx, req.(*NackRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ConsumerService_ChangeInvisible_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ChangeInvisibleRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ConsumerServiceServer).ChangeInvisible(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ConsumerService_ChangeInvisible_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ConsumerServiceServer).ChangeInvisible(ctx, req.(*ChangeInvisibleRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ConsumerService_ServiceDesc is the grpc.ServiceDesc for ConsumerService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -378,6 +560,26 @@ var ConsumerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "FindOffsets",
 			Handler:    _ConsumerService_FindOffsets_Handler,
+		},
+		{
+			MethodName: "Retry",
+			Handler:    _ConsumerService_Retry_Handler,
+		},
+		{
+			MethodName: "Receive",
+			Handler:    _ConsumerService_Receive_Handler,
+		},
+		{
+			MethodName: "Ack",
+			Handler:    _ConsumerService_Ack_Handler,
+		},
+		{
+			MethodName: "Nack",
+			Handler:    _ConsumerService_Nack_Handler,
+		},
+		{
+			MethodName: "ChangeInvisible",
+			Handler:    _ConsumerService_ChangeInvisible_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -79,8 +79,12 @@ type Message struct {
 	// Messages of one ordering key are consumed in the order they were sent.
 	OrderingKey string `protobuf:"bytes,5,opt,name=ordering_key,json=orderingKey,proto3" json:"ordering_key,omitempty"`
 	// The producer's clock.
-	BornAtMs      int64       `protobuf:"varint,6,opt,name=born_at_ms,json=bornAtMs,proto3" json:"born_at_ms,omitempty"`
-	Compression   Compression `protobuf:"varint,7,opt,name=compression,proto3,enum=mq.v1.Compression" json:"compression,omitempty"`
+	BornAtMs    int64       `protobuf:"varint,6,opt,name=born_at_ms,json=bornAtMs,proto3" json:"born_at_ms,omitempty"`
+	Compression Compression `protobuf:"varint,7,opt,name=compression,proto3,enum=mq.v1.Compression" json:"compression,omitempty"`
+	// Set by the broker in retry and dead-letter topics, and meaningless elsewhere.
+	Origin *Origin `protobuf:"bytes,8,opt,name=origin,proto3" json:"origin,omitempty"`
+	// In a topic with priorities: 0 is the lowest. It decides the queue, see CreateTopicRequest.
+	Priority      uint32 `protobuf:"varint,9,opt,name=priority,proto3" json:"priority,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -164,6 +168,115 @@ func (x *Message) GetCompression() Compression {
 	return Compression_COMPRESSION_NONE
 }
 
+func (x *Message) GetOrigin() *Origin {
+	if x != nil {
+		return x.Origin
+	}
+	return nil
+}
+
+func (x *Message) GetPriority() uint32 {
+	if x != nil {
+		return x.Priority
+	}
+	return 0
+}
+
+// Where a message comes from that is delivered again, or given up, and why.
+type Origin struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Topic       string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	QueueId     uint32                 `protobuf:"varint,2,opt,name=queue_id,json=queueId,proto3" json:"queue_id,omitempty"`
+	QueueOffset uint64                 `protobuf:"varint,3,opt,name=queue_offset,json=queueOffset,proto3" json:"queue_offset,omitempty"`
+	MessageId   string                 `protobuf:"bytes,4,opt,name=message_id,json=messageId,proto3" json:"message_id,omitempty"`
+	StoredAtMs  int64                  `protobuf:"varint,5,opt,name=stored_at_ms,json=storedAtMs,proto3" json:"stored_at_ms,omitempty"`
+	// How often it was delivered and failed.
+	Attempts uint32 `protobuf:"varint,6,opt,name=attempts,proto3" json:"attempts,omitempty"`
+	// Of the last failure, as the consumer told it.
+	Reason        string `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Origin) Reset() {
+	*x = Origin{}
+	mi := &file_mq_v1_message_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Origin) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Origin) ProtoMessage() {}
+
+func (x *Origin) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_message_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Origin.ProtoReflect.Descriptor instead.
+func (*Origin) Descriptor() ([]byte, []int) {
+	return file_mq_v1_message_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Origin) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *Origin) GetQueueId() uint32 {
+	if x != nil {
+		return x.QueueId
+	}
+	return 0
+}
+
+func (x *Origin) GetQueueOffset() uint64 {
+	if x != nil {
+		return x.QueueOffset
+	}
+	return 0
+}
+
+func (x *Origin) GetMessageId() string {
+	if x != nil {
+		return x.MessageId
+	}
+	return ""
+}
+
+func (x *Origin) GetStoredAtMs() int64 {
+	if x != nil {
+		return x.StoredAtMs
+	}
+	return 0
+}
+
+func (x *Origin) GetAttempts() uint32 {
+	if x != nil {
+		return x.Attempts
+	}
+	return 0
+}
+
+func (x *Origin) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // What a producer sends and what the CommitLog stores: the messages of one queue.
 //
 // A *plain* batch has a topic, a queue and messages; any gRPC client can send one and the broker prepares it.
@@ -187,15 +300,23 @@ type Batch struct {
 	// Prepared batches with keys: the hashes of all keys of all messages, in order ...
 	KeyHashes []uint64 `protobuf:"fixed64,7,rep,packed,name=key_hashes,json=keyHashes,proto3" json:"key_hashes,omitempty"`
 	// ... and how many of them each message has.
-	KeyCounts     []uint32   `protobuf:"fixed32,8,rep,packed,name=key_counts,json=keyCounts,proto3" json:"key_counts,omitempty"`
-	Messages      []*Message `protobuf:"bytes,15,rep,name=messages,proto3" json:"messages,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	KeyCounts []uint32 `protobuf:"fixed32,8,rep,packed,name=key_counts,json=keyCounts,proto3" json:"key_counts,omitempty"`
+	// Delivered then, and not before; milliseconds since 1970, at most 40 days ahead. 0: at once.
+	DeliverAtMs int64 `protobuf:"fixed64,9,opt,name=deliver_at_ms,json=deliverAtMs,proto3" json:"deliver_at_ms,omitempty"`
+	// The same, from the moment on when the broker has it. One of the two.
+	DelayMs uint64 `protobuf:"fixed64,10,opt,name=delay_ms,json=delayMs,proto3" json:"delay_ms,omitempty"`
+	// Half messages: on their topic when their transaction is committed, see transaction.proto. Not together with a delay.
+	Half *Half `protobuf:"bytes,11,opt,name=half,proto3" json:"half,omitempty"`
+	// The broker's own, of a batch that waits and was written again: where its first message stood at first.
+	OriginLogOffset uint64     `protobuf:"fixed64,12,opt,name=origin_log_offset,json=originLogOffset,proto3" json:"origin_log_offset,omitempty"`
+	Messages        []*Message `protobuf:"bytes,15,rep,name=messages,proto3" json:"messages,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Batch) Reset() {
 	*x = Batch{}
-	mi := &file_mq_v1_message_proto_msgTypes[1]
+	mi := &file_mq_v1_message_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -207,7 +328,7 @@ func (x *Batch) String() string {
 func (*Batch) ProtoMessage() {}
 
 func (x *Batch) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_message_proto_msgTypes[1]
+	mi := &file_mq_v1_message_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -220,7 +341,7 @@ func (x *Batch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Batch.ProtoReflect.Descriptor instead.
 func (*Batch) Descriptor() ([]byte, []int) {
-	return file_mq_v1_message_proto_rawDescGZIP(), []int{1}
+	return file_mq_v1_message_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Batch) GetTopic() string {
@@ -279,6 +400,34 @@ func (x *Batch) GetKeyCounts() []uint32 {
 	return nil
 }
 
+func (x *Batch) GetDeliverAtMs() int64 {
+	if x != nil {
+		return x.DeliverAtMs
+	}
+	return 0
+}
+
+func (x *Batch) GetDelayMs() uint64 {
+	if x != nil {
+		return x.DelayMs
+	}
+	return 0
+}
+
+func (x *Batch) GetHalf() *Half {
+	if x != nil {
+		return x.Half
+	}
+	return nil
+}
+
+func (x *Batch) GetOriginLogOffset() uint64 {
+	if x != nil {
+		return x.OriginLogOffset
+	}
+	return 0
+}
+
 func (x *Batch) GetMessages() []*Message {
 	if x != nil {
 		return x.Messages
@@ -286,26 +435,101 @@ func (x *Batch) GetMessages() []*Message {
 	return nil
 }
 
+// What makes the messages of a batch half messages.
+type Half struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whose members are asked when no word comes.
+	ProducerGroup string `protobuf:"bytes,1,opt,name=producer_group,json=producerGroup,proto3" json:"producer_group,omitempty"`
+	// When they are asked for the first time, how long after that again, and how often. 0: as the broker is configured.
+	FirstCheckMs    uint32 `protobuf:"varint,2,opt,name=first_check_ms,json=firstCheckMs,proto3" json:"first_check_ms,omitempty"`
+	CheckIntervalMs uint32 `protobuf:"varint,3,opt,name=check_interval_ms,json=checkIntervalMs,proto3" json:"check_interval_ms,omitempty"`
+	ChecksMax       uint32 `protobuf:"varint,4,opt,name=checks_max,json=checksMax,proto3" json:"checks_max,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Half) Reset() {
+	*x = Half{}
+	mi := &file_mq_v1_message_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Half) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Half) ProtoMessage() {}
+
+func (x *Half) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_message_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Half.ProtoReflect.Descriptor instead.
+func (*Half) Descriptor() ([]byte, []int) {
+	return file_mq_v1_message_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Half) GetProducerGroup() string {
+	if x != nil {
+		return x.ProducerGroup
+	}
+	return ""
+}
+
+func (x *Half) GetFirstCheckMs() uint32 {
+	if x != nil {
+		return x.FirstCheckMs
+	}
+	return 0
+}
+
+func (x *Half) GetCheckIntervalMs() uint32 {
+	if x != nil {
+		return x.CheckIntervalMs
+	}
+	return 0
+}
+
+func (x *Half) GetChecksMax() uint32 {
+	if x != nil {
+		return x.ChecksMax
+	}
+	return 0
+}
+
 // The same bytes as the broker reads them: a packed field of fixed width and an embedded message are both
 // length-delimited, so that declared as bytes they come out as buffers, without an object for each element.
 type RawBatch struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
-	QueueId       uint32                 `protobuf:"varint,2,opt,name=queue_id,json=queueId,proto3" json:"queue_id,omitempty"`
-	ProducerId    string                 `protobuf:"bytes,3,opt,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"`
-	Sequence      uint64                 `protobuf:"fixed64,4,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	TagHashes     []byte                 `protobuf:"bytes,5,opt,name=tag_hashes,json=tagHashes,proto3" json:"tag_hashes,omitempty"`
-	FrameSizes    []byte                 `protobuf:"bytes,6,opt,name=frame_sizes,json=frameSizes,proto3" json:"frame_sizes,omitempty"`
-	KeyHashes     []byte                 `protobuf:"bytes,7,opt,name=key_hashes,json=keyHashes,proto3" json:"key_hashes,omitempty"`
-	KeyCounts     []byte                 `protobuf:"bytes,8,opt,name=key_counts,json=keyCounts,proto3" json:"key_counts,omitempty"`
-	Messages      [][]byte               `protobuf:"bytes,15,rep,name=messages,proto3" json:"messages,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Topic           string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	QueueId         uint32                 `protobuf:"varint,2,opt,name=queue_id,json=queueId,proto3" json:"queue_id,omitempty"`
+	ProducerId      string                 `protobuf:"bytes,3,opt,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"`
+	Sequence        uint64                 `protobuf:"fixed64,4,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	TagHashes       []byte                 `protobuf:"bytes,5,opt,name=tag_hashes,json=tagHashes,proto3" json:"tag_hashes,omitempty"`
+	FrameSizes      []byte                 `protobuf:"bytes,6,opt,name=frame_sizes,json=frameSizes,proto3" json:"frame_sizes,omitempty"`
+	KeyHashes       []byte                 `protobuf:"bytes,7,opt,name=key_hashes,json=keyHashes,proto3" json:"key_hashes,omitempty"`
+	KeyCounts       []byte                 `protobuf:"bytes,8,opt,name=key_counts,json=keyCounts,proto3" json:"key_counts,omitempty"`
+	DeliverAtMs     int64                  `protobuf:"fixed64,9,opt,name=deliver_at_ms,json=deliverAtMs,proto3" json:"deliver_at_ms,omitempty"`
+	DelayMs         uint64                 `protobuf:"fixed64,10,opt,name=delay_ms,json=delayMs,proto3" json:"delay_ms,omitempty"`
+	Half            []byte                 `protobuf:"bytes,11,opt,name=half,proto3" json:"half,omitempty"`
+	OriginLogOffset uint64                 `protobuf:"fixed64,12,opt,name=origin_log_offset,json=originLogOffset,proto3" json:"origin_log_offset,omitempty"`
+	Messages        [][]byte               `protobuf:"bytes,15,rep,name=messages,proto3" json:"messages,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *RawBatch) Reset() {
 	*x = RawBatch{}
-	mi := &file_mq_v1_message_proto_msgTypes[2]
+	mi := &file_mq_v1_message_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -317,7 +541,7 @@ func (x *RawBatch) String() string {
 func (*RawBatch) ProtoMessage() {}
 
 func (x *RawBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_message_proto_msgTypes[2]
+	mi := &file_mq_v1_message_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -330,7 +554,7 @@ func (x *RawBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RawBatch.ProtoReflect.Descriptor instead.
 func (*RawBatch) Descriptor() ([]byte, []int) {
-	return file_mq_v1_message_proto_rawDescGZIP(), []int{2}
+	return file_mq_v1_message_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *RawBatch) GetTopic() string {
@@ -389,6 +613,34 @@ func (x *RawBatch) GetKeyCounts() []byte {
 	return nil
 }
 
+func (x *RawBatch) GetDeliverAtMs() int64 {
+	if x != nil {
+		return x.DeliverAtMs
+	}
+	return 0
+}
+
+func (x *RawBatch) GetDelayMs() uint64 {
+	if x != nil {
+		return x.DelayMs
+	}
+	return 0
+}
+
+func (x *RawBatch) GetHalf() []byte {
+	if x != nil {
+		return x.Half
+	}
+	return nil
+}
+
+func (x *RawBatch) GetOriginLogOffset() uint64 {
+	if x != nil {
+		return x.OriginLogOffset
+	}
+	return 0
+}
+
 func (x *RawBatch) GetMessages() [][]byte {
 	if x != nil {
 		return x.Messages
@@ -400,7 +652,7 @@ var File_mq_v1_message_proto protoreflect.FileDescriptor
 
 const file_mq_v1_message_proto_rawDesc = "" +
 	"\n" +
-	"\x13mq/v1/message.proto\x12\x05mq.v1\"\xb9\x02\n" +
+	"\x13mq/v1/message.proto\x12\x05mq.v1\"\xfc\x02\n" +
 	"\aMessage\x12\x12\n" +
 	"\x04body\x18\x01 \x01(\fR\x04body\x12\x10\n" +
 	"\x03tag\x18\x02 \x01(\tR\x03tag\x12\x12\n" +
@@ -411,10 +663,22 @@ const file_mq_v1_message_proto_rawDesc = "" +
 	"\fordering_key\x18\x05 \x01(\tR\vorderingKey\x12\x1c\n" +
 	"\n" +
 	"born_at_ms\x18\x06 \x01(\x03R\bbornAtMs\x124\n" +
-	"\vcompression\x18\a \x01(\x0e2\x12.mq.v1.CompressionR\vcompression\x1a=\n" +
+	"\vcompression\x18\a \x01(\x0e2\x12.mq.v1.CompressionR\vcompression\x12%\n" +
+	"\x06origin\x18\b \x01(\v2\r.mq.v1.OriginR\x06origin\x12\x1a\n" +
+	"\bpriority\x18\t \x01(\rR\bpriority\x1a=\n" +
 	"\x0fPropertiesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x9f\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd1\x01\n" +
+	"\x06Origin\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
+	"\bqueue_id\x18\x02 \x01(\rR\aqueueId\x12!\n" +
+	"\fqueue_offset\x18\x03 \x01(\x04R\vqueueOffset\x12\x1d\n" +
+	"\n" +
+	"message_id\x18\x04 \x01(\tR\tmessageId\x12 \n" +
+	"\fstored_at_ms\x18\x05 \x01(\x03R\n" +
+	"storedAtMs\x12\x1a\n" +
+	"\battempts\x18\x06 \x01(\rR\battempts\x12\x16\n" +
+	"\x06reason\x18\a \x01(\tR\x06reason\"\xab\x03\n" +
 	"\x05Batch\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
 	"\bqueue_id\x18\x02 \x01(\rR\aqueueId\x12\x1f\n" +
@@ -428,8 +692,19 @@ const file_mq_v1_message_proto_rawDesc = "" +
 	"\n" +
 	"key_hashes\x18\a \x03(\x06R\tkeyHashes\x12\x1d\n" +
 	"\n" +
-	"key_counts\x18\b \x03(\aR\tkeyCounts\x12*\n" +
-	"\bmessages\x18\x0f \x03(\v2\x0e.mq.v1.MessageR\bmessages\"\x92\x02\n" +
+	"key_counts\x18\b \x03(\aR\tkeyCounts\x12\"\n" +
+	"\rdeliver_at_ms\x18\t \x01(\x10R\vdeliverAtMs\x12\x19\n" +
+	"\bdelay_ms\x18\n" +
+	" \x01(\x06R\adelayMs\x12\x1f\n" +
+	"\x04half\x18\v \x01(\v2\v.mq.v1.HalfR\x04half\x12*\n" +
+	"\x11origin_log_offset\x18\f \x01(\x06R\x0foriginLogOffset\x12*\n" +
+	"\bmessages\x18\x0f \x03(\v2\x0e.mq.v1.MessageR\bmessages\"\x9e\x01\n" +
+	"\x04Half\x12%\n" +
+	"\x0eproducer_group\x18\x01 \x01(\tR\rproducerGroup\x12$\n" +
+	"\x0efirst_check_ms\x18\x02 \x01(\rR\ffirstCheckMs\x12*\n" +
+	"\x11check_interval_ms\x18\x03 \x01(\rR\x0fcheckIntervalMs\x12\x1d\n" +
+	"\n" +
+	"checks_max\x18\x04 \x01(\rR\tchecksMax\"\x91\x03\n" +
 	"\bRawBatch\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
 	"\bqueue_id\x18\x02 \x01(\rR\aqueueId\x12\x1f\n" +
@@ -443,7 +718,12 @@ const file_mq_v1_message_proto_rawDesc = "" +
 	"\n" +
 	"key_hashes\x18\a \x01(\fR\tkeyHashes\x12\x1d\n" +
 	"\n" +
-	"key_counts\x18\b \x01(\fR\tkeyCounts\x12\x1a\n" +
+	"key_counts\x18\b \x01(\fR\tkeyCounts\x12\"\n" +
+	"\rdeliver_at_ms\x18\t \x01(\x10R\vdeliverAtMs\x12\x19\n" +
+	"\bdelay_ms\x18\n" +
+	" \x01(\x06R\adelayMs\x12\x12\n" +
+	"\x04half\x18\v \x01(\fR\x04half\x12*\n" +
+	"\x11origin_log_offset\x18\f \x01(\x06R\x0foriginLogOffset\x12\x1a\n" +
 	"\bmessages\x18\x0f \x03(\fR\bmessages*8\n" +
 	"\vCompression\x12\x14\n" +
 	"\x10COMPRESSION_NONE\x10\x00\x12\x13\n" +
@@ -462,23 +742,27 @@ func file_mq_v1_message_proto_rawDescGZIP() []byte {
 }
 
 var file_mq_v1_message_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_mq_v1_message_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_mq_v1_message_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
 var file_mq_v1_message_proto_goTypes = []any{
 	(Compression)(0), // 0: mq.v1.Compression
 	(*Message)(nil),  // 1: mq.v1.Message
-	(*Batch)(nil),    // 2: mq.v1.Batch
-	(*RawBatch)(nil), // 3: mq.v1.RawBatch
-	nil,              // 4: mq.v1.Message.PropertiesEntry
+	(*Origin)(nil),   // 2: mq.v1.Origin
+	(*Batch)(nil),    // 3: mq.v1.Batch
+	(*Half)(nil),     // 4: mq.v1.Half
+	(*RawBatch)(nil), // 5: mq.v1.RawBatch
+	nil,              // 6: mq.v1.Message.PropertiesEntry
 }
 var file_mq_v1_message_proto_depIdxs = []int32{
-	4, // 0: mq.v1.Message.properties:type_name -> mq.v1.Message.PropertiesEntry
+	6, // 0: mq.v1.Message.properties:type_name -> mq.v1.Message.PropertiesEntry
 	0, // 1: mq.v1.Message.compression:type_name -> mq.v1.Compression
-	1, // 2: mq.v1.Batch.messages:type_name -> mq.v1.Message
-	3, // [3:3] is the sub-list for method output_type
-	3, // [3:3] is the sub-list for method input_type
-	3, // [3:3] is the sub-list for extension type_name
-	3, // [3:3] is the sub-list for extension extendee
-	0, // [0:3] is the sub-list for field type_name
+	2, // 2: mq.v1.Message.origin:type_name -> mq.v1.Origin
+	4, // 3: mq.v1.Batch.half:type_name -> mq.v1.Half
+	1, // 4: mq.v1.Batch.messages:type_name -> mq.v1.Message
+	5, // [5:5] is the sub-list for method output_type
+	5, // [5:5] is the sub-list for method input_type
+	5, // [5:5] is the sub-list for extension type_name
+	5, // [5:5] is the sub-list for extension extendee
+	0, // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_mq_v1_message_proto_init() }
@@ -492,7 +776,7 @@ func file_mq_v1_message_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mq_v1_message_proto_rawDesc), len(file_mq_v1_message_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   4,
+			NumMessages:   6,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

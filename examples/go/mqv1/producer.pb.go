@@ -78,8 +78,13 @@ type SendRequest struct {
 	QueueId *uint32 `protobuf:"varint,2,opt,name=queue_id,json=queueId,proto3,oneof" json:"queue_id,omitempty"`
 	Ack     Ack     `protobuf:"varint,3,opt,name=ack,proto3,enum=mq.v1.Ack" json:"ack,omitempty"`
 	// Idempotence, see Batch; both or none.
-	ProducerId    string     `protobuf:"bytes,4,opt,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"`
-	Sequence      uint64     `protobuf:"varint,5,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	ProducerId string `protobuf:"bytes,4,opt,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"`
+	Sequence   uint64 `protobuf:"varint,5,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// One of three ways to say that it is delivered later, see Batch; a level is 1 to 18: 1s 5s 10s 30s 1m 2m 3m 4m 5m 6m
+	// 7m 8m 9m 10m 20m 30m 1h 2h.
+	DeliverAtMs   int64      `protobuf:"varint,6,opt,name=deliver_at_ms,json=deliverAtMs,proto3" json:"deliver_at_ms,omitempty"`
+	DelayMs       uint64     `protobuf:"varint,7,opt,name=delay_ms,json=delayMs,proto3" json:"delay_ms,omitempty"`
+	DelayLevel    uint32     `protobuf:"varint,8,opt,name=delay_level,json=delayLevel,proto3" json:"delay_level,omitempty"`
 	Messages      []*Message `protobuf:"bytes,15,rep,name=messages,proto3" json:"messages,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -150,6 +155,27 @@ func (x *SendRequest) GetSequence() uint64 {
 	return 0
 }
 
+func (x *SendRequest) GetDeliverAtMs() int64 {
+	if x != nil {
+		return x.DeliverAtMs
+	}
+	return 0
+}
+
+func (x *SendRequest) GetDelayMs() uint64 {
+	if x != nil {
+		return x.DelayMs
+	}
+	return 0
+}
+
+func (x *SendRequest) GetDelayLevel() uint32 {
+	if x != nil {
+		return x.DelayLevel
+	}
+	return 0
+}
+
 func (x *SendRequest) GetMessages() []*Message {
 	if x != nil {
 		return x.Messages
@@ -160,13 +186,15 @@ func (x *SendRequest) GetMessages() []*Message {
 type SendResponse struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	QueueId uint32                 `protobuf:"varint,1,opt,name=queue_id,json=queueId,proto3" json:"queue_id,omitempty"`
-	// Of the first message; the others follow it. -1: not known (ACK_LEADER, ACK_NONE).
+	// Of the first message; the others follow it. -1: not known (ACK_LEADER, ACK_NONE), or not yet (delayed).
 	QueueOffset int64 `protobuf:"varint,2,opt,name=queue_offset,json=queueOffset,proto3" json:"queue_offset,omitempty"`
 	StoredAtMs  int64 `protobuf:"varint,3,opt,name=stored_at_ms,json=storedAtMs,proto3" json:"stored_at_ms,omitempty"`
 	// The batch had been stored before; this is where.
 	IsDuplicate bool `protobuf:"varint,4,opt,name=is_duplicate,json=isDuplicate,proto3" json:"is_duplicate,omitempty"`
 	// One a message, empty when queue_offset is not known.
-	MessageIds    []string `protobuf:"bytes,5,rep,name=message_ids,json=messageIds,proto3" json:"message_ids,omitempty"`
+	MessageIds []string `protobuf:"bytes,5,rep,name=message_ids,json=messageIds,proto3" json:"message_ids,omitempty"`
+	// Of a delayed message: when it is delivered. 0: it is on its topic.
+	DeliverAtMs   int64 `protobuf:"varint,6,opt,name=deliver_at_ms,json=deliverAtMs,proto3" json:"deliver_at_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -234,6 +262,13 @@ func (x *SendResponse) GetMessageIds() []string {
 		return x.MessageIds
 	}
 	return nil
+}
+
+func (x *SendResponse) GetDeliverAtMs() int64 {
+	if x != nil {
+		return x.DeliverAtMs
+	}
+	return 0
 }
 
 type PublishRequest struct {
@@ -367,6 +402,8 @@ type BatchResult struct {
 	// As in Status.
 	LeaderAddress string `protobuf:"bytes,8,opt,name=leader_address,json=leaderAddress,proto3" json:"leader_address,omitempty"`
 	RetryAfterMs  uint32 `protobuf:"varint,9,opt,name=retry_after_ms,json=retryAfterMs,proto3" json:"retry_after_ms,omitempty"`
+	// Of a delayed batch: when it is delivered. 0: it is on its topic.
+	DeliverAtMs   int64 `protobuf:"varint,10,opt,name=deliver_at_ms,json=deliverAtMs,proto3" json:"deliver_at_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -464,11 +501,321 @@ func (x *BatchResult) GetRetryAfterMs() uint32 {
 	return 0
 }
 
+func (x *BatchResult) GetDeliverAtMs() int64 {
+	if x != nil {
+		return x.DeliverAtMs
+	}
+	return 0
+}
+
+type RecallRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// As the send returned them.
+	MessageId     string `protobuf:"bytes,2,opt,name=message_id,json=messageId,proto3" json:"message_id,omitempty"`
+	DeliverAtMs   int64  `protobuf:"varint,3,opt,name=deliver_at_ms,json=deliverAtMs,proto3" json:"deliver_at_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecallRequest) Reset() {
+	*x = RecallRequest{}
+	mi := &file_mq_v1_producer_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecallRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecallRequest) ProtoMessage() {}
+
+func (x *RecallRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_producer_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecallRequest.ProtoReflect.Descriptor instead.
+func (*RecallRequest) Descriptor() ([]byte, []int) {
+	return file_mq_v1_producer_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *RecallRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *RecallRequest) GetMessageId() string {
+	if x != nil {
+		return x.MessageId
+	}
+	return ""
+}
+
+func (x *RecallRequest) GetDeliverAtMs() int64 {
+	if x != nil {
+		return x.DeliverAtMs
+	}
+	return 0
+}
+
+type RecallResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecallResponse) Reset() {
+	*x = RecallResponse{}
+	mi := &file_mq_v1_producer_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecallResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecallResponse) ProtoMessage() {}
+
+func (x *RecallResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_producer_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecallResponse.ProtoReflect.Descriptor instead.
+func (*RecallResponse) Descriptor() ([]byte, []int) {
+	return file_mq_v1_producer_proto_rawDescGZIP(), []int{6}
+}
+
+type AtomicRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Prepared or plain, with a producer_id and a sequence each; none of them delayed or half. All together are bounded by
+	// the largest log entry. Sent again with the same sequences, all of it is done once.
+	Batches []*Batch `protobuf:"bytes,1,rep,name=batches,proto3" json:"batches,omitempty"`
+	// Offsets of a group, committed by a member that has the queues ...
+	Group     string           `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
+	MemberId  string           `protobuf:"bytes,3,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
+	Positions []*QueuePosition `protobuf:"bytes,4,rep,name=positions,proto3" json:"positions,omitempty"`
+	// ... or messages that were received, acknowledged by their handles.
+	Handles []*Handle `protobuf:"bytes,5,rep,name=handles,proto3" json:"handles,omitempty"`
+	// With positions: where the work began. A queue that is left out may only not go back.
+	Starts        []*WorkStart `protobuf:"bytes,6,rep,name=starts,proto3" json:"starts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AtomicRequest) Reset() {
+	*x = AtomicRequest{}
+	mi := &file_mq_v1_producer_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AtomicRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AtomicRequest) ProtoMessage() {}
+
+func (x *AtomicRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_producer_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AtomicRequest.ProtoReflect.Descriptor instead.
+func (*AtomicRequest) Descriptor() ([]byte, []int) {
+	return file_mq_v1_producer_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *AtomicRequest) GetBatches() []*Batch {
+	if x != nil {
+		return x.Batches
+	}
+	return nil
+}
+
+func (x *AtomicRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *AtomicRequest) GetMemberId() string {
+	if x != nil {
+		return x.MemberId
+	}
+	return ""
+}
+
+func (x *AtomicRequest) GetPositions() []*QueuePosition {
+	if x != nil {
+		return x.Positions
+	}
+	return nil
+}
+
+func (x *AtomicRequest) GetHandles() []*Handle {
+	if x != nil {
+		return x.Handles
+	}
+	return nil
+}
+
+func (x *AtomicRequest) GetStarts() []*WorkStart {
+	if x != nil {
+		return x.Starts
+	}
+	return nil
+}
+
+// The group has to stand in [stood_at, first] of the queue. So nothing is worked on twice with effect, and nothing passed
+// over, whoever had the queue in between.
+type WorkStart struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Topic   string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	QueueId uint32                 `protobuf:"varint,2,opt,name=queue_id,json=queueId,proto3" json:"queue_id,omitempty"`
+	// Where the group stood when it was asked last: it was not set back since.
+	StoodAt uint64 `protobuf:"varint,3,opt,name=stood_at,json=stoodAt,proto3" json:"stood_at,omitempty"`
+	// The first message that was worked on: nobody else was done with it. What stands before needed no work.
+	First         uint64 `protobuf:"varint,4,opt,name=first,proto3" json:"first,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WorkStart) Reset() {
+	*x = WorkStart{}
+	mi := &file_mq_v1_producer_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkStart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkStart) ProtoMessage() {}
+
+func (x *WorkStart) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_producer_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkStart.ProtoReflect.Descriptor instead.
+func (*WorkStart) Descriptor() ([]byte, []int) {
+	return file_mq_v1_producer_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *WorkStart) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *WorkStart) GetQueueId() uint32 {
+	if x != nil {
+		return x.QueueId
+	}
+	return 0
+}
+
+func (x *WorkStart) GetStoodAt() uint64 {
+	if x != nil {
+		return x.StoodAt
+	}
+	return 0
+}
+
+func (x *WorkStart) GetFirst() uint64 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+type AtomicResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One a batch.
+	Results       []*BatchResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AtomicResponse) Reset() {
+	*x = AtomicResponse{}
+	mi := &file_mq_v1_producer_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AtomicResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AtomicResponse) ProtoMessage() {}
+
+func (x *AtomicResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_producer_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AtomicResponse.ProtoReflect.Descriptor instead.
+func (*AtomicResponse) Descriptor() ([]byte, []int) {
+	return file_mq_v1_producer_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *AtomicResponse) GetResults() []*BatchResult {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
 var File_mq_v1_producer_proto protoreflect.FileDescriptor
 
 const file_mq_v1_producer_proto_rawDesc = "" +
 	"\n" +
-	"\x14mq/v1/producer.proto\x12\x05mq.v1\x1a\x13mq/v1/message.proto\x1a\x12mq/v1/status.proto\"\xd7\x01\n" +
+	"\x14mq/v1/producer.proto\x12\x05mq.v1\x1a\x14mq/v1/consumer.proto\x1a\x13mq/v1/message.proto\x1a\x12mq/v1/status.proto\"\xb7\x02\n" +
 	"\vSendRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1e\n" +
 	"\bqueue_id\x18\x02 \x01(\rH\x00R\aqueueId\x88\x01\x01\x12\x1c\n" +
@@ -476,9 +823,13 @@ const file_mq_v1_producer_proto_rawDesc = "" +
 	".mq.v1.AckR\x03ack\x12\x1f\n" +
 	"\vproducer_id\x18\x04 \x01(\tR\n" +
 	"producerId\x12\x1a\n" +
-	"\bsequence\x18\x05 \x01(\x04R\bsequence\x12*\n" +
+	"\bsequence\x18\x05 \x01(\x04R\bsequence\x12\"\n" +
+	"\rdeliver_at_ms\x18\x06 \x01(\x03R\vdeliverAtMs\x12\x19\n" +
+	"\bdelay_ms\x18\a \x01(\x04R\adelayMs\x12\x1f\n" +
+	"\vdelay_level\x18\b \x01(\rR\n" +
+	"delayLevel\x12*\n" +
 	"\bmessages\x18\x0f \x03(\v2\x0e.mq.v1.MessageR\bmessagesB\v\n" +
-	"\t_queue_id\"\xb2\x01\n" +
+	"\t_queue_id\"\xd6\x01\n" +
 	"\fSendResponse\x12\x19\n" +
 	"\bqueue_id\x18\x01 \x01(\rR\aqueueId\x12!\n" +
 	"\fqueue_offset\x18\x02 \x01(\x03R\vqueueOffset\x12 \n" +
@@ -486,7 +837,8 @@ const file_mq_v1_producer_proto_rawDesc = "" +
 	"storedAtMs\x12!\n" +
 	"\fis_duplicate\x18\x04 \x01(\bR\visDuplicate\x12\x1f\n" +
 	"\vmessage_ids\x18\x05 \x03(\tR\n" +
-	"messageIds\"u\n" +
+	"messageIds\x12\"\n" +
+	"\rdeliver_at_ms\x18\x06 \x01(\x03R\vdeliverAtMs\"u\n" +
 	"\x0ePublishRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\x04R\trequestId\x12\x1c\n" +
@@ -496,7 +848,7 @@ const file_mq_v1_producer_proto_rawDesc = "" +
 	"\x0fPublishResponse\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\x04R\trequestId\x12,\n" +
-	"\aresults\x18\x02 \x03(\v2\x12.mq.v1.BatchResultR\aresults\"\xb1\x02\n" +
+	"\aresults\x18\x02 \x03(\v2\x12.mq.v1.BatchResultR\aresults\"\xd5\x02\n" +
 	"\vBatchResult\x12\x1f\n" +
 	"\x04code\x18\x01 \x01(\x0e2\v.mq.v1.CodeR\x04code\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\x12\x19\n" +
@@ -508,16 +860,40 @@ const file_mq_v1_producer_proto_rawDesc = "" +
 	"storedAtMs\x12!\n" +
 	"\fis_duplicate\x18\a \x01(\bR\visDuplicate\x12%\n" +
 	"\x0eleader_address\x18\b \x01(\tR\rleaderAddress\x12$\n" +
-	"\x0eretry_after_ms\x18\t \x01(\rR\fretryAfterMs*3\n" +
+	"\x0eretry_after_ms\x18\t \x01(\rR\fretryAfterMs\x12\"\n" +
+	"\rdeliver_at_ms\x18\n" +
+	" \x01(\x03R\vdeliverAtMs\"h\n" +
+	"\rRecallRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1d\n" +
+	"\n" +
+	"message_id\x18\x02 \x01(\tR\tmessageId\x12\"\n" +
+	"\rdeliver_at_ms\x18\x03 \x01(\x03R\vdeliverAtMs\"\x10\n" +
+	"\x0eRecallResponse\"\xf1\x01\n" +
+	"\rAtomicRequest\x12&\n" +
+	"\abatches\x18\x01 \x03(\v2\f.mq.v1.BatchR\abatches\x12\x14\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\x12\x1b\n" +
+	"\tmember_id\x18\x03 \x01(\tR\bmemberId\x122\n" +
+	"\tpositions\x18\x04 \x03(\v2\x14.mq.v1.QueuePositionR\tpositions\x12'\n" +
+	"\ahandles\x18\x05 \x03(\v2\r.mq.v1.HandleR\ahandles\x12(\n" +
+	"\x06starts\x18\x06 \x03(\v2\x10.mq.v1.WorkStartR\x06starts\"m\n" +
+	"\tWorkStart\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
+	"\bqueue_id\x18\x02 \x01(\rR\aqueueId\x12\x19\n" +
+	"\bstood_at\x18\x03 \x01(\x04R\astoodAt\x12\x14\n" +
+	"\x05first\x18\x04 \x01(\x04R\x05first\">\n" +
+	"\x0eAtomicResponse\x12,\n" +
+	"\aresults\x18\x01 \x03(\v2\x12.mq.v1.BatchResultR\aresults*3\n" +
 	"\x03Ack\x12\x0e\n" +
 	"\n" +
 	"ACK_QUORUM\x10\x00\x12\x0e\n" +
 	"\n" +
 	"ACK_LEADER\x10\x01\x12\f\n" +
-	"\bACK_NONE\x10\x022\x80\x01\n" +
+	"\bACK_NONE\x10\x022\xf6\x01\n" +
 	"\x0fProducerService\x12/\n" +
 	"\x04Send\x12\x12.mq.v1.SendRequest\x1a\x13.mq.v1.SendResponse\x12<\n" +
-	"\aPublish\x12\x15.mq.v1.PublishRequest\x1a\x16.mq.v1.PublishResponse(\x010\x01b\x06proto3"
+	"\aPublish\x12\x15.mq.v1.PublishRequest\x1a\x16.mq.v1.PublishResponse(\x010\x01\x125\n" +
+	"\x06Recall\x12\x14.mq.v1.RecallRequest\x1a\x15.mq.v1.RecallResponse\x12=\n" +
+	"\x0eSendAtomically\x12\x14.mq.v1.AtomicRequest\x1a\x15.mq.v1.AtomicResponseb\x06proto3"
 
 var (
 	file_mq_v1_producer_proto_rawDescOnce sync.Once
@@ -532,7 +908,7 @@ func file_mq_v1_producer_proto_rawDescGZIP() []byte {
 }
 
 var file_mq_v1_producer_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_mq_v1_producer_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_mq_v1_producer_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_mq_v1_producer_proto_goTypes = []any{
 	(Ack)(0),                // 0: mq.v1.Ack
 	(*SendRequest)(nil),     // 1: mq.v1.SendRequest
@@ -540,26 +916,42 @@ var file_mq_v1_producer_proto_goTypes = []any{
 	(*PublishRequest)(nil),  // 3: mq.v1.PublishRequest
 	(*PublishResponse)(nil), // 4: mq.v1.PublishResponse
 	(*BatchResult)(nil),     // 5: mq.v1.BatchResult
-	(*Message)(nil),         // 6: mq.v1.Message
-	(*Batch)(nil),           // 7: mq.v1.Batch
-	(Code)(0),               // 8: mq.v1.Code
+	(*RecallRequest)(nil),   // 6: mq.v1.RecallRequest
+	(*RecallResponse)(nil),  // 7: mq.v1.RecallResponse
+	(*AtomicRequest)(nil),   // 8: mq.v1.AtomicRequest
+	(*WorkStart)(nil),       // 9: mq.v1.WorkStart
+	(*AtomicResponse)(nil),  // 10: mq.v1.AtomicResponse
+	(*Message)(nil),         // 11: mq.v1.Message
+	(*Batch)(nil),           // 12: mq.v1.Batch
+	(Code)(0),               // 13: mq.v1.Code
+	(*QueuePosition)(nil),   // 14: mq.v1.QueuePosition
+	(*Handle)(nil),          // 15: mq.v1.Handle
 }
 var file_mq_v1_producer_proto_depIdxs = []int32{
-	0, // 0: mq.v1.SendRequest.ack:type_name -> mq.v1.Ack
-	6, // 1: mq.v1.SendRequest.messages:type_name -> mq.v1.Message
-	0, // 2: mq.v1.PublishRequest.ack:type_name -> mq.v1.Ack
-	7, // 3: mq.v1.PublishRequest.batches:type_name -> mq.v1.Batch
-	5, // 4: mq.v1.PublishResponse.results:type_name -> mq.v1.BatchResult
-	8, // 5: mq.v1.BatchResult.code:type_name -> mq.v1.Code
-	1, // 6: mq.v1.ProducerService.Send:input_type -> mq.v1.SendRequest
-	3, // 7: mq.v1.ProducerService.Publish:input_type -> mq.v1.PublishRequest
-	2, // 8: mq.v1.ProducerService.Send:output_type -> mq.v1.SendResponse
-	4, // 9: mq.v1.ProducerService.Publish:output_type -> mq.v1.PublishResponse
-	8, // [8:10] is the sub-list for method output_type
-	6, // [6:8] is the sub-list for method input_type
-	6, // [6:6] is the sub-list for extension type_name
-	6, // [6:6] is the sub-list for extension extendee
-	0, // [0:6] is the sub-list for field type_name
+	0,  // 0: mq.v1.SendRequest.ack:type_name -> mq.v1.Ack
+	11, // 1: mq.v1.SendRequest.messages:type_name -> mq.v1.Message
+	0,  // 2: mq.v1.PublishRequest.ack:type_name -> mq.v1.Ack
+	12, // 3: mq.v1.PublishRequest.batches:type_name -> mq.v1.Batch
+	5,  // 4: mq.v1.PublishResponse.results:type_name -> mq.v1.BatchResult
+	13, // 5: mq.v1.BatchResult.code:type_name -> mq.v1.Code
+	12, // 6: mq.v1.AtomicRequest.batches:type_name -> mq.v1.Batch
+	14, // 7: mq.v1.AtomicRequest.positions:type_name -> mq.v1.QueuePosition
+	15, // 8: mq.v1.AtomicRequest.handles:type_name -> mq.v1.Handle
+	9,  // 9: mq.v1.AtomicRequest.starts:type_name -> mq.v1.WorkStart
+	5,  // 10: mq.v1.AtomicResponse.results:type_name -> mq.v1.BatchResult
+	1,  // 11: mq.v1.ProducerService.Send:input_type -> mq.v1.SendRequest
+	3,  // 12: mq.v1.ProducerService.Publish:input_type -> mq.v1.PublishRequest
+	6,  // 13: mq.v1.ProducerService.Recall:input_type -> mq.v1.RecallRequest
+	8,  // 14: mq.v1.ProducerService.SendAtomically:input_type -> mq.v1.AtomicRequest
+	2,  // 15: mq.v1.ProducerService.Send:output_type -> mq.v1.SendResponse
+	4,  // 16: mq.v1.ProducerService.Publish:output_type -> mq.v1.PublishResponse
+	7,  // 17: mq.v1.ProducerService.Recall:output_type -> mq.v1.RecallResponse
+	10, // 18: mq.v1.ProducerService.SendAtomically:output_type -> mq.v1.AtomicResponse
+	15, // [15:19] is the sub-list for method output_type
+	11, // [11:15] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_mq_v1_producer_proto_init() }
@@ -567,6 +959,7 @@ func file_mq_v1_producer_proto_init() {
 	if File_mq_v1_producer_proto != nil {
 		return
 	}
+	file_mq_v1_consumer_proto_init()
 	file_mq_v1_message_proto_init()
 	file_mq_v1_status_proto_init()
 	file_mq_v1_producer_proto_msgTypes[0].OneofWrappers = []any{}
@@ -576,7 +969,7 @@ func file_mq_v1_producer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mq_v1_producer_proto_rawDesc), len(file_mq_v1_producer_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   5,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -19,8 +19,10 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	ProducerService_Send_FullMethodName    = "/mq.v1.ProducerService/Send"
-	ProducerService_Publish_FullMethodName = "/mq.v1.ProducerService/Publish"
+	ProducerService_Send_FullMethodName           = "/mq.v1.ProducerService/Send"
+	ProducerService_Publish_FullMethodName        = "/mq.v1.ProducerService/Publish"
+	ProducerService_Recall_FullMethodName         = "/mq.v1.ProducerService/Recall"
+	ProducerService_SendAtomically_FullMethodName = "/mq.v1.ProducerService/SendAtomically"
 )
 
 // ProducerServiceClient is the client API for ProducerService service.
@@ -32,6 +34,10 @@ type ProducerServiceClient interface {
 	// For throughput: batches one after the other, an answer for each request. Requests are written in the order they
 	// come; answers carry their request's id. A failed batch fails alone, the stream goes on.
 	Publish(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PublishRequest, PublishResponse], error)
+	// Takes back a message that waits for its delivery time. MESSAGE_NOT_FOUND: it is delivered, was taken back, or never was.
+	Recall(ctx context.Context, in *RecallRequest, opts ...grpc.CallOption) (*RecallResponse, error)
+	// Exactly-once processing: batches, and the offsets or handles of what they were made of, all or nothing.
+	SendAtomically(ctx context.Context, in *AtomicRequest, opts ...grpc.CallOption) (*AtomicResponse, error)
 }
 
 type producerServiceClient struct {
@@ -65,6 +71,26 @@ func (c *producerServiceClient) Publish(ctx context.Context, opts ...grpc.CallOp
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ProducerService_PublishClient = grpc.BidiStreamingClient[PublishRequest, PublishResponse]
 
+func (c *producerServiceClient) Recall(ctx context.Context, in *RecallRequest, opts ...grpc.CallOption) (*RecallResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RecallResponse)
+	err := c.cc.Invoke(ctx, ProducerService_Recall_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *producerServiceClient) SendAtomically(ctx context.Context, in *AtomicRequest, opts ...grpc.CallOption) (*AtomicResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AtomicResponse)
+	err := c.cc.Invoke(ctx, ProducerService_SendAtomically_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ProducerServiceServer is the server API for ProducerService service.
 // All implementations must embed UnimplementedProducerServiceServer
 // for forward compatibility.
@@ -74,6 +100,10 @@ type ProducerServiceServer interface {
 	// For throughput: batches one after the other, an answer for each request. Requests are written in the order they
 	// come; answers carry their request's id. A failed batch fails alone, the stream goes on.
 	Publish(grpc.BidiStreamingServer[PublishRequest, PublishResponse]) error
+	// Takes back a message that waits for its delivery time. MESSAGE_NOT_FOUND: it is delivered, was taken back, or never was.
+	Recall(context.Context, *RecallRequest) (*RecallResponse, error)
+	// Exactly-once processing: batches, and the offsets or handles of what they were made of, all or nothing.
+	SendAtomically(context.Context, *AtomicRequest) (*AtomicResponse, error)
 	mustEmbedUnimplementedProducerServiceServer()
 }
 
@@ -89,6 +119,12 @@ func (UnimplementedProducerServiceServer) Send(context.Context, *SendRequest) (*
 }
 func (UnimplementedProducerServiceServer) Publish(grpc.BidiStreamingServer[PublishRequest, PublishResponse]) error {
 	return status.Error(codes.Unimplemented, "method Publish not implemented")
+}
+func (UnimplementedProducerServiceServer) Recall(context.Context, *RecallRequest) (*RecallResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Recall not implemented")
+}
+func (UnimplementedProducerServiceServer) SendAtomically(context.Context, *AtomicRequest) (*AtomicResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SendAtomically not implemented")
 }
 func (UnimplementedProducerServiceServer) mustEmbedUnimplementedProducerServiceServer() {}
 func (UnimplementedProducerServiceServer) testEmbeddedByValue()                         {}
@@ -136,6 +172,42 @@ func _ProducerService_Publish_Handler(srv interface{}, stream grpc.ServerStream)
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ProducerService_PublishServer = grpc.BidiStreamingServer[PublishRequest, PublishResponse]
 
+func _ProducerService_Recall_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RecallRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ProducerServiceServer).Recall(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ProducerService_Recall_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ProducerServiceServer).Recall(ctx, req.(*RecallRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ProducerService_SendAtomically_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AtomicRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ProducerServiceServer).SendAtomically(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ProducerService_SendAtomically_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ProducerServiceServer).SendAtomically(ctx, req.(*AtomicRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ProducerService_ServiceDesc is the grpc.ServiceDesc for ProducerService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -146,6 +218,14 @@ var ProducerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Send",
 			Handler:    _ProducerService_Send_Handler,
+		},
+		{
+			MethodName: "Recall",
+			Handler:    _ProducerService_Recall_Handler,
+		},
+		{
+			MethodName: "SendAtomically",
+			Handler:    _ProducerService_SendAtomically_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

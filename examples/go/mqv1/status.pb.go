@@ -49,6 +49,8 @@ const (
 	Code_ILLEGAL_SEQUENCE      Code = 25
 	Code_ILLEGAL_CONFIG        Code = 26
 	Code_ILLEGAL_MEMBERSHIP    Code = 27
+	Code_ILLEGAL_DELAY         Code = 28 // more than 40 days, or both a time and a delay
+	Code_ILLEGAL_HANDLE        Code = 29 // of a received message: forged, of another group, or its time is over
 	Code_MALFORMED_BATCH       Code = 30
 	Code_MESSAGE_TOO_LARGE     Code = 31
 	Code_PERMISSION_DENIED     Code = 32
@@ -56,6 +58,7 @@ const (
 	Code_QUEUE_NOT_FOUND       Code = 41
 	Code_GROUP_NOT_FOUND       Code = 42
 	Code_MESSAGE_NOT_FOUND     Code = 43
+	Code_TRANSACTION_NOT_FOUND Code = 44 // never begun, or over by now
 	Code_TOPIC_EXISTS          Code = 50
 	Code_GROUP_NOT_EMPTY       Code = 51
 	Code_SUBSCRIPTION_MISMATCH Code = 52 // another member of the group subscribes to something else
@@ -88,6 +91,8 @@ var (
 		25: "ILLEGAL_SEQUENCE",
 		26: "ILLEGAL_CONFIG",
 		27: "ILLEGAL_MEMBERSHIP",
+		28: "ILLEGAL_DELAY",
+		29: "ILLEGAL_HANDLE",
 		30: "MALFORMED_BATCH",
 		31: "MESSAGE_TOO_LARGE",
 		32: "PERMISSION_DENIED",
@@ -95,6 +100,7 @@ var (
 		41: "QUEUE_NOT_FOUND",
 		42: "GROUP_NOT_FOUND",
 		43: "MESSAGE_NOT_FOUND",
+		44: "TRANSACTION_NOT_FOUND",
 		50: "TOPIC_EXISTS",
 		51: "GROUP_NOT_EMPTY",
 		52: "SUBSCRIPTION_MISMATCH",
@@ -123,6 +129,8 @@ var (
 		"ILLEGAL_SEQUENCE":      25,
 		"ILLEGAL_CONFIG":        26,
 		"ILLEGAL_MEMBERSHIP":    27,
+		"ILLEGAL_DELAY":         28,
+		"ILLEGAL_HANDLE":        29,
 		"MALFORMED_BATCH":       30,
 		"MESSAGE_TOO_LARGE":     31,
 		"PERMISSION_DENIED":     32,
@@ -130,6 +138,7 @@ var (
 		"QUEUE_NOT_FOUND":       41,
 		"GROUP_NOT_FOUND":       42,
 		"MESSAGE_NOT_FOUND":     43,
+		"TRANSACTION_NOT_FOUND": 44,
 		"TOPIC_EXISTS":          50,
 		"GROUP_NOT_EMPTY":       51,
 		"SUBSCRIPTION_MISMATCH": 52,
@@ -249,7 +258,7 @@ const file_mq_v1_status_proto_rawDesc = "" +
 	"\x04code\x18\x01 \x01(\x0e2\v.mq.v1.CodeR\x04code\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\x12%\n" +
 	"\x0eleader_address\x18\x03 \x01(\tR\rleaderAddress\x12$\n" +
-	"\x0eretry_after_ms\x18\x04 \x01(\rR\fretryAfterMs*\x94\x05\n" +
+	"\x0eretry_after_ms\x18\x04 \x01(\rR\fretryAfterMs*\xd6\x05\n" +
 	"\x04Code\x12\v\n" +
 	"\aSEND_OK\x10\x00\x12\x13\n" +
 	"\x0fOUTCOME_UNKNOWN\x10\x01\x12\x11\n" +
@@ -269,14 +278,17 @@ const file_mq_v1_status_proto_rawDesc = "" +
 	"\x0eILLEGAL_OFFSET\x10\x18\x12\x14\n" +
 	"\x10ILLEGAL_SEQUENCE\x10\x19\x12\x12\n" +
 	"\x0eILLEGAL_CONFIG\x10\x1a\x12\x16\n" +
-	"\x12ILLEGAL_MEMBERSHIP\x10\x1b\x12\x13\n" +
+	"\x12ILLEGAL_MEMBERSHIP\x10\x1b\x12\x11\n" +
+	"\rILLEGAL_DELAY\x10\x1c\x12\x12\n" +
+	"\x0eILLEGAL_HANDLE\x10\x1d\x12\x13\n" +
 	"\x0fMALFORMED_BATCH\x10\x1e\x12\x15\n" +
 	"\x11MESSAGE_TOO_LARGE\x10\x1f\x12\x15\n" +
 	"\x11PERMISSION_DENIED\x10 \x12\x13\n" +
 	"\x0fTOPIC_NOT_FOUND\x10(\x12\x13\n" +
 	"\x0fQUEUE_NOT_FOUND\x10)\x12\x13\n" +
 	"\x0fGROUP_NOT_FOUND\x10*\x12\x15\n" +
-	"\x11MESSAGE_NOT_FOUND\x10+\x12\x10\n" +
+	"\x11MESSAGE_NOT_FOUND\x10+\x12\x19\n" +
+	"\x15TRANSACTION_NOT_FOUND\x10,\x12\x10\n" +
 	"\fTOPIC_EXISTS\x102\x12\x13\n" +
 	"\x0fGROUP_NOT_EMPTY\x103\x12\x19\n" +
 	"\x15SUBSCRIPTION_MISMATCH\x104\x12\x12\n" +

@@ -114,18 +114,32 @@ class RecallResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class AtomicRequest(_message.Message):
-    __slots__ = ("batches", "group", "member_id", "positions", "handles")
+    __slots__ = ("batches", "group", "member_id", "positions", "handles", "starts")
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     HANDLES_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
     batches: _containers.RepeatedCompositeFieldContainer[_message_pb2.Batch]
     group: str
     member_id: str
     positions: _containers.RepeatedCompositeFieldContainer[_consumer_pb2.QueuePosition]
     handles: _containers.RepeatedCompositeFieldContainer[_consumer_pb2.Handle]
-    def __init__(self, batches: _Optional[_Iterable[_Union[_message_pb2.Batch, _Mapping]]] = ..., group: _Optional[str] = ..., member_id: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[_consumer_pb2.QueuePosition, _Mapping]]] = ..., handles: _Optional[_Iterable[_Union[_consumer_pb2.Handle, _Mapping]]] = ...) -> None: ...
+    starts: _containers.RepeatedCompositeFieldContainer[WorkStart]
+    def __init__(self, batches: _Optional[_Iterable[_Union[_message_pb2.Batch, _Mapping]]] = ..., group: _Optional[str] = ..., member_id: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[_consumer_pb2.QueuePosition, _Mapping]]] = ..., handles: _Optional[_Iterable[_Union[_consumer_pb2.Handle, _Mapping]]] = ..., starts: _Optional[_Iterable[_Union[WorkStart, _Mapping]]] = ...) -> None: ...
+
+class WorkStart(_message.Message):
+    __slots__ = ("topic", "queue_id", "stood_at", "first")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    STOOD_AT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue_id: int
+    stood_at: int
+    first: int
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., stood_at: _Optional[int] = ..., first: _Optional[int] = ...) -> None: ...
 
 class AtomicResponse(_message.Message):
     __slots__ = ("results",)

@@ -223,16 +223,18 @@ class ChangeLeases(_message.Message):
     def __init__(self, queues: _Optional[_Iterable[_Union[QueueLeases, _Mapping]]] = ...) -> None: ...
 
 class QueueLeases(_message.Message):
-    __slots__ = ("group", "topic", "queue_id", "changes")
+    __slots__ = ("group", "topic", "queue_id", "changes", "next")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
     group: str
     topic: str
     queue_id: int
     changes: _containers.RepeatedCompositeFieldContainer[LeaseChange]
-    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[LeaseChange, _Mapping]]] = ...) -> None: ...
+    next: int
+    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[LeaseChange, _Mapping]]] = ..., next: _Optional[int] = ...) -> None: ...
 
 class LeaseChange(_message.Message):
     __slots__ = ("start", "end", "is_done", "lease", "visible_at_ms", "attempts")
@@ -301,14 +303,16 @@ class BrokerState(_message.Message):
     def __init__(self, topics: _Optional[_Iterable[_Union[TopicState, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupState, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerState, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneState, _Mapping]]] = ..., transactions: _Optional[_Iterable[_Union[TransactionState, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseState, _Mapping]]] = ..., transaction_totals: _Optional[_Union[TransactionTotals, _Mapping]] = ...) -> None: ...
 
 class TransactionTotals(_message.Message):
-    __slots__ = ("committed", "rolled_back", "given_up")
+    __slots__ = ("committed", "rolled_back", "given_up", "ended")
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
     GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     committed: int
     rolled_back: int
     given_up: int
-    def __init__(self, committed: _Optional[int] = ..., rolled_back: _Optional[int] = ..., given_up: _Optional[int] = ...) -> None: ...
+    ended: bytes
+    def __init__(self, committed: _Optional[int] = ..., rolled_back: _Optional[int] = ..., given_up: _Optional[int] = ..., ended: _Optional[bytes] = ...) -> None: ...
 
 class TopicState(_message.Message):
     __slots__ = ("topic", "created_at_ms")

@@ -10,6 +10,8 @@ from mq.wire.v1 import admin_pb2 as pb
 from mq.wire.v1.consumer_pb2 import MODE_ORDERED, Filter, QueuePosition, Subscription
 from tests.support.commands import FakeAdmin, assert_fits, run, run_json
 
+SETTINGS = pb.GroupSettings(group="billing", retries_max=16, is_default=True)
+
 
 def summary(name: str = "billing", **fields: object) -> pb.GroupSummary:
     given = {"members": 2, "lag": 1_503, "topics": ["orders", "returns"], "mode": MODE_ORDERED}
@@ -64,8 +66,9 @@ def test_the_list_as_json() -> None:
 
 @pytest.mark.parametrize("columns", [80, 140])
 def test_a_description_has_filters_members_and_lag(columns: int) -> None:
-    admin = FakeAdmin(describe_group=described())
+    admin = FakeAdmin(describe_group=described(), alter_group=SETTINGS)
     text = run(group, "describe", "billing", admin=admin, columns=columns).stdout
+    assert "16 times, by default" in text
     assert_fits(text, columns)
     for part in ("orders (tags a || b)", "rest (all)", "ordered, generation 3"):
         assert part in text
@@ -80,9 +83,28 @@ def test_a_description_has_filters_members_and_lag(columns: int) -> None:
 
 def test_a_group_without_members_says_so() -> None:
     found = pb.DescribeGroupResponse(summary=summary(members=0))
-    text = run(group, "describe", "billing", admin=FakeAdmin(describe_group=found)).stdout
+    admin = FakeAdmin(describe_group=found, alter_group=pb.GroupSettings(retries_max=1))
+    text = run(group, "describe", "billing", admin=admin).stdout
+    assert "retries     once " in text
     assert "No members." in text
     assert "to orders, returns when last seen" in text
+
+
+def test_a_description_as_json_has_the_settings() -> None:
+    admin = FakeAdmin(describe_group=described(), alter_group=SETTINGS)
+    found = run_json(group, "describe", "billing", admin=admin)
+    assert found["settings"] == {"group": "billing", "retries_max": 16, "is_default": True}
+    assert admin.called("alter_group") == [(("billing",), {})]
+
+
+def test_retries_are_set() -> None:
+    admin = FakeAdmin(alter_group=pb.GroupSettings(group="billing", retries_max=3))
+    result = run(group, "set", "billing", "--retries", "3", admin=admin)
+    assert result.stdout == "Group billing retries a message 3 times.\n"
+    assert run_json(group, "set", "billing", "--retries", "3", admin=admin)["retries_max"] == 3
+    assert admin.called("alter_group") == [(("billing",), {"retries_max": 3})] * 2
+    for wrong in (("--retries", "-1"), ("--retries", "1001"), ()):
+        assert run(group, "set", "billing", *wrong, admin=admin).exit_code == 2
 
 
 # Offsets.

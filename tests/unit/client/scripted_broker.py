@@ -13,6 +13,7 @@ import grpc.aio
 
 from mq.client.model import QueueRef
 from mq.errors import MqError, NotLeader
+from mq.wire.v1 import consumer_pb2 as wire
 from mq.wire.v1 import status_pb2
 from mq.wire.v1.cluster_pb2 import BrokerSet, NodeRoute, RouteResponse
 from mq.wire.v1.consumer_pb2 import (
@@ -50,6 +51,10 @@ def rpc_error(error: MqError | None = None) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(
         grpc.StatusCode.FAILED_PRECONDITION, grpc.aio.Metadata(), trailing, str(error)
     )
+
+
+def retried(*results: wire.RetryResult) -> wire.RetryResponse:
+    return wire.RetryResponse(results=results)
 
 
 class ScriptedCall:
@@ -117,6 +122,9 @@ class ScriptedConnection:
             "CommitOffsets": lambda _: CommitOffsetsResponse(),
             "FindOffsets": self._find_offsets,
             "Leave": lambda _: LeaveResponse(),
+            "Retry": lambda request: retried(
+                *[wire.RetryResult(attempts=1, deliver_at_ms=1)] * len(request.messages)
+            ),
         }
         # What each new stream is answered with at once.
         self.prepared: list[Assignment | Delivery] = []
@@ -167,6 +175,9 @@ class ScriptedConnection:
             {QueueRef(one.topic, one.queue_id): one.queue_offset for one in request.positions}
             for request in requests
         ]
+
+    def retry_requests(self) -> list[wire.RetryRequest]:
+        return [request for method, request in self.calls if method == "Retry"]
 
     def not_leader(self, _: str, leader: str) -> None:
         self.leaders.append(leader)

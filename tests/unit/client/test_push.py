@@ -14,10 +14,11 @@ import pytest
 from mq.client import consumer_sync as sync_module
 from mq.client import push as push_module
 from mq.client.consumer_sync import PushConsumer as SyncPushConsumer
+from mq.client.failing import Nack
 from mq.client.model import QueueRef, ReceivedMessage
 from mq.client.push import PushConsumer, retry_delay_s
 from mq.client.sync import background
-from mq.errors import IllegalConfig, SubscriptionMismatch, TopicNotFound, Unreachable
+from mq.errors import IllegalConfig, NotLeader, SubscriptionMismatch, TopicNotFound, Unreachable
 from tests.unit.client.deliveries import TOPIC, assignment, delivery
 from tests.unit.client.scripted_broker import DEADLINE_S, ScriptedConnection
 
@@ -80,30 +81,68 @@ def test_handlers_run_side_by_side_and_the_offset_follows_in_order(
     run(story())
 
 
-def test_a_failed_message_is_tried_again_and_nothing_behind_it_is_committed(
+def test_a_failed_message_goes_back_and_nothing_behind_it_is_committed_before(
     connection: ScriptedConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
+    is_mended = False
+    answer = connection.answers["Retry"]
+
+    def when_mended(request: Any) -> Any:
+        if not is_mended:
+            raise NotLeader(None, None)
+        return answer(request)
+
+    connection.answers["Retry"] = when_mended
+
     async def story() -> None:
+        nonlocal is_mended
         attempts: Counter[int] = Counter()
-        is_mended = False
 
         async def handle(message: ReceivedMessage) -> None:
             attempts[message.queue_offset] += 1
-            if message.queue_offset == 2 and not is_mended:
+            if message.queue_offset == 2:
                 raise ValueError("no such customer")
 
-        async with PushConsumer("s:1", "g", TOPIC, handle, retry_delay_s=0.001) as consumer:
-            await until(lambda: attempts[2] >= 3 and attempts[9] == 1)
+        async with PushConsumer("s:1", "g", TOPIC, handle) as consumer:
+            await until(lambda: attempts[9] == 1 and len(connection.retry_requests()) >= 3)
             assert done_to(consumer) == 2
             is_mended = True
             await until(lambda: done_to(consumer) == 10)
-        assert all(attempts[at] == 1 for at in range(10) if at != 2)
+        assert set(attempts.values()) == {1}
         assert connection.committed() == [{QUEUE: 10}]
 
     with caplog.at_level(logging.ERROR):
         run(story())
+    requests = connection.retry_requests()
+    assert len({one.sequence for one in requests}) == 1
+    (failed,) = requests[0].messages
+    assert (failed.topic, failed.queue_id, failed.queue_offset) == (TOPIC, 0, 2)
+    assert (failed.HasField("delay_ms"), failed.reason) == (False, "ValueError: no such customer")
     assert "message set-0:20, at 2 of queue 0 of topic orders, attempt 1" in caplog.text
     assert "no such customer" in caplog.text
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_a_handler_says_when_it_wants_the_message_back(
+    connection: ScriptedConnection, *, returns: bool
+) -> None:
+    async def story() -> None:
+        async def handle(message: ReceivedMessage) -> Nack | None:
+            if message.queue_offset == 3:
+                nack = Nack("closed", delay_s=1.5)
+                if returns:
+                    return nack
+                raise nack
+            return None
+
+        async with PushConsumer("s:1", "g", TOPIC, handle) as consumer:
+            await until(lambda: done_to(consumer) == 10)
+
+    run(story())
+    (request,) = connection.retry_requests()
+    assert [(one.queue_offset, one.delay_ms, one.reason) for one in request.messages] == [
+        (3, 1_500, "closed")
+    ]
 
 
 def test_in_ordered_mode_one_message_of_a_queue_is_at_work_and_a_failed_one_is_waited_for(
@@ -188,28 +227,33 @@ def test_a_message_that_waits_for_its_next_attempt_does_not_hold_up_a_close(
             if message.queue_offset == 3:
                 raise ValueError
 
-        consumer = PushConsumer("s:1", "g", TOPIC, handle, tasks=1, retry_delay_s=1_000)
+        options: dict[str, Any] = {"mode": "broadcast", "retry_delay_s": 1_000}
+        consumer = PushConsumer("s:1", "g", TOPIC, handle, tasks=1, **options)
         await consumer.start()
         await until(lambda: done_to(consumer) == 3)
         await consumer.close()
-        assert connection.committed() == [{QUEUE: 3}]
+        assert done_to(consumer) == 3
+        assert connection.retry_requests() == []
 
     run(story())
 
 
-@pytest.mark.usefixtures("connection")
-def test_a_handler_that_is_cancelled_from_within_has_failed() -> None:
+def test_a_handler_that_is_cancelled_from_within_has_failed(
+    connection: ScriptedConnection,
+) -> None:
     async def story() -> None:
         attempts: Counter[int] = Counter()
 
         async def handle(message: ReceivedMessage) -> None:
             attempts[message.queue_offset] += 1
-            if attempts[0] == 1:
+            if message.queue_offset == 0:
                 raise asyncio.CancelledError
 
-        async with PushConsumer("s:1", "g", TOPIC, handle, retry_delay_s=0.0) as consumer:
+        async with PushConsumer("s:1", "g", TOPIC, handle) as consumer:
             await until(lambda: done_to(consumer) == 10)
-        assert attempts[0] == 2
+        assert attempts[0] == 1
+        (request,) = connection.retry_requests()
+        assert request.messages[0].reason == "CancelledError"
 
     run(story())
 
@@ -329,22 +373,50 @@ def test_threads_run_handlers_side_by_side(connection: ScriptedConnection) -> No
     assert connection.committed() == [{QUEUE: 10}]
 
 
-def test_threads_try_a_failed_message_again(
+def test_threads_give_a_failed_message_back(
     connection: ScriptedConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
     attempts: Counter[int] = Counter()
 
-    def handle(message: ReceivedMessage) -> None:
+    def handle(message: ReceivedMessage) -> Nack | None:
         attempts[message.queue_offset] += 1
-        if message.queue_offset == 2 and attempts[2] < 4:
+        if message.queue_offset == 2:
             raise SystemExit
+        return Nack(delay_s=0) if message.queue_offset == 7 else None
 
-    options: dict[str, Any] = {"threads": 2, "retry_delay_s": 0.001}
+    options: dict[str, Any] = {"threads": 2, "retry_delay_s": [0.25, 5]}
     with SyncPushConsumer("s:1", "g", TOPIC, handle, **options) as consumer:
         wait_until(lambda: done_to(consumer) == 10)
-    assert attempts == {at: 4 if at == 2 else 1 for at in range(10)}
+    assert set(attempts.values()) == {1}
     assert "set-0:20" in caplog.text
+    failed = [one for request in connection.retry_requests() for one in request.messages]
+    assert sorted((one.queue_offset, one.delay_ms) for one in failed) == [(2, 250), (7, 0)]
     assert connection.committed() == [{QUEUE: 10}]
+
+
+def test_threads_try_a_failed_message_again_in_place_when_ordered(
+    connection: ScriptedConnection,
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def handle(message: ReceivedMessage) -> None:
+        seen.append((message.queue_offset, message.attempt))
+        if message.queue_offset == 2 and message.attempt < 4:
+            raise ValueError
+
+    options: dict[str, Any] = {"threads": 2, "retry_delay_s": 0.001, "mode": "ordered"}
+    with SyncPushConsumer("s:1", "g", TOPIC, handle, **options) as consumer:
+        wait_until(lambda: done_to(consumer) == 10)
+    assert seen == [
+        (0, 1),
+        (1, 1),
+        (2, 1),
+        (2, 2),
+        (2, 3),
+        (2, 4),
+        *((at, 1) for at in range(3, 10)),
+    ]
+    assert connection.retry_requests() == []
 
 
 def test_in_ordered_mode_threads_keep_the_order(connection: ScriptedConnection) -> None:

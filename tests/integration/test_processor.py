@@ -1,0 +1,301 @@
+"""Consume, process, produce: each input has its effect once, whoever dies in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mq.client import Admin, Message, Processor, Producer, PullConsumer, ReceivedMessage, aio
+from mq.errors import IllegalConfig, IllegalTopic, Unreachable
+from mq.wire.v1.consumer_pb2 import LeaveRequest, LeaveResponse
+from tests.support.broker_process import BrokerProcess
+from tests.support.topics import call, committed, create_topic, fill, send
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+QUEUES = 4
+DEADLINE_S = 90.0
+Made = list[tuple[str, Message]]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path / "data") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with BrokerProcess(tmp_path_factory.mktemp("broker") / "data") as process:
+        yield process.address
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """Of the topic and the group: each test has its own."""
+    return "".join(each if each.isalnum() else "-" for each in request.node.name)[:90]
+
+
+def read_all(server: str, topic: str) -> list[list[bytes]]:
+    """The bodies of each queue."""
+    found = []
+    with PullConsumer(server) as consumer:
+        for ref in consumer.queues(topic):
+            bodies: list[bytes] = []
+            while True:
+                result = consumer.pull(*ref, len(bodies), messages_max=1_000)
+                if not result.messages:
+                    break
+                bodies += [one.body for one in result.messages]
+            found.append(bodies)
+    return found
+
+
+def effects(server: str, topic: str) -> Counter[bytes]:
+    return Counter(body for queue in read_all(server, topic) for body in queue)
+
+
+def until(question: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not question():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def echo(topic: str) -> Callable[[list[ReceivedMessage]], Made]:
+    def handle(messages: list[ReceivedMessage]) -> Made:
+        return [(topic, Message(b"%d/%d" % (one.queue_id, one.queue_offset))) for one in messages]
+
+    return handle
+
+
+def is_done(server: str, group: str, topic: str, count: int) -> bool:
+    return sum(committed(server, group, topic).values()) == count
+
+
+class Child:
+    """A processor to be killed."""
+
+    def __init__(self, server: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.processor_process", server, "g", "in", "out"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait_for_work(self, batches: int) -> None:
+        assert self._process.stdout is not None
+        for _ in range(batches):
+            assert self._process.stdout.readline()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def test_each_input_has_its_effect_once_whoever_is_killed(broker: BrokerProcess) -> None:
+    server = broker.address
+    create_topic(server, "in", QUEUES)
+    create_topic(server, "out", 3)
+    count = 4_000
+    stop = threading.Event()
+
+    def feed() -> None:
+        for at in range(0, count, 20):
+            while True:
+                try:
+                    send(server, "in", at // 20 % QUEUES, [b"."] * 20)
+                    break
+                except Exception:  # noqa: BLE001 - the broker is dead just now
+                    if stop.wait(0.05):
+                        return
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    children: list[Child] = []
+    try:
+        for kills_broker in (False, True, False, True):
+            children += [Child(server), Child(server)]
+            children[-1].wait_for_work(5)
+            children.pop(-2).kill()
+            if kills_broker:
+                broker.kill()
+                broker.start()
+        sent = sum(map(len, read_all(server, "in")))
+        until(lambda: not feeder.is_alive(), "not all is sent")
+        sent = sum(map(len, read_all(server, "in")))
+        assert sent >= count
+        until(lambda: is_done(server, "g", "in", sent), "not all is processed")
+    finally:
+        stop.set()
+        feeder.join()
+        for child in children:
+            child.kill()
+    wanted = Counter(
+        b"%d/%d" % (queue_id, at)
+        for queue_id, bodies in enumerate(read_all(server, "in"))
+        for at in range(len(bodies))
+    )
+    assert effects(server, "out") == wanted
+
+
+def test_a_handler_that_fails_is_called_again_and_nothing_of_it_is_seen(
+    server: str, name: str
+) -> None:
+    create_topic(server, name, 1)
+    send(server, name, 0, [b"%d" % n for n in range(10)])
+    calls = []
+
+    def handle(messages: list[ReceivedMessage]) -> Iterator[tuple[str, bytes]]:
+        calls.append(len(messages))
+        for at, message in enumerate(messages):
+            if at == 3 and len(calls) < 3:
+                raise ConnectionError("the bank does not answer")
+            yield f"{name}-out", message.body
+
+    with Processor(server, name, name, handle, start="earliest", retry_delay_s=0.01):
+        until(lambda: is_done(server, name, name, 10), "not all is processed")
+    assert calls == [10, 10, 10]
+    assert sorted(effects(server, f"{name}-out").values()) == [1] * 10
+
+
+def test_messages_of_which_nothing_is_made_are_done_too(server: str, name: str) -> None:
+    fill(server, name, 2, 50)
+    with Processor(server, name, name, lambda _: None, start="earliest"):
+        until(lambda: is_done(server, name, name, 100), "not all is processed")
+
+
+def test_a_filter_leaves_gaps_which_are_passed_over(server: str, name: str) -> None:
+    create_topic(server, name, 1)
+    with Producer(server) as producer:
+        for n in range(200):
+            producer.send_async(name, Message(b"%d" % n, tag="odd" if n % 2 else "even"))
+    handler = echo(f"{name}-out")
+    with Processor(server, name, {name: "odd"}, handler, start="earliest", batch_messages=3):
+        until(lambda: sum(effects(server, f"{name}-out").values()) == 100, "not all is processed")
+        until(lambda: is_done(server, name, name, 200), "the offset stays behind")
+    assert set(effects(server, f"{name}-out")) == {b"0/%d" % n for n in range(1, 200, 2)}
+
+
+def test_members_that_come_and_go_do_nothing_twice_and_in_order(server: str, name: str) -> None:
+    create_topic(server, f"{name}-out", 1)
+    fill(server, name, QUEUES, 500)
+
+    def handle(messages: list[ReceivedMessage]) -> Made:
+        time.sleep(0.002)
+        return echo(f"{name}-out")(messages)
+
+    total = QUEUES * 500
+    with Processor(server, name, name, handle, start="earliest", batch_messages=5) as first:
+        for _ in range(3):
+            with Processor(server, name, name, handle, start="earliest", batch_messages=9) as one:
+                until(lambda one=one: len(one.assignment) == 2, "queues are not shared")
+                until(lambda: len(first.assignment) == 2, "queues are not shared")
+        until(lambda: is_done(server, name, name, total), "not all is processed")
+    (made,) = read_all(server, f"{name}-out")
+    for queue_id in range(QUEUES):
+        own = [body for body in made if body.startswith(b"%d/" % queue_id)]
+        assert own == [b"%d/%d" % (queue_id, at) for at in range(500)]
+
+
+def test_an_operator_who_sets_the_group_back_makes_it_work_again(server: str, name: str) -> None:
+    create_topic(server, name, 1)
+    send(server, name, 0, [b"%d" % n for n in range(300)])
+    handler = echo(f"{name}-out")
+    with (
+        Processor(server, name, name, handler, start="earliest", batch_messages=10),
+        Admin(server) as admin,
+    ):
+        until(lambda: is_done(server, name, name, 300), "not all is processed")
+        assert set(effects(server, f"{name}-out").values()) == {1}
+        admin.reset_offsets(name, name, to="earliest")
+        until(lambda: sum(effects(server, f"{name}-out").values()) >= 600, "not again")
+        until(lambda: is_done(server, name, name, 300), "not all is processed again")
+    assert set(effects(server, f"{name}-out").values()) == {2}
+
+
+def test_output_that_does_not_fit_an_entry_goes_in_parts(server: str, name: str) -> None:
+    create_topic(server, name, 1)
+    send(server, name, 0, [b"%d" % n for n in range(16)])
+
+    def handle(messages: list[ReceivedMessage]) -> Made:
+        size = 1 << 20
+        return [(f"{name}-out", Message(one.body.ljust(size, b"."))) for one in messages]
+
+    options = {"start": "earliest", "compress_above_bytes": 1 << 30}
+    with Processor(server, name, name, handle, **options):  # type: ignore[arg-type]
+        until(lambda: is_done(server, name, name, 16), "not all is processed")
+    made = effects(server, f"{name}-out")
+    assert {body.rstrip(b"."): count for body, count in made.items()} == {
+        b"%d" % n: 1 for n in range(16)
+    }
+
+
+def test_a_ghost_does_nothing_with_effect(server: str, name: str) -> None:
+    """It lost its queue while its handler was at work, and another has done the work."""
+    create_topic(server, name, 1)
+    send(server, name, 0, [b"%d" % n for n in range(10)])
+    is_at_work, may_go_on = threading.Event(), threading.Event()
+
+    def slow(messages: list[ReceivedMessage]) -> Made:
+        is_at_work.set()
+        may_go_on.wait(60)
+        return echo(f"{name}-out")(messages)
+
+    with Processor(server, name, name, slow, start="earliest") as ghost:
+        assert is_at_work.wait(60)
+        member_id = ghost._processor._session.wanted.member_id
+        leave = LeaveRequest(group=name, member_id=member_id)
+        call(server, "ConsumerService/Leave", leave, LeaveResponse)
+        with Processor(server, name, name, echo(f"{name}-out"), start="earliest"):
+            until(lambda: is_done(server, name, name, 10), "not all is processed")
+            may_go_on.set()
+            send(server, name, 0, [b"%d" % n for n in range(10)])
+            until(lambda: is_done(server, name, name, 20), "not all is processed")
+    assert effects(server, f"{name}-out") == Counter({b"0/%d" % n: 1 for n in range(20)})
+
+
+def test_what_is_wrong_is_told(server: str, name: str) -> None:
+    with pytest.raises(IllegalConfig):
+        Processor(server, name, name, lambda _: None, batch_messages=0)
+    with pytest.raises(IllegalTopic):
+        Processor(server, name, "not/a/topic", lambda _: None)
+    create_topic(server, name, 1)
+    closed = Processor(server, name, name, lambda _: None)
+    closed.close()
+    with pytest.raises(RuntimeError):
+        closed.start()
+    with pytest.raises(Unreachable):
+        Processor("127.0.0.1:1", name, name, lambda _: None).start()
+
+
+def test_with_asyncio(server: str, name: str) -> None:
+    create_topic(server, name, 1)
+    send(server, name, 0, [b"%d" % n for n in range(10)])
+
+    async def handle(messages: list[ReceivedMessage]) -> list[tuple[str, bytes]]:
+        await asyncio.sleep(0)
+        return [(f"{name}-out", one.body) for one in messages]
+
+    async def serve() -> None:
+        async with aio.Processor(server, name, name, handle, start="earliest") as processor:
+            assert len(processor.assignment) == 1
+            await asyncio.to_thread(
+                until, lambda: is_done(server, name, name, 10), "not all is processed"
+            )
+        await processor.join()
+        with pytest.raises(RuntimeError):
+            await processor.start()
+
+    asyncio.run(asyncio.wait_for(serve(), 60))
+    assert set(effects(server, f"{name}-out").values()) == {1}

@@ -1,0 +1,144 @@
+"""Retries against a model: attempts count up by one to the limit, each once; then one dead letter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from mq import names
+from mq.broker.assignment import Queue
+from mq.broker.retrying import Failed, Place, RetryResult
+from mq.errors import MqError
+from tests.sim.flow_checks import Seen, visible
+from tests.sim.flow_clients import PullMember, Sender, make_topic, read
+from tests.sim.flow_member import Options
+from tests.sim.flow_world import Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from mq.broker.broker import Broker
+    from tests.sim.flow_world import World
+
+_LIMIT = 2
+OPTIONS = Options(broker={"retries_max": _LIMIT})
+_GROUP, _TOPIC = "workers", "jobs"
+# By the number in its name: how often a job fails. The last ones for ever.
+_FAILS = (0, 1, 2, 99, 99)
+
+
+class Worker:
+    """A consumer whose handler fails, and that does what the client library does about it."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._member = PullMember(world, _GROUP, "worker", _TOPIC)
+        self._sequence = 0
+        # What it was given, by text: the attempts that had failed before.
+        self.deliveries: dict[str, list[int]] = defaultdict(list)
+        self.is_over = False
+
+    async def run(self) -> None:
+        while not self.is_over:
+            for queue in await self._member.refresh():
+                await self._work_on(queue)
+            await asyncio.sleep(0.1)
+
+    async def _work_on(self, queue: Queue) -> None:
+        found = await self._until_done(lambda broker: read(broker, _GROUP, queue))
+        for one in found or ():
+            attempts = one.message.origin.attempts if one.message.HasField("origin") else 0
+            self.deliveries[one.text].append(attempts)
+            if attempts < _FAILS[int(one.text[1:]) % len(_FAILS)]:
+                await self._fail(queue, one)
+            at = one.queue_offset + 1
+            await self._until_done(
+                lambda broker, at=at: broker.groups.commit(_GROUP, "worker", {queue: at})
+            )
+
+    async def _fail(self, queue: Queue, one: Seen) -> None:
+        # One by its level, which is ten seconds.
+        delay_ms = None if one.text == "j1" else 150
+        failed = Failed(Place(queue, one.queue_offset), delay_ms, f"{one.text} failed")
+        while True:
+            self._sequence += 1
+            sequence = self._sequence
+            (result,) = await self._until_done(
+                lambda broker: broker.retrying.retry(_GROUP, "worker", sequence, [failed])
+            )
+            assert isinstance(result, RetryResult)
+            if result.error is None:
+                return
+            await self._member.refresh()
+
+    async def _until_done(self, question: Callable[[Broker], Awaitable[Any]]) -> Any:
+        """Joins again when the leader does not know it."""
+        while True:
+            try:
+                return await self._world.ask(question)
+            except ConnectionResetError:
+                pass
+            except MqError as error:
+                if type(error).__name__ not in ("UnknownMember", "NotAssigned"):
+                    if not error.retryable:
+                        raise
+            await asyncio.sleep(0.1)
+            await self._member.refresh()
+
+
+async def story(world: World, count: int = 5) -> None:
+    await make_topic(world, _TOPIC, 2)
+    sender, worker = Sender(world, "sender"), Worker(world)
+    texts = [f"j{at}" for at in range(count)]
+    world.arm()
+    for at, text in enumerate(texts):
+        await sender.send(_TOPIC, text, queue_id=at % 2)
+    task = asyncio.get_running_loop().create_task(worker.run())
+
+    expected = {text: _FAILS[int(text[1:]) % len(_FAILS)] for text in texts}
+    wanted = sum(min(fails, _LIMIT) + 1 for fails in expected.values())
+    deadline_s = asyncio.get_running_loop().time() + 3_600
+    dead = sum(fails > _LIMIT for fails in expected.values())
+    while True:
+        process = await world.until_led()
+        letters = visible(process, names.dead_letter_topic(_GROUP))
+        given = sum(map(len, worker.deliveries.values()))
+        if given >= wanted and len(letters) >= dead and not process.machine.state.schedule.lanes:
+            break
+        if task.done():
+            task.result()
+        if asyncio.get_running_loop().time() > deadline_s:
+            raise Violation(f"{given} deliveries of {wanted}, {len(letters)} dead letters")
+        await asyncio.sleep(0.5)
+    world.disarm()
+    await world.settled()
+    # Nothing more comes: nothing waits.
+    await asyncio.sleep(2)
+    worker.is_over = True
+    await task
+    _check(world, worker, expected)
+
+
+def _check(world: World, worker: Worker, expected: dict[str, int]) -> None:
+    assert world.leader is not None
+    process = world.leader.running
+    copies: dict[str, list[int]] = defaultdict(list)
+    for one in visible(process, names.retry_topic(_GROUP)):
+        copies[one.text].append(one.message.origin.attempts)
+        if one.message.origin.topic != _TOPIC or one.message.origin.reason != f"{one.text} failed":
+            raise Violation(f"{one.text} forgot where it comes from: {one.message.origin}")
+    letters: dict[str, list[int]] = defaultdict(list)
+    for one in visible(process, names.dead_letter_topic(_GROUP)):
+        letters[one.text].append(one.message.origin.attempts)
+    for text, fails in expected.items():
+        attempts = list(range(1, min(fails, _LIMIT) + 1))
+        if copies[text] != attempts:
+            raise Violation(f"{text} came back with the attempts {copies[text]}, not {attempts}")
+        if letters[text] != ([_LIMIT + 1] if fails > _LIMIT else []):
+            raise Violation(f"{text} failed {fails} times, dead letters: {letters[text]}")
+        if worker.deliveries[text] != [0, *attempts]:
+            raise Violation(f"{text} was delivered as {worker.deliveries[text]}")
+
+

@@ -1,0 +1,272 @@
+"""Failed messages on their way to the broker: once, and in hand until it has them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mq.client import retries as retries_module
+from mq.client.model import QueueRef
+from mq.client.retries import Failure
+from mq.errors import (
+    IllegalRequest,
+    MessageTooLarge,
+    MqError,
+    NotLeader,
+    OutcomeUnknown,
+    SubscriptionMismatch,
+    UnknownMember,
+    Unreachable,
+)
+from mq.wire.v1 import consumer_pb2 as wire
+from mq.wire.v1 import status_pb2
+from tests.unit.client.deliveries import TOPIC, assignment, delivery
+from tests.unit.client.scene import Scene, run, shorten_waits, until
+from tests.unit.client.scripted_broker import ScriptedCall, retried
+
+if TYPE_CHECKING:
+    from mq.client.held_queue import Taken
+
+QUEUE = QueueRef(TOPIC, 0)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten_waits(monkeypatch)
+    monkeypatch.setattr(retries_module, "back_off_s", lambda _: 0.001)
+
+
+async def scene_with(count: int = 5, **options: Any) -> tuple[Scene, ScriptedCall, list[Taken]]:
+    scene = Scene(**options)
+    call = await scene.join((0, 0))
+    call.send(delivery(0, range(count)))
+    return scene, call, await scene.take(count)
+
+
+def done_to(scene: Scene) -> int:
+    return scene.holdings.done_offsets()[QUEUE]
+
+
+def fail(scene: Scene, *taken: Taken, delay_ms: int | None = None) -> None:
+    for one in taken:
+        scene.session.retries.add(Failure(one, delay_ms, "why"))
+
+
+def offsets(scene: Scene) -> list[list[int]]:
+    return [[m.queue_offset for m in one.messages] for one in scene.connection.retry_requests()]
+
+
+@pytest.mark.parametrize(
+    "error", [NotLeader(None, None), OutcomeUnknown(""), Unreachable(""), UnknownMember("")]
+)
+def test_the_same_request_is_sent_until_it_is_answered(error: MqError) -> None:
+    async def story() -> None:
+        scene, _, taken = await scene_with()
+        answer, left = scene.connection.answers["Retry"], [error] * 4
+
+        def at_last(request: Any) -> Any:
+            if left:
+                raise left.pop()
+            return answer(request)
+
+        scene.connection.answers["Retry"] = at_last
+        fail(scene, taken[0])
+        await scene.session.retries.flush(10)
+        assert offsets(scene) == [[0]] * 5
+        assert len({one.sequence for one in scene.connection.retry_requests()}) == 1
+        assert done_to(scene) == 1
+        await scene.session.close()
+
+    run(story())
+
+
+def test_what_fails_while_a_request_is_under_way_goes_with_the_next() -> None:
+    async def story() -> None:
+        scene, _, taken = await scene_with()
+        fail(scene, *taken[:2])
+        await scene.session.retries.flush(10)
+        fail(scene, *taken[2:])
+        await scene.session.commit()
+        assert offsets(scene) == [[0, 1], [2, 3, 4]]
+        first, second = (one.sequence for one in scene.connection.retry_requests())
+        assert second == first + 1
+        assert scene.connection.committed() == [{QUEUE: 5}]
+        await scene.session.close()
+
+    run(story())
+
+
+def test_numbers_go_on_when_a_member_is_started_again() -> None:
+    async def story() -> None:
+        numbers = []
+        for _ in range(2):
+            scene, _, taken = await scene_with()
+            fail(scene, taken[0])
+            await scene.session.close()
+            numbers.append(scene.connection.retry_requests()[0].sequence)
+        assert numbers[0] < numbers[1] < 1 << 63
+
+    run(story())
+
+
+def test_large_messages_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries_module, "_BYTES_MAX", 2 * retries_module._COPY_BYTES + 100)
+
+    async def story() -> None:
+        scene, _, taken = await scene_with()
+        fail(scene, *taken)
+        await scene.session.retries.flush(10)
+        assert offsets(scene) == [[0, 1], [2, 3], [4]]
+        await scene.session.close()
+
+    run(story())
+
+
+def test_what_is_too_large_for_one_request_goes_in_several() -> None:
+    async def story() -> None:
+        scene, _, taken = await scene_with(3)
+        answer = scene.connection.answers["Retry"]
+
+        def refuse(request: Any) -> Any:
+            if len(request.messages) > 1 or request.messages[0].queue_offset == 2:
+                raise MessageTooLarge("")
+            return answer(request)
+
+        scene.connection.answers["Retry"] = refuse
+        fail(scene, *taken, delay_ms=0)
+        await scene.session.retries.flush(10)
+        assert offsets(scene) == [[0, 1, 2], [0], [1], [2]]
+        assert done_to(scene) == 2
+        # What the broker will not take is tried again in place.
+        (again,) = await scene.take(1)
+        assert (again.message.queue_offset, again.message.attempt) == (2, 2)
+        await scene.session.close()
+
+    run(story())
+
+
+@pytest.mark.parametrize("error", [IllegalRequest(""), KeyError("a mistake")])
+def test_what_the_broker_refuses_is_tried_again_in_place(error: Exception) -> None:
+    async def story() -> None:
+        scene, _, taken = await scene_with(1)
+
+        def refuse(_: Any) -> Any:
+            raise error
+
+        scene.connection.answers["Retry"] = refuse
+        waiting = asyncio.create_task(scene.take(1))
+        fail(scene, taken[0], delay_ms=1)
+        (again,) = await waiting
+        assert again.message.queue_offset == 0
+        scene.holdings.done([again])
+        assert done_to(scene) == 1
+        await scene.session.close()
+
+    run(story())
+
+
+def test_an_answer_that_is_too_short_is_none() -> None:
+    async def story() -> None:
+        scene, _, taken = await scene_with(1)
+        scene.connection.answers["Retry"] = lambda _: retried()
+        fail(scene, taken[0], delay_ms=1)
+        assert (await scene.take(1))[0].message.queue_offset == 0
+        await scene.session.close()
+
+    run(story())
+
+
+def test_each_message_has_its_own_answer() -> None:
+    async def story() -> None:
+        scene, _, taken = await scene_with(4)
+        scene.connection.answers["Retry"] = lambda _: retried(
+            wire.RetryResult(attempts=1, deliver_at_ms=1),
+            wire.RetryResult(code=status_pb2.MESSAGE_NOT_FOUND),
+            wire.RetryResult(attempts=17),
+            wire.RetryResult(code=status_pb2.NOT_ASSIGNED),
+        )
+        fail(scene, *taken)
+        await scene.session.retries.flush(10)
+        # The last one is somebody else's: it is not done here, and not in hand.
+        assert done_to(scene) == 3
+        assert taken[0].queue.running == 0
+        await scene.session.close()
+
+    run(story())
+
+
+def test_what_a_seek_made_void_is_not_sent() -> None:
+    async def story() -> None:
+        scene, _, taken = await scene_with(2)
+        scene.holdings.seek({QUEUE: 0})
+        fail(scene, *taken)
+        await scene.session.retries.flush(10)
+        assert offsets(scene) == []
+        assert taken[0].queue.running == 0
+        await scene.session.close()
+
+    run(story())
+
+
+def test_a_close_without_a_broker_leaves_the_message_to_the_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mq.client.session._GOODBYE_S_MAX", 0.05)
+
+    async def story() -> None:
+        scene, _, taken = await scene_with(3)
+
+        def never(_: Any) -> Any:
+            raise Unreachable("")
+
+        scene.connection.answers["Retry"] = never
+        scene.holdings.done([taken[0], taken[2]])
+        fail(scene, taken[1])
+        await scene.session.close()
+        assert scene.connection.committed() in ([], [{QUEUE: 1}])
+        assert scene.session.retries._task is None
+
+    run(story())
+
+
+def test_a_consumer_that_has_ended_asks_no_more() -> None:
+    async def story() -> None:
+        scene, call, taken = await scene_with(1)
+
+        def unknown(_: Any) -> Any:
+            raise UnknownMember("")
+
+        scene.connection.answers["Retry"] = unknown
+        fail(scene, taken[0])
+        await until(lambda: len(scene.connection.retry_requests()) > 1)
+        call.end(SubscriptionMismatch("another"))
+        await until(lambda: scene.session.retries._task is None)
+        assert done_to(scene) == 0
+        await scene.session.close()
+
+    run(story())
+
+
+def test_a_queue_that_leaves_is_released_when_the_broker_has_what_failed() -> None:
+    async def story() -> None:
+        scene, call, taken = await scene_with(1)
+        answer, is_mended = scene.connection.answers["Retry"], False
+
+        def when_mended(request: Any) -> Any:
+            if not is_mended:
+                raise NotLeader(None, None)
+            return answer(request)
+
+        scene.connection.answers["Retry"] = when_mended
+        fail(scene, taken[0])
+        call.send(assignment())
+        await until(lambda: scene.holdings.assignment == set())
+        assert QUEUE in scene.holdings.positions()
+        is_mended = True
+        assert await call.progress() == {0: 1}
+        await call.heard("released")
+        await scene.session.close()
+
+    run(story())
