@@ -1,6 +1,6 @@
 # Every target installs what it needs into .venv by itself, once.
 .DEFAULT_GOAL := help
-.PHONY: help run demo test sim lint fmt type proto verify-proto bench bench-store bench-raft bench-broker clean
+.PHONY: help run demo test sim soak lint fmt type proto verify-proto bench bench-store bench-raft bench-broker clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -32,8 +32,13 @@ test: lint type verify-proto ## lint, types, generated code, all tests
 	$(BIN)/python -m pytest
 
 SEEDS ?= 2000
-sim: .venv/.dev ## many seeds of the replication simulation (SEEDS=20000 for a long run)
+sim: .venv/.dev ## many seeds of the simulations (SEEDS=20000 for a long run)
 	$(BIN)/python -m tests.sim --seeds $(SEEDS)
+	$(BIN)/python -m tests.sim.flows --seeds $(SEEDS)
+
+MINUTES ?= 2
+soak: .venv/.dev ## three brokers under load, kill -9 of the leader all the time; ends with a line of JSON
+	@$(BIN)/python -m tests.soak --minutes $(MINUTES)
 
 lint: .venv/.dev ## ruff and the dependency rule
 	$(BIN)/ruff check .

@@ -298,8 +298,11 @@ def bench_receive(brokers: Brokers, *, queues: int | None, consumers: int, **ask
     group = f"bench-{uuid.uuid4().hex[:12]}"
     with brokers.admin() as admin:
         _ensure_topic(admin, load.topic, queues)
-        with _CpuTimes(admin) as cpu, output.meter("measuring", "message", 1000) as show:
-            received, plain = measure_receive(load, group, consumers, show)
+        try:
+            with _CpuTimes(admin) as cpu, output.meter("measuring", "message", 1000) as show:
+                received, plain = measure_receive(load, group, consumers, show)
+        finally:
+            _forget(admin, group)
     plain_per_s = plain.messages / max(plain.seconds, 1e-9)
     per_s = received.messages / max(received.seconds, 1e-9)
     more = {

@@ -100,7 +100,7 @@ def _json_form(message: ReceivedMessage) -> bytes:
 def _meta_form(message: ReceivedMessage) -> bytes:
     parts = [
         stored_at(message.stored_at_ms),
-        f"{message.topic}/{message.queue_id}@{message.queue_offset}",
+        f"{message.queue.topic}/{message.queue_id}@{message.queue_offset}",
         message.message_id,
     ]
     if message.tag:

@@ -233,7 +233,7 @@ def _lag(broker: Broker) -> Iterator[Metric]:
         "mq_consumer_inflight_messages", "Delivered, not reported as done.", labels=["group"]
     )
     now_ms, looks = broker.now_ms(), 0
-    received = broker.receiving.in_flight()
+    received = broker.state.leases.in_hand()
     for group in broker.state.offsets.groups():
         totals: dict[str, tuple[int, Any]] = {}
         for queue, position in broker.state.offsets.positions(group).items():

@@ -106,15 +106,11 @@ def receive(  # noqa: PLR0913 - one a flag
 
     # As Ctrl-C: what was written is acknowledged.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    file = cast("BinaryIO", click.get_binary_stream("stdout"))
-    sink = Sink(file, as_json=brokers.as_json, with_meta=meta)
-    with SimpleConsumer(
-        brokers.servers,
-        group,
-        dict.fromkeys(topics, wanted),
-        start=place,
-        is_ordered=is_ordered,
-    ) as consumer:
+    consumer = SimpleConsumer(
+        brokers.servers, group, dict.fromkeys(topics, wanted), start=place, is_ordered=is_ordered
+    )
+    with consumer, click.open_file("-", "wb") as file:
+        sink = Sink(cast("BinaryIO", file), as_json=brokers.as_json, with_meta=meta)
         _take(consumer, sink, count, idle_s, invisible_s, is_acked=is_acked)
         unreadable = consumer.unreadable_messages
     if unreadable:

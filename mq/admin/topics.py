@@ -49,11 +49,19 @@ def list_topics(brokers: Brokers, *, internal: bool) -> None:
 @click.option(
     "--type", "kind", type=click.Choice(_TYPES), default="normal", show_default=True, help="Type."
 )
+@click.option(
+    "--priorities",
+    metavar="N",
+    type=click.IntRange(2, 10),
+    help="So many priorities, 0 the lowest; each has its share of the queues.",
+)
 @with_brokers()
-def create(brokers: Brokers, name: str, queues: int | None, kind: Any) -> None:
+def create(
+    brokers: Brokers, name: str, queues: int | None, kind: Any, priorities: int | None
+) -> None:
     """Create a topic."""
     with brokers.admin() as admin:
-        info = admin.create_topic(name, queues=queues or 0, type=kind)
+        info = admin.create_topic(name, queues=queues or 0, type=kind, priorities=priorities or 0)
     _print_change(brokers, info, "Created")
 
 
@@ -162,9 +170,10 @@ def _type(info: TopicInfo) -> str:
 
 
 def _queues(info: TopicInfo) -> str:
-    if info.write_queues == info.read_queues:
-        return counted(info.write_queues, "queue")
-    return f"{counted(info.write_queues, 'queue')} to write, {info.read_queues} to read"
+    text = counted(info.write_queues, "queue")
+    if info.write_queues != info.read_queues:
+        text += f" to write, {info.read_queues} to read"
+    return f"{text}, {info.priorities} priorities" if info.priorities else text
 
 
 def _access(info: TopicInfo) -> str:
@@ -183,9 +192,12 @@ def _created(info: TopicInfo, zone: str = "") -> str:
 def _topic_columns(topics: Sequence[TopicSummary]) -> list[Column]:
     infos = [each.info for each in topics]
     queues = [
-        str(info.write_queues)
-        if info.write_queues == info.read_queues
-        else f"{info.write_queues}w {info.read_queues}r"
+        (
+            str(info.write_queues)
+            if info.write_queues == info.read_queues
+            else f"{info.write_queues}w {info.read_queues}r"
+        )
+        + (f" ({info.priorities}p)" if info.priorities else "")
         for info in infos
     ]
     return [

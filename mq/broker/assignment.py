@@ -2,9 +2,9 @@
 
 In this order: even, so that the numbers of queues of any two members differ by one at most; sticky,
 so that no more queues move than evenness asks for; near, so that of equal choices a queue goes to
-the zone that it is in; spread, so that members share each topic and not only the sum of all. The
-answer depends on the values alone, not on the order in which they are given. Knows nothing of time,
-of locks, or of what a member still has in hand.
+the zone that it is in; spread, so that members share each topic, and each priority of it, and not
+only the sum of all. The answer depends on the values alone, not on the order in which they are
+given. Knows nothing of time, of locks, or of what a member still has in hand.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ class Candidate(NamedTuple):
 
 
 _NO_PINS: Mapping[Queue, str] = MappingProxyType({})
+_NO_PRIORITIES: Mapping[str, int] = MappingProxyType({})
 
 
 def assign(
     queues: Mapping[Queue, str],
     members: Sequence[Candidate],
     pinned: Mapping[Queue, str] = _NO_PINS,
+    priorities: Mapping[str, int] = _NO_PRIORITIES,
 ) -> dict[str, frozenset[Queue]]:
-    """`queues` has the zone of each; an empty zone is unknown and near to nobody.
+    """`queues` has the zone of each; an empty zone is unknown and near to nobody. `priorities` has
+    the number of those of topics with some: queue i has the priority i modulo that.
 
     A pinned queue counts as owned by its member, whoever else says to own it, and is the last that
     the member gives up: it does so only when its pins alone are more than an even share. A pin to
@@ -49,11 +52,13 @@ def assign(
     ranked = sorted(members)
     share, extras = divmod(len(queues), len(ranked))
     hands = _hands(queues, ranked, pinned)
-    extras -= _trim(hands, queues, ranked, pinned, (share, extras))
+    suits = {queue: (queue.topic, queue.queue_id % priorities.get(queue.topic, 1)) for queue in queues}
+    extras -= _trim(hands, queues, ranked, pinned, (share, extras), suits)
     kept = {queue for hand in hands.values() for queue in hand}
-    free = sorted(queue for queue in queues if queue not in kept)
+    # Those of one suit follow each other, and so go to different members.
+    free = sorted((suits[queue], queue) for queue in queues if queue not in kept)
     if free:
-        _Dealer(ranked, hands, share, extras).deal(free, queues)
+        _Dealer(ranked, hands, share, extras).deal([queue for _, queue in free], queues)
     return {member_id: frozenset(hand) for member_id, hand in hands.items()}
 
 
@@ -78,6 +83,7 @@ def _trim(
     ranked: Sequence[Candidate],
     pinned: Mapping[Queue, str],
     room: tuple[int, int],
+    suits: Mapping[Queue, tuple[str, int]],
 ) -> int:
     """Cuts each hand to its share. Returns how many keep one more than the share, which is for
     those whose queue at stake is dearest.
@@ -93,7 +99,7 @@ def _trim(
             queue: _cost(queues[queue], member.zone, zones) + 3 * (pinned.get(queue) != name)
             for queue in hand
         }
-        hands[name] = _dearest_first(costs)
+        hands[name] = _dearest_first(costs, suits)
         stakes.append((costs[hands[name][share]], name))
     keepers = {name for _, name in sorted(stakes)[:extras]}
     for _, name in stakes:
@@ -108,15 +114,17 @@ def _cost(zone: str, home: str, zones: set[str]) -> int:
     return 2 if zone and zone in zones else 1
 
 
-def _dearest_first(costs: Mapping[Queue, int]) -> list[Queue]:
-    """By cost; of the same cost in proportion to the topics, so that a cut anywhere leaves a part
-    of each topic.
+def _dearest_first(
+    costs: Mapping[Queue, int], suits: Mapping[Queue, tuple[str, int]]
+) -> list[Queue]:
+    """By cost; of the same cost in proportion to the suits (topics, and priorities of a topic), so
+    that a cut anywhere leaves a part of each.
     """
-    sizes = Counter((cost, queue.topic) for queue, cost in costs.items())
-    seen: Counter[tuple[int, str]] = Counter()
+    sizes = Counter((cost, suits[queue]) for queue, cost in costs.items())
+    seen: Counter[tuple[int, tuple[str, int]]] = Counter()
     order: list[tuple[int, float, Queue]] = []
     for queue in sorted(costs):
-        kind = costs[queue], queue.topic
+        kind = costs[queue], suits[queue]
         seen[kind] += 1
         order.append((costs[queue], (seen[kind] - 0.5) / sizes[kind], queue))
     return [queue for _, _, queue in sorted(order)]

@@ -23,9 +23,10 @@ from mq.errors import (
     TopicNotFound,
 )
 from mq.wire.v1.cluster_pb2 import TopicType
-from mq.wire.v1.state_pb2 import Command, DropGroup, DropTopic
+from mq.wire.v1.state_pb2 import Command, DropGroup, DropTopic, Many
 
 QUEUES_MAX = names.QUEUE_ID_MAX + 1
+PRIORITIES_MAX = 10
 
 
 class Catalog:
@@ -46,7 +47,7 @@ class Catalog:
         # A topic is changed by one at a time, each of whom sees what the one before it did.
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def create(self, name: str, queues: int, type_: int) -> Topic:
+    async def create(self, name: str, queues: int, type_: int, priorities: int = 0) -> Topic:
         """TopicExists, IllegalTopic, IllegalRequest, PermissionDenied."""
         self._check_name(name)
         async with self._turn(name):
@@ -54,7 +55,7 @@ class Catalog:
                 raise TopicExists(
                     f"topic {name} exists already: `mq topic describe {name}` shows it"
                 )
-            return await self._put(self._new(name, queues, type_))
+            return await self._put(self._new(name, queues, type_, priorities))
 
     async def ensure(self, topics: Iterable[str]) -> None:
         """Creates those that are missing, with the defaults."""
@@ -96,6 +97,7 @@ class Catalog:
                     f"topic {name} would take messages in {altered.write_queues} queues and be "
                     f"read in {altered.read_queues}: read_queues must not be fewer"
                 )
+            _check_priorities(name, altered.priorities, altered.write_queues)
             return await self._put(altered)
 
     async def delete(self, name: str) -> None:
@@ -118,7 +120,17 @@ class Catalog:
             raise GroupNotEmpty(f"group {group} has {member_count} members: stop them first")
         if group not in self._machine.state.offsets:
             raise GroupNotFound(f"there is no group {group}: `mq group list` shows those that are")
-        await self._propose(Command(drop_group=DropGroup(group=group)))
+        commands = [Command(drop_group=DropGroup(group=group))]
+        commands += [Command(drop_topic=DropTopic(topic=one)) for one in self._topics_of(group)]
+        await self._propose(Command(many=Many(commands=commands)))
+
+    def _topics_of(self, group: str) -> list[str]:
+        """What only the group had: its retries, and its dead letters if there are none."""
+        letters = names.dead_letter_topic(group)
+        queue = self._machine.store.queues.get(letters, 0)
+        mine = [names.retry_topic(group)]
+        mine += [letters] if queue is None or queue.start == queue.end else []
+        return [one for one in mine if one in self._machine.state.topics]
 
     def writable(self, name: str, queue_id: int) -> None:
         """TopicNotFound (also while it is being deleted), QueueNotFound, PermissionDenied."""
@@ -147,11 +159,22 @@ class Catalog:
         if names.is_internal_topic(name):
             raise PermissionDenied(f"topic {name}: names that start with % are the broker's own")
 
-    def _new(self, name: str, queues: int, type_: int) -> Topic:
-        count = _checked(queues or self._default_queues, "queues") or 0
+    def _new(self, name: str, queues: int, type_: int, priorities: int = 0) -> Topic:
+        default = max(self._default_queues, priorities)
+        count = _checked(queues or default, "queues") or 0
         if type_ not in TopicType.values():
             raise IllegalRequest(f"{type_} is no type of a topic")
-        return Topic(name, type_, count, count, is_readable=True, is_writable=True, created_at_ms=0)
+        _check_priorities(name, priorities, count)
+        return Topic(
+            name,
+            type_,
+            count,
+            count,
+            is_readable=True,
+            is_writable=True,
+            created_at_ms=0,
+            priorities=priorities,
+        )
 
     async def _put(self, topic: Topic) -> Topic:
         self._check_staying(topic.name)
@@ -163,6 +186,17 @@ class Catalog:
 
     async def _propose(self, command: Command) -> None:
         await write_command(self._consensus, command)
+
+
+def _check_priorities(name: str, priorities: int, queues: int) -> None:
+    if priorities == 1 or priorities > PRIORITIES_MAX:
+        raise IllegalRequest(
+            f"priorities = {priorities}: 2 to {PRIORITIES_MAX}, or 0 for a topic without"
+        )
+    if queues < priorities:
+        raise IllegalRequest(
+            f"topic {name} would have {priorities} priorities in {queues} queues: each needs one"
+        )
 
 
 def _checked(count: int | None, what: str) -> int | None:

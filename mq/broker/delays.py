@@ -224,6 +224,8 @@ class Delays(Service):
             window = windows[number]
             if not window.has_first:
                 await self._fill(number, window)
+                if epoch != self._epoch:
+                    raise _NotNow
             units = window.take(until_ms, budget)
             if units:
                 taken[number] = units

@@ -29,6 +29,8 @@ IN_HAND_MAX = 10_000
 # In order: new messages are looked at no further than this behind the first one that is not done.
 WINDOW_MESSAGES = 2_000
 _LOOK_MESSAGES = 64
+# Messages that one step opens for a filter by SQL.
+_SEARCH_MESSAGES = 512
 _EVERYTHING = CompiledFilter(frozenset(), None)
 _PUT_OFF = (0, 0, 0)
 
@@ -79,8 +81,11 @@ class Hand:
         return self.messages_left > 0 and not self._is_full
 
     def leases(self, queue: Queue) -> QueueLeases:
+        """Of a queue that the group receives from."""
         found = self._draft.get(self.wanted.group, queue)
-        return found if found is not None else QueueLeases()
+        if found is None:
+            raise ValueError(f"group {self.wanted.group} does not receive from {queue}")
+        return found
 
     def read(self, query: Query) -> ReadResult:
         return self._read(query)
@@ -88,18 +93,16 @@ class Hand:
     def put(self, queue: Queue, start: int, end: int, value: tuple[int, int, int] | None) -> None:
         self._draft.put(self.wanted.group, queue, start, end, value)
 
-    def take(self, queue: Queue, one: Range, messages_max: int, filter_: CompiledFilter) -> int:
+    def take(self, queue: Queue, one: Range, messages_max: int) -> int:
         """Of the messages of the range so many, as far as they fit. Returns how far it came: what
         stands before is given or left out.
         """
-        query = Query(
-            queue,
-            one.start,
-            filter_,
-            self.wanted.bytes_max - self.size_bytes,
-            min(messages_max, self.messages_left, one.end - one.start),
-        )
-        result = self._read(query)
+        filter_ = self.wanted.filter
+        count = min(messages_max, self.messages_left, one.end - one.start)
+        # With a predicate as many are looked at as are asked for, whether they pass or not.
+        looked = max(count, _SEARCH_MESSAGES) if filter_.predicate else count
+        left_bytes = self.wanted.bytes_max - self.size_bytes
+        result = self._read(Query(queue, one.start, filter_, left_bytes, looked))
         if result.status == Status.TOO_SMALL:
             # Retention was faster: what is gone is done.
             gone_to = min(result.start, one.end)
@@ -107,8 +110,7 @@ class Hand:
             return gone_to
         if result.status not in (Status.FOUND, Status.NOTHING_MATCHED):
             return one.start
-        reached = min(result.next_offset, one.end)
-        runs = list(clipped(result.runs, one.end))
+        runs, cut_at = first_of(clipped(result.runs, one.end), count)
         size_bytes = sum(len(run.frames) for run in runs)
         if self.given and self.size_bytes + size_bytes > self.wanted.bytes_max:
             self._is_full = True  # a read gives one message, however large
@@ -117,7 +119,7 @@ class Hand:
             self._give(queue, run, one.attempts + 1)
         self.size_bytes += size_bytes
         self._is_full = self.size_bytes >= self.wanted.bytes_max
-        return reached
+        return min(result.next_offset, one.end) if cut_at is None else cut_at
 
     def _give(self, queue: Queue, run: Run, attempt: int) -> None:
         value = self._lease, self._visible_at_ms, attempt
@@ -133,7 +135,7 @@ def take(hand: Hand, queue: Queue, memory: QueueMemory, end: int, now_ms: int) -
         if found.attempts > wanted.retries_max:
             memory.spent = True
             continue
-        reached = hand.take(queue, found, found.end - found.start, wanted.filter)
+        reached = hand.take(queue, found, found.end - found.start)
         _leave_out(hand, queue, found._replace(end=reached))
         if reached < found.end:
             again.push(found._replace(start=reached))
@@ -146,7 +148,7 @@ def take(hand: Hand, queue: Queue, memory: QueueMemory, end: int, now_ms: int) -
         memory.is_full = room <= 0
         if room > 0:
             fresh = Range(memory.passed, end, 0, 0, 0)
-            memory.passed = hand.take(queue, fresh, room, wanted.filter)
+            memory.passed = hand.take(queue, fresh, room)
             if hand.given:
                 # What is left out behind it goes with the same entry.
                 hand.put(queue, hand.leases(queue).next, memory.passed, None)
@@ -194,9 +196,11 @@ def take_in_order(hand: Hand, queue: Queue, memory: QueueMemory, end: int, now_m
     for one in chosen:
         at = one
         while hand.has_room and at.start < at.end:
-            reached = hand.take(queue, at, at.end - at.start, _EVERYTHING)
+            reached = hand.take(queue, at, at.end - at.start)
             if reached == at.start:
                 break
+            # The filter may be another one than when they were given out first.
+            _leave_out(hand, queue, at._replace(end=reached))
             at = at._replace(start=reached)
     while memory.again.pop(now_ms, hand.leases(queue)) is not None:
         pass  # they only told that it was time to look
@@ -294,6 +298,19 @@ def _append(stretches: list[Range], one: Range) -> None:
         stretches[-1] = stretches[-1]._replace(end=one.end)
     else:
         stretches.append(one)
+
+
+def first_of(runs: Iterable[Run], count: int) -> tuple[list[Run], int | None]:
+    """So many messages of the runs, and the queue offset of the next one, if there is one."""
+    found: list[Run] = []
+    for run in runs:
+        if count <= 0:
+            return found, run.queue_offset
+        found += clipped([run], run.queue_offset + count)
+        if run.message_count > count:
+            return found, run.queue_offset + count
+        count -= run.message_count
+    return found, None
 
 
 def clipped(runs: Iterable[Run], end: int) -> Iterator[Run]:

@@ -337,7 +337,9 @@ class Groups:
         group, topics = live.group, self._machine.state.topics
         if live.topics_version != topics.version:
             live.topics_version = topics.version
-            group.set_queues(self._readable_queues(group))
+            queues = self._readable_queues(group)
+            found = [topics.find(name) for name in {queue.topic for queue in queues}]
+            group.set_queues(queues, {one.name: one.priorities for one in found if one.priorities})
         group.rebalance(self._now_ms())
         for member_id, (subscriber, *_) in live.subscribers.items():
             assigned = group.assigned(member_id)
@@ -460,6 +462,10 @@ class Groups:
         """Who has the queue in hand."""
         live = self._live.get(name)
         return live.group.owner(queue) if live else None
+
+    def position(self, name: str, queue: Queue) -> int | None:
+        """How far the group is, also what is not committed yet."""
+        return self._commits.position(name, queue)
 
     def live(self, name: str) -> Group | None:
         found = self._live.get(name)

@@ -215,6 +215,7 @@ def topic_info(topic: Topic) -> pb.TopicInfo:
         is_writable=topic.is_writable,
         created_at_ms=topic.created_at_ms,
         is_internal=topic.is_internal,
+        priorities=topic.priorities,
     )
 
 

@@ -15,8 +15,8 @@ from mq.wire.v1 import state_pb2 as pb
 Value = tuple[int, int, int] | None
 
 # A change in its command, and the queue that it is of: rather more than less.
-_CHANGE_BYTES = 52
-_QUEUE_BYTES = 320
+CHANGE_BYTES = 52
+QUEUE_BYTES = 320
 
 
 class _Changes:
@@ -44,7 +44,7 @@ class Draft:
         place = group, queue
         self._queues[place] = QueueLeases(queue_offset)
         changes = self._changes[place] = _Changes(None)
-        self.size_bytes += _QUEUE_BYTES
+        self.size_bytes += QUEUE_BYTES
         if queue_offset:
             changes.items.append((0, queue_offset, None))
 
@@ -60,14 +60,14 @@ class Draft:
                 raise ValueError(f"group {group} does not receive from {queue}")
             leases = self._queues[place] = QueueLeases(known.next, known.ranges)
             self._changes[place] = _Changes(known.next)
-            self.size_bytes += _QUEUE_BYTES
+            self.size_bytes += QUEUE_BYTES
         leases.put(start, end, value)
         items = self._changes[place].items
         if items and items[-1][1] == start and items[-1][2] == value:
             items[-1] = items[-1][0], end, value
         else:
             items.append((start, end, value))
-            self.size_bytes += _CHANGE_BYTES
+            self.size_bytes += CHANGE_BYTES
 
     def command(self) -> pb.Command | None:
         """None: nothing changes."""

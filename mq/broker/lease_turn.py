@@ -6,7 +6,7 @@ what was made of messages that are acknowledged. It is bounded; who does not fit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mq import names
 from mq.broker.assignment import Queue
@@ -32,6 +32,10 @@ _LETTERS_MAX = 128
 _LETTERS_BYTES_MAX = 1 << 20
 
 
+# Told where its batches are, or why they are nowhere.
+Over = Callable[[list[StoredAt], MqError | None], None]
+
+
 class NextTurn(Exception):
     """The request does not fit any more."""
 
@@ -49,8 +53,8 @@ class LeaseTurn:
         self._entry_bytes_max = entry_bytes_max - _MARGIN_BYTES
         self._batches: list[Batch] = []
         self._batch_bytes = 0
-        # Who wants to know where which of the batches are.
-        self._told: list[tuple[list[StoredAt], int, int]] = []
+        # Who wants to know where which of the batches are, and what else is to be told then.
+        self._told: list[tuple[list[StoredAt], int, int, Over | None]] = []
         self._written: Written | None = None
 
     @property
@@ -74,10 +78,10 @@ class LeaseTurn:
             )
         raise NextTurn
 
-    def add(self, batches: Sequence[Batch]) -> list[StoredAt]:
-        """Where they are, as soon as the turn is over."""
+    def add(self, batches: Sequence[Batch], over: Over | None = None) -> list[StoredAt]:
+        """Where they are, as soon as the turn is over; `over` is called before anybody else."""
         stored: list[StoredAt] = []
-        self._told.append((stored, len(self._batches), len(batches)))
+        self._told.append((stored, len(self._batches), len(batches), over))
         self._batches += batches
         self._batch_bytes += sizes_bytes(batches)
         return stored
@@ -121,9 +125,11 @@ class LeaseTurn:
 
     def over(self, error: MqError | None) -> None:
         """The entry is applied, or has failed."""
-        if error is None and self._written is not None:
-            for stored, first, count in self._told:
+        for stored, first, count, over in self._told:
+            if error is None and self._written is not None:
                 stored.extend(self._written.stored[first : first + count])
+            if over is not None:
+                over(stored, error)
 
 
 def sizes_bytes(batches: Sequence[Batch]) -> int:

@@ -116,6 +116,14 @@ class Leases:
     def items(self) -> Iterable[tuple[tuple[str, Queue], QueueLeases]]:
         return self._queues.items()
 
+    def in_hand(self) -> dict[str, int]:
+        """By group: messages in somebody's hands, also those whose time is over."""
+        counts: dict[str, int] = {}
+        for (group, _), one in self._queues.items():
+            held = sum(each.end - each.start for each in one.ranges if each.lease)
+            counts[group] = counts.get(group, 0) + held
+        return counts
+
     # -- applying ---------------------------------------------------------------------------------
 
     def change(

@@ -97,6 +97,7 @@ class Group:
         self._members: dict[str, Member] = {}
         self._subscriptions = Subscriptions(int(MODE_CLUSTERING), ())
         self._queues: Mapping[Queue, str] = {}
+        self._priorities: Mapping[str, int] = {}
         # Who has it in hand, and who should.
         self._holders: dict[Queue, str] = {}
         self._targets: dict[Queue, str] = {}
@@ -251,10 +252,14 @@ class Group:
         buried, self._buried = self._buried, []
         return buried
 
-    def set_queues(self, queues: Mapping[Queue, str]) -> None:
-        """All that can be read of the subscribed topics, with the zone of each. To be called before
-        the first rebalance, and again whenever topics or subscriptions change.
+    def set_queues(
+        self, queues: Mapping[Queue, str], priorities: Mapping[str, int] | None = None
+    ) -> None:
+        """All that can be read of the subscribed topics, with the zone of each, and how many
+        priorities topics have. To be called before the first rebalance, and again whenever topics
+        or subscriptions change.
         """
+        self._priorities = dict(priorities or {})
         if queues != self._queues:
             self._queues = dict(queues)
             self._is_stale = True
@@ -396,7 +401,9 @@ class Group:
                 self._targets = {q: one for q, one in self._holders.items() if q in self._queues}
                 self._is_settling = True
             else:
-                hands = assign(self._queues, self._candidates(), self._pins())
+                hands = assign(
+                    self._queues, self._candidates(), self._pins(), self._priorities
+                )
                 self._targets = {queue: name for name, hand in hands.items() for queue in hand}
         known = self._targets.keys() | self._holders.keys() | self._locks.keys()
         self._moving = {queue: None for queue in known if not self._is_at_rest(queue)}

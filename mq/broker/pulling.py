@@ -36,6 +36,10 @@ class Puller:
         self._arrivals = arrivals
         self.messages_total = self.bytes_total = 0
 
+    def rank(self, queue: Queue) -> int:
+        """How far it is below the highest priority of its topic."""
+        return self._topics.rank(*queue)
+
     def read(self, query: Query) -> ReadResult:
         """What is there now: one bounded step. NOTHING_MATCHED: go on at `next_offset`."""
         topic, queue_id = query.queue

@@ -24,9 +24,10 @@ from mq.broker.filters import CompiledFilter
 from mq.broker.granting import Given, Hand, Wanted, take, take_in_order
 from mq.broker.groups import Groups, Start
 from mq.broker.handles import Handle
-from mq.broker.lease_turn import LeaseTurn, NextTurn, sizes_bytes
+from mq.broker.lease_turn import LeaseTurn, NextTurn, Over, sizes_bytes
 from mq.broker.leases import Range
 from mq.broker.pulling import READ_BYTES_MAX, Puller
+from mq.broker.settling import Settle
 from mq.broker.taking import Spec, Taking
 from mq.broker.takings import Takings
 from mq.broker.turns import Turns, Verdict
@@ -97,7 +98,7 @@ class Receiving(Service):
         try:
             return await self._receive(taking, wanted)
         finally:
-            taking.leave(wanted.member_id, self._steady_ms())
+            taking.exit(wanted.member_id, self._steady_ms())
 
     async def _receive(self, taking: Taking, wanted: Receive) -> list[Given]:
         loop = asyncio.get_running_loop()
@@ -112,9 +113,11 @@ class Receiving(Service):
                     if given:
                         return given
                 now_s = loop.time()
-                if taking.ready and now_s < max(deadline_s, began_s + _SEARCH_S):
+                is_searching = taking.ready and now_s < max(deadline_s, began_s + _SEARCH_S)
+                if is_searching or not taking.is_begun:
+                    self._check(wanted)
                     continue
-                if now_s >= deadline_s:
+                if now_s >= deadline_s or taking.is_dropped:
                     return []
                 is_reserved = False
                 taking.release(wanted.messages_max)
@@ -154,6 +157,9 @@ class Receiving(Service):
             # It may have been taken off the lists and not given.
             taking.renew(taking.topic)
             raise
+        if not taking.is_begun:
+            leases = self._core.state.leases
+            taking.is_begun = all((taking.group, queue) in leases for queue in taking.queues)
         # The group may have been moved while the entry was on its way.
         return [one for one in given if self._is_held(call.receive.group, one)]
 
@@ -205,7 +211,8 @@ class Receiving(Service):
         for queue in taking.order()[:_QUEUES_MAX]:
             if not hand.has_room:
                 break
-            self._look_at(taking, queue, hand, turn.now_ms)
+            if turn.draft.get(receive.group, queue) is not None:
+                self._look_at(taking, queue, hand, turn.now_ms)
         turn.read_bytes += hand.size_bytes
         return hand.given
 
@@ -225,32 +232,33 @@ class Receiving(Service):
         taking.sleep(memory, now_ms)
 
     def _begin(self, turn: LeaseTurn, taking: Taking, start: Start) -> None:
-        """The first sight of a topic fixes the group's place in all of its queues."""
+        """The first sight of a topic fixes the group's place in all of its queues.
+
+        In very many queues by several entries. The last queue comes first: one that is missing and
+        stands before others was not come to yet, one behind all others was added to the topic.
+        """
         if taking.is_begun:
             return
-        group, state = taking.group, self._core.state
+        group, name = taking.group, taking.topic.name
+        positions = self._core.state.offsets.positions(group)
         missing = [one for one in taking.queues if turn.draft.get(group, one) is None]
-        positions = state.offsets.positions(group) if missing else {}
-        is_known = any(queue.topic == taking.topic.name for queue in positions) or len(
-            missing
-        ) < len(taking.queues)
-        for queue in missing:
-            # A queue that came later: from its beginning.
-            first = self._groups.start_offset(queue, Start(is_earliest=True) if is_known else start)
-            turn.draft.begin(group, queue, positions.get(queue, first))
-        taking.is_begun = all((group, queue) in state.leases for queue in taking.queues)
+        known = {queue.queue_id for queue in positions if queue.topic == name}
+        known |= {one.queue_id for one in taking.queues} - {one.queue_id for one in missing}
+        last = max(known, default=-1)
+        for queue in reversed(missing):
+            if turn.is_full:
+                break
+            is_added = 0 <= last < queue.queue_id
+            place = self._groups.start_offset(queue, Start(is_earliest=True) if is_added else start)
+            turn.draft.begin(group, queue, positions.get(queue, place))
 
     # -- handles ----------------------------------------------------------------------------------
 
     async def ack(self, group: str, shown: Sequence[consumer_pb2.Handle]) -> list[bool]:
         """Which were good: these messages are done, durably. The others change nothing."""
-        parsed = handles.parse(shown)
-
-        def step(turn: LeaseTurn) -> list[bool]:
-            how = settling.acknowledge(turn.draft, group)
-            return settling.settle(turn.draft, group, parsed, how)
-
-        return await self._ask(step)
+        return await self._settle(
+            group, shown, lambda turn: settling.acknowledge(turn.draft, group)
+        )
 
     async def acknowledge(
         self,
@@ -258,27 +266,29 @@ class Receiving(Service):
         shown: Sequence[consumer_pb2.Handle],
         batches: Sequence[Batch] = (),
         judge: Callable[[], list[StoredAt] | None] | None = None,
+        begin: Callable[[], Over] | None = None,
     ) -> list[StoredAt]:
         """All of them or none, and the batches with them, as one atom. Returns where these are.
 
         `judge` is asked when it is decided: None, or that it was done before and where the batches
-        are; it may raise. IllegalHandle, MessageTooLarge: nothing was written.
+        are; it may raise. `begin` is called when the batches are on their way, and what it returns
+        when they are applied, or failed. IllegalHandle, MessageTooLarge: nothing was written.
         """
         parsed = handles.parse(shown)
 
         def step(turn: LeaseTurn) -> list[StoredAt]:
-            turn.check_fits(sizes_bytes(batches))
+            turn.check_fits(sizes_bytes(batches) + settling.size_bytes(parsed))
             done = judge() if judge is not None else None
             if done is not None:
                 return done
             for at, handle in enumerate(parsed):
                 if handle is None or settling.in_hand(turn.draft, group, handle) is None:
                     raise IllegalHandle(
-                        f"handle {at} of {len(parsed)} is of no message that group {group} has in "
-                        "hand: acknowledged before, or its time was over and somebody else has it"
+                        f"handle {at} of {len(parsed)} is of no message in hand of group {group}: "
+                        "acknowledged before, or its time was over and somebody else has it"
                     )
             settling.settle(turn.draft, group, parsed, settling.acknowledge(turn.draft, group))
-            return turn.add(batches)
+            return turn.add(batches, begin() if begin is not None else None)
 
         return await self._ask(step)
 
@@ -298,25 +308,38 @@ class Receiving(Service):
             self._core.leadership.check()
             await self._core.catalog.ensure_internal(names.dead_letter_topic(group))
 
-        def step(turn: LeaseTurn) -> list[bool]:
+        def how(turn: LeaseTurn) -> Settle:
             def bury(queue: Queue, one: Range) -> int:
                 return turn.bury(group, queue, one, reason)
 
-            how = settling.give_back(turn.draft, group, turn.now_ms, delay_ms, limit, bury)
-            return settling.settle(turn.draft, group, parsed, how)
+            return settling.give_back(turn.draft, group, turn.now_ms, delay_ms, limit, bury)
 
-        return await self._ask(step)
+        return await self._settle(group, shown, how)
 
     async def change_invisible(
         self, group: str, shown: Sequence[consumer_pb2.Handle], invisible_ms: int
     ) -> tuple[list[bool], int]:
         """And until when they are invisible now."""
+        until_ms = 0
+
+        def how(turn: LeaseTurn) -> Settle:
+            nonlocal until_ms
+            until_ms = turn.now_ms + invisible_ms
+            return settling.hold_longer(turn.draft, group, until_ms)
+
+        return await self._settle(group, shown, how), until_ms
+
+    async def _settle(
+        self,
+        group: str,
+        shown: Sequence[consumer_pb2.Handle],
+        how: Callable[[LeaseTurn], Settle],
+    ) -> list[bool]:
         parsed = handles.parse(shown)
 
-        def step(turn: LeaseTurn) -> tuple[list[bool], int]:
-            until_ms = turn.now_ms + invisible_ms
-            how = settling.hold_longer(turn.draft, group, until_ms)
-            return settling.settle(turn.draft, group, parsed, how), until_ms
+        def step(turn: LeaseTurn) -> list[bool]:
+            turn.check_fits(settling.size_bytes(parsed))
+            return settling.settle(turn.draft, group, parsed, how(turn))
 
         return await self._ask(step)
 
@@ -324,6 +347,10 @@ class Receiving(Service):
         leases = self._core.state.leases.get(group, handle.queue)
         found = leases.at(handle.start) if leases else None
         return found is not None and found.attempts > retries_max
+
+    def leave(self, group: str, member_id: str) -> None:
+        """The member does not receive any more. What it has stays its own for its time."""
+        self._takings.leave(group, member_id)
 
     # -- questions --------------------------------------------------------------------------------
 
@@ -343,14 +370,6 @@ class Receiving(Service):
     def is_active(self, group: str) -> bool:
         """Whether somebody receives in the group, or did a moment ago."""
         return self._takings.active_member(group, self._steady_ms()) is not None
-
-    def in_flight(self) -> dict[str, int]:
-        """By group: messages in somebody's hands, also those whose time is over."""
-        counts: dict[str, int] = {}
-        for (group, _), leases in self._core.state.leases.items():
-            held = sum(one.end - one.start for one in leases.ranges if one.lease)
-            counts[group] = counts.get(group, 0) + held
-        return counts
 
     # -- turns ------------------------------------------------------------------------------------
 

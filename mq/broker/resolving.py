@@ -146,8 +146,7 @@ class Turn:
     def _commit(self, one: Transaction) -> int:
         topic = self._find_topic(one.topic)
         batch = self._read(one)
-        # Queues that take no more messages have lost theirs to the others.
-        placed = rebatch.placed(batch, one.topic, batch.queue_id % topic.write_queues)
+        placed = rebatch.placed(batch, one.topic, _queue_for(batch.queue_id, topic))
         self._bytes += len(placed.data)
         self._committed.append(placed)
         self._change.committed.append(one.id)
@@ -219,6 +218,19 @@ class Turn:
 
     def _has_room(self, one: Transaction) -> bool:
         return self._bytes == 0 or self._bytes + one.size <= self._bytes_max
+
+
+def _queue_for(queue_id: int, topic: Topic) -> int:
+    """The queue that was asked for, or when it takes no more messages by now another one, of the
+    same priority.
+    """
+    if queue_id < topic.write_queues:
+        return queue_id
+    priorities = max(1, topic.priorities)
+    choice = range(queue_id % priorities, topic.write_queues, priorities)
+    if not choice:
+        return queue_id % topic.write_queues
+    return choice[queue_id // priorities % len(choice)]
 
 
 def _is_same(ended: Outcome, asked: Outcome) -> bool:

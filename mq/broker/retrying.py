@@ -1,9 +1,10 @@
 """Messages that failed at a consumer: back on the group's retry topic after a while, or given up.
 
-A request is one entry: copies for `%RETRY%<group>`, which are held back until they are due, and
-those that failed too often for `%DLQ%<group>`. The first batch of it carries the member's number of
-the request, so that one that comes again, also after a fail-over, is found among what is stored and
-is not written twice. What is under way on this leader is remembered here until it is applied.
+A request is one entry: copies for `%RETRY%<group>`, which are held back until they are due, those
+that failed too often for `%DLQ%<group>`, and the group's progress as far as they make some. The
+first batch of it carries the member's number of the request, so that one that comes again, also
+after a fail-over, is found among what is stored and is not written twice. What is under way on this
+leader is remembered here until it is applied.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ from mq.store.batch import Batch
 from mq.store.lookup import StoredMessage
 from mq.store.reading import Status
 from mq.store.store import Store
-from mq.wire.v1.consumer_pb2 import MODE_CLUSTERING
+from mq.wire.v1.consumer_pb2 import MODE_CLUSTERING, QueuePosition
 from mq.wire.v1.message_pb2 import Message
+from mq.wire.v1.state_pb2 import Command, CommitPositions, GroupPositions
 
 FAILED_MAX = 1_000
 # The headers of batches, beside their messages.
@@ -132,15 +134,39 @@ class Retrying(Service):
             refused = self._refused(group, member_id, failed)
             plan = self._plan(group, failed, self._core.now_ms(), refused)
             batches = _batches(group, plan.copies, *key)
-            self._check_size(batches)
+            room = self._room_beside(batches)
             missing = {one.topic for one in batches if one.topic not in self._core.state.topics}
             if not missing:
                 break
             for topic in sorted(missing):
                 await self._core.catalog.ensure_internal(topic)
         if batches:
-            await self._core.write(batches=batches)
+            command = self._acknowledged(group, failed, plan.results)
+            fits = command is not None and command.ByteSize() <= room
+            await self._core.write(command if fits else None, batches)
         return plan.results
+
+    def _acknowledged(
+        self, group: str, failed: Sequence[Failed], results: Sequence[RetryResult]
+    ) -> Command | None:
+        """A message that stands right where the group is, is done by the same entry: a consumer
+        that is lost before it reports it does not leave it to be delivered twice. Those behind
+        others that are not done have to wait for these.
+        """
+        done = {one.place for one, result in zip(failed, results, strict=True) if not result.error}
+        positions = []
+        for queue in sorted({place.queue for place in done}):
+            begin = at = self._groups.position(group, queue)
+            while at is not None and Place(queue, at) in done:
+                at += 1
+            if at != begin:
+                positions.append(
+                    QueuePosition(topic=queue.topic, queue_id=queue.queue_id, queue_offset=at)
+                )
+        if not positions:
+            return None
+        commit = GroupPositions(group=group, positions=positions)
+        return Command(commit_positions=CommitPositions(groups=[commit]))
 
     def _check_member(self, group: str, member_id: str) -> None:
         """UnknownMember; IllegalRequest where messages are retried in place."""
@@ -149,9 +175,9 @@ class Retrying(Service):
                 f"group {group} is ordered or broadcast: its members try messages again in place"
             )
 
-    def _check_size(self, batches: Sequence[Batch]) -> None:
-        """MessageTooLarge: a message that is nearly as large as an entry, with its origin. It could
-        be stored, and never be delivered.
+    def _room_beside(self, batches: Sequence[Batch]) -> int:
+        """Bytes of their entry that they leave. MessageTooLarge: a message that is nearly as large
+        as an entry, with its origin. It could be stored, and never be delivered.
         """
         bytes_max = self._core.settings.config.store.entry_bytes_max - DELIVERY_ROOM_BYTES
         size = sum(len(one.data) + _BATCH_HEAD_BYTES for one in batches)
@@ -160,6 +186,7 @@ class Retrying(Service):
                 f"{size} bytes, with what is said of the origin, do not fit one entry of "
                 f"{bytes_max} bytes: try such a message again in place"
             )
+        return bytes_max - size
 
     def _refused(
         self, group: str, member_id: str, failed: Sequence[Failed]

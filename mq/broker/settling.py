@@ -12,7 +12,7 @@ from typing import Protocol
 
 from mq.broker.assignment import Queue
 from mq.broker.handles import Handle
-from mq.broker.lease_draft import Draft, Value
+from mq.broker.lease_draft import CHANGE_BYTES, QUEUE_BYTES, Draft, Value
 from mq.broker.leases import Range
 from mq.broker.retries import wait_ms
 
@@ -60,6 +60,13 @@ def settle(draft: Draft, group: str, handles: Sequence[Handle | None], how: Sett
                 for verdict in settle(draft, group, [handle], how)
             ]
     return good
+
+
+def size_bytes(handles: Sequence[Handle | None]) -> int:
+    """What their changes take of an entry, rather more than less."""
+    joined = _joined(handles)
+    queues = len({handle.queue for _, _, handle in joined})
+    return len(joined) * CHANGE_BYTES + queues * QUEUE_BYTES
 
 
 def _joined(handles: Sequence[Handle | None]) -> list[tuple[int, int, Handle]]:

@@ -2,7 +2,8 @@
 
 Nothing is kept for a slow client: a message is read when it is sent, and sent only while the client
 has room for it, by its own limits. What a queue has delivered and the client has not reported as
-done counts against them.
+done counts against them. Queues of a higher priority come first, but one delivery in ten goes to
+whichever queue has waited longest, so that none starves.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from mq.errors import IllegalOffset, MqError
 from mq.store.reading import ReadResult, Status
 
 
+# One delivery of so many goes by who has waited longest.
+_FAIR_EACH = 10
+
+
 class Limits(NamedTuple):
     """What the client keeps of one queue, and wants in one delivery."""
 
@@ -32,6 +37,7 @@ class Position(NamedTuple):
     queue: Queue
     queue_offset: int
     epoch: int
+    rank: int = 0
 
 
 class Assigned(NamedTuple):
@@ -95,6 +101,9 @@ class Subscriber:
         self._leaving: dict[Queue, _Cursor] = {}
         # Queues that may have something to send, in the order of their turn.
         self._ready: dict[Queue, None] = {}
+        # Of those below the highest priority of their topic: how far.
+        self._ranks: dict[Queue, int] = {}
+        self._deliveries = 0
         self._is_assignment_due = False
         self._error: MqError | None = None
         self._wake = asyncio.Event()
@@ -126,6 +135,8 @@ class Subscriber:
                 self._cursors[queue] = _Cursor(positions[queue], epoch)
             self._arrivals.watch(queue, self._arrived)
             self._ready[queue] = None
+        ranks = {queue: self._puller.rank(queue) for queue in self._cursors}
+        self._ranks = {queue: rank for queue, rank in ranks.items() if rank}
         self._generation = generation
         self._is_assignment_due = True
         self._wake.set()
@@ -205,19 +216,27 @@ class Subscriber:
             if self._is_assignment_due:
                 return self._assignment()
             while self._ready and not self._is_assignment_due:
-                queue = next(iter(self._ready))
+                queue = self._whose_turn()
                 del self._ready[queue]
                 delivered = self._deliver(queue, self._cursors[queue])
                 if delivered is not None:
+                    self._deliveries += 1
                     return delivered
                 # A filter may look at much and find nothing: others get their turn.
                 await asyncio.sleep(0)
             await self._wake.wait()
 
+    def _whose_turn(self) -> Queue:
+        """Of those that may have something."""
+        if not self._ranks or self._deliveries % _FAIR_EACH == _FAIR_EACH - 1:
+            return next(iter(self._ready))
+        # The first one of those with the best rank.
+        return min(self._ready, key=lambda queue: self._ranks.get(queue, 0))
+
     def _assignment(self) -> Assigned:
         self._is_assignment_due = False
         positions = [
-            Position(queue, cursor.next_offset, cursor.epoch)
+            Position(queue, cursor.next_offset, cursor.epoch, self._ranks.get(queue, 0))
             for queue, cursor in self._cursors.items()
         ]
         return Assigned(self._generation, positions)

@@ -119,6 +119,8 @@ class Taking:
         self.memories: dict[Queue, QueueMemory] = {}
         # Every queue has leases in the replicated state.
         self.is_begun = False
+        # Nobody tells it of anything any more.
+        self.is_dropped = False
         self.next_due_ms = _NEVER_MS
         # Messages that calls under way may take: nobody need be woken for those.
         self.reserved = 0
@@ -147,8 +149,8 @@ class Taking:
         """A call of this member begins. SubscriptionMismatch: others want something else."""
         if spec != self.spec:
             for other_id, other in self._members.items():
-                is_there = other.calls or now_ms - other.seen_ms < expires_ms
-                if self.spec is not None and other_id != member_id and is_there:
+                is_there = now_ms - other.seen_ms < expires_ms and other_id != member_id
+                if self.spec is not None and (other.calls or is_there):
                     raise SubscriptionMismatch(
                         f"all members of group {self.group!r} must receive the same of topic "
                         f"{self.topic.name}: member {member_id!r} wants {spec.describe()}; member "
@@ -162,11 +164,18 @@ class Taking:
         member.seen_ms = now_ms
         member.calls += 1
 
-    def leave(self, member_id: str, now_ms: int) -> None:
+    def exit(self, member_id: str, now_ms: int) -> None:
+        """The call is over."""
         member = self._members.get(member_id)
         if member is not None:
             member.calls -= 1
             member.seen_ms = now_ms
+
+    def leave(self, member_id: str) -> None:
+        """The member is not there any more, unless it calls just now."""
+        member = self._members.get(member_id)
+        if member is not None and not member.calls:
+            del self._members[member_id]
 
     def active_member(self, now_ms: int, expires_ms: int) -> str | None:
         """Any of them."""
@@ -206,7 +215,7 @@ class Taking:
         """What is known of the queue is learnt anew."""
         self.memories.pop(queue, None)
         self.spent_queues.discard(queue)
-        self.ready[queue] = None
+        self._is_ready(queue)
 
     def changed(self, queue: Queue, change: Range | None, now_ms: int) -> None:
         """A change of the queue's leases was applied; None: messages are done."""

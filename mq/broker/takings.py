@@ -53,6 +53,10 @@ class Takings:
                 return member_id
         return None
 
+    def leave(self, group: str, member_id: str) -> None:
+        for taking in self._takings.get(group, {}).values():
+            taking.leave(member_id)
+
     def dismiss(self, error: MqError) -> None:
         """Everything is forgotten; those who wait hear why."""
         for taking in self:
@@ -138,5 +142,6 @@ class Takings:
         del by_topic[taking.topic.name]
         if not by_topic:
             del self._takings[taking.group]
+        taking.is_dropped = True
         self._empty_since_ms.pop(taking, None)
         self._unwatch(taking)

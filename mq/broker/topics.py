@@ -26,6 +26,10 @@ class Topic(NamedTuple):
     # 0: none; otherwise queue i has the priority i modulo this.
     priorities: int = 0
 
+    def rank(self, queue_id: int) -> int:
+        """How far a queue is below the highest priority; 0 in a topic without priorities."""
+        return self.priorities - 1 - queue_id % self.priorities if self.priorities > 1 else 0
+
     @property
     def is_internal(self) -> bool:
         return names.is_internal_topic(self.name)
@@ -90,6 +94,11 @@ class Topics:
                 f"topic {name} has no queue {queue_id} for reading: it has {topic.read_queues}"
             )
         return topic
+
+    def rank(self, name: str, queue_id: int) -> int:
+        """As that of its topic; of one that is gone, 0."""
+        topic = self._topics.get(name)
+        return topic.rank(queue_id) if topic else 0
 
     # -- applying ---------------------------------------------------------------------------------
 

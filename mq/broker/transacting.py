@@ -146,6 +146,8 @@ class Transacting(Service):
                 settled, _ = await self._turns.ask(Sweep())
                 for transaction_id in settled.asked:
                     self._ask(transaction_id)
+                    # Each may be megabytes to read.
+                    await asyncio.sleep(0)
         except MqError as error:
             # What is due stays due: the next tick, or the next leader, goes on.
             log.info("no questions about transactions for now", error=str(error))
@@ -158,6 +160,8 @@ class Transacting(Service):
         if one is None:
             return None
         self.checks_total += 1
+        if not self.producers(one.producer_group):
+            return None
         try:
             return self._respondents.ask(Question(one, self._read(one)))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is about this one

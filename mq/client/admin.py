@@ -89,12 +89,19 @@ class Admin:
         topic: str,
         queues: int = 0,
         type: TypeName = "normal",  # noqa: A002
+        *,
+        priorities: int = 0,
     ) -> pb.TopicInfo:
-        """With 0 queues it gets the broker's default. TopicExists, unless it is the same."""
+        """With 0 queues it gets the broker's default. `priorities`: 2 to 10, and 0 for none.
+        TopicExists, unless it is the same.
+        """
         if type not in _TYPES:
             raise IllegalRequest(f"type {type!r} of topic {topic}: use one of {', '.join(_TYPES)}")
         _check_count("queues", queues)
-        request = pb.CreateTopicRequest(topic=topic, queues=queues, type=_TYPES[type])
+        _check_count("priorities", priorities)
+        request = pb.CreateTopicRequest(
+            topic=topic, queues=queues, type=_TYPES[type], priorities=priorities
+        )
         answer: pb.TopicInfo = await self._call("CreateTopic", request)
         return answer
 

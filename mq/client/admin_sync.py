@@ -52,9 +52,13 @@ class Admin:
         topic: str,
         queues: int = 0,
         type: TypeName = "normal",  # noqa: A002
+        *,
+        priorities: int = 0,
     ) -> pb.TopicInfo:
-        """With 0 queues it gets the broker's default. TopicExists, unless it is the same."""
-        return self._run(self._core.create_topic(topic, queues, type))
+        """With 0 queues it gets the broker's default. `priorities`: 2 to 10, and 0 for none.
+        TopicExists, unless it is the same.
+        """
+        return self._run(self._core.create_topic(topic, queues, type, priorities=priorities))
 
     def alter_topic(
         self,

@@ -112,8 +112,9 @@ def _checked(delay: RetryDelay) -> RetryDelay:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, Nack):
-        return error.reason[:_REASON_CHARACTERS_MAX]
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        text = error.reason
+    else:
+        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     # What cannot be encoded would be lost as a whole.
     return text[:_REASON_CHARACTERS_MAX].encode(errors="replace").decode()
 

@@ -37,12 +37,11 @@ class Outputs:
         """
         born_at_ms = time.time_ns() // 1_000_000
         queues: dict[tuple[str, int], list[encode.Encoded]] = {}
-        count = size_bytes = 0
-        for topic, message in outputs:
+        size_bytes = 0
+        for at, (topic, message) in enumerate(outputs):
             encoded = encode.encode_message(message, born_at_ms, self._compress_above_bytes)
-            count += 1
             size_bytes += len(encoded[0])
-            if count > 1 and size_bytes > ENTRY_BYTES_MAX:
+            if at > 0 and size_bytes > ENTRY_BYTES_MAX:
                 raise MessageTooLarge(
                     f"more than {ENTRY_BYTES_MAX} bytes are to be sent at once, which do not fit "
                     "an entry of the broker's log"

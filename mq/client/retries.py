@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import threading
 import time
 from collections import deque
@@ -53,8 +54,9 @@ class Retries:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
-        # Greater than what a former consumer of the same member id had.
-        self._sequence = time.time_ns() // 1_000
+        # Greater than the numbers of a former consumer with the same member id; should a clock have
+        # been set back, at least others than those.
+        self._sequence = (time.time_ns() // 1_000_000 << 21) + random.getrandbits(20)
 
     def attach(self) -> None:
         """To the running loop."""

@@ -12,6 +12,7 @@ by now; but then it was worked on twice whatever this member is told.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
@@ -24,6 +25,7 @@ from mq.client.model import QueueRef, ReceivedMessage, wire_filter
 from mq.client.subscription import Start, Subscriptions, Wanted, start_position
 from mq.client.wiring import CALL_TIMEOUT_S, Connection, back_off_s
 from mq.errors import IllegalConfig, IllegalHandle, Internal, MqError
+from mq.names import retry_topic
 from mq.wire.v1 import consumer_pb2 as wire
 from mq.wire.v1.status_pb2 import SEND_OK
 
@@ -33,6 +35,9 @@ _SERVICE = "ConsumerService"
 _HANDLES_MAX = 10_000
 # As long as a broker keeps a call.
 _WAIT_S_MAX = 60.0
+_LEAVE_S = 1.0
+# How often it is looked whether the group has retries.
+_RETRIES_EVERY_S = 30.0
 # How long a call is made again while brokers fail over.
 _SETTLE_S = 15.0
 
@@ -90,6 +95,9 @@ class SimpleConsumer:
         self._decoder = Decoder(self._wanted.wanted_tags())
         self._broker_sets: dict[str, str] = {}
         self._receives = 0
+        self._retry_topic = retry_topic(group)
+        self._has_retries = False
+        self._look_at_s = 0.0
 
     # -- receiving --------------------------------------------------------------------------------
 
@@ -104,7 +112,7 @@ class SimpleConsumer:
             raise IllegalConfig("max_messages: at least 1; wait_s: not less than 0")
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + wait_s
-        topics = self._wanted.topics
+        topics = await self._topics()
         first = self._receives % len(topics)
         self._receives += 1
         topics = topics[first:] + topics[:first]
@@ -115,6 +123,17 @@ class SimpleConsumer:
             if loop.time() >= deadline_s:
                 break
         return found
+
+    async def _topics(self) -> list[str]:
+        """Those that are wanted, and the group's retries once it has some: dead letters that an
+        operator has resent come there.
+        """
+        now_s = asyncio.get_running_loop().time()
+        if not self._has_retries and now_s >= self._look_at_s:
+            self._look_at_s = now_s + _RETRIES_EVERY_S
+            known = await self._connection.brokers([self._retry_topic])
+            self._has_retries = any(one.topic == self._retry_topic for one in known.topics)
+        return [*self._wanted.topics, *([self._retry_topic] if self._has_retries else [])]
 
     async def _look(
         self, topics: Sequence[str], max_messages: int, invisible_s: float
@@ -163,11 +182,12 @@ class SimpleConsumer:
     async def _receive(
         self, topic: str, max_messages: int, wait_s: float, invisible_s: float
     ) -> list[ReceivedMessage]:
-        position, start_at_ms = start_position(self._wanted.start)
+        start = "earliest" if topic == self._retry_topic else self._wanted.start
+        position, start_at_ms = start_position(start)
         request = wire.ReceiveRequest(
             group=self._wanted.group,
             topic=topic,
-            filter=wire_filter(self._wanted.filters[topic]),
+            filter=wire_filter(self._wanted.filters.get(topic)),
             messages_max=max_messages,
             invisible_ms=_milliseconds(invisible_s, "invisible_s"),
             wait_ms=_milliseconds(wait_s, "wait_s"),
@@ -320,7 +340,14 @@ class SimpleConsumer:
         return self._decoder.unreadable_messages
 
     async def close(self) -> None:
-        """What was received and not acknowledged comes again when its time is over."""
+        """Leaves the group. What was received and not acknowledged comes again when its time is
+        over.
+        """
+        if self._receives:
+            request = wire.LeaveRequest(group=self._wanted.group, member_id=self._wanted.member_id)
+            # Otherwise the broker finds out by itself.
+            with contextlib.suppress(MqError):
+                await self._connection.call(_SERVICE, "Leave", request, _LEAVE_S)
         await self._connection.close()
 
     async def __aenter__(self) -> Self:

@@ -82,7 +82,9 @@ class SimpleConsumer:
         return self._consumer.unreadable_messages
 
     def close(self) -> None:
-        """What was received and not acknowledged comes again when its time is over."""
+        """Leaves the group. What was received and not acknowledged comes again when its time is
+        over.
+        """
         self._background.run(self._consumer.close())
 
     def __enter__(self) -> Self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 from mq.client.encode import Encoded, varint
 from mq.client.transaction_model import Checks, Resolution
@@ -58,6 +59,13 @@ def end_request(request_id: int, transaction_id: str, resolution: Resolution) ->
         resolution=RESOLUTION_COMMIT if is_commit else RESOLUTION_ROLLBACK,
     )
     return TransactRequest(request_id=request_id, end=end).SerializeToString()
+
+
+def more_request(requests: Sequence[bytes]) -> bytes:
+    """These as one: `more` is field 15 of a TransactRequest."""
+    if len(requests) == 1:
+        return requests[0]
+    return b"".join(part for one in requests for part in (b"\x7a", varint(len(one)), one))
 
 
 def _ms(seconds: float | None) -> int:

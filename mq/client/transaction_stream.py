@@ -16,6 +16,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from mq.client.failures import error_of_call
+from mq.client.transaction_encode import more_request
 from mq.client.wiring import Connection
 from mq.errors import MqError, Unreachable
 from mq.wire.v1.transaction_pb2 import TransactRequest, TransactResponse, TransactStart
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 # A broker answers a start at once.
 _START_S_MAX = 5.0
+_WRITE_BYTES = 256 << 10
 
 
 class TransactStream:
@@ -83,9 +85,8 @@ class TransactStream:
             data = await self._call.read()
         if data is grpc.aio.EOF:
             return
-        self.heard_s = self._loop.time()
         self._on_started()
-        while (data := await self._call.read()) is not grpc.aio.EOF:
+        while data is not grpc.aio.EOF:
             self.heard_s = self._loop.time()
             try:
                 response = TransactResponse.FromString(data)
@@ -93,13 +94,30 @@ class TransactStream:
                 # A question about a message that is none: the broker opens no messages.
                 log.error("%s sent what cannot be read: %s", self.address, error)  # noqa: TRY400
             else:
-                self._on_response(response)
+                for one in response.more or (response,):
+                    self._on_response(one)
+            data = await self._call.read()
 
     async def _write(self) -> None:
         # Whoever reads learns why the stream is broken.
         with contextlib.suppress(
             grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError
         ):
-            while (data := await self._out.get()) is not None:
-                await self._call.write(data)
+            while (requests := await self._next()) is not None:
+                await self._call.write(more_request(requests))
             await self._call.done_writing()
+
+    async def _next(self) -> list[bytes] | None:
+        """What waits, up to a bound: several at once cost less than one by one."""
+        data = await self._out.get()
+        if data is None:
+            return None
+        requests, size = [data], len(data)
+        while size < _WRITE_BYTES and not self._out.empty():
+            data = self._out.get_nowait()
+            if data is None:
+                self._out.put_nowait(None)  # the last one
+                break
+            requests.append(data)
+            size += len(data)
+        return requests

@@ -17,7 +17,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from mq import names
@@ -25,6 +25,7 @@ from mq.client.decode import Decoder, Frames
 from mq.client.encode import Encoded, delay_field, encode_message
 from mq.client.failures import error_of, retry_after_s
 from mq.client.model import Message, QueueRef
+from mq.client.priorities import queue_for
 from mq.client.sequences import Sequences
 from mq.client.transaction_encode import end_request, half_batch, half_request
 from mq.client.transaction_model import (
@@ -64,6 +65,16 @@ _LOOK_S = 0.25
 _CHECKS_AT_ONCE = 20
 
 Answering = Callable[[HalfMessage], Awaitable[Resolution]]
+
+
+class _Wanted(NamedTuple):
+    """A half message that is to be stored."""
+
+    topic: str
+    encoded: Encoded
+    checks: Checks
+    queue_id: int | None
+    priority: int
 
 
 class _Pending:
@@ -131,7 +142,9 @@ class TransactionCore:
             raise IllegalRequest("a message of a transaction cannot be delayed as well")
         async with self._free:
             deadline_s = self._loop.time() + timeout_s
-            response, used_queue = await self._begin(topic, encoded, checks, queue_id, deadline_s)
+            priority = message.priority if isinstance(message, Message) else 0
+            wanted = _Wanted(topic, encoded, checks, queue_id, priority)
+            response, used_queue = await self._begin(wanted, deadline_s)
         stored = response.half
         sent = message if isinstance(message, Message) else Message(_body(message))
         half = HalfMessage(
@@ -203,29 +216,21 @@ class TransactionCore:
 
     # Halves
 
-    async def _begin(
-        self,
-        topic: str,
-        encoded: Encoded,
-        checks: Checks,
-        queue_id: int | None,
-        deadline_s: float,
-    ) -> tuple[TransactResponse, int]:
+    async def _begin(self, wanted: _Wanted, deadline_s: float) -> tuple[TransactResponse, int]:
         is_rerouted = False
         while True:
-            used_queue = await self._queue(topic, encoded, queue_id, deadline_s)
+            queue_id = await self._queue(wanted, deadline_s)
             try:
-                return await self._send_half(topic, encoded, checks, used_queue, deadline_s)
+                return await self._send_half(wanted, queue_id, deadline_s), queue_id
             except (TopicNotFound, QueueNotFound):
                 # The topic is not what we think: asks for its route, once.
                 if is_rerouted:
                     raise
                 is_rerouted = True
-                self.connection.forget_route(topic)
+                self.connection.forget_route(wanted.topic)
 
-    async def _queue(
-        self, topic: str, encoded: Encoded, queue_id: int | None, deadline_s: float
-    ) -> int:
+    async def _queue(self, wanted: _Wanted, deadline_s: float) -> int:
+        topic = wanted.topic
         names.check_topic(topic)
         if names.is_internal_topic(topic):
             raise PermissionDenied(f"topic {topic} is written by the broker alone")
@@ -233,31 +238,32 @@ class TransactionCore:
         route = (await self.connection.route(topic, create=True, timeout_s=left_s)).topic
         if not route.is_writable or not route.write_queues:
             raise PermissionDenied(f"topic {topic} takes no messages: it is not writable")
-        if queue_id is not None:
-            return queue_id
-        ordering_hash = encoded[3]
-        return (next(self._turn) if ordering_hash is None else ordering_hash) % route.write_queues
+        if wanted.queue_id is not None:
+            return wanted.queue_id
+        ordering_hash = wanted.encoded[3]
+        turn = next(self._turn) if ordering_hash is None else ordering_hash
+        return queue_for(turn, wanted.priority, route.priorities, route.write_queues)
 
     async def _send_half(
-        self, topic: str, encoded: Encoded, checks: Checks, queue_id: int, deadline_s: float
-    ) -> tuple[TransactResponse, int]:
+        self, wanted: _Wanted, queue_id: int, deadline_s: float
+    ) -> TransactResponse:
         while True:
             producer_id, sequence = self._sequences.take()
             batch = half_batch(
-                topic,
+                wanted.topic,
                 queue_id,
                 producer_id,
                 sequence,
                 self.settings.producer_group,
-                _merged(checks, self.settings.checks),
-                encoded,
+                _merged(wanted.checks, self.settings.checks),
+                wanted.encoded,
             )
             request_id = next(self._ids)
             data = half_request(request_id, batch)
             pending = _Pending(data, self._loop.create_future())
             try:
-                what = f"a half message to {topic}"
-                return await self._ask(request_id, pending, deadline_s, what), queue_id
+                what = f"a half message to {wanted.topic}"
+                return await self._ask(request_id, pending, deadline_s, what)
             except IllegalSequence:
                 if not self._sequences.start_over(producer_id):
                     raise
@@ -349,6 +355,7 @@ class TransactionCore:
             producer_group=self.settings.producer_group,
             producer_id=self._sequences.producer_id,
             answers_checks=True,
+            reads_more=True,
         )
         stream = TransactStream(self.connection, address, self._started, self._received)
         self._stream = stream

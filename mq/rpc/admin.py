@@ -36,7 +36,9 @@ class AdminService:
 
     async def create_topic(self, request: pb.CreateTopicRequest, context: Context) -> pb.TopicInfo:
         await self._broker.leadership.settled()
-        topic = await self._broker.catalog.create(request.topic, request.queues, request.type)
+        topic = await self._broker.catalog.create(
+            request.topic, request.queues, request.type, request.priorities
+        )
         return topic_info(topic)
 
     async def alter_topic(self, request: pb.AlterTopicRequest, context: Context) -> pb.TopicInfo:

@@ -60,4 +60,5 @@ class ClusterService:
                     read_queues=topic.read_queues,
                     is_readable=topic.is_readable and names.is_readable_topic(name),
                     is_writable=topic.is_writable and not topic.is_internal,
+                    priorities=topic.priorities,
                 )

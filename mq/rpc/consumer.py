@@ -60,6 +60,7 @@ class ConsumerService:
 
     async def leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
         self._broker.groups.leave(request.group, request.member_id)
+        self._broker.receiving.leave(request.group, request.member_id)
         return pb.LeaveResponse()
 
     def _membership(self, group: Group, member_id: str) -> pb.Membership:

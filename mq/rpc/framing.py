@@ -2,7 +2,7 @@
 that batches and runs pass as they are.
 
     PublishRequest = request_id, ack, batch | batch ...        field 15, the last
-    TransactRequest = request_id, one of start, half, end, checked
+    TransactRequest = request_id, one of start, half, end, checked, more ...
     PullResponse   = status, next_offset, start, end, run ...  field 15, the last
     run            = RawRun, then the frames as they stand in the log: field 15 of Run
 
@@ -12,6 +12,7 @@ that batches and runs pass as they are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -133,7 +134,7 @@ def _add_runs(parts: list[bytes | memoryview], runs: list[Run]) -> None:
         parts.append(run.frames)
 
 
-def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+def _read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
     value = 0
     for at in range(_VARINT_BYTES_MAX):
         if position >= len(data):
@@ -166,26 +167,52 @@ class Transact(NamedTuple):
 _TRANSACT_KINDS = {0x12: "start", 0x1A: "half", 0x22: "end", 0x2A: "checked"}
 
 
-def read_transact(data: bytes) -> Transact:
-    """IllegalRequest: the bytes are no TransactRequest, or say nothing."""
-    view = memoryview(data)
+def read_transact(data: bytes) -> list[Transact]:
+    """What the request says, and what the ones in its `more` do. IllegalRequest: the bytes are no
+    TransactRequest, or say nothing.
+    """
+    found: list[Transact] = []
+    own, more = _transact_fields(memoryview(data))
+    if own is not None:
+        found.append(own)
+    for content in more:
+        one, deeper = _transact_fields(content)
+        if one is None or deeper:
+            raise IllegalRequest("a request in `more` has one kind, and no `more` itself")
+        found.append(one)
+    if not found:
+        raise IllegalRequest("the TransactRequest says nothing: give it a start, half or end")
+    return found
+
+
+def _transact_fields(view: memoryview) -> tuple[Transact | None, list[memoryview]]:
     request_id = position = 0
     kind, content = "", view[:0]
-    while position < len(data):
-        key, position = data[position], position + 1
-        if key in _TRANSACT_KINDS:
-            length, position = _read_varint(data, position)
-            kind, content = _TRANSACT_KINDS[key], view[position : position + length]
-            position += length
-        elif key == 0x08:
-            request_id, position = _read_varint(data, position)
+    more: list[memoryview] = []
+    while position < len(view):
+        key, position = view[position], position + 1
+        if key == 0x08:
+            request_id, position = _read_varint(view, position)
+            continue
+        length, start = _read_varint(view, position)
+        position = start + length
+        if key == 0x7A:
+            more.append(view[start:position])
+        elif key in _TRANSACT_KINDS:
+            kind, content = _TRANSACT_KINDS[key], view[start:position]
         else:
-            raise IllegalRequest(f"no field of a TransactRequest starts at byte {position - 1}")
-    if position != len(data):
+            raise IllegalRequest("the bytes are no TransactRequest: it has no such field")
+    if position != len(view):
         raise IllegalRequest("the TransactRequest is cut short")
-    if not kind:
-        raise IllegalRequest("the TransactRequest says nothing: give it a start, half or end")
-    return Transact(request_id, kind, content)
+    return (Transact(request_id, kind, content) if kind else None), more
+
+
+def transact_more(responses: Sequence[bytes]) -> bytes:
+    """A TransactResponse that has these, if there are several."""
+    if len(responses) == 1:
+        return responses[0]
+    parts = [part for one in responses for part in (_LAST_FIELD, _varint(len(one)), one)]
+    return b"".join(parts)
 
 
 def transact_check(head: bytes, frames: bytes | memoryview) -> bytes:

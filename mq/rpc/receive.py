@@ -34,11 +34,14 @@ class ReceiveService:
     async def receive(self, request: pb.ReceiveRequest, context: Context) -> bytes:
         await self._broker.leadership.settled()
         names.check_group(request.group)
+        spec = Spec(canonical(request.filter), request.is_ordered)
+        # Calls without a name that want different things are not of one member.
+        unnamed = f"{context.peer()} {hash(spec) & 0xFFFF:04x}"
         wanted = Receive(
             request.group,
             request.topic,
-            _member_id(request.member_id or context.peer()),
-            Spec(canonical(request.filter), request.is_ordered),
+            _member_id(request.member_id) or unnamed,
+            spec,
             compile_filter(request.filter),
             min(request.messages_max or MESSAGES_DEFAULT, MESSAGES_MAX),
             min(request.bytes_max or READ_BYTES_MAX, READ_BYTES_MAX),

@@ -105,9 +105,13 @@ class SubscribeService:
             generation=assigned.generation,
             queues=[
                 pb.AssignedQueue(
-                    topic=queue.topic, queue_id=queue.queue_id, queue_offset=at, epoch=epoch
+                    topic=queue.topic,
+                    queue_id=queue.queue_id,
+                    queue_offset=at,
+                    epoch=epoch,
+                    rank=rank,
                 )
-                for queue, at, epoch in assigned.positions
+                for queue, at, epoch, rank in assigned.positions
             ],
             heartbeat_ms=self._options.heartbeat_ms,
             expires_ms=self._options.member_expires_ms,

@@ -36,6 +36,8 @@ from mq.wire.v1.message_pb2 import Half
 
 # Requests of one stream that are under way, and answers that wait for its client to read them.
 _REQUESTS_MAX = 256
+# Answers that are written together are fewer messages of gRPC, and have no more bytes than this.
+_WRITE_BYTES = 256 << 10
 
 
 class TransactionService:
@@ -55,10 +57,14 @@ class TransactionService:
     async def transact(self, context: Context) -> None:
         broker = self._broker
         await broker.leadership.settled()
-        request_id, respondent = await _begin(context)
+        request_id, start = await _begin(context)
+        respondent = Respondent(
+            start.producer_group, start.producer_id, answers_checks=start.answers_checks
+        )
         broker.transacting.join(respondent)
         try:
-            await _Stream(self, respondent, context).run(request_id)
+            stream = _Stream(self, respondent, context, reads_more=start.reads_more)
+            await stream.run(request_id)
         finally:
             broker.transacting.leave(respondent)
 
@@ -135,11 +141,17 @@ class TransactionService:
 
 class _Stream:
     def __init__(
-        self, service: TransactionService, respondent: Respondent, context: Context
+        self,
+        service: TransactionService,
+        respondent: Respondent,
+        context: Context,
+        *,
+        reads_more: bool,
     ) -> None:
         self._service = service
         self._respondent = respondent
         self._context = context
+        self._reads_more = reads_more
         self._free = asyncio.Semaphore(_REQUESTS_MAX)
         self._out: asyncio.Queue[bytes | None] = asyncio.Queue(_REQUESTS_MAX)
         self._under_way: set[asyncio.Task[None]] = set()
@@ -186,7 +198,15 @@ class _Stream:
 
     async def _write(self) -> None:
         while (data := await self._out.get()) is not None:
-            await self._context.write(data)
+            responses, size = [data], len(data)
+            while self._reads_more and size < _WRITE_BYTES and not self._out.empty():
+                more = self._out.get_nowait()
+                if more is None:
+                    self._out.put_nowait(None)  # last, and there is room for it
+                    break
+                responses.append(more)
+                size += len(more)
+            await self._context.write(framing.transact_more(responses))
 
     async def _ask(self) -> None:
         while True:
@@ -197,16 +217,21 @@ class _Stream:
 
     async def _listen(self) -> None:
         while (data := await self._context.read()) is not grpc.aio.EOF:
-            request_id, kind, content = framing.read_transact(data)
-            await self._free.acquire()
-            if kind == "half":
-                await self._take_half(request_id, content)
-            elif kind == "start":
-                raise IllegalRequest("only the first message of the stream is `start`")
-            else:
-                end = _parse_end(content)
-                work = self._checked(end) if kind == "checked" else self._end(request_id, end)
-                self._start(work)
+            for request in framing.read_transact(data):
+                await self._take(request)
+
+    async def _take(self, request: framing.Transact) -> None:
+        request_id, kind, content = request
+        if kind == "start":
+            raise IllegalRequest("only the first message of the stream is `start`")
+        end = pb.EndTransactionRequest() if kind == "half" else _parse_end(content)
+        await self._free.acquire()
+        if kind == "half":
+            await self._take_half(request_id, content)
+        elif kind == "end":
+            self._start(self._end(request_id, end))
+        else:
+            self._start(self._checked(end))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -264,23 +289,19 @@ def _failed(request_id: int, error: MqError) -> pb.TransactResponse:
     return pb.TransactResponse(request_id=request_id, failed=status.wire_status(error))
 
 
-async def _begin(context: Context) -> tuple[int, Respondent]:
+async def _begin(context: Context) -> tuple[int, pb.TransactStart]:
     data = await context.read()
-    if data is grpc.aio.EOF:
-        raise IllegalRequest("the first message of the stream must be `start`")
-    request_id, kind, content = framing.read_transact(data)
-    if kind != "start":
-        raise IllegalRequest("the first message of the stream must be `start`")
-    start = pb.TransactStart.FromString(bytes(content))
+    requests = [] if data is grpc.aio.EOF else framing.read_transact(data)
+    if [one.kind for one in requests] != ["start"]:
+        raise IllegalRequest("the first message of the stream must be `start`, and nothing else")
+    start = pb.TransactStart.FromString(bytes(requests[0].content))
     names.check_group(start.producer_group)
     producer_id = start.producer_id
     if not 1 <= len(producer_id) <= names.NAME_CHARACTERS_MAX or not producer_id.isprintable():
         raise IllegalRequest(
             f"a producer has an id of 1 to {names.NAME_CHARACTERS_MAX} printable characters"
         )
-    return request_id, Respondent(
-        start.producer_group, producer_id, answers_checks=start.answers_checks
-    )
+    return requests[0].request_id, start
 
 
 def _parse_end(content: memoryview) -> pb.EndTransactionRequest:

@@ -391,6 +391,63 @@ def test_a_half_closed_stream_gets_all_answers(
     assert calls.ends(topic) == [count, 0, 0, 0]
 
 
+def test_several_requests_and_answers_may_travel_together(
+    calls: Calls, topic: str, transact: Callable[..., TransactStream]
+) -> None:
+    stream = transact(reads_more=True)
+    half = plain(topic, b"x", half=stream.half())
+    count = 50
+    more = [TransactRequest(request_id=100 + at, half=half) for at in range(1, count)]
+    stream.send(TransactRequest(request_id=100, half=half, more=more))
+    answers: dict[int, Any] = {}
+    messages = 0
+    while len(answers) < count:
+        messages += 1
+        answer = stream.next()
+        answers |= {each.request_id: each for each in (answer.more or [answer])}
+    assert sorted(answers) == list(range(100, 100 + count))
+    assert messages < count
+    ends = [
+        EndTransactionRequest(transaction_id=each.half.transaction_id, resolution=COMMIT)
+        for each in answers.values()
+    ]
+    more = [TransactRequest(request_id=200 + at, end=end) for at, end in enumerate(ends)]
+    stream.send(TransactRequest(more=more))
+    stream.half_close()
+    rest = [each for answer in stream.rest() for each in (answer.more or [answer])]
+    assert sorted(each.ended.queue_offset for each in rest) == list(range(count))
+    assert calls.ends(topic) == [count, 0, 0, 0]
+
+
+def test_who_does_not_read_several_at_once_gets_one_by_one(
+    topic: str, transact: Callable[..., TransactStream]
+) -> None:
+    stream = transact()
+    half = plain(topic, b"x", half=stream.half())
+    more = [TransactRequest(request_id=100 + at, half=half) for at in range(20)]
+    stream.send(TransactRequest(more=more))
+    ids = [stream.next().half.transaction_id for _ in range(20)]
+    for one in ids:
+        assert stream.end(one, ROLLBACK).HasField("ended")
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        TransactRequest(more=[TransactRequest(more=[TransactRequest(request_id=1)])]),
+        TransactRequest(more=[TransactRequest(request_id=1)]),
+        TransactRequest(more=[TransactRequest(start=TransactStart(producer_group="g"))]),
+        TransactRequest(request_id=5),
+    ],
+)
+def test_requests_together_that_make_no_sense_end_the_stream(
+    transact: Callable[..., TransactStream], request_: TransactRequest
+) -> None:
+    stream = transact()
+    stream.send(request_)
+    assert stream.failure().code == "ILLEGAL_REQUEST"
+
+
 def test_a_deleted_topic_refuses_the_commit_and_not_the_rollback(
     calls: Calls, topic: str, transact: Callable[..., TransactStream]
 ) -> None:

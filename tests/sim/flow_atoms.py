@@ -47,7 +47,9 @@ class Maker:
         rng = self._world.rng
         while not self.is_over:
             for queue in await self._member.refresh():
-                await self._work_on(queue)
+                # Some do the same work twice at once, and must not get away with it.
+                twice = rng.choice((1, 2))
+                await asyncio.gather(*(self._work_on(queue) for _ in range(twice)))
             await asyncio.sleep(rng.uniform(0.02, 0.3))
             if rng.random() < 0.05:
                 # Some say that they go, others do not.
@@ -95,6 +97,7 @@ class Maker:
                 pass
             except MqError as error:
                 if not error.retryable:
+                    await self._check_undone(sequence, error)
                     return  # others have done it, or will: thrown away
             else:
                 return
@@ -102,6 +105,16 @@ class Maker:
             await self._member.refresh()
             if rng.random() < 0.3:
                 return  # it does not care what became of it: the group's place will tell
+
+    async def _check_undone(self, sequence: int, error: MqError) -> None:
+        """What was refused for good was not done by an earlier try."""
+
+        async def find(broker: Broker) -> StoredAt | None:
+            broker.leadership.check()
+            return broker.state.producers.find(self._producer_id, sequence)
+
+        if await self._world.patiently(find) is not None:
+            raise Violation(f"{self._producer_id}, {sequence} was done, and refused: {error}")
 
 
 async def story(world: World, count: int = 12) -> None:

@@ -80,6 +80,7 @@ def check_replicas(world: World) -> None:
 
 class Picture(NamedTuple):
     raft_index: int
+    log_offset: int
     state: bytes
     # Of each queue: its extent, and its units.
     queues: dict[tuple[str, int], tuple[int, int, bytes]]
@@ -92,7 +93,7 @@ def _picture(machine: Machine) -> Picture:
         queue = store.queues.get(topic, queue_id)
         assert queue is not None
         queues[topic, queue_id] = start, end, queue.read(start, end).tobytes()
-    return Picture(machine.applied_index, machine.state.encode(), queues)
+    return Picture(machine.applied_index, store.log.end_offset, machine.state.encode(), queues)
 
 
 def _since(one: Picture, other: Picture) -> Picture:
@@ -105,8 +106,8 @@ def _since(one: Picture, other: Picture) -> Picture:
 
 
 def _difference(one: Picture, other: Picture) -> str:
-    if one.raft_index != other.raft_index:
-        return f"applied {one.raft_index} and {other.raft_index}"
+    if one[:2] != other[:2]:
+        return f"applied {one[:2]} and {other[:2]}"
     for place in sorted(one.queues | other.queues):
         ours, theirs = one.queues.get(place), other.queues.get(place)
         if ours != theirs:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mq.broker.contracts import Leading, Peer
 from mq.errors import MqError, NotLeader, OutcomeUnknown, SegmentFull
-from mq.store.commitlog import NewEntry
+from mq.store.commitlog import CommitLog, NewEntry
 from mq.store.format import Kind
 
 if TYPE_CHECKING:
@@ -233,15 +233,16 @@ class Seat:
 
     # -- following ---------------------------------------------------------------------------------
 
-    def follow(self, leader: Any, commit_index: int) -> None:
+    def follow(self, leader: CommitLog, commit_index: int) -> None:
         log, machine = self._log, self.process.machine
-        if log.last_index < leader.first_index - 1:
+        common = self._common(leader)
+        if common < leader.first_index:
+            # Nothing of the leader's log is known to be here: what it dropped may differ, too.
             start = leader.region(leader.first_index, _REGION_BYTES)
             log.start_over(leader.first_index, leader.start_offset)
             log.extend(start.data)
             machine.start_over()
-        common = self._common(leader)
-        if common < log.last_index:
+        elif common < log.last_index:
             machine.forget(common + 1)
             log.truncate(common + 1)
         while log.last_index < leader.last_index:
@@ -250,7 +251,7 @@ class Seat:
         self.commit_index = max(self.commit_index, min(commit_index, log.last_index))
         machine.apply_through(self.commit_index)
 
-    def _common(self, leader: Any) -> int:
+    def _common(self, leader: CommitLog) -> int:
         """The last entry that both have."""
         at = min(self._log.last_index, leader.last_index)
         first = max(self._log.first_index, leader.first_index)

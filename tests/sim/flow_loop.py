@@ -133,7 +133,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     task._log_destroy_pending = False  # type: ignore[attr-defined]
                     # One that waits in a `finally` says that it ignored its end.
                     with contextlib.suppress(RuntimeError, ValueError):
-                        task.get_coro().close()  # type: ignore[union-attr]
+                        task.get_coro().close()
             self._ready.clear()  # type: ignore[attr-defined]
             self._scheduled.clear()  # type: ignore[attr-defined]
             self.close()

@@ -234,7 +234,9 @@ def _check(world: World, model: Model) -> None:
     letters = Counter(one.text for one in visible(process, names.dead_letter_topic(_GROUP)))
     for message, text in sent.items():
         if letters[text] > 1 or (letters[text] and message in model.acked):
-            raise Violation(f"{text}: {letters[text]} dead letters, acked: {message in model.acked}")
+            raise Violation(
+                f"{text}: {letters[text]} dead letters, acked: {message in model.acked}"
+            )
         if not letters[text] and message not in model.maybe_acked:
             raise Violation(f"{text} is lost: nobody acknowledged it, and it is no dead letter")
     positions = process.machine.state.offsets.positions(_GROUP)

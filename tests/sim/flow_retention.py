@@ -8,6 +8,7 @@ belongs, once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -58,10 +59,9 @@ class House:
             broker.on_dropped(dropped.moved)
             self.dropped += dropped.segments
 
-        try:
+        # Whatever is in the way, there is a next time.
+        with contextlib.suppress(MqError, ConnectionResetError):
             await self._world.ask_process(process, retain)
-        except (MqError, ConnectionResetError):
-            pass  # the next time
 
 
 class Watcher:

@@ -1,16 +1,18 @@
-"""Retries against a model: attempts count up by one to the limit, each once; then one dead letter.
+"""Retries against a model: attempts count up by one to the limit, each once; then there is one dead
+letter.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from mq import names
 from mq.broker.assignment import Queue
 from mq.broker.retrying import Failed, Place, RetryResult
-from mq.errors import MqError
+from mq.errors import MqError, NotAssigned, UnknownMember
 from tests.sim.flow_checks import Seen, visible
 from tests.sim.flow_clients import PullMember, Sender, make_topic, read
 from tests.sim.flow_member import Options
@@ -53,10 +55,7 @@ class Worker:
             self.deliveries[one.text].append(attempts)
             if attempts < _FAILS[int(one.text[1:]) % len(_FAILS)]:
                 await self._fail(queue, one)
-            at = one.queue_offset + 1
-            await self._until_done(
-                lambda broker, at=at: broker.groups.commit(_GROUP, "worker", {queue: at})
-            )
+            await self._until_done(functools.partial(self._commit, queue, one.queue_offset + 1))
 
     async def _fail(self, queue: Queue, one: Seen) -> None:
         # One by its level, which is ten seconds.
@@ -65,13 +64,17 @@ class Worker:
         while True:
             self._sequence += 1
             sequence = self._sequence
-            (result,) = await self._until_done(
-                lambda broker: broker.retrying.retry(_GROUP, "worker", sequence, [failed])
-            )
+            (result,) = await self._until_done(functools.partial(self._retry, sequence, failed))
             assert isinstance(result, RetryResult)
             if result.error is None:
                 return
             await self._member.refresh()
+
+    async def _commit(self, queue: Queue, queue_offset: int, broker: Broker) -> None:
+        await broker.groups.commit(_GROUP, "worker", {queue: queue_offset})
+
+    async def _retry(self, sequence: int, failed: Failed, broker: Broker) -> list[RetryResult]:
+        return await broker.retrying.retry(_GROUP, "worker", sequence, [failed])
 
     async def _until_done(self, question: Callable[[Broker], Awaitable[Any]]) -> Any:
         """Joins again when the leader does not know it."""
@@ -81,9 +84,8 @@ class Worker:
             except ConnectionResetError:
                 pass
             except MqError as error:
-                if type(error).__name__ not in ("UnknownMember", "NotAssigned"):
-                    if not error.retryable:
-                        raise
+                if not (error.retryable or isinstance(error, UnknownMember | NotAssigned)):
+                    raise
             await asyncio.sleep(0.1)
             await self._member.refresh()
 
@@ -140,5 +142,3 @@ def _check(world: World, worker: Worker, expected: dict[str, int]) -> None:
             raise Violation(f"{text} failed {fails} times, dead letters: {letters[text]}")
         if worker.deliveries[text] != [0, *attempts]:
             raise Violation(f"{text} was delivered as {worker.deliveries[text]}")
-
-

@@ -1,8 +1,8 @@
 """Transactions against a model: each ends once, and what became of it is what was said.
 
-    committed    on its topic once, with everything that came with it
-    rolled back  never seen
-    given up     kept in the give-up topic once, and never seen on its own
+committed    on its topic once, with everything that came with it
+rolled back  never seen
+given up     kept in the give-up topic once, and never seen on its own
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ class Transactions:
     def __init__(self, world: World) -> None:
         self._world = world
         self._plans: dict[str, Plan] = {}
-        # What the broker said to who ended one: whether it is committed. None: it is not known
-        # any more, which is so for those that were given up.
-        self.told: dict[str, bool | None] = {}
+        # What the broker said to who ended one: whether it is committed.
+        self.told: dict[str, bool] = {}
+        # Whose end it refused: they must have ended otherwise.
+        self.refused: set[str] = set()
         self._listeners: list[asyncio.Task[None]] = []
 
     async def run_one(self, sender: Sender, text: str, plan: Plan) -> None:
@@ -64,7 +65,12 @@ class Transactions:
         half = Half(producer_group=_GROUP)
         stored = await sender.send(_TOPIC, text, f"{text}'", queue_id=len(text) % 2, half=half)
         if plan in (Plan.COMMIT, Plan.ROLL_BACK):
-            await self._end(stored.log_offset, text, commits=plan.commits)
+            # Now and then twice at once, as when an answer is late.
+            ends = [
+                self._end(stored.log_offset, text, commits=plan.commits)
+                for _ in range(self._world.rng.choice((1, 2)))
+            ]
+            await asyncio.gather(*ends)
 
     async def _end(self, transaction_id: int, text: str, *, commits: bool) -> None:
         try:
@@ -74,7 +80,7 @@ class Transactions:
                 )
             )
         except TransactionNotFound:
-            self.told.setdefault(text, None)
+            self.refused.add(text)
         else:
             if self.told.get(text, commits) != commits:
                 raise Violation(f"{text} was ended twice, as committed and rolled back")
@@ -90,9 +96,7 @@ class Transactions:
     async def _answer(self) -> None:
         while True:
             process = await self._world.until_led()
-            stream = process.life.run(
-                lambda: Respondent(_GROUP, "listener", answers_checks=True)
-            )
+            stream = process.life.run(lambda: Respondent(_GROUP, "listener", answers_checks=True))
 
             async def join(broker: Broker, stream: Respondent = stream) -> None:
                 broker.transacting.join(stream)
@@ -148,8 +152,10 @@ class Transactions:
             raise Violation(f"{text} was never committed, and is on its topic")
         if not seen and not kept and plan in (Plan.COMMIT, Plan.COMMIT_LATER, Plan.NEVER):
             raise Violation(f"{text} is gone")
-        if kept and told is not None:
-            raise Violation(f"{text} is given up, and was ended with commit={told}")
+        if text in self.refused and not kept:
+            raise Violation(f"{text} ended as it was wanted to, and that was refused")
+        if kept and told:
+            raise Violation(f"{text} is given up, and was told to be committed")
 
 
 def _bare(found: list[Seen]) -> list[str]:
@@ -158,9 +164,11 @@ def _bare(found: list[Seen]) -> list[str]:
 
 def _check_whole(one: Seen) -> None:
     message, text = one.message, one.text
-    if message.tag != f"tag-{text}" or list(message.keys) != [text] or message.properties != {
-        "is": text
-    }:
+    if (
+        message.tag != f"tag-{text}"
+        or list(message.keys) != [text]
+        or message.properties != {"is": text}
+    ):
         raise Violation(f"{text} lost something of itself: {message}")
 
 

@@ -32,6 +32,7 @@ Result = TypeVar("Result")
 NODES = 3
 _ELECTION_S = 0.3
 _RESTART_S = 1.5
+_STEPS_MAX = 20_000
 # Nothing that a client asks for takes as long, whatever happens.
 _PATIENCE_S = 900.0
 
@@ -200,6 +201,8 @@ class World:
         if not self._is_armed:
             return Fault.NONE
         step, self.steps = self.steps, self.steps + 1
+        if step > _STEPS_MAX:
+            raise Violation(f"{step} entries, and no end of it")
         fault = self._faults.get(step, Fault.NONE)
         if self._chaos is not None and self.rng.random() < self._chaos.at_a_step:
             steps = CLOCK_STEPS if self._chaos.clock_steps else ()
@@ -280,9 +283,7 @@ class World:
         # A majority has no more than it: nothing that is committed can be missing.
         places = [_place(one) for one in voters]
         good = [
-            one
-            for one in voters
-            if sum(place <= _place(one) for place in places) >= self.majority
+            one for one in voters if sum(place <= _place(one) for place in places) >= self.majority
         ]
         self.leader = self.rng.choice(good)
         self.term += 1

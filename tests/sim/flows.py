@@ -146,8 +146,13 @@ def run_cases(cases: Iterable[Case], *, shows_progress: bool = False) -> Report:
             if one.error:
                 failed.append(one)
                 if shows_progress:
-                    print(f"{one.error}\nreplay: {one.case.command}", flush=True)
+                    _say(f"{one.error}\nreplay: {one.case.command}")
     return Report(failed, counts, told)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def main() -> None:
@@ -166,8 +171,8 @@ def main() -> None:
             arguments.flow, arguments.seed or 0, arguments.step or 0, arguments.fault, is_random
         )
         world = tell(case)
-        print("\n".join(world.notes))
-        print(f"holds, {world.steps} steps, {world.term} terms")
+        _say("\n".join(world.notes))
+        _say(f"holds, {world.steps} steps, {world.term} terms")
         return
     is_bad = False
     for name in [arguments.flow] if arguments.flow else FLOWS:
@@ -177,8 +182,8 @@ def main() -> None:
         is_bad |= bool(report.failed)
         counts = ", ".join(f"{value} {what}" for what, value in sorted(report.counts.items()))
         spent_s = time.monotonic() - start_s
-        print(f"{name}: {report.told} stories, {len(report.failed)} failed, {spent_s:.0f} s")
-        print(f"    {counts}", flush=True)
+        _say(f"{name}: {report.told} stories, {len(report.failed)} failed, {spent_s:.0f} s")
+        _say(f"    {counts}")
     sys.exit(is_bad)
 
 

@@ -212,16 +212,18 @@ class SubscribeResponse(_message.Message):
     def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., delivery: _Optional[_Union[Delivery, _Mapping]] = ...) -> None: ...
 
 class AssignedQueue(_message.Message):
-    __slots__ = ("topic", "queue_id", "queue_offset", "epoch")
+    __slots__ = ("topic", "queue_id", "queue_offset", "epoch", "rank")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     queue_offset: int
     epoch: int
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    rank: int
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Assignment(_message.Message):
     __slots__ = ("generation", "queues", "heartbeat_ms", "expires_ms")

@@ -19,28 +19,32 @@ RESOLUTION_COMMIT: Resolution
 RESOLUTION_ROLLBACK: Resolution
 
 class TransactRequest(_message.Message):
-    __slots__ = ("request_id", "start", "half", "end", "checked")
+    __slots__ = ("request_id", "start", "half", "end", "checked", "more")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     HALF_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     CHECKED_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     start: TransactStart
     half: _message_pb2.Batch
     end: EndTransactionRequest
     checked: EndTransactionRequest
-    def __init__(self, request_id: _Optional[int] = ..., start: _Optional[_Union[TransactStart, _Mapping]] = ..., half: _Optional[_Union[_message_pb2.Batch, _Mapping]] = ..., end: _Optional[_Union[EndTransactionRequest, _Mapping]] = ..., checked: _Optional[_Union[EndTransactionRequest, _Mapping]] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[TransactRequest]
+    def __init__(self, request_id: _Optional[int] = ..., start: _Optional[_Union[TransactStart, _Mapping]] = ..., half: _Optional[_Union[_message_pb2.Batch, _Mapping]] = ..., end: _Optional[_Union[EndTransactionRequest, _Mapping]] = ..., checked: _Optional[_Union[EndTransactionRequest, _Mapping]] = ..., more: _Optional[_Iterable[_Union[TransactRequest, _Mapping]]] = ...) -> None: ...
 
 class TransactStart(_message.Message):
-    __slots__ = ("producer_group", "producer_id", "answers_checks")
+    __slots__ = ("producer_group", "producer_id", "answers_checks", "reads_more")
     PRODUCER_GROUP_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_CHECKS_FIELD_NUMBER: _ClassVar[int]
+    READS_MORE_FIELD_NUMBER: _ClassVar[int]
     producer_group: str
     producer_id: str
     answers_checks: bool
-    def __init__(self, producer_group: _Optional[str] = ..., producer_id: _Optional[str] = ..., answers_checks: _Optional[bool] = ...) -> None: ...
+    reads_more: bool
+    def __init__(self, producer_group: _Optional[str] = ..., producer_id: _Optional[str] = ..., answers_checks: _Optional[bool] = ..., reads_more: _Optional[bool] = ...) -> None: ...
 
 class EndTransactionRequest(_message.Message):
     __slots__ = ("transaction_id", "resolution")
@@ -63,20 +67,22 @@ class EndTransactionResponse(_message.Message):
     def __init__(self, queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., log_offset: _Optional[int] = ..., stored_at_ms: _Optional[int] = ...) -> None: ...
 
 class TransactResponse(_message.Message):
-    __slots__ = ("request_id", "started", "half", "ended", "failed", "check")
+    __slots__ = ("request_id", "started", "half", "ended", "failed", "check", "more")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     HALF_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     started: TransactStarted
     half: HalfStored
     ended: EndTransactionResponse
     failed: _status_pb2.Status
     check: CheckTransaction
-    def __init__(self, request_id: _Optional[int] = ..., started: _Optional[_Union[TransactStarted, _Mapping]] = ..., half: _Optional[_Union[HalfStored, _Mapping]] = ..., ended: _Optional[_Union[EndTransactionResponse, _Mapping]] = ..., failed: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., check: _Optional[_Union[CheckTransaction, _Mapping]] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[TransactResponse]
+    def __init__(self, request_id: _Optional[int] = ..., started: _Optional[_Union[TransactStarted, _Mapping]] = ..., half: _Optional[_Union[HalfStored, _Mapping]] = ..., ended: _Optional[_Union[EndTransactionResponse, _Mapping]] = ..., failed: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., check: _Optional[_Union[CheckTransaction, _Mapping]] = ..., more: _Optional[_Iterable[_Union[TransactResponse, _Mapping]]] = ...) -> None: ...
 
 class TransactStarted(_message.Message):
     __slots__ = ()

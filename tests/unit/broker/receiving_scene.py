@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import itertools
+import random
 from typing import TYPE_CHECKING, Any
 
 from mq.broker.filters import canonical, compile_filter
@@ -19,6 +22,7 @@ from tests.support.consensus import Node, soon
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+_SEEDS = itertools.count(1)
 GROUP, TOPIC = "workers", "jobs"
 INVISIBLE_MS = 60_000
 
@@ -83,6 +87,10 @@ def restarted(node: Node, **options: Any) -> Node:
     """The node after a crash: what was applied is there, what a leader remembers is not."""
     again = Node(node.vfs_after_kill(), **options)
     again.now_ms = node.now_ms
+    # The numbers of a node in tests begin anew with it; those of a real one do not.
+    fresh = random.Random(next(_SEEDS))
+    core = again.broker.receiving._core
+    object.__setattr__(core, "random_number", functools.partial(fresh.getrandbits, 64))
     return again
 
 

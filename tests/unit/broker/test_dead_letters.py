@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mq.broker import retries
 from mq.broker.assignment import Queue
 from mq.broker.dead_letters import Totals
 from mq.errors import IllegalGroup, IllegalRequest, MessageNotFound, OutcomeUnknown, TopicNotFound
@@ -98,6 +99,25 @@ async def test_a_letter_is_never_in_both_places_nor_in_none() -> None:
 
 
 @on_loop
+async def test_letters_that_come_meanwhile_are_not_sent_again() -> None:
+    scene, letters = await with_letters(3)
+    node = scene.node
+    await node.broker.catalog.ensure_internal(RETRY)
+    node.consensus.is_held = True
+    resent = asyncio.create_task(letters.resend_all("g"))
+    await turns()
+    (letter,), _ = letters.listed("g", 0, 1)
+    late = retries.dead_letters("g", "set-0", [retries.Letter(letter, 17, "")])
+    writing = asyncio.create_task(letters._core.write(batches=[late]))
+    await turns()
+    node.consensus.is_held = False
+    node.consensus.commit()
+    await soon(writing)
+    assert await soon(resent) == 3
+    assert letters.messages == 1
+
+
+@on_loop
 async def test_two_that_send_all_again_at_once_send_each_once() -> None:
     scene, letters = await with_letters(10)
     counts = await soon(asyncio.gather(letters.resend_all("g"), letters.resend_all("g")))
@@ -158,3 +178,27 @@ async def test_totals_outlive_a_purge_and_a_restart() -> None:
     node = Node(scene.node.vfs_after_kill())
     assert node.broker.dead_letters.totals() == {"g": Totals(4, 1)}
     assert list(node.broker.dead_letters.counts()) == []
+
+
+@pytest.mark.parametrize("has_letters", [False, True])
+def test_a_deleted_group_takes_its_retries_along_and_no_dead_letters(*, has_letters: bool) -> None:
+    @on_loop
+    async def test() -> None:
+        scene, letters = await with_letters()
+        await letters.resend("g", [0])
+        if not has_letters:
+            await letters.purge("g")
+        await soon(scene.groups.commit("g", "a", {Queue("t", 0): 1}))
+        scene.groups.leave("g", "a")
+        await scene.node.broker.catalog.delete_group("g", 0)
+        topics = scene.node.machine.state.topics
+        assert (RETRY in topics, DEAD in topics) == (False, has_letters)
+        assert letters.messages == (3 if has_letters else 0)
+        # A new group of that name has nothing of the old one's to do.
+        scene.subscribe("b")
+        assert Queue(RETRY, 0) not in scene.assigned("b")
+        await letters.set_retries("g", 1)
+        await retry(scene, at(0, delay_ms=0), member="b")
+        assert len(messages(scene.node, RETRY)) == 1
+
+    test()

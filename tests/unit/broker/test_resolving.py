@@ -27,6 +27,7 @@ class Scene:
         self.transactions = Transactions()
         self.batches: dict[int, Any] = {}
         self.topics = {"t": 4, GIVE_UP_TOPIC: 1}
+        self.priorities = 0
         self.damaged: set[int] = set()
 
     def begin(self, at: int, queue_id: int = 0, body: bytes = b"x") -> int:
@@ -48,7 +49,8 @@ class Scene:
         if name not in self.topics:
             raise TopicNotFound(name)
         count = self.topics[name]
-        return Topic(name, 0, count, count, is_readable=True, is_writable=True, created_at_ms=0)
+        topic = Topic(name, 0, count, count, is_readable=True, is_writable=True, created_at_ms=0)
+        return topic._replace(priorities=self.priorities)
 
     def apply(self, turn: Turn) -> ChangeTransactions:
         written = turn.written()
@@ -202,14 +204,21 @@ def test_a_commit_needs_its_topic_a_rollback_does_not() -> None:
 
 
 def test_a_commit_to_a_queue_that_takes_no_more_goes_to_another() -> None:
-    scene = Scene()
-    one = scene.begin(100, queue_id=3)
-    scene.topics["t"] = 2
-    turn = scene.turn()
-    turn.decide(End(one, COMMIT))
-    written = turn.written()
-    assert written is not None
-    assert [each.queue_id for each in written.batches] == [1]
+    for queue_id, queues, priorities, expected in (
+        (3, 2, 0, 1),
+        (3, 4, 0, 3),
+        (7, 4, 2, 3),
+        (5, 3, 2, 1),  # the only one of priority 1
+        (2, 2, 3, 0),  # none is left of priority 2
+    ):
+        scene = Scene()
+        one = scene.begin(100, queue_id=queue_id)
+        scene.topics["t"], scene.priorities = queues, priorities
+        turn = scene.turn()
+        turn.decide(End(one, COMMIT))
+        written = turn.written()
+        assert written is not None
+        assert [each.queue_id for each in written.batches] == [expected]
 
 
 def test_what_is_written_again_is_the_same_transaction_and_one_that_ended_stays_so() -> None:

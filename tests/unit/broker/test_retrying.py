@@ -10,9 +10,10 @@ import pytest
 
 from mq import names
 from mq.broker.assignment import Queue
+from mq.broker.filters import compile_filter
 from mq.broker.retries import WAITS_MS, stored_messages
 from mq.broker.retrying import FAILED_MAX, Failed, Place, RetryResult
-from mq.broker.subscriber import Delivered
+from mq.broker.subscriber import Delivered, Limits
 from mq.errors import (
     IllegalDelay,
     IllegalGroup,
@@ -26,7 +27,7 @@ from mq.errors import (
     UnknownMember,
 )
 from mq.store.reading import Status
-from mq.wire.v1.consumer_pb2 import MODE_BROADCAST, MODE_ORDERED
+from mq.wire.v1.consumer_pb2 import MODE_BROADCAST, MODE_ORDERED, Filter
 from mq.wire.v1.message_pb2 import Message, Origin
 from tests.support.consensus import Node, batch, eventually, on_loop, soon, turns
 from tests.unit.broker.group_scene import LATEST, World, drain, spec, world
@@ -123,6 +124,41 @@ async def test_one_request_is_one_entry() -> None:
     assert created == 2
     await retry(scene, at(0, RETRY), at(1), at(2, delay_ms=5), sequence=2)
     assert len(scene.node.consensus.proposed) - before - created == 1
+    written: Any = scene.node.consensus.proposed[-1][1]
+    assert [one.sequence for one in written.batches] == [2, 0, 0]
+
+
+@on_loop
+async def test_a_message_that_the_group_stands_at_is_done_by_the_same_entry() -> None:
+    scene = await scene_with(b"0", b"1", b"2", b"3")
+    node = scene.node
+    await retry(scene, at(1, delay_ms=0))  # 0 is not done: nothing to say of the group's place
+    assert node.committed("g").get(Queue("t", 0), 0) == 0
+    await soon(node.broker.groups.commit("g", "a", {Queue("t", 0): 1, Queue(RETRY, 0): 0}))
+    before = len(node.consensus.proposed)
+    results = await retry(scene, at(2), at(1), at(9), at(0, RETRY, delay_ms=0))
+    assert len(node.consensus.proposed) == before + 1
+    assert [bool(one.error) for one in results] == [False, False, True, False]
+    # The next member does not get what comes again by the retry topic.
+    assert node.committed("g") == {
+        Queue("t", 0): 3,
+        **{Queue("t", queue_id): 0 for queue_id in (1, 2, 3)},
+        Queue(RETRY, 0): 1,
+    }
+    node = Node(node.vfs_after_kill())
+    assert node.committed("g")[Queue("t", 0)] == 3
+
+
+@on_loop
+async def test_a_group_that_was_set_back_stays_there() -> None:
+    scene = await scene_with(b"0", b"1", b"2")
+    queue = Queue("t", 0)
+    await soon(scene.groups.commit("g", "a", {queue: 2}))
+    subscriber = scene.groups._live["g"].subscribers["a"][0]
+    scene.groups.seek(subscriber, {queue: 0})
+    await retry(scene, at(2, delay_ms=0))
+    await soon(scene.node.broker.commits.flush())
+    assert scene.node.committed("g")[queue] == 0
 
 
 @on_loop
@@ -397,7 +433,10 @@ async def test_what_comes_back_passes_whatever_filter_from_the_beginning() -> No
     scene = await scene_with()
     await retry(scene, at(0, delay_ms=0))
     scene.groups.leave("g", "a")
-    subscriber = scene.subscribe("b", start=LATEST, tags="never")
+    wanted = compile_filter(Filter(tags="never"))
+    subscriber = scene.groups.subscribe(
+        "g", spec("b", tags="never"), {"t": wanted}, Limits(), LATEST, {}
+    )
     said = await drain(subscriber)
     delivered = [one for one in said if isinstance(one, Delivered) and one.queue.topic == RETRY]
     assert sum(run.message_count for one in delivered for run in one.result.runs) == 1

@@ -20,7 +20,7 @@ from mq.errors import (
 from mq.names import GIVE_UP_TOPIC
 from mq.store.format import Kind
 from mq.wire.v1.message_pb2 import Message
-from tests.support.consensus import batch, on_loop, soon, turns
+from tests.support.consensus import batch, eventually, on_loop, soon, turns
 from tests.unit.broker.transaction_scene import (
     begin,
     bodies,
@@ -240,8 +240,8 @@ async def test_many_questions_are_one_entry() -> None:
         await begin(node)
     before = len(node.consensus.proposed)
     await pass_time(node, 6_000)
+    await eventually(lambda: len(living._waiting) == 100)
     assert len(node.consensus.proposed) == before + 1
-    assert len(questions(living)) == 100
 
 
 @on_loop

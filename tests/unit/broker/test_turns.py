@@ -132,3 +132,25 @@ async def test_requests_that_wait_when_leadership_is_lost_are_sent_away() -> Non
         await soon(second)
     with pytest.raises(NotLeader):
         await soon(counting.line.ask("c"))
+
+
+@on_loop
+async def test_what_is_left_over_comes_first_in_the_next_turn() -> None:
+    node = Node()
+    decided: list[list[str]] = []
+
+    def decide(requests: list[str]) -> Verdict[str]:
+        decided.append(requests)
+        return Verdict(requests[:2], Written(command=Command(put_group=PutGroup(group="g"))))
+
+    line: Turns[str, str] = Turns(node.consensus, node.broker.leadership, decide)
+    asked = [asyncio.ensure_future(line.ask(one)) for one in "abcde"]
+    node.consensus.is_held = True
+    await turns()
+    late = asyncio.ensure_future(line.ask("late"))
+    asked[3].cancel()
+    for _ in range(3):
+        await turns()
+        node.consensus.commit()
+    assert [await soon(one) for one in (*asked[:3], asked[4], late)] == ["a", "b", "c", "e", "late"]
+    assert decided == [list("abcde"), ["c", "e", "late"], ["late"]]

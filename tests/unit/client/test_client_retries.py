@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from mq.client import consumer as consumer_module
+from mq.client import consumer_sync as sync_module
 from mq.client import retries as retries_module
-from mq.client.model import QueueRef
+from mq.client.consumer import Consumer
+from mq.client.consumer_sync import Consumer as SyncConsumer
+from mq.client.decode import Decoder
+from mq.client.held_queue import HeldQueue, Taken
+from mq.client.holdings import Holdings
+from mq.client.model import QueueRef, ReceivedMessage
+from mq.client.polled import Polled
 from mq.client.retries import Failure
 from mq.errors import (
     IllegalRequest,
@@ -24,10 +32,12 @@ from mq.wire.v1 import consumer_pb2 as wire
 from mq.wire.v1 import status_pb2
 from tests.unit.client.deliveries import TOPIC, assignment, delivery
 from tests.unit.client.scene import Scene, run, shorten_waits, until
-from tests.unit.client.scripted_broker import ScriptedCall, retried
-
-if TYPE_CHECKING:
-    from mq.client.held_queue import Taken
+from tests.unit.client.scripted_broker import (
+    DEADLINE_S,
+    ScriptedCall,
+    ScriptedConnection,
+    retried,
+)
 
 QUEUE = QueueRef(TOPIC, 0)
 
@@ -156,7 +166,9 @@ def test_what_the_broker_refuses_is_tried_again_in_place(error: Exception) -> No
             raise error
 
         scene.connection.answers["Retry"] = refuse
-        waiting = asyncio.create_task(scene.take(1))
+        # Who waits already has to hear that there is a time to wait for.
+        waiting = asyncio.create_task(scene.session.take(1, None))
+        await asyncio.sleep(0)
         fail(scene, taken[0], delay_ms=1)
         (again,) = await waiting
         assert again.message.queue_offset == 0
@@ -270,3 +282,62 @@ def test_a_queue_that_leaves_is_released_when_the_broker_has_what_failed() -> No
         await scene.session.close()
 
     run(story())
+
+
+def test_a_polled_message_is_given_back_and_counts_as_done_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connection = ScriptedConnection()
+    connection.prepared = [assignment((0, 0)), delivery(0, range(3))]
+    monkeypatch.setattr(consumer_module, "Connection", lambda *_: connection)
+
+    async def story() -> None:
+        async with Consumer("s:1", "g", TOPIC) as consumer:
+            found: list[ReceivedMessage] = []
+            while len(found) < 3:
+                found += await consumer.poll(1, DEADLINE_S)
+                consumer.nack(found[-1], 2.5, "later")
+                consumer.nack(found[-1])  # it is not in hand any more
+            await consumer.commit()
+        assert connection.committed()[0] == {QUEUE: 3}
+        sent = [one for request in connection.retry_requests() for one in request.messages]
+        assert [(one.queue_offset, one.delay_ms, one.reason) for one in sent] == [
+            (at, 2_500, "later") for at in range(3)
+        ]
+
+    run(story())
+
+
+def test_a_polled_message_of_an_ordered_group_comes_again_in_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connection = ScriptedConnection()
+    connection.prepared = [assignment((0, 0)), delivery(0, range(2))]
+    monkeypatch.setattr(sync_module, "Connection", lambda *_: connection)
+    with SyncConsumer("s:1", "g", TOPIC, mode="ordered") as consumer:
+        (first,) = consumer.poll(2, DEADLINE_S)
+        consumer.nack(first, 0)
+        (again,) = consumer.poll(2, DEADLINE_S)
+        assert (again.queue_offset, first.attempt, again.attempt) == (0, 1, 2)
+        (last,) = consumer.poll(2, DEADLINE_S)
+        assert last.queue_offset == 1
+    assert connection.retry_requests() == []
+
+
+def test_a_polled_message_and_one_that_came_back_are_two() -> None:
+    first = ReceivedMessage("t", 0, 0, "a", 0, 0, b"", "", (), {}, "")
+    came_back = ReceivedMessage(
+        "t", 0, 0, "b", 0, 0, b"", "", (), {}, "", stored_topic="%RETRY%g", attempt=2
+    )
+    holdings = Holdings(Decoder())
+    polled = Polled(holdings)
+    hands = []
+    for message in (first, came_back):
+        queue = HeldQueue(message.queue, 0, 0)
+        queue.progress.take(0)
+        queue.running = 1
+        hands.append(Taken(queue, 0, message, 10))
+    polled.add(hands)
+    polled.done([came_back])
+    assert [one.queue.progress.done_to for one in hands] == [0, 1]
+    assert polled.take_back([first, came_back]) == hands[:1]

@@ -19,7 +19,7 @@ from mq.client.decode import (
     parse_pull_response,
     parse_subscribe_response,
 )
-from mq.client.model import QueueRef, ReceivedMessage
+from mq.client.model import Origin, QueueRef, ReceivedMessage
 from mq.wire.v1.consumer_pb2 import (
     PULL_FOUND,
     Assignment,
@@ -29,6 +29,7 @@ from mq.wire.v1.consumer_pb2 import (
     SubscribeResponse,
 )
 from mq.wire.v1.message_pb2 import COMPRESSION_LZ4, Message
+from mq.wire.v1.message_pb2 import Origin as WireOrigin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,6 +95,48 @@ def test_a_message_has_all_that_was_sent_and_where_it_stands() -> None:
             ordering_key="customer",
         ),
     )
+
+
+ORIGIN = WireOrigin(
+    topic="orders",
+    queue_id=1,
+    queue_offset=7,
+    message_id="set-0:4711",
+    stored_at_ms=3_000,
+    attempts=2,
+    reason="no",
+)
+
+
+@pytest.mark.parametrize("topic", ["%RETRY%billing", "%DLQ%billing"])
+def test_a_message_that_came_back_has_its_topic_and_says_where_it_stands(topic: str) -> None:
+    _, runs = parse_subscribe_response(delivery(run([Message(body=b"a", origin=ORIGIN)])))
+    (decoded,) = Decoder({"orders": frozenset({"paid"})}).messages(
+        QueueRef(topic, 0), runs, "set-0"
+    )
+    message = decoded.message
+    assert message is not None
+    assert (message.topic, message.queue_id, message.queue_offset) == ("orders", 0, 10)
+    assert (message.message_id, message.stored_at_ms) == ("set-0:1000", 5_000)
+    assert message.queue == QueueRef(topic, 0)
+    assert (message.attempt, message.origin) == (
+        3,
+        Origin("orders", 1, 7, "set-0:4711", 3_000, "no"),
+    )
+
+
+def test_an_origin_that_a_producer_made_up_is_none() -> None:
+    (decoded,) = decode(delivery(run([Message(body=b"a", origin=ORIGIN)])))
+    assert decoded.message is not None
+    assert (decoded.message.attempt, decoded.message.origin) == (1, None)
+    assert decoded.message.queue == QUEUE
+
+
+def test_a_message_of_a_retry_topic_without_an_origin_stands_for_itself() -> None:
+    _, runs = parse_subscribe_response(delivery(run([Message(body=b"a")])))
+    (decoded,) = Decoder().messages(QueueRef("%RETRY%g", 0), runs, "set-0")
+    assert decoded.message is not None
+    assert (decoded.message.topic, decoded.message.origin) == ("%RETRY%g", None)
 
 
 def test_ids_and_offsets_follow_the_frames_through_all_runs() -> None:

@@ -75,6 +75,7 @@ def test_reasons() -> None:
         (ValueError(), "ValueError"),
         (SystemExit(3), "SystemExit: 3"),
         (ValueError("\ud800"), "ValueError: ?"),
+        (Nack("\ud800"), "?"),
     ]:
         assert fail(None, error, 1).back == [(None, reason)]
     assert len(fail(None, ValueError("x" * 5_000), 1).back[0][1]) == 1_000

@@ -174,6 +174,27 @@ def test_retention_drops_what_expired_and_says_which_queues_moved(
     assert store.retain(POLICY, NOW_MS).segments == 0
 
 
+def test_what_is_needed_is_not_dropped_and_its_rescue_is_let_in() -> None:
+    vfs = Disk()
+    store = open_store(vfs)
+    fill(store, 4)
+    starts = [info.base_log_offset for info in store.log.segments()]
+    vfs.used_percent = 95
+    assert store.expiring_before(POLICY, NOW_MS) == starts[-1]
+    # Something in the second segment waits.
+    dropped = store.retain(POLICY, NOW_MS, lambda before: before > starts[1])
+    assert (dropped.segments, store.log.start_offset) == (1, starts[1])
+    with pytest.raises(DiskFull):
+        store.check_writable()
+    with store.letting_in():
+        put(store, batch(messages_of(1)))
+    with pytest.raises(DiskFull):
+        store.check_writable()
+    assert store.retain(POLICY, NOW_MS, lambda _: False).segments >= 2
+    vfs.used_percent = 50
+    assert store.expiring_before(POLICY, NOW_MS) == 0
+
+
 def test_what_is_not_applied_is_not_dropped() -> None:
     vfs, store = new_store()
     sent = fill(store, 4)
