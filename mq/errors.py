@@ -55,6 +55,8 @@ class Code(enum.Enum):
     NOT_ASSIGNED = "NOT_ASSIGNED"
     INTERNAL = "INTERNAL"
     UNREACHABLE = "UNREACHABLE"
+    REQUEST_TIMEOUT = "REQUEST_TIMEOUT"
+    REQUEST_FAILED = "REQUEST_FAILED"
 
 
 class MqError(Exception):
@@ -314,3 +316,15 @@ class Unreachable(MqError):
 
     code = Code.UNREACHABLE
     retryable = True
+
+
+class RequestTimeout(MqError):
+    """No reply came in time; raised by clients. Somebody may work on the request all the same."""
+
+    code = Code.REQUEST_TIMEOUT
+
+
+class RequestFailed(MqError):
+    """The one who replies could not do what was asked, and says why; raised by clients."""
+
+    code = Code.REQUEST_FAILED

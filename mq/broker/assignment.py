@@ -52,7 +52,7 @@ def assign(
     ranked = sorted(members)
     share, extras = divmod(len(queues), len(ranked))
     hands = _hands(queues, ranked, pinned)
-    suits = {queue: (queue.topic, queue.queue_id % priorities.get(queue.topic, 1)) for queue in queues}
+    suits = {one: (one.topic, one.queue_id % priorities.get(one.topic, 1)) for one in queues}
     extras -= _trim(hands, queues, ranked, pinned, (share, extras), suits)
     kept = {queue for hand in hands.values() for queue in hand}
     # Those of one suit follow each other, and so go to different members.

@@ -13,6 +13,7 @@ two members cut the same messages into different batches.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from mq.broker.commits import Commits, Positions
 from mq.broker.core import Core
 from mq.broker.dedup import StoredAt
 from mq.broker.groups import Groups
+from mq.broker.lease_turn import Over
 from mq.broker.machine import Written
 from mq.broker.publishing import Publisher
 from mq.broker.receiving import Receiving
@@ -58,6 +60,7 @@ class Start(NamedTuple):
 
 # Filled when the entry is applied.
 Answer = list[StoredAt]
+Keys = tuple[tuple[str, int], ...]
 
 
 @dataclass(slots=True, frozen=True, eq=False)
@@ -133,6 +136,8 @@ class Atoms:
         self._entry_bytes_max = config.store.entry_bytes_max
         self._waiting_bytes_max = config.broker.in_flight_bytes
         self._waiting_bytes = 0
+        # With handles, by the numbers of their batches.
+        self._acknowledging: dict[Keys, asyncio.Future[Answer]] = {}
         # No answer: there is something to wait for first.
         self._turns: Turns[Atom, Answer | None] = Turns(
             core.consensus, core.leadership, self._decide
@@ -156,7 +161,8 @@ class Atoms:
         """
         self._core.leadership.check()
         atom = Atom(batches, group, member_id, positions or {}, starts or {})
-        self._check(atom, handles)
+        _check(atom, handles)
+        _check_batches(atom)
         size_bytes = atom.entry_bytes()
         if size_bytes > self._entry_bytes_max:
             raise MessageTooLarge(
@@ -175,30 +181,6 @@ class Atoms:
             return await self._send(atom, handles)
         finally:
             self._waiting_bytes -= size_bytes
-
-    def _check(self, atom: Atom, handles: Sequence[Handle]) -> None:
-        """What is wrong with it whatever the state is."""
-        if not atom.batches and not atom.positions and not handles:
-            raise IllegalRequest("nothing to send, to commit or to acknowledge")
-        if len(atom.batches) > BATCHES_MAX:
-            raise IllegalRequest(f"{len(atom.batches)} batches in one atom: at most {BATCHES_MAX}")
-        if atom.positions and handles:
-            raise IllegalRequest("positions and handles: a group either subscribes or receives")
-        if atom.positions or handles:
-            check_group(atom.group)
-        if atom.starts.keys() - atom.positions.keys():
-            raise IllegalRequest("starts has a queue that positions has not")
-        if any(stood_at > first for stood_at, first in atom.starts.values()):
-            raise IllegalRequest("in starts, stood_at is not behind the first message")
-        for batch in atom.batches:
-            if batch.is_held or batch.delay_ms:
-                raise IllegalRequest("what is sent atomically can be neither delayed nor half")
-            if not batch.producer_id or not batch.sequence:
-                raise IllegalRequest(
-                    "each batch needs a producer_id and a sequence, so that it can be sent again"
-                )
-        if len(set(atom.keys)) < len(atom.batches):
-            raise IllegalSequence("two batches of the request have the same sequence")
 
     async def _send(self, atom: Atom, handles: Sequence[Handle]) -> list[StoredAt]:
         if handles:
@@ -231,7 +213,7 @@ class Atoms:
 
         def over(error: MqError | None) -> None:
             self._commits.end_elsewhere()
-            self._publisher.end(slots, written, error)
+            self._publisher.end(slots, written.stored, error)
             stored = iter(written.stored if error is None else ())
             for atom, answer in turn.accepted:
                 answer.extend(one for _, one in zip(atom.batches, stored, strict=False))
@@ -305,7 +287,41 @@ class Atoms:
     # -- what was received ------------------------------------------------------------------------
 
     async def _acknowledge(self, atom: Atom, handles: Sequence[Handle]) -> list[StoredAt]:
-        raise IllegalRequest("handles cannot be acknowledged with batches yet: commit positions")
+        """Decided in the turns of those who receive."""
+        keys = tuple(atom.keys)
+        running = self._acknowledging.get(keys) if keys else None
+        if running is None:
+            # Whoever asked may give up: what is under way stays known until it is applied.
+            running = asyncio.ensure_future(
+                self._receiving.acknowledge(
+                    atom.group,
+                    handles,
+                    atom.batches,
+                    judge=lambda: self._judge_new(atom),
+                    begin=lambda: self._begin(atom),
+                )
+            )
+            self._acknowledging[keys] = running
+            running.add_done_callback(lambda done: self._acknowledged(keys, done))
+        return list(await asyncio.shield(running))
+
+    def _acknowledged(self, keys: Keys, done: asyncio.Future[Answer]) -> None:
+        if self._acknowledging.get(keys) is done:
+            del self._acknowledging[keys]
+        if not done.cancelled():
+            done.exception()  # nobody may be there to hear it
+
+    def _judge_new(self, atom: Atom) -> Answer | None:
+        """Where it is, if it was done before; None: it can be done now."""
+        stored = self._stored(atom)
+        if stored is None:
+            for batch in atom.batches:
+                self._publisher.check_new(batch)
+        return stored
+
+    def _begin(self, atom: Atom) -> Over:
+        slots = [self._publisher.begin(batch) for batch in atom.batches]
+        return lambda stored, error: self._publisher.end(slots, stored, error)
 
 
 def _in_parts() -> IllegalSequence:
@@ -313,3 +329,31 @@ def _in_parts() -> IllegalSequence:
         "some of the batches are stored, others are not: send the same batches together, with the "
         "numbers they had"
     )
+
+
+def _check(atom: Atom, handles: Sequence[Handle]) -> None:
+    """What is wrong with it whatever the state is."""
+    if not atom.batches and not atom.positions and not handles:
+        raise IllegalRequest("nothing to send, to commit or to acknowledge")
+    if atom.positions and handles:
+        raise IllegalRequest("positions and handles: a group either subscribes or receives")
+    if atom.positions or handles:
+        check_group(atom.group)
+    if atom.starts.keys() - atom.positions.keys():
+        raise IllegalRequest("starts has a queue that positions has not")
+    if any(stood_at > first for stood_at, first in atom.starts.values()):
+        raise IllegalRequest("in starts, stood_at is not behind the first message")
+
+
+def _check_batches(atom: Atom) -> None:
+    if len(atom.batches) > BATCHES_MAX:
+        raise IllegalRequest(f"{len(atom.batches)} batches in one atom: at most {BATCHES_MAX}")
+    for batch in atom.batches:
+        if batch.is_held or batch.delay_ms:
+            raise IllegalRequest("what is sent atomically can be neither delayed nor half")
+        if not batch.producer_id or not batch.sequence:
+            raise IllegalRequest(
+                "each batch needs a producer_id and a sequence, so that it can be sent again"
+            )
+    if len(set(atom.keys)) < len(atom.batches):
+        raise IllegalSequence("two batches of the request have the same sequence")

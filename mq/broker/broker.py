@@ -109,7 +109,7 @@ class Broker:
 
     def _make_services(self, core: Core) -> None:
         self.delays = Delays(core, self._under_way)
-        self.transacting = Transacting(core)
+        self.transacting = Transacting(core, _steady_ms)
         self.retrying = Retrying(core, self.groups)
         self.receiving = Receiving(core, self.groups, self.puller)
         self.dead_letters = DeadLetters(core)

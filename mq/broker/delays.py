@@ -9,6 +9,7 @@ takes its turn: decisions never guess what an unfinished entry will do.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -32,7 +33,7 @@ log = get_logger(__name__)
 
 # One entry has so much at most, and so many batches: other work waits while they are put together.
 _ENTRY_BYTES = 2 << 20
-_ENTRY_BATCHES = 1_024
+_ENTRY_BATCHES = 512
 # Lanes of which more than a time is kept in memory.
 _FILLED_MAX = 8
 # After a failure, and twice as long after the next.
@@ -40,6 +41,8 @@ _BACKOFF_S = 0.05
 _BACKOFF_S_MAX = 5.0
 # What is due later than this is looked after by the next ticks: the clock may be set until then.
 _TIMER_MS = 1_000
+# Lanes that are looked at before what is due is delivered.
+_LOOK_LANES = 64
 # On which side of now lanes are looked at first: those of the last day.
 _PAST_LANES = 144
 
@@ -164,7 +167,7 @@ class Delays(Service):
         backoff_s = _BACKOFF_S
         while epoch == self._epoch:
             try:
-                await self._look_at_next()
+                await self._look_at_some()
                 async with self._turn:
                     has_more = epoch == self._epoch and await self._deliver_some(epoch)
                 backoff_s = _BACKOFF_S
@@ -186,11 +189,14 @@ class Delays(Service):
 
     # -- what -------------------------------------------------------------------------------------
 
-    async def _look_at_next(self) -> None:
-        """When the first batch of a lane is due, of which nothing is known yet."""
-        if not self._unseen:
-            return
-        number = next(iter(self._unseen))
+    async def _look_at_some(self) -> None:
+        """When the first batch of a lane is due, of some lanes of which nothing is known yet."""
+        for number in list(itertools.islice(self._unseen, _LOOK_LANES)):
+            await self._look_at(number)
+
+    async def _look_at(self, number: int) -> None:
+        if number not in self._unseen:
+            return  # somebody else leads by now
         del self._unseen[number]
         window = self._windows.setdefault(number, Window())
         try:
@@ -217,20 +223,8 @@ class Delays(Service):
 
     async def _deliver_some(self, epoch: int) -> bool:
         """Writes what is due, as much as one entry takes. Whether there was anything."""
-        windows, until_ms = self._windows, self._until_ms()
-        taken: dict[int, list[DueUnit]] = {}
-        budget = Budget(self._entry_bytes, _ENTRY_BATCHES)
-        for number in due.due_lanes(windows, until_ms):
-            window = windows[number]
-            if not window.has_first:
-                await self._fill(number, window)
-                if epoch != self._epoch:
-                    raise _NotNow
-            units = window.take(until_ms, budget)
-            if units:
-                taken[number] = units
-            if window.has_first and window.first_ms <= until_ms:
-                break  # the entry is full
+        windows = self._windows
+        taken = await self._take(epoch)
         try:
             if taken:
                 await self._deliver(taken, epoch)
@@ -243,6 +237,24 @@ class Delays(Service):
         for number in due.surplus_lanes(windows, _FILLED_MAX):
             windows[number].forget()
         return bool(taken)
+
+    async def _take(self, epoch: int) -> dict[int, list[DueUnit]]:
+        """Units that are due, out of their windows, by lane."""
+        windows, until_ms = self._windows, self._until_ms()
+        taken: dict[int, list[DueUnit]] = {}
+        budget = Budget(self._entry_bytes, _ENTRY_BATCHES)
+        for number in due.due_lanes(windows, until_ms):
+            window = windows[number]
+            if not window.has_first:
+                await self._fill(number, window)
+                if epoch != self._epoch:
+                    return {}  # nobody looks at these windows any more
+            units = window.take(until_ms, budget)
+            if units:
+                taken[number] = units
+            if window.has_first and window.first_ms <= until_ms:
+                break  # the entry is full
+        return taken
 
     async def _deliver(self, taken: dict[int, list[DueUnit]], epoch: int) -> None:
         state = self._core.state

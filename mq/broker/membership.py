@@ -401,9 +401,7 @@ class Group:
                 self._targets = {q: one for q, one in self._holders.items() if q in self._queues}
                 self._is_settling = True
             else:
-                hands = assign(
-                    self._queues, self._candidates(), self._pins(), self._priorities
-                )
+                hands = assign(self._queues, self._candidates(), self._pins(), self._priorities)
                 self._targets = {queue: name for name, hand in hands.items() for queue in hand}
         known = self._targets.keys() | self._holders.keys() | self._locks.keys()
         self._moving = {queue: None for queue in known if not self._is_at_rest(queue)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mq.broker.catalog import Catalog
 from mq.broker.contracts import Consensus
@@ -204,10 +204,12 @@ class Publisher:
         future = asyncio.ensure_future(
             self._consensus.propose(Kind.MESSAGES, encode_payload(batches), written)
         )
-        future.add_done_callback(lambda done: self.end(slots, written, _failure(done)))
+        future.add_done_callback(lambda done: self.end(slots, written.stored, _failure(done)))
 
-    def end(self, slots: list[Slot], written: Written, error: BaseException | None) -> None:
-        """The batches of one entry are applied, or failed with this."""
+    def end(
+        self, slots: list[Slot], stored: Sequence[StoredAt], error: BaseException | None
+    ) -> None:
+        """The batches are applied, and there; or failed with this."""
         for at, slot in enumerate(slots):
             batch, outcome = slot.batch, slot.outcome
             if batch.producer_id:
@@ -217,7 +219,7 @@ class Publisher:
                 self.batches_total += 1
                 self.messages_total += batch.message_count
                 self.bytes_total += len(batch.data)
-                outcome.set_result(written.stored[at])
+                outcome.set_result(stored[at])
             else:
                 outcome.set_exception(error)
                 outcome.exception()  # nobody may be there to hear it

@@ -27,6 +27,8 @@ log = get_logger(__name__)
 
 # Questions in one turn.
 SWEEP_MAX = 500
+# What one transaction takes in the command, at most.
+_CHANGE_BYTES = 32
 
 
 class End(NamedTuple):
@@ -131,15 +133,16 @@ class Turn:
                 f"it is of {one.producer_group}"
             )
         settled = Settled()
+        if not self._has_room(one.size if outcome == Outcome.COMMITTED else 0):
+            return None
         if outcome == Outcome.COMMITTED:
-            if not self._has_room(one):
-                return None
             try:
                 settled = Settled(batch_at=self._commit(one))
             except MqError as error:
                 return error
         else:
             self._change.rolled_back.append(transaction_id)
+            self._bytes += _CHANGE_BYTES
         self._ended[transaction_id] = outcome, settled
         return settled
 
@@ -147,18 +150,20 @@ class Turn:
         topic = self._find_topic(one.topic)
         batch = self._read(one)
         placed = rebatch.placed(batch, one.topic, _queue_for(batch.queue_id, topic))
-        self._bytes += len(placed.data)
+        self._bytes += len(placed.data) + _CHANGE_BYTES
         self._committed.append(placed)
         self._change.committed.append(one.id)
         return len(self._committed) - 1
 
     # -- questions --------------------------------------------------------------------------------
 
-    def _check_now(self, transaction_id: int) -> Settled | MqError:
+    def _check_now(self, transaction_id: int) -> Settled | MqError | None:
         one = self._transactions.open.get(transaction_id)
         if one is None or transaction_id in self._ended:
             before = self._transactions.ended.get(transaction_id)
             return _over(transaction_id, before.outcome if before else None)
+        if not self._has_room():
+            return None
         self._postpone(one)
         return Settled(asked=(transaction_id,))
 
@@ -167,17 +172,21 @@ class Turn:
         for one in self._transactions.due(self._now_ms, SWEEP_MAX):
             if one.id in self._ended or one.id in self._checked:
                 continue
-            if not one.is_exhausted:
+            # What does not fit stays due, and comes with the next sweep.
+            if not self._has_room(one.size if one.is_exhausted else 0):
+                break
+            if one.is_exhausted:
+                self._give_up(one)
+            else:
                 self._postpone(one)
                 asked.append(one.id)
-            elif self._has_room(one):
-                self._give_up(one)
         return Settled(asked=tuple(asked))
 
     def _postpone(self, one: Transaction) -> None:
         """Counts as asked, also when there is nobody to ask."""
         if one.id not in self._checked:
             self._checked.add(one.id)
+            self._bytes += _CHANGE_BYTES
             next_check_ms = self._now_ms + one.check_interval_ms
             self._change.checked.append(TransactionChecked(id=one.id, next_check_ms=next_check_ms))
 
@@ -192,7 +201,7 @@ class Turn:
             log.warning("cannot give up a transaction", transaction=one.id, error=str(error))
             self._postpone(one)
             return
-        self._bytes += len(kept.data)
+        self._bytes += len(kept.data) + _CHANGE_BYTES
         self._others.append(kept)
         self._change.given_up.append(one.id)
         self._ended[one.id] = Outcome.GIVEN_UP, Settled()
@@ -204,7 +213,7 @@ class Turn:
         for one in self._transactions.open.values():
             if one.log_offset >= below_log_offset or one.id in self._ended:
                 continue
-            if not self._has_room(one):
+            if not self._has_room(one.size):
                 break
             try:
                 carried = rebatch.carried(self._read(one), one.id)
@@ -216,8 +225,9 @@ class Turn:
             count += 1
         return Settled(carried=count)
 
-    def _has_room(self, one: Transaction) -> bool:
-        return self._bytes == 0 or self._bytes + one.size <= self._bytes_max
+    def _has_room(self, batch_bytes: int = 0) -> bool:
+        """The first always has, however large it is: it is alone then."""
+        return self._bytes == 0 or self._bytes + batch_bytes + _CHANGE_BYTES <= self._bytes_max
 
 
 def _queue_for(queue_id: int, topic: Topic) -> int:

@@ -8,7 +8,6 @@ as long as nobody else was given them. One that is not good changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from mq.broker.assignment import Queue
 from mq.broker.handles import Handle
@@ -17,14 +16,8 @@ from mq.broker.leases import Range
 from mq.broker.retries import wait_ms
 
 
-class Buries(Protocol):
-    def __call__(self, queue: Queue, one: Range) -> int:
-        """Makes dead letters of the messages of the range, as many as fit, and says how far it
-        came.
-        """
-        ...
-
-
+# Makes dead letters of the messages of a range, as many as fit, and says how far it came.
+Buries = Callable[[Queue, Range], int]
 # What a range that is in somebody's hands becomes.
 Settle = Callable[[Handle, Range], None]
 

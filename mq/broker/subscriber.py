@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from mq.broker.arrivals import Arrivals
@@ -19,7 +20,6 @@ from mq.broker.filters import CompiledFilter
 from mq.broker.pulling import Puller, Query
 from mq.errors import IllegalOffset, MqError
 from mq.store.reading import ReadResult, Status
-
 
 # One delivery of so many goes by who has waited longest.
 _FAIR_EACH = 10
@@ -37,12 +37,13 @@ class Position(NamedTuple):
     queue: Queue
     queue_offset: int
     epoch: int
-    rank: int = 0
 
 
 class Assigned(NamedTuple):
     generation: int
     positions: list[Position]
+    # Of queues below the highest priority of their topic: how far.
+    ranks: Mapping[Queue, int] = MappingProxyType({})
 
 
 class Delivered(NamedTuple):
@@ -101,7 +102,6 @@ class Subscriber:
         self._leaving: dict[Queue, _Cursor] = {}
         # Queues that may have something to send, in the order of their turn.
         self._ready: dict[Queue, None] = {}
-        # Of those below the highest priority of their topic: how far.
         self._ranks: dict[Queue, int] = {}
         self._deliveries = 0
         self._is_assignment_due = False
@@ -236,10 +236,10 @@ class Subscriber:
     def _assignment(self) -> Assigned:
         self._is_assignment_due = False
         positions = [
-            Position(queue, cursor.next_offset, cursor.epoch, self._ranks.get(queue, 0))
+            Position(queue, cursor.next_offset, cursor.epoch)
             for queue, cursor in self._cursors.items()
         ]
-        return Assigned(self._generation, positions)
+        return Assigned(self._generation, positions, self._ranks)
 
     def _deliver(self, queue: Queue, cursor: _Cursor) -> Delivered | None:
         messages, size_bytes = cursor.cached()

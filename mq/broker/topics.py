@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from mq import names
-from mq.errors import PermissionDenied, QueueNotFound, TopicNotFound
+from mq.errors import IllegalRequest, PermissionDenied, QueueNotFound, TopicNotFound
 from mq.wire.v1.state_pb2 import PutTopic, TopicState
 
 
@@ -29,6 +29,17 @@ class Topic(NamedTuple):
     def rank(self, queue_id: int) -> int:
         """How far a queue is below the highest priority; 0 in a topic without priorities."""
         return self.priorities - 1 - queue_id % self.priorities if self.priorities > 1 else 0
+
+    def queues_of(self, priority: int) -> range:
+        """Those that take messages of this priority. IllegalRequest: there is no such."""
+        if self.priorities < 2:
+            return range(self.write_queues)
+        if priority >= self.priorities:
+            raise IllegalRequest(
+                f"priority {priority}: topic {self.name} has {self.priorities}, 0 (the lowest) to "
+                f"{self.priorities - 1}"
+            )
+        return range(priority, self.write_queues, self.priorities)
 
     @property
     def is_internal(self) -> bool:

@@ -9,12 +9,22 @@ streams: whoever has one registers a `Respondent`.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from mq.broker.core import Core, Service
 from mq.broker.dedup import StoredAt
 from mq.broker.machine import Written
 from mq.broker.questions import Question, Respondent, Respondents
-from mq.broker.resolving import Carry, CheckNow, End, Request, Settled, Sweep, Turn
+from mq.broker.resolving import (
+    SWEEP_MAX,
+    Carry,
+    CheckNow,
+    End,
+    Request,
+    Settled,
+    Sweep,
+    Turn,
+)
 from mq.broker.transactions import Outcome, Transaction
 from mq.broker.turns import Turns, Verdict
 from mq.errors import (
@@ -36,19 +46,26 @@ OPEN_MAX = 100_000
 _ENTRY_BYTES = 1 << 20
 # What an entry needs beside the batch of one transaction.
 _OVERHEAD_BYTES = 256
+# After trouble with the log: some seconds.
+_PAUSE_TICKS = 20
 
 _Answer = tuple[Settled, Written | None]
 
 
 class Transacting(Service):
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, steady_ms: Callable[[], int]) -> None:
+        """`steady_ms` is a clock that nobody sets."""
         self._core = core
+        self._steady_ms = steady_ms
+        # The time by which questions are due, and what the steady clock said then.
+        self._time_ms = self._time_read_ms = 0
         entry_bytes_max = core.settings.config.store.entry_bytes_max
         self._entry_bytes = min(_ENTRY_BYTES, entry_bytes_max - _OVERHEAD_BYTES)
         self._half_bytes_max = entry_bytes_max - _OVERHEAD_BYTES
         self._turns: Turns[Request, _Answer] = Turns(core.consensus, core.leadership, self._decide)
         self._respondents = Respondents()
         self._sweeping: asyncio.Task[None] | None = None
+        self._pause_ticks = 0
         # Questions about transactions that this node counted as leader, whoever was there to hear.
         self.checks_total = 0
 
@@ -116,11 +133,19 @@ class Transacting(Service):
 
     # -- the service ------------------------------------------------------------------------------
 
+    def lead(self) -> None:
+        # What is due follows from what is stamped in the log, by clocks that may be ahead of ours.
+        log_ = self._core.store.log
+        self._time_ms = log_.ref(log_.last_index).stored_at_ms
+        self._time_read_ms = self._steady_ms()
+        self._pause_ticks = 0
+
     def step_down(self, error: MqError) -> None:
         self._respondents.end_all(error)
 
     def tick(self) -> None:
-        if self._sweeping is None and self._is_due():
+        self._pause_ticks = max(0, self._pause_ticks - 1)
+        if self._sweeping is None and not self._pause_ticks and self._is_due():
             self._sweeping = asyncio.ensure_future(self._sweep())
 
     def needs_log_before(self, log_offset: int) -> bool:
@@ -134,13 +159,23 @@ class Transacting(Service):
                 return
 
     def _is_due(self) -> bool:
-        return bool(self._core.state.transactions.due(self._core.now_ms(), 1))
+        return bool(self._core.state.transactions.due(self._now_ms(), 1))
+
+    def _now_ms(self) -> int:
+        """The wall clock, but never back: when that is set back, time goes on from where it was at
+        the pace of the steady one. Stamps in the log do not go back either.
+        """
+        steady_ms = self._steady_ms()
+        passed_ms = steady_ms - self._time_read_ms
+        self._time_ms = max(self._core.now_ms(), self._time_ms + passed_ms)
+        self._time_read_ms = steady_ms
+        return self._time_ms
 
     async def _sweep(self) -> None:
         core = self._core
         try:
             while self._is_due():
-                due = core.state.transactions.due(core.now_ms(), 1_000)
+                due = core.state.transactions.due(self._now_ms(), SWEEP_MAX)
                 if any(one.is_exhausted for one in due):
                     await core.catalog.ensure_internal(GIVE_UP_TOPIC)
                 settled, _ = await self._turns.ask(Sweep())
@@ -149,7 +184,8 @@ class Transacting(Service):
                     # Each may be megabytes to read.
                     await asyncio.sleep(0)
         except MqError as error:
-            # What is due stays due: the next tick, or the next leader, goes on.
+            # What is due stays due: this leader, or the next, goes on with it.
+            self._pause_ticks = _PAUSE_TICKS
             log.info("no questions about transactions for now", error=str(error))
         finally:
             self._sweeping = None
@@ -176,7 +212,7 @@ class Transacting(Service):
             core.state.transactions,
             self._read,
             core.catalog.present,
-            core.now_ms(),
+            self._now_ms(),
             self._entry_bytes,
         )
         decided: list[Settled | MqError] = []

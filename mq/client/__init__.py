@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mq.client.processor_sync import Processor
     from mq.client.producer_sync import Producer
     from mq.client.pull import PullResult, PullStatus
+    from mq.client.request_sync import Replier, Requester
     from mq.client.simple_sync import SimpleConsumer
     from mq.client.transaction_model import HalfMessage, Resolution, TransactionResult
     from mq.client.transactions_sync import TransactionProducer
@@ -43,6 +44,8 @@ _HOMES = {
     "PushConsumer": "mq.client.consumer_sync",
     "QueueRef": "mq.client.model",
     "ReceivedMessage": "mq.client.model",
+    "Replier": "mq.client.request_sync",
+    "Requester": "mq.client.request_sync",
     "Resolution": "mq.client.transaction_model",
     "SendResult": "mq.client.model",
     "SimpleConsumer": "mq.client.simple_sync",
@@ -68,6 +71,8 @@ __all__ = [
     "PushConsumer",
     "QueueRef",
     "ReceivedMessage",
+    "Replier",
+    "Requester",
     "Resolution",
     "SendResult",
     "SimpleConsumer",

@@ -199,6 +199,22 @@ class Accumulator:
             topic = self._topics.get(topic_name)
             return None if topic is None else ordering_hash % topic.write_queues
 
+    def knows(self, topic_name: str) -> bool:
+        """Whether its queues are known."""
+        return topic_name in self._topics
+
+    def queue_by_priority(
+        self, topic_name: str, priority: int, ordering_hash: int | None
+    ) -> int | None:
+        """Where a message goes in a topic with priorities; None: the topic has none, or is not
+        known. IllegalRequest: the topic has others.
+        """
+        topic = self._topics.get(topic_name)  # asked for every message: without the lock
+        if topic is None or topic.priorities < 2:
+            return None
+        with self._lock:
+            return topic.priority_queue(priority, ordering_hash)
+
     def call_when_room(self, callback: Callable[[], object]) -> None:
         """Once, when something is released; at once when there is nothing that could be."""
         with self._lock:
@@ -250,14 +266,18 @@ class Accumulator:
 
     # From the event loop
 
-    def set_route(self, topic_name: str, write_queues: int, first_queue: int = 0) -> None:
+    def set_route(
+        self, topic_name: str, write_queues: int, first_queue: int = 0, priorities: int = 0
+    ) -> None:
         """How many queues the topic has now; batches without a key start at `first_queue`."""
         with self._lock:
             topic = self._topics.get(topic_name)
             if topic is None:
-                self._topics[topic_name] = TopicLines(topic_name, write_queues, first_queue)
+                lines = TopicLines(topic_name, write_queues, first_queue, priorities)
+                self._topics[topic_name] = lines
             else:
                 topic.write_queues = write_queues
+                topic.priorities = priorities
                 topic.next_queue %= write_queues
 
     def topics(self) -> list[str]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mq.client.producer_aio import Producer
     from mq.client.pull import PullConsumer, PullResult, PullStatus
     from mq.client.push import PushConsumer
+    from mq.client.request import Replier, Requester
     from mq.client.simple import SimpleConsumer
     from mq.client.transaction_model import HalfMessage, Resolution, TransactionResult
     from mq.client.transactions_aio import TransactionProducer
@@ -39,6 +40,8 @@ _HOMES = {
     "PushConsumer": "mq.client.push",
     "QueueRef": "mq.client.model",
     "ReceivedMessage": "mq.client.model",
+    "Replier": "mq.client.request",
+    "Requester": "mq.client.request",
     "Resolution": "mq.client.transaction_model",
     "SendResult": "mq.client.model",
     "SimpleConsumer": "mq.client.simple",
@@ -64,6 +67,8 @@ __all__ = [
     "PushConsumer",
     "QueueRef",
     "ReceivedMessage",
+    "Replier",
+    "Requester",
     "Resolution",
     "SendResult",
     "SimpleConsumer",

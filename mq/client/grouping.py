@@ -57,13 +57,23 @@ def group_batch(
     messages: Sequence[Encoded],
     queue_id: int | None,
     delay: bytes = b"",
+    priorities: Sequence[int] = (),
 ) -> list[Group] | None:
-    """None: the queues of the topic are not known yet. MessageTooLarge when they cannot be one."""
+    """None: the queues of the topic are not known yet. MessageTooLarge when they cannot be one.
+    `priorities` has that of each message, if any has one.
+    """
     if not messages:
         return []
+    if queue_id is None and not accumulator.knows(topic):
+        return None
     every = list(range(len(messages)))
     if queue_id is not None:
         groups = [Group(topic, queue_id, Kind.FIXED, list(messages), every, delay)]
+    elif by_priority := _by_priority(accumulator, topic, messages, priorities):
+        groups = [
+            Group(topic, queue, Kind.FIXED, [messages[at] for at in indices], indices, delay)
+            for queue, indices in by_priority.items()
+        ]
     else:
         queues: dict[int, list[int]] = {}
         for at in every:
@@ -86,6 +96,29 @@ def group_batch(
     for group in groups:
         _check_size(group)
     return groups
+
+
+def _by_priority(
+    accumulator: Accumulator, topic: str, messages: Sequence[Encoded], priorities: Sequence[int]
+) -> dict[int, list[int]]:
+    """In a topic with priorities: which messages go to which queue; those of one priority without a
+    key stay together.
+    """
+    queues: dict[int, list[int]] = {}
+    chosen: dict[tuple[int, int | None], int] = {}
+    for at, message in enumerate(messages):
+        place = priorities[at] if priorities else 0, message[3]
+        if place not in chosen:
+            found = accumulator.queue_by_priority(topic, *place)
+            if found is None:
+                return {}
+            chosen[place] = found
+        queues.setdefault(chosen[place], []).append(at)
+    return queues
+
+
+def priority_of(message: Message | bytes | str) -> int:
+    return message.priority if isinstance(message, Message) else 0
 
 
 def _check_size(group: Group) -> None:

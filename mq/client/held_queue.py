@@ -49,6 +49,8 @@ class HeldQueue:
         # Handlers at work, of any version.
         self.running = 0
         self.is_leaving = False
+        # How far below the highest priority of its topic.
+        self.rank = 0
         self.is_paused = False
         # Stands in the line of those that have something to take; `Holdings` keeps that line.
         self.is_offered = False

@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 from mq.client.decode import Decoder, Frames
 from mq.client.held_queue import HeldQueue, Taken
 from mq.client.model import QueueRef
+from mq.client.priorities import FairTurns
 from mq.errors import MqError, NotAssigned
 from mq.wire.v1 import consumer_pb2 as wire
 from mq.wire.v1.consumer_pb2 import Assignment, Delivery, QueueId, QueuePosition, SubscribeRequest
@@ -65,6 +66,7 @@ class Holdings:
         self._queues: dict[QueueRef, HeldQueue] = {}
         # Those that have something to take, in the order of their turn.
         self._line: deque[HeldQueue] = deque()
+        self._turns, self._has_ranks = FairTurns(), False
         # Failed messages: when to try again, a number that settles ties, the message.
         self._retries: list[tuple[float, int, Taken]] = []
         self._numbers = itertools.count()
@@ -95,7 +97,9 @@ class Holdings:
                     self._resume(queue, one.queue_offset, one.epoch)
                 elif one.epoch != queue.epoch:
                     self._move(queue, one.queue_offset, one.epoch)
+                queue.rank = one.rank
                 self._arrive(queue)
+            self._has_ranks = any(one.rank for one in assignment.queues)
             for ref, queue in self._queues.items():
                 if ref in listed:
                     continue
@@ -180,7 +184,7 @@ class Holdings:
             while len(found) < messages_max and (due := self._take_retry()) is not None:
                 found.append(due)
             while self._line and len(found) < messages_max:
-                queue = self._line.popleft()
+                queue = self._whose_turn()
                 queue.is_offered = False
                 while self._can_take(queue) and len(found) < messages_max:
                     taken = queue.take()
@@ -273,6 +277,14 @@ class Holdings:
         if queue.is_leaving or queue.is_paused or not queue.cached_messages:
             return False
         return not (self._is_ordered and (queue.running or queue.waiting))
+
+    def _whose_turn(self) -> HeldQueue:
+        """Out of the line; there must be one."""
+        if not self._has_ranks:
+            return self._line.popleft()
+        queue = self._line[self._turns.choose([one.rank for one in self._line])]
+        self._line.remove(queue)
+        return queue
 
     def _offer(self, queue: HeldQueue) -> bool:
         """Puts it in the line, unless it stands there or has nothing to take."""

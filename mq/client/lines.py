@@ -8,6 +8,7 @@ happens. While the line is busy the next batch grows. Values without a lock: the
 from __future__ import annotations
 
 import enum
+import functools
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 from mq.client.encode import Encoded, columns, place
 from mq.client.failures import fresh
 from mq.client.model import SendResult
+from mq.client.priorities import queue_for
 from mq.errors import MqError, Unreachable
 from mq.wire.v1.producer_pb2 import BatchResult
 
@@ -253,10 +255,22 @@ class TopicLines:
     `loose` for those of them that need no line.
     """
 
-    __slots__ = ("lines", "loose", "name", "next_queue", "pinned", "shared", "write_queues")
+    __slots__ = (
+        "lines",
+        "loose",
+        "name",
+        "next_queue",
+        "pinned",
+        "priorities",
+        "shared",
+        "turns",
+        "write_queues",
+    )
 
-    def __init__(self, name: str, write_queues: int, first_queue: int) -> None:
+    def __init__(self, name: str, write_queues: int, first_queue: int, priorities: int = 0) -> None:
         self.name = name
+        self.priorities = priorities
+        self.turns: dict[int, int] = {}  # of each priority: which of its queues is next
         self.write_queues = write_queues
         self.next_queue = first_queue
         self.lines: dict[int, Line] = {}
@@ -274,6 +288,21 @@ class TopicLines:
         if batch.kind is Kind.LOOSE:
             return self.loose
         return self.shared if batch.queue_id < 0 else self.line(batch.queue_id)
+
+    def priority_queue(self, priority: int, ordering_hash: int | None) -> int:
+        """In a topic with priorities: of a key, or that in which a batch is open, or the next one.
+        IllegalRequest.
+        """
+        choose = functools.partial(
+            queue_for, priority=priority, priorities=self.priorities, queues=self.write_queues
+        )
+        if ordering_hash is not None:
+            return choose(ordering_hash)
+        turn = self.turns.get(priority, self.next_queue)
+        if self.line(choose(turn)).open is None:
+            turn += 1
+        self.turns[priority] = turn
+        return choose(turn)
 
     def any_queue(self) -> int:
         """The next one in turn."""

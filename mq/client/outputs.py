@@ -13,7 +13,7 @@ from mq.client import encode
 from mq.client.model import Message
 from mq.client.priorities import queue_for
 from mq.client.wiring import Connection
-from mq.errors import MessageTooLarge
+from mq.errors import IllegalDelay, MessageTooLarge
 from mq.wire.v1.message_pb2 import Batch
 
 # All of it is one entry of the broker's log.
@@ -39,6 +39,8 @@ class Outputs:
         queues: dict[tuple[str, int], list[encode.Encoded]] = {}
         size_bytes = 0
         for at, (topic, message) in enumerate(outputs):
+            if encode.delay_field(message):
+                raise IllegalDelay("what a processor sends is delivered at once")
             encoded = encode.encode_message(message, born_at_ms, self._compress_above_bytes)
             size_bytes += len(encoded[0])
             if at > 0 and size_bytes > ENTRY_BYTES_MAX:

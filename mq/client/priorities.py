@@ -1,20 +1,17 @@
 """Topics with priorities: queue i of such a topic has the priority i modulo their number.
 
 Pure. Which queue a message goes to, and whose turn it is among queues that have something. High
-ones come first, but each tenth turn goes to the lowest, so that it never starves.
+ones come first, but each tenth turn goes to whoever has waited longest, so that none starves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Sequence
 
 from mq.errors import IllegalRequest
 
-# One turn of so many goes from the lowest up.
-TURNS_FOR_LOW = 10
-
-Item = TypeVar("Item")
+# One turn of so many goes by who has waited longest.
+_FAIR_EACH = 10
 
 
 def queues_of(priority: int, priorities: int, queues: int) -> range:
@@ -34,23 +31,17 @@ def queue_for(turn: int, priority: int, priorities: int, queues: int) -> int:
     return choice[turn % len(choice)]
 
 
-def priority_of(queue_id: int, priorities: int) -> int:
-    """Of a queue; all are alike in a topic without priorities."""
-    return queue_id % priorities if priorities > 1 else 0
-
-
 class FairTurns:
-    """Whose turn it is."""
+    """Whose turn it is among queues that have something, the one first that has waited longest."""
 
     __slots__ = ("_count",)
 
     def __init__(self) -> None:
         self._count = 0
 
-    def choose(self, ready: Iterable[tuple[int, Item]]) -> Item:
-        """Of (priority, item) in the order in which they became ready: the first one of the
-        highest priority, each tenth time of the lowest. There must be one.
-        """
+    def choose(self, ranks: Sequence[int]) -> int:
+        """Which of them, by how far each is below the highest priority. There must be one."""
         self._count += 1
-        pick = min if self._count % TURNS_FOR_LOW == 0 else max
-        return pick(ready, key=lambda one: one[0])[1]
+        if self._count % _FAIR_EACH == 0:
+            return 0
+        return min(range(len(ranks)), key=ranks.__getitem__)

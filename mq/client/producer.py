@@ -365,7 +365,7 @@ class ProducerCore:
             raise PermissionDenied(f"topic {topic} takes no messages: it is not writable")
         self._broker_sets[topic] = route.broker_set
         first_queue = random.randrange(route.write_queues)  # noqa: S311 # spreads load only
-        self.accumulator.set_route(topic, route.write_queues, first_queue)
+        self.accumulator.set_route(topic, route.write_queues, first_queue, route.priorities)
 
     async def _reroute(self, batch: Batch) -> None:
         """The broker does not know its topic or its queue: asks again, and goes by the answer."""
@@ -394,4 +394,6 @@ class ProducerCore:
             return
         for route in response.topics:
             if route.write_queues:
-                self.accumulator.set_route(route.topic, route.write_queues)
+                self.accumulator.set_route(
+                    route.topic, route.write_queues, priorities=route.priorities
+                )

@@ -10,7 +10,7 @@ from typing import Self
 
 from mq.client.accumulator import NOT_ADDED, Outcome
 from mq.client.encode import Encoded, delay_field, encode_message
-from mq.client.grouping import common_delay, group_batch
+from mq.client.grouping import common_delay, group_batch, priority_of
 from mq.client.lines import Awaited
 from mq.client.model import AckName, Message, SendResult
 from mq.client.producer import ProducerCore
@@ -101,7 +101,10 @@ class Producer:
         core, timeout_s = self._started(), self._settings.timeout_s
         encoded = [self._encode(message) for message in messages]
         delay = common_delay(messages)
-        while (groups := group_batch(core.accumulator, topic, encoded, queue_id, delay)) is None:
+        given = [priority_of(message) for message in messages]
+        while (
+            groups := group_batch(core.accumulator, topic, encoded, queue_id, delay, given)
+        ) is None:
             await core.prepare(topic, timeout_s)
         futures: list[asyncio.Future[SendResult]] = [core.loop.create_future() for _ in messages]
         for group in groups:
@@ -190,10 +193,13 @@ class Producer:
         is_urgent: bool = False,
     ) -> None:
         core, encoded, delay = self._started(), self._encode(message), delay_field(message)
-        add = core.accumulator.add
+        accumulator, priority = core.accumulator, priority_of(message)
         while True:
-            outcome = add(
-                topic, encoded, queue_id, future, timeout_s, is_urgent=is_urgent, delay=delay
+            place = queue_id
+            if place is None:
+                place = accumulator.queue_by_priority(topic, priority, encoded[3])
+            outcome = accumulator.add(
+                topic, encoded, place, future, timeout_s, is_urgent=is_urgent, delay=delay
             )
             if outcome is Outcome.ADDED:
                 return

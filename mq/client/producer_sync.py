@@ -14,7 +14,7 @@ from typing import Self
 
 from mq.client.accumulator import NOT_ADDED, Outcome
 from mq.client.encode import Encoded, delay_field, encode_message
-from mq.client.grouping import common_delay, group_batch
+from mq.client.grouping import common_delay, group_batch, priority_of
 from mq.client.lines import Awaited
 from mq.client.model import AckName, Message, SendResult
 from mq.client.producer import ProducerCore
@@ -136,7 +136,10 @@ class Producer:
         self._background.refuse_own_thread()
         encoded = [self._encode(message) for message in messages]
         delay = common_delay(messages)
-        while (groups := group_batch(self._accumulator, topic, encoded, queue_id, delay)) is None:
+        given = [priority_of(message) for message in messages]
+        while (
+            groups := group_batch(self._accumulator, topic, encoded, queue_id, delay, given)
+        ) is None:
             self._background.run(self._core.prepare(topic, self._timeout_s))
         futures = [SendFuture() for _ in messages]
         for group in groups:
@@ -222,9 +225,13 @@ class Producer:
         encoded, delay = self._encode(message), delay_field(message)
         self._background.check_not_forked()
         is_urgent = deadline_s is not None
+        priority = priority_of(message)
         while True:
+            place = queue_id
+            if place is None:
+                place = self._accumulator.queue_by_priority(topic, priority, encoded[3])
             outcome = self._accumulator.add(
-                topic, encoded, queue_id, future, timeout_s, is_urgent=is_urgent, delay=delay
+                topic, encoded, place, future, timeout_s, is_urgent=is_urgent, delay=delay
             )
             if outcome is Outcome.ADDED:
                 return

@@ -182,7 +182,7 @@ class Retries:
             elif not result.deliver_at_ms:
                 log.warning(
                     "message %s has failed %d times and is a dead letter of group %s now",
-                    taken.message.message_id,
+                    (taken.message.origin or taken.message).message_id,
                     result.attempts,
                     self._wanted.group,
                 )

@@ -91,14 +91,16 @@ class ProducerService:
             return request.queue_id
         topics = self._broker.state.topics
         try:
-            count = topics.find(request.topic).write_queues
+            topic = topics.find(request.topic)
         except TopicNotFound:
             if not self._broker.settings.creates_topics:
                 raise
             await self._broker.catalog.ensure([request.topic])
-            count = topics.find(request.topic).write_queues
-        key = request.messages[0].ordering_key if request.messages else ""
-        return (text_hash(key) if key else next(self._turn)) % count
+            topic = topics.find(request.topic)
+        first = request.messages[0] if request.messages else message_pb2.Message()
+        turn = text_hash(first.ordering_key) if first.ordering_key else next(self._turn)
+        queues = topic.queues_of(first.priority)
+        return queues[turn % len(queues)]
 
     # -- Publish ----------------------------------------------------------------------------------
 

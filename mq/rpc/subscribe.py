@@ -109,9 +109,9 @@ class SubscribeService:
                     queue_id=queue.queue_id,
                     queue_offset=at,
                     epoch=epoch,
-                    rank=rank,
+                    rank=assigned.ranks.get(queue, 0),
                 )
-                for queue, at, epoch, rank in assigned.positions
+                for queue, at, epoch in assigned.positions
             ],
             heartbeat_ms=self._options.heartbeat_ms,
             expires_ms=self._options.member_expires_ms,

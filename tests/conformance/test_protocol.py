@@ -10,7 +10,13 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tests.conformance.calls import METHODS, STREAMS, UNARY, Calls, path_of, refusal_of
 
-SERVICES = ["AdminService", "ClusterService", "ConsumerService", "ProducerService"]
+SERVICES = [
+    "AdminService",
+    "ClusterService",
+    "ConsumerService",
+    "ProducerService",
+    "TransactionService",
+]
 # Unknown to the message, legal for protobuf: a field of a later version.
 FUTURE = b"\xfa\x7f\x03new"
 
@@ -22,7 +28,7 @@ def raw_error(channel: grpc.Channel, path: str, data: bytes) -> grpc.RpcError:
 
 
 def test_the_suite_knows_every_method() -> None:
-    assert len(UNARY) + len(STREAMS) == len(METHODS) == 26
+    assert len(UNARY) + len(STREAMS) == len(METHODS) == 41
 
 
 @pytest.mark.parametrize("method", UNARY)

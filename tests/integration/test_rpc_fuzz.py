@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from mq.wire.v1 import admin_pb2, cluster_pb2, consumer_pb2, message_pb2, producer_pb2
+from mq.wire.v1 import (
+    admin_pb2,
+    cluster_pb2,
+    consumer_pb2,
+    message_pb2,
+    producer_pb2,
+    transaction_pb2,
+)
 from tests.conformance.calls import (
     CHANNEL_OPTIONS,
     STREAMS,
@@ -52,11 +59,16 @@ QUEUE = consumer_pb2.QueueId(topic=TOPIC, queue_id=1)
 WANTED = consumer_pb2.Subscription(topic=TOPIC, filter=consumer_pb2.Filter(sql="a = 1 OR b > 2"))
 MESSAGE = message_pb2.Message(body=b"body", tag="a", keys=["k"], properties={"a": "1"})
 AT_TIME = consumer_pb2.OFFSET_AT_TIME
+HANDLE = consumer_pb2.Handle(lease=b"12345678", queue_offset=1, count=2)
 GOOD: dict[str, Message] = {
+    "AdminService/AlterGroup": admin_pb2.AlterGroupRequest(group=GROUP, retries_max=3),
     "AdminService/AlterTopic": admin_pb2.AlterTopicRequest(topic=TOPIC, read_queues=9),
     "AdminService/BrokerStatus": admin_pb2.BrokerStatusRequest(),
     "AdminService/BrowseMessages": admin_pb2.BrowseMessagesRequest(
         topic=TOPIC, queue_id=1, messages_max=10, filter=WANTED.filter
+    ),
+    "AdminService/CheckTransactionNow": admin_pb2.CheckTransactionNowRequest(
+        transaction_id="set-0:150"
     ),
     "AdminService/CreateTopic": admin_pb2.CreateTopicRequest(
         topic="created", queues=3, type=cluster_pb2.TOPIC_ORDERED
@@ -67,10 +79,20 @@ GOOD: dict[str, Message] = {
     "AdminService/DescribeTopic": admin_pb2.DescribeTopicRequest(topic=TOPIC),
     "AdminService/GetConfig": admin_pb2.GetConfigRequest(),
     "AdminService/GetMessage": admin_pb2.GetMessageRequest(message_id="set-0:150"),
+    "AdminService/ListDeadLetters": admin_pb2.ListDeadLettersRequest(group=GROUP),
     "AdminService/ListGroups": admin_pb2.ListGroupsRequest(),
     "AdminService/ListTopics": admin_pb2.ListTopicsRequest(include_internal=True),
+    "AdminService/ListTransactions": admin_pb2.ListTransactionsRequest(
+        producer_group=GROUP, transactions_max=5
+    ),
+    "AdminService/PurgeDeadLetters": admin_pb2.PurgeDeadLettersRequest(
+        group=GROUP, before_offset=2
+    ),
     "AdminService/QueryMessages": admin_pb2.QueryMessagesRequest(
         topic=TOPIC, key="k", begin_ms=1, end_ms=1 << 50, messages_max=5
+    ),
+    "AdminService/ResendDeadLetters": admin_pb2.ResendDeadLettersRequest(
+        group=GROUP, queue_offsets=[1]
     ),
     "AdminService/ResetOffsets": admin_pb2.ResetOffsetsRequest(
         group=GROUP,
@@ -81,6 +103,10 @@ GOOD: dict[str, Message] = {
     ),
     "AdminService/SetConfig": admin_pb2.SetConfigRequest(name="retention.hours", value="48"),
     "ClusterService/Route": cluster_pb2.RouteRequest(topics=[TOPIC, "created"]),
+    "ConsumerService/Ack": consumer_pb2.AckRequest(group=GROUP, handles=[HANDLE]),
+    "ConsumerService/ChangeInvisible": consumer_pb2.ChangeInvisibleRequest(
+        group=GROUP, handles=[HANDLE], invisible_ms=10_000
+    ),
     "ConsumerService/CommitOffsets": consumer_pb2.CommitOffsetsRequest(
         group="other", positions=[POSITION]
     ),
@@ -94,15 +120,45 @@ GOOD: dict[str, Message] = {
         group=GROUP, member_id=MEMBER, zone="z", subscriptions=[WANTED], owned=[QUEUE]
     ),
     "ConsumerService/Leave": consumer_pb2.LeaveRequest(group=GROUP, member_id=MEMBER),
+    "ConsumerService/Nack": consumer_pb2.NackRequest(
+        group=GROUP, handles=[HANDLE], delay_ms=5, reason="why"
+    ),
     "ConsumerService/Pull": consumer_pb2.PullRequest(
         topic=TOPIC, queue_id=1, messages_max=3, bytes_max=1_000, filter=WANTED.filter
     ),
     "ConsumerService/QueryOffsets": consumer_pb2.QueryOffsetsRequest(group=GROUP, queues=[QUEUE]),
+    "ConsumerService/Receive": consumer_pb2.ReceiveRequest(
+        group="receivers", topic=TOPIC, messages_max=3, filter=WANTED.filter, member_id=MEMBER
+    ),
+    "ConsumerService/Retry": consumer_pb2.RetryRequest(
+        group=GROUP,
+        member_id=MEMBER,
+        sequence=1,
+        messages=[
+            consumer_pb2.FailedMessage(topic=TOPIC, queue_id=1, queue_offset=1, reason="why")
+        ],
+    ),
+    "ProducerService/Recall": producer_pb2.RecallRequest(
+        topic=TOPIC, message_id="set-0:150", deliver_at_ms=1_700_000_000_000
+    ),
+    "ProducerService/SendAtomically": producer_pb2.AtomicRequest(
+        batches=[prepared(TOPIC, messages=[MESSAGE], producer_id="p", sequence=9)],
+        group=GROUP,
+        member_id=MEMBER,
+        positions=[POSITION],
+    ),
     "ProducerService/Send": producer_pb2.SendRequest(
         topic=TOPIC, queue_id=1, producer_id="p", sequence=7, messages=[MESSAGE, MESSAGE]
     ),
     "ProducerService/Publish": publish_request(
         1, prepared(TOPIC, messages=[MESSAGE, MESSAGE], producer_id="p", sequence=3)
+    ),
+    "TransactionService/EndTransaction": transaction_pb2.EndTransactionRequest(
+        transaction_id="set-0:150", resolution=transaction_pb2.RESOLUTION_COMMIT
+    ),
+    "TransactionService/Transact": transaction_pb2.TransactRequest(
+        request_id=1,
+        half=prepared(TOPIC, messages=[MESSAGE], half=message_pb2.Half(producer_group=GROUP)),
     ),
     "ConsumerService/Subscribe": consumer_pb2.SubscribeRequest(
         start=consumer_pb2.SubscribeStart(
@@ -167,10 +223,15 @@ def requests(method: str) -> list[bytes]:
     return found
 
 
+def waits(what: str) -> bool:
+    """For messages, as long as it is asked to."""
+    return "Service/Pull" in what or "Service/Receive" in what
+
+
 def check(error: Any, what: str) -> None:
     """It has a code, and it is not the broker's fault."""
     if error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
-        assert "Pull" in what or "mq-code" in dict(error.trailing_metadata() or ()), what
+        assert waits(what) or "mq-code" in dict(error.trailing_metadata() or ()), what
         return
     refusal = refusal_of(error)
     assert refusal.code != "INTERNAL", f"{what}: {refusal.text}"
@@ -186,7 +247,7 @@ def test_no_request_harms_the_broker(calls: Calls, method: str) -> None:
     sent = requests(method)
     for start in range(0, len(sent), AT_ONCE):
         waiting = [
-            (data, call.future(data, timeout=TIMEOUT_S if "Pull" in method else 20))
+            (data, call.future(data, timeout=TIMEOUT_S if waits(method) else 20))
             for data in sent[start : start + AT_ONCE]
         ]
         for data, future in waiting:
@@ -279,6 +340,24 @@ def test_no_stream_of_a_member_harms_the_broker(calls: Calls) -> None:
         run_stream(calls, method, [first, *rng.choices(bad, k=4)][number % 2 :])
 
     in_threads(work, STREAM_ROUNDS)
+
+
+def test_no_stream_of_transactions_harms_the_broker(calls: Calls) -> None:
+    method = "TransactionService/Transact"
+    bad = requests(method)
+    good = GOOD[method].SerializeToString()
+    start = transaction_pb2.TransactStart(producer_group=GROUP, producer_id="p", reads_more=True)
+    first = transaction_pb2.TransactRequest(start=start).SerializeToString()
+
+    def work(number: int) -> None:
+        rng = random.Random(number)
+        run_stream(calls, method, [first, good, *rng.choices(bad, k=4), good][number % 2 :])
+
+    in_threads(work, STREAM_ROUNDS)
+    for one in calls("ListTransactions", transactions_max=1_000).transactions:
+        end = transaction_pb2.RESOLUTION_COMMIT
+        with contextlib.suppress(grpc.RpcError):
+            calls("EndTransaction", transaction_id=one.transaction_id, resolution=end)
 
 
 # -- bytes that are no gRPC ------------------------------------------------------------------------

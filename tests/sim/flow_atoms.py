@@ -117,7 +117,8 @@ class Maker:
             raise Violation(f"{self._producer_id}, {sequence} was done, and refused: {error}")
 
 
-async def story(world: World, count: int = 12) -> None:
+async def story(world: World, scale: int = 1) -> None:
+    count = 12 * scale
     await make_topic(world, _IN, _QUEUES)
     await make_topic(world, _OUT, _QUEUES)
     sender = Sender(world, "sender")

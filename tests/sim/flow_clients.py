@@ -40,7 +40,14 @@ class Sender:
         self._sequence += 1
         sequence = self._sequence
         messages = [
-            Message(body=text.encode(), tag=f"tag-{text}", keys=[text], properties={"is": text})
+            Message(
+                body=text.encode(),
+                tag=f"tag-{text}",
+                keys=[text],
+                properties={"is": text},
+                # Every third text has the same.
+                ordering_key=f"key-{int(text[1:]) % 3}" if text[1:].isdecimal() else "",
+            )
             for text in texts
         ]
 

@@ -94,7 +94,8 @@ def _entries(process: Process) -> list[tuple[int, int, int]]:
     return found
 
 
-async def story(world: World, count: int = 8) -> None:
+async def story(world: World, scale: int = 1) -> None:
+    count = 8 * scale
     for topic in _TOPICS:
         await make_topic(world, topic, 2)
     delayed = Delayed(world)

@@ -4,6 +4,7 @@
     in hand                  nobody else gets it before its time is over
     given back, or expired   comes again, with a higher attempt
     given out too often      one dead letter, and nothing more
+    in order                 not before all of its key that stand before it are done
 
 Answers get lost: then a client does not know what it was given, or whether it was done, and the
 model allows both.
@@ -65,7 +66,9 @@ class Grant:
 
 
 class Model:
-    def __init__(self) -> None:
+    def __init__(self, world: World, *, is_ordered: bool) -> None:
+        self._world = world
+        self.is_ordered = is_ordered
         self.grants: dict[Message, list[Grant]] = defaultdict(list)
         self.acked: set[Message] = set()
         # Somebody tried, and does not know.
@@ -83,8 +86,27 @@ class Model:
                 raise Violation(f"{message} was given to a second one {early_ms} ms too early")
         if grant.attempt > _LIMIT + 1:
             raise Violation(f"{message} is given out for the {grant.attempt}th time")
+        if self.is_ordered:
+            self._check_order(message)
         self.grants[message].append(grant)
         return grant
+
+    def _check_order(self, message: Message) -> None:
+        """By what is stored, wherever that can still be asked."""
+        leader = self._world.leader
+        if leader is None:
+            return
+        process = leader.running
+        queue = [one for one in visible(process, _TOPIC) if one.queue_id == message.queue.queue_id]
+        dead = {one.text for one in visible(process, names.dead_letter_topic(_GROUP))}
+        keys = {one.queue_offset: one.message.ordering_key for one in queue}
+        key = keys.get(message.queue_offset)
+        for one in queue:
+            place = Message(message.queue, one.queue_offset)
+            is_before = one.queue_offset < message.queue_offset
+            is_done = place in self.maybe_acked or one.text in dead
+            if is_before and keys[one.queue_offset] == key and not is_done:
+                raise Violation(f"{message} of {key} was given out before {one.queue_offset}")
 
 
 class Taker:
@@ -119,7 +141,7 @@ class Taker:
             _GROUP,
             _TOPIC,
             self._name,
-            Spec("", is_ordered=False),
+            Spec("", is_ordered=self._model.is_ordered),
             compile_filter(Filter()),
             self._world.rng.randint(1, 4),
             1 << 20,
@@ -190,9 +212,10 @@ class Taker:
         return EPOCH_MS + round(asyncio.get_running_loop().time() * 1000)
 
 
-async def story(world: World, count: int = 10) -> None:
+async def story(world: World, scale: int = 1, *, is_ordered: bool = False) -> None:
+    count = 10 * scale
     await make_topic(world, _TOPIC, _QUEUES)
-    model = Model()
+    model = Model(world, is_ordered=is_ordered)
     sender = Sender(world, "sender")
     takers = [Taker(world, model, f"taker-{at}") for at in range(3)]
     world.arm()
@@ -222,6 +245,10 @@ async def story(world: World, count: int = 10) -> None:
     await asyncio.gather(*tasks)
     await world.settled()
     _check(world, model)
+
+
+async def story_in_order(world: World, scale: int = 1) -> None:
+    await story(world, scale, is_ordered=True)
 
 
 def _check(world: World, model: Model) -> None:

@@ -91,7 +91,8 @@ class Watcher:
         return Counter(self._places.values())
 
 
-async def story(world: World, count: int = 4) -> None:
+async def story(world: World, scale: int = 1) -> None:
+    count = 4 * scale
     await make_topic(world, _TOPIC, 1)
     await make_topic(world, _NOISE, 1)
     sender, house, watcher = Sender(world, "sender"), House(world), Watcher(world)

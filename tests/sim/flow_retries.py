@@ -14,7 +14,7 @@ from mq.broker.assignment import Queue
 from mq.broker.retrying import Failed, Place, RetryResult
 from mq.errors import MqError, NotAssigned, UnknownMember
 from tests.sim.flow_checks import Seen, visible
-from tests.sim.flow_clients import PullMember, Sender, make_topic, read
+from tests.sim.flow_clients import PullMember, Sender, eventually, make_topic, read
 from tests.sim.flow_member import Options
 from tests.sim.flow_world import Violation
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _LIMIT = 2
 OPTIONS = Options(broker={"retries_max": _LIMIT})
 _GROUP, _TOPIC = "workers", "jobs"
+_LETTERS = Queue(names.dead_letter_topic(_GROUP), 0)
 # By the number in its name: how often a job fails. The last ones for ever.
 _FAILS = (0, 1, 2, 99, 99)
 
@@ -41,6 +42,8 @@ class Worker:
         # What it was given, by text: the attempts that had failed before.
         self.deliveries: dict[str, list[int]] = defaultdict(list)
         self.is_over = False
+        # Nothing fails any more.
+        self.is_mended = False
 
     async def run(self) -> None:
         while not self.is_over:
@@ -53,7 +56,7 @@ class Worker:
         for one in found or ():
             attempts = one.message.origin.attempts if one.message.HasField("origin") else 0
             self.deliveries[one.text].append(attempts)
-            if attempts < _FAILS[int(one.text[1:]) % len(_FAILS)]:
+            if not self.is_mended and attempts < _fails(one.text):
                 await self._fail(queue, one)
             await self._until_done(functools.partial(self._commit, queue, one.queue_offset + 1))
 
@@ -90,40 +93,45 @@ class Worker:
             await self._member.refresh()
 
 
-async def story(world: World, count: int = 5) -> None:
+def _fails(text: str) -> int:
+    return _FAILS[int(text[1:]) % len(_FAILS)]
+
+
+async def story(world: World, scale: int = 1) -> None:
     await make_topic(world, _TOPIC, 2)
     sender, worker = Sender(world, "sender"), Worker(world)
-    texts = [f"j{at}" for at in range(count)]
+    texts = [f"j{at}" for at in range(5 * scale)]
+    dead = [text for text in texts if _fails(text) > _LIMIT]
     world.arm()
+    task = asyncio.get_running_loop().create_task(worker.run())
     for at, text in enumerate(texts):
         await sender.send(_TOPIC, text, queue_id=at % 2)
-    task = asyncio.get_running_loop().create_task(worker.run())
+    wanted = sum(min(_fails(text), _LIMIT) + 1 for text in texts)
 
-    expected = {text: _FAILS[int(text[1:]) % len(_FAILS)] for text in texts}
-    wanted = sum(min(fails, _LIMIT) + 1 for fails in expected.values())
-    deadline_s = asyncio.get_running_loop().time() + 3_600
-    dead = sum(fails > _LIMIT for fails in expected.values())
-    while True:
-        process = await world.until_led()
-        letters = visible(process, names.dead_letter_topic(_GROUP))
-        given = sum(map(len, worker.deliveries.values()))
-        if given >= wanted and len(letters) >= dead and not process.machine.state.schedule.lanes:
-            break
+    def is_done(broker: Broker, count: int, letters: int) -> bool:
         if task.done():
             task.result()
-        if asyncio.get_running_loop().time() > deadline_s:
-            raise Violation(f"{given} deliveries of {wanted}, {len(letters)} dead letters")
-        await asyncio.sleep(0.5)
+        given = sum(map(len, worker.deliveries.values()))
+        _, end = broker.groups.extent(_LETTERS)
+        return given >= count and end >= letters and not broker.state.schedule.lanes
+
+    await eventually(world, "all failed", lambda broker: is_done(broker, wanted, len(dead)))
+    # An operator mends what was wrong, and sends the dead letters again.
+    letters = visible((await world.until_led()), _LETTERS.topic)
+    worker.is_mended = True
+    await world.patiently(lambda broker: broker.dead_letters.resend_all(_GROUP))
+    wanted += len(dead)
+    await eventually(world, "all is done", lambda broker: is_done(broker, wanted, len(dead)))
     world.disarm()
     await world.settled()
     # Nothing more comes: nothing waits.
     await asyncio.sleep(2)
     worker.is_over = True
     await task
-    _check(world, worker, expected)
+    _check(world, worker, texts, letters)
 
 
-def _check(world: World, worker: Worker, expected: dict[str, int]) -> None:
+def _check(world: World, worker: Worker, texts: list[str], dead: list[Seen]) -> None:
     assert world.leader is not None
     process = world.leader.running
     copies: dict[str, list[int]] = defaultdict(list)
@@ -132,13 +140,18 @@ def _check(world: World, worker: Worker, expected: dict[str, int]) -> None:
         if one.message.origin.topic != _TOPIC or one.message.origin.reason != f"{one.text} failed":
             raise Violation(f"{one.text} forgot where it comes from: {one.message.origin}")
     letters: dict[str, list[int]] = defaultdict(list)
-    for one in visible(process, names.dead_letter_topic(_GROUP)):
+    for one in dead:
         letters[one.text].append(one.message.origin.attempts)
-    for text, fails in expected.items():
-        attempts = list(range(1, min(fails, _LIMIT) + 1))
+    for text in texts:
+        is_dead = _fails(text) > _LIMIT
+        # What was sent again after its death begins anew.
+        attempts = [*range(1, min(_fails(text), _LIMIT) + 1), *([0] if is_dead else [])]
         if copies[text] != attempts:
             raise Violation(f"{text} came back with the attempts {copies[text]}, not {attempts}")
-        if letters[text] != ([_LIMIT + 1] if fails > _LIMIT else []):
-            raise Violation(f"{text} failed {fails} times, dead letters: {letters[text]}")
+        if letters[text] != ([_LIMIT + 1] if is_dead else []):
+            raise Violation(f"{text} failed {_fails(text)} times, dead: {letters[text]}")
         if worker.deliveries[text] != [0, *attempts]:
             raise Violation(f"{text} was delivered as {worker.deliveries[text]}")
+    start, end = process.broker.groups.extent(_LETTERS)
+    if start != end:
+        raise Violation(f"dead letters {start} to {end} were sent again and are still there")

@@ -172,7 +172,8 @@ def _check_whole(one: Seen) -> None:
         raise Violation(f"{text} lost something of itself: {message}")
 
 
-async def story(world: World, count: int = 6) -> None:
+async def story(world: World, scale: int = 1) -> None:
+    count = 6 * scale
     await make_topic(world, _TOPIC, 2)
     transactions = Transactions(world)
     senders = [Sender(world, f"maker-{at}") for at in range(2)]

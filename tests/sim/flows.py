@@ -51,6 +51,7 @@ FLOWS = {
     ),
     "retries": Flow(flow_retries.story, flow_retries.OPTIONS),
     "receives": Flow(flow_receives.story, flow_receives.OPTIONS),
+    "receives-in-order": Flow(flow_receives.story_in_order, flow_receives.OPTIONS),
     "retention": Flow(flow_retention.story, flow_retention.OPTIONS),
     "atoms": Flow(flow_atoms.story, flow_atoms.OPTIONS),
 }
@@ -89,7 +90,8 @@ def tell(case: Case) -> World:
     )
 
     async def whole(world: World) -> None:
-        await flow.story(world)
+        # Random stories are longer, some of them.
+        await flow.story(world, 1 + case.seed % 3 if case.is_random else 1)
         world.disarm()
         await world.settled()
         check_replicas(world)

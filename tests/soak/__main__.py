@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import random
 import shutil
 import sys
@@ -47,6 +48,13 @@ class Soak:
         self._seed = seed
 
     async def run(self, seconds: float) -> None:
+        """Whatever goes wrong is in the ledger."""
+        try:
+            await self._run(seconds)
+        except Exception as error:  # noqa: BLE001 - such as a broker that does not start again
+            self.ledger.errors.append(f"the soak did not come to its end: {error}")
+
+    async def _run(self, seconds: float) -> None:
         brokers = self._brokers
         clients = Clients(self.ledger, brokers.servers, self._seed)
         async with Admin(brokers.servers, timeout_s=PATIENCE_S) as admin:
@@ -93,7 +101,8 @@ class Soak:
 def soak(directory: Path, seconds: float, seed: int, tell: Callable[[str], None]) -> Ledger:
     with BrokerSet(directory, *_FLAGS) as brokers:
         one = Soak(brokers, seed, tell)
-        asyncio.run(one.run(seconds))
+        # Not closed in the end: clients of brokers that do not answer would be waited for.
+        asyncio.new_event_loop().run_until_complete(one.run(seconds))
     return one.ledger
 
 
@@ -118,7 +127,8 @@ def main() -> None:
         tell(f"{ledger.details()}\ndata and logs are in {directory}")
     seconds = round(time.monotonic() - start_s, 1)
     sys.stdout.write(json.dumps({**ledger.verdict(), "seconds": seconds}) + "\n")
-    sys.exit(not ledger.is_good())
+    sys.stdout.flush()
+    os._exit(not ledger.is_good())
 
 
 if __name__ == "__main__":

@@ -165,6 +165,7 @@ class Node:
         )
         # The time that the test keeps counts for members, too.
         self.broker.groups._now_ms = lambda: self.now_ms
+        self.broker.transacting._steady_ms = lambda: self.now_ms
         self.consensus.elect()
         self.broker.tick()
 

@@ -90,7 +90,7 @@ def _value(field: Any, rng: random.Random, names: Sequence[str]) -> Any:
             return rng.choice((0, 0, 1, 2, 7, 65_535, 65_536, _U32))
         case FieldDescriptor.TYPE_UINT64 | FieldDescriptor.TYPE_FIXED64:
             return rng.choice((0, 0, 1, 2, 100, _U32 + 1, _I64, _I64 + 1, _U64))
-        case FieldDescriptor.TYPE_INT64:
+        case FieldDescriptor.TYPE_INT64 | FieldDescriptor.TYPE_SFIXED64:
             return rng.choice((0, 1, -1, 1_700_000_000_000, _I64, -_I64 - 1))
     raise NotImplementedError(f"{field.full_name}: a type that no request had before")
 

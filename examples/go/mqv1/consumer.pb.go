@@ -1327,7 +1327,9 @@ type AssignedQueue struct {
 	// Where deliveries start.
 	QueueOffset uint64 `protobuf:"varint,3,opt,name=queue_offset,json=queueOffset,proto3" json:"queue_offset,omitempty"`
 	// Goes up when the position was changed by a seek or a reset: what came before is void.
-	Epoch         uint32 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Epoch uint32 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// 0: of the highest priority of its topic, or of a topic without; those with a larger number wait for their turn longer.
+	Rank          uint32 `protobuf:"varint,5,opt,name=rank,proto3" json:"rank,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1386,6 +1388,13 @@ func (x *AssignedQueue) GetQueueOffset() uint64 {
 func (x *AssignedQueue) GetEpoch() uint32 {
 	if x != nil {
 		return x.Epoch
+	}
+	return 0
+}
+
+func (x *AssignedQueue) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
 	}
 	return 0
 }
@@ -3086,12 +3095,13 @@ const file_mq_v1_consumer_proto_rawDesc = "" +
 	"assignment\x18\x01 \x01(\v2\x11.mq.v1.AssignmentH\x00R\n" +
 	"assignment\x12-\n" +
 	"\bdelivery\x18\x02 \x01(\v2\x0f.mq.v1.DeliveryH\x00R\bdeliveryB\x06\n" +
-	"\x04kind\"y\n" +
+	"\x04kind\"\x8d\x01\n" +
 	"\rAssignedQueue\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
 	"\bqueue_id\x18\x02 \x01(\rR\aqueueId\x12!\n" +
 	"\fqueue_offset\x18\x03 \x01(\x04R\vqueueOffset\x12\x14\n" +
-	"\x05epoch\x18\x04 \x01(\rR\x05epoch\"\x9c\x01\n" +
+	"\x05epoch\x18\x04 \x01(\rR\x05epoch\x12\x12\n" +
+	"\x04rank\x18\x05 \x01(\rR\x04rank\"\x9c\x01\n" +
 	"\n" +
 	"Assignment\x12\x1e\n" +
 	"\n" +

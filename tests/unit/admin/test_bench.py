@@ -82,6 +82,7 @@ WORKS: dict[str, Callable[..., Any]] = {
     "produce": lambda *_: MEASURED,
     "consume": lambda *_: MEASURED,
     "measure_latency": lambda *_: (MEASURED, Measured(1, 1, 1.0, [1.5])),
+    "measure_delay": lambda *_: (MEASURED, Measured(2000, 256_000, 1.0)),
 }
 
 
@@ -103,7 +104,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.usefixtures("loads")
-@pytest.mark.parametrize("command", ["produce", "consume", "latency"])
+@pytest.mark.parametrize("command", ["produce", "consume", "latency", "delay"])
 def test_the_json_has_the_figures(command: str) -> None:
     found = run_json(bench, command, admin=Broker())
     assert found["bench"] == command
@@ -114,10 +115,12 @@ def test_the_json_has_the_figures(command: str) -> None:
     assert found["client_cpu_s"] >= 0.0
     if command == "latency":
         assert (found["send_p50_ms"], found["send_p99_ms"]) == (1.5, 1.5)
+    if command == "delay":
+        assert (found["produce_messages_per_s"], found["vs_produce"]) == (2000, 2.0)
 
 
 @pytest.mark.usefixtures("loads")
-@pytest.mark.parametrize("command", ["produce", "consume", "latency"])
+@pytest.mark.parametrize("command", ["produce", "consume", "latency", "delay"])
 def test_the_text_fits_the_terminal(command: str) -> None:
     text = run(bench, command, admin=Broker()).stdout
     assert_fits(text)
@@ -171,3 +174,8 @@ def test_the_group_is_forgotten_also_after_a_failure(monkeypatch: pytest.MonkeyP
     admin = Broker()
     assert run(bench, "latency", admin=admin).exit_code == 1
     assert len(admin.called("delete_group")) == 1
+
+
+def test_how_many_are_due_at_one_moment_has_to_be_known(loads: list[tuple[Any, ...]]) -> None:
+    assert "give --messages" in run(bench, "delay", "--seconds", "1", admin=Broker()).output
+    assert loads == []

@@ -217,6 +217,7 @@ def test_results_as_json_are_a_line_each_in_the_order_of_the_input() -> None:
         "stored_at_ms": 1000,
         "is_duplicate": False,
         "status": "SEND_OK",
+        "deliver_at_ms": 0,
     }
 
 

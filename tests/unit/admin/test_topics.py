@@ -73,9 +73,20 @@ def test_create_hands_over_queues_and_type() -> None:
     admin = FakeAdmin(create_topic=info())
     result = run(topic, "create", "orders", "--queues", "16", "--type", "ordered", admin=admin)
     assert result.exit_code == 0
-    assert admin.calls == [("create_topic", ("orders",), {"queues": 16, "type": "ordered"})]
-    run(topic, "create", "orders", admin=admin)
-    assert admin.calls[1] == ("create_topic", ("orders",), {"queues": 0, "type": "normal"})
+    wanted = {"queues": 16, "type": "ordered", "priorities": 0}
+    assert admin.calls == [("create_topic", ("orders",), wanted)]
+    run(topic, "create", "orders", "--priorities", "3", admin=admin)
+    wanted = {"queues": 0, "type": "normal", "priorities": 3}
+    assert admin.calls[1] == ("create_topic", ("orders",), wanted)
+
+
+def test_priorities_are_shown() -> None:
+    admin = FakeAdmin(create_topic=info(priorities=3))
+    result = run(topic, "create", "orders", "--priorities", "3", admin=admin)
+    assert ", 3 priorities," in result.output
+    assert run(topic, "create", "orders", "--priorities", "1", admin=admin).exit_code == 2
+    summary = pb.TopicSummary(info=info(priorities=3), messages=1)
+    assert " (3p)" in run(topic, "list", admin=FakeAdmin(list_topics=[summary])).output
 
 
 @pytest.mark.parametrize(

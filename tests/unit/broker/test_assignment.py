@@ -326,3 +326,22 @@ def test_the_work_grows_with_the_queues_and_not_with_queues_times_members() -> N
     assert small > 4 * 256
     assert work(2_560, 20) < 12 * small
     assert work(2_560, 200) < 12 * small
+
+
+# -- priorities ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("names", ["A B", "A B C", "A B C D"])
+def test_members_share_each_priority_of_a_topic(names: str) -> None:
+    hands = assign(queues(12), members(names), priorities={"t": 3})
+    count = len(hands)
+    for hand in hands.values():
+        by_priority = Counter(queue.queue_id % 3 for queue in hand)
+        assert all(by_priority[priority] >= 4 // count for priority in range(3)), hands
+
+
+def test_who_comes_later_gets_some_of_each_priority() -> None:
+    alone = assign(queues(12), members("A"), priorities={"t": 3})
+    hands = assign(queues(12), members("A B", dict(alone)), priorities={"t": 3})
+    for hand in hands.values():
+        assert Counter(queue.queue_id % 3 for queue in hand) == {0: 2, 1: 2, 2: 2}

@@ -12,7 +12,7 @@ from mq.store.holding import LANE_MS
 from mq.store.retention import Policy
 from tests.support.consensus import Node, on_loop, soon, turns
 from tests.support.stores import small_config
-from tests.unit.broker.test_delays import bodies, later, new_node, waiting
+from tests.unit.broker.test_delays import bodies, later, new_node, waiting, written_since
 
 STORE = small_config(segment_bytes=8 << 10, checkpoint_log_bytes=4 << 10)
 HOUR_MS = 3_600_000
@@ -107,8 +107,7 @@ async def test_only_what_stands_before_is_carried_in_bounded_entries(
         await node.send("t", b"%02d" % at, delay_ms=1_000 + at % 3 * LANE_MS)
     end, entries = node.store.log.end_offset, len(node.consensus.proposed)
     await soon(node.broker.delays.carry(border))
-    written = [context for _, context in node.consensus.proposed[entries:]]
-    assert [len(one.batches) for one in written] == [4, 4, 2]
+    assert [len(one.batches) for one in written_since(node, entries)] == [4, 4, 2]
     assert waiting(node) == 13
     assert not node.broker.delays.needs_log_before(border)
     assert node.broker.delays.needs_log_before(end)

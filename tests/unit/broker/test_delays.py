@@ -11,7 +11,8 @@ import pytest
 
 from mq.broker import delays as module
 from mq.broker import due
-from mq.errors import DiskFull, FlowControl, MessageTooLarge, NotLeader, OutcomeUnknown
+from mq.broker.machine import Written
+from mq.errors import DiskFull, FlowControl, MessageTooLarge, MqError, NotLeader, OutcomeUnknown
 from mq.store.batch import accept, prepare
 from mq.store.holding import LANE_MS, lane_of
 from mq.wire.v1.message_pb2 import Batch as WireBatch
@@ -46,6 +47,11 @@ def bodies(node: Node, queue_id: int = 0, topic: str = "t") -> list[bytes]:
 
 def waiting(node: Node) -> int:
     return node.machine.state.schedule.messages
+
+
+def written_since(node: Node, count: int) -> list[Written]:
+    """Entries that were proposed, but for the first ones."""
+    return [one for _, one in node.consensus.proposed[count:] if isinstance(one, Written)]
 
 
 # -- when ------------------------------------------------------------------------------------------
@@ -221,7 +227,7 @@ async def test_what_waited_for_others_on_their_way_goes_when_they_land() -> None
 
 @pytest.mark.parametrize("error", [FlowControl("busy"), DiskFull("full")])
 @on_loop
-async def test_what_cannot_be_written_is_tried_again(error: Exception) -> None:
+async def test_what_cannot_be_written_is_tried_again(error: MqError) -> None:
     node = await new_node()
     await node.send("t", b"x", delay_ms=100)
     node.consensus.failure = error
@@ -339,8 +345,7 @@ async def test_one_entry_delivers_many_and_is_bounded(monkeypatch: pytest.Monkey
         await node.send("t", b"%02d" % at, delay_ms=100, queue_id=at % 2)
     entries = len(node.consensus.proposed)
     await later(node, 100)
-    written = [context for _, context in node.consensus.proposed[entries:]]
-    assert [len(one.batches) for one in written] == [2, 2, 2]
+    assert [len(one.batches) for one in written_since(node, entries)] == [2, 2, 2]
     assert bodies(node, 0) == [b"%02d" % at for at in range(0, 100, 2)]
     assert bodies(node, 1) == [b"%02d" % at for at in range(1, 100, 2)]
 
@@ -354,10 +359,7 @@ async def test_large_batches_fit_their_entry() -> None:
         await soon((await node.broker.submit(one)).outcome)
     entries = len(node.consensus.proposed)
     await later(node, 100)
-    sizes = [
-        sum(len(each.data) for each in context.batches)
-        for _, context in node.consensus.proposed[entries:]
-    ]
+    sizes = [sum(len(each.data) for each in one.batches) for one in written_since(node, entries)]
     assert len(sizes) == 3
     assert max(sizes) < limit
     assert len(bodies(node)) == 9

@@ -9,6 +9,7 @@ import pytest
 from mq.broker import held
 from mq.config import Config
 from mq.errors import IllegalDelay, IllegalGroup, IllegalRequest, MalformedBatch, MqError
+from mq.levels import LEVELS_MS
 from mq.wire.v1.message_pb2 import Half
 from tests.support.consensus import Node, batch, on_loop
 
@@ -51,7 +52,7 @@ def test_a_delay_that_is_none_is_refused(fields: dict[str, int]) -> None:
 
 def test_the_levels_are_those_that_users_know() -> None:
     minutes = [*range(1, 11), 20, 30, 60, 120]
-    assert (1_000, 5_000, 10_000, 30_000, *(one * 60_000 for one in minutes)) == held.LEVELS_MS
+    assert (1_000, 5_000, 10_000, 30_000, *(one * 60_000 for one in minutes)) == LEVELS_MS
     assert held.level_ms(1) == 1_000
     assert held.level_ms(18) == 7_200_000
     for level in (0, 19, -1):

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from mq.broker.assignment import Queue
 from mq.broker.groups import Start
+from mq.broker.leases import Leases
 from mq.broker.origins import opened
 from mq.errors import IllegalHandle, IllegalSequence, MessageTooLarge
 from mq.names import dead_letter_topic
@@ -139,6 +141,34 @@ async def test_messages_in_order_are_filtered_too() -> None:
     assert node.committed(GROUP)[QUEUE] >= 7
 
 
+@on_loop
+async def test_a_filter_that_changed_counts_for_what_was_given_out_before() -> None:
+    node = Node()
+    await node.topic(TOPIC, 1)
+    messages = [Message(body=b"%d" % i, tag="xy"[i % 2], ordering_key="k") for i in range(4)]
+    await node.send(TOPIC, messages=messages)
+    for is_ordered in (True, False):
+        await node.broker.groups.reset(GROUP, {QUEUE: 0})
+        assert b"0" in bodies(await receive(node, is_ordered=is_ordered))
+        node.pass_time(INVISIBLE_MS)
+        given = await receive(node, is_ordered=is_ordered, filter=Filter(tags="y"))
+        assert bodies(given) == ([b"1"] if is_ordered else [b"1", b"3"])
+
+
+@on_loop
+async def test_a_sql_filter_gives_no_more_than_was_asked_for() -> None:
+    node = Node()
+    await node.topic(TOPIC, 1)
+    messages = [Message(body=b"%d" % i, properties={"n": str(i % 3)}) for i in range(30)]
+    for at in range(0, 30, 7):
+        await node.send(TOPIC, messages=messages[at : at + 7])
+    seen = []
+    while given := await receive(node, filter=Filter(sql="n = 1"), messages_max=2):
+        assert len(bodies(given)) <= 2
+        seen += bodies(given)
+    assert seen == [b"%d" % i for i in range(30) if i % 3 == 1]
+
+
 # -- priorities and limits ------------------------------------------------------------------------
 
 
@@ -191,6 +221,51 @@ async def test_an_answer_stays_within_its_bytes_but_has_one_message() -> None:
     assert sizes == [[400], [400], [400]]
     node.pass_time(INVISIBLE_MS)
     assert [len(one) for one in bodies(await receive(node, bytes_max=100))] == [400]
+
+
+@on_loop
+async def test_a_group_begins_in_very_many_queues_by_several_entries() -> None:
+    node = Node()
+    node.settings.config = msgspec.structs.replace(
+        node.settings.config,
+        store=msgspec.structs.replace(node.settings.config.store, entry_bytes_max=16 << 10),
+    )
+    await node.topic(TOPIC, 100)
+    for queue_id in (0, 99):
+        await node.send(TOPIC, b"old", queue_id=queue_id)
+    assert await receive(node, start=Start()) == []
+    begun = [queue for queue in range(100) if (GROUP, Queue(TOPIC, queue)) in leases(node)]
+    assert begun == list(range(100))
+    assert sum(node.committed(GROUP).values()) == 2
+    await node.broker.catalog.alter(TOPIC, read_queues=102, write_queues=102)
+    for queue_id in (0, 99, 101):
+        await node.send(TOPIC, b"new", queue_id=queue_id)
+    seen: list[bytes] = []
+    while given := await receive(node, start=Start()):
+        seen += bodies(given)
+    assert seen == [b"new"] * 3
+
+
+@on_loop
+async def test_more_handles_than_fit_one_entry_are_refused_alone() -> None:
+    node = Node()
+    node.settings.config = msgspec.structs.replace(
+        node.settings.config,
+        store=msgspec.structs.replace(node.settings.config.store, entry_bytes_max=8 << 10),
+    )
+    await node.topic(TOPIC, 1)
+    await node.send(TOPIC, *[b"x"] * 500)
+    shown = handles(await receive(node, messages_max=500))
+    many, few = await asyncio.gather(
+        ack(node, shown[::2]), ack(node, shown[1:2]), return_exceptions=True
+    )
+    assert isinstance(many, MessageTooLarge)
+    assert few == [True]
+    assert await ack(node, shown) == [True, False, *[True] * 498]
+
+
+def leases(node: Node) -> Leases:
+    return node.machine.state.leases
 
 
 # -- dead letters ---------------------------------------------------------------------------------

@@ -131,9 +131,18 @@ def test_a_turn_is_bounded_and_the_first_fits_however_large() -> None:
     ids = [scene.begin(1_000 * at, body=b"x" * 600) for at in range(1, 4)]
     turn = scene.turn(bytes_max=500)
     assert settled(turn.decide(End(ids[0], COMMIT))).batch_at == 0
-    assert turn.decide(End(ids[1], COMMIT)) is None
-    # What needs no room gets its answer.
+    # It is alone: whatever else is in the entry could be too much.
+    for request in (End(ids[1], COMMIT), End(ids[2], ROLL_BACK), CheckNow(ids[2])):
+        assert turn.decide(request) is None
+    assert settled(turn.decide(Sweep())) == Settled()
+    assert settled(turn.decide(Carry(9_000))) == Settled()
+    written = turn.written()
+    assert written is not None
+    assert len(written.batches) == 1
+    # A small one first: the large one waits for a turn of its own.
+    turn = scene.turn(bytes_max=500)
     assert settled(turn.decide(End(ids[2], ROLL_BACK)))
+    assert turn.decide(End(ids[1], COMMIT)) is None
 
 
 def test_commits_stand_first_in_the_entry_whatever_came_before() -> None:

@@ -284,13 +284,48 @@ async def test_an_operator_asks_at_once() -> None:
 
 
 @on_loop
-async def test_a_clock_set_back_loses_no_question_and_repeats_none() -> None:
+async def test_a_clock_that_is_set_does_not_stop_the_questions() -> None:
     node = await new_node()
+    steady = [0]
+    node.broker.transacting._steady_ms = lambda: steady[0]
+    node.broker.transacting.lead()
     living = producer(node)
+
+    async def passes(ms: int, set_by_ms: int = 0) -> int:
+        """How many questions came; the clock is set forth or back in between."""
+        steady[0] += ms
+        await pass_time(node, ms + set_by_ms)
+        return len(questions(living))
+
+    await begin(node)
+    assert await passes(6_000) == 1
+    assert await passes(29_999, set_by_ms=-3_600_000) == 0
+    assert await passes(1) == 1
+    # Set forth: one question is early, the next ones are not.
+    assert await passes(0, set_by_ms=7_200_000) == 1
+    assert await passes(29_999) == 0
+    assert await passes(1) == 1
+    # Stamps stay where they are when the clock is set back now; so does what is due.
+    assert await passes(0, set_by_ms=-86_400_000) == 0
+    assert await passes(29_999) == 0
+    assert await passes(1) == 1
+
+
+@on_loop
+async def test_a_leader_with_a_late_clock_goes_on_from_the_time_of_the_log() -> None:
+    node = await new_node()
     await begin(node)
     await pass_time(node, 6_000)
-    assert len(questions(living)) == 1
-    await pass_time(node, -20_000)
-    assert questions(living) == []
-    await pass_time(node, 50_000)
-    assert len(questions(living)) == 1
+    node.consensus.depose()
+    node.broker.tick()
+    node.now_ms -= 86_400_000
+    node.consensus.elect()
+    node.broker.tick()
+    living = producer(node)
+    steady = [0]
+    node.broker.transacting._steady_ms = lambda: steady[0]
+    node.broker.transacting.lead()
+    for ms, count in ((29_999, 0), (1, 1)):
+        steady[0] += ms
+        await pass_time(node, 0)
+        assert len(questions(living)) == count

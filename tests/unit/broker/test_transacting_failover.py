@@ -189,5 +189,6 @@ async def test_trouble_of_the_log_is_told_and_the_next_tick_goes_on() -> None:
     with pytest.raises(OutcomeUnknown):
         await commit(node, one)
     node.consensus.failure = None
-    await pass_time(node, 0)
+    for _ in range(30):  # some seconds
+        await pass_time(node, 0)
     assert len(questions(living)) == 1

@@ -1,0 +1,224 @@
+"""Requests and replies over topics, for programs with asyncio.
+
+A requester reads the reply topic in broadcast mode, from the moment on when it starts, and by a
+filter that only its own replies pass on the broker. A reply for which nobody waits any more is
+dropped. Repliers are members of a group: each request goes to one of them, and to another when that
+one dies, so a request may be worked on more than once; its sender gets the first reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import itertools
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from mq.client import replies
+from mq.client.admin import Admin
+from mq.client.model import Message, ReceivedMessage
+from mq.client.producer_aio import Producer
+from mq.client.push import PushConsumer
+from mq.client.replies import REPLY_TOPIC
+from mq.client.subscription import Start
+from mq.errors import IllegalConfig, MqError, RequestTimeout, TopicExists
+
+log = logging.getLogger(__name__)
+
+Reply = Message | bytes | str | None
+Handler = Callable[[ReceivedMessage], Awaitable[Reply] | Reply]
+
+
+class Requester:
+    """
+    >>> async def double(request):
+    ...     return request.body * 2
+    >>> async def main() -> None:
+    ...     async with (
+    ...         Replier(servers, "doublers", "to-double", double),
+    ...         Requester(servers) as requester,
+    ...     ):
+    ...         print((await requester.request("to-double", b"ab")).body)
+    >>> asyncio.run(main())
+    b'abab'
+
+    Replies go to `reply_topic`, which is created when it is missing. `timeout_s` is for requests
+    that say nothing else.
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        *,
+        reply_topic: str = REPLY_TOPIC,
+        timeout_s: float = 10.0,
+        zone: str = "",
+    ) -> None:
+        if timeout_s <= 0:
+            raise IllegalConfig(f"timeout_s is {timeout_s}: it must be more than 0")
+        self._tag = uuid.uuid4().hex
+        self._servers = servers
+        self._reply_topic = reply_topic
+        self._timeout_s = timeout_s
+        self._numbers = itertools.count(1)
+        self._waiting: dict[str, asyncio.Future[ReceivedMessage]] = {}
+        self._producer = Producer(servers, zone=zone)
+        # A group of its own: it subscribes to something else than the others.
+        self._consumer = PushConsumer(
+            servers,
+            f"requester-{self._tag}",
+            {reply_topic: self._tag},
+            self._replied,
+            mode="broadcast",
+            tasks=1,
+            zone=zone,
+        )
+        self._starting: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Returns when replies are heard. Raises why not: Unreachable, IllegalTopic..."""
+        if self._starting is None or (self._starting.done() and self._starting.exception()):
+            self._starting = asyncio.create_task(self._start())
+        await asyncio.shield(self._starting)
+
+    async def _start(self) -> None:
+        async with Admin(self._servers) as admin:
+            with contextlib.suppress(TopicExists):
+                await admin.create_topic(self._reply_topic)
+        await self._consumer.start()
+
+    async def request(
+        self, topic: str, message: Message | bytes | str, timeout_s: float | None = None
+    ) -> ReceivedMessage:
+        """The reply. RequestTimeout: none came in time; RequestFailed: the work failed, and why;
+        or why the request could not be sent.
+        """
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        correlation_id = str(next(self._numbers))
+        wanted = replies.request_message(message, self._reply_topic, self._tag, correlation_id)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.start()
+                future = asyncio.get_running_loop().create_future()
+                self._waiting[correlation_id] = future
+                await self._producer.send(topic, wanted, timeout_s=timeout_s)
+                reply: ReceivedMessage = await future
+        except TimeoutError:
+            raise RequestTimeout(
+                f"no reply to a request to topic {topic} within {timeout_s:g} s: nobody may serve "
+                "it, or the work takes longer"
+            ) from None
+        finally:
+            self._waiting.pop(correlation_id, None)
+        if (failed := replies.failure(reply)) is not None:
+            raise failed
+        return reply
+
+    def _replied(self, reply: ReceivedMessage) -> None:
+        future = self._waiting.get(reply.properties.get(replies.CORRELATION_ID, ""))
+        if future is not None and not future.done():
+            future.set_result(reply)
+
+    async def close(self) -> None:
+        """Requests without a reply fail."""
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(RequestTimeout("the requester was closed before a reply came"))
+        await self._producer.close()
+        await self._consumer.close()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self._producer.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class Replier:
+    """Calls `handler` for each request of the topic; what it returns is the reply, and what it
+    raises is told to the requester. `tasks` handlers run at the same time. See `Requester`.
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        group: str,
+        topic: str,
+        handler: Handler,
+        *,
+        start: Start = "latest",
+        tasks: int = 20,
+        zone: str = "",
+    ) -> None:
+        self._handler = handler
+        self._producer = Producer(servers, zone=zone)
+        self._consumer = PushConsumer(
+            servers, group, topic, self._serve, start=start, tasks=tasks, zone=zone
+        )
+
+    async def start(self) -> None:
+        """Returns when it has joined its group."""
+        await self._consumer.start()
+
+    async def _serve(self, request: ReceivedMessage) -> None:
+        if not replies.is_request(request):
+            log.warning("message %s is no request: nobody waits for it", request.message_id)
+            return
+        try:
+            made = self._handler(request)
+            reply = replies.reply_message(
+                request, await made if inspect.isawaitable(made) else made
+            )
+        except Exception as error:  # whatever it is, the requester hears of it
+            log.warning("request %s failed", request.message_id, exc_info=error)
+            reply = replies.error_reply(request, error)
+        try:
+            await self._producer.send(request.properties[replies.REPLY_TO], reply)
+        except MqError as error:
+            check_passes(request, error)
+
+    async def join(self) -> None:
+        """Waits until the replier is closed. Raises what it was ended with by the broker."""
+        await self._consumer.join()
+
+    async def close(self, timeout_s: float | None = None) -> None:
+        """No new requests; waits for the handlers at work, so long."""
+        try:
+            await self._consumer.close(timeout_s)
+        finally:
+            await self._producer.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+def check_passes(request: ReceivedMessage, error: MqError) -> None:
+    """A reply could not be sent: the request comes again if that may help, and is dropped if
+    not.
+    """
+    if error.retryable:
+        raise error
+    log.error("the reply to request %s cannot be sent: %s", request.message_id, error)

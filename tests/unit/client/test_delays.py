@@ -1,0 +1,276 @@
+"""Delayed messages on their way out: what they say of their time, which of them share a batch, and
+that they keep nothing else waiting.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from mq.client import accumulator as accumulator_module
+from mq.client.accumulator import Outcome
+from mq.client.encode import columns, delay_field, place
+from mq.client.grouping import common_delay, group_batch
+from mq.client.lines import Batch, Kind
+from mq.client.model import Message, SendResult
+from mq.client.recall import recall_request
+from mq.client.send_future import SendFuture
+from mq.errors import IllegalDelay, IllegalRequest
+from mq.levels import DELAY_MS_MAX, LEVELS_MS
+from mq.store.batch import accept
+from mq.wire.v1.message_pb2 import Batch as WireBatch
+from mq.wire.v1.producer_pb2 import BatchResult
+from tests.unit.client.accumulators import LINGER_S, ROOM, SIZE, TIMEOUT_S, Lines, bodies, encoded
+
+SOON, LATE = delay_field(Message(b"", delay_s=5)), delay_field(Message(b"", delay_s=60))
+
+
+def add(lines: Lines, text: str = "x" * 10, delay: bytes = SOON, **options: Any) -> Outcome:
+    key, queue_id = options.pop("key", ""), options.pop("queue_id", None)
+    timeout_s = options.pop("timeout_s", TIMEOUT_S)
+    message = encoded(text, key)
+    return lines.accumulator.add("t", message, queue_id, None, timeout_s, delay=delay, **options)
+
+
+# What a message says of its time.
+
+
+@pytest.mark.parametrize(
+    ("message", "deliver_at_ms", "delay_ms"),
+    [
+        ("text", 0, 0),
+        (Message(b""), 0, 0),
+        (Message(b"", deliver_at_ms=1_794_826_512_544), 1_794_826_512_544, 0),
+        (Message(b"", delay_s=1.5), 0, 1_500),
+        (Message(b"", delay_s=0.0001), 0, 1),
+        (Message(b"", delay_s=DELAY_MS_MAX / 1_000), 0, DELAY_MS_MAX),
+        *((Message(b"", delay_level=at + 1), 0, one) for at, one in enumerate(LEVELS_MS)),
+    ],
+)
+def test_a_batch_says_when_it_is_delivered(
+    message: Message | str, deliver_at_ms: int, delay_ms: int
+) -> None:
+    content = columns([encoded(key="k"), encoded()], delay_field(message))
+    data = place("t", 3, "p", 7) + content
+    wire = WireBatch.FromString(data)
+    assert (wire.deliver_at_ms, wire.delay_ms) == (deliver_at_ms, delay_ms)
+    # As it stands, in the order that the broker wants: it opens no message.
+    batch = accept(data, 1 << 20)
+    assert batch.data is data
+    assert (batch.deliver_at_ms, batch.delay_ms) == (deliver_at_ms, delay_ms)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"deliver_at_ms": -1},
+        {"deliver_at_ms": 1 << 63},
+        {"delay_s": -0.001},
+        {"delay_s": DELAY_MS_MAX / 1_000 + 1},
+        {"delay_s": math.inf},
+        {"delay_s": math.nan},
+        {"delay_level": 19},
+        {"delay_level": -1},
+        {"delay_s": 1, "delay_level": 1},
+        {"delay_s": 1, "deliver_at_ms": 1_794_826_512_544},
+        {"delay_level": 1, "deliver_at_ms": 1_794_826_512_544},
+    ],
+)
+def test_a_time_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(IllegalDelay):
+        delay_field(Message(b"", **wrong))
+
+
+# Which of them share a batch.
+
+
+def test_messages_of_one_delay_share_a_batch_beside_those_without() -> None:
+    lines = Lines()
+    for text, delay in (("a", b""), ("b", SOON), ("c", b""), ("d", LATE), ("e", SOON)):
+        add(lines, text, delay)
+    batches = lines.take_lingered()
+    assert sorted(bodies(batch) for batch in batches) == [["a", "c"], ["b", "e"], ["d"]]
+    kinds = {tuple(bodies(batch)): batch.kind for batch in batches}
+    assert kinds[("a", "c")] is Kind.ANY
+    assert kinds[("b", "e")] is kinds[("d",)] is Kind.LOOSE
+
+
+def test_a_different_timeout_makes_a_different_batch() -> None:
+    lines = Lines()
+    add(lines, "a")
+    add(lines, "b", timeout_s=9.0)
+    assert sorted(bodies(batch) for batch in lines.take_lingered()) == [["a"], ["b"]]
+
+
+def test_they_wait_for_others_until_they_have_lingered_or_are_many() -> None:
+    lines = Lines(batch_bytes=3 * SIZE)
+    assert add(lines) is Outcome.WAKE
+    assert lines.take() == []
+    assert lines.look_s() == lines.clock.now_s + LINGER_S
+    add(lines)
+    add(lines)
+    [full] = lines.take()
+    assert len(full.messages) == 3
+    add(lines)
+    add(lines)
+    assert add(lines, "y" * 20) is Outcome.WAKE  # does not fit: the other one is closed by it
+    [closed] = lines.take()
+    assert len(closed.messages) == 2
+    assert [bodies(one) for one in lines.take_lingered()] == [["y" * 20]]
+    assert add(lines, is_urgent=True) is Outcome.WAKE
+    assert len(lines.take()) == 1
+    assert lines.look_s() == math.inf
+
+
+def test_they_need_no_line_and_keep_none() -> None:
+    lines = Lines(queues=2, batch_bytes=SIZE)
+    for _ in range(6):
+        add(lines)
+    delayed = lines.take()
+    assert [batch.queue_id for batch in delayed] == [0, 1, 0, 1, 0, 1]
+    assert [batch.sequence for batch in delayed] == [1, 2, 3, 4, 5, 6]
+    add(lines, delay=b"")
+    [plain] = lines.take()
+    for batch in delayed:
+        lines.done(batch)
+    # The line of the plain one is still its own.
+    add(lines, delay=b"", queue_id=plain.queue_id)
+    assert lines.take() == []
+    lines.done(plain)
+    assert len(lines.take()) == 1
+
+
+def test_a_key_or_a_queue_keeps_the_order_of_its_line() -> None:
+    lines = Lines()
+    for text, delay in (("a", b""), ("b", SOON), ("c", SOON), ("d", b"")):
+        add(lines, text, delay, queue_id=2)
+    taken: list[list[str]] = []
+    while batches := lines.take_lingered():
+        assert len(batches) == 1
+        taken.append(bodies(batches[0]))
+        lines.done(batches[0])
+    assert taken == [["a"], ["b", "c"], ["d"]]
+    add(lines, "e", SOON, key="k")
+    [keyed] = lines.take_lingered()
+    assert keyed.kind is Kind.KEY
+    assert WireBatch.FromString(b"".join(keyed.encoded())).delay_ms == 5_000
+
+
+def test_only_so_many_are_with_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accumulator_module, "LOOSE_UNDER_WAY_MAX", 3)
+    lines = Lines(batch_bytes=SIZE)
+    for _ in range(5):
+        add(lines)
+    first = lines.take()
+    assert len(first) == 3
+    assert lines.take() == []
+    lines.accumulator.retry(first[0], 0.0, elsewhere=True)
+    assert lines.take() == [first[0]]
+    assert first[0].queue_id == 3
+    assert first[0].sequence == 1
+    lines.done(first[0])
+    assert len(lines.take()) == 1
+    lines.done(first[1], is_stored=False)
+    [last] = lines.take()
+    assert last.sequence == first[1].sequence
+    for batch in lines.accumulator.ripen():
+        lines.done(batch)
+    assert lines.accumulator.is_empty
+    assert lines.look_s() == math.inf
+
+
+def test_neither_delayed_nor_plain_ones_are_kept_out_for_ever() -> None:
+    lines = Lines(queues=4, batch_bytes=SIZE)
+    served: set[bytes] = set()
+    for _ in range(4):
+        for delay in (SOON, b""):
+            lines.clock.now_s += 0.001
+            add(lines, delay=delay)
+        batches = lines.take(SIZE)
+        served |= {batch.delay for batch in batches}
+        for batch in batches:
+            lines.done(batch)
+    assert served == {SOON, b""}
+
+
+def test_one_that_is_given_up_before_it_is_sent_is_gone() -> None:
+    lines = Lines()
+    add(lines, "open")
+    add(lines, "waiting", is_urgent=True)
+    add(lines, "other", LATE)
+    for batch in lines.accumulator.unsent():
+        lines.done(batch, is_stored=False)
+    assert lines.take_lingered() == []
+    assert lines.accumulator.is_empty
+
+
+def test_after_a_change_of_the_topic_they_find_another_queue() -> None:
+    lines = Lines(queues=4)
+    add(lines, "a")
+    [batch] = lines.take_lingered()
+    lines.accumulator.set_route("t", 1)
+    [part] = lines.accumulator.split(batch)
+    [again] = lines.take()
+    assert again is part
+    assert (bodies(again), again.delay, again.queue_id) == (["a"], SOON, 0)
+    lines.done(again)
+    assert lines.accumulator.is_empty
+
+
+def test_a_flush_waits_for_nothing_to_linger() -> None:
+    lines = Lines()
+    add(lines, "a")
+    add(lines, "b", LATE)
+    assert len(lines.accumulator.ripen()) == 2
+    assert len(lines.take()) == 2
+
+
+def test_messages_that_are_sent_as_one_are_delivered_as_one() -> None:
+    lines = Lines()
+    sent = [Message(b"a", delay_s=5), Message(b"b", delay_s=5.0)]
+    assert common_delay(sent) == SOON
+    assert common_delay([]) == common_delay(["x", b"y"]) == b""
+    with pytest.raises(IllegalDelay, match="apart"):
+        common_delay([*sent, Message(b"c")])
+    groups = group_batch(lines.accumulator, "t", [encoded("a"), encoded("b")], None, SOON)
+    assert groups is not None
+    futures = [SendFuture(), SendFuture()]
+    assert groups[0].add(lines.accumulator, futures, TIMEOUT_S) is Outcome.WAKE
+    add(lines, "c")
+    [batch] = lines.take(ROOM)
+    assert (batch.kind, bodies(batch)) == (Kind.LOOSE, ["a", "b"])
+
+
+# What is said of them.
+
+
+def answered(result: BatchResult) -> list[SendResult]:
+    batch = Batch("t", Kind.LOOSE, 1, 0.0, 1.0, SOON)
+    futures = [SendFuture(), SendFuture()]
+    for text, future in zip("ab", futures, strict=True):
+        batch.add(encoded(text), future, 1)
+    batch.succeed("set-0", result, "SEND_OK")
+    return [future.result() for future in futures]
+
+
+def test_a_result_has_an_id_and_a_time_but_no_queue_offset_yet() -> None:
+    result = BatchResult(queue_id=1, queue_offset=-1, log_offset=500, deliver_at_ms=9_000)
+    first, second = answered(result)
+    assert (first.message_id, first.queue_offset, first.deliver_at_ms) == ("set-0:500", -1, 9_000)
+    assert second.message_id == f"set-0:{500 + len(encoded('a')[0])}"
+    assert second.queue_offset == -1
+    [unknown, _] = answered(BatchResult(queue_offset=-1, log_offset=-1, deliver_at_ms=9_000))
+    assert (unknown.message_id, unknown.deliver_at_ms) == ("", 9_000)
+
+
+def test_a_request_to_take_back_needs_all_of_it() -> None:
+    result = SendResult("set-0:5", "t", 0, -1, 7, deliver_at_ms=9)
+    for request in (recall_request(result, "", "", 0), recall_request(None, "t", "set-0:5", 9)):
+        assert (request.topic, request.message_id, request.deliver_at_ms) == ("t", "set-0:5", 9)
+    for wrong in (result._replace(deliver_at_ms=0), result._replace(message_id="")):
+        with pytest.raises(IllegalRequest, match="taken back"):
+            recall_request(wrong, "", "", 0)
+    with pytest.raises(IllegalRequest):
+        recall_request(None, "t", "set-0:5", 0)
