@@ -285,7 +285,7 @@ class Server:
         """
         store, broker, policy = parts.store, parts.broker, self._policy()
         staying = store.expiring_before(policy, self._clock.now_ms())
-        if staying and broker.leadership.is_serving and broker.needs_log_before(staying):
+        if staying and broker.leadership.is_serving:
             try:
                 with store.letting_in():
                     await broker.carry(staying)

@@ -214,7 +214,10 @@ def _group_columns(groups: Sequence[GroupSummary]) -> list[Column]:
 def _member_columns(members: Sequence[MemberInfo]) -> list[Column]:
     moments = [stored_at(each.last_seen_at_ms) for each in members]
     times = [moment.partition(" ")[2] for moment in moments]
-    ways = ["stream" if each.is_streaming else "pull" for each in members]
+    ways = [
+        "receive" if each.is_receiving else "stream" if each.is_streaming else "pull"
+        for each in members
+    ]
     return [
         Column(
             "member",

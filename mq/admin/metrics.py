@@ -240,7 +240,8 @@ def _lag(broker: Broker) -> Iterator[Metric]:
             found = broker.store.queues.get(*queue)
             if found is None:
                 continue
-            count = found.backlog(position)
+            ahead = broker.state.leases.done_ahead(group, queue)
+            count = max(0, found.backlog(position) - ahead)
             before, oldest_ms = totals.get(queue.topic, (0, now_ms))
             if count and looks < _AGES_MAX:
                 looks += 1

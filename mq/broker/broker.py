@@ -110,7 +110,7 @@ class Broker:
     def _make_services(self, core: Core) -> None:
         self.delays = Delays(core, self._under_way)
         self.transacting = Transacting(core, _steady_ms)
-        self.retrying = Retrying(core, self.groups)
+        self.retrying = Retrying(core, self.groups, self.commits)
         self.receiving = Receiving(core, self.groups, self.puller)
         self.dead_letters = DeadLetters(core)
         self.atoms = Atoms(core, self.publisher, self.groups, self.commits, self.receiving)

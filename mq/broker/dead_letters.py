@@ -116,13 +116,13 @@ class DeadLetters:
                 if not letters:
                     break
                 done_to = letters[-1].queue_offset + 1
-                await self._core.write(_trim(queue, done_to), [_again(group, letters)])
+                await self._write(_trim(queue, done_to), [_again(group, letters)])
                 count += len(letters)
         return count
 
     async def resend(self, group: str, queue_offsets: Sequence[int]) -> int:
-        """These, which stay where they are. MessageNotFound when one is not there: then none was
-        sent.
+        """These, which stay where they are; how many they were. MessageNotFound when one is not
+        there: then none was sent. One that retention takes meanwhile is left out.
         """
         self._core.leadership.check()
         queue, count = self._queue(group), 0
@@ -132,9 +132,14 @@ class DeadLetters:
             wanted = sorted(set(queue_offsets))
             self._check_there(group, queue, wanted)
             await self._core.catalog.ensure_internal(names.retry_topic(group))
-            letters = (one for at in wanted for one in self._read(queue, at, 1, 1))
+            letters = (
+                one
+                for at in wanted
+                for one in self._read(queue, at, 1, 1)
+                if one.queue_offset == at
+            )
             for part in _parts(letters):
-                await self._core.write(batches=[_again(group, part)])
+                await self._write(None, [_again(group, part)])
                 count += len(part)
         return count
 
@@ -146,7 +151,7 @@ class DeadLetters:
             start, end = self._extent(queue)
             stop = min(before_offset or end, end)
             if stop > start:
-                await self._core.write(_trim(queue, stop))
+                await self._write(_trim(queue, stop))
         return max(0, stop - start)
 
     async def set_retries(self, group: str, retries_max: int) -> None:
@@ -158,6 +163,17 @@ class DeadLetters:
                 f"retries_max = {retries_max}: a group retries 0 to {retries.RETRIES_MAX} times"
             )
         await self._core.write(Command(put_group=PutGroup(group=group, retries_max=retries_max)))
+
+    async def _write(self, command: Command | None, batches: Sequence[Batch] = ()) -> None:
+        """Whoever asked may give up: its turn lasts until the entry is applied or lost, else the
+        next one would send the same letters again.
+        """
+        work = asyncio.ensure_future(self._core.write(command, batches))
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.wait([work])
+            raise
 
     # -- the queue --------------------------------------------------------------------------------
 

@@ -14,10 +14,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mq.broker import due
 from mq.broker.core import Core, Service
 from mq.broker.delivery import Leaving, home_of, outgoing
-from mq.broker.due import Budget, DueUnit, Gathering, Window
+from mq.broker.due import NEVER_MS, Agenda, Budget, DueUnit, Gathering, Window
 from mq.broker.held import DELIVERY_ROOM_BYTES
 from mq.broker.lanes import Lanes
 from mq.broker.recalls import Recalls
@@ -34,6 +33,8 @@ log = get_logger(__name__)
 # One entry has so much at most, and so many batches: other work waits while they are put together.
 _ENTRY_BYTES = 2 << 20
 _ENTRY_BATCHES = 512
+# And is of so many lanes.
+_ENTRY_LANES = 64
 # Lanes of which more than a time is kept in memory.
 _FILLED_MAX = 8
 # After a failure, and twice as long after the next.
@@ -65,15 +66,17 @@ class Delays(Service):
         # Goes up whenever this node begins or ceases to lead: what was begun before is over.
         self._epoch = 0
         self._is_leading = False
-        self._windows: dict[int, Window] = {}
+        self._agenda = Agenda()
         # Lanes of which nothing is known yet.
         self._unseen: dict[int, None] = {}
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_due_ms = due.NEVER_MS
+        self._timer_due_ms = NEVER_MS
         # Messages, since this process started: delivered, and dropped because their topic was.
         self.delivered_total = self.dropped_total = 0
-        under_way.on_landed = self._arm
+        # Something is due, and waits for what is on its way into the log.
+        self._waits_for_landing = False
+        under_way.on_landed = self._on_landed
 
     # -- what it hears of -------------------------------------------------------------------------
 
@@ -92,8 +95,9 @@ class Delays(Service):
     def _begin(self, *, is_leading: bool) -> None:
         self._epoch += 1
         self._is_leading = is_leading
-        self._windows = {}
+        self._agenda = Agenda()
         self._unseen = {}
+        self._waits_for_landing = False
         # One that runs is over when it sees the epoch; whoever leads does not wait for it.
         self._task = None
         self._stop_timer()
@@ -105,13 +109,10 @@ class Delays(Service):
         if not self._is_leading or batch.half:
             return
         number = lane_of(batch.deliver_at_ms)
-        if number in self._unseen:
-            return
-        window = self._windows.setdefault(number, Window())
         # As it was filed a moment ago.
         delivered = self._core.state.schedule.lanes[number].delivered
         due_ms = max(batch.deliver_at_ms, delivered.due_ms)
-        window.add(DueUnit(due_ms, log_offset, len(batch.data)))
+        self._agenda.add(number, DueUnit(due_ms, log_offset, len(batch.data)))
         if due_ms < self._timer_due_ms:
             self._arm_for(due_ms)
 
@@ -121,11 +122,10 @@ class Delays(Service):
         carried = [one.lane for one in command.carry_scheduled.lanes]
         for number in carried:
             # Its batches stand elsewhere now.
-            if number in self._windows:
-                self._windows[number].forget()
+            self._agenda.forget(number)
         for number in (*carried, *(one.lane for one in command.deliver_scheduled.lanes)):
             if number not in self._core.state.schedule.lanes:
-                self._windows.pop(number, None)
+                self._agenda.drop(number)
 
     # -- when -------------------------------------------------------------------------------------
 
@@ -136,7 +136,11 @@ class Delays(Service):
 
     def _arm(self) -> None:
         if self._is_leading:
-            self._arm_for(0 if self._unseen else due.first_ms(self._windows.values()))
+            self._arm_for(0 if self._unseen else self._agenda.first_ms())
+
+    def _on_landed(self) -> None:
+        if self._waits_for_landing:
+            self._arm()
 
     def _arm_for(self, due_ms: int) -> None:
         """Something is due then: begins, now or at that time."""
@@ -147,7 +151,7 @@ class Delays(Service):
             return
         self._stop_timer()
         wait_ms = due_ms - self._core.now_ms()
-        # Less than nothing: it waits for what is on its way into the log, which calls again.
+        self._waits_for_landing = wait_ms <= 0
         if 0 < wait_ms <= _TIMER_MS:
             self._timer_due_ms = due_ms
             self._timer = self._loop.call_later(wait_ms / 1_000, self._arm)
@@ -160,7 +164,7 @@ class Delays(Service):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
-        self._timer_due_ms = due.NEVER_MS
+        self._timer_due_ms = NEVER_MS
 
     async def _run(self, epoch: int) -> None:
         """Until nothing is due."""
@@ -198,7 +202,7 @@ class Delays(Service):
         if number not in self._unseen:
             return  # somebody else leads by now
         del self._unseen[number]
-        window = self._windows.setdefault(number, Window())
+        window = self._agenda.window(number)
         try:
             async for units in self._lanes.waiting(number):
                 if len(units):
@@ -206,6 +210,7 @@ class Delays(Service):
         except BaseException:
             self._unseen[number] = None
             raise
+        self._agenda.changed(number)
 
     async def _fill(self, number: int, window: Window) -> None:
         first_ms = window.first_ms
@@ -223,40 +228,42 @@ class Delays(Service):
 
     async def _deliver_some(self, epoch: int) -> bool:
         """Writes what is due, as much as one entry takes. Whether there was anything."""
-        windows = self._windows
+        agenda = self._agenda
         taken = await self._take(epoch)
         try:
             if taken:
-                await self._deliver(taken, epoch)
+                await self._deliver(taken)
         except BaseException:
             for number, units in taken.items():
-                if number in windows:
-                    windows[number].forget()
-                    windows[number].waits_from(units[0].due_ms)
+                agenda.forget(number, units[0].due_ms)
             raise
-        for number in due.surplus_lanes(windows, _FILLED_MAX):
-            windows[number].forget()
+        agenda.forget_surplus(_FILLED_MAX)
         return bool(taken)
 
     async def _take(self, epoch: int) -> dict[int, list[DueUnit]]:
         """Units that are due, out of their windows, by lane."""
-        windows, until_ms = self._windows, self._until_ms()
+        agenda, until_ms = self._agenda, self._until_ms()
         taken: dict[int, list[DueUnit]] = {}
         budget = Budget(self._entry_bytes, _ENTRY_BATCHES)
-        for number in due.due_lanes(windows, until_ms):
-            window = windows[number]
-            if not window.has_first:
-                await self._fill(number, window)
-                if epoch != self._epoch:
-                    return {}  # nobody looks at these windows any more
-            units = window.take(until_ms, budget)
-            if units:
-                taken[number] = units
-            if window.has_first and window.first_ms <= until_ms:
-                break  # the entry is full
+        lanes = agenda.take_due(until_ms, _ENTRY_LANES)
+        try:
+            for number in lanes:
+                window = agenda.window(number)
+                if not window.has_first:
+                    await self._fill(number, window)
+                    if epoch != self._epoch:
+                        return {}  # nobody looks at these windows any more
+                units = window.take(until_ms, budget)
+                if units:
+                    taken[number] = units
+                if window.has_first and window.first_ms <= until_ms:
+                    break  # the entry is full
+        finally:
+            for number in lanes:
+                agenda.changed(number)
         return taken
 
-    async def _deliver(self, taken: dict[int, list[DueUnit]], epoch: int) -> None:
+    async def _deliver(self, taken: dict[int, list[DueUnit]]) -> None:
         state = self._core.state
         leaving = list(self._leaving(taken))
         for topic in {one.held.batch.topic for one in leaving if one.held is not None}:
@@ -264,7 +271,9 @@ class Delays(Service):
             if self._core.catalog.is_leaving(topic):
                 raise _NotNow
         out = outgoing(leaving, state.schedule.lanes, state.topics)
-        if epoch != self._epoch or max(one.due_ms for one in out.lanes) > self._until_ms():
+        # An entry of an earlier term that may still come would be one too many.
+        self._core.leadership.check()
+        if max(one.due_ms for one in out.lanes) > self._until_ms():
             raise _NotNow
         await self._core.write(
             Command(deliver_scheduled=DeliverScheduled(lanes=out.lanes)), out.batches
@@ -296,6 +305,7 @@ class Delays(Service):
     # -- retention --------------------------------------------------------------------------------
 
     def needs_log_before(self, log_offset: int) -> bool:
+        log_offset = min(log_offset, self._lanes.applied_end())
         return any(
             self._lanes.waits_before(number, log_offset)
             for number in self._core.state.schedule.lanes
@@ -303,19 +313,20 @@ class Delays(Service):
 
     async def carry(self, log_offset: int) -> None:
         """Entry by entry; what is due meanwhile is delivered in between."""
+        log_offset = min(log_offset, self._lanes.applied_end())
         is_done = False
         while not is_done:
             async with self._turn:
-                self._core.leadership.check()
                 is_done = await self._carry_some(log_offset)
 
     async def _carry_some(self, log_offset: int) -> bool:
         """Writes again what stands before, as much as one entry takes. Whether that was all."""
-        budget = Budget(self._entry_bytes, _ENTRY_BATCHES)
-        lanes: list[LaneCarried] = []
-        batches: list[Batch] = []
-        dropped, is_all = 0, True
-        for number in list(self._core.state.schedule.lanes):
+        epoch, budget = self._epoch, Budget(self._entry_bytes, _ENTRY_BATCHES)
+        found: list[tuple[int, int, list[DueUnit]]] = []
+        is_all = True
+        for at, number in enumerate(list(self._core.state.schedule.lanes)):
+            if at % _LOOK_LANES == 0:
+                await asyncio.sleep(0)
             units, below = [], log_offset
             for unit in self._lanes.waiting_before(number, log_offset):
                 if not budget.spend(unit.size):
@@ -323,16 +334,27 @@ class Delays(Service):
                     break
                 units.append(unit)
             if units:
-                carried, lane, gone = self._carried(number, units, below)
-                batches += carried
-                lanes.append(lane)
-                dropped += gone
+                found.append((number, below, units))
             if not is_all:
                 break
+        self._core.leadership.check()
+        if epoch != self._epoch:
+            return False
+        await self._write_again(found)
+        return is_all
+
+    async def _write_again(self, found: list[tuple[int, int, list[DueUnit]]]) -> None:
+        lanes: list[LaneCarried] = []
+        batches: list[Batch] = []
+        dropped = 0
+        for number, below, units in found:
+            carried, lane, gone = self._carried(number, units, below)
+            batches += carried
+            lanes.append(lane)
+            dropped += gone
         if lanes:
             await self._core.write(Command(carry_scheduled=CarryScheduled(lanes=lanes)), batches)
             self._count_dropped(dropped)
-        return is_all
 
     def _carried(
         self, number: int, units: list[DueUnit], below: int

@@ -10,7 +10,7 @@ filled. Who fills it reads the units of the lane, a part at a time, into a `Gath
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +27,8 @@ UNIT_OVERHEAD_BYTES = 64
 # So many of them are taken out of the arrays in one go.
 _BLOCK_UNITS = 1 << 10
 NEVER_MS = 1 << 62
+# Entries of the agenda that are not true any more, beside those that are.
+_STALE_MAX = 1_000
 _NOTHING = Place(-1, -1)
 _ALL = Place(NEVER_MS, 0)
 
@@ -210,21 +212,89 @@ def units_of(units: Units) -> list[DueUnit]:
     )
 
 
-def first_ms(windows: Iterable[Window]) -> int:
-    """When something is due, at the earliest."""
-    return min((one.first_ms for one in windows), default=NEVER_MS)
+class Agenda:
+    """The windows of all lanes, and which of them is due next.
 
+    There may be thousands of lanes, and something of them changes all the time: whatever lowers
+    the time of one says so to a heap, whose entries count only if they are still true.
+    """
 
-def due_lanes(windows: Mapping[int, Window], until_ms: int) -> list[int]:
-    """Those that may have something due, the longest overdue first."""
-    found = [(one.first_ms, lane) for lane, one in windows.items() if one.first_ms <= until_ms]
-    return [lane for _, lane in sorted(found)]
+    def __init__(self) -> None:
+        self._windows: dict[int, Window] = {}
+        self._heap: list[tuple[int, int]] = []
+        self._filled: set[int] = set()
 
+    def __contains__(self, number: int) -> bool:
+        return number in self._windows
 
-def surplus_lanes(windows: Mapping[int, Window], filled_max: int) -> list[int]:
-    """Lanes whose windows are filled and needed last, beyond so many."""
-    filled = sorted((one.first_ms, lane) for lane, one in windows.items() if one.is_filled)
-    return [lane for _, lane in filled[filled_max:]]
+    def window(self, number: int) -> Window:
+        """Of this lane; whoever changes it calls `changed`."""
+        window = self._windows.get(number)
+        if window is None:
+            window = self._windows[number] = Window()
+        return window
+
+    def changed(self, number: int) -> None:
+        window = self._windows.get(number)
+        if window is None:
+            return
+        if window.is_filled:
+            self._filled.add(number)
+        if window.first_ms < NEVER_MS:
+            heapq.heappush(self._heap, (window.first_ms, number))
+        if len(self._heap) > 2 * len(self._windows) + _STALE_MAX:
+            self._heap = [(one.first_ms, at) for at, one in self._windows.items()]
+            heapq.heapify(self._heap)
+
+    def add(self, number: int, unit: DueUnit) -> None:
+        """A batch has come into the lane."""
+        window = self.window(number)
+        before_ms = window.first_ms
+        window.add(unit)
+        if window.first_ms < before_ms:
+            self.changed(number)
+
+    def forget(self, number: int, waits_from_ms: int = NEVER_MS) -> None:
+        """The units of the lane may not be where they were: all but its time, or this one."""
+        if number in self._windows:
+            self._windows[number].forget()
+            self._windows[number].waits_from(waits_from_ms)
+            self._filled.discard(number)
+            self.changed(number)
+
+    def drop(self, number: int) -> None:
+        """Nothing waits in the lane any more."""
+        self._windows.pop(number, None)
+        self._filled.discard(number)
+
+    def first_ms(self) -> int:
+        """When something is due, at the earliest; NEVER_MS: nothing waits."""
+        while self._heap and not self._is_true(self._heap[0]):
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else NEVER_MS
+
+    def take_due(self, until_ms: int, lanes_max: int) -> list[int]:
+        """Some lanes that may have something due, the longest overdue first. `changed` puts them on
+        the agenda again.
+        """
+        found: list[int] = []
+        while len(found) < lanes_max and self.first_ms() <= until_ms:
+            _, number = heapq.heappop(self._heap)
+            if number not in found:
+                found.append(number)
+        return found
+
+    def forget_surplus(self, filled_max: int) -> None:
+        """Of windows that are filled, those that are needed last, beyond so many."""
+        if len(self._filled) > filled_max:
+            by_time = sorted(self._filled, key=lambda at: (self._windows[at].first_ms, at))
+            for number in by_time[filled_max:]:
+                self.forget(number)
+
+    def _is_true(self, entry: tuple[int, int]) -> bool:
+        first_ms, number = entry
+        window = self._windows.get(number)
+        return window is not None and window.first_ms == first_ms
 
 
 def numbers_of(message_log_offsets: npt.NDArray[np.int64], wanted: Mapping[int, int]) -> list[int]:

@@ -104,10 +104,7 @@ class Hand:
         left_bytes = self.wanted.bytes_max - self.size_bytes
         result = self._read(Query(queue, one.start, filter_, left_bytes, looked))
         if result.status == Status.TOO_SMALL:
-            # Retention was faster: what is gone is done.
-            gone_to = min(result.start, one.end)
-            self.put(queue, one.start, gone_to, None)
-            return gone_to
+            return min(result.start, one.end)  # retention was faster
         if result.status not in (Status.FOUND, Status.NOTHING_MATCHED):
             return one.start
         runs, cut_at = first_of(clipped(result.runs, one.end), count)

@@ -94,6 +94,14 @@ class Inspector:
                     queues=len(live.assigned(member_id)) if live else 0,
                 )
                 for member_id, one in sorted(members.items())
+            ]
+            + [
+                pb.MemberInfo(
+                    member_id=member_id,
+                    last_seen_at_ms=self._broker.now_ms() - silent_ms,
+                    is_receiving=True,
+                )
+                for member_id, silent_ms in sorted(self._broker.receiving.members(name).items())
             ],
             queues=queues,
         )
@@ -105,7 +113,7 @@ class Inspector:
         return pb.GroupSummary(
             group=name,
             mode=mode,  # type: ignore[arg-type]  # an enum is a number on the wire
-            members=len(members),
+            members=len(members) + len(self._broker.receiving.members(name)),
             generation=live.generation if live else 0,
             lag=sum(queue.lag for queue in queues),
             topics=sorted({queue.topic for queue in queues}),
@@ -125,13 +133,14 @@ class Inspector:
         for queue in sorted({*committed, *owned, *waiting}):
             start, end = self._broker.groups.extent(queue)
             at = committed.get(queue)
+            lag = end - min(max(start if at is None else at, start), end)
             yield pb.GroupQueue(
                 topic=queue.topic,
                 queue_id=queue.queue_id,
                 committed=-1 if at is None else at,
                 start=start,
                 end=end,
-                lag=end - min(max(start if at is None else at, start), end),
+                lag=max(0, lag - self._broker.state.leases.done_ahead(name, queue)),
                 member_id=owned.get(queue, ""),
             )
 

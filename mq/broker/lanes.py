@@ -52,25 +52,36 @@ class Lanes:
         units = queue.read(at, min(at + 1, queue.end))
         return units_of(units) == [unit] and bool(lane.waiting(units)[0])
 
+    def applied_end(self) -> int:
+        """Log offset behind what is applied: nothing before it will come into a lane any more."""
+        log, applied_index = self._store.log, self._store.applied_index
+        if applied_index < log.first_index:
+            return log.start_offset
+        return log.ref(applied_index).end_log_offset
+
     def waits_before(self, number: int, log_offset: int) -> bool:
         """Whether any unit of the lane waits that stands before."""
         return next(self.waiting_before(number, log_offset), None) is not None
 
     def waiting_before(self, number: int, log_offset: int) -> Iterator[DueUnit]:
-        """Those that wait and stand before, in the order of the log."""
+        """Those that wait and stand before, in the order of the log; `log_offset` is not behind
+        what is applied.
+        """
         lane, queue = self._schedule.lanes.get(number), self._queue(number)
         if lane is None or queue is None or self._is_clear(number, lane, log_offset):
             return
-        at, is_clear = queue.start, True
+        at, is_first = queue.start, True
         while at < queue.end:
             units, at = _part(queue, at, queue.end)
-            before = units[units["log_offset"] < np.uint64(log_offset)]
-            found = units_of(before[lane.waiting(before)])
-            is_clear = is_clear and not found
-            yield from found
-            if len(before) < len(units):
-                break
-        if is_clear:
+            waiting = units[lane.waiting(units)]
+            if is_first and len(waiting):
+                self._clear_before[number] = int(waiting["log_offset"][0])
+                is_first = False
+            before = units_of(waiting[waiting["log_offset"] < np.uint64(log_offset)])
+            yield from before
+            if len(before) < len(waiting):
+                return
+        if is_first:
             self._clear_before[number] = log_offset
 
     def _is_clear(self, number: int, lane: Lane, log_offset: int) -> bool:

@@ -50,6 +50,11 @@ class QueueLeases:
         """Given out or put off, and not done."""
         return sum(one.end - one.start for one in self.ranges)
 
+    @property
+    def done_ahead(self) -> int:
+        """Messages that are done behind the first one that is not."""
+        return self.next - self.done_to - self.message_count
+
     def at(self, queue_offset: int) -> Range | None:
         """The range that has the message; None: it is done, or was never given out."""
         at = bisect_right(self.ranges, queue_offset, key=lambda one: one.start) - 1
@@ -112,6 +117,11 @@ class Leases:
 
     def of_group(self, group: str) -> dict[Queue, QueueLeases]:
         return {queue: one for (name, queue), one in self._queues.items() if name == group}
+
+    def done_ahead(self, group: str, queue: Queue) -> int:
+        """Messages of the queue that are done, behind the group's offset."""
+        found = self._queues.get((group, queue))
+        return found.done_ahead if found else 0
 
     def items(self) -> Iterable[tuple[tuple[str, Queue], QueueLeases]]:
         return self._queues.items()

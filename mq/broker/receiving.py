@@ -360,16 +360,16 @@ class Receiving(Service):
 
     def check_inactive(self, group: str) -> None:
         """SubscriptionMismatch while somebody receives in the group."""
-        member_id = self._takings.active_member(group, self._steady_ms())
-        if member_id is not None:
+        members = self.members(group)
+        if members:
             raise SubscriptionMismatch(
-                f"member {member_id!r} receives in group {group}: nobody can subscribe in it at "
+                f"member {min(members)!r} receives in group {group}: nobody can subscribe in it at "
                 "the same time. Use another group, or stop the others first"
             )
 
-    def is_active(self, group: str) -> bool:
-        """Whether somebody receives in the group, or did a moment ago."""
-        return self._takings.active_member(group, self._steady_ms()) is not None
+    def members(self, group: str) -> dict[str, int]:
+        """Who receives in the group, or did a moment ago, and for how long each was silent."""
+        return self._takings.active_members(group, self._steady_ms())
 
     # -- turns ------------------------------------------------------------------------------------
 

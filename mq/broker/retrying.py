@@ -16,6 +16,7 @@ from typing import NamedTuple
 from mq import names
 from mq.broker import retries
 from mq.broker.assignment import Queue
+from mq.broker.commits import Commits
 from mq.broker.core import Core, Service
 from mq.broker.dedup import StoredAt
 from mq.broker.groups import Groups
@@ -44,6 +45,9 @@ _ENTRY_OVERHEAD_BYTES = 64 << 10
 # Tag and length of a batch in its entry.
 _BATCH_HEAD_BYTES = 6
 _SEQUENCE_MAX = (1 << 63) - 1
+# How often a request waits for progress that is on its way into the log: a consumer that reports
+# all the time must not hold it up.
+_FLUSHES_MAX = 3
 
 
 class Place(NamedTuple):
@@ -83,9 +87,10 @@ class _Plan(NamedTuple):
 
 
 class Retrying(Service):
-    def __init__(self, core: Core, groups: Groups) -> None:
+    def __init__(self, core: Core, groups: Groups, commits: Commits) -> None:
         self._core = core
         self._groups = groups
+        self._commits = commits
         # Requests whose entries are under way, by their id and number.
         self._under_way: dict[tuple[str, int], asyncio.Future[list[RetryResult]]] = {}
 
@@ -126,6 +131,8 @@ class Retrying(Service):
     async def _write(
         self, group: str, member_id: str, key: tuple[str, int], failed: Sequence[Failed]
     ) -> list[RetryResult]:
+        queues = {one.queue for one in failed}
+        flushes = 0
         while True:
             # Looked at again after each wait, so that what is written was decided on what is so.
             stored = self._core.state.producers.find(*key) if key[1] else None
@@ -136,10 +143,14 @@ class Retrying(Service):
             batches = _batches(group, plan.copies, *key)
             room = self._room_beside(batches)
             missing = {one.topic for one in batches if one.topic not in self._core.state.topics}
-            if not missing:
+            if missing:
+                for topic in sorted(missing):
+                    await self._core.catalog.ensure_internal(topic)
+            elif flushes < _FLUSHES_MAX and self._commits.is_pending(group, queues):
+                flushes += 1
+                await self._commits.flush()
+            else:
                 break
-            for topic in sorted(missing):
-                await self._core.catalog.ensure_internal(topic)
         if batches:
             command = self._acknowledged(group, failed, plan.results)
             fits = command is not None and command.ByteSize() <= room
@@ -151,11 +162,14 @@ class Retrying(Service):
     ) -> Command | None:
         """A message that stands right where the group is, is done by the same entry: a consumer
         that is lost before it reports it does not leave it to be delivered twice. Those behind
-        others that are not done have to wait for these.
+        others that are not done have to wait for these. So has a queue whose progress is still on
+        its way: that would land behind this entry, and undo it.
         """
         done = {one.place for one, result in zip(failed, results, strict=True) if not result.error}
         positions = []
         for queue in sorted({place.queue for place in done}):
+            if self._commits.is_pending(group, [queue]):
+                continue
             begin = at = self._groups.position(group, queue)
             while at is not None and Place(queue, at) in done:
                 at += 1

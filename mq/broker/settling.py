@@ -15,7 +15,6 @@ from mq.broker.lease_draft import CHANGE_BYTES, QUEUE_BYTES, Draft, Value
 from mq.broker.leases import Range
 from mq.broker.retries import wait_ms
 
-
 # Makes dead letters of the messages of a range, as many as fit, and says how far it came.
 Buries = Callable[[Queue, Range], int]
 # What a range that is in somebody's hands becomes.

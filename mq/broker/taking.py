@@ -177,12 +177,13 @@ class Taking:
         if member is not None and not member.calls:
             del self._members[member_id]
 
-    def active_member(self, now_ms: int, expires_ms: int) -> str | None:
-        """Any of them."""
-        for member_id, member in self._members.items():
-            if member.calls or now_ms - member.seen_ms < expires_ms:
-                return member_id
-        return None
+    def active_members(self, now_ms: int, expires_ms: int) -> dict[str, int]:
+        """For how long each was silent."""
+        silent_ms = {
+            member_id: 0 if member.calls else max(0, now_ms - member.seen_ms)
+            for member_id, member in self._members.items()
+        }
+        return {one: silent for one, silent in silent_ms.items() if silent < expires_ms}
 
     def expire(self, now_ms: int, expires_ms: int) -> bool:
         """Whether nobody is left."""

@@ -45,13 +45,13 @@ class Takings:
         self._empty_since_ms.pop(taking, None)
         return taking
 
-    def active_member(self, group: str, steady_ms: int) -> str | None:
-        """Any member that receives, or did a moment ago."""
+    def active_members(self, group: str, steady_ms: int) -> dict[str, int]:
+        """Who receives, or did a moment ago, and for how long each was silent."""
+        found: dict[str, int] = {}
         for taking in self._takings.get(group, {}).values():
-            member_id = taking.active_member(steady_ms, self._expires_ms)
-            if member_id is not None:
-                return member_id
-        return None
+            for member_id, silent_ms in taking.active_members(steady_ms, self._expires_ms).items():
+                found[member_id] = min(silent_ms, found.get(member_id, silent_ms))
+        return found
 
     def leave(self, group: str, member_id: str) -> None:
         for taking in self._takings.get(group, {}).values():

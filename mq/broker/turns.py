@@ -15,7 +15,10 @@ from mq.broker.contracts import Consensus
 from mq.broker.leading import Leadership
 from mq.broker.machine import Written
 from mq.broker.writing import write
-from mq.errors import MqError
+from mq.errors import MqError, OutcomeUnknown
+from mq.logging import get_logger
+
+log = get_logger(__name__)
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
@@ -94,7 +97,11 @@ class Turns(Generic[Request, Answer]):
                 await write(self._consensus, verdict.written)
             except MqError as error:
                 failure = error
-                answers = [one if isinstance(one, MqError) else error for one in answers]
+            except Exception:
+                log.exception("a mistake of the broker's in an entry of its own")
+                failure = OutcomeUnknown("the broker made a mistake; its log says more")
+            if failure is not None:
+                answers = [one if isinstance(one, MqError) else failure for one in answers]
             if verdict.over is not None:
                 verdict.over(failure)
         _tell([future for _, future in asked], answers)

@@ -112,11 +112,19 @@ def _checked(delay: RetryDelay) -> RetryDelay:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, Nack):
-        text = error.reason
+        text = _text(error.reason)
     else:
-        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        text = ": ".join(filter(None, (type(error).__name__, _text(error))))
     # What cannot be encoded would be lost as a whole.
     return text[:_REASON_CHARACTERS_MAX].encode(errors="replace").decode()
+
+
+def _text(value: object) -> str:
+    """Of something of the user's, whatever it is: who works on messages must not die of it."""
+    try:
+        return "" if value is None else str(value)
+    except Exception:  # noqa: BLE001 - the user's own
+        return "it cannot be said"
 
 
 def _log(taken: Taken, error: BaseException, delay_s: float | None) -> None:
@@ -124,7 +132,7 @@ def _log(taken: Taken, error: BaseException, delay_s: float | None) -> None:
     log.log(
         logging.INFO if is_nack else logging.ERROR,
         "the handler %s message %s, at %d of queue %d of topic %s, attempt %d; next one %s",
-        f"gave back ({error})" if is_nack else "failed on",
+        f"gave back ({_reason(error)})" if is_nack else "failed on",
         message.message_id,
         message.queue_offset,
         message.queue_id,

@@ -44,6 +44,7 @@ from mq.errors import (
     IllegalConfig,
     IllegalOffset,
     IllegalSequence,
+    Internal,
     MessageTooLarge,
     MqError,
     NotAssigned,
@@ -167,20 +168,31 @@ class Processor:
         self._running = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        while True:
-            workers = [asyncio.create_task(self._work()) for _ in range(self._tasks)]
-            try:
-                await asyncio.gather(*workers)
-            finally:
-                for worker in workers:
-                    worker.cancel()
-            failure = self._session.holdings.failure
-            if self._closing.is_set() or failure is not None:
-                self._is_over.set()
-                return
-            await self._session.close()
-            self._join_anew()
-            await self._session.start()
+        try:
+            while True:
+                await self._work_together()
+                if self._closing.is_set() or self._session.holdings.failure is not None:
+                    break
+                await self._session.close()
+                if self._closing.is_set():
+                    break
+                self._join_anew()
+                await self._session.start()
+        except Exception as error:
+            # A mistake of ours. Who waits for the end must not wait for ever.
+            log.exception("a processor of group %s cannot go on", self._group)
+            self._session.holdings.fail(Internal(f"the client has failed: {error!r}"))
+        finally:
+            self._is_over.set()
+
+    async def _work_together(self) -> None:
+        """Until the session gives out no more."""
+        workers = [asyncio.create_task(self._work()) for _ in range(self._tasks)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
 
     @property
     def assignment(self) -> set[QueueRef]:

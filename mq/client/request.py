@@ -62,22 +62,26 @@ class Requester:
             raise IllegalConfig(f"timeout_s is {timeout_s}: it must be more than 0")
         self._tag = uuid.uuid4().hex
         self._servers = servers
+        self._zone = zone
         self._reply_topic = reply_topic
         self._timeout_s = timeout_s
         self._numbers = itertools.count(1)
         self._waiting: dict[str, asyncio.Future[ReceivedMessage]] = {}
         self._producer = Producer(servers, zone=zone)
-        # A group of its own: it subscribes to something else than the others.
-        self._consumer = PushConsumer(
-            servers,
+        self._consumer = self._new_consumer()
+        self._starting: asyncio.Task[None] | None = None
+
+    def _new_consumer(self) -> PushConsumer:
+        return PushConsumer(
+            self._servers,
+            # A group of its own: it subscribes to something else than the others.
             f"requester-{self._tag}",
-            {reply_topic: self._tag},
+            {self._reply_topic: self._tag},
             self._replied,
             mode="broadcast",
             tasks=1,
-            zone=zone,
+            zone=self._zone,
         )
-        self._starting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Returns when replies are heard. Raises why not: Unreachable, IllegalTopic..."""
@@ -89,7 +93,11 @@ class Requester:
         async with Admin(self._servers) as admin:
             with contextlib.suppress(TopicExists):
                 await admin.create_topic(self._reply_topic)
-        await self._consumer.start()
+        try:
+            await self._consumer.start()
+        except MqError:
+            self._consumer = self._new_consumer()  # for who tries again
+            raise
 
     async def request(
         self, topic: str, message: Message | bytes | str, timeout_s: float | None = None

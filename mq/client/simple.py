@@ -98,6 +98,7 @@ class SimpleConsumer:
         self._retry_topic = retry_topic(group)
         self._has_retries = False
         self._look_at_s = 0.0
+        self._is_closed = False
 
     # -- receiving --------------------------------------------------------------------------------
 
@@ -110,6 +111,7 @@ class SimpleConsumer:
         """
         if max_messages < 1 or wait_s < 0:
             raise IllegalConfig("max_messages: at least 1; wait_s: not less than 0")
+        self._check_open()
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + wait_s
         topics = await self._topics()
@@ -276,6 +278,7 @@ class SimpleConsumer:
         return wire.HandleResponse.FromString(data)
 
     async def _settle_messages(self, ask: _Ask, messages: Messages) -> None:
+        self._check_open()
         given = [messages] if isinstance(messages, ReceivedMessage) else list(messages)
         foreign = [one for one in given if not one.handle]
         if foreign:
@@ -339,10 +342,17 @@ class SimpleConsumer:
         """How many were passed over because they could not be read; the log names them."""
         return self._decoder.unreadable_messages
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("the consumer is closed")
+
     async def close(self) -> None:
         """Leaves the group. What was received and not acknowledged comes again when its time is
         over.
         """
+        if self._is_closed:
+            return
+        self._is_closed = True
         if self._receives:
             request = wire.LeaveRequest(group=self._wanted.group, member_id=self._wanted.member_id)
             # Otherwise the broker finds out by itself.

@@ -112,7 +112,7 @@ class AdminService:
         await self._broker.leadership.settled()
         live = self._broker.groups.live(request.group)
         member_count = len(live.members) if live else 0
-        member_count += self._broker.receiving.is_active(request.group)
+        member_count += len(self._broker.receiving.members(request.group))
         if not member_count:
             # Behind the end of the group in the log they would begin it anew.
             self._broker.commits.drop_group(request.group)

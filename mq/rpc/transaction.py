@@ -206,7 +206,12 @@ class _Stream:
                     break
                 responses.append(more)
                 size += len(more)
-            await self._context.write(framing.transact_more(responses))
+            # A question has a message in it that nobody has opened: if that is none, whoever cannot
+            # read it shall miss that question alone.
+            questions = [one for one in responses if framing.is_check(one)]
+            answers = [one for one in responses if not framing.is_check(one)]
+            for message in ([framing.transact_more(answers)] if answers else []) + questions:
+                await self._context.write(message)
 
     async def _ask(self) -> None:
         while True:

@@ -64,6 +64,7 @@ def test_acknowledged_messages_are_done_and_others_come_again(
     shown = handles(receive(calls, group, topic))
     assert codes(calls("Ack", group=group, handles=[shown[0], shown[2]])) == ["SEND_OK"] * 2
     assert calls.committed(group, topic)[0] == 1
+    assert calls.lag(group) == 1  # the third is done
     assert codes(calls("Nack", group=group, handles=shown[1:2], delay_ms=0)) == ["SEND_OK"]
     again = receive(calls, group, topic)
     assert (bodies(again), again.runs[0].attempt) == ([b"b"], 2)
@@ -175,6 +176,11 @@ def test_members_must_agree_and_a_group_does_not_subscribe_as_well(
     assert joined.code == "SUBSCRIPTION_MISMATCH"
     assert subscribe("four").refusal()[1].code == "SUBSCRIPTION_MISMATCH"
     assert calls.refused("DeleteGroup", group=group).code == "GROUP_NOT_EMPTY"
+    described = calls("DescribeGroup", group=group)
+    assert [(one.member_id, one.is_receiving) for one in described.members] == [("one", True)]
+    assert described.summary.members == 1
+    calls("Leave", group=group, member_id="one")
+    calls("DeleteGroup", group=group)
 
 
 def test_a_group_that_subscribes_does_not_receive(calls: Calls, topic: str, group: str) -> None:

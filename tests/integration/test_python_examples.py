@@ -63,7 +63,14 @@ def test_there_is_a_test_for_every_example() -> None:
     names = {path.name for path in EXAMPLES.glob("*.py")}
     # The order service has a test of its own.
     names.remove("order_service.py")
-    assert names == {"send.py", "consume.py", "ordered.py", "broadcast.py"}
+    assert names == {
+        "send.py",
+        "consume.py",
+        "ordered.py",
+        "broadcast.py",
+        "exactly_once.py",
+        "request_reply.py",
+    }
 
 
 def consume_until_interrupted(server: str, topic: str, count: int) -> list[tuple[str, ...]]:
@@ -125,6 +132,24 @@ def test_both_caches_hear_of_every_key(server: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     expected = [f"{name} drops {key}" for name in ("left", "right") for key in "abc"]
     assert sorted(done.stdout.splitlines()) == expected
+
+
+def test_every_payment_is_booked_once_though_the_bookkeeper_fails(server: str) -> None:
+    done = run(server, "exactly_once.py", "payments")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "200 payments, 200 of them booked, 0 of them twice\n"
+    assert "ConnectionError: the ledger does not answer\n" in done.stderr
+
+
+def test_replies_and_errors_come_to_who_asked(server: str) -> None:
+    done = run(server, "request_reply.py", "prices", "tea", "beer", "coffee")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "tea 3.20",
+        "beer REQUEST_FAILED KeyError: 'beer'",
+        "coffee 4.50",
+        "nobody serves any more: REQUEST_TIMEOUT",
+    ]
 
 
 def test_every_program_in_the_clients_page_does_what_the_page_says(server: str) -> None:

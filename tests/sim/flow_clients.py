@@ -34,6 +34,8 @@ class Sender:
         self._world = world
         self.name = name
         self._sequence = 0
+        # Of the messages of the last batch.
+        self.frame_sizes: list[int] = []
 
     async def send(self, topic: str, *texts: str, queue_id: int = 0, **fields: Any) -> StoredAt:
         """One batch, stored once when this returns."""
@@ -60,6 +62,7 @@ class Sender:
                 sequence=sequence,
                 **fields,
             )
+            self.frame_sizes = made.frame_sizes.tolist()
             slot = await broker.submit(made)
             return await asyncio.shield(slot.outcome)
 

@@ -34,12 +34,14 @@ class Delayed:
 
     async def send(self, sender: Sender, topic: str, texts: list[str], delay_ms: int) -> None:
         stored = await sender.send(topic, *texts, queue_id=len(texts) % 2, delay_ms=delay_ms)
-        for text in texts:
+        log_offset = stored.log_offset
+        for text, size in zip(texts, sender.frame_sizes, strict=True):
             self._topic_of[text] = topic
-            self._stored[text] = stored
+            self._stored[text] = stored._replace(log_offset=log_offset)
+            log_offset += size
 
     async def recall(self, text: str) -> None:
-        """The first message of its batch."""
+        """Takes it back, if it still waits."""
         topic, stored = self._topic_of[text], self._stored[text]
         if not stored.deliver_at_ms:
             return  # it was due when it came
@@ -99,17 +101,21 @@ async def story(world: World, scale: int = 1) -> None:
     for topic in _TOPICS:
         await make_topic(world, topic, 2)
     delayed = Delayed(world)
-    sender = Sender(world, "sender")
-    world.arm()
+    senders = [Sender(world, f"sender-{at}") for at in range(2)]
     rng = world.rng
-    for number in range(count):
-        texts = [f"m{number}.{at}" for at in range(number % 3 + 1)]
-        # The first one waits for long: its lane goes on, also when a clock is set back.
-        delay_ms = (15_000, 700, 0, 2_500, 400, 150)[number % 6] + rng.randrange(100)
-        await delayed.send(sender, _TOPICS[number % 2], texts, delay_ms)
-        if number % 4 == 3:
-            await delayed.recall(texts[0])
-        await asyncio.sleep(rng.uniform(0, 0.3))
+    world.arm()
+
+    async def produce(at: int) -> None:
+        for number in range(at, count, len(senders)):
+            texts = [f"m{number}.{place}" for place in range(number % 3 + 1)]
+            # The first one waits for long: its lane goes on, also when a clock is set back.
+            delay_ms = (15_000, 700, 0, 2_500, 400, 150)[number % 6] + rng.randrange(100)
+            await delayed.send(senders[at], _TOPICS[number % 2], texts, delay_ms)
+            if number % 4 == 3:
+                await asyncio.gather(*(delayed.recall(text) for text in texts[-2:]))
+            await asyncio.sleep(rng.uniform(0, 0.3))
+
+    await asyncio.gather(*(produce(at) for at in range(len(senders))))
     await eventually(world, "all are delivered", lambda broker: not broker.state.schedule.lanes)
     world.disarm()
     await world.settled()

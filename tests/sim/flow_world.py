@@ -32,6 +32,7 @@ Result = TypeVar("Result")
 NODES = 3
 _ELECTION_S = 0.3
 _RESTART_S = 1.5
+_SLOW_S = 2.5
 _STEPS_MAX = 20_000
 # Nothing that a client asks for takes as long, whatever happens.
 _PATIENCE_S = 900.0
@@ -45,6 +46,8 @@ class Fault(enum.StrEnum):
     NONE = "none"
     # Nothing is written; the leader lives on.
     REFUSED = "refused"
+    # The entry is written, and for seconds nobody gets it.
+    SLOW = "slow"
     # The leader is killed: before the entry is written; when it is on its own disk alone and gets
     # lost; when the next leader has it, too; when it is committed and applied, but nobody was told.
     BEFORE = "before"
@@ -59,8 +62,9 @@ class Fault(enum.StrEnum):
     CLOCK_AHEAD = "clock-ahead"
 
 
-CRASHES = (
+FAULTS = (
     Fault.REFUSED,
+    Fault.SLOW,
     Fault.BEFORE,
     Fault.LOST,
     Fault.KEPT,
@@ -105,6 +109,7 @@ class World:
         self._faults = dict(faults or {})
         self._chaos = chaos
         self._is_armed = False
+        self._slow_until_s = 0.0
         self._committed: dict[int, int] = {}
         # The clock of the leader that proposed an entry, by its raft index and term.
         self.proposed_at_ms: dict[tuple[int, int], int] = {}
@@ -182,8 +187,10 @@ class World:
             seat.refuse(proposal, FlowControl("the simulation takes no entry now"))
         elif fault == Fault.BEFORE:
             self.crash(process.member)
-        elif fault in (Fault.NONE, *CLOCK_STEPS):
+        elif fault in (Fault.NONE, Fault.SLOW, *CLOCK_STEPS):
             self._append(seat, proposal)
+            if fault == Fault.SLOW:
+                self._slow_until_s = asyncio.get_running_loop().time() + _SLOW_S
             if fault in CLOCK_STEPS:
                 self.step_clock(process.member, is_back=fault == Fault.CLOCK_BACK)
         else:
@@ -206,7 +213,7 @@ class World:
         fault = self._faults.get(step, Fault.NONE)
         if self._chaos is not None and self.rng.random() < self._chaos.at_a_step:
             steps = CLOCK_STEPS if self._chaos.clock_steps else ()
-            fault = self.rng.choice([*CRASHES, *steps])
+            fault = self.rng.choice([*FAULTS, *steps])
         if fault != Fault.NONE:
             self.note(f"step {step}: {fault}")
             self.count(fault)
@@ -234,7 +241,8 @@ class World:
             raise Violation(f"the simulation lost entry {raft_index}, which was committed")
 
     def latency_s(self) -> float:
-        return self.rng.uniform(0.000_2, 0.003)
+        slow_s = self._slow_until_s - asyncio.get_running_loop().time()
+        return max(slow_s, 0.0) + self.rng.uniform(0.000_2, 0.003)
 
     # -- who leads ---------------------------------------------------------------------------------
 

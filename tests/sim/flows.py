@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from tests.sim import (
     flow_atoms,
     flow_delays,
+    flow_deletions,
+    flow_handles,
     flow_receives,
     flow_retention,
     flow_retries,
@@ -30,7 +32,7 @@ from tests.sim import (
 )
 from tests.sim.flow_checks import check_replicas
 from tests.sim.flow_member import Options
-from tests.sim.flow_world import CLOCK_STEPS, CRASHES, Chaos, Fault, World
+from tests.sim.flow_world import CLOCK_STEPS, FAULTS, Chaos, Fault, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
@@ -40,20 +42,22 @@ if TYPE_CHECKING:
 class Flow(NamedTuple):
     story: Callable[..., Coroutine[Any, Any, None]]
     options: Options = Options()
-    faults: tuple[Fault, ...] = CRASHES
+    faults: tuple[Fault, ...] = FAULTS
     chaos: Chaos = Chaos(clock_steps=False)
 
 
 FLOWS = {
-    "transactions": Flow(flow_transactions.story, flow_transactions.OPTIONS),
-    "delays": Flow(
-        flow_delays.story, flow_delays.OPTIONS, (*CRASHES, *CLOCK_STEPS), Chaos(clock_steps=True)
+    "transactions": Flow(
+        flow_transactions.story, flow_transactions.OPTIONS, (*FAULTS, *CLOCK_STEPS), Chaos()
     ),
+    "delays": Flow(flow_delays.story, flow_delays.OPTIONS, (*FAULTS, *CLOCK_STEPS), Chaos()),
     "retries": Flow(flow_retries.story, flow_retries.OPTIONS),
     "receives": Flow(flow_receives.story, flow_receives.OPTIONS),
     "receives-in-order": Flow(flow_receives.story_in_order, flow_receives.OPTIONS),
+    "deletions": Flow(flow_deletions.story, flow_deletions.OPTIONS),
     "retention": Flow(flow_retention.story, flow_retention.OPTIONS),
     "atoms": Flow(flow_atoms.story, flow_atoms.OPTIONS),
+    "atoms-of-handles": Flow(flow_handles.story, flow_handles.OPTIONS),
 }
 
 
@@ -166,8 +170,8 @@ def main() -> None:
     parser.add_argument("--step", type=int, help="only this one, with --fault")
     parser.add_argument("--fault", type=Fault, choices=list(Fault), default=Fault.NONE)
     arguments = parser.parse_args()
+    be_quiet()
     if arguments.flow and (arguments.seed is not None or arguments.step is not None):
-        be_quiet()
         is_random = arguments.step is None
         case = Case(
             arguments.flow, arguments.seed or 0, arguments.step or 0, arguments.fault, is_random

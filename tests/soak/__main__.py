@@ -68,7 +68,7 @@ class Soak:
             self.ledger.kills += 1
             leader = await asyncio.to_thread(brokers.leader, other_than=killed)
             await asyncio.to_thread(brokers.start, killed)
-            self._tell(f"killed {killed}, {leader} leads: {self.ledger.verdict()}")
+            self._tell(f"killed {killed}, {leader} leads; {self.ledger.progress()}")
         await clients.stop()
         self._tell("all is sent; draining")
         await self._drain(seconds)

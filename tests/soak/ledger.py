@@ -64,6 +64,13 @@ class Ledger:
     def is_drained(self) -> bool:
         return not any(one.missing for one in self.works.values())
 
+    def progress(self) -> str:
+        """For people, while it goes on."""
+        works = self.works.values()
+        acked = sum(len(one.acked) for one in works)
+        waiting = sum(len(one.missing) for one in works)
+        return f"{acked:,} acknowledged, {waiting:,} of them not seen yet"
+
     def verdict(self) -> dict[str, int]:
         """Sums over all kinds."""
         works = self.works.values()

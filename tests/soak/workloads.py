@@ -183,9 +183,9 @@ class Clients:
                     continue
                 received = [(each.body.decode(), each) for each in messages]
                 work.reappeared.update(name for name, _ in received if name in work.done)
-                if rng.random() < 0.1:
+                if self._is_sending and rng.random() < 0.1:
                     continue  # as if it had died: they come again
-                done = [one for one in received if rng.random() < 0.9]
+                done = [one for one in received if not self._is_sending or rng.random() < 0.9]
                 await self._settle(taker, work, done)
                 back = [each for one, each in received if one not in {name for name, _ in done}]
                 if back:

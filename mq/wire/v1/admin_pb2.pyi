@@ -160,20 +160,22 @@ class DescribeGroupResponse(_message.Message):
     def __init__(self, summary: _Optional[_Union[GroupSummary, _Mapping]] = ..., subscriptions: _Optional[_Iterable[_Union[_consumer_pb2.Subscription, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[MemberInfo, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[GroupQueue, _Mapping]]] = ...) -> None: ...
 
 class MemberInfo(_message.Message):
-    __slots__ = ("member_id", "zone", "address", "last_seen_at_ms", "is_streaming", "queues")
+    __slots__ = ("member_id", "zone", "address", "last_seen_at_ms", "is_streaming", "queues", "is_receiving")
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     LAST_SEEN_AT_MS_FIELD_NUMBER: _ClassVar[int]
     IS_STREAMING_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
+    IS_RECEIVING_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     zone: str
     address: str
     last_seen_at_ms: int
     is_streaming: bool
     queues: int
-    def __init__(self, member_id: _Optional[str] = ..., zone: _Optional[str] = ..., address: _Optional[str] = ..., last_seen_at_ms: _Optional[int] = ..., is_streaming: _Optional[bool] = ..., queues: _Optional[int] = ...) -> None: ...
+    is_receiving: bool
+    def __init__(self, member_id: _Optional[str] = ..., zone: _Optional[str] = ..., address: _Optional[str] = ..., last_seen_at_ms: _Optional[int] = ..., is_streaming: _Optional[bool] = ..., queues: _Optional[int] = ..., is_receiving: _Optional[bool] = ...) -> None: ...
 
 class GroupQueue(_message.Message):
     __slots__ = ("topic", "queue_id", "committed", "start", "end", "lag", "member_id")

@@ -190,6 +190,23 @@ async def test_messages_of_a_topic_that_is_gone_are_not_carried() -> None:
 
 
 @on_loop
+async def test_what_comes_after_it_is_not_taken_for_carried() -> None:
+    node = await new_node()
+    await node.send("t", b"before", delay_ms=1_000)
+    await soon(node.broker.delays.carry(1 << 60))
+    assert node.broker.needs_log_before(1 << 60)
+    await node.send("t", b"after", delay_ms=1_000)
+    node.consensus.depose()
+    node.broker.tick()
+    node.consensus.elect()
+    await later(node, 1_000)
+    assert sorted(bodies(node)) == [b"after", b"before"]
+    assert not node.broker.needs_log_before(1 << 60)
+    await node.send("t", b"new", delay_ms=1_000)
+    assert node.broker.needs_log_before(1 << 60)
+
+
+@on_loop
 async def test_only_a_leader_carries() -> None:
     node = await new_node()
     await node.send("t", b"x", delay_ms=1_000)

@@ -209,20 +209,48 @@ async def test_what_is_on_its_way_into_the_log_is_not_passed_over() -> None:
     assert bodies(node) == [b"first", b"second"]
 
 
+@pytest.mark.parametrize("is_stored", [True, False])
 @on_loop
-async def test_what_waited_for_others_on_their_way_goes_when_they_land() -> None:
+async def test_what_waited_for_others_on_their_way_goes_when_they_land(is_stored: bool) -> None:
     node = await new_node()
     await node.send("t", b"second", delay_ms=50)
     node.consensus.is_held = True
     slot = await node.broker.submit(batch("t", b"first", delay_ms=10))
     await turns()
+    entries = node.store.log.last_index
     node.pass_time(60)
     await turns()
+    assert node.store.log.last_index == entries
     node.consensus.is_held = False
-    node.consensus.commit()
-    await soon(slot.outcome)
-    await eventually(lambda: len(bodies(node)) == 2)  # without a tick
-    assert bodies(node) == [b"first", b"second"]
+    if is_stored:
+        node.consensus.commit()
+    else:
+        node.machine.forget(entries)
+        node.store.log.truncate(entries)
+        node.consensus.lose(FlowControl("busy"))
+    await asyncio.wait([slot.outcome])
+    expected = [b"first", b"second"] if is_stored else [b"second"]
+    await eventually(lambda: bodies(node) == expected)  # without a tick
+
+
+@on_loop
+async def test_an_entry_that_may_still_come_is_not_written_again() -> None:
+    """Its outcome is unknown, and the node leads again before it is applied."""
+    node = await new_node()
+    await node.send("t", b"x", delay_ms=100)
+    node.consensus.is_held = True
+    entries = node.store.log.last_index
+    node.pass_time(100)
+    await eventually(lambda: node.store.log.last_index > entries)
+    node.consensus.lose(OutcomeUnknown("the leader changed"))
+    node.consensus.term += 1
+    tries = len(node.consensus.proposed)
+    await asyncio.sleep(3 * module._BACKOFF_S)
+    assert len(node.consensus.proposed) == tries
+    node.consensus.is_held = False
+    node.consensus.elect()
+    await settled(node)
+    assert (bodies(node), waiting(node)) == ([b"x"], 0)
 
 
 @pytest.mark.parametrize("error", [FlowControl("busy"), DiskFull("full")])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mq.broker import due
-from mq.broker.due import NEVER_MS, Budget, DueUnit, Gathering, Window
+from mq.broker.due import NEVER_MS, Agenda, Budget, DueUnit, Gathering, Window
 from mq.store.consumequeue import Units, make_units
 
 
@@ -154,14 +154,67 @@ def fill(window: Window, lane: set[tuple[int, int]]) -> None:
     window.fill(found, are_all=are_all)
 
 
-def test_the_longest_overdue_lane_comes_first_and_the_last_are_forgotten() -> None:
-    windows = {1: filled((50, 1)), 2: Window(20), 3: filled((30, 1)), 4: Window(NEVER_MS)}
-    assert due.first_ms(windows.values()) == 20
-    assert due.first_ms([]) == NEVER_MS
-    assert due.due_lanes(windows, 30) == [2, 3]
-    assert due.due_lanes(windows, 19) == []
-    assert due.surplus_lanes(windows, 1) == [1]
-    assert due.surplus_lanes(windows, 2) == []
+def agenda_of(**first_ms: int) -> Agenda:
+    """Lanes by name, such as l3, with something that is due then."""
+    agenda = Agenda()
+    for name, due_ms in first_ms.items():
+        number = int(name[1:])
+        agenda.window(number).waits_from(due_ms)
+        agenda.changed(number)
+    return agenda
+
+
+def test_the_longest_overdue_lane_comes_first() -> None:
+    agenda = agenda_of(l1=50, l2=20, l3=30)
+    agenda.window(4)
+    agenda.changed(4)
+    assert agenda.first_ms() == 20
+    assert agenda.take_due(19, 9) == []
+    assert agenda.take_due(40, 9) == [2, 3]
+    assert agenda.first_ms() == 50
+    agenda.changed(3)
+    assert agenda.take_due(60, 1) == [3]
+    assert agenda.take_due(60, 9) == [1]
+    assert (agenda.first_ms(), Agenda().first_ms()) == (NEVER_MS, NEVER_MS)
+
+
+def test_what_comes_or_goes_changes_what_is_due_next() -> None:
+    agenda = agenda_of(l1=50, l2=20)
+    agenda.add(1, DueUnit(10, 5, 1))
+    agenda.add(1, DueUnit(15, 6, 1))
+    agenda.add(9, DueUnit(5, 7, 1))
+    assert (agenda.first_ms(), 9 in agenda, 8 in agenda) == (5, True, False)
+    agenda.drop(9)
+    assert agenda.first_ms() == 10
+    agenda.drop(1)
+    agenda.drop(77)
+    assert agenda.first_ms() == 20
+    agenda.forget(2, 3)
+    agenda.forget(77, 1)
+    assert agenda.first_ms() == 3
+
+
+def test_of_filled_windows_those_that_are_needed_last_are_forgotten() -> None:
+    agenda = agenda_of(l1=50, l2=20, l3=30)
+    for number, due_ms in ((1, 50), (2, 20), (3, 30)):
+        window = agenda.window(number)
+        window.open()
+        window.fill(units((due_ms, 1)), are_all=True)
+        agenda.changed(number)
+    agenda.forget_surplus(3)
+    assert all(agenda.window(number).is_filled for number in (1, 2, 3))
+    agenda.forget_surplus(1)
+    assert [agenda.window(number).is_filled for number in (1, 2, 3)] == [False, True, False]
+    assert agenda.take_due(60, 9) == [2, 3, 1]
+
+
+def test_an_agenda_does_not_grow_with_what_was_true_once() -> None:
+    agenda = agenda_of(l1=5_000)
+    for at in range(10_000, 0, -1):
+        agenda.add(2, DueUnit(at, at, 1))
+    assert len(agenda._heap) < 1_100
+    assert agenda.take_due(1, 9) == [2]
+    assert agenda.take_due(5_000, 9) == [1]
 
 
 @pytest.mark.parametrize("wanted", [[], [30], [10, 40], list(range(1_000))])

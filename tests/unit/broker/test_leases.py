@@ -46,6 +46,9 @@ def check(leases: QueueLeases, plain: Plain) -> None:
     assert found == plain.messages
     assert leases.next == plain.next
     assert leases.message_count == len(plain.messages)
+    assert leases.done_ahead == len(
+        [at for at in range(leases.done_to, plain.next) if at not in plain.messages]
+    )
     assert leases.done_to == min(plain.messages, default=plain.next)
     for one, other in pairwise(ranges):
         assert one.start < one.end <= other.start < other.end

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from mq.broker import delays as delays_module
 from mq.broker import lanes as lanes_module
 from mq.errors import FlowControl, MessageNotFound, NotLeader, OutcomeUnknown
 from mq.store.holding import LANE_MS
@@ -109,6 +110,35 @@ async def test_a_delivery_under_way_wins_and_so_does_a_recall() -> None:
     await settled(node)
     assert bodies(node) == [b"a"]
     assert waiting(node) == 0
+
+
+@on_loop
+async def test_a_delivery_under_way_wins_also_when_its_lane_begins_anew() -> None:
+    node = await new_node()
+    stored = await node.send("t", b"a", delay_ms=100)
+    node.consensus.is_held = True
+    node.pass_time(100)
+    await turns()
+    slot = await node.broker.submit(batch("t", b"b", delay_ms=1_000))
+    recalling = asyncio.ensure_future(recall(node, stored.log_offset, stored.deliver_at_ms))
+    await turns()
+    node.consensus.is_held = False
+    node.consensus.commit()
+    await soon(slot.outcome)
+    with pytest.raises(MessageNotFound):
+        await recalling
+    assert bodies(node) == [b"a"]
+
+
+@on_loop
+async def test_one_of_many_that_are_due_in_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They leave in several entries: what was taken back of the last one is not forgotten."""
+    monkeypatch.setattr(delays_module, "_ENTRY_BATCHES", 1)
+    node = await new_node()
+    stored = [await node.send("t", b"%d" % at, delay_ms=1_000) for at in range(3)]
+    await recall(node, stored[2].log_offset, stored[2].deliver_at_ms)
+    await later(node, 1_000)
+    assert bodies(node) == [b"0", b"1"]
 
 
 @on_loop

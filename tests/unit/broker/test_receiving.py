@@ -4,8 +4,13 @@ crash between any two steps leaves.
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import pytest
 
+import mq
 from mq.broker.assignment import Queue
 from mq.broker.groups import Start
 from mq.broker.handles import lease_bytes
@@ -17,7 +22,8 @@ from mq.errors import (
     SubscriptionMismatch,
     TopicNotFound,
 )
-from mq.wire.v1.consumer_pb2 import Filter, Handle
+from mq.rpc.framing import receive_response
+from mq.wire.v1.consumer_pb2 import Filter, Handle, ReceiveResponse
 from mq.wire.v1.message_pb2 import Message
 from tests.support.consensus import Node, on_loop, soon, turns
 from tests.unit.broker.receiving_scene import (
@@ -33,6 +39,11 @@ from tests.unit.broker.receiving_scene import (
     send_keyed,
     waiting,
 )
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+PACKAGE = str(Path(mq.__file__).parent)
 
 
 @on_loop
@@ -374,6 +385,27 @@ async def test_what_was_given_to_a_call_that_is_cancelled_is_there_for_others_at
 
 
 @on_loop
+async def test_a_call_that_is_given_up_before_its_turn_writes_nothing() -> None:
+    node = Node()
+    await node.topic(TOPIC, 1)
+    await receive(node)
+    await node.send(TOPIC, b"a", b"b", b"c")
+    node.consensus.is_held = True
+    first, second = waiting(node, messages_max=1), waiting(node, messages_max=1)
+    await turns()
+    third = waiting(node, messages_max=1)  # decided when the entry of the others is applied
+    await turns()
+    third.cancel()
+    await turns()
+    count = len(node.consensus.proposed)
+    node.consensus.is_held = False
+    node.consensus.commit()
+    assert [bodies(await soon(call)) for call in (first, second)] == [[b"a"], [b"b"]]
+    await turns()
+    assert len(node.consensus.proposed) == count
+
+
+@on_loop
 async def test_who_waits_hears_that_the_topic_is_gone_or_another_node_leads() -> None:
     node = Node()
     await node.topic(TOPIC, 1)
@@ -406,3 +438,48 @@ async def test_a_write_that_fails_gives_nothing_and_the_next_call_has_it() -> No
         await receive(node)
     node.consensus.failure = None
     assert bodies(await receive(node)) == [b"a", b"b"]
+
+
+# -- work for each batch, not for each message ----------------------------------------------------
+
+
+@pytest.mark.parametrize("filter_", [Filter(), Filter(tags="x")])
+@on_loop
+async def test_receiving_and_acknowledging_1_000_messages_is_the_work_of_a_few(
+    filter_: Filter,
+) -> None:
+    lines = {}
+    for count in (10, 1_000):
+        node = Node()
+        await node.topic(TOPIC, 1)
+        await node.send(TOPIC, messages=[Message(body=b"b", tag="x")] * 3)
+        await receive(node, filter=filter_)
+        await node.send(TOPIC, messages=[Message(body=b"b", tag="x")] * count)
+        lines[count] = await lines_of(node, count, filter_)
+    assert 200 < lines[1_000] <= lines[10] + 30
+
+
+async def lines_of(node: Node, count: int, filter_: Filter) -> int:
+    """How many lines of ours run for all of the messages."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> object:
+        nonlocal lines
+        if PACKAGE not in frame.f_code.co_filename:
+            return None
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)  # type: ignore[arg-type]
+    try:
+        (one,) = await receive(node, filter=filter_, messages_max=1_000)
+        response = receive_response([one])
+        handle = Handle(
+            lease=lease_bytes(one.queue, one.lease), queue_offset=one.run.queue_offset, count=count
+        )
+        assert await ack(node, [handle]) == [True]
+    finally:
+        sys.settrace(before)
+    assert len(ReceiveResponse.FromString(response).runs[0].run.messages) == count
+    return lines

@@ -108,9 +108,9 @@ async def test_whoever_waits_in_vain_is_forgotten() -> None:
 def test_who_was_not_heard_of_for_long_is_gone() -> None:
     one = taking()
     one.enter("a", Spec("*", False), 1_000, 30_000)
-    assert one.active_member(99_000, 30_000) == "a"  # its call is under way
+    assert one.active_members(99_000, 30_000) == {"a": 0}  # its call is under way
     one.exit("a", 2_000)
-    assert one.active_member(31_999, 30_000) == "a"
-    assert one.active_member(32_000, 30_000) is None
+    assert one.active_members(31_999, 30_000) == {"a": 29_999}
+    assert one.active_members(32_000, 30_000) == {}
     assert not one.expire(31_999, 30_000)
     assert one.expire(32_000, 30_000)

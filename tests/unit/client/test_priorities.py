@@ -1,0 +1,125 @@
+"""Topics with priorities at the client: which queue a message goes to, and whose turn it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from mq.client.encode import encode_message
+from mq.client.grouping import group_batch, priority_of
+from mq.client.lines import Kind
+from mq.client.model import Message
+from mq.client.priorities import FairTurns, queue_for, queues_of
+from mq.errors import IllegalRequest
+from mq.wire.v1.consumer_pb2 import AssignedQueue, Assignment
+from mq.wire.v1.message_pb2 import Batch
+from tests.unit.client.accumulators import TIMEOUT_S, Lines, encoded
+from tests.unit.client.deliveries import TOPIC, deliver, delivery
+from tests.unit.client.desk import Desk
+
+
+def test_each_priority_has_its_share_of_the_queues() -> None:
+    assert [list(queues_of(at, 3, 8)) for at in range(3)] == [[0, 3, 6], [1, 4, 7], [2, 5]]
+    assert list(queues_of(9, 0, 4)) == [0, 1, 2, 3], "without priorities it means nothing"
+    assert [queue_for(turn, 2, 3, 8) for turn in range(4)] == [2, 5, 2, 5]
+    for priority in (3, -1):
+        with pytest.raises(IllegalRequest):
+            queues_of(priority, 3, 8)
+
+
+def test_a_priority_is_a_field_of_the_message() -> None:
+    frame, *_ = encode_message(Message(b"x", priority=7), 1, 4096)
+    assert Batch.FromString(frame).messages[0].priority == 7
+    assert (priority_of(Message(b"x", priority=7)), priority_of(b"x")) == (7, 0)
+    for priority in (-1, 10):
+        with pytest.raises(IllegalRequest):
+            encode_message(Message(b"x", priority=priority), 1, 4096)
+
+
+# -- sending ---------------------------------------------------------------------------------------
+
+
+def ranked(queues: int = 6, priorities: int = 3) -> Lines:
+    lines = Lines(queues)
+    lines.accumulator.set_route("t", queues, priorities=priorities)
+    return lines
+
+
+def test_messages_of_a_priority_fill_one_batch_and_the_next_goes_to_the_next_queue() -> None:
+    lines = ranked()
+    seen = []
+    for _ in range(4):
+        for text in ("a", "b"):
+            queue_id = lines.accumulator.queue_by_priority("t", 1, None)
+            lines.add(text, queue_id=queue_id)
+        (batch,) = lines.take_lingered()
+        assert len(batch.messages) == 2
+        seen.append(batch.queue_id)
+        lines.done(batch)
+    assert set(seen) == {1, 4}
+    assert seen[0] != seen[1]
+
+
+def test_a_key_stays_in_one_queue_of_its_priority() -> None:
+    lines = ranked()
+    key_hash = encoded("x", key="k")[3]
+    for priority in range(3):
+        found = {lines.accumulator.queue_by_priority("t", priority, key_hash) for _ in range(5)}
+        assert len(found) == 1
+        assert found.pop() % 3 == priority  # type: ignore[operator]
+    with pytest.raises(IllegalRequest):
+        lines.accumulator.queue_by_priority("t", 3, None)
+
+
+def test_a_topic_without_priorities_chooses_as_ever() -> None:
+    lines = Lines()
+    assert lines.accumulator.queue_by_priority("t", 5, None) is None
+    assert lines.accumulator.queue_by_priority("unknown", 5, None) is None
+
+
+def test_a_batch_is_parted_by_priority_alone() -> None:
+    lines = ranked()
+    messages = [encoded(str(n)) for n in range(6)]
+    groups = group_batch(lines.accumulator, "t", messages, None, b"", [0, 2, 0, 2, 2, 0])
+    assert groups is not None
+    assert [(group.queue_id % 3, group.indices) for group in groups] == [  # type: ignore[operator]
+        (0, [0, 2, 5]),
+        (2, [1, 3, 4]),
+    ]
+    assert {group.kind for group in groups} == {Kind.FIXED}
+    alike = group_batch(lines.accumulator, "t", messages, None, b"", [1] * 6)
+    assert alike is not None
+    assert len(alike) == 1
+    alike[0].add(lines.accumulator, [None] * 6, TIMEOUT_S)  # type: ignore[list-item]
+    assert group_batch(lines.accumulator, "new", messages, None) is None, "not known yet"
+
+
+# -- taking ----------------------------------------------------------------------------------------
+
+
+def test_high_comes_first_and_nobody_starves() -> None:
+    turns = FairTurns()
+    line = [("low", 2), ("middle", 1), ("high", 0)]
+    served: Counter[str] = Counter()
+    for _ in range(200):
+        chosen = line.pop(turns.choose([rank for _, rank in line]))
+        served[chosen[0]] += 1
+        line.append(chosen)
+    assert served["high"] == 180
+    assert min(served["low"], served["middle"]) >= 9
+
+
+def test_a_consumer_hands_out_high_first() -> None:
+    desk = Desk()
+    queues = [
+        AssignedQueue(topic=TOPIC, queue_id=0, rank=1),
+        AssignedQueue(topic=TOPIC, queue_id=1, rank=0),
+    ]
+    desk.holdings.assign(Assignment(generation=1, queues=queues), is_first=True)
+    deliver(desk.holdings, delivery(0, range(50)))
+    deliver(desk.holdings, delivery(1, range(50)))
+    order = [desk.take()[0].message.queue_id for _ in range(100)]
+    assert order[:10] == [1] * 9 + [0]
+    assert Counter(order[:50]) == {1: 45, 0: 5}
+    assert Counter(order) == {0: 50, 1: 50}
