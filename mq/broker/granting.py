@@ -186,7 +186,7 @@ def take_in_order(hand: Hand, queue: Queue, memory: QueueMemory, end: int, now_m
                 _append(chosen, one._replace(start=queue_offset, end=queue_offset + 1))
     leases = hand.leases(queue)
     memory.passed = max(memory.passed, leases.next)
-    limit = min(end, leases.done_to + WINDOW_MESSAGES)
+    limit = min(end, _window_end(leases, memory))
     looked_from = memory.passed
     if left > 0 and looked_from < limit:
         memory.passed = _look_ahead(hand, queue, keys, Range(looked_from, limit, 0, 0, 0), chosen)
@@ -201,7 +201,13 @@ def take_in_order(hand: Hand, queue: Queue, memory: QueueMemory, end: int, now_m
             at = at._replace(start=reached)
     while memory.again.pop(now_ms, hand.leases(queue)) is not None:
         pass  # they only told that it was time to look
+    memory.is_full = memory.passed >= _window_end(hand.leases(queue), memory)
     return bool(chosen) or memory.passed > looked_from
+
+
+def _window_end(leases: QueueLeases, memory: QueueMemory) -> int:
+    """New messages are looked at up to there."""
+    return (leases.done_to if leases.ranges else memory.passed) + WINDOW_MESSAGES
 
 
 def _look_ahead(hand: Hand, queue: Queue, keys: _Keys, ahead: Range, chosen: list[Range]) -> int:

@@ -14,7 +14,7 @@ from mq.broker.dedup import StoredAt
 from mq.broker.lease_draft import Draft
 from mq.broker.leases import Range
 from mq.broker.machine import Written
-from mq.broker.retries import Letter, dead_letters, stored_messages
+from mq.broker.retries import Letter, attempts_before, dead_letters, stored_messages
 from mq.broker.state import State
 from mq.errors import MessageTooLarge, MqError
 from mq.store.batch import Batch
@@ -103,7 +103,7 @@ class LeaseTurn:
             reached = min(result.start, one.end)
         elif result.status == Status.FOUND:
             letters = [
-                Letter(stored, one.attempts, reason)
+                Letter(stored, attempts_before(group, stored) + one.attempts, reason)
                 for run in result.runs
                 for stored in stored_messages(queue, run)
             ]

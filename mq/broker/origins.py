@@ -1,5 +1,6 @@
-"""Messages that the broker writes again with a word on where they come from: retries and dead
-letters. The only messages that it opens, one by one, because something went wrong with each.
+"""Messages that the broker writes again with a word on where they come from: retries, dead letters
+and what was given up. The only messages that it opens, one by one, because something went wrong
+with each.
 """
 
 from __future__ import annotations
@@ -22,9 +23,23 @@ def opened(run: Run) -> list[Message]:
     """The messages of a run. One that cannot be read is empty, but for its body: the bytes that
     were stored.
     """
+    return _opened(run.frames, run.sizes.tolist())
+
+
+def given_up(batch: Batch, topic: str, origin: Origin) -> Batch:
+    """The messages of a half batch, for this topic: each says where it was to go."""
+    frames = memoryview(batch.data)[batch.region_start :]
+    copies = [
+        with_origin(one, origin, origin.attempts, origin.reason)
+        for one in _opened(frames, batch.frame_sizes.tolist())
+    ]
+    return batch_of(topic, 0, copies)
+
+
+def _opened(frames: memoryview, sizes: Sequence[int]) -> list[Message]:
     found, start = [], 0
-    for size in run.sizes.tolist():
-        data = bytes(message_of_frame(run.frames[start : start + size]))
+    for size in sizes:
+        data = bytes(message_of_frame(frames[start : start + size]))
         try:
             message = Message.FromString(data)
         except DecodeError:

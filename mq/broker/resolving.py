@@ -13,14 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from mq import names
+from mq.broker import origins
 from mq.broker.machine import Written
 from mq.broker.topics import Topic
 from mq.broker.transactions import Ended, Outcome, Transaction, Transactions
-from mq.errors import MqError, TransactionNotFound
+from mq.errors import MqError, TopicNotFound, TransactionNotFound
 from mq.logging import get_logger
 from mq.names import GIVE_UP_TOPIC
 from mq.store import rebatch
 from mq.store.batch import Batch
+from mq.wire.v1.message_pb2 import Origin
 from mq.wire.v1.state_pb2 import ChangeTransactions, Command, TransactionChecked
 
 log = get_logger(__name__)
@@ -29,6 +32,8 @@ log = get_logger(__name__)
 SWEEP_MAX = 500
 # What one transaction takes in the command, at most.
 _CHANGE_BYTES = 32
+# What is said of the origin of a message that is given up, at most: four names, and the rest.
+_ORIGIN_BYTES = 800
 
 
 class End(NamedTuple):
@@ -78,6 +83,7 @@ class Turn:
         find_topic: Callable[[str], Topic],
         now_ms: int,
         bytes_max: int,
+        broker_set: str = "",
     ) -> None:
         """`read` and `find_topic` raise MqError."""
         self._transactions = transactions
@@ -85,6 +91,7 @@ class Turn:
         self._find_topic = find_topic
         self._now_ms = now_ms
         self._bytes_max = bytes_max
+        self._broker_set = broker_set
         self._bytes = 0
         self._change = ChangeTransactions()
         self._committed: list[Batch] = []
@@ -148,6 +155,11 @@ class Turn:
 
     def _commit(self, one: Transaction) -> int:
         topic = self._find_topic(one.topic)
+        if topic.created_at_ms > one.stored_at_ms:
+            raise TopicNotFound(
+                f"the topic {one.topic} of transaction {one.id} was deleted: there is a new one of "
+                "its name, which is another. Roll it back"
+            )
         batch = self._read(one)
         placed = rebatch.placed(batch, one.topic, _queue_for(batch.queue_id, topic))
         self._bytes += len(placed.data) + _CHANGE_BYTES
@@ -173,7 +185,7 @@ class Turn:
             if one.id in self._ended or one.id in self._checked:
                 continue
             # What does not fit stays due, and comes with the next sweep.
-            if not self._has_room(one.size if one.is_exhausted else 0):
+            if not self._has_room(_kept_bytes(one) if one.is_exhausted else 0):
                 break
             if one.is_exhausted:
                 self._give_up(one)
@@ -196,7 +208,7 @@ class Turn:
         """
         try:
             self._find_topic(GIVE_UP_TOPIC)
-            kept = rebatch.placed(self._read(one), GIVE_UP_TOPIC, 0)
+            kept = self._kept(one, self._read(one))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is about this one
             log.warning("cannot give up a transaction", transaction=one.id, error=str(error))
             self._postpone(one)
@@ -205,6 +217,20 @@ class Turn:
         self._others.append(kept)
         self._change.given_up.append(one.id)
         self._ended[one.id] = Outcome.GIVEN_UP, Settled()
+
+    def _kept(self, one: Transaction, batch: Batch) -> Batch:
+        """With a word on where it was to go, unless that is too much for one entry."""
+        if _kept_bytes(one) > self._bytes_max:
+            return rebatch.placed(batch, GIVE_UP_TOPIC, 0)
+        reason = f"no word of producer group {one.producer_group} after {one.checks} questions"
+        origin = Origin(
+            topic=one.topic,
+            queue_id=batch.queue_id,
+            message_id=names.message_id(self._broker_set, one.id),
+            stored_at_ms=one.stored_at_ms,
+            reason=reason,
+        )
+        return origins.given_up(batch, GIVE_UP_TOPIC, origin)
 
     # -- retention --------------------------------------------------------------------------------
 
@@ -228,6 +254,11 @@ class Turn:
     def _has_room(self, batch_bytes: int = 0) -> bool:
         """The first always has, however large it is: it is alone then."""
         return self._bytes == 0 or self._bytes + batch_bytes + _CHANGE_BYTES <= self._bytes_max
+
+
+def _kept_bytes(one: Transaction) -> int:
+    """In the give-up topic."""
+    return one.size + one.messages * _ORIGIN_BYTES
 
 
 def _queue_for(queue_id: int, topic: Topic) -> int:

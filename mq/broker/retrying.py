@@ -113,7 +113,6 @@ class Retrying(Service):
             stored = self._core.state.producers.find(*key)
             if stored is not None:
                 return self._results_of(group, stored, failed)
-        self._check_member(group, member_id)
         work = asyncio.ensure_future(self._write(group, member_id, key, failed))
         if sequence:
             self._under_way[key] = work
@@ -132,12 +131,15 @@ class Retrying(Service):
         self, group: str, member_id: str, key: tuple[str, int], failed: Sequence[Failed]
     ) -> list[RetryResult]:
         queues = {one.queue for one in failed}
-        flushes = 0
+        flushes = _FLUSHES_MAX
         while True:
             # Looked at again after each wait, so that what is written was decided on what is so.
+            # Who comes back to a new leader has its queues: it must not hear that it lost them.
+            self._core.leadership.check()
             stored = self._core.state.producers.find(*key) if key[1] else None
             if stored is not None:
                 return self._results_of(group, stored, failed)
+            self._check_member(group, member_id)
             refused = self._refused(group, member_id, failed)
             plan = self._plan(group, failed, self._core.now_ms(), refused)
             batches = _batches(group, plan.copies, *key)
@@ -146,8 +148,8 @@ class Retrying(Service):
             if missing:
                 for topic in sorted(missing):
                     await self._core.catalog.ensure_internal(topic)
-            elif flushes < _FLUSHES_MAX and self._commits.is_pending(group, queues):
-                flushes += 1
+            elif batches and flushes and self._commits.is_pending(group, queues):
+                flushes -= 1
                 await self._commits.flush()
             else:
                 break

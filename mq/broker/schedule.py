@@ -65,8 +65,8 @@ class Schedule:
 
     @property
     def messages(self) -> int:
-        """That wait, and were not taken back."""
-        return sum(one.messages - len(one.recalled) for one in self.lanes.values())
+        """That wait, and were not taken back; exact, but for what is due right now."""
+        return sum(max(0, one.messages - len(one.recalled)) for one in self.lanes.values())
 
     # -- applying ---------------------------------------------------------------------------------
 

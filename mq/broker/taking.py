@@ -77,7 +77,7 @@ class QueueMemory:
         self.again = Again()
         # Nothing new that the group wants stands before it; never less than the leases' `next`.
         self.passed = passed
-        # So much is in hand that nothing new is given out.
+        # So much is in hand, or put off, that nothing new is looked at.
         self.is_full = False
         # There are messages that were given out too often.
         self.spent = False
@@ -265,6 +265,9 @@ class Taking:
     # -- who waits --------------------------------------------------------------------------------
 
     def arrived(self, queue: Queue) -> None:
+        memory = self.memories.get(queue)
+        if memory is not None and memory.is_full:
+            return  # more of it helps nobody
         self._is_ready(queue)
         if self._waiting:
             self.wake()
@@ -312,9 +315,12 @@ class Taking:
             self._waiting.popleft().woken.set_exception(error)
 
     def _available(self) -> int:
-        """About how many messages there are, rather more than less: who finds nothing waits on."""
+        """About how many messages there are: who finds nothing waits on, and who finds some and
+        leaves some wakes the next one.
+        """
         count = 0
         for queue in self.ready:
             memory = self.memories.get(queue)
-            count += 1 if memory is None else max(1, self._end(queue) - memory.passed)
+            is_known = memory is not None and not memory.is_full and not self.is_ordered
+            count += max(1, self._end(queue) - memory.passed) if memory and is_known else 1
         return count

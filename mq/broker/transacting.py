@@ -214,6 +214,7 @@ class Transacting(Service):
             core.catalog.present,
             self._now_ms(),
             self._entry_bytes,
+            core.settings.config.node.broker_set,
         )
         decided: list[Settled | MqError] = []
         for request in requests:

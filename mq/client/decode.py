@@ -17,7 +17,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from mq.client.model import Origin, QueueRef, ReceivedMessage
-from mq.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, message_id
+from mq.names import DEAD_LETTER_PREFIX, GIVE_UP_TOPIC, RETRY_PREFIX, message_id
 from mq.wire.v1 import consumer_pb2
 from mq.wire.v1.consumer_pb2 import (
     PullResponse,
@@ -156,7 +156,7 @@ class Decoder:
         topic, queue_id = queue
         wanted = self._wanted_tags.get(topic)
         # Elsewhere an origin is what a producer made up.
-        has_origins = topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
+        has_origins = topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX, GIVE_UP_TOPIC))
         for run in runs:
             queue_offset, log_offset = run.queue_offset, run.log_offset
             for message, frame_bytes in zip(run.messages, run.frame_sizes, strict=False):

@@ -66,8 +66,12 @@ _RETRY_DELAY_S_MAX = 30.0
 _UNKNOWN_S_MAX = 10.0
 # How long an atom without an answer keeps a processor from being closed.
 _GOODBYE_S_MAX = 5.0
-# The work was somebody else's to do, or was done.
-_LOST = (NotAssigned, UnknownMember, IllegalOffset, IllegalSequence)
+# Answers to an atom: the work was somebody else's to do, or was done.
+_REFUSALS = (NotAssigned, UnknownMember, IllegalOffset, IllegalSequence)
+
+
+class _Lost(Exception):
+    """What is in hand may not be this member's any more: it is thrown away, all of it."""
 
 
 class _Line:
@@ -252,7 +256,7 @@ class Processor:
             for at, taken in enumerate(batches):
                 try:
                     await self._process(taken)
-                except _LOST as lost:
+                except _Lost as lost:
                     log.warning("group %s is joined anew: %s", self._group, lost)
                     holdings.stop()
                 if holdings.is_stopped:
@@ -262,13 +266,13 @@ class Processor:
                     holdings.resume([taken[0].queue.ref])
 
     async def _process(self, taken: list[Taken]) -> bool:
-        """Whether it is done, or void; otherwise it was given up. _LOST."""
+        """Whether it is done, or void; otherwise it was given up. _Lost."""
         holdings = self._session.holdings
         failures = 0
         while not any(one.is_void for one in taken):
             try:
                 await self._attempt(taken)
-            except _LOST:
+            except _Lost:
                 holdings.give_up(taken)
                 raise
             except MessageTooLarge as error:
@@ -284,22 +288,33 @@ class Processor:
                 failure = error
             else:
                 break
-            delay_s = self._retry_delay_s * 2.0 ** min(failures, 30)
-            delay_s = min(delay_s, max(_RETRY_DELAY_S_MAX, self._retry_delay_s))
             failures += 1
-            _log_failure(taken, failure, failures, delay_s)
-            if await self._pause(delay_s):
-                holdings.give_up(taken)
+            if not await self._put_off(taken, failure, failures):
                 return False
         holdings.done(taken)
         return True
+
+    async def _put_off(self, taken: list[Taken], failure: BaseException, failures: int) -> bool:
+        """Whether to try again; it is time for it then. _Lost."""
+        delay_s = self._retry_delay_s * 2.0 ** min(failures - 1, 30)
+        delay_s = min(delay_s, max(_RETRY_DELAY_S_MAX, self._retry_delay_s))
+        _log_failure(taken, failure, failures, delay_s)
+        is_closing = await self._pause(delay_s)
+        if not is_closing and not taken[0].queue.is_leaving:
+            return True
+        self._session.holdings.give_up(taken)
+        if not is_closing:
+            # Somebody else shall have the queue. To go on here with what comes behind, should it
+            # come back, would pass these messages over.
+            raise _Lost("a queue goes to another member while its messages fail")
+        return False
 
     async def _process_halves(self, taken: list[Taken]) -> bool:
         """Less fits an entry of the broker's log."""
         half = len(taken) // 2
         try:
             is_done = await self._process(taken[:half])
-        except _LOST:
+        except _Lost:
             self._session.holdings.give_up(taken[half:])
             raise
         if is_done:
@@ -336,6 +351,8 @@ class Processor:
         )
         try:
             await self._send(request)
+        except _REFUSALS as error:
+            raise _Lost(str(error)) from error
         except MqError:
             self._outputs.forget_routes(batches)
             raise

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from mq.broker.assignment import Queue
 from mq.broker.atoms import BATCHES_MAX, Start
 from mq.broker.broker import Broker
-from mq.errors import IllegalRequest
+from mq.broker.dedup import StoredAt
+from mq.errors import IllegalRequest, ReplicationTimeout
 from mq.rpc.consumer import offsets_of
 from mq.rpc.methods import Context
 from mq.store import batch as batches
@@ -18,6 +21,7 @@ class AtomicService:
     def __init__(self, broker: Broker, broker_set: str) -> None:
         self._broker = broker
         self._broker_set = broker_set
+        self._timeout_s = broker.settings.config.broker.send_timeout_ms / 1000
         self._message_bytes_max = broker.settings.config.store.message_bytes_max
 
     async def send_atomically(
@@ -29,7 +33,29 @@ class AtomicService:
                 f"{len(request.batches)} batches and {len(request.handles)} handles: at most "
                 f"{BATCHES_MAX} and {_HANDLES_MAX}"
             )
-        stored = await self._broker.atoms.send(
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                stored = await self._send(request)
+        except TimeoutError:
+            raise ReplicationTimeout(
+                "no majority of the broker set had it in time: it may become part of the log or "
+                "not. Send the same again, with the same sequences"
+            ) from None
+        return pb.AtomicResponse(
+            results=[
+                pb.BatchResult(
+                    queue_id=one.queue_id,
+                    queue_offset=one.queue_offset,
+                    log_offset=one.log_offset,
+                    stored_at_ms=one.stored_at_ms,
+                    is_duplicate=one.is_duplicate,
+                )
+                for one in stored
+            ]
+        )
+
+    async def _send(self, request: pb.AtomicRequest) -> list[StoredAt]:
+        return await self._broker.atoms.send(
             [
                 batches.accept(one.SerializeToString(), self._message_bytes_max)
                 for one in request.batches
@@ -42,16 +68,4 @@ class AtomicService:
                 Queue(one.topic, one.queue_id): Start(one.stood_at, one.first)
                 for one in request.starts
             },
-        )
-        return pb.AtomicResponse(
-            results=[
-                pb.BatchResult(
-                    queue_id=one.queue_id,
-                    queue_offset=one.queue_offset,
-                    log_offset=one.log_offset,
-                    stored_at_ms=one.stored_at_ms,
-                    is_duplicate=one.is_duplicate,
-                )
-                for one in stored
-            ]
         )

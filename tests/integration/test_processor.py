@@ -12,7 +12,7 @@ import threading
 import time
 import types
 from collections import Counter
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 import pytest
@@ -29,7 +29,7 @@ from mq.client import (
     processor,
     processor_sync,
 )
-from mq.errors import IllegalConfig, IllegalTopic, TopicNotFound
+from mq.errors import IllegalConfig, IllegalTopic, NotAssigned, TopicNotFound
 from mq.wire.v1.consumer_pb2 import QueuePosition
 from mq.wire.v1.message_pb2 import Batch
 from mq.wire.v1.message_pb2 import Message as WireMessage
@@ -192,7 +192,8 @@ def test_a_handler_that_fails_is_called_again_and_nothing_of_it_is_seen(
         calls.append(len(messages))
         for at, message in enumerate(messages):
             if at == 3 and len(calls) < 3:
-                raise ConnectionError("the bank does not answer")
+                # Also one that would mean something if it came from the broker.
+                raise (ConnectionError, NotAssigned)[len(calls) - 1]("the bank does not answer")
             yield f"{name}-out", message.body
 
     with Processor(server, name, name, handle, start="earliest", retry_delay_s=0.01):
@@ -298,6 +299,26 @@ def test_a_ghost_does_nothing_with_effect(server: str, name: str) -> None:
         send(server, name, 0, [b"%d" % n for n in range(10)])
         until(lambda: is_done(server, name, name, 20), "not all is processed")
     assert effects(server, f"{name}-out") == Counter({b"0/%d" % n: 1 for n in range(20)})
+
+
+def test_a_queue_whose_messages_fail_can_be_had_by_another(server: str, name: str) -> None:
+    fill(server, name, QUEUES, 10)
+    sick = threading.Event()
+    sick.set()
+
+    def handle(messages: list[ReceivedMessage]) -> Made:
+        if sick.is_set():
+            raise ConnectionError("the bank does not answer")
+        return echo(f"{name}-out")(messages)
+
+    options: dict[str, Any] = {"start": "earliest", "retry_delay_s": 0.05, "threads": QUEUES}
+    with Processor(server, name, name, handle, **options) as first:
+        until(lambda: len(first.assignment) == QUEUES, "it has not all queues")
+        with Processor(server, name, name, echo(f"{name}-out"), **options) as second:
+            until(lambda: has_two(second), "queues are not shared")
+            sick.clear()
+            until(lambda: is_done(server, name, name, 10 * QUEUES), "not all is processed")
+    assert sorted(effects(server, f"{name}-out").values()) == [1] * 10 * QUEUES
 
 
 def test_what_is_wrong_is_told(server: str, name: str) -> None:

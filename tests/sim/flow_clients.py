@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.sim.flow_world import World
 
 # In virtual time: what does not happen until then, never does.
-_DEADLINE_S = 1_800.0
+_DEADLINE_S = 600.0
 
 
 class Sender:

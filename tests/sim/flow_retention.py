@@ -127,6 +127,9 @@ async def story(world: World, scale: int = 1) -> None:
     found = watcher.counts
     if any(found[text] != wanted for text, wanted in expected.items()):
         raise Violation(f"found {sorted(found.items())}, expected {sorted(expected.items())}")
+    ended = world.leader.running.machine.state.transactions
+    if ended.open or ended.committed + ended.rolled_back != len(transactions):
+        raise Violation(f"{len(ended.open)} of {len(transactions)} transactions are still open")
     if house.dropped < 6:
         raise Violation(f"only {house.dropped} segments were dropped: nothing was tried here")
 

@@ -33,7 +33,7 @@ NODES = 3
 _ELECTION_S = 0.3
 _RESTART_S = 1.5
 _SLOW_S = 2.5
-_STEPS_MAX = 20_000
+_STEPS_MAX = 4_000
 # Nothing that a client asks for takes as long, whatever happens.
 _PATIENCE_S = 900.0
 

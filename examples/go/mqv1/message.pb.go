@@ -81,7 +81,7 @@ type Message struct {
 	// The producer's clock.
 	BornAtMs    int64       `protobuf:"varint,6,opt,name=born_at_ms,json=bornAtMs,proto3" json:"born_at_ms,omitempty"`
 	Compression Compression `protobuf:"varint,7,opt,name=compression,proto3,enum=mq.v1.Compression" json:"compression,omitempty"`
-	// Set by the broker in retry and dead-letter topics, and meaningless elsewhere.
+	// Set by the broker in retry and dead-letter topics and in that of what was given up, and meaningless elsewhere.
 	Origin *Origin `protobuf:"bytes,8,opt,name=origin,proto3" json:"origin,omitempty"`
 	// In a topic with priorities: 0 is the lowest. It decides the queue, see CreateTopicRequest.
 	Priority      uint32 `protobuf:"varint,9,opt,name=priority,proto3" json:"priority,omitempty"`

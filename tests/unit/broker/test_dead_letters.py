@@ -126,6 +126,40 @@ async def test_two_that_send_all_again_at_once_send_each_once() -> None:
 
 
 @on_loop
+async def test_who_gives_up_waiting_leaves_the_letters_to_nobody_else_meanwhile() -> None:
+    scene, letters = await with_letters(3)
+    node = scene.node
+    await node.broker.catalog.ensure_internal(RETRY)
+    node.consensus.is_held = True
+    first = asyncio.ensure_future(letters.resend_all("g"))
+    await turns()
+    first.cancel()
+    await turns()
+    # The same again, while the entry of the first one is still on its way.
+    second = asyncio.ensure_future(letters.resend_all("g"))
+    await turns()
+    node.consensus.is_held = False
+    node.consensus.commit()
+    assert await soon(second) == 0
+    assert first.cancelled()
+    assert [one.body for one in messages(node, RETRY)] == [b"0", b"1", b"2"]
+
+
+@on_loop
+async def test_a_letter_that_retention_takes_is_not_sent_as_another() -> None:
+    scene, letters = await with_letters(3)
+    node = scene.node
+    node.consensus.is_held = True
+    sending = asyncio.ensure_future(letters.resend("g", [0, 2]))
+    await turns()  # the retry topic is on its way
+    node.store.trim(DEAD, 0, 1)
+    node.consensus.is_held = False
+    node.consensus.commit()
+    assert await soon(sending) == 1
+    assert [one.body for one in messages(node, RETRY)] == [b"2"]
+
+
+@on_loop
 async def test_single_letters_are_sent_again_and_stay() -> None:
     scene, letters = await with_letters()
     assert await letters.resend("g", [2, 0, 2]) == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mq.broker.assignment import Queue
@@ -106,6 +108,50 @@ async def test_a_key_that_is_held_up_holds_up_others_only_beyond_the_window(
         first = await receive(node, is_ordered=True)
     await ack(node, handles(first))
     assert bodies(await receive(node, is_ordered=True)) == [b"k", b"far"]
+
+
+@on_loop
+async def test_what_nobody_can_be_given_wakes_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mq.broker.granting.WINDOW_MESSAGES", 50)
+    node = Node()
+    await node.topic(TOPIC, 1)
+    await send_keyed(node, *[("k", b"k")] * 60)
+    first = await receive(node, is_ordered=True)
+    calls = [waiting(node, is_ordered=True, member_id=str(at)) for at in range(20)]
+    await turns(500)
+    decisions = 0
+    decide = node.broker.receiving._give
+
+    def counting(*arguments: Any) -> Any:
+        nonlocal decisions
+        decisions += 1
+        return decide(*arguments)
+
+    monkeypatch.setattr(node.broker.receiving, "_give", counting)
+    for _ in range(10):
+        await send_keyed(node, ("k", b"k"), ("l", b"l"))
+    await turns(100)
+    assert decisions == 0
+    await ack(node, handles(first))
+    await turns(100)
+    assert [bodies(call.result()) for call in calls if call.done()] == [[b"k"]]
+    assert decisions <= 3
+    for call in calls:
+        call.cancel()
+
+
+@on_loop
+async def test_what_a_filter_leaves_out_does_not_fill_the_window(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mq.broker.granting.WINDOW_MESSAGES", 50)
+    node = Node()
+    await node.topic(TOPIC, 1)
+    for _ in range(4):
+        await node.send(TOPIC, messages=[Message(tag="y", ordering_key="k")] * 100)
+    await node.send(TOPIC, messages=[Message(body=b"x", tag="x", ordering_key="k")])
+    given = await receive(node, is_ordered=True, filter=Filter(tags="x"))
+    assert bodies(given) == [b"x"]
 
 
 @on_loop

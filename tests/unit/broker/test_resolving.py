@@ -183,6 +183,30 @@ def test_questions_are_counted_then_it_is_given_up() -> None:
     assert settled(turn.decide(End(one, ROLL_BACK))).before == Ended(Outcome.GIVEN_UP)
 
 
+@pytest.mark.parametrize("bytes_max", [1_000, 2_000, 100_000])
+def test_what_is_given_up_fits_its_entry_with_what_is_said_of_it(bytes_max: int) -> None:
+    scene = Scene()
+    ids = [scene.begin(1_000 * at, body=b"x" * size) for at, size in enumerate((1, 900, 100, 1), 1)]
+    now_ms = 100_000
+    for _ in range(2):
+        for one in ids:
+            turn = scene.turn(now_ms)
+            turn.decide(CheckNow(one))
+            scene.apply(turn)
+    now_ms += 30_000
+    while scene.transactions.open:
+        turn = scene.turn(now_ms, bytes_max)
+        turn.decide(Sweep())
+        written = turn.written()
+        assert written is not None
+        sizes = [len(one.data) for one in written.batches]
+        # One that is too large with its origin is kept without.
+        assert sum(sizes) <= bytes_max or len(sizes) == 1
+        assert max(sizes) <= max(bytes_max, 1_000)
+        scene.apply(turn)
+    assert scene.transactions.given_up == 4
+
+
 def test_one_that_cannot_be_read_delays_no_other_and_is_not_lost() -> None:
     scene = Scene()
     bad, good = scene.begin(1_000), scene.begin(2_000)

@@ -340,6 +340,7 @@ async def test_an_unknown_outcome_is_found_out_by_the_same_request() -> None:
     scene = await scene_with()
     node = scene.node
     await node.broker.catalog.ensure_internal(RETRY)
+    await soon(node.broker.commits.flush())
     node.consensus.is_held = True
     call = asyncio.create_task(retry(scene, at(0, delay_ms=0), sequence=1))
     await turns()

@@ -139,6 +139,26 @@ async def test_a_deleted_topic_refuses_the_commit_and_not_the_rollback() -> None
 
 
 @on_loop
+async def test_a_new_topic_of_the_same_name_gets_nothing_of_the_old_one() -> None:
+    node = await new_node()
+    transaction_id = await begin(node)
+    await node.broker.catalog.delete("t")
+    node.now_ms += 1
+    await node.topic("t")
+    with pytest.raises(TopicNotFound, match="deleted"):
+        await commit(node, transaction_id)
+    assert (bodies(node), len(open_ones(node))) == ([], 1)
+    # What is begun on the new one is its own, also when the topic is altered meanwhile.
+    other = await begin(node)
+    node.now_ms += 1
+    await node.broker.catalog.alter("t", write_queues=8, read_queues=8)
+    await commit(node, other)
+    assert bodies(node) == [b"order"]
+    await roll_back(node, transaction_id)
+    assert open_ones(node) == []
+
+
+@on_loop
 async def test_a_commit_while_the_topic_is_deleted_does_not_bring_it_back() -> None:
     node = await new_node()
     one = await begin(node)
@@ -213,7 +233,7 @@ async def test_a_message_may_say_when_and_how_often_it_is_asked_about() -> None:
 async def test_without_an_answer_it_is_given_up_and_kept_with_its_properties() -> None:
     node = await new_node()
     sent = Message(body=b"order", tag="new", keys=["k"], properties={"a": "1"})
-    one = await begin(node, messages=[sent])
+    one = await begin(node, messages=[sent], queue_id=2)
     await pass_time(node, 6_000)
     for check in range(1, 15):
         assert [each.checks for each in open_ones(node)] == [check]
@@ -223,13 +243,18 @@ async def test_without_an_answer_it_is_given_up_and_kept_with_its_properties() -
     assert len(open_ones(node)) == 1
     await pass_time(node, 1)
     assert open_ones(node) == []
-    assert messages(node, GIVE_UP_TOPIC) == [sent]
+    (kept,) = messages(node, GIVE_UP_TOPIC)
+    assert (kept.origin.topic, kept.origin.queue_id) == ("t", 2)
+    assert kept.origin.message_id == f"{node.settings.config.node.broker_set}:{one}"
+    assert "group orders after 15 questions" in kept.origin.reason
+    kept.ClearField("origin")
+    assert kept == sent
     assert node.ends("t") == [0, 0, 0, 0]
     assert node.machine.state.transactions.given_up == 1
     with pytest.raises(TransactionNotFound, match=GIVE_UP_TOPIC):
         await commit(node, one)
     await pass_time(node, 60_000)
-    assert messages(node, GIVE_UP_TOPIC) == [sent]
+    assert len(messages(node, GIVE_UP_TOPIC)) == 1
 
 
 @on_loop

@@ -8,7 +8,7 @@ import pytest
 
 from mq.broker.machine import Written
 from mq.broker.turns import Turns, Verdict
-from mq.errors import DiskFull, IllegalRequest, MqError, NotLeader
+from mq.errors import DiskFull, IllegalRequest, MqError, NotLeader, OutcomeUnknown
 from mq.wire.v1.state_pb2 import Command, PutGroup
 from tests.support.consensus import Node, on_loop, soon, turns
 
@@ -96,6 +96,17 @@ async def test_what_cannot_be_written_is_told_and_changes_nothing() -> None:
     )
     assert isinstance(results[0], DiskFull)
     assert isinstance(results[1], IllegalRequest)
+    node.consensus.failure = None
+    assert await soon(counting.line.ask("a")) == 1
+
+
+@on_loop
+async def test_an_unforeseen_failure_of_an_entry_is_told_and_the_line_goes_on() -> None:
+    node = Node()
+    counting = Counting(node)
+    node.consensus.failure = ZeroDivisionError()  # type: ignore[assignment]
+    with pytest.raises(OutcomeUnknown):
+        await soon(counting.line.ask("a"))
     node.consensus.failure = None
     assert await soon(counting.line.ask("a")) == 1
 

@@ -108,7 +108,7 @@ ORIGIN = WireOrigin(
 )
 
 
-@pytest.mark.parametrize("topic", ["%RETRY%billing", "%DLQ%billing"])
+@pytest.mark.parametrize("topic", ["%RETRY%billing", "%DLQ%billing", "%SYS%GIVE_UP"])
 def test_a_message_that_came_back_has_its_topic_and_says_where_it_stands(topic: str) -> None:
     _, runs = parse_subscribe_response(delivery(run([Message(body=b"a", origin=ORIGIN)])))
     (decoded,) = Decoder({"orders": frozenset({"paid"})}).messages(

@@ -34,6 +34,11 @@ class _Session:
         self.in_place.append(delay_s)
 
 
+class _Silent(Exception):
+    def __str__(self) -> str:
+        raise KeyError("code")
+
+
 def taken(attempt: int = 1) -> Taken:
     message = ReceivedMessage("t", 0, 0, "set-0:1", 0, 0, b"", "", (), {}, "", attempt)
     return Taken(HeldQueue(QueueRef("t", 0), 0, 0), 0, message, 10)
@@ -76,6 +81,10 @@ def test_reasons() -> None:
         (SystemExit(3), "SystemExit: 3"),
         (ValueError("\ud800"), "ValueError: ?"),
         (Nack("\ud800"), "?"),
+        (_Silent(), "_Silent: it cannot be said"),
+        (Nack(ValueError("no")), "no"),  # type: ignore[arg-type]
+        (Nack(None), ""),  # type: ignore[arg-type]
+        (Nack(_Silent()), "it cannot be said"),  # type: ignore[arg-type]
     ]:
         assert fail(None, error, 1).back == [(None, reason)]
     assert len(fail(None, ValueError("x" * 5_000), 1).back[0][1]) == 1_000

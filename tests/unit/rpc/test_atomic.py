@@ -1,0 +1,38 @@
+"""SendAtomically when no majority answers: the outcome is not known, and known when sent again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from mq.errors import ReplicationTimeout
+from mq.rpc.atomic import AtomicService
+from mq.wire.v1.message_pb2 import Batch, Message
+from mq.wire.v1.producer_pb2 import AtomicRequest
+from tests.support.consensus import Node, on_loop, soon, turns
+
+if TYPE_CHECKING:
+    from mq.rpc.methods import Context
+
+CONTEXT = cast("Context", None)
+
+
+@on_loop
+async def test_who_gets_no_answer_in_time_sends_the_same_again() -> None:
+    node = Node(send_timeout_ms=100)
+    await node.topic("out")
+    service = AtomicService(node.broker, "set-0")
+    batch = Batch(topic="out", producer_id="p", sequence=1, messages=[Message(body=b"x")])
+    request = AtomicRequest(batches=[batch])
+    node.consensus.is_held = True
+    for _ in range(2):  # the second waits for its turn behind the first
+        with pytest.raises(ReplicationTimeout, match="with the same sequences"):
+            await soon(service.send_atomically(request, CONTEXT))
+    node.consensus.is_held = False
+    node.consensus.commit()
+    await turns()
+    answer = await soon(service.send_atomically(request, CONTEXT))
+    assert [one.is_duplicate for one in answer.results] == [True]
+    assert node.ends("out")[0] == 1
+    assert node.broker.publisher.in_flight_bytes == 0
