@@ -56,7 +56,10 @@ class Offsets:
                 held[queue] = one.member_id
             else:
                 held.pop(queue, None)
-        if not held:
+        if held:
+            # A group stays, also when its last lock is gone: what a checkpoint restores does.
+            self._positions.setdefault(group, {})
+        else:
             del self._locks[group]
 
     def put(self, settings: PutGroup) -> None:

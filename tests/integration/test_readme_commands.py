@@ -107,6 +107,8 @@ def test_the_commands_do_what_their_comments_say(server: str, folder: Path) -> N
     assert of("mq consume orders --group shipping") == "order 7 is paid\n"
     assert of("mq consume orders --group audit") == "order 7 is paid\n"
     assert "SEND_OK" in of("mq consume orders --jsonl")
+    assert "SEND_OK" in of("mq produce reminders")
+    assert of("mq receive reminders") == "pay order 7\n"
     assert "16 queues" in of("mq topic create")
     assert {"orders", "copies", "invoices"} <= set(of("mq topic list").split())
     assert "audit" in of("mq topic describe")

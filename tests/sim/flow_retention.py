@@ -130,6 +130,8 @@ async def story(world: World, scale: int = 1) -> None:
     ended = world.leader.running.machine.state.transactions
     if ended.open or ended.committed + ended.rolled_back != len(transactions):
         raise Violation(f"{len(ended.open)} of {len(transactions)} transactions are still open")
+    if world.steps > 300 * scale:
+        raise Violation(f"{world.steps} entries: what waits is carried without end")
     if house.dropped < 6:
         raise Violation(f"only {house.dropped} segments were dropped: nothing was tried here")
 
