@@ -47,11 +47,15 @@ class UnderWay:
         if isinstance(context, Written):
             due = [one.deliver_at_ms for one in context.batches if one.deliver_at_ms]
             if due:
-                proposed = asyncio.ensure_future(proposed)
-                self._due[proposed] = min(due)
-                proposed.add_done_callback(self._landed)
+                landing = asyncio.ensure_future(proposed)
+                self._due[landing] = min(due)
+                landing.add_done_callback(self._landed)
+                # Whoever does not wait any more does not stop it.
+                return asyncio.shield(landing)
         return proposed
 
     def _landed(self, proposed: asyncio.Future[object]) -> None:
         del self._due[proposed]
+        if not proposed.cancelled():
+            proposed.exception()  # whoever waits hears of it as well
         self.on_landed()
