@@ -193,7 +193,12 @@ class Broker:
         starts = {Queue(one.topic, one.queue_id): one.start for one in moved}
         for group in offsets.groups() if starts else ():
             lost = sum(
-                max(0, starts[queue] - max(position, self._dropped_through.get(queue, 0)))
+                self._unconsumed(
+                    group,
+                    queue,
+                    max(position, self._dropped_through.get(queue, 0)),
+                    starts[queue],
+                )
                 for queue, position in offsets.positions(group).items()
                 if queue in starts
             )
@@ -201,6 +206,14 @@ class Broker:
                 self.lost_by_group[group] = self.lost_by_group.get(group, 0) + lost
                 log.warning("retention dropped what was not consumed", group=group, messages=lost)
         self._dropped_through |= starts
+
+    def _unconsumed(self, group: str, queue: Queue, first: int, end: int) -> int:
+        """Of the messages [first, end), those that the group is not done with."""
+        leases = self.state.leases.get(group, queue)
+        if leases is None:
+            return max(0, end - first)
+        given = sum(min(one.end, end) - max(one.start, first) for one in leases.within(first, end))
+        return given + max(0, end - max(first, leases.next))
 
     async def create_missing(self, topics: Iterable[str]) -> None:
         """Creates topics that somebody asks for, where that is allowed. IllegalTopic: none is."""

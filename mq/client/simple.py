@@ -32,7 +32,7 @@ from mq.wire.v1.status_pb2 import SEND_OK
 log = logging.getLogger(__name__)
 
 _SERVICE = "ConsumerService"
-_HANDLES_MAX = 10_000
+_HANDLES_MAX = 2_000
 # As long as a broker keeps a call.
 _WAIT_S_MAX = 60.0
 _LEAVE_S = 1.0

@@ -14,7 +14,7 @@ from mq.rpc.methods import Context
 from mq.store import batch as batches
 from mq.wire.v1 import producer_pb2 as pb
 
-_HANDLES_MAX = 10_000
+_HANDLES_MAX = 2_000
 
 
 class AtomicService:

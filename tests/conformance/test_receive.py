@@ -223,9 +223,9 @@ def test_bad_requests_are_refused_by_name(
 
 
 def test_as_many_handles_as_are_allowed(calls: Calls, group: str) -> None:
-    answer = calls("Nack", group=group, handles=[Handle(lease=b"x" * 30)] * 10_000)
+    answer = calls("Nack", group=group, handles=[Handle(lease=b"x" * 30)] * 2_000)
     assert set(codes(answer)) == {"ILLEGAL_HANDLE"}
-    assert len(answer.codes) == 10_000
+    assert len(answer.codes) == 2_000
 
 
 def test_a_reset_moves_a_group_that_receives(calls: Calls, topic: str, group: str) -> None:

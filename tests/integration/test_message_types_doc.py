@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.support.broker_process import BrokerProcess
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "MESSAGE_TYPES.md"
+TEXT = PAGE.read_text(encoding="utf-8")
 PROGRAMS = re.findall(
     r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
 )
@@ -19,6 +20,7 @@ EXPECTED = [
     r"",
     r"payments b'order 7 is paid' 2 not today\n",
     r"",
+    r"90\n",
 ]
 TIMEOUT_S = 60
 

@@ -124,9 +124,7 @@ async def story(world: World, scale: int = 1) -> None:
         task.cancel()
     assert world.leader is not None
     watcher.look(world.leader.running)
-    found = watcher.counts
-    if any(found[text] != wanted for text, wanted in expected.items()):
-        raise Violation(f"found {sorted(found.items())}, expected {sorted(expected.items())}")
+    _check_counts(watcher.counts, expected)
     ended = world.leader.running.machine.state.transactions
     if ended.open or ended.committed + ended.rolled_back != len(transactions):
         raise Violation(f"{len(ended.open)} of {len(transactions)} transactions are still open")
@@ -134,6 +132,11 @@ async def story(world: World, scale: int = 1) -> None:
         raise Violation(f"{world.steps} entries: what waits is carried without end")
     if house.dropped < 6:
         raise Violation(f"only {house.dropped} segments were dropped: nothing was tried here")
+
+
+def _check_counts(found: Counter[str], expected: dict[str, int]) -> None:
+    if any(found[text] != wanted for text, wanted in expected.items()):
+        raise Violation(f"found {sorted(found.items())}, expected {sorted(expected.items())}")
 
 
 async def _recall(world: World, stored: StoredAt) -> None:

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from mq.broker.handles import Handle
     from mq.wire.v1.state_pb2 import ChangeTransactions, DeliverScheduled, LaneState
 
-# Each step with each fault; of flows that are long, every third of them, and the others in `make
-# sim`. The number of faults is no multiple of three, so that each has its turn.
-SHARES = Counter({"retention": 3, "retries": 3, "receives-in-order": 3})
-SEEDS = 15
+# Each step with each fault; of flows that are long every third or fifth of them, and the others in
+# `make sim`. The number of faults is no multiple of these, so that each has its turn.
+SHARES = Counter({"retention": 5, "retries": 3, "receives-in-order": 3})
+SEEDS = 12
 
 
 @pytest.fixture(scope="module", params=sorted(FLOWS))

@@ -13,20 +13,24 @@ from mq.broker import (
     commits,
     dedup,
     filters,
+    granting,
     groups,
+    held,
     inspect,
     publishing,
     pulling,
     sql92,
     sql92_logic,
     subscriber,
+    transacting,
+    transactions,
 )
 from mq.broker.membership import Group
 from mq.broker.sql92 import compile_sql
 from mq.client import encode
 from mq.errors import MqError
-from mq.rpc import consumer, methods, producer, server, status, subscribe
-from mq.sections import BrokerConfig, StoreConfig
+from mq.rpc import consumer, methods, producer, receive, server, status, subscribe
+from mq.sections import BrokerConfig, StoreConfig, TransactionsConfig
 from mq.store import lookup
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,6 +123,32 @@ def limits() -> dict[str, str]:
         "progress gathers before it is committed": seconds(1000 * commits._GATHER_S),
         "messages found by a key; browsed at once": (
             f"{lookup.QUERY_RESULTS_MAX}; {inspect.BROWSE_MAX:,}"
+        ),
+        **message_type_limits(),
+    }
+
+
+def message_type_limits() -> dict[str, str]:
+    checks = TransactionsConfig()
+    return {
+        "delay of a message": f"{held.DELAY_MS_MAX // 86_400_000} days",
+        "open transactions; ends remembered": (
+            f"{transacting.OPEN_MAX:,}; {transactions.ENDED_MAX:,}"
+        ),
+        "**questions about a transaction** (`transactions.*`)": (
+            f"after {seconds(checks.first_check_ms)}, every {seconds(checks.check_interval_ms)}, "
+            f"{checks.checks_max} times"
+        ),
+        "**retries of a message** (`broker.retries_max`, or by group)": (
+            f"{BrokerConfig().retries_max}"
+        ),
+        "invisible time of a received message: default; range": (
+            f"{seconds(receive.INVISIBLE_MS_DEFAULT)}; {seconds(receive.INVISIBLE_MS_MIN)} to "
+            f"{receive.INVISIBLE_MS_MAX // 3_600_000} h"
+        ),
+        "messages in hand of one group in one queue": f"{granting.IN_HAND_MAX:,}",
+        "handles in a request; messages in a receive": (
+            f"{receive.HANDLES_MAX:,}; {receive.MESSAGES_MAX:,}"
         ),
     }
 

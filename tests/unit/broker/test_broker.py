@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from mq.broker.assignment import Queue
+from mq.broker.writing import write_command
 from mq.errors import IllegalTopic
 from mq.store.consumequeue import QueueExtent
+from mq.wire.v1.state_pb2 import ChangeLeases, Command, LeaseChange, QueueLeases
 from tests.support.consensus import Node, on_loop, soon
 
 
@@ -65,3 +67,20 @@ async def test_a_member_that_joined_before_the_first_tick_of_a_new_leader_stays(
     node.consensus.elect()
     served = node.broker._served_term
     assert served == node.consensus.term, "applying the first entry of the term says so"
+
+
+@on_loop
+async def test_what_a_group_received_and_is_done_with_is_not_lost_to_retention() -> None:
+    node = Node()
+    await node.topic("t")
+    changes = [
+        LeaseChange(start=0, end=10, lease=7, visible_at_ms=1, attempts=1),
+        LeaseChange(start=2, end=5, is_done=True),
+        LeaseChange(start=8, end=10, is_done=True),
+    ]
+    leases = QueueLeases(group="g", topic="t", queue_id=0, changes=changes)
+    command = Command(change_leases=ChangeLeases(queues=[leases]))
+    await write_command(node.consensus, command)
+    # 0 and 1, 5 to 7, and what was never given out.
+    node.broker.on_dropped([QueueExtent("t", 0, 12, 30)])
+    assert node.broker.lost_by_group == {"g": 2 + 3 + 2}
