@@ -22,8 +22,8 @@ from mq.errors import MqError, SubscriptionMismatch
 
 # Heap entries of leases that are over long before their time: so many more than there are ranges.
 _STALE_MAX = 256
-# Of a topic with priorities: one receive in so many begins with the lowest.
-_LOW_FIRST_EVERY = 10
+# Of a topic with priorities: one receive in so many begins with another than the highest.
+_FAIR_EVERY = 10
 _NEVER_MS = 1 << 62
 
 
@@ -200,8 +200,10 @@ class Taking:
         ready = list(self.ready)
         priorities = self.topic.priorities
         if priorities > 1:
-            is_low_first = self._receives % _LOW_FIRST_EVERY == 0
-            ready.sort(key=lambda queue: queue.queue_id % priorities, reverse=not is_low_first)
+            turn, rest = divmod(self._receives, _FAIR_EVERY)
+            # Each priority in its turn is the first: also one between two that are always busy.
+            top = priorities - 1 if rest else turn % (priorities - 1)
+            ready.sort(key=lambda queue: (top - queue.queue_id) % priorities)
         return ready
 
     def memory(self, queue: Queue, leases: QueueLeases) -> QueueMemory:
