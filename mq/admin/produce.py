@@ -58,6 +58,7 @@ class Stamp(NamedTuple):
     ordering_key: str
     # At most one of deliver_at_ms, delay_s and delay_level.
     delay: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    priority: int = 0
 
 
 class Line(NamedTuple):
@@ -104,6 +105,7 @@ def _message(body: bytes, stamp: Stamp) -> Message:
         keys=stamp.keys,
         properties=stamp.properties,
         ordering_key=stamp.ordering_key,
+        priority=stamp.priority,
         **stamp.delay,
     )
 
@@ -140,6 +142,7 @@ def _from_json(line: bytes, place: str, stamp: Stamp) -> Message:
             {**stamp.properties, **properties},
             texts[1] or stamp.ordering_key,
             stamp.delay,
+            stamp.priority,
         ),
     )
 
@@ -271,6 +274,13 @@ def send_all(
 )
 @click.option("--ordering-key", metavar="KEY", default="", help="One key, one queue, in order.")
 @click.option(
+    "--priority",
+    metavar="N",
+    type=click.IntRange(0, 9),
+    default=0,
+    help="Of a topic with priorities; 0 is the lowest.",
+)
+@click.option(
     "--delay", "delay_s", metavar="30s", type=Duration(), help="Deliver later: ms, s, m, h or d."
 )
 @click.option(
@@ -310,6 +320,7 @@ def produce(  # noqa: PLR0913 - one a flag
     keys: tuple[str, ...],
     properties: Sequence[str],
     ordering_key: str,
+    priority: int,
     queue_id: int | None,
     ack: Any,
     **delay: Any,
@@ -326,7 +337,8 @@ def produce(  # noqa: PLR0913 - one a flag
     line each. Ends with 1 at the first message that is not stored.
     """
     _check_usage(bodies, path, jsonl=jsonl, whole=whole)
-    stamp = Stamp(tag, keys, dict(map(_property, properties)), ordering_key, _delay(delay))
+    named = dict(map(_property, properties))
+    stamp = Stamp(tag, keys, named, ordering_key, _delay(delay), priority)
     brokers.check()
     from mq.client import Producer  # noqa: PLC0415
 

@@ -155,7 +155,7 @@ class Consumer:
         await self._session.seek({QueueRef(topic, queue_id): queue_offset})
 
     async def seek_to_earliest(self, topic: str | None = None) -> None:
-        """All queues that are assigned, or those of one topic."""
+        """All queues that are assigned of the topics of this consumer, or of one topic."""
         await self._seek_to("earliest", topic)
 
     async def seek_to_latest(self, topic: str | None = None) -> None:

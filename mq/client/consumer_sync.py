@@ -150,7 +150,7 @@ class Consumer:
         self._background.run(self._session.seek({QueueRef(topic, queue_id): queue_offset}))
 
     def seek_to_earliest(self, topic: str | None = None) -> None:
-        """All queues that are assigned, or those of one topic."""
+        """All queues that are assigned of the topics of this consumer, or of one topic."""
         self._seek_to("earliest", topic)
 
     def seek_to_latest(self, topic: str | None = None) -> None:

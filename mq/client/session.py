@@ -334,8 +334,11 @@ class Session:
         self.holdings.seek(positions)
 
     async def seek_to(self, to: Start, topic: str | None) -> None:
-        """All queues that are assigned, or those of one topic."""
-        refs = [ref for ref in self.holdings.assignment if topic in (None, ref.topic)]
+        """All queues that are assigned, or those of one topic. What failed stays where it is unless
+        its topic is named: it waits there for its next attempt, whatever else is read again.
+        """
+        topics = self.wanted.topics if topic is None else [topic]
+        refs = [ref for ref in self.holdings.assignment if ref.topic in topics]
         positions: dict[QueueRef, int] = {}
         for name in sorted({ref.topic for ref in refs}):
             queue_ids = [ref.queue_id for ref in refs if ref.topic == name]

@@ -16,7 +16,7 @@ from tests.sim.flow_world import Violation
 from tests.support.consensus import batch
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from mq.broker.assignment import Queue
     from mq.broker.broker import Broker
@@ -119,9 +119,6 @@ class PullMember:
 
         self.queues = []
         await self._world.patiently(leave)
-
-    async def ask(self, question: Callable[[Broker], Awaitable[Any]]) -> Any:
-        return await self._world.ask(question)
 
 
 async def read(broker: Broker, group: str, queue: Queue, messages_max: int = 3) -> list[Seen]:

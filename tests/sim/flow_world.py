@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import enum
-import itertools
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -113,7 +112,6 @@ class World:
         self._committed: dict[int, int] = {}
         # The clock of the leader that proposed an entry, by its raft index and term.
         self.proposed_at_ms: dict[tuple[int, int], int] = {}
-        self._names = itertools.count(1)
         self._disturber: asyncio.Task[None] | None = None
 
     # -- life --------------------------------------------------------------------------------------

@@ -25,5 +25,5 @@ def test_the_table_of_a_package_has_every_module_once(package: str, page: str) -
     part = re.split(r"^## ", part, maxsplit=1, flags=re.MULTILINE)[0]
     cells = re.findall(r"^\| (`.*?) \|", part, re.MULTILINE)
     named = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
-    modules = [path.stem for path in (ROOT / "mq" / package).glob("*.py")]
+    modules = [path.stem for path in (ROOT / "mq" / package).rglob("*.py")]
     assert sorted(named) == sorted(name for name in modules if name != "__init__")

@@ -17,8 +17,9 @@ from mq.errors import (
     Unreachable,
 )
 from mq.wire.v1.consumer_pb2 import CommitOffsetsResponse
-from tests.unit.client.deliveries import TOPIC, delivery
+from tests.unit.client.deliveries import TOPIC, assignment, delivery
 from tests.unit.client.scene import Scene, run, shorten_waits, until
+from tests.unit.client.scripted_broker import DEADLINE_S
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +90,24 @@ def test_seeking_by_name_or_time_asks_the_broker_where_that_is(to: Any, at: int)
         places = (await call.heard("seek")).seek.positions
         assert {one.queue_id: one.queue_offset for one in places} == {0: at, 1: at}
         await scene.session.seek_to(to, "another topic")
+        await scene.session.close()
+
+    run(story())
+
+
+@pytest.mark.parametrize("to", ["earliest", "latest", 77])
+def test_seeking_everywhere_leaves_what_failed_where_it_is(to: Any) -> None:
+    async def story() -> None:
+        scene = Scene()
+        assigned = assignment((0, 50))
+        assigned.queues.add(topic="%RETRY%g", queue_id=0, queue_offset=5)
+        scene.connection.prepared = [assigned]
+        await scene.session.joined(DEADLINE_S)
+        await scene.session.seek_to(to, None)
+        moved = {ref for ref, queue in scene.holdings._queues.items() if queue.sought is not None}
+        assert moved == {QueueRef(TOPIC, 0)}
+        await scene.session.seek_to(to, "%RETRY%g")
+        assert scene.holdings._queues[QueueRef("%RETRY%g", 0)].sought is not None
         await scene.session.close()
 
     run(story())
