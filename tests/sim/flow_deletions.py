@@ -41,6 +41,8 @@ async def story(world: World, scale: int = 1) -> None:
         else:
             await asyncio.sleep(world.rng.choice((0.0, 0.0, 0.6)))
             await _delete(world)
+            if world.rng.random() < 0.5:
+                await make_topic(world, _TOPIC, 1)
             await _commit_in_vain(world, half)
     await eventually(world, "nothing waits", lambda broker: not broker.state.schedule.lanes)
     world.disarm()
@@ -69,7 +71,7 @@ async def _commit(world: World, half: StoredAt) -> None:
 
 
 async def _commit_in_vain(world: World, half: StoredAt) -> None:
-    """There is no topic for it."""
+    """There is no topic for it, or another one."""
     try:
         await _commit(world, half)
     except (TopicNotFound, TransactionNotFound):
