@@ -13,13 +13,14 @@ from mq.broker.assignment import Queue
 from mq.broker.dedup import StoredAt
 from mq.broker.state import State
 from mq.names import SCHEDULE_TOPIC
+from mq.store.logreader import EntryRef
 from mq.store.store import Store
 from mq.wire.v1 import state_pb2 as pb
 
 
 def perform(
     command: pb.Command,
-    now_ms: int,
+    ref: EntryRef,
     state: State,
     store: Store,
     placed: Sequence[StoredAt] = (),
@@ -30,12 +31,12 @@ def perform(
     kind = command.WhichOneof("kind")
     if kind == "many":
         for one in command.many.commands:
-            yield from perform(one, now_ms, state, store, placed)
+            yield from perform(one, ref, state, store, placed)
     elif kind == "change_transactions":
         state.transactions.change(command.change_transactions, placed)
         yield command
     elif kind == "put_topic":
-        state.topics.put(command.put_topic, now_ms)
+        state.topics.put(command.put_topic, ref.stored_at_ms, ref.log_offset)
         yield command
     elif kind is not None:
         _PERFORM[kind](state, store, getattr(command, kind))

@@ -12,8 +12,6 @@ import asyncio
 import itertools
 from collections.abc import Iterator
 
-import numpy as np
-
 from mq.broker.core import Core, Service
 from mq.broker.delivery import Leaving, home_of, outgoing
 from mq.broker.due import NEVER_MS, Agenda, Budget, DueUnit, Gathering, Window
@@ -288,14 +286,10 @@ class Delays(Service):
         store = self._core.store
         units = sorted((unit.log_offset, unit) for some in taken.values() for unit in some)
         there = [unit for at, unit in units if at >= store.log.start_offset]
-        stored_at = store.log.stored_at(np.array([one.log_offset for one in there], np.int64))
-        found = dict(
-            zip(there, zip(self._lanes.read(there), stored_at.tolist(), strict=True), strict=True)
-        )
+        found = dict(zip(there, self._lanes.read(there), strict=True))
         for number, some in taken.items():
             for unit in some:
-                held, stored_at_ms = found.get(unit, (None, 0))
-                yield Leaving(number, unit, held, stored_at_ms)
+                yield Leaving(number, unit, found.get(unit))
 
     def _count_dropped(self, messages: int) -> None:
         if messages:
@@ -362,12 +356,11 @@ class Delays(Service):
         """New batches, what is said of the lane, and how many messages have no topic any more."""
         batches, messages, gone = [], 0, 0
         topics = self._core.state.topics
-        for _, _, held, stored_at_ms in self._leaving({number: units}):
+        for _, _, held in self._leaving({number: units}):
             if held is None:
                 continue
             messages += held.batch.message_count
-            if home_of(held.batch, stored_at_ms, topics) is None:
-                # Written again, it would look younger than a new topic of that name.
+            if home_of(held, topics) is None:
                 gone += held.batch.message_count
             else:
                 batches.append(rebatch.carried(held.batch, held.first_message_at))

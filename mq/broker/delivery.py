@@ -21,7 +21,6 @@ class Leaving(NamedTuple):
     unit: DueUnit
     # None: the log does not have it any more.
     held: HeldBatch | None
-    stored_at_ms: int
 
 
 class Outgoing(NamedTuple):
@@ -38,7 +37,7 @@ def outgoing(leaving: Iterable[Leaving], lanes: Mapping[int, Lane], topics: Topi
     by_queue: dict[tuple[str, int], list[Batch]] = {}
     progress: dict[int, LaneProgress] = {}
     delivered = dropped = lost = 0
-    for number, unit, held, stored_at_ms in leaving:
+    for number, unit, held in leaving:
         one = progress.setdefault(number, LaneProgress(lane=number))
         one.due_ms, one.log_offset = unit.due_ms, unit.log_offset
         one.batches += 1
@@ -46,7 +45,7 @@ def outgoing(leaving: Iterable[Leaving], lanes: Mapping[int, Lane], topics: Topi
             lost += 1
             continue
         one.messages += held.batch.message_count
-        topic = home_of(held.batch, stored_at_ms, topics)
+        topic = home_of(held, topics)
         if topic is None:
             dropped += held.batch.message_count
             continue
@@ -59,14 +58,14 @@ def outgoing(leaving: Iterable[Leaving], lanes: Mapping[int, Lane], topics: Topi
     return Outgoing(batches, list(progress.values()), delivered, dropped, lost)
 
 
-def home_of(batch: Batch, stored_at_ms: int, topics: Topics) -> Topic | None:
+def home_of(held: HeldBatch, topics: Topics) -> Topic | None:
     """The topic it was sent to; None: that one was deleted, whether there is a new one of its name
-    or not.
+    or not. By places in the log: clocks may stand still, or go back.
     """
-    if batch.topic not in topics:
+    if held.batch.topic not in topics:
         return None
-    topic = topics.find(batch.topic)
-    return topic if topic.created_at_ms <= stored_at_ms else None
+    topic = topics.find(held.batch.topic)
+    return topic if topic.created_at_log_offset < held.first_message_at else None
 
 
 def _without_recalled(held: HeldBatch, recalled: Mapping[int, int]) -> Batch | None:

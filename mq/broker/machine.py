@@ -104,8 +104,7 @@ class Machine:
             placed = self._place(applied, written) if applied.batches else []
             command = written.command if written else _decode(applied)
             if command is not None:
-                now_ms = applied.ref.stored_at_ms
-                for performed in perform(command, now_ms, self.state, self.store, placed):
+                for performed in perform(command, applied.ref, self.state, self.store, placed):
                     self.on_command(performed)
 
     def _place(self, applied: Applied, written: Written | None) -> list[StoredAt]:

@@ -155,7 +155,7 @@ class Turn:
 
     def _commit(self, one: Transaction) -> int:
         topic = self._find_topic(one.topic)
-        if topic.created_at_ms > one.stored_at_ms:
+        if topic.created_at_log_offset > one.id:
             raise TopicNotFound(
                 f"the topic {one.topic} of transaction {one.id} was deleted: there is a new one of "
                 "its name, which is another. Roll it back"

@@ -25,6 +25,8 @@ class Topic(NamedTuple):
     created_at_ms: int
     # 0: none; otherwise queue i has the priority i modulo this.
     priorities: int = 0
+    # Where the log was then: what stands before was sent to another topic of this name.
+    created_at_log_offset: int = 0
 
     def rank(self, queue_id: int) -> int:
         """How far a queue is below the highest priority; 0 in a topic without priorities."""
@@ -113,10 +115,11 @@ class Topics:
 
     # -- applying ---------------------------------------------------------------------------------
 
-    def put(self, command: PutTopic, now_ms: int) -> None:
+    def put(self, command: PutTopic, now_ms: int, log_offset: int = 0) -> None:
         known = self._topics.get(command.topic)
-        created_at_ms = known.created_at_ms if known else now_ms
-        self._topics[command.topic] = _topic(command, created_at_ms)
+        if known is not None:
+            now_ms, log_offset = known.created_at_ms, known.created_at_log_offset
+        self._topics[command.topic] = _topic(command, now_ms, log_offset)
         self.version += 1
 
     def drop(self, name: str) -> bool:
@@ -125,14 +128,21 @@ class Topics:
 
     def encode(self) -> Iterator[TopicState]:
         for topic in self:
-            yield TopicState(topic=topic.command(), created_at_ms=topic.created_at_ms)
+            yield TopicState(
+                topic=topic.command(),
+                created_at_ms=topic.created_at_ms,
+                created_at_log_offset=topic.created_at_log_offset,
+            )
 
     def restore(self, states: Iterable[TopicState]) -> None:
-        self._topics = {one.topic.topic: _topic(one.topic, one.created_at_ms) for one in states}
+        self._topics = {
+            one.topic.topic: _topic(one.topic, one.created_at_ms, one.created_at_log_offset)
+            for one in states
+        }
         self.version += 1
 
 
-def _topic(command: PutTopic, created_at_ms: int) -> Topic:
+def _topic(command: PutTopic, created_at_ms: int, log_offset: int) -> Topic:
     return Topic(
         command.topic,
         command.type,
@@ -142,4 +152,5 @@ def _topic(command: PutTopic, created_at_ms: int) -> Topic:
         command.is_writable,
         created_at_ms,
         command.priorities,
+        log_offset,
     )

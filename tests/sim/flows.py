@@ -11,7 +11,9 @@ count its steps; then once more for each step and each kind of fault.
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
+import multiprocessing
 import sys
 import time
 import traceback
@@ -54,7 +56,9 @@ FLOWS = {
     "retries": Flow(flow_retries.story, flow_retries.OPTIONS),
     "receives": Flow(flow_receives.story, flow_receives.OPTIONS),
     "receives-in-order": Flow(flow_receives.story_in_order, flow_receives.OPTIONS),
-    "deletions": Flow(flow_deletions.story, flow_deletions.OPTIONS),
+    "deletions": Flow(
+        flow_deletions.story, flow_deletions.OPTIONS, (*FAULTS, *CLOCK_STEPS), Chaos()
+    ),
     "retention": Flow(flow_retention.story, flow_retention.OPTIONS),
     "atoms": Flow(flow_atoms.story, flow_atoms.OPTIONS),
     "atoms-of-handles": Flow(flow_handles.story, flow_handles.OPTIONS),
@@ -144,16 +148,22 @@ def run_cases(cases: Iterable[Case], *, shows_progress: bool = False) -> Report:
     failed: list[Outcome] = []
     counts: Counter[str] = Counter()
     told = 0
-    with ProcessPoolExecutor(cpu_count(), initializer=be_quiet) as pool:
-        for one in pool.map(outcome, cases, chunksize=8):
-            told += 1
-            counts.update(one.counts)
-            counts["steps"] += one.steps
-            if one.error:
-                failed.append(one)
-                if shows_progress:
-                    _say(f"{one.error}\nreplay: {one.case.command}")
+    for one in _pool().map(outcome, cases, chunksize=8):
+        told += 1
+        counts.update(one.counts)
+        counts["steps"] += one.steps
+        if one.error:
+            failed.append(one)
+            if shows_progress:
+                _say(f"{one.error}\nreplay: {one.case.command}")
     return Report(failed, counts, told)
+
+
+@functools.cache
+def _pool() -> ProcessPoolExecutor:
+    """For the life of this process. Not forked: other tests may have left gRPC's threads in it."""
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(cpu_count(), context, initializer=be_quiet)
 
 
 def _say(line: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mq import errors, names
+from mq import errors, levels, names
 from mq.broker import (
     catalog,
     commits,
@@ -15,7 +15,6 @@ from mq.broker import (
     filters,
     granting,
     groups,
-    held,
     inspect,
     publishing,
     pulling,
@@ -131,7 +130,7 @@ def limits() -> dict[str, str]:
 def message_type_limits() -> dict[str, str]:
     checks = TransactionsConfig()
     return {
-        "delay of a message": f"{held.DELAY_MS_MAX // 86_400_000} days",
+        "delay of a message": f"{levels.DELAY_MS_MAX // 86_400_000} days",
         "open transactions; ends remembered": (
             f"{transacting.OPEN_MAX:,}; {transactions.ENDED_MAX:,}"
         ),

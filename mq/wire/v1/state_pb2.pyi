@@ -315,12 +315,14 @@ class TransactionTotals(_message.Message):
     def __init__(self, committed: _Optional[int] = ..., rolled_back: _Optional[int] = ..., given_up: _Optional[int] = ..., ended: _Optional[bytes] = ...) -> None: ...
 
 class TopicState(_message.Message):
-    __slots__ = ("topic", "created_at_ms")
+    __slots__ = ("topic", "created_at_ms", "created_at_log_offset")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_LOG_OFFSET_FIELD_NUMBER: _ClassVar[int]
     topic: PutTopic
     created_at_ms: int
-    def __init__(self, topic: _Optional[_Union[PutTopic, _Mapping]] = ..., created_at_ms: _Optional[int] = ...) -> None: ...
+    created_at_log_offset: int
+    def __init__(self, topic: _Optional[_Union[PutTopic, _Mapping]] = ..., created_at_ms: _Optional[int] = ..., created_at_log_offset: _Optional[int] = ...) -> None: ...
 
 class GroupState(_message.Message):
     __slots__ = ("group", "positions", "locks", "settings")

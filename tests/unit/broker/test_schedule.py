@@ -70,9 +70,7 @@ def test_an_empty_lane_begins_anew() -> None:
     assert waits(schedule, DUE_MS - 500) == DUE_MS - 500
 
 
-def test_what_comes_for_a_time_that_is_over_in_its_lane_is_late_and_not_early() -> (
-    None
-):
+def test_what_comes_for_a_time_that_is_over_in_its_lane_is_late_and_not_early() -> None:
     schedule = Schedule()
     waits(schedule)
     waits(schedule, DUE_MS + 900)
