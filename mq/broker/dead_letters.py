@@ -116,7 +116,7 @@ class DeadLetters:
                 if not letters:
                     break
                 done_to = letters[-1].queue_offset + 1
-                await self._write(_trim(queue, done_to), [_again(group, letters)])
+                await self._core.write(_trim(queue, done_to), [_again(group, letters)])
                 count += len(letters)
         return count
 
@@ -139,7 +139,7 @@ class DeadLetters:
                 if one.queue_offset == at
             )
             for part in _parts(letters):
-                await self._write(None, [_again(group, part)])
+                await self._core.write(None, [_again(group, part)])
                 count += len(part)
         return count
 
@@ -151,7 +151,7 @@ class DeadLetters:
             start, end = self._extent(queue)
             stop = min(before_offset or end, end)
             if stop > start:
-                await self._write(_trim(queue, stop))
+                await self._core.write(_trim(queue, stop))
         return max(0, stop - start)
 
     async def set_retries(self, group: str, retries_max: int) -> None:
@@ -163,17 +163,6 @@ class DeadLetters:
                 f"retries_max = {retries_max}: a group retries 0 to {retries.RETRIES_MAX} times"
             )
         await self._core.write(Command(put_group=PutGroup(group=group, retries_max=retries_max)))
-
-    async def _write(self, command: Command | None, batches: Sequence[Batch] = ()) -> None:
-        """Whoever asked may give up: its turn lasts until the entry is applied or lost, else the
-        next one would send the same letters again.
-        """
-        work = asyncio.ensure_future(self._core.write(command, batches))
-        try:
-            await asyncio.shield(work)
-        except asyncio.CancelledError:
-            await asyncio.wait([work])
-            raise
 
     # -- the queue --------------------------------------------------------------------------------
 

@@ -15,12 +15,14 @@ from typing import NamedTuple
 from mq.broker.core import Core
 from mq.broker.due import DueUnit
 from mq.broker.lanes import Lanes
-from mq.errors import MessageNotFound, MqError
+from mq.errors import FlowControl, MessageNotFound, MqError
 from mq.store.holding import lane_of
 from mq.wire.v1.state_pb2 import Command, Many, RecallScheduled
 
 # That are decided on together.
 _REQUESTS_MAX = 1_000
+# That were taken back and whose time has not come: each is remembered until then.
+RECALLED_MAX = 100_000
 
 
 class _Outcome(enum.Enum):
@@ -83,6 +85,7 @@ class Recalls:
         wanted: dict[int, _Request] = {}
         try:
             self._core.leadership.check()
+            self._check_room(len(requests))
             for one in requests:
                 verdict = self._verdict(one, wanted)
                 if verdict is None:
@@ -96,6 +99,15 @@ class Recalls:
                 _tell(one, error)
         for one in wanted.values():
             _tell(one, _Outcome.TAKEN_BACK)
+
+    def _check_room(self, count: int) -> None:
+        """FlowControl."""
+        recalled = sum(len(lane.recalled) for lane in self._core.state.schedule.lanes.values())
+        if recalled + count > RECALLED_MAX:
+            raise FlowControl(
+                f"{recalled} messages that were taken back wait for their time to pass: at most "
+                f"{RECALLED_MAX} are remembered"
+            )
 
     def _verdict(self, request: _Request, wanted: Container[int]) -> _Outcome | MqError | None:
         """The outcome; None: it can be taken back now."""

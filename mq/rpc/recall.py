@@ -15,6 +15,7 @@ class RecallService:
         self._broker_set = broker_set
 
     async def recall(self, request: RecallRequest, context: Context) -> RecallResponse:
+        await self._broker.leadership.settled()
         broker_set, log_offset = names.parse_message_id(request.message_id)
         names.check_topic(request.topic)
         if names.is_internal_topic(request.topic):
@@ -29,7 +30,6 @@ class RecallService:
                 f"message {request.message_id} is in broker set {broker_set}, this is "
                 f"{self._broker_set}"
             )
-        await self._broker.leadership.settled()
         self._broker.state.topics.find(request.topic)
         await self._broker.delays.recall(request.topic, log_offset, request.deliver_at_ms)
         return RecallResponse()

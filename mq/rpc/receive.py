@@ -71,18 +71,18 @@ class ReceiveService:
     async def change_invisible(
         self, request: pb.ChangeInvisibleRequest, context: Context
     ) -> pb.HandleResponse:
-        invisible_ms = _invisible_ms(request.invisible_ms)
         await self._check(request.group, request.handles)
+        invisible_ms = _invisible_ms(request.invisible_ms)
         good, until_ms = await self._broker.receiving.change_invisible(
             request.group, request.handles, invisible_ms
         )
         return pb.HandleResponse(codes=_codes(good), invisible_until_ms=until_ms)
 
     async def _check(self, group: str, handles: Sequence[pb.Handle]) -> None:
+        await self._broker.leadership.settled()
         names.check_group(group)
         if not 0 < len(handles) <= HANDLES_MAX:
             raise IllegalRequest(f"{len(handles)} handles in one request: 1 to {HANDLES_MAX}")
-        await self._broker.leadership.settled()
 
 
 def _codes(good: Sequence[bool]) -> list[Code]:

@@ -28,6 +28,7 @@ from mq.wire.v1.message_pb2 import Batch as WireBatch
 from mq.wire.v1.message_pb2 import RawBatch
 
 FRAME_TAG = 0x7A
+_EMPTY_HALF = b"\x0a\x00"  # no producer group, said out loud
 _BATCH_TAG, _COMMAND_TAG = b"\x0a", b"\x12"
 # The largest frame with a length prefix of one to four bytes: tag, prefix, 2**(7 * width) - 1.
 _FRAME_MAX_BY_WIDTH = tuple(1 + width + (1 << 7 * width) - 1 for width in range(1, 5))
@@ -117,7 +118,9 @@ def encode_batch(
     key_counts: npt.NDArray[np.generic],
     **header: Any,
 ) -> bytes:
-    """A prepared batch of frames as they stand."""
+    """A prepared batch of frames as they stand. An empty `half` is none."""
+    if not header.get("half"):
+        header.pop("half", None)
     head = RawBatch(
         frame_sizes=frame_sizes.astype("<u4").tobytes(),
         tag_hashes=tag_hashes.astype("<u8").tobytes(),
@@ -212,7 +215,8 @@ def _parse(data: bytes | memoryview, start: int) -> Batch:
         header.sequence,
         header.deliver_at_ms,
         header.delay_ms,
-        header.half,
+        # One that says nothing is one all the same: it must not become visible.
+        header.half or (_EMPTY_HALF if header.HasField("half") else b""),
         header.origin_log_offset,
     )
 

@@ -29,7 +29,7 @@ RECEIVED = re.compile(r"received queue (\d+) offset (\d+) tag example: (.*)")
 CLIENT_DOC = [
     "SEND_OK False\n1000\n1\n",
     "100\n[]\n",
-    "4\n",
+    "[(b'1', 1), (b'3', 1), (b'two', 2)]\n",
     "0 b'21.5'\n",
     "SEND_OK 10\n",
     # The groups of those before it follow.
@@ -135,7 +135,7 @@ def test_both_caches_hear_of_every_key(server: str) -> None:
 
 
 def test_every_payment_is_booked_once_though_the_bookkeeper_fails(server: str) -> None:
-    done = run(server, "exactly_once.py", "payments")
+    done = run(server, "exactly_once.py", "paid-orders")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "200 payments, 200 of them booked, 0 of them twice\n"
     assert "ConnectionError: the ledger does not answer\n" in done.stderr

@@ -520,7 +520,7 @@ type RawBatch struct {
 	KeyCounts       []byte                 `protobuf:"bytes,8,opt,name=key_counts,json=keyCounts,proto3" json:"key_counts,omitempty"`
 	DeliverAtMs     int64                  `protobuf:"fixed64,9,opt,name=deliver_at_ms,json=deliverAtMs,proto3" json:"deliver_at_ms,omitempty"`
 	DelayMs         uint64                 `protobuf:"fixed64,10,opt,name=delay_ms,json=delayMs,proto3" json:"delay_ms,omitempty"`
-	Half            []byte                 `protobuf:"bytes,11,opt,name=half,proto3" json:"half,omitempty"`
+	Half            []byte                 `protobuf:"bytes,11,opt,name=half,proto3,oneof" json:"half,omitempty"`
 	OriginLogOffset uint64                 `protobuf:"fixed64,12,opt,name=origin_log_offset,json=originLogOffset,proto3" json:"origin_log_offset,omitempty"`
 	Messages        [][]byte               `protobuf:"bytes,15,rep,name=messages,proto3" json:"messages,omitempty"`
 	unknownFields   protoimpl.UnknownFields
@@ -704,7 +704,7 @@ const file_mq_v1_message_proto_rawDesc = "" +
 	"\x0efirst_check_ms\x18\x02 \x01(\rR\ffirstCheckMs\x12*\n" +
 	"\x11check_interval_ms\x18\x03 \x01(\rR\x0fcheckIntervalMs\x12\x1d\n" +
 	"\n" +
-	"checks_max\x18\x04 \x01(\rR\tchecksMax\"\x91\x03\n" +
+	"checks_max\x18\x04 \x01(\rR\tchecksMax\"\x9f\x03\n" +
 	"\bRawBatch\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
 	"\bqueue_id\x18\x02 \x01(\rR\aqueueId\x12\x1f\n" +
@@ -721,10 +721,11 @@ const file_mq_v1_message_proto_rawDesc = "" +
 	"key_counts\x18\b \x01(\fR\tkeyCounts\x12\"\n" +
 	"\rdeliver_at_ms\x18\t \x01(\x10R\vdeliverAtMs\x12\x19\n" +
 	"\bdelay_ms\x18\n" +
-	" \x01(\x06R\adelayMs\x12\x12\n" +
-	"\x04half\x18\v \x01(\fR\x04half\x12*\n" +
+	" \x01(\x06R\adelayMs\x12\x17\n" +
+	"\x04half\x18\v \x01(\fH\x00R\x04half\x88\x01\x01\x12*\n" +
 	"\x11origin_log_offset\x18\f \x01(\x06R\x0foriginLogOffset\x12\x1a\n" +
-	"\bmessages\x18\x0f \x03(\fR\bmessages*8\n" +
+	"\bmessages\x18\x0f \x03(\fR\bmessagesB\a\n" +
+	"\x05_half*8\n" +
 	"\vCompression\x12\x14\n" +
 	"\x10COMPRESSION_NONE\x10\x00\x12\x13\n" +
 	"\x0fCOMPRESSION_LZ4\x10\x01b\x06proto3"
@@ -770,6 +771,7 @@ func file_mq_v1_message_proto_init() {
 	if File_mq_v1_message_proto != nil {
 		return
 	}
+	file_mq_v1_message_proto_msgTypes[4].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

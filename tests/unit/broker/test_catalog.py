@@ -183,3 +183,21 @@ async def test_a_group_is_deleted_with_all_that_is_known_of_it() -> None:
     await node.broker.commits.commit("g", {Queue("t", 0): 0})
     await soon(node.broker.catalog.delete_group("g", 0))
     assert "g" not in node.machine.state.offsets
+
+
+@on_loop
+async def test_a_delete_that_nobody_waits_for_any_more_lasts_until_it_is_done() -> None:
+    node = Node()
+    await node.topic("t")
+    node.consensus.is_held = True
+    deleting = asyncio.ensure_future(node.broker.catalog.delete("t"))
+    await turns()
+    deleting.cancel()
+    await turns()
+    with pytest.raises(TopicNotFound, match="being deleted"):
+        node.broker.catalog.writable("t", 0)
+    node.consensus.is_held = False
+    node.consensus.commit()
+    await asyncio.wait([deleting])
+    assert deleting.cancelled()
+    assert "t" not in node.machine.state.topics

@@ -116,3 +116,12 @@ async def test_what_is_held_is_not_on_its_topic_and_known_when_it_comes_again() 
     assert first.deliver_at_ms == node.now_ms + 4_000
     assert again == first._replace(is_duplicate=True)
     assert node.machine.state.schedule.messages == 1
+
+
+@on_loop
+async def test_a_half_that_says_nothing_is_refused_and_never_visible() -> None:
+    node = Node()
+    await node.topic("t")
+    with pytest.raises(IllegalGroup):
+        await node.send("t", b"x", half=Half())
+    assert node.ends("t") == [0, 0, 0, 0]
