@@ -24,8 +24,8 @@ from mq.admin.metrics import Metrics
 from mq.broker.broker import Broker
 from mq.broker.contracts import Leading, Peer
 from mq.broker.core import Settings
-from mq.broker.machine import Machine
-from mq.broker.state import State
+from mq.broker.replicated.machine import Machine
+from mq.broker.replicated.state import State
 from mq.clock import Clock, SystemClock
 from mq.config import Config
 from mq.errors import DiskFull, MqError

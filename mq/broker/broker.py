@@ -9,24 +9,24 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from mq import names
 from mq.broker import held
-from mq.broker.arrivals import Arrivals
-from mq.broker.assignment import Queue
 from mq.broker.atoms import Atoms
 from mq.broker.catalog import Catalog
-from mq.broker.commits import Commits
+from mq.broker.consuming.arrivals import Arrivals
+from mq.broker.consuming.assignment import Queue
+from mq.broker.consuming.commits import Commits
+from mq.broker.consuming.groups import Groups
+from mq.broker.consuming.pulling import Puller
 from mq.broker.contracts import Consensus
 from mq.broker.core import Core, Service, Settings
-from mq.broker.dead_letters import DeadLetters
-from mq.broker.delays import Delays
-from mq.broker.groups import Groups
+from mq.broker.delay.delays import Delays
+from mq.broker.delay.underway import UnderWay
 from mq.broker.leading import Leadership
-from mq.broker.machine import Machine
 from mq.broker.publishing import Publisher, Slot
-from mq.broker.pulling import Puller
-from mq.broker.receiving import Receiving
-from mq.broker.retrying import Retrying
-from mq.broker.transacting import Transacting
-from mq.broker.underway import UnderWay
+from mq.broker.receive.receiving import Receiving
+from mq.broker.replicated.machine import Machine
+from mq.broker.retry.dead_letters import DeadLetters
+from mq.broker.retry.retrying import Retrying
+from mq.broker.transaction.transacting import Transacting
 from mq.errors import MqError, NodeStopped, TopicNotFound
 from mq.logging import get_logger
 from mq.store.batch import Batch

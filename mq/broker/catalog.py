@@ -10,9 +10,9 @@ from weakref import WeakValueDictionary
 from mq import names
 from mq.broker.contracts import Consensus
 from mq.broker.leading import Leadership
-from mq.broker.machine import Machine
-from mq.broker.topics import Topic
-from mq.broker.writing import write_command
+from mq.broker.replicated.machine import Machine
+from mq.broker.replicated.topics import Topic
+from mq.broker.writing import to_its_end, write_command
 from mq.errors import (
     GroupNotEmpty,
     GroupNotFound,
@@ -185,7 +185,7 @@ class Catalog:
             raise TopicNotFound(f"topic {topic.name} was deleted at the same moment") from None
 
     async def _propose(self, command: Command) -> None:
-        await write_command(self._consensus, command)
+        await to_its_end(write_command(self._consensus, command))
 
 
 def _check_priorities(name: str, priorities: int, queues: int) -> None:

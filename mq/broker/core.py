@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mq.broker.arrivals import Arrivals
 from mq.broker.catalog import Catalog
+from mq.broker.consuming.arrivals import Arrivals
 from mq.broker.contracts import Consensus
 from mq.broker.leading import Leadership
-from mq.broker.machine import Machine, Written
-from mq.broker.state import State
+from mq.broker.replicated.machine import Machine, Written
+from mq.broker.replicated.state import State
 from mq.broker.writing import write
 from mq.config import Config
 from mq.errors import MqError

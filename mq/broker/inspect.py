@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from google.protobuf.message import DecodeError
 
 from mq import names
-from mq.broker.assignment import Queue
 from mq.broker.broker import Broker
-from mq.broker.filters import CompiledFilter
-from mq.broker.pulling import Query
-from mq.broker.topics import Topic
+from mq.broker.consuming.assignment import Queue
+from mq.broker.consuming.filters import CompiledFilter
+from mq.broker.consuming.pulling import Query
+from mq.broker.replicated.topics import Topic
 from mq.errors import GroupNotFound, IllegalRequest, MessageNotFound
 from mq.store import lookup
 from mq.store.batch import message_of_frame

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 
 from mq.broker.catalog import Catalog
 from mq.broker.contracts import Consensus
-from mq.broker.dedup import StoredAt
 from mq.broker.leading import Leadership
-from mq.broker.machine import Machine, Written
+from mq.broker.replicated.dedup import StoredAt
+from mq.broker.replicated.machine import Machine, Written
 from mq.errors import (
     FlowControl,
     FlushTimeout,

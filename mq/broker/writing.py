@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 from mq.broker.contracts import Consensus
-from mq.broker.machine import Written
+from mq.broker.replicated.machine import Written
 from mq.store.batch import encode_payload
 from mq.store.format import Kind
 from mq.wire.v1.state_pb2 import Command
@@ -14,17 +16,20 @@ from mq.wire.v1.state_pb2 import Command
 async def write(consensus: Consensus, written: Written) -> None:
     """One entry: the batches and the command, all or nothing. Applied here when this returns;
     raises as `Consensus.propose`.
-
-    Whoever asked may give up: also then this lasts until the entry is applied or lost, so that no
-    lock is let go of before and nobody decides on a state that is about to change.
     """
     command = written.command.SerializeToString() if written.command is not None else b""
     if written.batches:
         payload = encode_payload(written.batches, command)
-        proposed = consensus.propose(Kind.MESSAGES, payload, written)
+        await consensus.propose(Kind.MESSAGES, payload, written)
     else:
-        proposed = consensus.propose(Kind.COMMAND, [command], written)
-    entry = asyncio.ensure_future(proposed)
+        await consensus.propose(Kind.COMMAND, [command], written)
+
+
+async def to_its_end(writing: Coroutine[Any, Any, None]) -> None:
+    """Whoever asked may give up: also then this lasts until the entry is applied or lost. For who
+    holds a lock meanwhile: the next one must not decide on a state that is about to change.
+    """
+    entry = asyncio.ensure_future(writing)
     try:
         await asyncio.shield(entry)
     except asyncio.CancelledError:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from mq.broker.assignment import Queue
 from mq.broker.atoms import BATCHES_MAX, Start
 from mq.broker.broker import Broker
-from mq.broker.dedup import StoredAt
+from mq.broker.consuming.assignment import Queue
+from mq.broker.replicated.dedup import StoredAt
 from mq.errors import IllegalRequest, ReplicationTimeout
 from mq.rpc.consumer import offsets_of
 from mq.rpc.methods import Context

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mq import names
-from mq.broker.assignment import Queue
 from mq.broker.broker import Broker
-from mq.broker.filters import canonical, compile_filter
-from mq.broker.groups import Start
+from mq.broker.consuming.assignment import Queue
+from mq.broker.consuming.filters import canonical, compile_filter
+from mq.broker.consuming.groups import Start
+from mq.broker.consuming.membership import Group, Spec
+from mq.broker.consuming.pulling import Query
 from mq.broker.inspect import positions_of
-from mq.broker.membership import Group, Spec
-from mq.broker.pulling import Query
 from mq.errors import IllegalRequest
 from mq.rpc import framing
 from mq.rpc.methods import Context

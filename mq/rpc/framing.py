@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mq.broker.granting import Given
-from mq.broker.handles import lease_bytes
-from mq.broker.subscriber import Delivered
+from mq.broker.consuming.subscriber import Delivered
+from mq.broker.receive.granting import Given
+from mq.broker.receive.handles import lease_bytes
 from mq.errors import IllegalRequest
 from mq.store.reading import ReadResult, Run, Status
 from mq.wire.v1 import consumer_pb2

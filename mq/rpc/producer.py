@@ -11,8 +11,8 @@ import grpc
 from mq import names
 from mq.broker import held
 from mq.broker.broker import Broker
-from mq.broker.dedup import StoredAt
 from mq.broker.publishing import Slot
+from mq.broker.replicated.dedup import StoredAt
 from mq.errors import IllegalDelay, IllegalRequest, MqError, NodeStopped, NotLeader, TopicNotFound
 from mq.hashing import text_hash
 from mq.rpc import framing, status

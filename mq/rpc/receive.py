@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from mq import names
 from mq.broker.broker import Broker
-from mq.broker.filters import canonical, compile_filter
-from mq.broker.pulling import READ_BYTES_MAX
-from mq.broker.receiving import Receive
-from mq.broker.taking import Spec
+from mq.broker.consuming.filters import canonical, compile_filter
+from mq.broker.consuming.pulling import READ_BYTES_MAX
+from mq.broker.receive.receiving import Receive
+from mq.broker.receive.taking import Spec
 from mq.errors import IllegalRequest
 from mq.rpc import framing
 from mq.rpc.consumer import MEMBER_ID_CHARACTERS_MAX

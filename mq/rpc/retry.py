@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mq.broker.assignment import Queue
 from mq.broker.broker import Broker
-from mq.broker.retrying import Failed, Place, RetryResult
+from mq.broker.consuming.assignment import Queue
+from mq.broker.retry.retrying import Failed, Place, RetryResult
 from mq.rpc.methods import Context
 from mq.rpc.status import wire_status
 from mq.wire.v1 import consumer_pb2 as pb

@@ -6,12 +6,12 @@ import asyncio
 
 import grpc
 
-from mq.broker.assignment import Queue
 from mq.broker.broker import Broker
-from mq.broker.filters import compile_filter
-from mq.broker.groups import Start
-from mq.broker.pulling import READ_BYTES_MAX
-from mq.broker.subscriber import Assigned, Limits, Position, Subscriber
+from mq.broker.consuming.assignment import Queue
+from mq.broker.consuming.filters import compile_filter
+from mq.broker.consuming.groups import Start
+from mq.broker.consuming.pulling import READ_BYTES_MAX
+from mq.broker.consuming.subscriber import Assigned, Limits, Position, Subscriber
 from mq.errors import IllegalRequest, UnknownMember
 from mq.rpc import framing
 from mq.rpc.consumer import checked_time, member_spec, offsets_of, queues_of

@@ -2,7 +2,7 @@
 
 A stream reads, carries out and answers at the same time; what is under way on it is bounded, then
 it reads no more. However it ends, what it took gets its answer before. It decides nothing: halves
-are batches for the publisher, ends and questions belong to `mq.broker.transacting`.
+are batches for the publisher, ends and questions belong to `mq.broker.transaction.transacting`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from google.protobuf.message import DecodeError
 
 from mq import names
 from mq.broker.broker import Broker
-from mq.broker.dedup import StoredAt
 from mq.broker.publishing import Slot
-from mq.broker.questions import Question, Respondent
+from mq.broker.replicated.dedup import StoredAt
+from mq.broker.transaction.questions import Question, Respondent
 from mq.errors import (
     IllegalRequest,
     MqError,

@@ -8,11 +8,11 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from mq.broker.filters import compile_filter
-from mq.broker.groups import Start
-from mq.broker.handles import lease_bytes
-from mq.broker.receiving import Receive
-from mq.broker.taking import Spec
+from mq.broker.consuming.filters import compile_filter
+from mq.broker.consuming.groups import Start
+from mq.broker.receive.handles import lease_bytes
+from mq.broker.receive.receiving import Receive
+from mq.broker.receive.taking import Spec
 from mq.errors import MqError
 from mq.wire.v1.consumer_pb2 import Filter, Handle
 from tests.sim.flow_checks import seen_in, visible
@@ -23,8 +23,8 @@ from tests.support.consensus import batch
 
 if TYPE_CHECKING:
     from mq.broker.broker import Broker
-    from mq.broker.dedup import StoredAt
-    from mq.broker.granting import Given
+    from mq.broker.receive.granting import Given
+    from mq.broker.replicated.dedup import StoredAt
     from tests.sim.flow_world import World
 
 OPTIONS = Options(broker={"retries_max": 1_000})

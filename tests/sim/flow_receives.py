@@ -17,12 +17,12 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from mq import names
-from mq.broker.assignment import Queue
-from mq.broker.filters import compile_filter
-from mq.broker.groups import Start
-from mq.broker.handles import lease_bytes
-from mq.broker.receiving import Receive
-from mq.broker.taking import Spec
+from mq.broker.consuming.assignment import Queue
+from mq.broker.consuming.filters import compile_filter
+from mq.broker.consuming.groups import Start
+from mq.broker.receive.handles import lease_bytes
+from mq.broker.receive.receiving import Receive
+from mq.broker.receive.taking import Spec
 from mq.errors import MqError
 from mq.wire.v1.consumer_pb2 import Filter, Handle
 from tests.sim.flow_checks import visible
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from mq.broker.broker import Broker
-    from mq.broker.granting import Given
+    from mq.broker.receive.granting import Given
     from tests.sim.flow_world import World
 
 _LIMIT = 4

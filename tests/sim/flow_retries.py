@@ -10,8 +10,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from mq import names
-from mq.broker.assignment import Queue
-from mq.broker.retrying import Failed, Place, RetryResult
+from mq.broker.consuming.assignment import Queue
+from mq.broker.retry.retrying import Failed, Place, RetryResult
 from mq.errors import MqError, NotAssigned, UnknownMember
 from tests.sim.flow_checks import Seen, visible
 from tests.sim.flow_clients import PullMember, Sender, eventually, make_topic, read

@@ -12,7 +12,7 @@ import enum
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from mq.broker.questions import Question, Respondent
+from mq.broker.transaction.questions import Question, Respondent
 from mq.errors import MqError, TransactionNotFound
 from mq.names import GIVE_UP_TOPIC
 from mq.wire.v1.message_pb2 import Batch as WireBatch

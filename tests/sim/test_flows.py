@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mq.broker import settling
-from mq.broker.schedule import Schedule
-from mq.broker.transactions import Transactions
+from mq.broker.receive import settling
+from mq.broker.replicated.schedule import Schedule
+from mq.broker.replicated.transactions import Transactions
 from tests.sim.flow_checks import check_replicas
 from tests.sim.flow_clients import Sender, make_topic
 from tests.sim.flow_world import Fault, Violation, World
@@ -29,7 +29,7 @@ from tests.sim.flows import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mq.broker.handles import Handle
+    from mq.broker.receive.handles import Handle
     from mq.wire.v1.state_pb2 import ChangeTransactions, DeliverScheduled, LaneState
 
 # Each step with each fault; of flows that are long every third or fifth of them, and the others in

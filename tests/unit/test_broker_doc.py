@@ -8,24 +8,13 @@ from pathlib import Path
 import pytest
 
 from mq import errors, levels, names
-from mq.broker import (
-    catalog,
-    commits,
-    dedup,
-    filters,
-    granting,
-    groups,
-    inspect,
-    publishing,
-    pulling,
-    sql92,
-    sql92_logic,
-    subscriber,
-    transacting,
-    transactions,
-)
-from mq.broker.membership import Group
-from mq.broker.sql92 import compile_sql
+from mq.broker import catalog, inspect, publishing
+from mq.broker.consuming import commits, filters, groups, pulling, sql92, sql92_logic, subscriber
+from mq.broker.consuming.membership import Group
+from mq.broker.consuming.sql92 import compile_sql
+from mq.broker.receive import granting
+from mq.broker.replicated import dedup, transactions
+from mq.broker.transaction import transacting
 from mq.client import encode
 from mq.errors import MqError
 from mq.rpc import consumer, methods, producer, receive, server, status, subscribe

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mq.broker.assignment import Queue
+from mq.broker.consuming.assignment import Queue
 from mq.broker.writing import write_command
 from mq.errors import IllegalTopic
 from mq.store.consumequeue import QueueExtent

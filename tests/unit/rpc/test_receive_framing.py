@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mq.broker.assignment import Queue
-from mq.broker.granting import Given
-from mq.broker.handles import lease_bytes
+from mq.broker.consuming.assignment import Queue
+from mq.broker.receive.granting import Given
+from mq.broker.receive.handles import lease_bytes
 from mq.rpc.framing import receive_response
 from mq.store.reading import Run
 from mq.wire.v1.consumer_pb2 import ReceivedRun, ReceiveResponse

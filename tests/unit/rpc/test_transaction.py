@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from google.protobuf.message import DecodeError
 
-from mq.broker.questions import Respondent
+from mq.broker.transaction.questions import Respondent
 from mq.rpc import framing
 from mq.rpc.transaction import TransactionService, _Stream
 from mq.wire.v1.transaction_pb2 import CheckTransaction, HalfStored, TransactResponse

@@ -1,0 +1,1 @@
+"""Groups, their members and streams; reading queues; filters."""

@@ -1,0 +1,495 @@
+"""Consumer groups on the leader: who is there, and who has which queues.
+
+Membership is the leader's memory alone (`membership` decides); what must outlive it is in the log:
+offsets, and the locks of ordered groups. After a fail-over members come back with the queues that
+they have in hand, and keep them. The queues of a group's retry topic are its members' like others,
+as soon as there are some, from the beginning and without a filter.
+
+A member whose stream breaks has a moment to come back; one that ends its stream in good order has
+left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from mq.broker.consuming.arrivals import Arrivals
+from mq.broker.consuming.assignment import Queue
+from mq.broker.consuming.commits import Commits
+from mq.broker.consuming.filters import CompiledFilter, compile_filter
+from mq.broker.consuming.membership import Group, Member, Spec
+from mq.broker.consuming.pulling import Puller
+from mq.broker.consuming.subscriber import Limits, Position, Subscriber
+from mq.broker.contracts import Consensus
+from mq.broker.leading import Leadership
+from mq.broker.replicated.machine import Machine
+from mq.broker.writing import write_command
+from mq.errors import GroupNotEmpty, IllegalOffset, MqError, NotAssigned, UnknownMember
+from mq.logging import get_logger
+from mq.wire.v1.consumer_pb2 import MODE_BROADCAST, MODE_ORDERED, Filter
+from mq.wire.v1.state_pb2 import Command, LockQueues, QueueLock
+
+log = get_logger(__name__)
+
+# After a fail-over members come back one by one; meanwhile nothing is handed to others. Longer than
+# a client goes on with its queues while it finds no broker.
+_SETTLE_MS = 4_500
+# A broken stream: as long as a client may need to find the way back.
+_RECONNECT_MS = 5_000
+_LOCKS_MAX = 2_000  # in one entry
+
+
+class Start(NamedTuple):
+    """Where a member starts in a queue without an offset: earliest, latest, or a time."""
+
+    is_earliest: bool = False
+    at_ms: int | None = None
+
+
+class _Live:
+    """A group that has, or just had, members."""
+
+    __slots__ = ("broken", "group", "is_locking", "subscribers", "topics_version")
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.subscribers: dict[str, tuple[Subscriber, Start, Mapping[Queue, int]]] = {}
+        self.broken: dict[str, int] = {}  # members without their stream, and since when
+        self.topics_version = -1
+        self.is_locking = False
+
+
+class Groups:
+    def __init__(  # noqa: PLR0913 - the parts it brings together
+        self,
+        consensus: Consensus,
+        machine: Machine,
+        leadership: Leadership,
+        commits: Commits,
+        puller: Puller,
+        arrivals: Arrivals,
+        now_ms: Callable[[], int],
+        *,
+        expires_ms: int,
+    ) -> None:
+        self._consensus = consensus
+        self._machine = machine
+        self._leadership = leadership
+        self._commits = commits
+        self._puller = puller
+        self._arrivals = arrivals
+        self._now_ms = now_ms
+        self._expires_ms = expires_ms
+        self._live: dict[str, _Live] = {}
+        self._led_since_ms = 0
+        # Groups that this leader has met: whoever joins one again is known to nobody else.
+        self._met: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- streams ----------------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        name: str,
+        spec: Spec,
+        filters: Mapping[str, CompiledFilter],
+        limits: Limits,
+        start: Start,
+        positions: Mapping[Queue, int],
+    ) -> Subscriber:
+        """Joins the group with a stream. SubscriptionMismatch; TopicNotFound and others for what
+        cannot be read.
+        """
+        self._leadership.check()
+        for topic in spec.subscriptions:
+            self._machine.state.topics.readable(topic)
+        live = self._join(name, spec, positions)
+        self._dismiss(live, spec.member_id, f"{spec.member_id} has a newer stream in group {name}")
+        if live.group.retry_topic is not None:
+            # Messages that failed here once passed the filters then.
+            filters = {live.group.retry_topic: compile_filter(Filter()), **filters}
+        subscriber = Subscriber(name, spec.member_id, filters, limits, self._puller, self._arrivals)
+        live.subscribers[spec.member_id] = subscriber, start, positions
+        if spec.mode != MODE_BROADCAST:
+            self._begin(name, spec.subscriptions, start)
+            for queue, in_hand in positions.items():
+                if live.group.owner(queue) == spec.member_id:
+                    at = min(in_hand, self.extent(queue)[1])
+                    subscriber.claim(queue, at, self._commits.position(name, queue) or 0)
+        self._arrange(name, live)
+        if spec.mode != MODE_BROADCAST:
+            # What it came back with counts now or never: what is assigned to it later, it has
+            # let go of, and another may have had it.
+            live.subscribers[spec.member_id] = subscriber, start, {}
+        if not live.subscribers[spec.member_id][0].queues:
+            subscriber.assign(live.group.generation, {})  # nothing yet: say so
+        return subscriber
+
+    def unsubscribe(self, subscriber: Subscriber, *, is_over: bool) -> None:
+        """The stream has ended; `is_over`: because the client wanted it to."""
+        subscriber.detach()
+        live = self._live.get(subscriber.group)
+        known = live.subscribers.get(subscriber.member_id) if live else None
+        if live is None or known is None or known[0] is not subscriber:
+            return  # there is a newer one, or this node does not lead any more
+        del live.subscribers[subscriber.member_id]
+        if is_over:
+            live.group.leave(subscriber.member_id)
+        else:
+            live.broken[subscriber.member_id] = self._now_ms()
+        self._arrange(subscriber.group, live)
+
+    def alive(self, subscriber: Subscriber) -> None:
+        live = self._live.get(subscriber.group)
+        if live is not None and subscriber.member_id in live.group.members:
+            live.group.heartbeat(subscriber.member_id, self._now_ms())
+
+    def progress(self, subscriber: Subscriber, reported: Iterable[Position]) -> None:
+        """IllegalOffset ends the stream."""
+        self.alive(subscriber)
+        news = subscriber.progress(reported)
+        live = self._live.get(subscriber.group)
+        if live is not None and news and not _is_broadcast(live.group):
+            # What another member has by now is not this one's to report; and a commit of the
+            # member's own may have overtaken its report.
+            name, member_id = subscriber.group, subscriber.member_id
+            own = {
+                queue: at
+                for queue, at in news.items()
+                if live.group.owner(queue) == member_id and at > self._commits.reached(name, queue)
+            }
+            self._commits.note(name, own)
+
+    def released(self, subscriber: Subscriber, queues: Iterable[Queue]) -> None:
+        self.alive(subscriber)
+        live = self._live.get(subscriber.group)
+        if live is not None:
+            live.group.release(subscriber.member_id, subscriber.released(queues))
+            self._arrange(subscriber.group, live)
+
+    def seek(self, subscriber: Subscriber, positions: Mapping[Queue, int]) -> None:
+        """IllegalOffset."""
+        self.alive(subscriber)
+        for queue, queue_offset in positions.items():
+            self._check_offset(queue, queue_offset)
+        # What has left its assignment meanwhile is late, not wrong.
+        positions = {q: at for q, at in positions.items() if q in subscriber.queues}
+        subscriber.move(positions)
+        live = self._live.get(subscriber.group)
+        if live is not None and not _is_broadcast(live.group):
+            self._commits.note(subscriber.group, positions)
+
+    # -- members that pull ------------------------------------------------------------------------
+
+    def join(self, name: str, spec: Spec, owned: Collection[Queue]) -> Group:
+        self._leadership.check()
+        for topic in spec.subscriptions:
+            self._machine.state.topics.readable(topic)
+        live = self._join(name, spec, owned)
+        self._arrange(name, live)
+        return live.group
+
+    def heartbeat(self, name: str, member_id: str, owned: Collection[Queue]) -> Group:
+        """UnknownMember."""
+        self._leadership.check()
+        live = self._live.get(name)
+        if live is None:
+            raise UnknownMember(f"group {name} has no member {member_id}: join again")
+        live.group.heartbeat(member_id, self._now_ms(), owned)
+        self._arrange(name, live)
+        return live.group
+
+    def leave(self, name: str, member_id: str) -> None:
+        self._leadership.check()
+        live = self._live.get(name)
+        if live is None or member_id not in live.group.members:
+            return
+        live.group.leave(member_id)
+        live.broken.pop(member_id, None)
+        self._dismiss(live, member_id, f"{member_id} has left group {name}")
+        self._arrange(name, live)
+
+    def _dismiss(self, live: _Live, member_id: str, why: str) -> None:
+        former = live.subscribers.pop(member_id, None)
+        if former is not None:
+            former[0].end(UnknownMember(why))
+            former[0].detach()
+
+    def _join(self, name: str, spec: Spec, owned: Collection[Queue]) -> _Live:
+        now_ms = self._now_ms()
+        live = self._live.get(name)
+        if live is None:
+            # Who has queues in hand got them from another leader, whatever was committed there.
+            offsets = self._machine.state.offsets
+            is_known = bool(owned or offsets.positions(name) or offsets.locks(name))
+            is_early = now_ms < self._led_since_ms + _SETTLE_MS
+            is_after_fail_over = is_known and is_early and name not in self._met
+            group = Group(
+                name,
+                expires_ms=self._expires_ms,
+                settle_until_ms=self._led_since_ms + _SETTLE_MS if is_after_fail_over else 0,
+            )
+            group.set_locks(self._machine.state.offsets.locks(name), now_ms)
+            if is_early:
+                self._met.add(name)
+            live = self._live[name] = _Live(group)
+        live.group.join(spec, owned, now_ms)
+        live.broken.pop(spec.member_id, None)
+        live.topics_version = -1  # it may be the first with these topics
+        return live
+
+    # -- offsets ----------------------------------------------------------------------------------
+
+    async def commit(self, name: str, member_id: str, positions: Mapping[Queue, int]) -> None:
+        """Durable when this returns. As `check_commit`: nothing was committed."""
+        self._leadership.check()
+        self.check_commit(name, member_id, positions)
+        await self._commits.commit(name, positions)
+
+    def check_commit(self, name: str, member_id: str, positions: Mapping[Queue, int]) -> None:
+        """Whether it may. UnknownMember, NotAssigned, GroupNotEmpty, IllegalOffset, and whatever
+        is wrong with a queue.
+        """
+        live = self._live.get(name)
+        if member_id:
+            self.member(name, member_id)
+        elif live and live.group.members:
+            raise GroupNotEmpty(
+                f"group {name} has members, which commit for themselves: "
+                "commit as one of them, or stop them first"
+            )
+        for queue, queue_offset in positions.items():
+            self._machine.state.topics.readable(*queue)
+            if live and member_id and live.group.owner(queue) != member_id:
+                raise NotAssigned(
+                    f"queue {queue.queue_id} of {queue.topic} is not {member_id}'s any more in "
+                    f"group {name}"
+                )
+            self._check_offset(queue, queue_offset)
+
+    async def reset(self, name: str, positions: Mapping[Queue, int]) -> None:
+        """Moves the group, also while it consumes by streams."""
+        live = self._live.get(name)
+        pulling = [one for one in live.group.members if one not in live.subscribers] if live else []
+        if pulling:
+            raise GroupNotEmpty(
+                f"{', '.join(sorted(pulling)[:5])} of group {name} would not hear of it: "
+                "stop members that pull or are just reconnecting, then reset"
+            )
+        if live is not None:
+            for subscriber, *_ in live.subscribers.values():
+                subscriber.move(positions)
+        await self._commits.commit(name, positions)
+
+    def _check_offset(self, queue: Queue, queue_offset: int) -> None:
+        _, end = self.extent(queue)
+        if queue_offset > end:
+            raise IllegalOffset(
+                f"{queue_offset} is behind the end of queue {queue.queue_id} of {queue.topic}, "
+                f"which is {end}"
+            )
+
+    def extent(self, queue: Queue) -> tuple[int, int]:
+        """Start and end; a queue that nobody has written to has neither."""
+        found = self._machine.store.queues.get(*queue)
+        return (found.start, found.end) if found else (0, 0)
+
+    def start_offset(self, queue: Queue, start: Start) -> int:
+        first, end = self.extent(queue)
+        if start.at_ms is not None:
+            found = self._machine.store.offset_at_time(*queue, start.at_ms)
+            return end if found is None else found
+        return first if start.is_earliest else end
+
+    def _begin(self, name: str, topics: Iterable[str], start: Start) -> None:
+        """The first sight of a topic fixes the group's place in all of its queues. So a consumer
+        that stops before its first commit misses nothing, nor does one when queues are added.
+        """
+        known = {queue.topic for queue in self._machine.state.offsets.positions(name)}
+        for topic in topics:
+            queues = [Queue(topic, at) for at in range(self._read_queues(topic))]
+            if topic not in known and all(
+                self._commits.position(name, queue) is None for queue in queues
+            ):
+                self._commits.note(
+                    name, {queue: self.start_offset(queue, start) for queue in queues}
+                )
+
+    def _position(self, name: str, queue: Queue, member_id: str, live: _Live) -> int:
+        _, start, claimed = live.subscribers[member_id]
+        first, end = self.extent(queue)
+        in_hand = claimed.get(queue)
+        if _is_broadcast(live.group):
+            return self.start_offset(queue, start) if in_hand is None else min(in_hand, end)
+        committed = self._commits.position(name, queue)
+        if committed is None:
+            committed = first  # a queue that came later: from its beginning
+        if in_hand is not None and committed <= in_hand <= end:
+            return in_hand  # it has come back, and has what stands before
+        return min(max(committed, first), end)
+
+    # -- arrangement ------------------------------------------------------------------------------
+
+    def _arrange(self, name: str, live: _Live) -> None:
+        """Whatever has changed: decides anew, and tells the members."""
+        group, topics = live.group, self._machine.state.topics
+        if live.topics_version != topics.version:
+            live.topics_version = topics.version
+            queues = self._readable_queues(group)
+            found = [topics.find(name) for name in {queue.topic for queue in queues}]
+            group.set_queues(queues, {one.name: one.priorities for one in found if one.priorities})
+        group.rebalance(self._now_ms())
+        for member_id, (subscriber, *_) in live.subscribers.items():
+            assigned = group.assigned(member_id)
+            if assigned != subscriber.queues:
+                subscriber.assign(
+                    group.generation,
+                    {queue: self._position(name, queue, member_id, live) for queue in assigned},
+                )
+        self._lock(name, live)
+        if group.is_idle and not live.is_locking:
+            self._live.pop(name, None)
+
+    def _readable_queues(self, group: Group) -> dict[Queue, str]:
+        topics = {topic for one in group.members.values() for topic in one.spec.subscriptions}
+        if group.retry_topic is not None and group.members:
+            topics.add(group.retry_topic)
+        zone = self._zone()
+        return {
+            Queue(topic, queue_id): zone
+            for topic in topics
+            for queue_id in range(self._read_queues(topic))
+        }
+
+    def _read_queues(self, topic: str) -> int:
+        try:
+            return self._machine.state.topics.readable(topic).read_queues
+        except MqError:
+            return 0  # deleted, or switched off
+
+    def _zone(self) -> str:
+        leader_id = self._consensus.leading.leader_id
+        return next((peer.zone for peer in self._consensus.peers if peer.node_id == leader_id), "")
+
+    def _lock(self, name: str, live: _Live) -> None:
+        changes = live.group.lock_changes()
+        if changes and not live.is_locking:
+            live.is_locking = True
+            task = asyncio.get_running_loop().create_task(self._write_locks(name, live, changes))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _write_locks(self, name: str, live: _Live, changes: Mapping[Queue, str]) -> None:
+        locks = [
+            QueueLock(topic=queue.topic, queue_id=queue.queue_id, member_id=member_id)
+            for queue, member_id in sorted(changes.items())
+        ]
+        try:
+            for at in range(0, len(locks), _LOCKS_MAX):
+                part = LockQueues(group=name, locks=locks[at : at + _LOCKS_MAX])
+                command = Command(lock_queues=part)
+                await write_command(self._consensus, command)
+        except MqError as error:
+            # Nothing is lost: the next tick tries again, or another node leads.
+            log.info("queue locks are not written", group=name, error=str(error))
+        else:
+            live.is_locking = False
+            if self._live.get(name) is live:
+                self._arrange(name, live)  # there may be more to lock by now
+        finally:
+            live.is_locking = False
+
+    # -- time and change --------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """A few times a second, on the leader."""
+        now_ms = self._now_ms()
+        for name, live in list(self._live.items()):
+            for member_id, since_ms in list(live.broken.items()):
+                # Who works on an ordered queue may not know yet that its stream is broken.
+                grace_ms = self._expires_ms if is_ordered(live.group) else _RECONNECT_MS
+                if now_ms - since_ms >= grace_ms:
+                    del live.broken[member_id]
+                    live.group.leave(member_id)
+            for member_id in live.group.expire(now_ms):
+                live.broken.pop(member_id, None)
+                why = f"{member_id} was silent for too long in group {name}"
+                self._dismiss(live, member_id, why)
+                log.info("a consumer is gone", group=name, member=member_id)
+            self._arrange(name, live)
+
+    def on_command(self, command: Command) -> None:
+        """A command was applied: locks and topics concern groups."""
+        match command.WhichOneof("kind"):
+            case "lock_queues":
+                name = command.lock_queues.group
+                live = self._live.get(name)
+                if live is not None:
+                    live.group.set_locks(self._machine.state.offsets.locks(name), self._now_ms())
+                    self._arrange(name, live)
+            case "put_topic" | "drop_topic":
+                for name, live in list(self._live.items()):
+                    live.group.set_locks(self._machine.state.offsets.locks(name), self._now_ms())
+                    self._arrange(name, live)
+
+    def lead(self) -> None:
+        """This node leads from now on."""
+        self._led_since_ms = self._now_ms()
+        self._met.clear()
+
+    def step_down(self, refusal: MqError) -> None:
+        """This node does not lead any more: its members go to the next leader."""
+        for live in self._live.values():
+            for subscriber, *_ in live.subscribers.values():
+                subscriber.end(refusal)
+                subscriber.detach()
+        self._live.clear()
+        self._commits.forget()
+
+    # -- questions --------------------------------------------------------------------------------
+
+    def member(self, name: str, member_id: str) -> Member:
+        """UnknownMember."""
+        live = self._live.get(name)
+        found = live.group.members.get(member_id) if live else None
+        if found is None:
+            raise UnknownMember(f"group {name} has no member {member_id}: join again")
+        return found
+
+    def owner(self, name: str, queue: Queue) -> str | None:
+        """Who has the queue in hand."""
+        live = self._live.get(name)
+        return live.group.owner(queue) if live else None
+
+    def position(self, name: str, queue: Queue) -> int | None:
+        """How far the group is, also what is not committed yet."""
+        return self._commits.position(name, queue)
+
+    def live(self, name: str) -> Group | None:
+        found = self._live.get(name)
+        return found.group if found else None
+
+    def names(self) -> list[str]:
+        return sorted({*self._machine.state.offsets.groups(), *self._live})
+
+    def silent_ms(self, member: Member) -> int:
+        return max(0, self._now_ms() - member.last_seen_ms)
+
+    def in_flight(self, name: str) -> int:
+        """Messages that members have and did not report as done."""
+        live = self._live.get(name)
+        return sum(one.cached_messages for one, *_ in live.subscribers.values()) if live else 0
+
+    @property
+    def member_count(self) -> int:
+        return sum(len(live.group.members) for live in self._live.values())
+
+
+def _is_broadcast(group: Group) -> bool:
+    return any(member.spec.mode == MODE_BROADCAST for member in group.members.values())
+
+
+def is_ordered(group: Group) -> bool:
+    return any(member.spec.mode == MODE_ORDERED for member in group.members.values())

@@ -1,0 +1,290 @@
+"""One member's stream: which queues it has, how far it has come in each, and what goes out next.
+
+Nothing is kept for a slow client: a message is read when it is sent, and sent only while the client
+has room for it, by its own limits. What a queue has delivered and the client has not reported as
+done counts against them. Queues of a higher priority come first, but one delivery in ten goes to
+whichever queue has waited longest, so that none starves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from mq.broker.consuming.arrivals import Arrivals
+from mq.broker.consuming.assignment import Queue
+from mq.broker.consuming.filters import CompiledFilter
+from mq.broker.consuming.pulling import Puller, Query
+from mq.errors import IllegalOffset, MqError
+from mq.store.reading import ReadResult, Status
+
+# One delivery of so many goes by who has waited longest.
+_FAIR_EACH = 10
+
+
+class Limits(NamedTuple):
+    """What the client keeps of one queue, and wants in one delivery."""
+
+    messages: int = 1_000
+    size_bytes: int = 100 << 20
+    delivery_bytes: int = 1 << 20
+
+
+class Position(NamedTuple):
+    queue: Queue
+    queue_offset: int
+    epoch: int
+
+
+class Assigned(NamedTuple):
+    generation: int
+    positions: list[Position]
+    # Of queues below the highest priority of their topic: how far.
+    ranks: Mapping[Queue, int] = MappingProxyType({})
+
+
+class Delivered(NamedTuple):
+    queue: Queue
+    epoch: int
+    result: ReadResult
+
+
+class _Sent(NamedTuple):
+    end: int  # queue offset behind it
+    messages: int
+    size_bytes: int
+
+
+class _Cursor:
+    __slots__ = ("done", "epoch", "has_unsent_gap", "next_offset", "sent")
+
+    def __init__(self, queue_offset: int, epoch: int) -> None:
+        self.next_offset = self.done = queue_offset
+        self.epoch = epoch
+        self.sent: deque[_Sent] = deque()
+        # The filter left something out at the end of the queue: the client has to hear of it.
+        self.has_unsent_gap = False
+
+    def cached(self) -> tuple[int, int]:
+        """Messages and bytes that the client has and did not report as done."""
+        messages = size_bytes = 0
+        for end, count, size in self.sent:
+            left = min(count, end - self.done)  # of one that is done in part
+            messages += left
+            size_bytes += size * left // count
+        return messages, size_bytes
+
+
+class Subscriber:
+    """Made by `Groups`. `next` is for one task, everything else for the loop."""
+
+    def __init__(
+        self,
+        group: str,
+        member_id: str,
+        filters: Mapping[str, CompiledFilter],
+        limits: Limits,
+        puller: Puller,
+        arrivals: Arrivals,
+    ) -> None:
+        self.group = group
+        self.member_id = member_id
+        self._filters = filters
+        self._limits = limits
+        self._puller = puller
+        self._arrivals = arrivals
+        self._generation = 0
+        self._cursors: dict[Queue, _Cursor] = {}
+        # Not assigned any more, and not let go of yet: the client may still report progress.
+        self._leaving: dict[Queue, _Cursor] = {}
+        # Queues that may have something to send, in the order of their turn.
+        self._ready: dict[Queue, None] = {}
+        self._ranks: dict[Queue, int] = {}
+        self._deliveries = 0
+        self._is_assignment_due = False
+        self._error: MqError | None = None
+        self._wake = asyncio.Event()
+
+    @property
+    def queues(self) -> frozenset[Queue]:
+        return frozenset(self._cursors)
+
+    @property
+    def cached_messages(self) -> int:
+        return sum(cursor.cached()[0] for cursor in self._cursors.values())
+
+    # -- from the group ---------------------------------------------------------------------------
+
+    def assign(self, generation: int, positions: Mapping[Queue, int]) -> None:
+        """All queues that it has from now on; where to start in those that are new."""
+        for queue in self._cursors.keys() - positions.keys():
+            self._arrivals.unwatch(queue, self._arrived)
+            self._leaving[queue] = self._cursors.pop(queue)
+            self._ready.pop(queue, None)
+        for queue in sorted(positions.keys() - self._cursors.keys()):
+            former = self._leaving.pop(queue, None)
+            epoch = former.epoch + 1 if former else 0
+            if former is not None and former.next_offset == positions[queue]:
+                # The client has what stands before: it counts, and is not done yet.
+                former.epoch = epoch
+                self._cursors[queue] = former
+            else:
+                self._cursors[queue] = _Cursor(positions[queue], epoch)
+            self._arrivals.watch(queue, self._arrived)
+            self._ready[queue] = None
+        ranks = {queue: self._puller.rank(queue) for queue in self._cursors}
+        self._ranks = {queue: rank for queue, rank in ranks.items() if rank}
+        self._generation = generation
+        self._is_assignment_due = True
+        self._wake.set()
+
+    def claim(self, queue: Queue, next_offset: int, done: int) -> None:
+        """It came back with this queue in hand, and is done with what stands before `done`. Until
+        the queue is assigned again it is one to finish and to release, under epoch 0.
+        """
+        cursor = self._leaving[queue] = _Cursor(next_offset, 0)
+        if done < next_offset:
+            cursor.done = done
+            cursor.sent.append(_Sent(next_offset, next_offset - done, 0))
+
+    def move(self, positions: Mapping[Queue, int]) -> None:
+        """A seek of the client's or a reset by an operator: what was sent before is void."""
+        for queue, queue_offset in positions.items():
+            cursor = self._cursors.get(queue)
+            if cursor is not None:
+                self._cursors[queue] = _Cursor(queue_offset, cursor.epoch + 1)
+                self._ready[queue] = None
+            elif queue in self._leaving:
+                self._leaving[queue].epoch += 1  # its last reports are void, too
+        self._is_assignment_due = True
+        self._wake.set()
+
+    def end(self, error: MqError) -> None:
+        """The stream ends with this, after nothing else."""
+        self._error = self._error or error
+        self._wake.set()
+
+    def detach(self) -> None:
+        """The stream is gone."""
+        for queue in self._cursors:
+            self._arrivals.unwatch(queue, self._arrived)
+        self._cursors.clear()
+        self._ready.clear()
+
+    # -- from the client --------------------------------------------------------------------------
+
+    def progress(self, reported: Iterable[Position]) -> dict[Queue, int]:
+        """What is new in it. Reports of queues or epochs that are not the member's any more are
+        late, not wrong. IllegalOffset: it claims what it was never sent.
+        """
+        news = {}
+        for queue, queue_offset, epoch in reported:
+            cursor = self._cursors.get(queue) or self._leaving.get(queue)
+            if cursor is None or epoch != cursor.epoch:
+                continue
+            if queue_offset > cursor.next_offset:
+                raise IllegalOffset(
+                    f"progress up to {queue_offset} in queue {queue.queue_id} of {queue.topic}, of "
+                    f"which only messages before {cursor.next_offset} were delivered"
+                )
+            if queue_offset > cursor.done:
+                cursor.done = news[queue] = queue_offset
+                while cursor.sent and cursor.sent[0].end <= queue_offset:
+                    cursor.sent.popleft()
+                if queue in self._cursors:
+                    self._ready[queue] = None
+        if news:
+            self._wake.set()
+        return news
+
+    def released(self, queues: Iterable[Queue]) -> list[Queue]:
+        """Those that were the member's to release."""
+        return [queue for queue in queues if self._leaving.pop(queue, None) is not None]
+
+    # -- to the client ----------------------------------------------------------------------------
+
+    async def next(self) -> Assigned | Delivered:
+        """What goes out next; waits for it. Raises what `end` was given."""
+        while True:
+            # Before anything is looked at: what comes from here on wakes.
+            self._wake.clear()
+            if self._error is not None:
+                raise self._error
+            if self._is_assignment_due:
+                return self._assignment()
+            while self._ready and not self._is_assignment_due:
+                queue = self._whose_turn()
+                del self._ready[queue]
+                delivered = self._deliver(queue, self._cursors[queue])
+                if delivered is not None:
+                    self._deliveries += 1
+                    return delivered
+                # A filter may look at much and find nothing: others get their turn.
+                await asyncio.sleep(0)
+            await self._wake.wait()
+
+    def _whose_turn(self) -> Queue:
+        """Of those that may have something."""
+        if not self._ranks or self._deliveries % _FAIR_EACH == _FAIR_EACH - 1:
+            return next(iter(self._ready))
+        # The first one of those with the best rank.
+        return min(self._ready, key=lambda queue: self._ranks.get(queue, 0))
+
+    def _assignment(self) -> Assigned:
+        self._is_assignment_due = False
+        positions = [
+            Position(queue, cursor.next_offset, cursor.epoch)
+            for queue, cursor in self._cursors.items()
+        ]
+        return Assigned(self._generation, positions, self._ranks)
+
+    def _deliver(self, queue: Queue, cursor: _Cursor) -> Delivered | None:
+        messages, size_bytes = cursor.cached()
+        messages_left = self._limits.messages - messages
+        bytes_left = self._limits.size_bytes - size_bytes
+        if messages_left <= 0 or bytes_left <= 0:
+            return None  # its turn comes with the next progress
+        query = Query(
+            queue,
+            cursor.next_offset,
+            self._filters[queue.topic],
+            min(self._limits.delivery_bytes, bytes_left),
+            messages_left,
+        )
+        result = self._puller.read(query)
+        match result.status:
+            case Status.FOUND:
+                return self._found(queue, cursor, result)
+            case Status.NOTHING_MATCHED:
+                cursor.next_offset = result.next_offset
+                cursor.has_unsent_gap = True
+                self._ready[queue] = None
+            case Status.TOO_SMALL | Status.TOO_LARGE:
+                # Retention was faster, or the topic is a new one: go on where there is something.
+                cursor.next_offset = (
+                    result.start if result.status == Status.TOO_SMALL else result.end
+                )
+                cursor.done = min(cursor.done, cursor.next_offset)
+                cursor.has_unsent_gap = True
+                self._ready[queue] = None
+            case _ if cursor.has_unsent_gap:
+                cursor.has_unsent_gap = False
+                return Delivered(queue, cursor.epoch, result)
+        return None
+
+    def _found(self, queue: Queue, cursor: _Cursor, result: ReadResult) -> Delivered:
+        cursor.next_offset = result.next_offset
+        cursor.has_unsent_gap = False
+        count = sum(run.message_count for run in result.runs)
+        size_bytes = sum(len(run.frames) for run in result.runs)
+        cursor.sent.append(_Sent(result.next_offset, count, size_bytes))
+        if result.next_offset < result.end:
+            self._ready[queue] = None
+        return Delivered(queue, cursor.epoch, result)
+
+    def _arrived(self, queue: Queue) -> None:
+        self._ready[queue] = None
+        self._wake.set()

@@ -1,0 +1,370 @@
+"""Delivery of messages that wait for their time: the driver on the leader.
+
+It writes what is due to its topics, and how far the lanes are then, as one entry; the next one is
+decided when that is applied. What it keeps in memory is only a picture of the lanes (`due`), made
+anew by whoever leads. Whatever changes the schedule on purpose, delivery, recall and carrying,
+takes its turn: decisions never guess what an unfinished entry will do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+
+from mq.broker.core import Core, Service
+from mq.broker.delay.delivery import Leaving, home_of, outgoing
+from mq.broker.delay.due import NEVER_MS, Agenda, Budget, DueUnit, Gathering, Window
+from mq.broker.delay.lanes import Lanes
+from mq.broker.delay.recalls import Recalls
+from mq.broker.delay.underway import UnderWay
+from mq.broker.held import DELIVERY_ROOM_BYTES
+from mq.errors import MqError
+from mq.logging import get_logger
+from mq.store import rebatch
+from mq.store.batch import Batch
+from mq.store.holding import LANES, lane_of
+from mq.wire.v1.state_pb2 import CarryScheduled, Command, DeliverScheduled, LaneCarried
+
+log = get_logger(__name__)
+
+# One entry has so much at most, and so many batches: other work waits while they are put together.
+_ENTRY_BYTES = 2 << 20
+_ENTRY_BATCHES = 512
+# And is of so many lanes.
+_ENTRY_LANES = 64
+# Lanes of which more than a time is kept in memory.
+_FILLED_MAX = 8
+# After a failure, and twice as long after the next.
+_BACKOFF_S = 0.05
+_BACKOFF_S_MAX = 5.0
+# What is due later than this is looked after by the next ticks: the clock may be set until then.
+_TIMER_MS = 1_000
+# Lanes that are looked at before what is due is delivered.
+_LOOK_LANES = 64
+# On which side of now lanes are looked at first: those of the last day.
+_PAST_LANES = 144
+
+
+class _NotNow(Exception):
+    """Something has changed since this was decided: it is decided anew."""
+
+
+class Delays(Service):
+    def __init__(self, core: Core, under_way: UnderWay) -> None:
+        self._core = core
+        self._under_way = under_way
+        self._loop = asyncio.get_running_loop()
+        self._turn = asyncio.Lock()
+        self._lanes = Lanes(core.state, core.store)
+        self._recalls = Recalls(core, self._lanes, self._turn)
+        self.recall = self._recalls.recall
+        entry_bytes_max = core.settings.config.store.entry_bytes_max
+        self._entry_bytes = min(_ENTRY_BYTES, entry_bytes_max - DELIVERY_ROOM_BYTES)
+        # Goes up whenever this node begins or ceases to lead: what was begun before is over.
+        self._epoch = 0
+        self._is_leading = False
+        self._agenda = Agenda()
+        # Lanes of which nothing is known yet.
+        self._unseen: dict[int, None] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due_ms = NEVER_MS
+        # Messages, since this process started: delivered, and dropped because their topic was.
+        self.delivered_total = self.dropped_total = 0
+        # Something is due, and waits for what is on its way into the log.
+        self._waits_for_landing = False
+        under_way.on_landed = self._on_landed
+
+    # -- what it hears of -------------------------------------------------------------------------
+
+    def lead(self) -> None:
+        self._begin(is_leading=True)
+        first = lane_of(self._core.now_ms()) - _PAST_LANES
+        self._unseen = dict.fromkeys(
+            sorted(self._core.state.schedule.lanes, key=lambda lane: (lane - first) % LANES)
+        )
+        self._arm()
+
+    def step_down(self, error: MqError) -> None:
+        self._begin(is_leading=False)
+        self._recalls.step_down(error)
+
+    def _begin(self, *, is_leading: bool) -> None:
+        self._epoch += 1
+        self._is_leading = is_leading
+        self._agenda = Agenda()
+        self._unseen = {}
+        self._waits_for_landing = False
+        # One that runs is over when it sees the epoch; whoever leads does not wait for it.
+        self._task = None
+        self._stop_timer()
+
+    def tick(self) -> None:
+        self._arm()
+
+    def on_held(self, batch: Batch, log_offset: int) -> None:
+        if not self._is_leading or batch.half:
+            return
+        number = lane_of(batch.deliver_at_ms)
+        # As it was filed a moment ago.
+        delivered = self._core.state.schedule.lanes[number].delivered
+        due_ms = max(batch.deliver_at_ms, delivered.due_ms)
+        self._agenda.add(number, DueUnit(due_ms, log_offset, len(batch.data)))
+        if due_ms < self._timer_due_ms:
+            self._arm_for(due_ms)
+
+    def on_command(self, command: Command) -> None:
+        if not self._is_leading:
+            return
+        carried = [one.lane for one in command.carry_scheduled.lanes]
+        for number in carried:
+            # Its batches stand elsewhere now.
+            self._agenda.forget(number)
+        for number in (*carried, *(one.lane for one in command.deliver_scheduled.lanes)):
+            if number not in self._core.state.schedule.lanes:
+                self._agenda.drop(number)
+
+    # -- when -------------------------------------------------------------------------------------
+
+    def _until_ms(self) -> int:
+        """What is due by then may be delivered: what is on its way into the log comes first."""
+        now_ms, landing_ms = self._core.now_ms(), self._under_way.first_due_ms()
+        return now_ms if landing_ms is None else min(now_ms, landing_ms)
+
+    def _arm(self) -> None:
+        if self._is_leading:
+            self._arm_for(0 if self._unseen else self._agenda.first_ms())
+
+    def _on_landed(self) -> None:
+        if self._waits_for_landing:
+            self._arm()
+
+    def _arm_for(self, due_ms: int) -> None:
+        """Something is due then: begins, now or at that time."""
+        if self._task is not None:
+            return
+        if due_ms <= self._until_ms():
+            self._start()
+            return
+        self._stop_timer()
+        wait_ms = due_ms - self._core.now_ms()
+        self._waits_for_landing = wait_ms <= 0
+        if 0 < wait_ms <= _TIMER_MS:
+            self._timer_due_ms = due_ms
+            self._timer = self._loop.call_later(wait_ms / 1_000, self._arm)
+
+    def _start(self) -> None:
+        self._stop_timer()
+        self._task = self._loop.create_task(self._run(self._epoch))
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        self._timer_due_ms = NEVER_MS
+
+    async def _run(self, epoch: int) -> None:
+        """Until nothing is due."""
+        backoff_s = _BACKOFF_S
+        while epoch == self._epoch:
+            try:
+                await self._look_at_some()
+                async with self._turn:
+                    has_more = epoch == self._epoch and await self._deliver_some(epoch)
+                backoff_s = _BACKOFF_S
+            except _NotNow:
+                pass
+            except MqError as error:
+                log.warning("delayed messages wait for another try", error=str(error))
+            except Exception:
+                log.exception("delayed messages wait for another try")
+            else:
+                if not has_more and not self._unseen:
+                    break
+                continue
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, _BACKOFF_S_MAX)
+        if epoch == self._epoch:
+            self._task = None
+            self._arm()
+
+    # -- what -------------------------------------------------------------------------------------
+
+    async def _look_at_some(self) -> None:
+        """When the first batch of a lane is due, of some lanes of which nothing is known yet."""
+        for number in list(itertools.islice(self._unseen, _LOOK_LANES)):
+            await self._look_at(number)
+
+    async def _look_at(self, number: int) -> None:
+        if number not in self._unseen:
+            return  # somebody else leads by now
+        del self._unseen[number]
+        window = self._agenda.window(number)
+        try:
+            async for units in self._lanes.waiting(number):
+                if len(units):
+                    window.waits_from(int(units["tag_hash"].min()))
+        except BaseException:
+            self._unseen[number] = None
+            raise
+        self._agenda.changed(number)
+
+    async def _fill(self, number: int, window: Window) -> None:
+        first_ms = window.first_ms
+        gathering = Gathering()
+        window.open()
+        try:
+            async for units in self._lanes.waiting(number):
+                gathering.add(units)
+        except BaseException:
+            window.forget()
+            window.waits_from(first_ms)
+            raise
+        units, are_all = gathering.result()
+        window.fill(units, are_all=are_all)
+
+    async def _deliver_some(self, epoch: int) -> bool:
+        """Writes what is due, as much as one entry takes. Whether there was anything."""
+        agenda = self._agenda
+        taken = await self._take(epoch)
+        try:
+            if taken:
+                await self._deliver(taken)
+        except BaseException:
+            for number, units in taken.items():
+                agenda.forget(number, units[0].due_ms)
+            raise
+        agenda.forget_surplus(_FILLED_MAX)
+        return bool(taken)
+
+    async def _take(self, epoch: int) -> dict[int, list[DueUnit]]:
+        """Units that are due, out of their windows, by lane."""
+        agenda, until_ms = self._agenda, self._until_ms()
+        taken: dict[int, list[DueUnit]] = {}
+        budget = Budget(self._entry_bytes, _ENTRY_BATCHES)
+        lanes = agenda.take_due(until_ms, _ENTRY_LANES)
+        try:
+            for number in lanes:
+                window = agenda.window(number)
+                if not window.has_first:
+                    await self._fill(number, window)
+                    if epoch != self._epoch:
+                        return {}  # nobody looks at these windows any more
+                units = window.take(until_ms, budget)
+                if units:
+                    taken[number] = units
+                if window.has_first and window.first_ms <= until_ms:
+                    break  # the entry is full
+        finally:
+            for number in lanes:
+                agenda.changed(number)
+        return taken
+
+    async def _deliver(self, taken: dict[int, list[DueUnit]]) -> None:
+        state = self._core.state
+        leaving = list(self._leaving(taken))
+        for topic in {one.held.batch.topic for one in leaving if one.held is not None}:
+            # Gone or not, the next moment will tell.
+            if self._core.catalog.is_leaving(topic):
+                raise _NotNow
+        out = outgoing(leaving, state.schedule.lanes, state.topics)
+        # An entry of an earlier term that may still come would be one too many.
+        self._core.leadership.check()
+        if max(one.due_ms for one in out.lanes) > self._until_ms():
+            raise _NotNow
+        await self._core.write(
+            Command(deliver_scheduled=DeliverScheduled(lanes=out.lanes)), out.batches
+        )
+        self.delivered_total += out.delivered
+        self._count_dropped(out.dropped)
+        if out.lost:
+            log.error("batches that waited are not in the log any more", batches=out.lost)
+
+    def _leaving(self, taken: dict[int, list[DueUnit]]) -> Iterator[Leaving]:
+        """With what the log has of each, in the order of the lanes."""
+        store = self._core.store
+        units = sorted((unit.log_offset, unit) for some in taken.values() for unit in some)
+        there = [unit for at, unit in units if at >= store.log.start_offset]
+        found = dict(zip(there, self._lanes.read(there), strict=True))
+        for number, some in taken.items():
+            for unit in some:
+                yield Leaving(number, unit, found.get(unit))
+
+    def _count_dropped(self, messages: int) -> None:
+        if messages:
+            self.dropped_total += messages
+            log.warning("delayed messages dropped: their topic was deleted", messages=messages)
+
+    # -- retention --------------------------------------------------------------------------------
+
+    def needs_log_before(self, log_offset: int) -> bool:
+        log_offset = min(log_offset, self._lanes.applied_end())
+        return any(
+            self._lanes.waits_before(number, log_offset)
+            for number in self._core.state.schedule.lanes
+        )
+
+    async def carry(self, log_offset: int) -> None:
+        """Entry by entry; what is due meanwhile is delivered in between."""
+        log_offset = min(log_offset, self._lanes.applied_end())
+        is_done = False
+        while not is_done:
+            async with self._turn:
+                is_done = await self._carry_some(log_offset)
+
+    async def _carry_some(self, log_offset: int) -> bool:
+        """Writes again what stands before, as much as one entry takes. Whether that was all."""
+        epoch, budget = self._epoch, Budget(self._entry_bytes, _ENTRY_BATCHES)
+        found: list[tuple[int, int, list[DueUnit]]] = []
+        is_all = True
+        for at, number in enumerate(list(self._core.state.schedule.lanes)):
+            if at % _LOOK_LANES == 0:
+                await asyncio.sleep(0)
+            units, below = [], log_offset
+            for unit in self._lanes.waiting_before(number, log_offset):
+                if not budget.spend(unit.size):
+                    below, is_all = unit.log_offset, False
+                    break
+                units.append(unit)
+            if units:
+                found.append((number, below, units))
+            if not is_all:
+                break
+        self._core.leadership.check()
+        if epoch != self._epoch:
+            return False
+        await self._write_again(found)
+        return is_all
+
+    async def _write_again(self, found: list[tuple[int, int, list[DueUnit]]]) -> None:
+        lanes: list[LaneCarried] = []
+        batches: list[Batch] = []
+        dropped = 0
+        for number, below, units in found:
+            carried, lane, gone = self._carried(number, units, below)
+            batches += carried
+            lanes.append(lane)
+            dropped += gone
+        if lanes:
+            await self._core.write(Command(carry_scheduled=CarryScheduled(lanes=lanes)), batches)
+            self._count_dropped(dropped)
+
+    def _carried(
+        self, number: int, units: list[DueUnit], below: int
+    ) -> tuple[list[Batch], LaneCarried, int]:
+        """New batches, what is said of the lane, and how many messages have no topic any more."""
+        batches, messages, gone = [], 0, 0
+        topics = self._core.state.topics
+        for _, _, held in self._leaving({number: units}):
+            if held is None:
+                continue
+            messages += held.batch.message_count
+            if home_of(held, topics) is None:
+                gone += held.batch.message_count
+            else:
+                batches.append(rebatch.carried(held.batch, held.first_message_at))
+        lane = LaneCarried(
+            lane=number, below_log_offset=below, batches=len(units), messages=messages
+        )
+        return batches, lane, gone

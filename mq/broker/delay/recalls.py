@@ -1,0 +1,156 @@
+"""Taking back messages that wait.
+
+A message is looked for first, which may take long, and then decided on together with all others
+that were found meanwhile, while nothing is delivered or written again: so it is either taken back
+or on its topic, whatever happens at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Container, Iterable
+from typing import NamedTuple
+
+from mq.broker.core import Core
+from mq.broker.delay.due import DueUnit
+from mq.broker.delay.lanes import Lanes
+from mq.errors import FlowControl, MessageNotFound, MqError
+from mq.store.holding import lane_of
+from mq.wire.v1.state_pb2 import Command, Many, RecallScheduled
+
+# That are decided on together.
+_REQUESTS_MAX = 1_000
+# That were taken back and whose time has not come: each is remembered until then.
+RECALLED_MAX = 100_000
+
+
+class _Outcome(enum.Enum):
+    TAKEN_BACK = enum.auto()
+    # It was written again meanwhile: it has to be looked for again.
+    MOVED = enum.auto()
+
+
+class _Request(NamedTuple):
+    number: int
+    unit: DueUnit
+    message_log_offset: int
+    outcome: asyncio.Future[_Outcome]
+
+
+class Recalls:
+    def __init__(self, core: Core, lanes: Lanes, turn: asyncio.Lock) -> None:
+        """`turn` is held by whoever changes the schedule, from the decision until it is applied."""
+        self._core = core
+        self._lanes = lanes
+        self._turn = turn
+        self._requests: list[_Request] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def recall(self, topic: str, message_log_offset: int, deliver_at_ms: int) -> None:
+        """The message will not be delivered, when this returns. MessageNotFound: it is delivered
+        or due right now, was taken back already, or never was. NotLeader; as `Consensus.propose`.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            self._core.leadership.check()
+            unit = await self._lanes.find(topic, message_log_offset, deliver_at_ms)
+            if unit is None:
+                raise _not_found(message_log_offset)
+            request = _Request(
+                lane_of(deliver_at_ms), unit, message_log_offset, loop.create_future()
+            )
+            self._requests.append(request)
+            if self._task is None:
+                self._task = loop.create_task(self._run())
+            if await request.outcome == _Outcome.TAKEN_BACK:
+                return
+
+    def step_down(self, error: MqError) -> None:
+        requests, self._requests = self._requests, []
+        for one in requests:
+            _tell(one, error)
+
+    async def _run(self) -> None:
+        try:
+            while self._requests:
+                async with self._turn:
+                    requests = self._requests[:_REQUESTS_MAX]
+                    del self._requests[:_REQUESTS_MAX]
+                    await self._decide([one for one in requests if not one.outcome.done()])
+        finally:
+            self._task = None
+
+    async def _decide(self, requests: list[_Request]) -> None:
+        wanted: dict[int, _Request] = {}
+        try:
+            self._core.leadership.check()
+            self._check_room(len(requests))
+            for one in requests:
+                verdict = self._verdict(one, wanted)
+                if verdict is None:
+                    wanted[one.message_log_offset] = one
+                else:
+                    _tell(one, verdict)
+            if wanted:
+                await self._core.write(_command(wanted.values()))
+        except Exception as error:  # noqa: BLE001 - told to those who asked
+            for one in requests:
+                _tell(one, error)
+        for one in wanted.values():
+            _tell(one, _Outcome.TAKEN_BACK)
+
+    def _check_room(self, count: int) -> None:
+        """FlowControl."""
+        recalled = sum(len(lane.recalled) for lane in self._core.state.schedule.lanes.values())
+        if recalled + count > RECALLED_MAX:
+            raise FlowControl(
+                f"{recalled} messages that were taken back wait for their time to pass: at most "
+                f"{RECALLED_MAX} are remembered"
+            )
+
+    def _verdict(self, request: _Request, wanted: Container[int]) -> _Outcome | MqError | None:
+        """The outcome; None: it can be taken back now."""
+        number, unit, message_log_offset, _ = request
+        lane = self._core.state.schedule.lanes.get(number)
+        if lane is None or message_log_offset in lane.recalled or message_log_offset in wanted:
+            return _not_found(message_log_offset)
+        if unit.log_offset < lane.below_log_offset:
+            return _Outcome.MOVED
+        if not self._lanes.is_waiting(number, unit):
+            return _not_found(message_log_offset)
+        return None
+
+
+def _command(requests: Iterable[_Request]) -> Command:
+    return Command(
+        many=Many(
+            commands=[
+                Command(
+                    recall_scheduled=RecallScheduled(
+                        lane=one.number,
+                        due_ms=one.unit.due_ms,
+                        log_offset=one.unit.log_offset,
+                        message_log_offset=one.message_log_offset,
+                    )
+                )
+                for one in requests
+            ]
+        )
+    )
+
+
+def _tell(request: _Request, outcome: _Outcome | Exception) -> None:
+    if request.outcome.done():
+        return
+    if isinstance(outcome, Exception):
+        request.outcome.set_exception(outcome)
+    else:
+        request.outcome.set_result(outcome)
+
+
+def _not_found(message_log_offset: int) -> MessageNotFound:
+    return MessageNotFound(
+        f"no message of log offset {message_log_offset} waits for that time on this topic: it is "
+        "delivered, was taken back already, or never was"
+    )

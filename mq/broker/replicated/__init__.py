@@ -1,0 +1,1 @@
+"""State that entries make: the same on every replica."""

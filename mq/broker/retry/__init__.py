@@ -1,0 +1,1 @@
+"""Messages that failed: back after a while, or dead letters."""

@@ -1,0 +1,98 @@
+"""What becomes of a message that failed at a consumer: when it comes back, or that it is given up.
+
+Decides only, and makes the copies that are written: a copy says where the message stood at first,
+how often it failed, and why. Attempts count the deliveries that failed. Knows neither groups nor
+clocks; the driver is `retrying`, and whoever else has a message that failed too often.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import NamedTuple
+
+from mq import names
+from mq.broker.consuming.assignment import Queue
+from mq.broker.retry.origins import batch_of, opened, origin_of, with_origin
+from mq.store.batch import Batch
+from mq.store.lookup import StoredMessage
+from mq.store.reading import Run
+from mq.wire.v1.message_pb2 import Message
+
+# By the number of the attempt that failed; the last one counts for all beyond.
+WAITS_MS: tuple[int, ...] = tuple(
+    1_000 * seconds for seconds in (10, 30, *range(60, 601, 60), 1_200, 1_800, 3_600, 7_200)
+)
+RETRIES_MAX = 1_000
+# What a copy has beyond the message: its origin, with a long topic, and the longest reason.
+COPY_OVERHEAD_BYTES = 5_000
+
+
+class Letter(NamedTuple):
+    """A message that failed too often, and what is known of it."""
+
+    stored: StoredMessage
+    # Deliveries that failed.
+    attempts: int
+    reason: str
+
+
+def wait_ms(attempts: int) -> int:
+    """How long after so many attempts the next one is."""
+    return WAITS_MS[min(max(attempts, 1), len(WAITS_MS)) - 1]
+
+
+def next_step(attempts: int, retries_max: int, wanted_ms: int | None = None) -> int | None:
+    """After how many milliseconds a message comes back that has failed so often by now, as wanted
+    or by its level; None: it is a dead letter.
+    """
+    if attempts > retries_max:
+        return None
+    return wait_ms(attempts) if wanted_ms is None else wanted_ms
+
+
+def stored_messages(queue: Queue, run: Run) -> Iterator[StoredMessage]:
+    """The messages of a run, opened, each with its place."""
+    starts = accumulate(run.sizes.tolist(), initial=run.log_offset)
+    for queue_offset, (log_offset, message) in enumerate(
+        zip(starts, opened(run), strict=False), run.queue_offset
+    ):
+        yield StoredMessage(*queue, queue_offset, log_offset, run.stored_at_ms, message)
+
+
+def attempts_before(group: str, stored: StoredMessage) -> int:
+    """How often the message had failed in this group when it was delivered. Only what stands in the
+    group's own retry topic knows: a producer can write anything into a message of its own.
+    """
+    if stored.topic == names.retry_topic(group) and stored.message.HasField("origin"):
+        return stored.message.origin.attempts
+    return 0
+
+
+def failed_copy(stored: StoredMessage, broker_set: str, attempts: int, reason: str) -> Message:
+    """The message with a word on where it stood at first. A reason that is empty leaves the one
+    that is there.
+    """
+    origin = origin_of(
+        stored.message,
+        stored.topic,
+        stored.queue_id,
+        stored.queue_offset,
+        names.message_id(broker_set, stored.log_offset),
+        stored.stored_at_ms,
+    )
+    return with_origin(stored.message, origin, attempts, reason or origin.reason)
+
+
+def dead_letters(group: str, broker_set: str, letters: Iterable[Letter]) -> Batch:
+    """One batch for the group's dead-letter topic, which has to be there. At least one letter."""
+    copies = [failed_copy(one.stored, broker_set, one.attempts, one.reason) for one in letters]
+    return batch_of(names.dead_letter_topic(group), 0, copies)
+
+
+def request_id(group: str, member_id: str) -> str:
+    """Under which a member's requests are known, in the table that makes a repeated one once."""
+    # A length in front: two names must not read as two others.
+    text = f"{len(group)}:{group}{member_id}"
+    return names.RETRY_PREFIX + hashlib.sha256(text.encode()).hexdigest()[:32]

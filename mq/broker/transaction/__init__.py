@@ -1,0 +1,1 @@
+"""Ends of transactions, and questions about those without one."""

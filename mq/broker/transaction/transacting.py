@@ -1,0 +1,239 @@
+"""Ends of transactions, and the questions about those that have none: the driver on the leader.
+
+Everything that changes transactions goes through one line of turns (`resolving` decides,
+`turns` writes): so each ends once, and no end races with a question, with giving up, or
+with being written again. A question is counted in the log before it is asked. It knows nothing of
+streams: whoever has one registers a `Respondent`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from mq.broker.core import Core, Service
+from mq.broker.replicated.dedup import StoredAt
+from mq.broker.replicated.machine import Written
+from mq.broker.replicated.transactions import Outcome, Transaction
+from mq.broker.transaction.questions import Question, Respondent, Respondents
+from mq.broker.transaction.resolving import (
+    SWEEP_MAX,
+    Carry,
+    CheckNow,
+    End,
+    Request,
+    Settled,
+    Sweep,
+    Turn,
+)
+from mq.broker.turns import Turns, Verdict
+from mq.errors import (
+    FlowControl,
+    GroupNotFound,
+    Internal,
+    MessageTooLarge,
+    MqError,
+    TransactionNotFound,
+)
+from mq.logging import get_logger
+from mq.names import GIVE_UP_TOPIC
+from mq.store.batch import Batch
+from mq.store.holding import read_held
+
+log = get_logger(__name__)
+
+OPEN_MAX = 100_000
+_ENTRY_BYTES = 1 << 20
+# What an entry needs beside the batch of one transaction.
+_OVERHEAD_BYTES = 256
+# After trouble with the log: some seconds.
+_PAUSE_TICKS = 20
+
+_Answer = tuple[Settled, Written | None]
+
+
+class Transacting(Service):
+    def __init__(self, core: Core, steady_ms: Callable[[], int]) -> None:
+        """`steady_ms` is a clock that nobody sets."""
+        self._core = core
+        self._steady_ms = steady_ms
+        # The time by which questions are due, and what the steady clock said then.
+        self._time_ms = self._time_read_ms = 0
+        entry_bytes_max = core.settings.config.store.entry_bytes_max
+        self._entry_bytes = min(_ENTRY_BYTES, entry_bytes_max - _OVERHEAD_BYTES)
+        self._half_bytes_max = entry_bytes_max - _OVERHEAD_BYTES
+        self._turns: Turns[Request, _Answer] = Turns(core.consensus, core.leadership, self._decide)
+        self._respondents = Respondents()
+        self._sweeping: asyncio.Task[None] | None = None
+        self._pause_ticks = 0
+        # Questions about transactions that this node counted as leader, whoever was there to hear.
+        self.checks_total = 0
+
+    # -- what producers and operators ask for -----------------------------------------------------
+
+    def check_half(self, batch: Batch) -> None:
+        """Whether one more half batch may come. FlowControl, MessageTooLarge."""
+        count = len(self._core.state.transactions.open)
+        if count >= OPEN_MAX:
+            raise FlowControl(
+                f"{count} transactions are open: end some, `mq transaction list` shows them"
+            )
+        if len(batch.data) > self._half_bytes_max:
+            raise MessageTooLarge(
+                f"a half batch of {len(batch.data)} bytes: at most {self._half_bytes_max} are "
+                "allowed"
+            )
+
+    async def end(
+        self, transaction_id: int, *, commits: bool, producer_group: str = ""
+    ) -> StoredAt | None:
+        """Committed or rolled back when this returns; of a commit: where its messages are. The same
+        end asked for again gets the same answer. TransactionNotFound: it is not open, or not of
+        this group; TopicNotFound: a commit whose topic is gone; as `Consensus.propose`.
+        """
+        outcome = Outcome.COMMITTED if commits else Outcome.ROLLED_BACK
+        request = End(transaction_id, outcome, producer_group)
+        settled, written = await self._turns.ask(request)
+        if settled.before is not None:
+            return settled.before.stored
+        if written is None or settled.batch_at < 0:
+            return None
+        return written.stored[settled.batch_at]
+
+    async def check_now(self, transaction_id: int) -> str:
+        """Asks a producer, and counts it as any other question. The producer's id. GroupNotFound:
+        nobody is there to be asked; TransactionNotFound.
+        """
+        one = self._core.state.transactions.open.get(transaction_id)
+        if one is not None and not self.producers(one.producer_group):
+            raise GroupNotFound(
+                f"no producer of group {one.producer_group} is connected that could be asked"
+            )
+        settled, _ = await self._turns.ask(CheckNow(transaction_id))
+        asked = [self._ask(each) for each in settled.asked]
+        if not asked or asked[0] is None:
+            raise TransactionNotFound(
+                f"transaction {transaction_id} ended just now, or nobody could be asked about it"
+            )
+        return asked[0]
+
+    # -- streams of producers ---------------------------------------------------------------------
+
+    def join(self, respondent: Respondent) -> None:
+        """NotLeader: only a leader asks."""
+        self._core.leadership.check()
+        self._respondents.join(respondent)
+
+    def leave(self, respondent: Respondent) -> None:
+        self._respondents.leave(respondent)
+
+    def producers(self, group: str) -> int:
+        """Living ones that can be asked."""
+        return self._respondents.count(group)
+
+    # -- the service ------------------------------------------------------------------------------
+
+    def lead(self) -> None:
+        # What is due follows from what is stamped in the log, by clocks that may be ahead of ours.
+        log_ = self._core.store.log
+        self._time_ms = log_.ref(log_.last_index).stored_at_ms
+        self._time_read_ms = self._steady_ms()
+        self._pause_ticks = 0
+
+    def step_down(self, error: MqError) -> None:
+        self._respondents.end_all(error)
+
+    def tick(self) -> None:
+        self._pause_ticks = max(0, self._pause_ticks - 1)
+        if self._sweeping is None and not self._pause_ticks and self._is_due():
+            self._sweeping = asyncio.ensure_future(self._sweep())
+
+    def needs_log_before(self, log_offset: int) -> bool:
+        transactions = self._core.state.transactions.open.values()
+        return any(one.log_offset < log_offset for one in transactions)
+
+    async def carry(self, log_offset: int) -> None:
+        while self.needs_log_before(log_offset):
+            settled, _ = await self._turns.ask(Carry(log_offset))
+            if not settled.carried:
+                return
+
+    def _is_due(self) -> bool:
+        return bool(self._core.state.transactions.due(self._now_ms(), 1))
+
+    def _now_ms(self) -> int:
+        """The wall clock, but never back: when that is set back, time goes on from where it was at
+        the pace of the steady one. Stamps in the log do not go back either.
+        """
+        steady_ms = self._steady_ms()
+        passed_ms = steady_ms - self._time_read_ms
+        self._time_ms = max(self._core.now_ms(), self._time_ms + passed_ms)
+        self._time_read_ms = steady_ms
+        return self._time_ms
+
+    async def _sweep(self) -> None:
+        core = self._core
+        try:
+            while self._is_due():
+                due = core.state.transactions.due(self._now_ms(), SWEEP_MAX)
+                if any(one.is_exhausted for one in due):
+                    await core.catalog.ensure_internal(GIVE_UP_TOPIC)
+                settled, _ = await self._turns.ask(Sweep())
+                for transaction_id in settled.asked:
+                    self._ask(transaction_id)
+                    # Each may be megabytes to read.
+                    await asyncio.sleep(0)
+        except MqError as error:
+            # What is due stays due: this leader, or the next, goes on with it.
+            self._pause_ticks = _PAUSE_TICKS
+            log.info("no questions about transactions for now", error=str(error))
+        finally:
+            self._sweeping = None
+
+    def _ask(self, transaction_id: int) -> str | None:
+        """Hands the question over; whatever is wrong with it concerns no other."""
+        one = self._core.state.transactions.open.get(transaction_id)
+        if one is None:
+            return None
+        self.checks_total += 1
+        if not self.producers(one.producer_group):
+            return None
+        try:
+            return self._respondents.ask(Question(one, self._read(one)))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is about this one
+            log.warning("cannot ask about a transaction", transaction=one.id, error=str(error))
+            return None
+
+    # -- turns ------------------------------------------------------------------------------------
+
+    def _decide(self, requests: list[Request]) -> Verdict[_Answer]:
+        core = self._core
+        turn = Turn(
+            core.state.transactions,
+            self._read,
+            core.catalog.present,
+            self._now_ms(),
+            self._entry_bytes,
+            core.settings.config.node.broker_set,
+        )
+        decided: list[Settled | MqError] = []
+        for request in requests:
+            try:
+                settled = turn.decide(request)
+            except Exception:
+                log.exception("a mistake of the broker's in a transaction", request=repr(request))
+                settled = Internal("the broker made a mistake; its log says more")
+            if settled is None:
+                break
+            decided.append(settled)
+        written = turn.written()
+        answers: list[_Answer | MqError] = [
+            one if isinstance(one, MqError) else (one, written) for one in decided
+        ]
+        return Verdict(answers, written)
+
+    def _read(self, one: Transaction) -> Batch:
+        (held,) = read_held(self._core.store.log, [(one.log_offset, one.size)])
+        if not held.batch.half or held.batch.message_count != one.messages:
+            raise Internal(f"what stands at {one.log_offset} is not the batch of {one.id}")
+        return held.batch

@@ -1,0 +1,100 @@
+"""A node whose messages are received and acknowledged, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import random
+from typing import TYPE_CHECKING, Any
+
+from mq.broker.consuming.filters import canonical, compile_filter
+from mq.broker.consuming.groups import Start
+from mq.broker.receive.granting import Given
+from mq.broker.receive.handles import lease_bytes
+from mq.broker.receive.receiving import Receive
+from mq.broker.receive.taking import Spec
+from mq.broker.retry.origins import opened
+from mq.wire.v1.consumer_pb2 import Filter, Handle
+from mq.wire.v1.message_pb2 import Message
+from tests.support.consensus import Node, soon
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_SEEDS = itertools.count(1)
+GROUP, TOPIC = "workers", "jobs"
+INVISIBLE_MS = 60_000
+
+
+def wanted(**changes: Any) -> Receive:
+    filter_ = changes.pop("filter", Filter())
+    is_ordered = changes.pop("is_ordered", False)
+    start = changes.pop("start", Start(is_earliest=True))
+    fields: dict[str, Any] = {
+        "group": GROUP,
+        "topic": TOPIC,
+        "member_id": "m",
+        "spec": Spec(canonical(filter_), is_ordered),
+        "filter": compile_filter(filter_),
+        "messages_max": 32,
+        "bytes_max": 3 << 20,
+        "invisible_ms": INVISIBLE_MS,
+        "start": start,
+    }
+    return Receive(**{**fields, **changes})
+
+
+async def receive(node: Node, **changes: Any) -> list[Given]:
+    found: list[Given] = await soon(node.broker.receiving.receive(wanted(**changes)))
+    return found
+
+
+def bodies(given: Iterable[Given]) -> list[bytes]:
+    return [message.body for one in given for message in opened(one.run)]
+
+
+def handles(given: Iterable[Given]) -> list[Handle]:
+    """One a message."""
+    return [
+        Handle(lease=lease_bytes(one.queue, one.lease), queue_offset=at)
+        for one in given
+        for at in range(one.run.queue_offset, one.run.queue_offset + one.run.message_count)
+    ]
+
+
+async def ack(node: Node, shown: Sequence[Handle], group: str = GROUP) -> list[bool]:
+    good: list[bool] = await soon(node.broker.receiving.ack(group, shown))
+    return good
+
+
+async def nack(
+    node: Node, shown: Sequence[Handle], delay_ms: int | None = 0, reason: str = ""
+) -> list[bool]:
+    good: list[bool] = await soon(node.broker.receiving.nack(GROUP, shown, delay_ms, reason))
+    return good
+
+
+def keyed(*pairs: tuple[str, bytes]) -> list[Message]:
+    return [Message(body=body, ordering_key=key) for key, body in pairs]
+
+
+async def send_keyed(node: Node, *pairs: tuple[str, bytes]) -> None:
+    await node.send(TOPIC, messages=keyed(*pairs))
+
+
+def restarted(node: Node, **options: Any) -> Node:
+    """The node after a crash: what was applied is there, what a leader remembers is not."""
+    again = Node(node.vfs_after_kill(), **options)
+    again.now_ms = node.now_ms
+    # The numbers of a node in tests begin anew with it; those of a real one do not.
+    fresh = random.Random(next(_SEEDS))
+    core = again.broker.receiving._core
+    object.__setattr__(core, "random_number", functools.partial(fresh.getrandbits, 64))
+    return again
+
+
+def waiting(node: Node, **changes: Any) -> asyncio.Task[list[Given]]:
+    """A receive that waits."""
+    call = node.broker.receiving.receive(wanted(wait_s=60.0, **changes))
+    return asyncio.get_running_loop().create_task(call)

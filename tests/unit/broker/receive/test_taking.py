@@ -1,0 +1,117 @@
+"""What a leader remembers of a group that receives: when messages come again, and who is woken."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mq.broker.consuming.assignment import Queue
+from mq.broker.receive.taking import Again, Spec, Taking
+from mq.broker.replicated.leases import QueueLeases, Range
+from mq.broker.replicated.topics import Topic
+from mq.errors import NotLeader
+from tests.support.consensus import on_loop, soon, turns
+
+END = 30
+SPANS = st.tuples(st.integers(0, END), st.integers(1, 8))
+STEPS = st.lists(
+    st.tuples(SPANS, st.one_of(st.none(), st.tuples(st.integers(0, 2), st.integers(0, 9)))),
+    max_size=20,
+)
+
+
+@given(STEPS, st.integers(0, 9))
+def test_everything_that_is_due_comes_once(
+    steps: list[tuple[tuple[int, int], tuple[int, int] | None]], now_ms: int
+) -> None:
+    leases, again = QueueLeases(), Again()
+    for (start, count), value in steps:
+        if value is None:
+            leases.put(start, start + count, None)
+        else:
+            lease, visible_at_ms = value
+            leases.put(start, start + count, (lease, visible_at_ms, 1))
+            again.push(Range(start, start + count, lease, visible_at_ms, 1))
+    due = {at for one in leases.ranges if one.visible_at_ms <= now_ms for at in span(one)}
+    assert again.is_due(now_ms, leases) == bool(due)
+    found: set[int] = set()
+    last_ms = 0
+    while (one := again.pop(now_ms, leases)) is not None:
+        assert last_ms <= one.visible_at_ms <= now_ms
+        last_ms = one.visible_at_ms
+        found |= set(span(one))
+        # It is given out: a copy in the heap does not count any more.
+        leases.put(one.start, one.end, (99, 100, 2))
+    assert found == due
+
+
+def span(one: Range) -> range:
+    return range(one.start, one.end)
+
+
+def test_what_is_over_long_before_its_time_does_not_pile_up() -> None:
+    leases, again = QueueLeases(), Again()
+    for at in range(5_000):
+        leases.put(at, at + 1, (at + 1, 10**12, 1))
+        again.push(Range(at, at + 1, at + 1, 10**12, 1))
+        leases.put(at, at + 1, None)
+        again.tidy(leases)
+    assert len(again._heap) < 1_000
+
+
+def taking(queues: int = 2, priorities: int = 0) -> Taking:
+    topic = Topic("t", 0, queues, queues, True, True, 0, priorities)
+    return Taking("g", topic, lambda _: 10)
+
+
+def test_queues_with_priorities_are_ordered_and_each_of_the_lower_comes_first_at_times() -> None:
+    one = taking(queues=6, priorities=3)
+    orders = [[queue.queue_id % 3 for queue in one.order()] for _ in range(20)]
+    assert orders.count([2, 2, 1, 1, 0, 0]) == 18
+    assert orders.count([1, 1, 0, 0, 2, 2]) == 1
+    assert orders.count([0, 0, 2, 2, 1, 1]) == 1
+
+
+@on_loop
+async def test_as_many_are_woken_as_there_is_something_for() -> None:
+    one = taking(queues=1)
+    queue = Queue("t", 0)
+    one.ready.clear()
+    one.memory(queue, QueueLeases(4))
+    calls = [asyncio.ensure_future(one.wait(2, 60)) for _ in range(9)]
+    await turns()
+    one.arrived(queue)  # six messages, from 4 to 10
+    await turns()
+    assert sum(call.done() for call in calls) == 3
+    one.arrived(queue)
+    await turns()
+    assert sum(call.done() for call in calls) == 3
+    # One of them wants nothing any more: somebody else may have it.
+    one.release(2)
+    await turns()
+    assert sum(call.done() for call in calls) == 4
+    one.dismiss(NotLeader(None, None))
+    failed = await soon(asyncio.gather(*calls, return_exceptions=True))
+    assert [isinstance(each, NotLeader) for each in failed] == [False] * 4 + [True] * 5
+
+
+@on_loop
+async def test_whoever_waits_in_vain_is_forgotten() -> None:
+    one = taking(queues=1)
+    one.ready.clear()
+    assert await one.wait(2, 0) is False
+    assert not one._waiting
+    assert one.reserved == 0
+
+
+def test_who_was_not_heard_of_for_long_is_gone() -> None:
+    one = taking()
+    one.enter("a", Spec("*", False), 1_000, 30_000)
+    assert one.active_members(99_000, 30_000) == {"a": 0}  # its call is under way
+    one.exit("a", 2_000)
+    assert one.active_members(31_999, 30_000) == {"a": 29_999}
+    assert one.active_members(32_000, 30_000) == {}
+    assert not one.expire(31_999, 30_000)
+    assert one.expire(32_000, 30_000)
