@@ -177,7 +177,9 @@ def start_replier(server: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.support.replier_process", server, "g", "work"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    assert process.stdout.readline() == "serves\n"
+    # What waits for it may come before it has said that it is there.
+    while (line := process.stdout.readline()) != "serves\n":
+        assert line == "works\n"
     return process
 
 
