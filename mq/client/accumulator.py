@@ -84,6 +84,8 @@ class Accumulator:
         self._unfinished: dict[Batch, None] = {}
         self._bytes = 0
         self._loose_under_way = 0
+        # Of any topic: who sends asks for a queue by priority only then.
+        self.has_priorities = False
         self._is_closed = False
         self._room_callbacks: list[Callable[[], object]] = []
         # When the loop looks here next without being called; what is due later calls nobody.
@@ -271,6 +273,7 @@ class Accumulator:
     ) -> None:
         """How many queues the topic has now; batches without a key start at `first_queue`."""
         with self._lock:
+            self.has_priorities = self.has_priorities or priorities > 1
             topic = self._topics.get(topic_name)
             if topic is None:
                 lines = TopicLines(topic_name, write_queues, first_queue, priorities)

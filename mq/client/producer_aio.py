@@ -193,11 +193,11 @@ class Producer:
         is_urgent: bool = False,
     ) -> None:
         core, encoded, delay = self._started(), self._encode(message), delay_field(message)
-        accumulator, priority = core.accumulator, priority_of(message)
+        accumulator = core.accumulator
         while True:
             place = queue_id
-            if place is None:
-                place = accumulator.queue_by_priority(topic, priority, encoded[3])
+            if place is None and accumulator.has_priorities:
+                place = accumulator.queue_by_priority(topic, priority_of(message), encoded[3])
             outcome = accumulator.add(
                 topic, encoded, place, future, timeout_s, is_urgent=is_urgent, delay=delay
             )

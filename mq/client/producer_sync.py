@@ -225,11 +225,10 @@ class Producer:
         encoded, delay = self._encode(message), delay_field(message)
         self._background.check_not_forked()
         is_urgent = deadline_s is not None
-        priority = priority_of(message)
         while True:
             place = queue_id
-            if place is None:
-                place = self._accumulator.queue_by_priority(topic, priority, encoded[3])
+            if place is None and self._accumulator.has_priorities:
+                place = self._accumulator.queue_by_priority(topic, priority_of(message), encoded[3])
             outcome = self._accumulator.add(
                 topic, encoded, place, future, timeout_s, is_urgent=is_urgent, delay=delay
             )
