@@ -435,7 +435,8 @@ import os, sys
 from mq.client import Producer
 child = os.fork()
 with Producer(sys.argv[1]) as producer:
-    print(producer.send("forked", b"").status, flush=True)
+    line = producer.send("forked", b"").status + "\\n"
+    os.write(1, line.encode())  # in one piece: both write to the same pipe
 if child:
     _, status = os.wait()
     assert status == 0, status
