@@ -156,11 +156,15 @@ class NotLeader(MqError):
     code = Code.NOT_LEADER
     retryable = True
 
-    def __init__(self, leader: str | None, address: str | None) -> None:
+    def __init__(
+        self, leader: str | None, address: str | None, external: str | None = None
+    ) -> None:
+        """`external`: its address for clients that came by the external listener."""
         where = f"{leader} at {address} does" if leader else "none is known at the moment"
         super().__init__(f"this node does not lead its broker set: {where}")
         self.leader = leader
         self.address = address
+        self.external = external or address
 
 
 class OutcomeUnknown(MqError):

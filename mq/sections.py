@@ -89,6 +89,22 @@ class BrokerConfig(_Section, frozen=True, kw_only=True):
         _Address,
         Meta(description="What other nodes and clients are told to connect to; empty: host, port."),
     ] = ""
+    external_listen: Annotated[
+        _Address,
+        Meta(description="A second place for clients, such as those outside of a container."),
+    ] = ""
+    external_advertised: Annotated[
+        _Address,
+        Meta(description="What clients that came by the second place are told; empty: the same."),
+    ] = ""
+    seeds: Annotated[
+        str,
+        Meta(
+            pattern=r"^(?:[^\s,=]{1,253}:[0-9]{1,5}(?:,[^\s,=]{1,253}:[0-9]{1,5})*)?\Z",
+            description="Brokers of other sets of the cluster; those of its own do no harm.",
+            extra={"legal": "host:port,host:port,..., or empty", "metavar": "ADDRESSES"},
+        ),
+    ] = ""
     zone: Annotated[_Text, Meta(description="Zone of this node, such as a data centre.")] = ""
     auto_create_topics: Annotated[
         Literal["no", "yes"],
@@ -116,6 +132,10 @@ class BrokerConfig(_Section, frozen=True, kw_only=True):
         int,
         Meta(ge=8 * MIB, le=GIB, description="Messages in memory that are not committed yet."),
     ] = 32 * MIB
+    backlog_bytes: Annotated[
+        int,
+        Meta(ge=MIB, le=1024 * GIB, description="Behind the end: such readers go to a follower."),
+    ] = 128 * MIB
     drain_ms: Annotated[
         int,
         Meta(ge=0, le=600_000, description="How long a stop waits for requests under way."),

@@ -36,6 +36,7 @@ from mq.raft.hooks import Role
 from mq.raft.node import Disk
 from mq.raft.node import Node as RaftNode
 from mq.raft.vote import VoteFile
+from mq.rpc.greeting import Greeter
 from mq.rpc.server import RpcServer
 from mq.store.flush import Flusher
 from mq.store.format import Kind
@@ -95,7 +96,9 @@ class _Consensus:
     def leading(self) -> Leading:
         _, term, leader_id, _ = self._raft.leadership
         presence = self._raft.presences.get(leader_id) if leader_id else None
-        return Leading(term, leader_id, presence.client_address if presence else None)
+        if presence is None:
+            return Leading(term, leader_id, None)
+        return Leading(term, leader_id, presence.client_address, presence.external_address)
 
     @property
     def peers(self) -> Sequence[Peer]:
@@ -176,7 +179,8 @@ class Server:
             options = self._config.broker
             port = rpc.bind(options.host, options.port)
             address = options.advertised or f"{_reachable(options.host)}:{port}"
-            raft.introduce(Presence(address, options.zone))
+            external = self._open_external(rpc)
+            raft.introduce(Presence(address, options.zone, external))
             stack.push_async_callback(raft.stop)
             await raft.start(listen)
             await rpc.start()
@@ -185,8 +189,21 @@ class Server:
             stack.push_async_callback(raft.step_aside)
             # And before that, their progress is in the log.
             stack.push_async_callback(broker.commits.flush)
+            greeting = asyncio.create_task(Greeter(broker.directory, self._clock.now_ms).run())
+            stack.callback(greeting.cancel)
             metrics_port = self._serve_metrics(metrics, stack)
             yield Parts(store, raft, broker, rpc, address, metrics_port)
+
+    def _open_external(self, rpc: RpcServer) -> str:
+        """Where clients are told to connect that come by the second listener; empty: there is
+        none.
+        """
+        options = self._config.broker
+        if not options.external_listen:
+            return options.external_advertised
+        host, _, port = options.external_listen.rpartition(":")
+        bound = rpc.bind_external(host.strip("[]"), int(port))
+        return options.external_advertised or f"{_reachable(host)}:{bound}"
 
     def _serve_metrics(self, metrics: Metrics, stack: contextlib.AsyncExitStack) -> int:
         if self._config.metrics.enabled == "no":

@@ -199,7 +199,7 @@ class Reader:
     def _of_queue(self, queue: QueueRef, end: int) -> Iterator[ReceivedMessage]:
         while (at := self.positions[queue]) < end:
             result = self._consumer.pull(
-                *queue,
+                *queue[:2],
                 at,
                 filter=self._wanted,
                 messages_max=_PAGE_MESSAGES,
@@ -265,7 +265,7 @@ async def _watch(
     at = start
     while True:
         result = await consumer.pull(
-            *queue, at, filter=wanted, messages_max=_PAGE_MESSAGES, wait_ms=_WAIT_MS
+            *queue[:2], at, filter=wanted, messages_max=_PAGE_MESSAGES, wait_ms=_WAIT_MS
         )
         at = result.next_offset
         if result.messages:

@@ -20,6 +20,7 @@ from mq.broker.contracts import Consensus
 from mq.broker.core import Core, Service, Settings
 from mq.broker.delay.delays import Delays
 from mq.broker.delay.underway import UnderWay
+from mq.broker.directory import Directory
 from mq.broker.leading import Leadership
 from mq.broker.publishing import Publisher, Slot
 from mq.broker.receive.receiving import Receiving
@@ -31,6 +32,7 @@ from mq.errors import MqError, NodeStopped, TopicNotFound
 from mq.logging import get_logger
 from mq.store.batch import Batch
 from mq.store.consumequeue import ConsumeQueue, QueueExtent
+from mq.store.identity import Identity
 from mq.wire.v1.state_pb2 import Command
 
 log = get_logger(__name__)
@@ -74,6 +76,14 @@ class Broker:
             entry_bytes_max=settings.config.store.entry_bytes_max,
         )
         self.puller = Puller(self.state.topics, self.store, self.arrivals)
+        node = settings.config.node
+        self.directory = Directory(
+            Identity(node.cluster, node.broker_set, node.node),
+            self.state,
+            consensus,
+            [one for one in options.seeds.split(",") if one],
+            random_number() >> 1,
+        )
         self.commits = Commits(consensus, machine)
         self.groups = Groups(
             consensus,
@@ -218,7 +228,7 @@ class Broker:
     async def create_missing(self, topics: Iterable[str]) -> None:
         """Creates topics that somebody asks for, where that is allowed. IllegalTopic: none is."""
         if self.settings.creates_topics:
-            missing = [name for name in topics if name not in self.state.topics]
+            missing = [name for name in topics if not self.directory.topic(name)]
             for name in missing:
                 names.check_topic(name)
             await self.catalog.ensure(one for one in missing if not names.is_internal_topic(one))

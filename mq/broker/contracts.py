@@ -9,11 +9,14 @@ from mq.store.format import Kind
 
 
 class Leading(NamedTuple):
-    """Who leads the broker set, as this node sees it. The address is the one for clients."""
+    """Who leads the broker set, as this node sees it. The address is the one for clients, the
+    other one for those that come by the external listener.
+    """
 
     term: int
     leader_id: str | None
     leader_address: str | None
+    external_address: str | None = None
 
 
 class Peer(NamedTuple):
@@ -24,6 +27,7 @@ class Peer(NamedTuple):
     node_id: str
     address: str
     zone: str
+    external_address: str = ""
 
 
 class Consensus(Protocol):

@@ -51,5 +51,5 @@ class Leadership:
         raise self.refusal()
 
     def refusal(self) -> NotLeader:
-        _, leader_id, address = self._consensus.leading
-        return NotLeader(leader_id, address) if address else NotLeader(None, None)
+        _, leader_id, address, external = self._consensus.leading
+        return NotLeader(leader_id, address, external) if address else NotLeader(None, None)

@@ -69,17 +69,12 @@ class Admin:
         self._timeout_s = timeout_s
 
     async def _call(self, method: str, request: WireMessage) -> Any:
-        return await self._connection.call("AdminService", method, request, self._timeout_s)
+        return await self._connection.call_first("AdminService", method, request, self._timeout_s)
 
     async def _call_node(self, method: str, request: WireMessage, server: str | None) -> Any:
         """Of one broker, whether it leads or not."""
         return await self._connection.call(
-            "AdminService",
-            method,
-            request,
-            self._timeout_s,
-            to_leader=False,
-            server=server or "",
+            "AdminService", method, request, self._timeout_s, server=server or ""
         )
 
     # Topics
@@ -247,7 +242,7 @@ class Admin:
         """Commits it, or rolls it back. TransactionNotFound: it has ended otherwise."""
         resolution = RESOLUTION_COMMIT if commit else RESOLUTION_ROLLBACK
         request = EndTransactionRequest(transaction_id=transaction_id, resolution=resolution)
-        answer: EndTransactionResponse = await self._connection.call(
+        answer: EndTransactionResponse = await self._connection.call_first(
             "TransactionService", "EndTransaction", request, self._timeout_s
         )
         return answer

@@ -42,7 +42,7 @@ class BroadcastOffsets:
         if self._path is None:
             return
         topics: dict[str, dict[str, int]] = {}
-        for (topic, queue_id), queue_offset in sorted(self._offsets.items()):
+        for (topic, queue_id, _), queue_offset in sorted(self._offsets.items()):
             topics.setdefault(topic, {})[str(queue_id)] = queue_offset
         content = {"version": _VERSION, "group": self._group, "offsets": topics}
         draft = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")

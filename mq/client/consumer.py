@@ -172,10 +172,10 @@ class Consumer:
 
     def pause(self, *queues: tuple[str, int]) -> None:
         """Nothing of these queues is given out; without any, of all, also those to come."""
-        self._session.holdings.pause(queues or None)
+        self._session.holdings.pause([QueueRef(*one) for one in queues] or None)
 
     def resume(self, *queues: tuple[str, int]) -> None:
-        self._session.holdings.resume(queues or None)
+        self._session.holdings.resume([QueueRef(*one) for one in queues] or None)
 
     @property
     def unreadable_messages(self) -> int:

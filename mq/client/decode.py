@@ -153,7 +153,7 @@ class Decoder:
         self, queue: QueueRef, runs: Sequence[Frames], broker_set: str
     ) -> Iterator[Decoded]:
         """Every stored message in its order; each is decoded when it is asked for."""
-        topic, queue_id = queue
+        topic, queue_id, _ = queue
         wanted = self._wanted_tags.get(topic)
         # Elsewhere an origin is what a producer made up.
         has_origins = topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX, GIVE_UP_TOPIC))

@@ -365,14 +365,14 @@ class Holdings:
                 queue.seek(positions[queue.ref])
                 self._note(queue, is_urgent=True)
 
-    def pause(self, refs: Iterable[tuple[str, int]] | None) -> None:
+    def pause(self, refs: Iterable[QueueRef] | None) -> None:
         """These queues, or all, also those that come."""
         with self._changed:
             self._is_paused = self._is_paused or refs is None
             for queue in self._named(refs):
                 queue.is_paused = True
 
-    def resume(self, refs: Iterable[tuple[str, int]] | None) -> None:
+    def resume(self, refs: Iterable[QueueRef] | None) -> None:
         with self._changed:
             self._is_paused = self._is_paused and refs is not None
             for queue in self._named(refs):
@@ -380,7 +380,7 @@ class Holdings:
                 self._offer(queue)
             self._tell_ready()
 
-    def _named(self, refs: Iterable[tuple[str, int]] | None) -> Iterator[HeldQueue]:
+    def _named(self, refs: Iterable[QueueRef] | None) -> Iterator[HeldQueue]:
         if refs is None:
             return iter(list(self._queues.values()))
         wanted = [QueueRef(*ref) for ref in refs]

@@ -87,6 +87,10 @@ class ReceivedMessage:
         """Where it stands."""
         return QueueRef(self.stored_topic or self.topic, self.queue_id)
 
+    @property
+    def broker_set(self) -> str:
+        return self.message_id.rpartition(":")[0]
+
 
 class SendResult(NamedTuple):
     """Where a message stands. With ack="leader" the broker answers before that is known: the id is
@@ -106,8 +110,13 @@ class SendResult(NamedTuple):
 
 
 class QueueRef(NamedTuple):
+    """A queue of a topic: each broker set that has some counts its own from 0. All that the client
+    gives out names the set; what it is given may leave it out when only one set has the topic.
+    """
+
     topic: str
     queue_id: int
+    broker_set: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ async def find_offsets(
     request = FindOffsetsRequest(
         topic=topic, queue_ids=queue_ids, kind=_KINDS[position], at_ms=at_ms
     )
-    response: FindOffsetsResponse = await connection.call(
+    response: FindOffsetsResponse = await connection.call_first(
         _SERVICE, "FindOffsets", request, timeout_s
     )
     return from_positions(response.positions)
@@ -61,7 +61,7 @@ async def commit_offsets(
     request = CommitOffsetsRequest(
         group=group, member_id=member_id, positions=to_positions(offsets)
     )
-    await connection.call(_SERVICE, "CommitOffsets", request, timeout_s)
+    await connection.call_first(_SERVICE, "CommitOffsets", request, timeout_s)
 
 
 async def query_offsets(
@@ -71,9 +71,9 @@ async def query_offsets(
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> dict[QueueRef, int]:
     """Of these queues, or all that the group has; those without an offset are left out."""
-    wanted = [QueueId(topic=topic, queue_id=queue_id) for topic, queue_id in queues]
+    wanted = [QueueId(topic=topic, queue_id=queue_id) for topic, queue_id, _ in queues]
     request = QueryOffsetsRequest(group=group, queues=wanted)
-    response: QueryOffsetsResponse = await connection.call(
+    response: QueryOffsetsResponse = await connection.call_first(
         _SERVICE, "QueryOffsets", request, timeout_s
     )
     return from_positions(response.positions)
@@ -82,7 +82,7 @@ async def query_offsets(
 def to_positions(offsets: Mapping[QueueRef, int]) -> list[QueuePosition]:
     return [
         QueuePosition(topic=topic, queue_id=queue_id, queue_offset=queue_offset)
-        for (topic, queue_id), queue_offset in offsets.items()
+        for (topic, queue_id, _), queue_offset in offsets.items()
     ]
 
 

@@ -48,7 +48,7 @@ class Outputs:
                     f"more than {ENTRY_BYTES_MAX} bytes are to be sent at once, which do not fit "
                     "an entry of the broker's log"
                 )
-            route = (await self._connection.route(topic, create=True)).topic
+            route = (await self._connection.route(topic, create=True)).parts[0]
             key_hash = encoded[3]
             queue_id = queue_for(
                 turn if key_hash is None else key_hash,

@@ -50,4 +50,4 @@ class Polled:
 
 
 def _place(message: ReceivedMessage) -> _Place:
-    return *message.queue, message.queue_offset
+    return message.queue.topic, message.queue_id, message.queue_offset

@@ -333,7 +333,7 @@ class Processor:
         )
         if any(one.is_void for one in taken):
             return
-        topic, queue_id = line.held.ref
+        topic, queue_id, _ = line.held.ref
         end = taken[-1].message.queue_offset + 1
         request = AtomicRequest(
             batches=batches,
@@ -375,7 +375,7 @@ class Processor:
         began_s = loop.time()
         for attempt in itertools.count():
             try:
-                await self._connection.call(
+                await self._connection.call_first(
                     "ProducerService", "SendAtomically", request, _ATTEMPT_S
                 )
             except MqError as error:

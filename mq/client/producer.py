@@ -51,6 +51,7 @@ class ProducerCore:
         )
         self._ack = ACKS[settings.ack]
         self._broker_sets: dict[str, str] = {}
+        self._line = connection.of("")
         self._preparing: dict[str, asyncio.Task[None]] = {}
         self._link: Link | None = None
         # Streams to former leaders, which still answer what they were asked.
@@ -199,7 +200,7 @@ class ProducerCore:
         while not self.accumulator.is_empty:
             address = ""
             try:
-                address = await self.connection.leader(_STALL_S)
+                address = await self._line.leader(_STALL_S)
                 link = Link(self.connection, address, self._ack, self)
                 await link.open()
             except MqError as error:
@@ -216,9 +217,9 @@ class ProducerCore:
 
     def _learn_end(self, address: str, error: MqError) -> None:
         if isinstance(error, NotLeader):
-            self.connection.not_leader(address, error.address or "")
+            self._line.not_leader(address, error.address or "")
         else:
-            self.connection.failed(address)
+            self._line.failed(address)
 
     def _leave(self, link: Link) -> None:
         """It leads no more: the next request goes to another one, answers still come from here."""
@@ -238,7 +239,7 @@ class ProducerCore:
                 self._settle(link, batch, results[at] if at < len(results) else missing)
         if any(result.code == 0 for result in results):
             self._progress_s = now_s
-            self.connection.succeeded(link.address, now_s - request.sent_s)
+            self._line.succeeded(link.address, now_s - request.sent_s)
         self.wake()
 
     def _settle(self, link: Link, batch: Batch, result: BatchResult) -> None:
@@ -252,7 +253,7 @@ class ProducerCore:
             result.code, result.text, result.leader_address, result.retry_after_ms
         )
         if found is Verdict.FOLLOW:
-            believed = self.connection.not_leader(link.address, result.leader_address)
+            believed = self._line.not_leader(link.address, result.leader_address)
             self._leave(link)
             is_hint = bool(result.leader_address) and believed != link.address
             self._bounce(batch, 0.0 if is_hint and not batch.bounces else None)
@@ -341,14 +342,14 @@ class ProducerCore:
         for batch in (*under_way, *self.accumulator.unsent()):
             if not batch.is_done and now_s >= batch.expires_s(self._progress_s):
                 batch.in_doubt = batch.in_doubt or batch.is_out
-                self._failed(batch, batch.overdue(self._trouble, self.connection.servers))
+                self._failed(batch, batch.overdue(self._trouble, self._line.servers))
                 self.wake()
 
     async def _ask_who_leads(self, link: Link) -> None:
         """It is silent. If others say that somebody else leads by now, it is left for good."""
-        self.connection.failed(link.address)
+        self._line.failed(link.address)
         try:
-            leader = await self.connection.leader(_STALL_S)
+            leader = await self._line.leader(_STALL_S)
         except MqError:
             return
         if leader != link.address:
@@ -360,10 +361,11 @@ class ProducerCore:
         names.check_topic(topic)
         if names.is_internal_topic(topic):
             raise PermissionDenied(f"topic {topic} is written by the broker alone")
-        route = (await self.connection.route(topic, create=True, timeout_s=timeout_s)).topic
+        route = (await self.connection.route(topic, create=True, timeout_s=timeout_s)).parts[0]
         if not route.is_writable or not route.write_queues:
             raise PermissionDenied(f"topic {topic} takes no messages: it is not writable")
         self._broker_sets[topic] = route.broker_set
+        self._line = self.connection.of(route.broker_set)
         first_queue = random.randrange(route.write_queues)  # noqa: S311 # spreads load only
         self.accumulator.set_route(topic, route.write_queues, first_queue, route.priorities)
 

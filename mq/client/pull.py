@@ -70,8 +70,8 @@ class PullConsumer:
     async def queues(self, topic: str) -> list[QueueRef]:
         """That can be read. TopicNotFound."""
         route = await self._connection.route(topic)
-        self._broker_sets[topic] = route.topic.broker_set
-        return [QueueRef(topic, queue_id) for queue_id in range(route.topic.read_queues)]
+        self._broker_sets[topic] = route.parts[0].broker_set
+        return [one._replace(broker_set="") for one in route.readable]
 
     async def pull(
         self,
@@ -98,7 +98,7 @@ class PullConsumer:
             bytes_max=bytes_max,
             wait_ms=wait_ms,
         )
-        data: bytes = await self._connection.call(
+        data: bytes = await self._connection.call_first(
             "ConsumerService",
             "Pull",
             request,

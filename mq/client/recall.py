@@ -26,4 +26,4 @@ def recall_request(
 
 
 async def recall(connection: Connection, request: RecallRequest, timeout_s: float) -> None:
-    await connection.call("ProducerService", "Recall", request, timeout_s)
+    await connection.call_first("ProducerService", "Recall", request, timeout_s)

@@ -154,7 +154,7 @@ class Retries:
         attempt = 0
         while True:
             try:
-                response: RetryResponse = await self._connection.call(
+                response: RetryResponse = await self._connection.call_first(
                     "ConsumerService", "Retry", request, CALL_TIMEOUT_S
                 )
             except MqError as error:

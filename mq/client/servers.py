@@ -38,6 +38,12 @@ class Servers:
         if address:
             self._records.setdefault(address, _Record()).zone = zone
 
+    def keep_only(self, addresses: Iterable[str]) -> None:
+        """The others are gone, or never were of these: seeds of another set, say."""
+        kept = dict.fromkeys(addresses)
+        if kept:
+            self._records = {one: record for one, record in self._records.items() if one in kept}
+
     def succeeded(self, address: str, latency_s: float) -> None:
         record = self._records.setdefault(address, _Record())
         if record.is_measured:

@@ -233,12 +233,12 @@ class Session:
         except grpc.aio.AioRpcError as failure:
             error = error_of_call(failure, address)
             if isinstance(error, NotLeader):
-                self._connection.not_leader(address, error.address or "")
+                self._connection.of(self._broker_set).not_leader(address, error.address or "")
             elif isinstance(error, Unreachable):
-                self._connection.failed(address)
+                self._connection.of(self._broker_set).failed(address)
             raise error from None
         except Unreachable:
-            self._connection.failed(address)
+            self._connection.of(self._broker_set).failed(address)
             raise
         finally:
             call.cancel()
@@ -250,7 +250,7 @@ class Session:
             names += [one.name for one in response.broker_sets]
             self._broker_set = names[0] if names else ""
             self._term = max((one.term for one in response.broker_sets), default=0)
-        return await self._connection.leader()
+        return await self._connection.of(self._broker_set).leader()
 
     async def _check_leader(self, address: str) -> None:
         """Somebody else may lead by now, and the one whose stream this is may not know it. A broker
@@ -400,4 +400,4 @@ class Session:
         if not self._has_left and self._joined.is_set() and self.holdings.failure is None:
             request = LeaveRequest(group=self.wanted.group, member_id=self.wanted.member_id)
             with contextlib.suppress(MqError):
-                await self._connection.call(_SERVICE, "Leave", request, timeout_s=1.0)
+                await self._connection.call_first(_SERVICE, "Leave", request, timeout_s=1.0)

@@ -227,7 +227,7 @@ class SimpleConsumer:
     async def _broker_set(self, topic: str) -> str:
         if topic not in self._broker_sets:
             route = await self._connection.route(topic)
-            self._broker_sets[topic] = route.topic.broker_set
+            self._broker_sets[topic] = route.parts[0].broker_set
         return self._broker_sets[topic]
 
     # -- what becomes of them ---------------------------------------------------------------------
@@ -322,7 +322,7 @@ class SimpleConsumer:
         attempt = 0
         while True:
             try:
-                answer: bytes = await self._connection.call(
+                answer: bytes = await self._connection.call_first(
                     _SERVICE, method, request, deadline_s - loop.time(), raw_response=True
                 )
             except MqError as error:
@@ -357,7 +357,7 @@ class SimpleConsumer:
             request = wire.LeaveRequest(group=self._wanted.group, member_id=self._wanted.member_id)
             # Otherwise the broker finds out by itself.
             with contextlib.suppress(MqError):
-                await self._connection.call(_SERVICE, "Leave", request, _LEAVE_S)
+                await self._connection.call_first(_SERVICE, "Leave", request, _LEAVE_S)
         await self._connection.close()
 
     async def __aenter__(self) -> Self:

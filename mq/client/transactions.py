@@ -27,6 +27,7 @@ from mq.client.failures import error_of, retry_after_s
 from mq.client.model import Message, QueueRef
 from mq.client.priorities import queue_for
 from mq.client.sequences import Sequences
+from mq.client.set_connection import SetConnection
 from mq.client.transaction_encode import end_request, half_batch, half_request
 from mq.client.transaction_model import (
     Checks,
@@ -235,7 +236,7 @@ class TransactionCore:
         if names.is_internal_topic(topic):
             raise PermissionDenied(f"topic {topic} is written by the broker alone")
         left_s = max(deadline_s - self._loop.time(), 0.001)
-        route = (await self.connection.route(topic, create=True, timeout_s=left_s)).topic
+        route = (await self.connection.route(topic, create=True, timeout_s=left_s)).parts[0]
         if not route.is_writable or not route.write_queues:
             raise PermissionDenied(f"topic {topic} takes no messages: it is not writable")
         if wanted.queue_id is not None:
@@ -323,7 +324,7 @@ class TransactionCore:
         if found is Verdict.FOLLOW and self._stream is not None:
             self._trouble = error
             pending.attempts += 1
-            self.connection.not_leader(self._stream.address, status.leader_address)
+            self._first().not_leader(self._stream.address, status.leader_address)
             self._stream.break_off()
         elif found in (Verdict.WAIT, Verdict.AGAIN):
             self._trouble = error
@@ -339,7 +340,7 @@ class TransactionCore:
         attempt = 0
         while not self._is_closing:
             try:
-                address = await self.connection.leader(_STALL_S)
+                address = await (await self.connection.sets(_STALL_S))[0].leader(_STALL_S)
                 await self._serve(address)
             except MqError as error:
                 self._trouble = error
@@ -368,9 +369,12 @@ class TransactionCore:
             return
         log.debug("the stream to %s ended: %s", address, error)
         if isinstance(error, NotLeader):
-            self.connection.not_leader(address, error.address or "")
+            self._first().not_leader(address, error.address or "")
         else:
-            self.connection.failed(address)
+            self._first().failed(address)
+
+    def _first(self) -> SetConnection:
+        return self.connection.of(self.connection.known_sets[0])
 
     def _started(self) -> None:
         """What has no answer yet goes again, in its order."""

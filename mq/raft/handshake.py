@@ -35,6 +35,7 @@ class Presence(NamedTuple):
 
     client_address: str = ""
     zone: str = ""
+    external_address: str = ""
 
 
 ABSENT = Presence()
@@ -52,6 +53,7 @@ def greeting(
         birth_crc=birth_crc,
         client_address=presence.client_address,
         zone=presence.zone,
+        external_address=presence.external_address,
     )
     return Frame(RaftFrame(hello=hello))
 

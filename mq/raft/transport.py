@@ -194,7 +194,11 @@ class Transport:
         expected = Expected(self._identity, known, connection.dialed, self._birth_crc())
         reason = objection(hello, expected)
         if reason is None:
-            told = Presence(printable(hello.client_address), printable(hello.zone))
+            told = Presence(
+                printable(hello.client_address),
+                printable(hello.zone),
+                printable(hello.external_address),
+            )
             self.presences[hello.node_id] = told
         return reason
 

@@ -1,12 +1,13 @@
-"""ClusterService: who leads, and where the queues of a topic are. Every node answers."""
+"""ClusterService: who leads, and where the queues of a topic are. Every node answers, for all sets
+of the cluster.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Iterable, Iterator
 
 from mq import names
 from mq.broker.broker import Broker
 from mq.errors import IllegalRequest
+from mq.rpc import listeners
 from mq.rpc.methods import Context
 from mq.store.identity import Identity
 from mq.wire.v1 import cluster_pb2 as pb
@@ -26,39 +27,20 @@ class ClusterService:
             )
         for name in request.topics:
             names.check_topic(name)
-        if request.create_missing and any(
-            name not in self._broker.state.topics for name in request.topics
-        ):
+        directory = self._broker.directory
+        if request.create_missing and not all(map(directory.topic, request.topics)):
             await self._broker.leadership.settled()
             await self._broker.create_missing(request.topics)
-        leading = self._broker.consensus.leading
-        broker_set = pb.BrokerSet(
-            name=self._identity.broker_set,
-            leader_id=leading.leader_id or "",
-            term=leading.term,
-            nodes=[
-                pb.NodeRoute(node_id=peer.node_id, address=peer.address, zone=peer.zone)
-                for peer in self._broker.consensus.peers
-            ],
-        )
+        sets = directory.sets(self._broker.now_ms())
+        for broker_set in sets:
+            for node in broker_set.nodes:
+                node.address = listeners.chosen(node.address, node.external_address)
+                node.external_address = ""
         return pb.RouteResponse(
             cluster=self._identity.cluster,
-            broker_sets=[broker_set],
-            topics=self._topics(request.topics),
+            broker_sets=sets,
+            topics=[one for name in request.topics for one in directory.topic(name)],
         )
 
-    def _topics(self, wanted: Iterable[str]) -> Iterator[pb.TopicRoute]:
-        topics = self._broker.state.topics
-        for name in wanted:
-            if name in topics:
-                topic = topics.find(name)
-                yield pb.TopicRoute(
-                    topic=name,
-                    type=topic.type,  # type: ignore[arg-type]  # a number on the wire
-                    broker_set=self._identity.broker_set,
-                    write_queues=topic.write_queues,
-                    read_queues=topic.read_queues,
-                    is_readable=topic.is_readable and names.is_readable_topic(name),
-                    is_writable=topic.is_writable and not topic.is_internal,
-                    priorities=topic.priorities,
-                )
+    async def greet(self, request: pb.GreetRequest, context: Context) -> pb.GreetResponse:
+        return self._broker.directory.answer(request)

@@ -15,7 +15,7 @@ import grpc
 from google.protobuf.message import Message
 
 from mq.errors import FlowControl
-from mq.rpc import status
+from mq.rpc import listeners, status
 
 Context: TypeAlias = grpc.aio.ServicerContext
 # However long a client is ready to wait.
@@ -31,8 +31,11 @@ def unary(
     request_type: Callable[[bytes], Any],
     method: Callable[[Any, Context], Awaitable[Message | bytes]],
     observe: Observer,
+    *,
+    is_external: bool = False,
 ) -> grpc.RpcMethodHandler:
     async def serve(data: bytes, context: Context) -> bytes:
+        listeners.IS_EXTERNAL.set(is_external)
         began_s = time.perf_counter()
         code = "OK"
         try:
@@ -58,8 +61,11 @@ def stream(
     name: str,
     method: Callable[[Context], Awaitable[None]],
     observe: Observer,
+    *,
+    is_external: bool = False,
 ) -> grpc.RpcMethodHandler:
     async def serve(_: object, context: Context) -> None:
+        listeners.IS_EXTERNAL.set(is_external)
         began_s = time.perf_counter()
         code = "OK"
         try:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 import grpc
@@ -17,6 +18,9 @@ from mq.broker.broker import Broker
 from mq.errors import PortUnavailable
 from mq.rpc.admin import AdminService, NodeControl
 from mq.rpc.admin_dead_letters import DeadLetterAdmin
+from mq.rpc.admin_log import LogAdmin
+from mq.rpc.admin_members import MemberAdmin
+from mq.rpc.admin_sets import SetAdmin
 from mq.rpc.admin_transactions import TransactionAdmin
 from mq.rpc.atomic import AtomicService
 from mq.rpc.cluster import ClusterService
@@ -52,6 +56,9 @@ def _options(request_bytes_max: int) -> list[tuple[str, int]]:
     ]
 
 
+_Stream = Callable[[Any], Awaitable[None]]
+
+
 class RpcServer:
     """Made on a running loop."""
 
@@ -63,20 +70,27 @@ class RpcServer:
         config = broker.settings.config
         # As much as one entry of the log may hold; a batch beyond that gets a typed answer.
         request_bytes_max = 2 * config.store.entry_bytes_max + _REQUEST_OVERHEAD_BYTES
-        self._server = grpc.aio.server(options=_options(request_bytes_max))
+        self._options = _options(request_bytes_max)
         self._health = health.aio.HealthServicer()
-        producer = self._producer = ProducerService(broker, identity.broker_set)
-        name = identity.broker_set
+        self._producer = ProducerService(broker, identity.broker_set)
+        self._services, self._streams = self._serving(identity, node)
+        self._server = self._made(is_external=False)
+        self._external: grpc.aio.Server | None = None
+
+    def _serving(
+        self, identity: Identity, node: NodeControl
+    ) -> tuple[dict[ServiceDescriptor, list[object]], dict[str, _Stream]]:
+        """Each service of the protocol and what serves its methods; and those that are streams."""
+        broker, name = self._broker, identity.broker_set
         transaction = TransactionService(broker, name)
-        streams = {
-            "Publish": producer.publish,
+        streams: dict[str, _Stream] = {
+            "Publish": self._producer.publish,
             "Subscribe": SubscribeService(broker).subscribe,
             "Transact": transaction.transact,
         }
-        # Each service of the protocol, and what serves its methods.
         services: dict[ServiceDescriptor, list[object]] = {
             producer_pb2.DESCRIPTOR.services_by_name["ProducerService"]: [
-                producer,
+                self._producer,
                 RecallService(broker, name),
                 AtomicService(broker, name),
             ],
@@ -93,53 +107,68 @@ class RpcServer:
                 AdminService(broker, name, node),
                 TransactionAdmin(broker, name),
                 DeadLetterAdmin(broker, name),
+                SetAdmin(broker),
+                MemberAdmin(broker),
+                LogAdmin(broker),
             ],
         }
-        self._names = [descriptor.full_name for descriptor in services]
-        for descriptor, serving in services.items():
-            self._add(descriptor, serving, streams)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        return services, streams
+
+    def _made(self, *, is_external: bool) -> grpc.aio.Server:
+        """Clients that come by this one are told addresses of its kind."""
+        server = grpc.aio.server(options=self._options)
+        for descriptor, serving in self._services.items():
+            handlers = self._handlers(descriptor, serving, is_external=is_external)
+            handler = grpc.method_handlers_generic_handler(descriptor.full_name, handlers)
+            server.add_generic_rpc_handlers((handler,))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
         reflection.enable_server_reflection(
-            (*self._names, health_name, reflection.SERVICE_NAME), self._server
+            (*self._names, health_name, reflection.SERVICE_NAME), server
         )
+        return server
 
-    def _add(
-        self,
-        descriptor: ServiceDescriptor,
-        serving: Sequence[object],
-        streams: Mapping[str, Callable[[Any], Awaitable[None]]],
-    ) -> None:
+    @property
+    def _names(self) -> list[str]:
+        return [descriptor.full_name for descriptor in self._services]
+
+    def _handlers(
+        self, descriptor: ServiceDescriptor, serving: Sequence[object], *, is_external: bool
+    ) -> dict[str, grpc.RpcMethodHandler]:
         handlers = {}
         for method in descriptor.methods:
             name = f"{descriptor.name}/{method.name}"
-            if method.name in streams:
-                handlers[method.name] = stream(name, streams[method.name], self._observe)
+            if method.name in self._streams:
+                handlers[method.name] = stream(
+                    name, self._streams[method.name], self._observe, is_external=is_external
+                )
                 continue
             request = message_factory.GetMessageClass(method.input_type)
             # CreateTopic is served by create_topic.
             attribute = re.sub(r"(?<!^)([A-Z])", r"_\1", method.name).lower()
             (served,) = (getattr(one, attribute) for one in serving if hasattr(one, attribute))
-            handlers[method.name] = unary(name, request.FromString, served, self._observe)
-        handler = grpc.method_handlers_generic_handler(descriptor.full_name, handlers)
-        self._server.add_generic_rpc_handlers((handler,))
+            handlers[method.name] = unary(
+                name, request.FromString, served, self._observe, is_external=is_external
+            )
+        return handlers
+
+    def bind_external(self, host: str, port: int) -> int:
+        """As `bind`, for clients that cannot use the other addresses."""
+        self._external = self._made(is_external=True)
+        return _bound(self._external, host, port, "another one with --broker-external-listen")
 
     def bind(self, host: str, port: int) -> int:
         """The port that clients connect to; they are served from `start` on. PortUnavailable."""
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        reason = _refusal(host, port)
-        if not reason:
-            try:
-                return cast(int, self._server.add_insecure_port(address))
-            except RuntimeError as error:
-                reason = str(error)
-        raise PortUnavailable(
-            f"clients cannot connect to {address}: {reason}. Is another broker running? "
-            "Choose another port with --port, 0 for any, or another host with --broker-host"
-        )
+        remedy = "another port with --port, 0 for any, or another host with --broker-host"
+        return _bound(self._server, host, port, remedy)
 
     async def start(self) -> None:
-        await self._server.start()
+        for server in self._all:
+            await server.start()
+
+    @property
+    def _all(self) -> list[grpc.aio.Server]:
+        return [self._server, *([self._external] if self._external is not None else [])]
 
     async def set_health(self, *, is_serving: bool) -> None:
         state = health_pb2.HealthCheckResponse
@@ -152,7 +181,20 @@ class RpcServer:
         await self._health.enter_graceful_shutdown()
         self._producer.drain()
         self._broker.drain()
-        await self._server.stop(grace_s)
+        await asyncio.gather(*(server.stop(grace_s) for server in self._all))
+
+
+def _bound(server: grpc.aio.Server, host: str, port: int, remedy: str) -> int:
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    reason = _refusal(host, port)
+    if not reason:
+        try:
+            return cast(int, server.add_insecure_port(address))
+        except RuntimeError as error:
+            reason = str(error)
+    raise PortUnavailable(
+        f"clients cannot connect to {address}: {reason}. Is another broker running? Choose {remedy}"
+    )
 
 
 def _refusal(host: str, port: int) -> str:

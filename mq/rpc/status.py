@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 
 from mq.errors import Code, FlowControl, IllegalRequest, Internal, MqError, NotLeader
 from mq.logging import get_logger
+from mq.rpc import listeners
 from mq.wire.v1 import status_pb2
 
 log = get_logger(__name__)
@@ -69,9 +70,15 @@ def wire_status(error: MqError) -> status_pb2.Status:
     return status_pb2.Status(
         code=wire_code(error),
         text=str(error).encode("utf-8", "replace")[:TEXT_BYTES_MAX].decode("utf-8", "ignore"),
-        leader_address=(error.address or "") if isinstance(error, NotLeader) else "",
+        leader_address=_leader_address(error),
         retry_after_ms=RETRY_AFTER_MS if isinstance(error, FlowControl) else 0,
     )
+
+
+def _leader_address(error: MqError) -> str:
+    if not isinstance(error, NotLeader):
+        return ""
+    return listeners.chosen(error.address or "", error.external or "")
 
 
 def known_error(error: Exception) -> MqError:

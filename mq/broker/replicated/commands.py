@@ -101,4 +101,6 @@ _PERFORM: dict[str, Callable[[State, Store, Any], object]] = {
     "carry_scheduled": _carry_scheduled,
     "change_leases": _change_leases,
     "trim_queues": _trim_queues,
+    "put_broker_set": lambda state, _, command: state.sets.put(command.broker_set),
+    "drop_broker_set": lambda state, _, command: state.sets.drop(command.name),
 }

@@ -6,6 +6,7 @@ from mq.broker.replicated.dedup import Producers
 from mq.broker.replicated.leases import Leases
 from mq.broker.replicated.offsets import Offsets
 from mq.broker.replicated.schedule import Schedule
+from mq.broker.replicated.sets import KnownSets
 from mq.broker.replicated.topics import Topics
 from mq.broker.replicated.transactions import Transactions
 from mq.store.batch import Batch
@@ -23,6 +24,7 @@ class State:
         self.schedule = Schedule()
         self.transactions = Transactions()
         self.leases = Leases()
+        self.sets = KnownSets()
 
     def hold(self, batch: Batch, log_offset: int, stored_at_ms: int) -> Filed:
         """A batch is held back; the store asks where to file it, as part of applying its entry."""
@@ -40,6 +42,7 @@ class State:
             transactions=self.transactions.encode(),
             transaction_totals=self.transactions.totals(),
             leases=self.leases.encode(),
+            broker_sets=self.sets.encode(),
         )
         return state.SerializeToString(deterministic=True)
 
@@ -51,3 +54,4 @@ class State:
         self.schedule.restore(state.lanes)
         self.transactions.restore(state.transactions, state.transaction_totals)
         self.leases.restore(state.leases)
+        self.sets.restore(state.broker_sets)

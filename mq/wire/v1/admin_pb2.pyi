@@ -520,3 +520,89 @@ class ConfigOption(_message.Message):
     description: str
     is_dynamic: bool
     def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ..., default: _Optional[str] = ..., description: _Optional[str] = ..., is_dynamic: _Optional[bool] = ...) -> None: ...
+
+class AddMemberRequest(_message.Message):
+    __slots__ = ("node_id", "address")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    address: str
+    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class RemoveMemberRequest(_message.Message):
+    __slots__ = ("node_id",)
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    def __init__(self, node_id: _Optional[str] = ...) -> None: ...
+
+class MemberList(_message.Message):
+    __slots__ = ("members",)
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    members: _containers.RepeatedCompositeFieldContainer[SetMember]
+    def __init__(self, members: _Optional[_Iterable[_Union[SetMember, _Mapping]]] = ...) -> None: ...
+
+class SetMember(_message.Message):
+    __slots__ = ("node_id", "address")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    address: str
+    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class TransferLeadershipRequest(_message.Message):
+    __slots__ = ("node_id",)
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    def __init__(self, node_id: _Optional[str] = ...) -> None: ...
+
+class TransferLeadershipResponse(_message.Message):
+    __slots__ = ("leader_id", "term")
+    LEADER_ID_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    leader_id: str
+    term: int
+    def __init__(self, leader_id: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
+
+class AddBrokerSetRequest(_message.Message):
+    __slots__ = ("broker_set",)
+    BROKER_SET_FIELD_NUMBER: _ClassVar[int]
+    broker_set: _cluster_pb2.PeerSet
+    def __init__(self, broker_set: _Optional[_Union[_cluster_pb2.PeerSet, _Mapping]] = ...) -> None: ...
+
+class RemoveBrokerSetRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class BrokerSetList(_message.Message):
+    __slots__ = ("broker_sets",)
+    BROKER_SETS_FIELD_NUMBER: _ClassVar[int]
+    broker_sets: _containers.RepeatedCompositeFieldContainer[_cluster_pb2.PeerSet]
+    def __init__(self, broker_sets: _Optional[_Iterable[_Union[_cluster_pb2.PeerSet, _Mapping]]] = ...) -> None: ...
+
+class ReadLogRequest(_message.Message):
+    __slots__ = ("log_offset", "bytes_max")
+    LOG_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    log_offset: int
+    bytes_max: int
+    def __init__(self, log_offset: _Optional[int] = ..., bytes_max: _Optional[int] = ...) -> None: ...
+
+class LogChunk(_message.Message):
+    __slots__ = ("log_offset", "data", "segment_offset", "next_offset", "end_offset", "end_index", "term")
+    LOG_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    END_INDEX_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    log_offset: int
+    data: bytes
+    segment_offset: int
+    next_offset: int
+    end_offset: int
+    end_index: int
+    term: int
+    def __init__(self, log_offset: _Optional[int] = ..., data: _Optional[bytes] = ..., segment_offset: _Optional[int] = ..., next_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., end_index: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...

@@ -37,26 +37,30 @@ class RouteResponse(_message.Message):
     def __init__(self, cluster: _Optional[str] = ..., broker_sets: _Optional[_Iterable[_Union[BrokerSet, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[TopicRoute, _Mapping]]] = ...) -> None: ...
 
 class BrokerSet(_message.Message):
-    __slots__ = ("name", "leader_id", "term", "nodes")
+    __slots__ = ("name", "leader_id", "term", "nodes", "age_ms")
     NAME_FIELD_NUMBER: _ClassVar[int]
     LEADER_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
     name: str
     leader_id: str
     term: int
     nodes: _containers.RepeatedCompositeFieldContainer[NodeRoute]
-    def __init__(self, name: _Optional[str] = ..., leader_id: _Optional[str] = ..., term: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeRoute, _Mapping]]] = ...) -> None: ...
+    age_ms: int
+    def __init__(self, name: _Optional[str] = ..., leader_id: _Optional[str] = ..., term: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeRoute, _Mapping]]] = ..., age_ms: _Optional[int] = ...) -> None: ...
 
 class NodeRoute(_message.Message):
-    __slots__ = ("node_id", "address", "zone")
+    __slots__ = ("node_id", "address", "zone", "external_address")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
+    EXTERNAL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     address: str
     zone: str
-    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ...) -> None: ...
+    external_address: str
+    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., external_address: _Optional[str] = ...) -> None: ...
 
 class TopicRoute(_message.Message):
     __slots__ = ("topic", "type", "broker_set", "write_queues", "read_queues", "is_readable", "is_writable", "priorities")
@@ -77,3 +81,35 @@ class TopicRoute(_message.Message):
     is_writable: bool
     priorities: int
     def __init__(self, topic: _Optional[str] = ..., type: _Optional[_Union[TopicType, str]] = ..., broker_set: _Optional[str] = ..., write_queues: _Optional[int] = ..., read_queues: _Optional[int] = ..., is_readable: _Optional[bool] = ..., is_writable: _Optional[bool] = ..., priorities: _Optional[int] = ...) -> None: ...
+
+class PeerSet(_message.Message):
+    __slots__ = ("name", "addresses")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class GreetRequest(_message.Message):
+    __slots__ = ("cluster", "sender", "others", "topics_version")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    sender: PeerSet
+    others: _containers.RepeatedCompositeFieldContainer[PeerSet]
+    topics_version: int
+    def __init__(self, cluster: _Optional[str] = ..., sender: _Optional[_Union[PeerSet, _Mapping]] = ..., others: _Optional[_Iterable[_Union[PeerSet, _Mapping]]] = ..., topics_version: _Optional[int] = ...) -> None: ...
+
+class GreetResponse(_message.Message):
+    __slots__ = ("broker_set", "others", "topics_version", "topics")
+    BROKER_SET_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    broker_set: BrokerSet
+    others: _containers.RepeatedCompositeFieldContainer[PeerSet]
+    topics_version: int
+    topics: _containers.RepeatedCompositeFieldContainer[TopicRoute]
+    def __init__(self, broker_set: _Optional[_Union[BrokerSet, _Mapping]] = ..., others: _Optional[_Iterable[_Union[PeerSet, _Mapping]]] = ..., topics_version: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicRoute, _Mapping]]] = ...) -> None: ...

@@ -110,7 +110,7 @@ class RawRun(_message.Message):
     def __init__(self, queue_offset: _Optional[int] = ..., log_offset: _Optional[int] = ..., stored_at_ms: _Optional[int] = ..., frame_sizes: _Optional[bytes] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("topic", "queue_id", "queue_offset", "filter", "messages_max", "bytes_max", "wait_ms")
+    __slots__ = ("topic", "queue_id", "queue_offset", "filter", "messages_max", "bytes_max", "wait_ms", "any_replica", "zone")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,8 @@ class PullRequest(_message.Message):
     MESSAGES_MAX_FIELD_NUMBER: _ClassVar[int]
     BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    ANY_REPLICA_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     queue_offset: int
@@ -125,38 +127,44 @@ class PullRequest(_message.Message):
     messages_max: int
     bytes_max: int
     wait_ms: int
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., filter: _Optional[_Union[Filter, _Mapping]] = ..., messages_max: _Optional[int] = ..., bytes_max: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+    any_replica: bool
+    zone: str
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., filter: _Optional[_Union[Filter, _Mapping]] = ..., messages_max: _Optional[int] = ..., bytes_max: _Optional[int] = ..., wait_ms: _Optional[int] = ..., any_replica: _Optional[bool] = ..., zone: _Optional[str] = ...) -> None: ...
 
 class PullResponse(_message.Message):
-    __slots__ = ("status", "next_offset", "start", "end", "runs")
+    __slots__ = ("status", "next_offset", "start", "end", "read_from", "runs")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    READ_FROM_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
     status: PullStatus
     next_offset: int
     start: int
     end: int
+    read_from: str
     runs: _containers.RepeatedCompositeFieldContainer[Run]
-    def __init__(self, status: _Optional[_Union[PullStatus, str]] = ..., next_offset: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ...) -> None: ...
+    def __init__(self, status: _Optional[_Union[PullStatus, str]] = ..., next_offset: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., read_from: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ...) -> None: ...
 
 class SubscribeRequest(_message.Message):
-    __slots__ = ("start", "progress", "released", "alive", "seek")
+    __slots__ = ("start", "progress", "released", "alive", "seek", "resume")
     START_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
     ALIVE_FIELD_NUMBER: _ClassVar[int]
     SEEK_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
     start: SubscribeStart
     progress: Progress
     released: Released
     alive: Alive
     seek: Seek
-    def __init__(self, start: _Optional[_Union[SubscribeStart, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., seek: _Optional[_Union[Seek, _Mapping]] = ...) -> None: ...
+    resume: Resume
+    def __init__(self, start: _Optional[_Union[SubscribeStart, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., seek: _Optional[_Union[Seek, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ...) -> None: ...
 
 class SubscribeStart(_message.Message):
-    __slots__ = ("group", "member_id", "zone", "mode", "subscriptions", "start_position", "start_at_ms", "cache_messages", "cache_bytes", "positions", "delivery_bytes")
+    __slots__ = ("group", "member_id", "zone", "mode", "subscriptions", "start_position", "start_at_ms", "cache_messages", "cache_bytes", "positions", "delivery_bytes", "takes_redirects")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +176,7 @@ class SubscribeStart(_message.Message):
     CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     DELIVERY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TAKES_REDIRECTS_FIELD_NUMBER: _ClassVar[int]
     group: str
     member_id: str
     zone: str
@@ -179,7 +188,8 @@ class SubscribeStart(_message.Message):
     cache_bytes: int
     positions: _containers.RepeatedCompositeFieldContainer[QueuePosition]
     delivery_bytes: int
-    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., zone: _Optional[str] = ..., mode: _Optional[_Union[ConsumeMode, str]] = ..., subscriptions: _Optional[_Iterable[_Union[Subscription, _Mapping]]] = ..., start_position: _Optional[_Union[StartPosition, str]] = ..., start_at_ms: _Optional[int] = ..., cache_messages: _Optional[int] = ..., cache_bytes: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[QueuePosition, _Mapping]]] = ..., delivery_bytes: _Optional[int] = ...) -> None: ...
+    takes_redirects: bool
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., zone: _Optional[str] = ..., mode: _Optional[_Union[ConsumeMode, str]] = ..., subscriptions: _Optional[_Iterable[_Union[Subscription, _Mapping]]] = ..., start_position: _Optional[_Union[StartPosition, str]] = ..., start_at_ms: _Optional[int] = ..., cache_messages: _Optional[int] = ..., cache_bytes: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[QueuePosition, _Mapping]]] = ..., delivery_bytes: _Optional[int] = ..., takes_redirects: _Optional[bool] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("positions",)
@@ -203,13 +213,35 @@ class Seek(_message.Message):
     positions: _containers.RepeatedCompositeFieldContainer[QueuePosition]
     def __init__(self, positions: _Optional[_Iterable[_Union[QueuePosition, _Mapping]]] = ...) -> None: ...
 
+class Resume(_message.Message):
+    __slots__ = ("positions",)
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    positions: _containers.RepeatedCompositeFieldContainer[QueuePosition]
+    def __init__(self, positions: _Optional[_Iterable[_Union[QueuePosition, _Mapping]]] = ...) -> None: ...
+
 class SubscribeResponse(_message.Message):
-    __slots__ = ("assignment", "delivery")
+    __slots__ = ("assignment", "delivery", "redirect")
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     DELIVERY_FIELD_NUMBER: _ClassVar[int]
+    REDIRECT_FIELD_NUMBER: _ClassVar[int]
     assignment: Assignment
     delivery: Delivery
-    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., delivery: _Optional[_Union[Delivery, _Mapping]] = ...) -> None: ...
+    redirect: Redirect
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., delivery: _Optional[_Union[Delivery, _Mapping]] = ..., redirect: _Optional[_Union[Redirect, _Mapping]] = ...) -> None: ...
+
+class Redirect(_message.Message):
+    __slots__ = ("topic", "queue_id", "epoch", "queue_offset", "address")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue_id: int
+    epoch: int
+    queue_offset: int
+    address: str
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., epoch: _Optional[int] = ..., queue_offset: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
 
 class AssignedQueue(_message.Message):
     __slots__ = ("topic", "queue_id", "queue_offset", "epoch", "rank")

@@ -14,7 +14,7 @@ class CheckpointMembers(_message.Message):
     def __init__(self, members: _Optional[_Iterable[_Union[_log_pb2.Member, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "cluster", "broker_set", "node_id", "peer_id", "birth_crc", "client_address", "zone")
+    __slots__ = ("protocol_version", "cluster", "broker_set", "node_id", "peer_id", "birth_crc", "client_address", "zone", "external_address")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     BROKER_SET_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,7 @@ class Hello(_message.Message):
     BIRTH_CRC_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
+    EXTERNAL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     cluster: str
     broker_set: str
@@ -31,7 +32,8 @@ class Hello(_message.Message):
     birth_crc: int
     client_address: str
     zone: str
-    def __init__(self, protocol_version: _Optional[int] = ..., cluster: _Optional[str] = ..., broker_set: _Optional[str] = ..., node_id: _Optional[str] = ..., peer_id: _Optional[str] = ..., birth_crc: _Optional[int] = ..., client_address: _Optional[str] = ..., zone: _Optional[str] = ...) -> None: ...
+    external_address: str
+    def __init__(self, protocol_version: _Optional[int] = ..., cluster: _Optional[str] = ..., broker_set: _Optional[str] = ..., node_id: _Optional[str] = ..., peer_id: _Optional[str] = ..., birth_crc: _Optional[int] = ..., client_address: _Optional[str] = ..., zone: _Optional[str] = ..., external_address: _Optional[str] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("reason",)

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Command(_message.Message):
-    __slots__ = ("put_topic", "drop_topic", "commit_positions", "drop_group", "lock_queues", "deliver_scheduled", "recall_scheduled", "carry_scheduled", "change_transactions", "change_leases", "put_group", "trim_queues", "many")
+    __slots__ = ("put_topic", "drop_topic", "commit_positions", "drop_group", "lock_queues", "deliver_scheduled", "recall_scheduled", "carry_scheduled", "change_transactions", "change_leases", "put_group", "trim_queues", "many", "put_broker_set", "drop_broker_set")
     PUT_TOPIC_FIELD_NUMBER: _ClassVar[int]
     DROP_TOPIC_FIELD_NUMBER: _ClassVar[int]
     COMMIT_POSITIONS_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,8 @@ class Command(_message.Message):
     PUT_GROUP_FIELD_NUMBER: _ClassVar[int]
     TRIM_QUEUES_FIELD_NUMBER: _ClassVar[int]
     MANY_FIELD_NUMBER: _ClassVar[int]
+    PUT_BROKER_SET_FIELD_NUMBER: _ClassVar[int]
+    DROP_BROKER_SET_FIELD_NUMBER: _ClassVar[int]
     put_topic: PutTopic
     drop_topic: DropTopic
     commit_positions: CommitPositions
@@ -36,7 +38,9 @@ class Command(_message.Message):
     put_group: PutGroup
     trim_queues: TrimQueues
     many: Many
-    def __init__(self, put_topic: _Optional[_Union[PutTopic, _Mapping]] = ..., drop_topic: _Optional[_Union[DropTopic, _Mapping]] = ..., commit_positions: _Optional[_Union[CommitPositions, _Mapping]] = ..., drop_group: _Optional[_Union[DropGroup, _Mapping]] = ..., lock_queues: _Optional[_Union[LockQueues, _Mapping]] = ..., deliver_scheduled: _Optional[_Union[DeliverScheduled, _Mapping]] = ..., recall_scheduled: _Optional[_Union[RecallScheduled, _Mapping]] = ..., carry_scheduled: _Optional[_Union[CarryScheduled, _Mapping]] = ..., change_transactions: _Optional[_Union[ChangeTransactions, _Mapping]] = ..., change_leases: _Optional[_Union[ChangeLeases, _Mapping]] = ..., put_group: _Optional[_Union[PutGroup, _Mapping]] = ..., trim_queues: _Optional[_Union[TrimQueues, _Mapping]] = ..., many: _Optional[_Union[Many, _Mapping]] = ...) -> None: ...
+    put_broker_set: PutBrokerSet
+    drop_broker_set: DropBrokerSet
+    def __init__(self, put_topic: _Optional[_Union[PutTopic, _Mapping]] = ..., drop_topic: _Optional[_Union[DropTopic, _Mapping]] = ..., commit_positions: _Optional[_Union[CommitPositions, _Mapping]] = ..., drop_group: _Optional[_Union[DropGroup, _Mapping]] = ..., lock_queues: _Optional[_Union[LockQueues, _Mapping]] = ..., deliver_scheduled: _Optional[_Union[DeliverScheduled, _Mapping]] = ..., recall_scheduled: _Optional[_Union[RecallScheduled, _Mapping]] = ..., carry_scheduled: _Optional[_Union[CarryScheduled, _Mapping]] = ..., change_transactions: _Optional[_Union[ChangeTransactions, _Mapping]] = ..., change_leases: _Optional[_Union[ChangeLeases, _Mapping]] = ..., put_group: _Optional[_Union[PutGroup, _Mapping]] = ..., trim_queues: _Optional[_Union[TrimQueues, _Mapping]] = ..., many: _Optional[_Union[Many, _Mapping]] = ..., put_broker_set: _Optional[_Union[PutBrokerSet, _Mapping]] = ..., drop_broker_set: _Optional[_Union[DropBrokerSet, _Mapping]] = ...) -> None: ...
 
 class Many(_message.Message):
     __slots__ = ("commands",)
@@ -87,6 +91,18 @@ class DropGroup(_message.Message):
     GROUP_FIELD_NUMBER: _ClassVar[int]
     group: str
     def __init__(self, group: _Optional[str] = ...) -> None: ...
+
+class PutBrokerSet(_message.Message):
+    __slots__ = ("broker_set",)
+    BROKER_SET_FIELD_NUMBER: _ClassVar[int]
+    broker_set: _cluster_pb2.PeerSet
+    def __init__(self, broker_set: _Optional[_Union[_cluster_pb2.PeerSet, _Mapping]] = ...) -> None: ...
+
+class DropBrokerSet(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class PutGroup(_message.Message):
     __slots__ = ("group", "retries_max")
@@ -285,7 +301,7 @@ class QueueLock(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., member_id: _Optional[str] = ...) -> None: ...
 
 class BrokerState(_message.Message):
-    __slots__ = ("topics", "groups", "producers", "lanes", "transactions", "leases", "transaction_totals")
+    __slots__ = ("topics", "groups", "producers", "lanes", "transactions", "leases", "transaction_totals", "broker_sets")
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     PRODUCERS_FIELD_NUMBER: _ClassVar[int]
@@ -293,6 +309,7 @@ class BrokerState(_message.Message):
     TRANSACTIONS_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     TRANSACTION_TOTALS_FIELD_NUMBER: _ClassVar[int]
+    BROKER_SETS_FIELD_NUMBER: _ClassVar[int]
     topics: _containers.RepeatedCompositeFieldContainer[TopicState]
     groups: _containers.RepeatedCompositeFieldContainer[GroupState]
     producers: _containers.RepeatedCompositeFieldContainer[ProducerState]
@@ -300,7 +317,8 @@ class BrokerState(_message.Message):
     transactions: _containers.RepeatedCompositeFieldContainer[TransactionState]
     leases: _containers.RepeatedCompositeFieldContainer[LeaseState]
     transaction_totals: TransactionTotals
-    def __init__(self, topics: _Optional[_Iterable[_Union[TopicState, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupState, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerState, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneState, _Mapping]]] = ..., transactions: _Optional[_Iterable[_Union[TransactionState, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseState, _Mapping]]] = ..., transaction_totals: _Optional[_Union[TransactionTotals, _Mapping]] = ...) -> None: ...
+    broker_sets: _containers.RepeatedCompositeFieldContainer[_cluster_pb2.PeerSet]
+    def __init__(self, topics: _Optional[_Iterable[_Union[TopicState, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupState, _Mapping]]] = ..., producers: _Optional[_Iterable[_Union[ProducerState, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneState, _Mapping]]] = ..., transactions: _Optional[_Iterable[_Union[TransactionState, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseState, _Mapping]]] = ..., transaction_totals: _Optional[_Union[TransactionTotals, _Mapping]] = ..., broker_sets: _Optional[_Iterable[_Union[_cluster_pb2.PeerSet, _Mapping]]] = ...) -> None: ...
 
 class TransactionTotals(_message.Message):
     __slots__ = ("committed", "rolled_back", "given_up", "ended")
