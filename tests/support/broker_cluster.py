@@ -30,6 +30,7 @@ class BrokerCluster:
         """`count` nodes a set."""
         self.sets: dict[str, BrokerSet] = {}
         for name in names:
+            (directory / name).mkdir(parents=True, exist_ok=True)
             seeds = next(iter(self.sets.values())).servers if self.sets else ""
             self.sets[name] = BrokerSet(
                 directory / name,
