@@ -36,15 +36,21 @@ function call(service, method, request, timeoutMs = 5000) {
   });
 }
 
-/** The topic and the address of its leader. Every node knows; the leader serves. */
+/**
+ * Where the topic is: each broker set that has queues of it, and the address of who leads that one.
+ * Every node knows; the leaders serve. Empty: there is no such topic.
+ */
 async function route(topic, { create = false } = {}) {
   const cluster = client(ClusterService, SERVER);
   try {
     const answer = await call(cluster, "Route", { topics: [topic], create_missing: create });
-    const found = answer.topics.find((each) => each.topic === topic);
-    const set = answer.broker_sets.find((each) => !found || each.name === found.broker_set);
-    const leader = set && set.nodes.find((node) => node.node_id === set.leader_id);
-    return { topic: found, address: (leader && leader.address) || SERVER };
+    // Not created: the broker is not allowed to. Whoever sends there is told so.
+    if (create && answer.topics.length === 0) return [{ broker_set: "", address: SERVER }];
+    return answer.topics.map(({ broker_set }) => {
+      const set = answer.broker_sets.find((each) => each.name === broker_set);
+      const leader = set && set.nodes.find((node) => node.node_id === set.leader_id);
+      return { broker_set, address: (leader && leader.address) || SERVER };
+    });
   } finally {
     cluster.close();
   }

@@ -1,6 +1,6 @@
 // node consume.js TOPIC [GROUP]     prints messages as they come, until Ctrl-C
 //
-// All queues of the topic are read by this one process. The group only keeps how far it came: the
+// All queues of the topic, in every broker set, are read by this one process. The group only keeps how far it came: the
 // next run goes on from there. To share the queues among many processes, use Join or Subscribe.
 "use strict";
 
@@ -11,9 +11,14 @@ const WAIT_MS = 20_000;
 
 async function main([topic, group = "example-node"]) {
   if (!topic) throw new Error("usage: node consume.js TOPIC [GROUP]");
-  const found = await route(topic);
-  if (!found.topic) throw new Error(`there is no topic ${topic}: send something first`);
-  const consumer = client(ConsumerService, found.address);
+  const parts = await route(topic);
+  if (parts.length === 0) throw new Error(`there is no topic ${topic}: send something first`);
+  await Promise.all(parts.map((part) => consume(topic, group, part)));
+}
+
+/** Each set counts its own queues, and keeps the offsets of the group in them. */
+async function consume(topic, group, { broker_set, address }) {
+  const consumer = client(ConsumerService, address);
   const earliest = await call(consumer, "FindOffsets", { topic, kind: "OFFSET_EARLIEST" });
   const committed = await call(consumer, "QueryOffsets", { group });
   consumer.close();
@@ -23,16 +28,18 @@ async function main([topic, group = "example-node"]) {
     if (one.topic === topic) starts.set(one.queue_id, one.queue_offset);
   }
   await Promise.all(
-    [...starts].map(([queue_id, queue_offset]) => follow({ topic, queue_id, queue_offset }, group)),
+    [...starts].map(([queue_id, queue_offset]) =>
+      follow({ topic, queue_id, queue_offset }, group, broker_set),
+    ),
   );
 }
 
 /** One long poll after the other; a lost leader is a reason to ask for the new one. */
-async function follow(position, group) {
+async function follow(position, group, brokerSet) {
   let consumer = null;
   for (;;) {
     try {
-      consumer = consumer || client(ConsumerService, (await route(position.topic)).address);
+      consumer = consumer || (await leaderOf(position.topic, brokerSet));
       const request = { ...position, bytes_max: 1 << 20, wait_ms: WAIT_MS };
       const answer = await call(consumer, "Pull", request, WAIT_MS + 5000);
       answer.runs.forEach((run) => print(position.queue_id, run));
@@ -48,6 +55,12 @@ async function follow(position, group) {
       await sleep(1000);
     }
   }
+}
+
+async function leaderOf(topic, brokerSet) {
+  const part = (await route(topic)).find((each) => each.broker_set === brokerSet);
+  if (!part) throw new Error(`broker set ${brokerSet} does not have topic ${topic} any more`);
+  return client(ConsumerService, part.address);
 }
 
 /** A run: messages that follow each other. */

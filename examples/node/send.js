@@ -5,7 +5,7 @@ const { ProducerService, client, call, route, exit } = require("./broker");
 
 async function main([topic, ...texts]) {
   if (!topic || texts.length === 0) throw new Error("usage: node send.js TOPIC TEXT...");
-  const { address } = await route(topic, { create: true });
+  const [{ address }] = await route(topic, { create: true });
   const producer = client(ProducerService, address);
   for (const text of texts) {
     // No queue_id: the broker chooses one. Answered when a majority of the nodes has it on disk.

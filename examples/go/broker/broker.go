@@ -32,34 +32,42 @@ func Dial(address string) (*grpc.ClientConn, error) {
 	)
 }
 
-// Route returns the topic, nil when it does not exist, and the address of its leader. Every node
-// knows; the leader serves.
-func Route(ctx context.Context, topic string, create bool) (*mqv1.TopicRoute, string, error) {
+// Part of a topic: a broker set that has queues of it, and the address of who leads that one.
+type Part struct {
+	BrokerSet string
+	Address   string
+}
+
+// Route tells where the topic is: in one broker set or more, none when it does not exist. Every node
+// knows; the leaders serve.
+func Route(ctx context.Context, topic string, create bool) ([]Part, error) {
 	connection, err := Dial(Server)
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
 	defer connection.Close()
 	answer, err := mqv1.NewClusterServiceClient(connection).Route(
 		ctx, &mqv1.RouteRequest{Topics: []string{topic}, CreateMissing: create})
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
-	var found *mqv1.TopicRoute
-	for _, each := range answer.Topics {
-		if each.Topic == topic {
-			found = each
-		}
-	}
+	leaders := map[string]string{}
 	for _, set := range answer.BrokerSets {
 		for _, node := range set.Nodes {
-			isTopics := found == nil || found.BrokerSet == set.Name
-			if isTopics && node.NodeId == set.LeaderId && node.Address != "" {
-				return found, node.Address, nil
+			if node.NodeId == set.LeaderId {
+				leaders[set.Name] = node.Address
 			}
 		}
 	}
-	return found, Server, nil
+	// Not created: the broker is not allowed to. Whoever sends there is told so.
+	if create && len(answer.Topics) == 0 {
+		return []Part{{"", Server}}, nil
+	}
+	var parts []Part
+	for _, each := range answer.Topics {
+		parts = append(parts, Part{each.BrokerSet, cmp.Or(leaders[each.BrokerSet], Server)})
+	}
+	return parts, nil
 }
 
 // Error is what the broker says of a call that failed, see proto/mq/v1/status.proto.

@@ -1,6 +1,6 @@
 // go run ./consume TOPIC [GROUP]     prints messages as they come, until Ctrl-C
 //
-// All queues of the topic are read by this one process. The group only keeps how far it came: the
+// All queues of the topic, in every broker set, are read by this one process. The group only keeps how far it came: the
 // next run goes on from there. To share the queues among many processes, use Join or Subscribe.
 package main
 
@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"mq-example/broker"
@@ -37,23 +38,46 @@ func consume(arguments []string) error {
 		return err
 	}
 	failed := make(chan error)
-	for _, position := range starts {
-		go func() { failed <- follow(position, group) }()
+	for queue, position := range starts {
+		go func() { failed <- follow(position, group, queue.brokerSet) }()
 	}
 	return <-failed
 }
 
+// Each set counts its own queues, and keeps the offsets of the group in them.
+type queue struct {
+	brokerSet string
+	id        uint32
+}
+
 // positions tells where to start in each queue: where the group came to, or at the oldest message.
-func positions(topic, group string) (map[uint32]*mqv1.QueuePosition, error) {
+func positions(topic, group string) (map[queue]*mqv1.QueuePosition, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	found, address, err := broker.Route(ctx, topic, false)
+	parts, err := broker.Route(ctx, topic, false)
 	if err != nil {
 		return nil, err
 	}
-	if found == nil {
+	if len(parts) == 0 {
 		return nil, fmt.Errorf("there is no topic %s: send something first", topic)
 	}
+	starts := map[queue]*mqv1.QueuePosition{}
+	for _, part := range parts {
+		found, err := partPositions(ctx, part.Address, topic, group)
+		if err != nil {
+			return nil, err
+		}
+		for _, position := range found {
+			starts[queue{part.BrokerSet, position.QueueId}] = position
+		}
+	}
+	return starts, nil
+}
+
+// partPositions has the oldest messages first, then where the group came to.
+func partPositions(
+	ctx context.Context, address, topic, group string,
+) ([]*mqv1.QueuePosition, error) {
 	connection, err := broker.Dial(address)
 	if err != nil {
 		return nil, err
@@ -69,19 +93,19 @@ func positions(topic, group string) (map[uint32]*mqv1.QueuePosition, error) {
 	if err != nil {
 		return nil, err
 	}
-	starts := map[uint32]*mqv1.QueuePosition{}
+	var found []*mqv1.QueuePosition
 	for _, position := range append(earliest.Positions, committed.Positions...) {
 		if position.Topic == topic {
-			starts[position.QueueId] = position
+			found = append(found, position)
 		}
 	}
-	return starts, nil
+	return found, nil
 }
 
 // follow makes one long poll after the other. A lost leader is a reason to ask for the new one.
-func follow(position *mqv1.QueuePosition, group string) error {
+func follow(position *mqv1.QueuePosition, group, brokerSet string) error {
 	for {
-		err := followLeader(position, group)
+		err := followLeader(position, group, brokerSet)
 		if !broker.IsRetryable(err) {
 			return err
 		}
@@ -90,14 +114,18 @@ func follow(position *mqv1.QueuePosition, group string) error {
 	}
 }
 
-func followLeader(position *mqv1.QueuePosition, group string) error {
+func followLeader(position *mqv1.QueuePosition, group, brokerSet string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	_, address, err := broker.Route(ctx, position.Topic, false)
+	parts, err := broker.Route(ctx, position.Topic, false)
 	cancel()
 	if err != nil {
 		return err
 	}
-	connection, err := broker.Dial(address)
+	at := slices.IndexFunc(parts, func(part broker.Part) bool { return part.BrokerSet == brokerSet })
+	if at < 0 {
+		return fmt.Errorf("broker set %s does not have topic %s any more", brokerSet, position.Topic)
+	}
+	connection, err := broker.Dial(parts[at].Address)
 	if err != nil {
 		return err
 	}

@@ -128,10 +128,11 @@ func (x *RouteRequest) GetCreateMissing() bool {
 }
 
 type RouteResponse struct {
-	state      protoimpl.MessageState `protogen:"open.v1"`
-	Cluster    string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
-	BrokerSets []*BrokerSet           `protobuf:"bytes,2,rep,name=broker_sets,json=brokerSets,proto3" json:"broker_sets,omitempty"`
-	// Topics that do not exist are left out.
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Cluster string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	// All that the broker knows of, by name.
+	BrokerSets []*BrokerSet `protobuf:"bytes,2,rep,name=broker_sets,json=brokerSets,proto3" json:"broker_sets,omitempty"`
+	// One for each set that has queues of the topic, by the name of the set. Topics that do not exist are left out.
 	Topics        []*TopicRoute `protobuf:"bytes,3,rep,name=topics,proto3" json:"topics,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -192,9 +193,11 @@ type BrokerSet struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Empty while nobody leads.
-	LeaderId      string       `protobuf:"bytes,2,opt,name=leader_id,json=leaderId,proto3" json:"leader_id,omitempty"`
-	Term          uint64       `protobuf:"varint,3,opt,name=term,proto3" json:"term,omitempty"`
-	Nodes         []*NodeRoute `protobuf:"bytes,4,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	LeaderId string       `protobuf:"bytes,2,opt,name=leader_id,json=leaderId,proto3" json:"leader_id,omitempty"`
+	Term     uint64       `protobuf:"varint,3,opt,name=term,proto3" json:"term,omitempty"`
+	Nodes    []*NodeRoute `protobuf:"bytes,4,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	// How long ago the broker that answers heard of it; 0: it is its own set.
+	AgeMs         uint32 `protobuf:"varint,5,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -257,14 +260,23 @@ func (x *BrokerSet) GetNodes() []*NodeRoute {
 	return nil
 }
 
+func (x *BrokerSet) GetAgeMs() uint32 {
+	if x != nil {
+		return x.AgeMs
+	}
+	return 0
+}
+
 type NodeRoute struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	NodeId string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	// host:port for clients; empty when it is not known.
-	Address       string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
-	Zone          string `protobuf:"bytes,3,opt,name=zone,proto3" json:"zone,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// host:port for clients, by the listener that the question came in by; empty when it is not known.
+	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	Zone    string `protobuf:"bytes,3,opt,name=zone,proto3" json:"zone,omitempty"`
+	// Between brokers only: for clients that come in by the external listener; empty: they take `address`, too.
+	ExternalAddress string `protobuf:"bytes,4,opt,name=external_address,json=externalAddress,proto3" json:"external_address,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *NodeRoute) Reset() {
@@ -314,6 +326,13 @@ func (x *NodeRoute) GetAddress() string {
 func (x *NodeRoute) GetZone() string {
 	if x != nil {
 		return x.Zone
+	}
+	return ""
+}
+
+func (x *NodeRoute) GetExternalAddress() string {
+	if x != nil {
+		return x.ExternalAddress
 	}
 	return ""
 }
@@ -421,6 +440,199 @@ func (x *TopicRoute) GetPriorities() uint32 {
 	return 0
 }
 
+// A set as one tells another of it: where its brokers are for brokers.
+type PeerSet struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Addresses     []string               `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeerSet) Reset() {
+	*x = PeerSet{}
+	mi := &file_mq_v1_cluster_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeerSet) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeerSet) ProtoMessage() {}
+
+func (x *PeerSet) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_cluster_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeerSet.ProtoReflect.Descriptor instead.
+func (*PeerSet) Descriptor() ([]byte, []int) {
+	return file_mq_v1_cluster_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *PeerSet) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PeerSet) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+type GreetRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Cluster string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	// Who asks.
+	Sender *PeerSet `protobuf:"bytes,2,opt,name=sender,proto3" json:"sender,omitempty"`
+	// What else it knows of.
+	Others []*PeerSet `protobuf:"bytes,3,rep,name=others,proto3" json:"others,omitempty"`
+	// Of the topics that it has from this broker; 0: none.
+	TopicsVersion uint64 `protobuf:"varint,4,opt,name=topics_version,json=topicsVersion,proto3" json:"topics_version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GreetRequest) Reset() {
+	*x = GreetRequest{}
+	mi := &file_mq_v1_cluster_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GreetRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GreetRequest) ProtoMessage() {}
+
+func (x *GreetRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_cluster_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GreetRequest.ProtoReflect.Descriptor instead.
+func (*GreetRequest) Descriptor() ([]byte, []int) {
+	return file_mq_v1_cluster_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *GreetRequest) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *GreetRequest) GetSender() *PeerSet {
+	if x != nil {
+		return x.Sender
+	}
+	return nil
+}
+
+func (x *GreetRequest) GetOthers() []*PeerSet {
+	if x != nil {
+		return x.Others
+	}
+	return nil
+}
+
+func (x *GreetRequest) GetTopicsVersion() uint64 {
+	if x != nil {
+		return x.TopicsVersion
+	}
+	return 0
+}
+
+type GreetResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	BrokerSet     *BrokerSet             `protobuf:"bytes,1,opt,name=broker_set,json=brokerSet,proto3" json:"broker_set,omitempty"`
+	Others        []*PeerSet             `protobuf:"bytes,2,rep,name=others,proto3" json:"others,omitempty"`
+	TopicsVersion uint64                 `protobuf:"varint,3,opt,name=topics_version,json=topicsVersion,proto3" json:"topics_version,omitempty"`
+	// Empty when the version is the one that was asked with. Without the broker's own %SYS% topics.
+	Topics        []*TopicRoute `protobuf:"bytes,4,rep,name=topics,proto3" json:"topics,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GreetResponse) Reset() {
+	*x = GreetResponse{}
+	mi := &file_mq_v1_cluster_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GreetResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GreetResponse) ProtoMessage() {}
+
+func (x *GreetResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_cluster_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GreetResponse.ProtoReflect.Descriptor instead.
+func (*GreetResponse) Descriptor() ([]byte, []int) {
+	return file_mq_v1_cluster_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *GreetResponse) GetBrokerSet() *BrokerSet {
+	if x != nil {
+		return x.BrokerSet
+	}
+	return nil
+}
+
+func (x *GreetResponse) GetOthers() []*PeerSet {
+	if x != nil {
+		return x.Others
+	}
+	return nil
+}
+
+func (x *GreetResponse) GetTopicsVersion() uint64 {
+	if x != nil {
+		return x.TopicsVersion
+	}
+	return 0
+}
+
+func (x *GreetResponse) GetTopics() []*TopicRoute {
+	if x != nil {
+		return x.Topics
+	}
+	return nil
+}
+
 var File_mq_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_mq_v1_cluster_proto_rawDesc = "" +
@@ -433,16 +645,18 @@ const file_mq_v1_cluster_proto_rawDesc = "" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x121\n" +
 	"\vbroker_sets\x18\x02 \x03(\v2\x10.mq.v1.BrokerSetR\n" +
 	"brokerSets\x12)\n" +
-	"\x06topics\x18\x03 \x03(\v2\x11.mq.v1.TopicRouteR\x06topics\"x\n" +
+	"\x06topics\x18\x03 \x03(\v2\x11.mq.v1.TopicRouteR\x06topics\"\x8f\x01\n" +
 	"\tBrokerSet\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
 	"\tleader_id\x18\x02 \x01(\tR\bleaderId\x12\x12\n" +
 	"\x04term\x18\x03 \x01(\x04R\x04term\x12&\n" +
-	"\x05nodes\x18\x04 \x03(\v2\x10.mq.v1.NodeRouteR\x05nodes\"R\n" +
+	"\x05nodes\x18\x04 \x03(\v2\x10.mq.v1.NodeRouteR\x05nodes\x12\x15\n" +
+	"\x06age_ms\x18\x05 \x01(\rR\x05ageMs\"}\n" +
 	"\tNodeRoute\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
-	"\x04zone\x18\x03 \x01(\tR\x04zone\"\x8d\x02\n" +
+	"\x04zone\x18\x03 \x01(\tR\x04zone\x12)\n" +
+	"\x10external_address\x18\x04 \x01(\tR\x0fexternalAddress\"\x8d\x02\n" +
 	"\n" +
 	"TopicRoute\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12$\n" +
@@ -458,14 +672,29 @@ const file_mq_v1_cluster_proto_rawDesc = "" +
 	"isWritable\x12\x1e\n" +
 	"\n" +
 	"priorities\x18\b \x01(\rR\n" +
-	"priorities*\\\n" +
+	"priorities\";\n" +
+	"\aPeerSet\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
+	"\taddresses\x18\x02 \x03(\tR\taddresses\"\x9f\x01\n" +
+	"\fGreetRequest\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12&\n" +
+	"\x06sender\x18\x02 \x01(\v2\x0e.mq.v1.PeerSetR\x06sender\x12&\n" +
+	"\x06others\x18\x03 \x03(\v2\x0e.mq.v1.PeerSetR\x06others\x12%\n" +
+	"\x0etopics_version\x18\x04 \x01(\x04R\rtopicsVersion\"\xba\x01\n" +
+	"\rGreetResponse\x12/\n" +
+	"\n" +
+	"broker_set\x18\x01 \x01(\v2\x10.mq.v1.BrokerSetR\tbrokerSet\x12&\n" +
+	"\x06others\x18\x02 \x03(\v2\x0e.mq.v1.PeerSetR\x06others\x12%\n" +
+	"\x0etopics_version\x18\x03 \x01(\x04R\rtopicsVersion\x12)\n" +
+	"\x06topics\x18\x04 \x03(\v2\x11.mq.v1.TopicRouteR\x06topics*\\\n" +
 	"\tTopicType\x12\x10\n" +
 	"\fTOPIC_NORMAL\x10\x00\x12\x11\n" +
 	"\rTOPIC_ORDERED\x10\x01\x12\x11\n" +
 	"\rTOPIC_DELAYED\x10\x02\x12\x17\n" +
-	"\x13TOPIC_TRANSACTIONAL\x10\x032D\n" +
+	"\x13TOPIC_TRANSACTIONAL\x10\x032x\n" +
 	"\x0eClusterService\x122\n" +
-	"\x05Route\x12\x13.mq.v1.RouteRequest\x1a\x14.mq.v1.RouteResponseb\x06proto3"
+	"\x05Route\x12\x13.mq.v1.RouteRequest\x1a\x14.mq.v1.RouteResponse\x122\n" +
+	"\x05Greet\x12\x13.mq.v1.GreetRequest\x1a\x14.mq.v1.GreetResponseb\x06proto3"
 
 var (
 	file_mq_v1_cluster_proto_rawDescOnce sync.Once
@@ -480,7 +709,7 @@ func file_mq_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_mq_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_mq_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_mq_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_mq_v1_cluster_proto_goTypes = []any{
 	(TopicType)(0),        // 0: mq.v1.TopicType
 	(*RouteRequest)(nil),  // 1: mq.v1.RouteRequest
@@ -488,19 +717,29 @@ var file_mq_v1_cluster_proto_goTypes = []any{
 	(*BrokerSet)(nil),     // 3: mq.v1.BrokerSet
 	(*NodeRoute)(nil),     // 4: mq.v1.NodeRoute
 	(*TopicRoute)(nil),    // 5: mq.v1.TopicRoute
+	(*PeerSet)(nil),       // 6: mq.v1.PeerSet
+	(*GreetRequest)(nil),  // 7: mq.v1.GreetRequest
+	(*GreetResponse)(nil), // 8: mq.v1.GreetResponse
 }
 var file_mq_v1_cluster_proto_depIdxs = []int32{
-	3, // 0: mq.v1.RouteResponse.broker_sets:type_name -> mq.v1.BrokerSet
-	5, // 1: mq.v1.RouteResponse.topics:type_name -> mq.v1.TopicRoute
-	4, // 2: mq.v1.BrokerSet.nodes:type_name -> mq.v1.NodeRoute
-	0, // 3: mq.v1.TopicRoute.type:type_name -> mq.v1.TopicType
-	1, // 4: mq.v1.ClusterService.Route:input_type -> mq.v1.RouteRequest
-	2, // 5: mq.v1.ClusterService.Route:output_type -> mq.v1.RouteResponse
-	5, // [5:6] is the sub-list for method output_type
-	4, // [4:5] is the sub-list for method input_type
-	4, // [4:4] is the sub-list for extension type_name
-	4, // [4:4] is the sub-list for extension extendee
-	0, // [0:4] is the sub-list for field type_name
+	3,  // 0: mq.v1.RouteResponse.broker_sets:type_name -> mq.v1.BrokerSet
+	5,  // 1: mq.v1.RouteResponse.topics:type_name -> mq.v1.TopicRoute
+	4,  // 2: mq.v1.BrokerSet.nodes:type_name -> mq.v1.NodeRoute
+	0,  // 3: mq.v1.TopicRoute.type:type_name -> mq.v1.TopicType
+	6,  // 4: mq.v1.GreetRequest.sender:type_name -> mq.v1.PeerSet
+	6,  // 5: mq.v1.GreetRequest.others:type_name -> mq.v1.PeerSet
+	3,  // 6: mq.v1.GreetResponse.broker_set:type_name -> mq.v1.BrokerSet
+	6,  // 7: mq.v1.GreetResponse.others:type_name -> mq.v1.PeerSet
+	5,  // 8: mq.v1.GreetResponse.topics:type_name -> mq.v1.TopicRoute
+	1,  // 9: mq.v1.ClusterService.Route:input_type -> mq.v1.RouteRequest
+	7,  // 10: mq.v1.ClusterService.Greet:input_type -> mq.v1.GreetRequest
+	2,  // 11: mq.v1.ClusterService.Route:output_type -> mq.v1.RouteResponse
+	8,  // 12: mq.v1.ClusterService.Greet:output_type -> mq.v1.GreetResponse
+	11, // [11:13] is the sub-list for method output_type
+	9,  // [9:11] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_mq_v1_cluster_proto_init() }
@@ -514,7 +753,7 @@ func file_mq_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mq_v1_cluster_proto_rawDesc), len(file_mq_v1_cluster_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   5,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

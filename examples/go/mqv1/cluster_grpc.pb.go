@@ -20,15 +20,19 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	ClusterService_Route_FullMethodName = "/mq.v1.ClusterService/Route"
+	ClusterService_Greet_FullMethodName = "/mq.v1.ClusterService/Greet"
 )
 
 // ClusterServiceClient is the client API for ClusterService service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Every broker answers. The standard health service (grpc.health.v1) and server reflection stand beside it.
+// Every broker answers, for the whole cluster. The standard health service (grpc.health.v1) and server reflection stand
+// beside it.
 type ClusterServiceClient interface {
 	Route(ctx context.Context, in *RouteRequest, opts ...grpc.CallOption) (*RouteResponse, error)
+	// Between brokers of different sets, about once a second: how the others know of a set and its topics.
+	Greet(ctx context.Context, in *GreetRequest, opts ...grpc.CallOption) (*GreetResponse, error)
 }
 
 type clusterServiceClient struct {
@@ -49,13 +53,26 @@ func (c *clusterServiceClient) Route(ctx context.Context, in *RouteRequest, opts
 	return out, nil
 }
 
+func (c *clusterServiceClient) Greet(ctx context.Context, in *GreetRequest, opts ...grpc.CallOption) (*GreetResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GreetResponse)
+	err := c.cc.Invoke(ctx, ClusterService_Greet_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ClusterServiceServer is the server API for ClusterService service.
 // All implementations must embed UnimplementedClusterServiceServer
 // for forward compatibility.
 //
-// Every broker answers. The standard health service (grpc.health.v1) and server reflection stand beside it.
+// Every broker answers, for the whole cluster. The standard health service (grpc.health.v1) and server reflection stand
+// beside it.
 type ClusterServiceServer interface {
 	Route(context.Context, *RouteRequest) (*RouteResponse, error)
+	// Between brokers of different sets, about once a second: how the others know of a set and its topics.
+	Greet(context.Context, *GreetRequest) (*GreetResponse, error)
 	mustEmbedUnimplementedClusterServiceServer()
 }
 
@@ -68,6 +85,9 @@ type UnimplementedClusterServiceServer struct{}
 
 func (UnimplementedClusterServiceServer) Route(context.Context, *RouteRequest) (*RouteResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Route not implemented")
+}
+func (UnimplementedClusterServiceServer) Greet(context.Context, *GreetRequest) (*GreetResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Greet not implemented")
 }
 func (UnimplementedClusterServiceServer) mustEmbedUnimplementedClusterServiceServer() {}
 func (UnimplementedClusterServiceServer) testEmbeddedByValue()                        {}
@@ -108,6 +128,24 @@ func _ClusterService_Route_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ClusterService_Greet_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GreetRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServiceServer).Greet(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ClusterService_Greet_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServiceServer).Greet(ctx, req.(*GreetRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ClusterService_ServiceDesc is the grpc.ServiceDesc for ClusterService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -118,6 +156,10 @@ var ClusterService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Route",
 			Handler:    _ClusterService_Route_Handler,
+		},
+		{
+			MethodName: "Greet",
+			Handler:    _ClusterService_Greet_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

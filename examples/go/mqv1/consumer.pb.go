@@ -640,7 +640,12 @@ type PullRequest struct {
 	// 0: 3 MiB, which is also the most: an answer stays below what gRPC clients take by default.
 	BytesMax uint32 `protobuf:"varint,6,opt,name=bytes_max,json=bytesMax,proto3" json:"bytes_max,omitempty"`
 	// 0: answer at once; 60 s at the most.
-	WaitMs        uint32 `protobuf:"varint,7,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
+	WaitMs uint32 `protobuf:"varint,7,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
+	// A broker that does not lead may answer, from what is committed as far as it knows; and one that leads may name
+	// another one to ask, see PullResponse.read_from.
+	AnyReplica bool `protobuf:"varint,8,opt,name=any_replica,json=anyReplica,proto3" json:"any_replica,omitempty"`
+	// Of the client: brokers in it come first.
+	Zone          string `protobuf:"bytes,9,opt,name=zone,proto3" json:"zone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -724,14 +729,30 @@ func (x *PullRequest) GetWaitMs() uint32 {
 	return 0
 }
 
+func (x *PullRequest) GetAnyReplica() bool {
+	if x != nil {
+		return x.AnyReplica
+	}
+	return false
+}
+
+func (x *PullRequest) GetZone() string {
+	if x != nil {
+		return x.Zone
+	}
+	return ""
+}
+
 type PullResponse struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Status PullStatus             `protobuf:"varint,1,opt,name=status,proto3,enum=mq.v1.PullStatus" json:"status,omitempty"`
 	// Where to go on.
 	NextOffset uint64 `protobuf:"varint,2,opt,name=next_offset,json=nextOffset,proto3" json:"next_offset,omitempty"`
 	// Of the queue: the oldest message, and the next one to come.
-	Start         uint64 `protobuf:"varint,3,opt,name=start,proto3" json:"start,omitempty"`
-	End           uint64 `protobuf:"varint,4,opt,name=end,proto3" json:"end,omitempty"`
+	Start uint64 `protobuf:"varint,3,opt,name=start,proto3" json:"start,omitempty"`
+	End   uint64 `protobuf:"varint,4,opt,name=end,proto3" json:"end,omitempty"`
+	// With any_replica: the broker to ask from now on. Empty: the one that answered.
+	ReadFrom      string `protobuf:"bytes,5,opt,name=read_from,json=readFrom,proto3" json:"read_from,omitempty"`
 	Runs          []*Run `protobuf:"bytes,15,rep,name=runs,proto3" json:"runs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -795,6 +816,13 @@ func (x *PullResponse) GetEnd() uint64 {
 	return 0
 }
 
+func (x *PullResponse) GetReadFrom() string {
+	if x != nil {
+		return x.ReadFrom
+	}
+	return ""
+}
+
 func (x *PullResponse) GetRuns() []*Run {
 	if x != nil {
 		return x.Runs
@@ -812,6 +840,7 @@ type SubscribeRequest struct {
 	//	*SubscribeRequest_Released
 	//	*SubscribeRequest_Alive
 	//	*SubscribeRequest_Seek
+	//	*SubscribeRequest_Resume
 	Kind          isSubscribeRequest_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -899,6 +928,15 @@ func (x *SubscribeRequest) GetSeek() *Seek {
 	return nil
 }
 
+func (x *SubscribeRequest) GetResume() *Resume {
+	if x != nil {
+		if x, ok := x.Kind.(*SubscribeRequest_Resume); ok {
+			return x.Resume
+		}
+	}
+	return nil
+}
+
 type isSubscribeRequest_Kind interface {
 	isSubscribeRequest_Kind()
 }
@@ -923,6 +961,10 @@ type SubscribeRequest_Seek struct {
 	Seek *Seek `protobuf:"bytes,5,opt,name=seek,proto3,oneof"`
 }
 
+type SubscribeRequest_Resume struct {
+	Resume *Resume `protobuf:"bytes,6,opt,name=resume,proto3,oneof"`
+}
+
 func (*SubscribeRequest_Start) isSubscribeRequest_Kind() {}
 
 func (*SubscribeRequest_Progress) isSubscribeRequest_Kind() {}
@@ -932,6 +974,8 @@ func (*SubscribeRequest_Released) isSubscribeRequest_Kind() {}
 func (*SubscribeRequest_Alive) isSubscribeRequest_Kind() {}
 
 func (*SubscribeRequest_Seek) isSubscribeRequest_Kind() {}
+
+func (*SubscribeRequest_Resume) isSubscribeRequest_Kind() {}
 
 type SubscribeStart struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -953,8 +997,10 @@ type SubscribeStart struct {
 	Positions []*QueuePosition `protobuf:"bytes,10,rep,name=positions,proto3" json:"positions,omitempty"`
 	// The most in one delivery. 0: 1 MiB.
 	DeliveryBytes uint32 `protobuf:"varint,11,opt,name=delivery_bytes,json=deliveryBytes,proto3" json:"delivery_bytes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// The client understands Redirect: what is far behind may be read from another broker.
+	TakesRedirects bool `protobuf:"varint,12,opt,name=takes_redirects,json=takesRedirects,proto3" json:"takes_redirects,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *SubscribeStart) Reset() {
@@ -1062,6 +1108,13 @@ func (x *SubscribeStart) GetDeliveryBytes() uint32 {
 		return x.DeliveryBytes
 	}
 	return 0
+}
+
+func (x *SubscribeStart) GetTakesRedirects() bool {
+	if x != nil {
+		return x.TakesRedirects
+	}
+	return false
 }
 
 // Everything before these offsets is done: it is committed for the group (not in broadcast mode) soon, and counts no
@@ -1237,6 +1290,52 @@ func (x *Seek) GetPositions() []*QueuePosition {
 	return nil
 }
 
+// What was redirected is delivered by the stream again, from these offsets on: the client has what stands before, with
+// the epoch of the Redirect. At any time; needed once the other broker sends it back or does not answer.
+type Resume struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Positions     []*QueuePosition       `protobuf:"bytes,1,rep,name=positions,proto3" json:"positions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Resume) Reset() {
+	*x = Resume{}
+	mi := &file_mq_v1_consumer_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Resume) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Resume) ProtoMessage() {}
+
+func (x *Resume) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_consumer_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Resume.ProtoReflect.Descriptor instead.
+func (*Resume) Descriptor() ([]byte, []int) {
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Resume) GetPositions() []*QueuePosition {
+	if x != nil {
+		return x.Positions
+	}
+	return nil
+}
+
 // Broker to client.
 type SubscribeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1244,6 +1343,7 @@ type SubscribeResponse struct {
 	//
 	//	*SubscribeResponse_Assignment
 	//	*SubscribeResponse_Delivery
+	//	*SubscribeResponse_Redirect
 	Kind          isSubscribeResponse_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1251,7 +1351,7 @@ type SubscribeResponse struct {
 
 func (x *SubscribeResponse) Reset() {
 	*x = SubscribeResponse{}
-	mi := &file_mq_v1_consumer_proto_msgTypes[14]
+	mi := &file_mq_v1_consumer_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1263,7 +1363,7 @@ func (x *SubscribeResponse) String() string {
 func (*SubscribeResponse) ProtoMessage() {}
 
 func (x *SubscribeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_consumer_proto_msgTypes[14]
+	mi := &file_mq_v1_consumer_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1276,7 +1376,7 @@ func (x *SubscribeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscribeResponse.ProtoReflect.Descriptor instead.
 func (*SubscribeResponse) Descriptor() ([]byte, []int) {
-	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{14}
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SubscribeResponse) GetKind() isSubscribeResponse_Kind {
@@ -1304,6 +1404,15 @@ func (x *SubscribeResponse) GetDelivery() *Delivery {
 	return nil
 }
 
+func (x *SubscribeResponse) GetRedirect() *Redirect {
+	if x != nil {
+		if x, ok := x.Kind.(*SubscribeResponse_Redirect); ok {
+			return x.Redirect
+		}
+	}
+	return nil
+}
+
 type isSubscribeResponse_Kind interface {
 	isSubscribeResponse_Kind()
 }
@@ -1316,9 +1425,94 @@ type SubscribeResponse_Delivery struct {
 	Delivery *Delivery `protobuf:"bytes,2,opt,name=delivery,proto3,oneof"`
 }
 
+type SubscribeResponse_Redirect struct {
+	Redirect *Redirect `protobuf:"bytes,3,opt,name=redirect,proto3,oneof"`
+}
+
 func (*SubscribeResponse_Assignment) isSubscribeResponse_Kind() {}
 
 func (*SubscribeResponse_Delivery) isSubscribeResponse_Kind() {}
+
+func (*SubscribeResponse_Redirect) isSubscribeResponse_Kind() {}
+
+// The stream delivers nothing more of this queue until Resume: the client pulls it, with any_replica, from the broker at
+// `address`, from `queue_offset` on, for as long as that one answers with read_from empty. The queue stays assigned;
+// progress is reported here as ever.
+type Redirect struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	QueueId       uint32                 `protobuf:"varint,2,opt,name=queue_id,json=queueId,proto3" json:"queue_id,omitempty"`
+	Epoch         uint32                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	QueueOffset   uint64                 `protobuf:"varint,4,opt,name=queue_offset,json=queueOffset,proto3" json:"queue_offset,omitempty"`
+	Address       string                 `protobuf:"bytes,5,opt,name=address,proto3" json:"address,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Redirect) Reset() {
+	*x = Redirect{}
+	mi := &file_mq_v1_consumer_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Redirect) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Redirect) ProtoMessage() {}
+
+func (x *Redirect) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_consumer_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Redirect.ProtoReflect.Descriptor instead.
+func (*Redirect) Descriptor() ([]byte, []int) {
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *Redirect) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *Redirect) GetQueueId() uint32 {
+	if x != nil {
+		return x.QueueId
+	}
+	return 0
+}
+
+func (x *Redirect) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Redirect) GetQueueOffset() uint64 {
+	if x != nil {
+		return x.QueueOffset
+	}
+	return 0
+}
+
+func (x *Redirect) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
 
 type AssignedQueue struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -1336,7 +1530,7 @@ type AssignedQueue struct {
 
 func (x *AssignedQueue) Reset() {
 	*x = AssignedQueue{}
-	mi := &file_mq_v1_consumer_proto_msgTypes[15]
+	mi := &file_mq_v1_consumer_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1348,7 +1542,7 @@ func (x *AssignedQueue) String() string {
 func (*AssignedQueue) ProtoMessage() {}
 
 func (x *AssignedQueue) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_consumer_proto_msgTypes[15]
+	mi := &file_mq_v1_consumer_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1361,7 +1555,7 @@ func (x *AssignedQueue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignedQueue.ProtoReflect.Descriptor instead.
 func (*AssignedQueue) Descriptor() ([]byte, []int) {
-	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{15}
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *AssignedQueue) GetTopic() string {
@@ -1412,7 +1606,7 @@ type Assignment struct {
 
 func (x *Assignment) Reset() {
 	*x = Assignment{}
-	mi := &file_mq_v1_consumer_proto_msgTypes[16]
+	mi := &file_mq_v1_consumer_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1424,7 +1618,7 @@ func (x *Assignment) String() string {
 func (*Assignment) ProtoMessage() {}
 
 func (x *Assignment) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_consumer_proto_msgTypes[16]
+	mi := &file_mq_v1_consumer_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1437,7 +1631,7 @@ func (x *Assignment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assignment.ProtoReflect.Descriptor instead.
 func (*Assignment) Descriptor() ([]byte, []int) {
-	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{16}
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Assignment) GetGeneration() uint64 {
@@ -1485,7 +1679,7 @@ type Delivery struct {
 
 func (x *Delivery) Reset() {
 	*x = Delivery{}
-	mi := &file_mq_v1_consumer_proto_msgTypes[17]
+	mi := &file_mq_v1_consumer_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1497,7 +1691,7 @@ func (x *Delivery) String() string {
 func (*Delivery) ProtoMessage() {}
 
 func (x *Delivery) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_consumer_proto_msgTypes[17]
+	mi := &file_mq_v1_consumer_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1510,7 +1704,7 @@ func (x *Delivery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delivery.ProtoReflect.Descriptor instead.
 func (*Delivery) Descriptor() ([]byte, []int) {
-	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{17}
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Delivery) GetTopic() string {
@@ -1577,7 +1771,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_mq_v1_consumer_proto_msgTypes[18]
+	mi := &file_mq_v1_consumer_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1589,7 +1783,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_consumer_proto_msgTypes[18]
+	mi := &file_mq_v1_consumer_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1602,7 +1796,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{18}
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *JoinRequest) GetGroup() string {
@@ -1659,7 +1853,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_mq_v1_consumer_proto_msgTypes[19]
+	mi := &file_mq_v1_consumer_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1671,7 +1865,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_consumer_proto_msgTypes[19]
+	mi := &file_mq_v1_consumer_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1684,7 +1878,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{19}
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *HeartbeatRequest) GetGroup() string {
@@ -1723,7 +1917,7 @@ type Membership struct {
 
 func (x *Membership) Reset() {
 	*x = Membership{}
-	mi := &file_mq_v1_consumer_proto_msgTypes[20]
+	mi := &file_mq_v1_consumer_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1735,7 +1929,7 @@ func (x *Membership) String() string {
 func (*Membership) ProtoMessage() {}
 
 func (x *Membership) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_consumer_proto_msgTypes[20]
+	mi := &file_mq_v1_consumer_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1748,7 +1942,7 @@ func (x *Membership) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Membership.ProtoReflect.Descriptor instead.
 func (*Membership) Descriptor() ([]byte, []int) {
-	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{20}
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Membership) GetGeneration() uint64 {
@@ -1796,7 +1990,7 @@ type LeaveRequest struct {
 
 func (x *LeaveRequest) Reset() {
 	*x = LeaveRequest{}
-	mi := &file_mq_v1_consumer_proto_msgTypes[21]
+	mi := &file_mq_v1_consumer_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1808,7 +2002,7 @@ func (x *LeaveRequest) String() string {
 func (*LeaveRequest) ProtoMessage() {}
 
 func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_consumer_proto_msgTypes[21]
+	mi := &file_mq_v1_consumer_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1821,7 +2015,7 @@ func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveRequest.ProtoReflect.Descriptor instead.
 func (*LeaveRequest) Descriptor() ([]byte, []int) {
-	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{21}
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LeaveRequest) GetGroup() string {
@@ -1846,7 +2040,7 @@ type LeaveResponse struct {
 
 func (x *LeaveResponse) Reset() {
 	*x = LeaveResponse{}
-	mi := &file_mq_v1_consumer_proto_msgTypes[22]
+	mi := &file_mq_v1_consumer_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1858,7 +2052,7 @@ func (x *LeaveResponse) String() string {
 func (*LeaveResponse) ProtoMessage() {}
 
 func (x *LeaveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_consumer_proto_msgTypes[22]
+	mi := &file_mq_v1_consumer_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1871,7 +2065,7 @@ func (x *LeaveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveResponse.ProtoReflect.Descriptor instead.
 func (*LeaveResponse) Descriptor() ([]byte, []int) {
-	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{22}
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{24}
 }
 
 type CommitOffsetsRequest struct {
@@ -1886,7 +2080,7 @@ type CommitOffsetsRequest struct {
 
 func (x *CommitOffsetsRequest) Reset() {
 	*x = CommitOffsetsRequest{}
-	mi := &file_mq_v1_consumer_proto_msgTypes[23]
+	mi := &file_mq_v1_consumer_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1898,7 +2092,7 @@ func (x *CommitOffsetsRequest) String() string {
 func (*CommitOffsetsRequest) ProtoMessage() {}
 
 func (x *CommitOffsetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_consumer_proto_msgTypes[23]
+	mi := &file_mq_v1_consumer_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1911,7 +2105,7 @@ func (x *CommitOffsetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitOffsetsRequest.ProtoReflect.Descriptor instead.
 func (*CommitOffsetsRequest) Descriptor() ([]byte, []int) {
-	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{23}
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CommitOffsetsRequest) GetGroup() string {
@@ -1943,7 +2137,7 @@ type CommitOffsetsResponse struct {
 
 func (x *CommitOffsetsResponse) Reset() {
 	*x = CommitOffsetsResponse{}
-	mi := &file_mq_v1_consumer_proto_msgTypes[24]
+	mi := &file_mq_v1_consumer_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1955,7 +2149,7 @@ func (x *CommitOffsetsResponse) String() string {
 func (*CommitOffsetsResponse) ProtoMessage() {}
 
 func (x *CommitOffsetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_consumer_proto_msgTypes[24]
+	mi := &file_mq_v1_consumer_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1968,7 +2162,7 @@ func (x *CommitOffsetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitOffsetsResponse.ProtoReflect.Descriptor instead.
 func (*CommitOffsetsResponse) Descriptor() ([]byte, []int) {
-	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{24}
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{26}
 }
 
 type QueryOffsetsRequest struct {
@@ -1982,7 +2176,7 @@ type QueryOffsetsRequest struct {
 
 func (x *QueryOffsetsRequest) Reset() {
 	*x = QueryOffsetsRequest{}
-	mi := &file_mq_v1_consumer_proto_msgTypes[25]
+	mi := &file_mq_v1_consumer_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1994,7 +2188,7 @@ func (x *QueryOffsetsRequest) String() string {
 func (*QueryOffsetsRequest) ProtoMessage() {}
 
 func (x *QueryOffsetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_consumer_proto_msgTypes[25]
+	mi := &file_mq_v1_consumer_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2007,7 +2201,7 @@ func (x *QueryOffsetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryOffsetsRequest.ProtoReflect.Descriptor instead.
 func (*QueryOffsetsRequest) Descriptor() ([]byte, []int) {
-	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{25}
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *QueryOffsetsRequest) GetGroup() string {
@@ -2034,7 +2228,7 @@ type QueryOffsetsResponse struct {
 
 func (x *QueryOffsetsResponse) Reset() {
 	*x = QueryOffsetsResponse{}
-	mi := &file_mq_v1_consumer_proto_msgTypes[26]
+	mi := &file_mq_v1_consumer_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2046,7 +2240,7 @@ func (x *QueryOffsetsResponse) String() string {
 func (*QueryOffsetsResponse) ProtoMessage() {}
 
 func (x *QueryOffsetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_consumer_proto_msgTypes[26]
+	mi := &file_mq_v1_consumer_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2059,7 +2253,7 @@ func (x *QueryOffsetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryOffsetsResponse.ProtoReflect.Descriptor instead.
 func (*QueryOffsetsResponse) Descriptor() ([]byte, []int) {
-	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{26}
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *QueryOffsetsResponse) GetPositions() []*QueuePosition {
@@ -2082,7 +2276,7 @@ type FindOffsetsRequest struct {
 
 func (x *FindOffsetsRequest) Reset() {
 	*x = FindOffsetsRequest{}
-	mi := &file_mq_v1_consumer_proto_msgTypes[27]
+	mi := &file_mq_v1_consumer_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2094,7 +2288,7 @@ func (x *FindOffsetsRequest) String() string {
 func (*FindOffsetsRequest) ProtoMessage() {}
 
 func (x *FindOffsetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_consumer_proto_msgTypes[27]
+	mi := &file_mq_v1_consumer_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2107,7 +2301,7 @@ func (x *FindOffsetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindOffsetsRequest.ProtoReflect.Descriptor instead.
 func (*FindOffsetsRequest) Descriptor() ([]byte, []int) {
-	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{27}
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *FindOffsetsRequest) GetTopic() string {
@@ -2147,7 +2341,7 @@ type FindOffsetsResponse struct {
 
 func (x *FindOffsetsResponse) Reset() {
 	*x = FindOffsetsResponse{}
-	mi := &file_mq_v1_consumer_proto_msgTypes[28]
+	mi := &file_mq_v1_consumer_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2159,7 +2353,7 @@ func (x *FindOffsetsResponse) String() string {
 func (*FindOffsetsResponse) ProtoMessage() {}
 
 func (x *FindOffsetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_consumer_proto_msgTypes[28]
+	mi := &file_mq_v1_consumer_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2172,7 +2366,7 @@ func (x *FindOffsetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindOffsetsResponse.ProtoReflect.Descriptor instead.
 func (*FindOffsetsResponse) Descriptor() ([]byte, []int) {
-	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{28}
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *FindOffsetsResponse) GetPositions() []*QueuePosition {
@@ -2196,7 +2390,7 @@ type RetryRequest struct {
 
 func (x *RetryRequest) Reset() {
 	*x = RetryRequest{}
-	mi := &file_mq_v1_consumer_proto_msgTypes[29]
+	mi := &file_mq_v1_consumer_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2208,7 +2402,7 @@ func (x *RetryRequest) String() string {
 func (*RetryRequest) ProtoMessage() {}
 
 func (x *RetryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_consumer_proto_msgTypes[29]
+	mi := &file_mq_v1_consumer_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2221,7 +2415,7 @@ func (x *RetryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryRequest.ProtoReflect.Descriptor instead.
 func (*RetryRequest) Descriptor() ([]byte, []int) {
-	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{29}
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RetryRequest) GetGroup() string {
@@ -2269,7 +2463,7 @@ type FailedMessage struct {
 
 func (x *FailedMessage) Reset() {
 	*x = FailedMessage{}
-	mi := &file_mq_v1_consumer_proto_msgTypes[30]
+	mi := &file_mq_v1_consumer_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2281,7 +2475,7 @@ func (x *FailedMessage) String() string {
 func (*FailedMessage) ProtoMessage() {}
 
 func (x *FailedMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_consumer_proto_msgTypes[30]
+	mi := &file_mq_v1_consumer_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2294,7 +2488,7 @@ func (x *FailedMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FailedMessage.ProtoReflect.Descriptor instead.
 func (*FailedMessage) Descriptor() ([]byte, []int) {
-	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{30}
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *FailedMessage) GetTopic() string {
@@ -2342,7 +2536,7 @@ type RetryResponse struct {
 
 func (x *RetryResponse) Reset() {
 	*x = RetryResponse{}
-	mi := &file_mq_v1_consumer_proto_msgTypes[31]
+	mi := &file_mq_v1_consumer_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2354,7 +2548,7 @@ func (x *RetryResponse) String() string {
 func (*RetryResponse) ProtoMessage() {}
 
 func (x *RetryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_consumer_proto_msgTypes[31]
+	mi := &file_mq_v1_consumer_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2367,7 +2561,7 @@ func (x *RetryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryResponse.ProtoReflect.Descriptor instead.
 func (*RetryResponse) Descriptor() ([]byte, []int) {
-	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{31}
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RetryResponse) GetResults() []*RetryResult {
@@ -2392,7 +2586,7 @@ type RetryResult struct {
 
 func (x *RetryResult) Reset() {
 	*x = RetryResult{}
-	mi := &file_mq_v1_consumer_proto_msgTypes[32]
+	mi := &file_mq_v1_consumer_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2404,7 +2598,7 @@ func (x *RetryResult) String() string {
 func (*RetryResult) ProtoMessage() {}
 
 func (x *RetryResult) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_consumer_proto_msgTypes[32]
+	mi := &file_mq_v1_consumer_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2417,7 +2611,7 @@ func (x *RetryResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryResult.ProtoReflect.Descriptor instead.
 func (*RetryResult) Descriptor() ([]byte, []int) {
-	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{32}
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RetryResult) GetCode() Code {
@@ -2475,7 +2669,7 @@ type ReceiveRequest struct {
 
 func (x *ReceiveRequest) Reset() {
 	*x = ReceiveRequest{}
-	mi := &file_mq_v1_consumer_proto_msgTypes[33]
+	mi := &file_mq_v1_consumer_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2487,7 +2681,7 @@ func (x *ReceiveRequest) String() string {
 func (*ReceiveRequest) ProtoMessage() {}
 
 func (x *ReceiveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_consumer_proto_msgTypes[33]
+	mi := &file_mq_v1_consumer_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2500,7 +2694,7 @@ func (x *ReceiveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReceiveRequest.ProtoReflect.Descriptor instead.
 func (*ReceiveRequest) Descriptor() ([]byte, []int) {
-	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{33}
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ReceiveRequest) GetGroup() string {
@@ -2590,7 +2784,7 @@ type ReceiveResponse struct {
 
 func (x *ReceiveResponse) Reset() {
 	*x = ReceiveResponse{}
-	mi := &file_mq_v1_consumer_proto_msgTypes[34]
+	mi := &file_mq_v1_consumer_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2602,7 +2796,7 @@ func (x *ReceiveResponse) String() string {
 func (*ReceiveResponse) ProtoMessage() {}
 
 func (x *ReceiveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_consumer_proto_msgTypes[34]
+	mi := &file_mq_v1_consumer_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2615,7 +2809,7 @@ func (x *ReceiveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReceiveResponse.ProtoReflect.Descriptor instead.
 func (*ReceiveResponse) Descriptor() ([]byte, []int) {
-	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{34}
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ReceiveResponse) GetRuns() []*ReceivedRun {
@@ -2642,7 +2836,7 @@ type ReceivedRun struct {
 
 func (x *ReceivedRun) Reset() {
 	*x = ReceivedRun{}
-	mi := &file_mq_v1_consumer_proto_msgTypes[35]
+	mi := &file_mq_v1_consumer_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2654,7 +2848,7 @@ func (x *ReceivedRun) String() string {
 func (*ReceivedRun) ProtoMessage() {}
 
 func (x *ReceivedRun) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_consumer_proto_msgTypes[35]
+	mi := &file_mq_v1_consumer_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2667,7 +2861,7 @@ func (x *ReceivedRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReceivedRun.ProtoReflect.Descriptor instead.
 func (*ReceivedRun) Descriptor() ([]byte, []int) {
-	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{35}
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ReceivedRun) GetTopic() string {
@@ -2724,7 +2918,7 @@ type Handle struct {
 
 func (x *Handle) Reset() {
 	*x = Handle{}
-	mi := &file_mq_v1_consumer_proto_msgTypes[36]
+	mi := &file_mq_v1_consumer_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2736,7 +2930,7 @@ func (x *Handle) String() string {
 func (*Handle) ProtoMessage() {}
 
 func (x *Handle) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_consumer_proto_msgTypes[36]
+	mi := &file_mq_v1_consumer_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2749,7 +2943,7 @@ func (x *Handle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Handle.ProtoReflect.Descriptor instead.
 func (*Handle) Descriptor() ([]byte, []int) {
-	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{36}
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Handle) GetLease() []byte {
@@ -2783,7 +2977,7 @@ type AckRequest struct {
 
 func (x *AckRequest) Reset() {
 	*x = AckRequest{}
-	mi := &file_mq_v1_consumer_proto_msgTypes[37]
+	mi := &file_mq_v1_consumer_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2795,7 +2989,7 @@ func (x *AckRequest) String() string {
 func (*AckRequest) ProtoMessage() {}
 
 func (x *AckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_consumer_proto_msgTypes[37]
+	mi := &file_mq_v1_consumer_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2808,7 +3002,7 @@ func (x *AckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckRequest.ProtoReflect.Descriptor instead.
 func (*AckRequest) Descriptor() ([]byte, []int) {
-	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{37}
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *AckRequest) GetGroup() string {
@@ -2838,7 +3032,7 @@ type NackRequest struct {
 
 func (x *NackRequest) Reset() {
 	*x = NackRequest{}
-	mi := &file_mq_v1_consumer_proto_msgTypes[38]
+	mi := &file_mq_v1_consumer_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2850,7 +3044,7 @@ func (x *NackRequest) String() string {
 func (*NackRequest) ProtoMessage() {}
 
 func (x *NackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_consumer_proto_msgTypes[38]
+	mi := &file_mq_v1_consumer_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2863,7 +3057,7 @@ func (x *NackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NackRequest.ProtoReflect.Descriptor instead.
 func (*NackRequest) Descriptor() ([]byte, []int) {
-	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{38}
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *NackRequest) GetGroup() string {
@@ -2906,7 +3100,7 @@ type ChangeInvisibleRequest struct {
 
 func (x *ChangeInvisibleRequest) Reset() {
 	*x = ChangeInvisibleRequest{}
-	mi := &file_mq_v1_consumer_proto_msgTypes[39]
+	mi := &file_mq_v1_consumer_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2918,7 +3112,7 @@ func (x *ChangeInvisibleRequest) String() string {
 func (*ChangeInvisibleRequest) ProtoMessage() {}
 
 func (x *ChangeInvisibleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_consumer_proto_msgTypes[39]
+	mi := &file_mq_v1_consumer_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2931,7 +3125,7 @@ func (x *ChangeInvisibleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeInvisibleRequest.ProtoReflect.Descriptor instead.
 func (*ChangeInvisibleRequest) Descriptor() ([]byte, []int) {
-	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{39}
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ChangeInvisibleRequest) GetGroup() string {
@@ -2967,7 +3161,7 @@ type HandleResponse struct {
 
 func (x *HandleResponse) Reset() {
 	*x = HandleResponse{}
-	mi := &file_mq_v1_consumer_proto_msgTypes[40]
+	mi := &file_mq_v1_consumer_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2979,7 +3173,7 @@ func (x *HandleResponse) String() string {
 func (*HandleResponse) ProtoMessage() {}
 
 func (x *HandleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_consumer_proto_msgTypes[40]
+	mi := &file_mq_v1_consumer_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2992,7 +3186,7 @@ func (x *HandleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HandleResponse.ProtoReflect.Descriptor instead.
 func (*HandleResponse) Descriptor() ([]byte, []int) {
-	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{40}
+	return file_mq_v1_consumer_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *HandleResponse) GetCodes() []Code {
@@ -3045,7 +3239,7 @@ const file_mq_v1_consumer_proto_rawDesc = "" +
 	"\fstored_at_ms\x18\x03 \x01(\x03R\n" +
 	"storedAtMs\x12\x1f\n" +
 	"\vframe_sizes\x18\x04 \x01(\fR\n" +
-	"frameSizes\"\xe1\x01\n" +
+	"frameSizes\"\x96\x02\n" +
 	"\vPullRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
 	"\bqueue_id\x18\x02 \x01(\rR\aqueueId\x12!\n" +
@@ -3053,22 +3247,27 @@ const file_mq_v1_consumer_proto_rawDesc = "" +
 	"\x06filter\x18\x04 \x01(\v2\r.mq.v1.FilterR\x06filter\x12!\n" +
 	"\fmessages_max\x18\x05 \x01(\rR\vmessagesMax\x12\x1b\n" +
 	"\tbytes_max\x18\x06 \x01(\rR\bbytesMax\x12\x17\n" +
-	"\await_ms\x18\a \x01(\rR\x06waitMs\"\xa2\x01\n" +
+	"\await_ms\x18\a \x01(\rR\x06waitMs\x12\x1f\n" +
+	"\vany_replica\x18\b \x01(\bR\n" +
+	"anyReplica\x12\x12\n" +
+	"\x04zone\x18\t \x01(\tR\x04zone\"\xbf\x01\n" +
 	"\fPullResponse\x12)\n" +
 	"\x06status\x18\x01 \x01(\x0e2\x11.mq.v1.PullStatusR\x06status\x12\x1f\n" +
 	"\vnext_offset\x18\x02 \x01(\x04R\n" +
 	"nextOffset\x12\x14\n" +
 	"\x05start\x18\x03 \x01(\x04R\x05start\x12\x10\n" +
-	"\x03end\x18\x04 \x01(\x04R\x03end\x12\x1e\n" +
+	"\x03end\x18\x04 \x01(\x04R\x03end\x12\x1b\n" +
+	"\tread_from\x18\x05 \x01(\tR\breadFrom\x12\x1e\n" +
 	"\x04runs\x18\x0f \x03(\v2\n" +
-	".mq.v1.RunR\x04runs\"\xf0\x01\n" +
+	".mq.v1.RunR\x04runs\"\x99\x02\n" +
 	"\x10SubscribeRequest\x12-\n" +
 	"\x05start\x18\x01 \x01(\v2\x15.mq.v1.SubscribeStartH\x00R\x05start\x12-\n" +
 	"\bprogress\x18\x02 \x01(\v2\x0f.mq.v1.ProgressH\x00R\bprogress\x12-\n" +
 	"\breleased\x18\x03 \x01(\v2\x0f.mq.v1.ReleasedH\x00R\breleased\x12$\n" +
 	"\x05alive\x18\x04 \x01(\v2\f.mq.v1.AliveH\x00R\x05alive\x12!\n" +
-	"\x04seek\x18\x05 \x01(\v2\v.mq.v1.SeekH\x00R\x04seekB\x06\n" +
-	"\x04kind\"\xba\x03\n" +
+	"\x04seek\x18\x05 \x01(\v2\v.mq.v1.SeekH\x00R\x04seek\x12'\n" +
+	"\x06resume\x18\x06 \x01(\v2\r.mq.v1.ResumeH\x00R\x06resumeB\x06\n" +
+	"\x04kind\"\xe3\x03\n" +
 	"\x0eSubscribeStart\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1b\n" +
 	"\tmember_id\x18\x02 \x01(\tR\bmemberId\x12\x12\n" +
@@ -3082,20 +3281,30 @@ const file_mq_v1_consumer_proto_rawDesc = "" +
 	"cacheBytes\x122\n" +
 	"\tpositions\x18\n" +
 	" \x03(\v2\x14.mq.v1.QueuePositionR\tpositions\x12%\n" +
-	"\x0edelivery_bytes\x18\v \x01(\rR\rdeliveryBytes\">\n" +
+	"\x0edelivery_bytes\x18\v \x01(\rR\rdeliveryBytes\x12'\n" +
+	"\x0ftakes_redirects\x18\f \x01(\bR\x0etakesRedirects\">\n" +
 	"\bProgress\x122\n" +
 	"\tpositions\x18\x01 \x03(\v2\x14.mq.v1.QueuePositionR\tpositions\"2\n" +
 	"\bReleased\x12&\n" +
 	"\x06queues\x18\x01 \x03(\v2\x0e.mq.v1.QueueIdR\x06queues\"\a\n" +
 	"\x05Alive\":\n" +
 	"\x04Seek\x122\n" +
-	"\tpositions\x18\x01 \x03(\v2\x14.mq.v1.QueuePositionR\tpositions\"\x7f\n" +
+	"\tpositions\x18\x01 \x03(\v2\x14.mq.v1.QueuePositionR\tpositions\"<\n" +
+	"\x06Resume\x122\n" +
+	"\tpositions\x18\x01 \x03(\v2\x14.mq.v1.QueuePositionR\tpositions\"\xae\x01\n" +
 	"\x11SubscribeResponse\x123\n" +
 	"\n" +
 	"assignment\x18\x01 \x01(\v2\x11.mq.v1.AssignmentH\x00R\n" +
 	"assignment\x12-\n" +
-	"\bdelivery\x18\x02 \x01(\v2\x0f.mq.v1.DeliveryH\x00R\bdeliveryB\x06\n" +
-	"\x04kind\"\x8d\x01\n" +
+	"\bdelivery\x18\x02 \x01(\v2\x0f.mq.v1.DeliveryH\x00R\bdelivery\x12-\n" +
+	"\bredirect\x18\x03 \x01(\v2\x0f.mq.v1.RedirectH\x00R\bredirectB\x06\n" +
+	"\x04kind\"\x8e\x01\n" +
+	"\bRedirect\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
+	"\bqueue_id\x18\x02 \x01(\rR\aqueueId\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\rR\x05epoch\x12!\n" +
+	"\fqueue_offset\x18\x04 \x01(\x04R\vqueueOffset\x12\x18\n" +
+	"\aaddress\x18\x05 \x01(\tR\aaddress\"\x8d\x01\n" +
 	"\rAssignedQueue\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
 	"\bqueue_id\x18\x02 \x01(\rR\aqueueId\x12!\n" +
@@ -3275,7 +3484,7 @@ func file_mq_v1_consumer_proto_rawDescGZIP() []byte {
 }
 
 var file_mq_v1_consumer_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_mq_v1_consumer_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_mq_v1_consumer_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_mq_v1_consumer_proto_goTypes = []any{
 	(PullStatus)(0),                // 0: mq.v1.PullStatus
 	(ConsumeMode)(0),               // 1: mq.v1.ConsumeMode
@@ -3295,39 +3504,41 @@ var file_mq_v1_consumer_proto_goTypes = []any{
 	(*Released)(nil),               // 15: mq.v1.Released
 	(*Alive)(nil),                  // 16: mq.v1.Alive
 	(*Seek)(nil),                   // 17: mq.v1.Seek
-	(*SubscribeResponse)(nil),      // 18: mq.v1.SubscribeResponse
-	(*AssignedQueue)(nil),          // 19: mq.v1.AssignedQueue
-	(*Assignment)(nil),             // 20: mq.v1.Assignment
-	(*Delivery)(nil),               // 21: mq.v1.Delivery
-	(*JoinRequest)(nil),            // 22: mq.v1.JoinRequest
-	(*HeartbeatRequest)(nil),       // 23: mq.v1.HeartbeatRequest
-	(*Membership)(nil),             // 24: mq.v1.Membership
-	(*LeaveRequest)(nil),           // 25: mq.v1.LeaveRequest
-	(*LeaveResponse)(nil),          // 26: mq.v1.LeaveResponse
-	(*CommitOffsetsRequest)(nil),   // 27: mq.v1.CommitOffsetsRequest
-	(*CommitOffsetsResponse)(nil),  // 28: mq.v1.CommitOffsetsResponse
-	(*QueryOffsetsRequest)(nil),    // 29: mq.v1.QueryOffsetsRequest
-	(*QueryOffsetsResponse)(nil),   // 30: mq.v1.QueryOffsetsResponse
-	(*FindOffsetsRequest)(nil),     // 31: mq.v1.FindOffsetsRequest
-	(*FindOffsetsResponse)(nil),    // 32: mq.v1.FindOffsetsResponse
-	(*RetryRequest)(nil),           // 33: mq.v1.RetryRequest
-	(*FailedMessage)(nil),          // 34: mq.v1.FailedMessage
-	(*RetryResponse)(nil),          // 35: mq.v1.RetryResponse
-	(*RetryResult)(nil),            // 36: mq.v1.RetryResult
-	(*ReceiveRequest)(nil),         // 37: mq.v1.ReceiveRequest
-	(*ReceiveResponse)(nil),        // 38: mq.v1.ReceiveResponse
-	(*ReceivedRun)(nil),            // 39: mq.v1.ReceivedRun
-	(*Handle)(nil),                 // 40: mq.v1.Handle
-	(*AckRequest)(nil),             // 41: mq.v1.AckRequest
-	(*NackRequest)(nil),            // 42: mq.v1.NackRequest
-	(*ChangeInvisibleRequest)(nil), // 43: mq.v1.ChangeInvisibleRequest
-	(*HandleResponse)(nil),         // 44: mq.v1.HandleResponse
-	(*Message)(nil),                // 45: mq.v1.Message
-	(Code)(0),                      // 46: mq.v1.Code
+	(*Resume)(nil),                 // 18: mq.v1.Resume
+	(*SubscribeResponse)(nil),      // 19: mq.v1.SubscribeResponse
+	(*Redirect)(nil),               // 20: mq.v1.Redirect
+	(*AssignedQueue)(nil),          // 21: mq.v1.AssignedQueue
+	(*Assignment)(nil),             // 22: mq.v1.Assignment
+	(*Delivery)(nil),               // 23: mq.v1.Delivery
+	(*JoinRequest)(nil),            // 24: mq.v1.JoinRequest
+	(*HeartbeatRequest)(nil),       // 25: mq.v1.HeartbeatRequest
+	(*Membership)(nil),             // 26: mq.v1.Membership
+	(*LeaveRequest)(nil),           // 27: mq.v1.LeaveRequest
+	(*LeaveResponse)(nil),          // 28: mq.v1.LeaveResponse
+	(*CommitOffsetsRequest)(nil),   // 29: mq.v1.CommitOffsetsRequest
+	(*CommitOffsetsResponse)(nil),  // 30: mq.v1.CommitOffsetsResponse
+	(*QueryOffsetsRequest)(nil),    // 31: mq.v1.QueryOffsetsRequest
+	(*QueryOffsetsResponse)(nil),   // 32: mq.v1.QueryOffsetsResponse
+	(*FindOffsetsRequest)(nil),     // 33: mq.v1.FindOffsetsRequest
+	(*FindOffsetsResponse)(nil),    // 34: mq.v1.FindOffsetsResponse
+	(*RetryRequest)(nil),           // 35: mq.v1.RetryRequest
+	(*FailedMessage)(nil),          // 36: mq.v1.FailedMessage
+	(*RetryResponse)(nil),          // 37: mq.v1.RetryResponse
+	(*RetryResult)(nil),            // 38: mq.v1.RetryResult
+	(*ReceiveRequest)(nil),         // 39: mq.v1.ReceiveRequest
+	(*ReceiveResponse)(nil),        // 40: mq.v1.ReceiveResponse
+	(*ReceivedRun)(nil),            // 41: mq.v1.ReceivedRun
+	(*Handle)(nil),                 // 42: mq.v1.Handle
+	(*AckRequest)(nil),             // 43: mq.v1.AckRequest
+	(*NackRequest)(nil),            // 44: mq.v1.NackRequest
+	(*ChangeInvisibleRequest)(nil), // 45: mq.v1.ChangeInvisibleRequest
+	(*HandleResponse)(nil),         // 46: mq.v1.HandleResponse
+	(*Message)(nil),                // 47: mq.v1.Message
+	(Code)(0),                      // 48: mq.v1.Code
 }
 var file_mq_v1_consumer_proto_depIdxs = []int32{
 	4,  // 0: mq.v1.Subscription.filter:type_name -> mq.v1.Filter
-	45, // 1: mq.v1.Run.messages:type_name -> mq.v1.Message
+	47, // 1: mq.v1.Run.messages:type_name -> mq.v1.Message
 	4,  // 2: mq.v1.PullRequest.filter:type_name -> mq.v1.Filter
 	0,  // 3: mq.v1.PullResponse.status:type_name -> mq.v1.PullStatus
 	8,  // 4: mq.v1.PullResponse.runs:type_name -> mq.v1.Run
@@ -3336,69 +3547,72 @@ var file_mq_v1_consumer_proto_depIdxs = []int32{
 	15, // 7: mq.v1.SubscribeRequest.released:type_name -> mq.v1.Released
 	16, // 8: mq.v1.SubscribeRequest.alive:type_name -> mq.v1.Alive
 	17, // 9: mq.v1.SubscribeRequest.seek:type_name -> mq.v1.Seek
-	1,  // 10: mq.v1.SubscribeStart.mode:type_name -> mq.v1.ConsumeMode
-	5,  // 11: mq.v1.SubscribeStart.subscriptions:type_name -> mq.v1.Subscription
-	2,  // 12: mq.v1.SubscribeStart.start_position:type_name -> mq.v1.StartPosition
-	7,  // 13: mq.v1.SubscribeStart.positions:type_name -> mq.v1.QueuePosition
-	7,  // 14: mq.v1.Progress.positions:type_name -> mq.v1.QueuePosition
-	6,  // 15: mq.v1.Released.queues:type_name -> mq.v1.QueueId
-	7,  // 16: mq.v1.Seek.positions:type_name -> mq.v1.QueuePosition
-	20, // 17: mq.v1.SubscribeResponse.assignment:type_name -> mq.v1.Assignment
-	21, // 18: mq.v1.SubscribeResponse.delivery:type_name -> mq.v1.Delivery
-	19, // 19: mq.v1.Assignment.queues:type_name -> mq.v1.AssignedQueue
-	8,  // 20: mq.v1.Delivery.runs:type_name -> mq.v1.Run
-	1,  // 21: mq.v1.JoinRequest.mode:type_name -> mq.v1.ConsumeMode
-	5,  // 22: mq.v1.JoinRequest.subscriptions:type_name -> mq.v1.Subscription
-	6,  // 23: mq.v1.JoinRequest.owned:type_name -> mq.v1.QueueId
-	6,  // 24: mq.v1.HeartbeatRequest.owned:type_name -> mq.v1.QueueId
-	6,  // 25: mq.v1.Membership.assigned:type_name -> mq.v1.QueueId
-	7,  // 26: mq.v1.CommitOffsetsRequest.positions:type_name -> mq.v1.QueuePosition
-	6,  // 27: mq.v1.QueryOffsetsRequest.queues:type_name -> mq.v1.QueueId
-	7,  // 28: mq.v1.QueryOffsetsResponse.positions:type_name -> mq.v1.QueuePosition
-	3,  // 29: mq.v1.FindOffsetsRequest.kind:type_name -> mq.v1.OffsetKind
-	7,  // 30: mq.v1.FindOffsetsResponse.positions:type_name -> mq.v1.QueuePosition
-	34, // 31: mq.v1.RetryRequest.messages:type_name -> mq.v1.FailedMessage
-	36, // 32: mq.v1.RetryResponse.results:type_name -> mq.v1.RetryResult
-	46, // 33: mq.v1.RetryResult.code:type_name -> mq.v1.Code
-	4,  // 34: mq.v1.ReceiveRequest.filter:type_name -> mq.v1.Filter
-	2,  // 35: mq.v1.ReceiveRequest.start_position:type_name -> mq.v1.StartPosition
-	39, // 36: mq.v1.ReceiveResponse.runs:type_name -> mq.v1.ReceivedRun
-	8,  // 37: mq.v1.ReceivedRun.run:type_name -> mq.v1.Run
-	40, // 38: mq.v1.AckRequest.handles:type_name -> mq.v1.Handle
-	40, // 39: mq.v1.NackRequest.handles:type_name -> mq.v1.Handle
-	40, // 40: mq.v1.ChangeInvisibleRequest.handles:type_name -> mq.v1.Handle
-	46, // 41: mq.v1.HandleResponse.codes:type_name -> mq.v1.Code
-	10, // 42: mq.v1.ConsumerService.Pull:input_type -> mq.v1.PullRequest
-	12, // 43: mq.v1.ConsumerService.Subscribe:input_type -> mq.v1.SubscribeRequest
-	22, // 44: mq.v1.ConsumerService.Join:input_type -> mq.v1.JoinRequest
-	23, // 45: mq.v1.ConsumerService.Heartbeat:input_type -> mq.v1.HeartbeatRequest
-	25, // 46: mq.v1.ConsumerService.Leave:input_type -> mq.v1.LeaveRequest
-	27, // 47: mq.v1.ConsumerService.CommitOffsets:input_type -> mq.v1.CommitOffsetsRequest
-	29, // 48: mq.v1.ConsumerService.QueryOffsets:input_type -> mq.v1.QueryOffsetsRequest
-	31, // 49: mq.v1.ConsumerService.FindOffsets:input_type -> mq.v1.FindOffsetsRequest
-	33, // 50: mq.v1.ConsumerService.Retry:input_type -> mq.v1.RetryRequest
-	37, // 51: mq.v1.ConsumerService.Receive:input_type -> mq.v1.ReceiveRequest
-	41, // 52: mq.v1.ConsumerService.Ack:input_type -> mq.v1.AckRequest
-	42, // 53: mq.v1.ConsumerService.Nack:input_type -> mq.v1.NackRequest
-	43, // 54: mq.v1.ConsumerService.ChangeInvisible:input_type -> mq.v1.ChangeInvisibleRequest
-	11, // 55: mq.v1.ConsumerService.Pull:output_type -> mq.v1.PullResponse
-	18, // 56: mq.v1.ConsumerService.Subscribe:output_type -> mq.v1.SubscribeResponse
-	24, // 57: mq.v1.ConsumerService.Join:output_type -> mq.v1.Membership
-	24, // 58: mq.v1.ConsumerService.Heartbeat:output_type -> mq.v1.Membership
-	26, // 59: mq.v1.ConsumerService.Leave:output_type -> mq.v1.LeaveResponse
-	28, // 60: mq.v1.ConsumerService.CommitOffsets:output_type -> mq.v1.CommitOffsetsResponse
-	30, // 61: mq.v1.ConsumerService.QueryOffsets:output_type -> mq.v1.QueryOffsetsResponse
-	32, // 62: mq.v1.ConsumerService.FindOffsets:output_type -> mq.v1.FindOffsetsResponse
-	35, // 63: mq.v1.ConsumerService.Retry:output_type -> mq.v1.RetryResponse
-	38, // 64: mq.v1.ConsumerService.Receive:output_type -> mq.v1.ReceiveResponse
-	44, // 65: mq.v1.ConsumerService.Ack:output_type -> mq.v1.HandleResponse
-	44, // 66: mq.v1.ConsumerService.Nack:output_type -> mq.v1.HandleResponse
-	44, // 67: mq.v1.ConsumerService.ChangeInvisible:output_type -> mq.v1.HandleResponse
-	55, // [55:68] is the sub-list for method output_type
-	42, // [42:55] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	18, // 10: mq.v1.SubscribeRequest.resume:type_name -> mq.v1.Resume
+	1,  // 11: mq.v1.SubscribeStart.mode:type_name -> mq.v1.ConsumeMode
+	5,  // 12: mq.v1.SubscribeStart.subscriptions:type_name -> mq.v1.Subscription
+	2,  // 13: mq.v1.SubscribeStart.start_position:type_name -> mq.v1.StartPosition
+	7,  // 14: mq.v1.SubscribeStart.positions:type_name -> mq.v1.QueuePosition
+	7,  // 15: mq.v1.Progress.positions:type_name -> mq.v1.QueuePosition
+	6,  // 16: mq.v1.Released.queues:type_name -> mq.v1.QueueId
+	7,  // 17: mq.v1.Seek.positions:type_name -> mq.v1.QueuePosition
+	7,  // 18: mq.v1.Resume.positions:type_name -> mq.v1.QueuePosition
+	22, // 19: mq.v1.SubscribeResponse.assignment:type_name -> mq.v1.Assignment
+	23, // 20: mq.v1.SubscribeResponse.delivery:type_name -> mq.v1.Delivery
+	20, // 21: mq.v1.SubscribeResponse.redirect:type_name -> mq.v1.Redirect
+	21, // 22: mq.v1.Assignment.queues:type_name -> mq.v1.AssignedQueue
+	8,  // 23: mq.v1.Delivery.runs:type_name -> mq.v1.Run
+	1,  // 24: mq.v1.JoinRequest.mode:type_name -> mq.v1.ConsumeMode
+	5,  // 25: mq.v1.JoinRequest.subscriptions:type_name -> mq.v1.Subscription
+	6,  // 26: mq.v1.JoinRequest.owned:type_name -> mq.v1.QueueId
+	6,  // 27: mq.v1.HeartbeatRequest.owned:type_name -> mq.v1.QueueId
+	6,  // 28: mq.v1.Membership.assigned:type_name -> mq.v1.QueueId
+	7,  // 29: mq.v1.CommitOffsetsRequest.positions:type_name -> mq.v1.QueuePosition
+	6,  // 30: mq.v1.QueryOffsetsRequest.queues:type_name -> mq.v1.QueueId
+	7,  // 31: mq.v1.QueryOffsetsResponse.positions:type_name -> mq.v1.QueuePosition
+	3,  // 32: mq.v1.FindOffsetsRequest.kind:type_name -> mq.v1.OffsetKind
+	7,  // 33: mq.v1.FindOffsetsResponse.positions:type_name -> mq.v1.QueuePosition
+	36, // 34: mq.v1.RetryRequest.messages:type_name -> mq.v1.FailedMessage
+	38, // 35: mq.v1.RetryResponse.results:type_name -> mq.v1.RetryResult
+	48, // 36: mq.v1.RetryResult.code:type_name -> mq.v1.Code
+	4,  // 37: mq.v1.ReceiveRequest.filter:type_name -> mq.v1.Filter
+	2,  // 38: mq.v1.ReceiveRequest.start_position:type_name -> mq.v1.StartPosition
+	41, // 39: mq.v1.ReceiveResponse.runs:type_name -> mq.v1.ReceivedRun
+	8,  // 40: mq.v1.ReceivedRun.run:type_name -> mq.v1.Run
+	42, // 41: mq.v1.AckRequest.handles:type_name -> mq.v1.Handle
+	42, // 42: mq.v1.NackRequest.handles:type_name -> mq.v1.Handle
+	42, // 43: mq.v1.ChangeInvisibleRequest.handles:type_name -> mq.v1.Handle
+	48, // 44: mq.v1.HandleResponse.codes:type_name -> mq.v1.Code
+	10, // 45: mq.v1.ConsumerService.Pull:input_type -> mq.v1.PullRequest
+	12, // 46: mq.v1.ConsumerService.Subscribe:input_type -> mq.v1.SubscribeRequest
+	24, // 47: mq.v1.ConsumerService.Join:input_type -> mq.v1.JoinRequest
+	25, // 48: mq.v1.ConsumerService.Heartbeat:input_type -> mq.v1.HeartbeatRequest
+	27, // 49: mq.v1.ConsumerService.Leave:input_type -> mq.v1.LeaveRequest
+	29, // 50: mq.v1.ConsumerService.CommitOffsets:input_type -> mq.v1.CommitOffsetsRequest
+	31, // 51: mq.v1.ConsumerService.QueryOffsets:input_type -> mq.v1.QueryOffsetsRequest
+	33, // 52: mq.v1.ConsumerService.FindOffsets:input_type -> mq.v1.FindOffsetsRequest
+	35, // 53: mq.v1.ConsumerService.Retry:input_type -> mq.v1.RetryRequest
+	39, // 54: mq.v1.ConsumerService.Receive:input_type -> mq.v1.ReceiveRequest
+	43, // 55: mq.v1.ConsumerService.Ack:input_type -> mq.v1.AckRequest
+	44, // 56: mq.v1.ConsumerService.Nack:input_type -> mq.v1.NackRequest
+	45, // 57: mq.v1.ConsumerService.ChangeInvisible:input_type -> mq.v1.ChangeInvisibleRequest
+	11, // 58: mq.v1.ConsumerService.Pull:output_type -> mq.v1.PullResponse
+	19, // 59: mq.v1.ConsumerService.Subscribe:output_type -> mq.v1.SubscribeResponse
+	26, // 60: mq.v1.ConsumerService.Join:output_type -> mq.v1.Membership
+	26, // 61: mq.v1.ConsumerService.Heartbeat:output_type -> mq.v1.Membership
+	28, // 62: mq.v1.ConsumerService.Leave:output_type -> mq.v1.LeaveResponse
+	30, // 63: mq.v1.ConsumerService.CommitOffsets:output_type -> mq.v1.CommitOffsetsResponse
+	32, // 64: mq.v1.ConsumerService.QueryOffsets:output_type -> mq.v1.QueryOffsetsResponse
+	34, // 65: mq.v1.ConsumerService.FindOffsets:output_type -> mq.v1.FindOffsetsResponse
+	37, // 66: mq.v1.ConsumerService.Retry:output_type -> mq.v1.RetryResponse
+	40, // 67: mq.v1.ConsumerService.Receive:output_type -> mq.v1.ReceiveResponse
+	46, // 68: mq.v1.ConsumerService.Ack:output_type -> mq.v1.HandleResponse
+	46, // 69: mq.v1.ConsumerService.Nack:output_type -> mq.v1.HandleResponse
+	46, // 70: mq.v1.ConsumerService.ChangeInvisible:output_type -> mq.v1.HandleResponse
+	58, // [58:71] is the sub-list for method output_type
+	45, // [45:58] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_mq_v1_consumer_proto_init() }
@@ -3418,20 +3632,22 @@ func file_mq_v1_consumer_proto_init() {
 		(*SubscribeRequest_Released)(nil),
 		(*SubscribeRequest_Alive)(nil),
 		(*SubscribeRequest_Seek)(nil),
+		(*SubscribeRequest_Resume)(nil),
 	}
-	file_mq_v1_consumer_proto_msgTypes[14].OneofWrappers = []any{
+	file_mq_v1_consumer_proto_msgTypes[15].OneofWrappers = []any{
 		(*SubscribeResponse_Assignment)(nil),
 		(*SubscribeResponse_Delivery)(nil),
+		(*SubscribeResponse_Redirect)(nil),
 	}
-	file_mq_v1_consumer_proto_msgTypes[30].OneofWrappers = []any{}
-	file_mq_v1_consumer_proto_msgTypes[38].OneofWrappers = []any{}
+	file_mq_v1_consumer_proto_msgTypes[32].OneofWrappers = []any{}
+	file_mq_v1_consumer_proto_msgTypes[40].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mq_v1_consumer_proto_rawDesc), len(file_mq_v1_consumer_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   41,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -26,11 +26,11 @@ func send(arguments []string) error {
 	topic, texts := arguments[0], arguments[1:]
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	_, address, err := broker.Route(ctx, topic, true)
+	parts, err := broker.Route(ctx, topic, true)
 	if err != nil {
 		return err
 	}
-	connection, err := broker.Dial(address)
+	connection, err := broker.Dial(parts[0].Address)
 	if err != nil {
 		return err
 	}
