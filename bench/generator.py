@@ -53,6 +53,9 @@ def main() -> None:
     parser.add_argument("--warm-bytes", type=int, default=1_500_000_000)
     parser.add_argument("--bytes-max", type=int, default=1 << 60)
     parser.add_argument("--group", default="bench")
+    parser.add_argument(
+        "--bytes-per-s", type=float, default=0.0, help="produce no faster; 0: as can"
+    )
     arguments = parser.parse_args()
     keep_freed_memory()
     work: dict[str, Callable[[grpc.Channel, Any], dict[str, float]]] = {
@@ -101,6 +104,9 @@ def _publish(channel: grpc.Channel, arguments: Any, blobs: list[bytes], began: f
         at = sent_bytes = 0
         while time.perf_counter() - began < arguments.seconds and sent_bytes < bytes_max:
             free.acquire()
+            if arguments.bytes_per_s:
+                due_s = began + sent_bytes * arguments.streams / arguments.bytes_per_s
+                time.sleep(max(0.0, due_s - time.perf_counter()))
             blob = blobs[at % len(blobs)]
             at += 1
             sent_bytes += len(blob)
@@ -214,7 +220,7 @@ def _took(data: bytes, out: queue.SimpleQueue[bytes | None]) -> int:
     head = consumer_pb2.Delivery()
     _, at = _varint_at(data, 1)
     fields = data[at : at + 64]
-    end = _fields_end(fields)
+    end = fields_end(fields)
     head.ParseFromString(fields[:end])
     position = consumer_pb2.QueuePosition(
         topic=head.topic, queue_id=head.queue_id, queue_offset=head.next_offset, epoch=head.epoch
@@ -224,7 +230,7 @@ def _took(data: bytes, out: queue.SimpleQueue[bytes | None]) -> int:
     return head.next_offset - _first_offset(data[at + end : at + end + 64])
 
 
-def _fields_end(fields: bytes) -> int:
+def fields_end(fields: bytes) -> int:
     """Where the runs, field 15, begin."""
     position = 0
     while position < len(fields) and fields[position] != 0x7A:

@@ -102,9 +102,12 @@ class _Consensus:
 
     @property
     def peers(self) -> Sequence[Peer]:
-        presences = self._raft.presences
-        members = sorted(self._raft.status().members)
-        return [Peer(one, *presences.get(one, Presence())) for one in members]
+        presences, status = self._raft.presences, self._raft.status()
+        matches = {one.node_id: one.match_index for one in status.followers if one.is_voter}
+        return [
+            Peer(one, *presences.get(one, Presence()), match_index=matches.get(one, 0))
+            for one in sorted(status.members)
+        ]
 
     def propose(
         self, kind: Kind, payload: Sequence[bytes | memoryview], context: object
@@ -174,7 +177,7 @@ class Server:
             )
             metrics = Metrics()
             metrics.watch(broker, raft.status)
-            control = Control(broker, raft.status, lambda: raft.is_ready, vfs)
+            control = Control(broker, raft.status, lambda: raft.is_ready, vfs, raft)
             rpc = RpcServer(broker, identity, control, metrics.observe)
             options = self._config.broker
             port = rpc.bind(options.host, options.port)
@@ -189,7 +192,7 @@ class Server:
             stack.push_async_callback(raft.step_aside)
             # And before that, their progress is in the log.
             stack.push_async_callback(broker.commits.flush)
-            greeting = asyncio.create_task(Greeter(broker.directory, self._clock.now_ms).run())
+            greeting = asyncio.create_task(Greeter(broker.directory, broker.steady_ms).run())
             stack.callback(greeting.cancel)
             metrics_port = self._serve_metrics(metrics, stack)
             yield Parts(store, raft, broker, rpc, address, metrics_port)

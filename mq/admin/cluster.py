@@ -1,63 +1,45 @@
 """`mq cluster`: the nodes of a running cluster, who leads, how they are, and their options.
 
-Each node is asked for itself, at the address that the others know. One that does not answer is
-shown as such and does not keep the command from showing the rest.
+One node that does not answer is shown as such, see `nodes`. What is done to nodes has modules of
+its own: `cluster_members`, `restart`.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from mq.admin import output
-from mq.admin.options import Brokers, trouble_at, with_brokers
+from mq.admin import cluster_members, cluster_sets, output, restart
+from mq.admin.nodes import (
+    Seen,
+    address_of,
+    behind,
+    checked_set,
+    leaders,
+    look,
+    set_column,
+    with_set,
+)
+from mq.admin.options import Brokers, with_brokers
 from mq.admin.tables import Column, counted, print_pages, print_table, size
-from mq.errors import IllegalRequest, MqError, Unreachable
+from mq.errors import Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mq.client import Admin
     from mq.wire.v1.admin_pb2 import BrokerStatusResponse, ConfigOption
     from mq.wire.v1.cluster_pb2 import RouteResponse, TopicRoute
 
 
-class Seen(NamedTuple):
-    """One node, and what it said of itself."""
-
-    broker_set: str
-    node_id: str
-    address: str
-    zone: str
-    is_leader: bool
-    status: BrokerStatusResponse | None
-    # Why there is no status.
-    trouble: str
-
-    @property
-    def role(self) -> str:
-        if self.status is not None:
-            return self.status.role
-        return "leader?" if self.is_leader else "?"
-
-    @property
-    def health(self) -> str:
-        """Empty when nothing is wrong."""
-        if self.status is None:
-            return self.trouble
-        if not self.status.leader_id:
-            return "nobody leads"
-        if not self.status.is_ready:
-            behind = self.status.last_index - self.status.applied_index
-            return f"not ready: {counted(behind, 'entry', 'entries')} to apply"
-        return ""
-
-
-@click.group(short_help="Show the nodes, their health and options.")
+@click.group(short_help="Show the nodes, their health and options; change who they are.")
 def cluster() -> None:
     """The nodes: who leads, how they are, how they are configured."""
+
+
+for _command in (*cluster_members.COMMANDS, *cluster_sets.COMMANDS, restart.restart_plan):
+    cluster.add_command(_command)
 
 
 @cluster.command("status")
@@ -66,25 +48,30 @@ def show_status(brokers: Brokers) -> None:
     """Show every node: its role, its log, its memory and disk."""
     with brokers.admin() as admin:
         route = admin.route()
-        nodes = _look(admin, route)
+        nodes = look(admin, route)
     if brokers.as_json:
         output.write_json({"cluster": route.cluster, "nodes": [_document(each) for each in nodes]})
         return
     out = output.console()
-    leading = next((each.status for each in nodes if each.status and each.role == "leader"), None)
+    leading = leaders(nodes)
     fields = [("cluster", route.cluster)]
     for broker_set in route.broker_sets:
-        leader = broker_set.leader_id or "nobody"
-        fields.append((f"broker set {broker_set.name}", f"{leader} leads, term {broker_set.term}"))
-    if leading is not None:
-        counts = [(leading.topics, "topic"), (leading.queues, "queue"), (leading.groups, "group")]
-        counts.append((leading.members, "consumer"))
-        fields.append(("has", ", ".join(counted(number, noun) for number, noun in counts)))
+        text = f"{broker_set.leader_id or 'nobody'} leads, term {broker_set.term}"
+        fields.append((f"broker set {broker_set.name}", text))
+        if broker_set.name in leading:
+            fields.append(("has", _has(leading[broker_set.name])))
     output.print_fields(out, fields)
-    print_table(out, _status_columns(nodes, time.time_ns() // 1_000_000, leading))
+    print_table(out, _status_columns(nodes, time.time_ns() // 1_000_000))
     for each in nodes:
         if each.trouble:
-            click.echo(f"{each.node_id}: {each.trouble}")
+            place = each.node_id if len(route.broker_sets) == 1 else each.place
+            click.echo(f"{place}: {each.trouble}")
+
+
+def _has(leading: BrokerStatusResponse) -> str:
+    counts = [(leading.topics, "topic"), (leading.queues, "queue"), (leading.groups, "group")]
+    counts.append((leading.members, "consumer"))
+    return ", ".join(counted(number, noun) for number, noun in counts)
 
 
 @cluster.command()
@@ -115,11 +102,12 @@ def route(brokers: Brokers, topics: Sequence[str]) -> None:
 def health(context: click.Context, brokers: Brokers) -> None:
     """Say whether every node is up, applied and led; ends with 1 if not."""
     with brokers.admin() as admin:
-        nodes = _look(admin, admin.route())
+        nodes = look(admin, admin.route())
     is_healthy = not any(each.health for each in nodes)
     if brokers.as_json:
         states = [
             {
+                "broker_set": each.broker_set,
                 "node_id": each.node_id,
                 "address": each.address,
                 "role": each.role,
@@ -134,6 +122,7 @@ def health(context: click.Context, brokers: Brokers) -> None:
         print_table(
             output.console(),
             [
+                *set_column([each.broker_set for each in nodes]),
                 Column("node", [each.node_id for each in nodes], "left"),
                 Column("address", [each.address or "?" for each in nodes], "left"),
                 Column("role", [each.role for each in nodes], "left"),
@@ -146,16 +135,20 @@ def health(context: click.Context, brokers: Brokers) -> None:
 @cluster.command()
 @click.argument("prefix", metavar="[NAME]", default="")
 @click.option("--node", "node_id", metavar="NODE", help="Of this node.  [default: the leader]")
+@with_set
 @click.option("--changed", is_flag=True, help="Only options that are not at their default.")
 @with_brokers()
-def config(brokers: Brokers, prefix: str, node_id: str | None, *, changed: bool) -> None:
+def config(
+    brokers: Brokers, prefix: str, node_id: str | None, broker_set: str, *, changed: bool
+) -> None:
     """Show the options of a running node.
 
     All, or those whose name starts with NAME, such as retention. Options
     marked * can be changed by `mq cluster set` while it runs.
     """
     with brokers.admin() as admin:
-        server = _address(admin.route(), node_id)
+        route = admin.route()
+        server = address_of(route, node_id, checked_set(route, broker_set))
         found = [
             option
             for option in admin.get_config(server)
@@ -176,22 +169,26 @@ def config(brokers: Brokers, prefix: str, node_id: str | None, *, changed: bool)
 @click.argument("name", metavar="NAME")
 @click.argument("value", metavar="VALUE")
 @click.option("--node", "node_id", metavar="NODE", help="Only on this node.  [default: on all]")
+@with_set
 @with_brokers()
-def set_option(brokers: Brokers, name: str, value: str, node_id: str | None) -> None:
+def set_option(
+    brokers: Brokers, name: str, value: str, node_id: str | None, broker_set: str
+) -> None:
     """Change an option of running nodes, until they stop.
 
     For good, write it into their configuration as well.
     """
     with brokers.admin() as admin:
         route = admin.route()
+        checked_set(route, broker_set)
         nodes = [
             (node.node_id, node.address)
-            for broker_set in route.broker_sets
-            for node in broker_set.nodes
-            if node_id in (None, node.node_id)
+            for each in route.broker_sets
+            for node in each.nodes
+            if node_id in (None, node.node_id) and broker_set in ("", each.name)
         ]
         if node_id is not None:
-            _address(route, node_id)
+            address_of(route, node_id, broker_set)
         changed: list[tuple[str, ConfigOption]] = []
         for each_id, address in nodes:
             if not address:
@@ -227,53 +224,6 @@ def _so_far(changed: Sequence[tuple[str, ConfigOption]]) -> str:
     return f"Changed already on {', '.join(node_id for node_id, _ in changed)}"
 
 
-# -- asking ----------------------------------------------------------------------------------------
-
-
-def _look(admin: Admin, found: RouteResponse) -> list[Seen]:
-    """Every node that is known, asked one after the other."""
-    seen = []
-    for broker_set in found.broker_sets:
-        for node in broker_set.nodes:
-            status, trouble = None, ""
-            if not node.address:
-                trouble = "its address is not known: it is down, or was never up"
-            elif not (trouble := trouble_at(node.address)):
-                try:
-                    status = admin.broker_status(node.address)
-                except MqError as error:
-                    trouble = _trouble(error)
-            is_leader = node.node_id == broker_set.leader_id
-            seen.append(
-                Seen(
-                    broker_set.name,
-                    node.node_id,
-                    node.address,
-                    node.zone,
-                    is_leader,
-                    status,
-                    trouble,
-                )
-            )
-    return seen
-
-
-def _trouble(error: MqError) -> str:
-    return "does not answer" if isinstance(error, Unreachable) else str(error)
-
-
-def _address(found: RouteResponse, node_id: str | None) -> str:
-    """Where a node is; without a name, the leader."""
-    nodes = {node.node_id: node.address for each in found.broker_sets for node in each.nodes}
-    if node_id is None:
-        leaders = [each.leader_id for each in found.broker_sets if each.leader_id]
-        node_id = leaders[0] if leaders else next(iter(nodes), "")
-    if not nodes.get(node_id):
-        known = ", ".join(nodes)
-        raise IllegalRequest(f"there is no node {node_id!r} with a known address; known: {known}")
-    return nodes[node_id]
-
-
 # -- what is printed -------------------------------------------------------------------------------
 
 
@@ -289,16 +239,16 @@ def _document(seen: Seen) -> dict[str, Any]:
     return place | (output.plain(seen.status) if seen.status is not None else {})
 
 
-def _status_columns(
-    nodes: Sequence[Seen], now_ms: int, leading: BrokerStatusResponse | None
-) -> list[Column]:
+def _status_columns(nodes: Sequence[Seen], now_ms: int) -> list[Column]:
     def cells(text: Any) -> list[str]:
         return [text(each.status) if each.status is not None else "-" for each in nodes]
 
-    behind = {each.node_id: each.behind for each in leading.followers} if leading else {}
-    lags = [f"{behind[each.node_id]:,}" if each.node_id in behind else "-" for each in nodes]
+    lacking = behind(nodes)
+    places = [(each.broker_set, each.node_id) for each in nodes]
+    lags = [f"{lacking[place]:,}" if place in lacking else "-" for place in places]
     disk = cells(lambda one: f"{100 * one.disk_used_bytes / max(one.disk_total_bytes, 1):.0f} %")
     return [
+        *set_column([each.broker_set for each in nodes]),
         Column("node", [each.node_id for each in nodes], "left"),
         Column("address", [each.address or "?" for each in nodes], "left"),
         Column("role", [each.role for each in nodes], "left"),

@@ -199,8 +199,10 @@ class Reader:
     def _of_queue(self, queue: QueueRef, end: int) -> Iterator[ReceivedMessage]:
         while (at := self.positions[queue]) < end:
             result = self._consumer.pull(
-                *queue[:2],
+                queue.topic,
+                queue.queue_id,
                 at,
+                broker_set=queue.broker_set,
                 filter=self._wanted,
                 messages_max=_PAGE_MESSAGES,
                 bytes_max=_PAGE_BYTES,
@@ -265,7 +267,13 @@ async def _watch(
     at = start
     while True:
         result = await consumer.pull(
-            *queue[:2], at, filter=wanted, messages_max=_PAGE_MESSAGES, wait_ms=_WAIT_MS
+            queue.topic,
+            queue.queue_id,
+            at,
+            broker_set=queue.broker_set,
+            filter=wanted,
+            messages_max=_PAGE_MESSAGES,
+            wait_ms=_WAIT_MS,
         )
         at = result.next_offset
         if result.messages:

@@ -14,7 +14,8 @@ from mq import logging
 from mq.broker.broker import Broker
 from mq.config import Config
 from mq.errors import IllegalConfig
-from mq.raft.contracts import Status
+from mq.raft.contracts import Follower, Status
+from mq.raft.node import Node as RaftNode
 from mq.store.vfs import Vfs
 from mq.wire.v1 import admin_pb2 as pb
 
@@ -40,11 +41,13 @@ class Control:
         raft_status: Callable[[], Status],
         is_ready: Callable[[], bool],
         vfs: Vfs,
+        members: RaftNode,
     ) -> None:
         self._broker = broker
         self._raft_status = raft_status
         self._is_ready = is_ready
         self._vfs = vfs
+        self.members = members
         self._started_at_ms = broker.now_ms()
 
     def status(self) -> pb.BrokerStatusResponse:
@@ -77,15 +80,14 @@ class Control:
             rss_bytes=rss_bytes(),
             started_at_ms=self._started_at_ms,
             cpu_seconds=used.ru_utime + used.ru_stime,
-            followers=[
-                pb.FollowerStatus(
-                    node_id=one.node_id,
-                    address=one.address,
-                    behind=max(0, raft.last_index - one.match_index),
-                )
-                for one in raft.followers
-            ],
+            followers=[_follower(raft, one) for one in raft.followers],
             is_ready=self._is_ready(),
+            is_voter=raft.is_voter,
+            joining=_follower(raft, raft.joining) if raft.joining else None,
+            set_members=[
+                pb.SetMember(node_id=node_id, address=address)
+                for node_id, address in sorted(raft.members.items())
+            ],
         )
 
     def options(self) -> pb.ConfigList:
@@ -113,6 +115,16 @@ class Control:
         settings.config = _changed(settings.config, name, value)
         if name.startswith("log."):
             logging.configure(settings.config.log.level, settings.config.log.format)
+
+
+def _follower(raft: Status, one: Follower) -> pb.FollowerStatus:
+    return pb.FollowerStatus(
+        node_id=one.node_id,
+        address=one.address,
+        behind=max(0, raft.last_index - one.match_index),
+        is_connected=one.is_connected,
+        is_voter=one.is_voter,
+    )
 
 
 def _changed(config: Config, name: str, value: str) -> Config:

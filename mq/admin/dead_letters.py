@@ -9,12 +9,12 @@ import click
 
 from mq.admin import output
 from mq.admin.messages import opened, print_message
-from mq.admin.options import Brokers, confirm, with_brokers, with_yes
+from mq.admin.options import Brokers, confirm, with_brokers, with_set, with_yes
 from mq.admin.tables import Column, counted, print_pages, stored_at
-from mq.errors import MessageNotFound
+from mq.errors import IllegalRequest, MessageNotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from mq.client import Admin
     from mq.wire.v1.admin_pb2 import DeadLetterCount, StoredMessage
@@ -24,6 +24,7 @@ _REASON_SHOWN = 120
 _PAGE = 500
 
 _with_group = click.argument("group", metavar="GROUP")
+_with_set = with_set("Of this broker set; needed when several have some of the group.")
 
 
 @click.group(short_help="List, show, resend, purge dead letters.")
@@ -53,14 +54,19 @@ def dlq() -> None:
     show_default=True,
     help="At most so many.",
 )
+@with_set("Of this broker set; each counts its own.")
 @with_brokers()
-def list_letters(brokers: Brokers, group: str | None, begin: int, count: int) -> None:
+def list_letters(
+    brokers: Brokers, group: str | None, begin: int, count: int, broker_set: str
+) -> None:
     """List the groups with dead letters, or those of one group."""
     with brokers.admin() as admin:
         if group is None:
-            _print_groups(brokers, admin.count_dead_letters())
+            groups = admin.count_dead_letters()
+            brokers.note_missing(groups)
+            _print_groups(brokers, groups)
             return
-        found = list(_letters(admin, group, begin, count))
+        found = list(_letters(brokers, admin, group, begin, count, broker_set))
     if brokers.as_json:
         output.write_json([_document(each) for each in found])
     elif not found:
@@ -74,13 +80,18 @@ def list_letters(brokers: Brokers, group: str | None, begin: int, count: int) ->
 @_with_group
 @click.argument("queue_offset", metavar="OFFSET", type=click.IntRange(0))
 @click.option("--raw", is_flag=True, help="Write the body alone, byte for byte.")
+@_with_set
 @with_brokers()
-def show(brokers: Brokers, group: str, queue_offset: int, *, raw: bool) -> None:
+def show(brokers: Brokers, group: str, queue_offset: int, *, broker_set: str, raw: bool) -> None:
     """Show a dead letter, where it comes from and why it failed."""
     if raw and brokers.as_json:
         raise click.UsageError("--raw and --json are two forms of output: give one")
     with brokers.admin() as admin:
-        found = next(_letters(admin, group, queue_offset, 1), None)
+        page = admin.list_dead_letters(group, queue_offset, 1, broker_set=broker_set)
+    if len(page.next_offsets) > 1:
+        sets = ", ".join(sorted(page.next_offsets))
+        raise IllegalRequest(f"group {group} has dead letters in {sets}: say which one with --set")
+    found = next(iter(page.messages), None)
     if found is None or found.queue_offset != queue_offset:
         raise MessageNotFound(f"group {group} has no dead letter {queue_offset}")
     if raw:
@@ -106,8 +117,11 @@ def show(brokers: Brokers, group: str, queue_offset: int, *, raw: bool) -> None:
 @_with_group
 @click.argument("queue_offsets", metavar="[OFFSET]...", type=click.IntRange(0), nargs=-1)
 @click.option("--all", "is_all", is_flag=True, help="All that there are.")
+@_with_set
 @with_brokers()
-def resend(brokers: Brokers, group: str, queue_offsets: Sequence[int], *, is_all: bool) -> None:
+def resend(
+    brokers: Brokers, group: str, queue_offsets: Sequence[int], *, broker_set: str, is_all: bool
+) -> None:
     """Send dead letters to their group again.
 
     They come to it as retries, counted from 0. With --all they are dead
@@ -116,7 +130,7 @@ def resend(brokers: Brokers, group: str, queue_offsets: Sequence[int], *, is_all
     if is_all == bool(queue_offsets):
         raise click.UsageError("say which: one or more OFFSETs, or --all")
     with brokers.admin() as admin:
-        count = admin.resend_dead_letters(group, queue_offsets)
+        count = admin.resend_dead_letters(group, queue_offsets, broker_set=broker_set)
     if brokers.as_json:
         output.write_json({"group": group, "resent": count})
     else:
@@ -132,29 +146,37 @@ def resend(brokers: Brokers, group: str, queue_offsets: Sequence[int], *, is_all
     type=click.IntRange(1),
     help="Only those before this one.",
 )
+@with_set("Of this broker set; needed with --before when several have some of the group.")
 @with_yes
 @with_brokers()
-def purge(brokers: Brokers, group: str, before_offset: int | None, *, is_sure: bool) -> None:
+def purge(
+    brokers: Brokers, group: str, before_offset: int | None, *, broker_set: str, is_sure: bool
+) -> None:
     """Let go of dead letters, for good."""
     which = "all dead letters" if before_offset is None else f"dead letters before {before_offset}"
-    confirm(f"Drop {which} of group {group}?", is_sure=is_sure)
+    where = f" in broker set {broker_set}" if broker_set else ""
+    confirm(f"Drop {which} of group {group}{where}?", is_sure=is_sure)
     with brokers.admin() as admin:
-        count = admin.purge_dead_letters(group, before_offset or 0)
+        count = admin.purge_dead_letters(group, before_offset or 0, broker_set=broker_set)
     if brokers.as_json:
         output.write_json({"group": group, "purged": count})
     else:
         click.echo(f"Dropped {counted(count, 'dead letter')} of group {group}.")
 
 
-def _letters(admin: Admin, group: str, begin: int, count: int) -> Iterator[StoredMessage]:
-    """The broker gives some at a time."""
+def _letters(
+    brokers: Brokers, admin: Admin, group: str, begin: int, count: int, broker_set: str
+) -> Iterator[StoredMessage]:
+    """The brokers give some at a time."""
+    at: int | Mapping[str, int] = begin
     while count > 0:
-        page = admin.list_dead_letters(group, begin, min(count, _PAGE))
+        page = admin.list_dead_letters(group, at, min(count, _PAGE), broker_set=broker_set)
+        brokers.note_missing(page)
         yield from page.messages
         count -= len(page.messages)
         if not page.messages:
             return
-        begin = page.next_offset
+        at = dict(page.next_offsets) if len(page.next_offsets) > 1 else page.next_offset
 
 
 # -- what is printed -------------------------------------------------------------------------------
@@ -192,7 +214,10 @@ def _letter_columns(letters: Sequence[StoredMessage]) -> list[Column]:
     compact = Column("given up (UTC)", [moment.replace(" ", "\n") for moment in moments], "left")
     bodies = [output.preview(opened(each).body, _BODY_SHOWN) for each in letters]
     reasons = [output.printable(one.reason)[:_REASON_SHOWN] or "-" for one in origins]
+    sets = [each.message_id.rpartition(":")[0] for each in letters]
+    has_sets = len(set(sets)) > 1
     return [
+        *([Column("set", sets, "left", is_flexible=True)] if has_sets else []),
         Column("letter", [str(each.queue_offset) for each in letters]),
         Column("topic", [one.topic for one in origins], "left", is_flexible=True),
         Column("failed", [str(one.attempts) for one in origins], rank=1),

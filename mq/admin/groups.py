@@ -15,6 +15,7 @@ from mq.admin.options import (
     PlaceInTime,
     confirm,
     with_brokers,
+    with_set,
     with_yes,
 )
 from mq.admin.tables import Column, counted, print_pages, print_table, stored_at
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
         MemberInfo,
         ResetOffsetsResponse,
     )
-    from mq.wire.v1.consumer_pb2 import Filter
+    from mq.wire.v1.consumer_pb2 import Filter, QueuePosition
 
 
 @click.group(short_help="List, describe, reset, set, delete groups.")
@@ -44,6 +45,7 @@ def list_groups(brokers: Brokers) -> None:
     """List all groups with members or offsets."""
     with brokers.admin() as admin:
         groups = admin.list_groups()
+    brokers.note_missing(groups)
     if brokers.as_json:
         output.write_json([output.plain(each) for each in groups])
         return
@@ -64,6 +66,8 @@ def describe(brokers: Brokers, name: str) -> None:
     with brokers.admin() as admin:
         found = admin.describe_group(name)
         settings = admin.alter_group(name)
+    brokers.note_missing(found)
+    brokers.note_missing(settings)
     if brokers.as_json:
         output.write_json({**output.plain(found), "settings": output.plain(settings)})
     else:
@@ -110,6 +114,7 @@ def set_options(brokers: Brokers, name: str, retries_max: int) -> None:
     multiple=True,
     help="Only this queue; may be repeated.",
 )
+@with_set("Only there; needed with --queue when several have the topic.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
 @with_brokers()
 def reset(
@@ -119,6 +124,7 @@ def reset(
     place: Place,
     queue_ids: Sequence[int],
     *,
+    broker_set: str,
     dry_run: bool,
 ) -> None:
     """Let a group go on from another place.
@@ -127,7 +133,9 @@ def reset(
     be left out.
     """
     with brokers.admin() as admin:
-        found = admin.reset_offsets(name, topic, to=place, queue_ids=queue_ids, dry_run=dry_run)
+        found = admin.reset_offsets(
+            name, topic, to=place, queue_ids=queue_ids, dry_run=dry_run, broker_set=broker_set
+        )
     if brokers.as_json:
         output.write_json({"is_dry_run": dry_run, **output.plain(found)})
         return
@@ -241,11 +249,18 @@ def _member_columns(members: Sequence[MemberInfo]) -> list[Column]:
     ]
 
 
+def _set_column(rows: Sequence[GroupQueue] | Sequence[QueuePosition]) -> list[Column]:
+    """Only where there are several."""
+    sets = [each.broker_set for each in rows]
+    return [Column("set", sets, "left", is_flexible=True)] if len(set(sets)) > 1 else []
+
+
 def _queue_columns(queues: Sequence[GroupQueue]) -> list[Column]:
     committed = [str(each.committed) if each.committed >= 0 else "none" for each in queues]
     owners = [output.printable(each.member_id) or "-" for each in queues]
     return [
         Column("topic", [each.topic for each in queues], "left", is_flexible=True),
+        *_set_column(queues),
         Column("queue", [str(each.queue_id) for each in queues]),
         Column("start", [str(each.start) for each in queues], rank=1),
         Column("committed", committed),
@@ -256,16 +271,18 @@ def _queue_columns(queues: Sequence[GroupQueue]) -> list[Column]:
 
 
 def _reset_columns(found: ResetOffsetsResponse) -> list[Column]:
-    before = {each.queue_id: each.queue_offset for each in found.before}
+    places = {(each.broker_set, each.queue_id): each.queue_offset for each in found.before}
     after = found.after
+    before = [places.get((each.broker_set, each.queue_id)) for each in after]
     changes = [
-        f"{each.queue_offset - before[each.queue_id]:+,}" if each.queue_id in before else "new"
-        for each in after
+        f"{each.queue_offset - at:+,}" if at is not None else "new"
+        for each, at in zip(after, before, strict=True)
     ]
     return [
         Column("topic", [each.topic for each in after], "left", is_flexible=True),
+        *_set_column(after),
         Column("queue", [str(each.queue_id) for each in after]),
-        Column("before", [str(before.get(each.queue_id, "none")) for each in after]),
+        Column("before", [str(at) if at is not None else "none" for at in before]),
         Column("after", [str(each.queue_offset) for each in after]),
         Column("change", changes),
     ]

@@ -21,15 +21,20 @@ from mq.admin.options import (
     filter_of,
     with_brokers,
     with_filters,
+    with_set,
 )
 from mq.admin.tables import Column, counted, print_pages, size, stored_at
+from mq.errors import QueueNotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from mq.client import Admin, ReceivedMessage
     from mq.client.model import FilterLike
     from mq.wire.v1.admin_pb2 import StoredMessage
+
+# Its broker set, and its number there.
+_Queue = tuple[str, int]
 
 _BODY_SHOWN = 60
 _HEX_SHOWN = 256
@@ -102,10 +107,9 @@ def query(brokers: Brokers, topic: str, key: str, begin: Place | None, end: Plac
     begin_ms = begin if isinstance(begin, int) else 0
     end_ms = end if isinstance(end, int) else 0
     with brokers.admin() as admin:
-        found = [
-            opened(each)
-            for each in admin.query_messages(topic, key, begin_ms=begin_ms, end_ms=end_ms)
-        ]
+        stored = admin.query_messages(topic, key, begin_ms=begin_ms, end_ms=end_ms)
+    brokers.note_missing(stored)
+    found = [opened(each) for each in stored]
     _print_messages(brokers, found, f"No message of {topic} has the key {key}.")
 
 
@@ -134,13 +138,15 @@ def query(brokers: Brokers, topic: str, key: str, begin: Place | None, end: Plac
     show_default=True,
     help="At most so many of each queue.",
 )
+@with_set("Of this broker set.  [default: all that have the topic]")
 @with_filters
 @with_brokers()
-def browse(
+def browse(  # noqa: PLR0913 - one a flag
     brokers: Brokers,
     *,
     topic: str,
     queue_id: int | None,
+    broker_set: str,
     begin: str,
     count: int,
     tags: str | None,
@@ -150,19 +156,20 @@ def browse(
     wanted = filter_of(tags, sql)
     place: Place | None = None if re.fullmatch("[0-9]{1,18}", begin) else _place(begin)
     with brokers.admin() as admin:
-        stats = admin.describe_topic(topic).queues
-        queue_ids = [each.queue_id for each in stats] if queue_id is None else [queue_id]
+        described = admin.describe_topic(topic)
+        brokers.note_missing(described)
+        stats = {(each.broker_set, each.queue_id): each for each in described.queues}
         if place is None:
-            starts = dict.fromkeys(queue_ids, int(begin))
+            starts = dict.fromkeys(stats, int(begin))
         elif place == "earliest":
-            starts = {each.queue_id: each.start for each in stats}
+            starts = {queue: each.start for queue, each in stats.items()}
         elif place == "latest":
-            starts = {each.queue_id: max(each.start, each.end - count) for each in stats}
+            starts = {queue: max(each.start, each.end - count) for queue, each in stats.items()}
         else:
             starts = _found_starts(brokers, topic, place)
         found = [
             each
-            for queue in queue_ids
+            for queue in _chosen(topic, stats, broker_set, queue_id)
             for each in _browsed(admin, topic, queue, starts.get(queue, 0), count, wanted)
         ]
     _print_messages(brokers, found, f"No such messages in {topic}.")
@@ -172,22 +179,40 @@ def _place(begin: str) -> Place:
     return PlaceInTime().convert(begin, None, None)
 
 
-def _found_starts(brokers: Brokers, topic: str, place: Place) -> dict[int, int]:
+def _chosen(
+    topic: str, queues: Iterable[_Queue], broker_set: str, queue_id: int | None
+) -> list[_Queue]:
+    """QueueNotFound, when one was named that is not there."""
+    found = [each for each in queues if broker_set in ("", each[0]) and queue_id in (None, each[1])]
+    if not found and (broker_set or queue_id is not None):
+        what = "no queues" if queue_id is None else f"no queue {queue_id}"
+        where = f" in broker set {broker_set}" if broker_set else ""
+        raise QueueNotFound(f"topic {topic} has {what}{where}: `mq topic describe {topic}`")
+    return found
+
+
+def _found_starts(brokers: Brokers, topic: str, place: Place) -> dict[_Queue, int]:
     from mq.client import PullConsumer  # noqa: PLC0415
 
     with PullConsumer(brokers.servers) as consumer:
         found = consumer.find_offsets(topic, place)
-    return {queue.queue_id: queue_offset for queue, queue_offset in found.items()}
+    return {(queue.broker_set, queue.queue_id): at for queue, at in found.items()}
 
 
 def _browsed(
-    admin: Admin, topic: str, queue_id: int, start: int, count: int, wanted: FilterLike
+    admin: Admin, topic: str, queue: _Queue, start: int, count: int, wanted: FilterLike
 ) -> Iterator[ReceivedMessage]:
     """The broker gives some at a time, and may look through many to find none."""
     at = start
+    broker_set, queue_id = queue
     while count > 0:
         page = admin.browse_messages(
-            topic, queue_id, at, messages_max=min(count, 1_000), filter=wanted
+            topic,
+            queue_id,
+            at,
+            messages_max=min(count, 1_000),
+            filter=wanted,
+            broker_set=broker_set,
         )
         yield from map(opened, page.messages)
         count -= len(page.messages)

@@ -13,7 +13,7 @@ import functools
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -49,6 +49,12 @@ class Brokers:
     servers: str
     timeout_s: float
     as_json: bool
+    # Broker sets that did not answer: what was shown is without what they have.
+    missing: set[str] = dataclasses.field(default_factory=set)
+
+    def note_missing(self, answer: object) -> None:
+        """What is said at the end of the command, which fails then, though it shows the rest."""
+        self.missing.update(getattr(answer, "missing_sets", ()))
 
     @contextmanager
     def admin(self) -> Iterator[Admin]:
@@ -121,12 +127,24 @@ def with_brokers(
         def called(
             *args: Any, server: str, as_json: bool, timeout_s: float = TIMEOUT_S, **others: Any
         ) -> Any:
-            return command(Brokers(server, timeout_s, as_json), *args, **others)
+            brokers = Brokers(server, timeout_s, as_json)
+            result = command(brokers, *args, **others)
+            _tell_missing(brokers.missing)
+            return result
 
         chosen = with_json(called)
         return with_server(with_timeout(chosen) if timeout_help else chosen)
 
     return add
+
+
+def _tell_missing(missing: Collection[str]) -> None:
+    if missing:
+        sets = ", ".join(sorted(missing))
+        noun = "broker set" if len(missing) == 1 else "broker sets"
+        text = f"{noun} {sets} did not answer: what is there is not shown"
+        click.echo(f"error: {Unreachable.code.value}: {text}", err=True)
+        raise click.exceptions.Exit(1)
 
 
 def _servers(_context: click.Context, _option: click.Parameter, value: str) -> str:
@@ -231,6 +249,12 @@ def confirm(question: str, *, is_sure: bool) -> None:
     """Goes on when the answer is yes; not asked with --yes."""
     if not is_sure:
         click.confirm(question, abort=True, err=True)
+
+
+def with_set(text: str = "In this broker set.", **attributes: Any) -> Callable[[Command], Command]:
+    """Adds --set, which the command gets as `broker_set`: empty when it was not given."""
+    attributes = {"default": "", "show_default": False, **attributes}
+    return click.option("--set", "broker_set", metavar="SET", help=text, **attributes)
 
 
 with_yes = click.option("--yes", "-y", "is_sure", is_flag=True, help="Do not ask.")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 import click
 
 from mq.admin import output
-from mq.admin.options import Brokers, Duration, Moment, with_brokers
+from mq.admin.options import Brokers, Duration, Moment, with_brokers, with_set
 from mq.admin.tables import Column, counted, print_table, size, stored_at
 from mq.errors import IllegalRequest, MqError
 
@@ -224,19 +224,21 @@ class Collector:
 def send_all(
     producer: Producer,
     topic: str,
-    queue_id: int | None,
+    place: dict[str, Any],
     lines: Iterator[Line],
     input_bytes: int | None,
     *,
     as_json: bool,
 ) -> Collector:
-    """Returns when everything is answered; reads no further behind the first failure."""
+    """To the queue that `place` names, as the producer wants it. Returns when everything is
+    answered; reads no further behind the first failure.
+    """
     collector = Collector(as_json=as_json)
     try:
         with output.meter("sending", "message", input_bytes) as show:
             for count, line in enumerate(lines, start=1):
                 try:
-                    future = producer.send_async(topic, line.message, queue_id=queue_id)
+                    future = producer.send_async(topic, line.message, **place)
                 except MqError as error:
                     collector.fail(line, error)
                 else:
@@ -300,6 +302,7 @@ def send_all(
     type=click.IntRange(0, 65_535),
     help="To this queue.  [default: the producer chooses]",
 )
+@with_set("With --queue: of this broker set, when several have the topic.")
 @click.option(
     "--ack",
     type=click.Choice(["quorum", "leader", "none"]),
@@ -322,6 +325,7 @@ def produce(  # noqa: PLR0913 - one a flag
     ordering_key: str,
     priority: int,
     queue_id: int | None,
+    broker_set: str,
     ack: Any,
     **delay: Any,
 ) -> None:
@@ -339,6 +343,7 @@ def produce(  # noqa: PLR0913 - one a flag
     _check_usage(bodies, path, jsonl=jsonl, whole=whole)
     named = dict(map(_property, properties))
     stamp = Stamp(tag, keys, named, ordering_key, _delay(delay), priority)
+    place = _place(queue_id, broker_set)
     brokers.check()
     from mq.client import Producer  # noqa: PLC0415
 
@@ -346,7 +351,7 @@ def produce(  # noqa: PLR0913 - one a flag
     with Producer(brokers.servers, ack=ack, timeout_s=brokers.timeout_s) as producer:
         if bodies:
             lines = from_arguments(bodies, stamp)
-            done = send_all(producer, topic, queue_id, lines, None, as_json=brokers.as_json)
+            done = send_all(producer, topic, place, lines, None, as_json=brokers.as_json)
         else:
             with click.open_file(str(path or "-"), "rb") as opened:
                 file = cast("BinaryIO", opened)
@@ -354,7 +359,7 @@ def produce(  # noqa: PLR0913 - one a flag
                     output.note("Type messages, one a line; Ctrl-D ends.")
                 lines = from_whole(file, stamp) if whole else from_lines(file, stamp, is_json=jsonl)
                 total = path.stat().st_size if path and path.is_file() else None
-                done = send_all(producer, topic, queue_id, lines, total, as_json=brokers.as_json)
+                done = send_all(producer, topic, place, lines, total, as_json=brokers.as_json)
     if not brokers.as_json:
         _print_results(topic, done, time.monotonic() - began_s)
     if done.failure is not None:
@@ -366,6 +371,13 @@ def _check_usage(bodies: Sequence[str], path: Path | None, *, jsonl: bool, whole
         raise click.UsageError("messages come from the arguments or from a file, not from both")
     if jsonl and whole:
         raise click.UsageError("--jsonl and --whole are two ways to read the input: give one")
+
+
+def _place(queue_id: int | None, broker_set: str) -> dict[str, Any]:
+    if broker_set and queue_id is None:
+        raise click.UsageError("--set says where a queue is: give --queue too")
+    place: dict[str, Any] = {"queue_id": queue_id}
+    return place | ({"broker_set": broker_set} if broker_set else {})
 
 
 def _delay(asked: dict[str, Any]) -> dict[str, Any]:

@@ -41,6 +41,7 @@ def list_transactions(brokers: Brokers, producer_group: str | None, transactions
     """List transactions that are open, the oldest first."""
     with brokers.admin() as admin:
         found = admin.list_transactions(producer_group or "", transactions_max)
+    brokers.note_missing(found)
     if brokers.as_json:
         output.write_json(output.plain(found))
         return

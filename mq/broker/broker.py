@@ -16,6 +16,7 @@ from mq.broker.consuming.assignment import Queue
 from mq.broker.consuming.commits import Commits
 from mq.broker.consuming.groups import Groups
 from mq.broker.consuming.pulling import Puller
+from mq.broker.consuming.replicas import Replicas
 from mq.broker.contracts import Consensus
 from mq.broker.core import Core, Service, Settings
 from mq.broker.delay.delays import Delays
@@ -36,6 +37,9 @@ from mq.store.identity import Identity
 from mq.wire.v1.state_pb2 import Command
 
 log = get_logger(__name__)
+
+_LOOK_AROUND_MS = 3_000
+_POLL_S = 0.02
 
 
 class Broker:
@@ -59,12 +63,27 @@ class Broker:
         self.store = machine.store
         consensus = self.consensus = self._under_way = UnderWay(consensus)
         self.now_ms = now_ms
+        # For how long something is so.
+        self.steady_ms = _steady_ms
         self._until_durable = until_durable
         options = settings.config.broker
         self.leadership = Leadership(consensus, machine)
         self.arrivals = Arrivals()
+        node = settings.config.node
+        self.directory = Directory(
+            Identity(node.cluster, node.broker_set, node.node),
+            self.state,
+            consensus,
+            [one for one in options.seeds.split(",") if one],
+            random_number() >> 1,
+            lambda: self.leadership.is_current,
+        )
         self.catalog = Catalog(
-            consensus, machine, self.leadership, default_queues=options.default_queues
+            consensus,
+            machine,
+            self.leadership,
+            self.directory.elsewhere,
+            default_queues=options.default_queues,
         )
         self.publisher = Publisher(
             consensus,
@@ -75,15 +94,15 @@ class Broker:
             in_flight_bytes_max=options.in_flight_bytes,
             entry_bytes_max=settings.config.store.entry_bytes_max,
         )
-        self.puller = Puller(self.state.topics, self.store, self.arrivals)
-        node = settings.config.node
-        self.directory = Directory(
-            Identity(node.cluster, node.broker_set, node.node),
-            self.state,
+        self.replicas = Replicas(
+            node.node,
             consensus,
-            [one for one in options.seeds.split(",") if one],
-            random_number() >> 1,
+            self.leadership,
+            self.store.log,
+            self.arrivals,
+            backlog_bytes=options.backlog_bytes,
         )
+        self.puller = Puller(self.state.topics, self.store, self.arrivals, self.replicas)
         self.commits = Commits(consensus, machine)
         self.groups = Groups(
             consensus,
@@ -93,6 +112,7 @@ class Broker:
             self.puller,
             self.arrivals,
             _steady_ms,
+            directory=self.directory,
             expires_ms=options.member_expires_ms,
         )
         self._make_services(
@@ -138,6 +158,8 @@ class Broker:
         except TopicNotFound:
             if not self.settings.creates_topics:
                 raise
+        await self._look_around()
+        self.directory.check_nowhere_else(batch.topic)
         await self.catalog.ensure([batch.topic])
         return self.publisher.submit(batch, tells_appended=tells_appended)
 
@@ -164,6 +186,7 @@ class Broker:
                 service.tick()
 
     def on_leadership(self) -> None:
+        self.replicas.refresh()
         is_serving, term = self.leadership.is_serving, self.leadership.term
         if self._served_term and (not is_serving or term != self._served_term):
             self._served_term = 0
@@ -227,11 +250,23 @@ class Broker:
 
     async def create_missing(self, topics: Iterable[str]) -> None:
         """Creates topics that somebody asks for, where that is allowed. IllegalTopic: none is."""
-        if self.settings.creates_topics:
-            missing = [name for name in topics if not self.directory.topic(name)]
-            for name in missing:
-                names.check_topic(name)
-            await self.catalog.ensure(one for one in missing if not names.is_internal_topic(one))
+        wanted = [name for name in topics if not self.directory.topic(name)]
+        if not wanted or not self.settings.creates_topics:
+            return
+        for name in wanted:
+            names.check_topic(name)
+        await self._look_around()
+        missing = [name for name in wanted if not self.directory.topic(name)]
+        await self.catalog.ensure(one for one in missing if not names.is_internal_topic(one))
+
+    async def _look_around(self) -> None:
+        """A broker that has just started hears first whether other sets have what seems to be
+        missing; one of them that is away does not hold it up for long.
+        """
+        deadline_ms = self.steady_ms() + _LOOK_AROUND_MS
+        # Greetings are few, and come to their end elsewhere: nobody has an event of them.
+        while not self.directory.is_complete and self.steady_ms() < deadline_ms:  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)
 
     def _on_command(self, command: Command) -> None:
         if command.HasField("drop_topic"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -22,7 +22,7 @@ from mq.errors import (
     TopicExists,
     TopicNotFound,
 )
-from mq.wire.v1.cluster_pb2 import TopicType
+from mq.wire.v1.cluster_pb2 import TopicRoute, TopicType
 from mq.wire.v1.state_pb2 import Command, DropGroup, DropTopic, Many
 
 QUEUES_MAX = names.QUEUE_ID_MAX + 1
@@ -35,12 +35,14 @@ class Catalog:
         consensus: Consensus,
         machine: Machine,
         leadership: Leadership,
+        elsewhere: Callable[[str], Iterable[TopicRoute]],
         *,
         default_queues: int,
     ) -> None:
         self._consensus = consensus
         self._machine = machine
         self._leadership = leadership
+        self._elsewhere = elsewhere
         self._default_queues = default_queues
         # Being deleted: what is written after it in the log would come back to life.
         self._leaving: set[str] = set()
@@ -48,8 +50,11 @@ class Catalog:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def create(self, name: str, queues: int, type_: int, priorities: int = 0) -> Topic:
-        """TopicExists, IllegalTopic, IllegalRequest, PermissionDenied."""
+        """Those queues of it that this set has. TopicExists, IllegalTopic, IllegalRequest,
+        PermissionDenied.
+        """
         self._check_name(name)
+        self._check_alike(name, type_, priorities)
         async with self._turn(name):
             if name in self._machine.state.topics:
                 raise TopicExists(
@@ -145,6 +150,16 @@ class Catalog:
     def is_leaving(self, name: str) -> bool:
         """It is being deleted: nobody knows yet whether it stays."""
         return name in self._leaving
+
+    def _check_alike(self, name: str, type_: int, priorities: int) -> None:
+        """What clients may do with a topic must not depend on the set that a message goes to."""
+        for one in self._elsewhere(name):
+            if (one.type, one.priorities) != (type_, priorities):
+                kind = TopicType.Name(one.type).removeprefix("TOPIC_").lower()
+                raise IllegalRequest(
+                    f"topic {name} is {kind} and has {one.priorities} priorities in broker set "
+                    f"{one.broker_set}: it has to be the same here"
+                )
 
     def _turn(self, name: str) -> asyncio.Lock:
         return self._turns.setdefault(name, asyncio.Lock())

@@ -21,13 +21,15 @@ class Leading(NamedTuple):
 
 class Peer(NamedTuple):
     """A node of the broker set. Address (for clients) and zone are empty as long as it was not
-    heard of.
+    heard of. What it has of the log is known where this node leads: up to which raft index; 0: it
+    does not follow right now.
     """
 
     node_id: str
     address: str
     zone: str
     external_address: str = ""
+    match_index: int = 0
 
 
 class Consensus(Protocol):

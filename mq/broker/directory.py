@@ -1,21 +1,29 @@
 """Which broker sets the cluster has, who leads each, and which topics each has: as far as this
-broker has heard. Routes are answered from here.
+broker has heard. Routes are answered from here, and fair shares of groups are made by it.
 
 Pure: no clock, no network. What is known of another set comes from greetings (see
 `mq.rpc.greeting`) and may be stale, which is harmless: a broker that does not lead says who does.
-A set is never forgotten because it is silent; only an operator removes one.
+A set that has answered is never forgotten because it is silent; only an operator removes one. What
+others merely tell of is not told on before it has answered here, and forgotten if it never does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from mq import names
+from mq.broker.consuming.shares import Surroundings
 from mq.broker.contracts import Consensus, Peer
+from mq.broker.other_set import (
+    ADDRESSES_MAX,
+    OtherSet,
+    is_set_name,
+    legal_addresses,
+    may_be_same,
+)
 from mq.broker.replicated.state import State
 from mq.broker.replicated.topics import Topic
-from mq.errors import IllegalRequest
+from mq.errors import IllegalRequest, TopicNotFound
 from mq.store.identity import Identity
 from mq.wire.v1.cluster_pb2 import (
     BrokerSet,
@@ -26,33 +34,10 @@ from mq.wire.v1.cluster_pb2 import (
     TopicRoute,
 )
 
-# Of one set, that others told of.
-_ADDRESSES_MAX = 32
-_SETS_MAX = 1_000
-# What a broker that lags behind says of its set does not replace what is newer than this.
-_NEWS_MS_MAX = 10_000
-
-
-@dataclass(slots=True)
-class _Other:
-    """Another set. `addresses` are those that were told; the nodes of `broker_set` have theirs."""
-
-    name: str
-    addresses: tuple[str, ...] = ()
-    broker_set: BrokerSet | None = None
-    heard_ms: int = 0
-    news_ms: int = 0
-    answered_by: str = ""
-    topics_version: int = 0
-    topics: dict[str, TopicRoute] = field(default_factory=dict)
-
-    def places(self) -> list[str]:
-        """Where to ask, in this order: the leader knows best."""
-        nodes = self.broker_set.nodes if self.broker_set else ()
-        leader_id = self.broker_set.leader_id if self.broker_set else ""
-        ranked = sorted(nodes, key=lambda node: node.node_id != leader_id)
-        found = [node.address for node in ranked if node.address]
-        return list(dict.fromkeys((*found, *self.addresses)))
+SETS_MAX = 1_000
+# Greetings to a set of which others told, before it counts as a mistake of theirs.
+_FAILURES_MAX = 10
+_AGE_MS_MAX = (1 << 32) - 1
 
 
 class Directory:
@@ -63,17 +48,28 @@ class Directory:
         consensus: Consensus,
         seeds: Sequence[str],
         birth: int,
+        is_current: Callable[[], bool] = lambda: True,
     ) -> None:
         """`seeds` are brokers of whatever sets. `birth` is a number that no other start of a broker
-        has: versions of topics are counted from there.
+        has: versions of topics are counted from there. `is_current`: this broker has applied what
+        was in the log before the present leader; until then its topics may be those of last year.
         """
         self._identity = identity
         self._state = state
         self._consensus = consensus
         self._birth = birth
-        self._others: dict[str, _Other] = {}
+        self._is_current = is_current
+        self._others: dict[str, OtherSet] = {}
         # Addresses of the configuration, and the set that answered there: "" is not known yet.
         self._seeds = dict.fromkeys(seeds, "")
+        # Sets and seeds that were greeted once, whatever came of it.
+        self._tried: set[str] = set()
+        self._own_zones: frozenset[str] = frozenset()
+        self._routes_of = 0
+        self._routes: list[TopicRoute] = []
+        # Goes up when zones, or what can be read in another set, are others than before: what was
+        # derived from it asks again then.
+        self.changes = 0
 
     # -- questions --------------------------------------------------------------------------------
 
@@ -97,7 +93,7 @@ class Directory:
             if other.broker_set is not None:
                 one = BrokerSet()
                 one.CopyFrom(other.broker_set)
-                one.age_ms = max(1, now_ms - other.heard_ms)
+                one.age_ms = min(max(1, now_ms - other.heard_ms), _AGE_MS_MAX)
                 found.append(one)
         return sorted(found, key=lambda one: one.name)
 
@@ -105,30 +101,57 @@ class Directory:
         """One for each set that has queues of it, by the name of the set."""
         topics = self._state.topics
         found = [self._route(topics.find(name))] if name in topics else []
-        found += (one.topics[name] for one in self._known() if name in one.topics)
-        return sorted(found, key=lambda one: one.broker_set)
+        return sorted([*found, *self.elsewhere(name)], key=lambda one: one.broker_set)
 
-    def is_elsewhere(self, name: str) -> bool:
-        """Another set has the topic."""
-        return any(name in one.topics for one in self._known())
+    def elsewhere(self, name: str) -> list[TopicRoute]:
+        """What other sets have of the topic."""
+        return [one.topics[name] for one in self._known() if name in one.topics]
 
-    def elsewhere(self) -> Mapping[str, Mapping[str, TopicRoute]]:
-        """The topics of each other set that was heard of."""
-        return {one.name: one.topics for one in self._known() if one.broker_set is not None}
+    def check_nowhere_else(self, name: str) -> None:
+        """TopicNotFound: other sets have it, and whoever looks for it here has an old route."""
+        if found := self.elsewhere(name):
+            sets = ", ".join(sorted(one.broker_set for one in found)[:5])
+            raise TopicNotFound(
+                f"broker set {self.own_name} has no queue of topic {name}, which is in {sets}: "
+                "ask for its route again"
+            )
+
+    def is_readable_elsewhere(self, name: str) -> bool:
+        return any(name in one.readable for one in self._known())
+
+    def surroundings(self, topics: Collection[str], retry_topic: str | None) -> Surroundings:
+        """Of the queues that this set has of a group's topics."""
+        elsewhere = {one.name: one.portion(topics, retry_topic) for one in self._known()}
+        return Surroundings(
+            self.own_name,
+            self._zones_here(),
+            {name: portion for name, portion in elsewhere.items() if portion.queues},
+        )
 
     @property
-    def version(self) -> int:
-        """Of this broker's topics, for greetings."""
-        return self._birth + self._state.topics.version
+    def is_complete(self) -> bool:
+        """All sets and seeds that are known of were asked at least once: what this broker does not
+        know by now, it will not learn by waiting a moment.
+        """
+        return self._tried.issuperset(
+            name or places[0] for name, places in self.targets() if name != self.own_name
+        )
 
     # -- greetings --------------------------------------------------------------------------------
 
     def targets(self) -> Iterator[tuple[str, list[str]]]:
-        """Whom to greet: a set, or "" for a seed of which nothing is known, and where to try."""
-        self._add_known()
-        for other in self._known():
+        """Whom to greet: a set, or "" for a seed of which nothing is known, and where to try. The
+        others of this broker's own set are among them: they may have heard of more.
+        """
+        self._look_around()
+        added = self._state.sets.added()
+        for other in list(self._others.values()):
             seeds = [address for address, name in self._seeds.items() if name == other.name]
-            yield other.name, list(dict.fromkeys((*other.places(), *seeds)))
+            places = dict.fromkeys((*other.places(), *added.get(other.name, ()), *seeds))
+            if places:
+                yield other.name, list(places)
+        if neighbours := self._neighbours():
+            yield self.own_name, neighbours
         for address, name in self._seeds.items():
             if not name:
                 yield "", [address]
@@ -136,14 +159,17 @@ class Directory:
     def greeting(self, name: str, address: str) -> GreetRequest:
         other = self._others.get(name)
         is_same = other is not None and other.answered_by == address
+        peers = self._consensus.peers
         return GreetRequest(
             cluster=self._identity.cluster,
             topics_version=other.topics_version if other is not None and is_same else 0,
             others=self._told(without=name),
-            sender=self._own_peers(),
+            sender=PeerSet(
+                name=self.own_name, addresses=legal_addresses(one.address for one in peers)
+            ),
         )
 
-    def answer(self, request: GreetRequest) -> GreetResponse:
+    def answer(self, request: GreetRequest, now_ms: int) -> GreetResponse:
         """IllegalRequest: it is none of ours."""
         sender = request.sender
         if request.cluster != self._identity.cluster:
@@ -151,47 +177,60 @@ class Directory:
                 f"this broker belongs to cluster {self._identity.cluster}, not to "
                 f"{request.cluster[:127]!r}: correct broker.seeds or node.cluster"
             )
+        if not is_set_name(sender.name):
+            raise IllegalRequest(f"{sender.name[:127]!r} is no name of a broker set: who asks?")
         if self._state.sets.is_removed(sender.name):
             raise IllegalRequest(
-                f"broker set {sender.name[:127]} was removed from this cluster: "
+                f"broker set {sender.name} was removed from this cluster: "
                 "add it again with `mq cluster add-set`, or correct its broker.seeds"
             )
-        self._introduce((sender, *request.others))
-        is_same = request.topics_version == self.version
+        self._introduce(sender, now_ms, is_own_word=True)
+        for one in request.others:
+            self._introduce(one, now_ms)
+        is_own = sender.name == self.own_name
+        version = self._birth + self._state.topics.version if self._is_current() else 0
+        is_known = is_own or version in (0, request.topics_version)
         return GreetResponse(
             broker_set=self.own(),
             others=self._told(without=sender.name),
-            topics_version=self.version,
-            topics=() if is_same else self._routes(),
+            topics_version=version,
+            topics=() if is_known else self._all_routes(version),
         )
 
-    def heard(self, address: str, response: GreetResponse, now_ms: int) -> None:
-        """The answer to a greeting. IllegalRequest: another set has this one's name."""
-        broker_set = response.broker_set
-        name = broker_set.name
+    def heard(self, name: str, address: str, response: GreetResponse, now_ms: int) -> None:
+        """The answer to a greeting of this set, or of "" for whichever is there. IllegalRequest: it
+        is another one, or what it says makes no sense.
+        """
+        found = response.broker_set.name
+        if not is_set_name(found):
+            raise IllegalRequest(f"{address} says to be of broker set {found[:127]!r}")
+        if found == self.own_name:
+            self._check_own(address, response.broker_set)
+        elif not self._state.sets.is_removed(found):
+            self._introduce(PeerSet(name=found, addresses=[address]), now_ms)
+        if name and name != found:
+            raise IllegalRequest(f"{address} is of broker set {found}, not of {name} any more")
+        if found in self._others:
+            self.changes += self._others[found].hear(address, response, now_ms)
         if address in self._seeds:
-            self._seeds[address] = name
-        if name == self.own_name:
-            self._check_own(address, broker_set)
+            self._seeds[address] = found
+        for one in response.others:
+            self._introduce(one, now_ms)
+
+    def greeted(self, name: str, places: Sequence[str], *, is_answered: bool) -> None:
+        """They were tried, all of them unless one answered."""
+        self._tried.add(name or places[0])
+        other = self._others.get(name)
+        if other is None or is_answered:
             return
-        if self._state.sets.is_removed(name):
-            return
-        other = self._others.setdefault(name, _Other(name))
-        known = other.broker_set
-        # One that was made anew counts its terms from the beginning.
-        is_over = now_ms - other.news_ms > _NEWS_MS_MAX
-        if known is None or broker_set.term >= known.term or is_over:
-            other.broker_set, other.news_ms = broker_set, now_ms
-        other.heard_ms = now_ms
-        if response.topics_version != other.topics_version or other.answered_by != address:
-            other.topics = {one.topic: one for one in response.topics if one.broker_set == name}
-        other.topics_version, other.answered_by = response.topics_version, address
-        self._introduce(response.others)
+        other.failures += 1
+        is_hearsay = other.broker_set is None and name not in self._state.sets.added()
+        if is_hearsay and other.failures >= _FAILURES_MAX:
+            del self._others[name]
+            self._tried.discard(name)
 
     def _check_own(self, address: str, broker_set: BrokerSet) -> None:
-        mine = {peer.node_id for peer in self._consensus.peers}
-        theirs = {node.node_id for node in broker_set.nodes}
-        if mine.isdisjoint(theirs):
+        if not may_be_same(self.own().nodes, broker_set.nodes):
             raise IllegalRequest(
                 f"{address} is of another broker set that is also called {self.own_name}: "
                 "give each set of a cluster a name of its own (node.broker_set)"
@@ -199,41 +238,64 @@ class Directory:
 
     # -- what is known ----------------------------------------------------------------------------
 
-    def _known(self) -> list[_Other]:
+    def _known(self) -> list[OtherSet]:
         return [one for name, one in self._others.items() if not self._state.sets.is_removed(name)]
 
-    def _add_known(self) -> None:
-        """What operators added."""
-        for name, addresses in self._state.sets.added().items():
-            if name != self.own_name:
-                self._others.setdefault(name, _Other(name)).addresses = addresses
+    def _look_around(self) -> None:
+        """What operators added and removed, and the zones of this set."""
+        sets = self._state.sets
+        for name in [one for one in self._others if sets.is_removed(one)]:
+            del self._others[name]
+            self._tried.discard(name)
+            self.changes += 1
+        for name in sets.added():
+            if name != self.own_name and name not in self._others:
+                self._others[name] = OtherSet(name)
+        zones = self._zones_here()
+        self.changes += zones != self._own_zones
+        self._own_zones = zones
 
-    def _introduce(self, sets: Iterable[PeerSet]) -> None:
-        for one in sets:
-            is_new = one.name not in self._others
-            if one.name in ("", self.own_name) or (is_new and len(self._others) >= _SETS_MAX):
-                continue
-            if self._state.sets.is_removed(one.name):
-                continue
-            other = self._others.setdefault(one.name, _Other(one.name))
-            if other.broker_set is None or not other.addresses:
-                other.addresses = tuple(one.addresses[:_ADDRESSES_MAX])
+    def _zones_here(self) -> frozenset[str]:
+        return frozenset(peer.zone for peer in self._consensus.peers if peer.zone)
+
+    def _neighbours(self) -> list[str]:
+        """The other nodes of this set: the leader hears of most."""
+        leader_id = self._consensus.leading.leader_id
+        peers = [one for one in self._consensus.peers if one.node_id != self._identity.node]
+        ranked = sorted(peers, key=lambda one: one.node_id != leader_id)
+        return [one.address for one in ranked if one.address]
+
+    def _introduce(self, one: PeerSet, now_ms: int, *, is_own_word: bool = False) -> None:
+        other = self._others.get(one.name)
+        if other is None:
+            if (
+                one.name == self.own_name
+                or len(self._others) >= SETS_MAX
+                or not is_set_name(one.name)
+                or not legal_addresses(one.addresses)
+                or self._state.sets.is_removed(one.name)
+            ):
+                return
+            other = self._others[one.name] = OtherSet(one.name)
+        other.introduce(one.addresses, now_ms, is_own_word=is_own_word)
 
     def _told(self, without: str) -> list[PeerSet]:
         return [
-            PeerSet(name=one.name, addresses=one.places()[:_ADDRESSES_MAX])
+            PeerSet(name=one.name, addresses=one.places()[:ADDRESSES_MAX])
             for one in self._known()
-            if one.name != without
+            if one.name != without and one.broker_set is not None
         ]
 
-    def _own_peers(self) -> PeerSet:
-        peers = self._consensus.peers
-        return PeerSet(name=self.own_name, addresses=[one.address for one in peers if one.address])
-
-    def _routes(self) -> Iterator[TopicRoute]:
-        for topic in self._state.topics:
-            if not topic.name.startswith(names.SYSTEM_PREFIX):
-                yield self._route(topic)
+    def _all_routes(self, version: int) -> list[TopicRoute]:
+        """Made once for all that ask."""
+        if self._routes_of != version:
+            self._routes_of = version
+            self._routes = [
+                self._route(topic)
+                for topic in self._state.topics
+                if not topic.name.startswith(names.SYSTEM_PREFIX)
+            ]
+        return self._routes
 
     def _route(self, topic: Topic) -> TopicRoute:
         return TopicRoute(

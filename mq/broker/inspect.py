@@ -40,7 +40,11 @@ class Inspector:
             ends[name] = ends.get(name, 0) + end - start
         for topic in self._broker.state.topics:
             if include_internal or not topic.is_internal:
-                yield pb.TopicSummary(info=topic_info(topic), messages=ends.get(topic.name, 0))
+                yield pb.TopicSummary(
+                    info=topic_info(topic, self._broker_set),
+                    messages=ends.get(topic.name, 0),
+                    broker_sets=[self._broker_set],
+                )
 
     def topic(self, name: str) -> pb.DescribeTopicResponse:
         topic = self._broker.state.topics.find(name)
@@ -51,7 +55,8 @@ class Inspector:
             if any(queue.topic == name for queue in offsets.positions(group))
         ]
         queues = [self._queue(Queue(name, at)) for at in range(topic.read_queues)]
-        return pb.DescribeTopicResponse(info=topic_info(topic), queues=queues, groups=groups)
+        info = topic_info(topic, self._broker_set)
+        return pb.DescribeTopicResponse(info=info, queues=queues, groups=groups, parts=[info])
 
     def _queue(self, queue: Queue) -> pb.QueueStats:
         start, end = self._broker.groups.extent(queue)
@@ -60,7 +65,11 @@ class Inspector:
         if found is not None and end > start:
             last_ms = self._broker.stored_at_ms(found, end - 1)
         return pb.QueueStats(
-            queue_id=queue.queue_id, start=start, end=end, last_stored_at_ms=last_ms
+            queue_id=queue.queue_id,
+            start=start,
+            end=end,
+            last_stored_at_ms=last_ms,
+            broker_set=self._broker_set,
         )
 
     # -- groups -----------------------------------------------------------------------------------
@@ -92,6 +101,7 @@ class Inspector:
                     last_seen_at_ms=self._broker.now_ms() - self._broker.groups.silent_ms(one),
                     is_streaming=one.spec.is_streaming,
                     queues=len(live.assigned(member_id)) if live else 0,
+                    broker_sets=[self._broker_set],
                 )
                 for member_id, one in sorted(members.items())
             ]
@@ -100,6 +110,7 @@ class Inspector:
                     member_id=member_id,
                     last_seen_at_ms=self._broker.now_ms() - silent_ms,
                     is_receiving=True,
+                    broker_sets=[self._broker_set],
                 )
                 for member_id, silent_ms in sorted(self._broker.receiving.members(name).items())
             ],
@@ -109,11 +120,13 @@ class Inspector:
     def _summary(self, name: str, queues: list[pb.GroupQueue]) -> pb.GroupSummary:
         live = self._broker.groups.live(name)
         members = live.members if live else {}
+        member_ids = sorted({*members, *self._broker.receiving.members(name)})
         mode = next((one.spec.mode for one in members.values()), MODE_CLUSTERING)
         return pb.GroupSummary(
             group=name,
             mode=mode,  # type: ignore[arg-type]  # an enum is a number on the wire
-            members=len(members) + len(self._broker.receiving.members(name)),
+            members=len(member_ids),
+            member_ids=member_ids,
             generation=live.generation if live else 0,
             lag=sum(queue.lag for queue in queues),
             topics=sorted({queue.topic for queue in queues}),
@@ -142,6 +155,7 @@ class Inspector:
                 end=end,
                 lag=max(0, lag - self._broker.state.leases.done_ahead(name, queue)),
                 member_id=owned.get(queue, ""),
+                broker_set=self._broker_set,
             )
 
     # -- messages ---------------------------------------------------------------------------------
@@ -214,7 +228,7 @@ class Inspector:
         )
 
 
-def topic_info(topic: Topic) -> pb.TopicInfo:
+def topic_info(topic: Topic, broker_set: str = "") -> pb.TopicInfo:
     return pb.TopicInfo(
         topic=topic.name,
         type=topic.type,  # type: ignore[arg-type]  # an enum is a number on the wire
@@ -225,6 +239,7 @@ def topic_info(topic: Topic) -> pb.TopicInfo:
         created_at_ms=topic.created_at_ms,
         is_internal=topic.is_internal,
         priorities=topic.priorities,
+        broker_set=broker_set,
     )
 
 
@@ -236,8 +251,10 @@ def shown_filter(canonical: str) -> Filter:
     return Filter(tags=text if kind == "TAG" else "*")
 
 
-def positions_of(positions: dict[Queue, int]) -> list[QueuePosition]:
+def positions_of(positions: dict[Queue, int], broker_set: str = "") -> list[QueuePosition]:
     return [
-        QueuePosition(topic=queue.topic, queue_id=queue.queue_id, queue_offset=at)
+        QueuePosition(
+            topic=queue.topic, queue_id=queue.queue_id, queue_offset=at, broker_set=broker_set
+        )
         for queue, at in sorted(positions.items())
     ]

@@ -29,6 +29,12 @@ class Leadership:
         return term != 0 and term == self._machine.applied_term
 
     @property
+    def is_current(self) -> bool:
+        """This node leads or follows somebody, and has applied all that was in the log before."""
+        term, leader_id, *_ = self._consensus.leading
+        return leader_id is not None and term == self._machine.applied_term
+
+    @property
     def term(self) -> int:
         """In which this node leads, or 0."""
         return self._consensus.leading_term

@@ -147,12 +147,15 @@ class Consumer:
         """The queues that this member has now; changes when members come and go."""
         return self._session.holdings.assignment
 
-    async def seek(self, topic: str, queue_id: int, queue_offset: int) -> None:
+    async def seek(
+        self, topic: str, queue_id: int, queue_offset: int, broker_set: str = ""
+    ) -> None:
         """Goes on there; what was polled of the queue before counts no more. NotAssigned, or
-        IllegalOffset behind the end.
+        IllegalOffset behind the end. The broker set may be left out when one only has the topic.
         """
         await self._session.joined(JOIN_S)
-        await self._session.seek({QueueRef(topic, queue_id): queue_offset})
+        ref = self._session.resolve(topic, queue_id, broker_set)
+        await self._session.seek({ref: queue_offset})
 
     async def seek_to_earliest(self, topic: str | None = None) -> None:
         """All queues that are assigned of the topics of this consumer, or of one topic."""
@@ -170,12 +173,17 @@ class Consumer:
         await self._session.joined(JOIN_S)
         await self._session.seek_to(to, topic)
 
-    def pause(self, *queues: tuple[str, int]) -> None:
-        """Nothing of these queues is given out; without any, of all, also those to come."""
-        self._session.holdings.pause([QueueRef(*one) for one in queues] or None)
+    def pause(self, *queues: QueueRef | tuple[str, int]) -> None:
+        """Nothing of these queues is given out; without any, of all, also those to come. A pair of
+        topic and queue id is enough when one broker set only has the topic.
+        """
+        self._session.holdings.pause(self._refs(queues))
 
-    def resume(self, *queues: tuple[str, int]) -> None:
-        self._session.holdings.resume([QueueRef(*one) for one in queues] or None)
+    def resume(self, *queues: QueueRef | tuple[str, int]) -> None:
+        self._session.holdings.resume(self._refs(queues))
+
+    def _refs(self, queues: Iterable[QueueRef | tuple[str, int]]) -> list[QueueRef] | None:
+        return [self._session.resolve(*one) for one in queues] or None
 
     @property
     def unreadable_messages(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,8 +17,8 @@ from mq.client.failing import Failing, Nack, RetryDelay
 from mq.client.held_queue import Taken
 from mq.client.model import FilterLike, QueueRef, ReceivedMessage
 from mq.client.polled import Polled
+from mq.client.pull import Offsets, PullResult, QueueLike
 from mq.client.pull import PullConsumer as AsyncPullConsumer
-from mq.client.pull import PullResult
 from mq.client.push import check_workers
 from mq.client.session import JOIN_S, Session
 from mq.client.subscription import (
@@ -142,12 +142,13 @@ class Consumer:
         """The queues that this member has now; changes when members come and go."""
         return self._session.holdings.assignment
 
-    def seek(self, topic: str, queue_id: int, queue_offset: int) -> None:
+    def seek(self, topic: str, queue_id: int, queue_offset: int, broker_set: str = "") -> None:
         """Goes on there; what was polled of the queue before counts no more. NotAssigned, or
-        IllegalOffset behind the end.
+        IllegalOffset behind the end. The broker set may be left out when one only has the topic.
         """
         self._background.run(self._session.joined(JOIN_S))
-        self._background.run(self._session.seek({QueueRef(topic, queue_id): queue_offset}))
+        ref = self._session.resolve(topic, queue_id, broker_set)
+        self._background.run(self._session.seek({ref: queue_offset}))
 
     def seek_to_earliest(self, topic: str | None = None) -> None:
         """All queues that are assigned of the topics of this consumer, or of one topic."""
@@ -165,12 +166,17 @@ class Consumer:
         self._background.run(self._session.joined(JOIN_S))
         self._background.run(self._session.seek_to(to, topic))
 
-    def pause(self, *queues: tuple[str, int]) -> None:
-        """Nothing of these queues is given out; without any, of all, also those to come."""
-        self._session.holdings.pause([QueueRef(*one) for one in queues] or None)
+    def pause(self, *queues: QueueRef | tuple[str, int]) -> None:
+        """Nothing of these queues is given out; without any, of all, also those to come. A pair of
+        topic and queue id is enough when one broker set only has the topic.
+        """
+        self._session.holdings.pause(self._refs(queues))
 
-    def resume(self, *queues: tuple[str, int]) -> None:
-        self._session.holdings.resume([QueueRef(*one) for one in queues] or None)
+    def resume(self, *queues: QueueRef | tuple[str, int]) -> None:
+        self._session.holdings.resume(self._refs(queues))
+
+    def _refs(self, queues: Iterable[QueueRef | tuple[str, int]]) -> list[QueueRef] | None:
+        return [self._session.resolve(*one) for one in queues] or None
 
     @property
     def unreadable_messages(self) -> int:
@@ -350,25 +356,31 @@ class PullConsumer:
     """Reads queues by hand: any place, any number of times, without a membership.
 
     >>> with PullConsumer(servers) as consumer:
-    ...     for topic, queue_id in consumer.queues("greetings"):
-    ...         result = consumer.pull(topic, queue_id, 0)
+    ...     for topic, queue_id, broker_set in consumer.queues("greetings"):
+    ...         result = consumer.pull(topic, queue_id, 0, broker_set=broker_set)
     ...         print(result.status.name, [message.body for message in result.messages])
     FOUND [b'hello', b'world']
 
-    A `group` is needed for commits only, and must have no members then.
+    A `group` is needed for commits only, and must have no members then. `read_followers` is that of
+    `mq.client.aio.PullConsumer`.
     """
 
     def __init__(
-        self, servers: str | Sequence[str], group: str | None = None, *, zone: str = ""
+        self,
+        servers: str | Sequence[str],
+        group: str | None = None,
+        *,
+        zone: str = "",
+        read_followers: bool = True,
     ) -> None:
-        self._consumer = AsyncPullConsumer(servers, group, zone=zone)
+        self._consumer = AsyncPullConsumer(servers, group, zone=zone, read_followers=read_followers)
         self._background = background()
 
     def queues(self, topic: str) -> list[QueueRef]:
-        """That can be read. TopicNotFound."""
+        """That can be read, of all broker sets. TopicNotFound."""
         return self._background.run(self._consumer.queues(topic))
 
-    def pull(
+    def pull(  # noqa: PLR0913
         self,
         topic: str,
         queue_id: int,
@@ -378,9 +390,11 @@ class PullConsumer:
         messages_max: int = 32,
         bytes_max: int = 0,
         wait_ms: int = 0,
+        broker_set: str = "",
     ) -> PullResult:
         """Messages from there on; when there are none, waits for some. 0 bytes: 4 MiB, which is
-        also the most; one message comes however large it is.
+        also the most; one message comes however large it is. Without a broker set: of the one that
+        has the topic; IllegalRequest when there are several.
         """
         return self._background.run(
             self._consumer.pull(
@@ -391,6 +405,7 @@ class PullConsumer:
                 messages_max=messages_max,
                 bytes_max=bytes_max,
                 wait_ms=wait_ms,
+                broker_set=broker_set,
             )
         )
 
@@ -403,11 +418,11 @@ class PullConsumer:
         """Of all queues of the topic: "earliest", "latest", or the first at a millisecond."""
         return self._background.run(self._consumer.find_offsets(topic, to))
 
-    def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
+    def commit(self, offsets: Offsets) -> None:
         """Durable when it returns. GroupNotEmpty when the group has members."""
         self._background.run(self._consumer.commit(offsets))
 
-    def committed(self, queues: Iterable[tuple[str, int]] = ()) -> dict[QueueRef, int]:
+    def committed(self, queues: Iterable[QueueLike] = ()) -> dict[QueueRef, int]:
         """Of these queues, or all that the group has; those without an offset are left out."""
         return self._background.run(self._consumer.committed(queues))
 

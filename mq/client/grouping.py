@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from mq.client.accumulator import Accumulator, Outcome
 from mq.client.encode import Encoded, delay_field
-from mq.client.lines import MESSAGE_OVERHEAD_BYTES, Awaited, Kind
+from mq.client.lines import MESSAGE_OVERHEAD_BYTES, Awaited, Kind, Line, TopicLines
 from mq.client.model import Message
 from mq.errors import IllegalDelay, MessageTooLarge
 
@@ -22,12 +22,13 @@ BATCH_BYTES_MAX = 4 << 20
 class Group(NamedTuple):
     topic: str
     # None: any.
-    queue_id: int | None
+    line: Line | None
     kind: Kind
     messages: list[Encoded]
     # Where they stood among all that were sent together.
     indices: list[int]
     delay: bytes
+    priority: int = 0
 
     def add(
         self, accumulator: Accumulator, futures: Sequence[Awaited], timeout_s: float
@@ -35,11 +36,12 @@ class Group(NamedTuple):
         return accumulator.add_batch(
             self.topic,
             self.messages,
-            self.queue_id,
+            self.line,
             futures,
             timeout_s,
             kind=self.kind,
             delay=self.delay,
+            priority=self.priority,
         )
 
 
@@ -53,68 +55,64 @@ def common_delay(messages: Sequence[Message | bytes | str]) -> bytes:
 
 def group_batch(
     accumulator: Accumulator,
-    topic: str,
+    topic_name: str,
     messages: Sequence[Encoded],
     queue_id: int | None,
     delay: bytes = b"",
     priorities: Sequence[int] = (),
+    broker_set: str = "",
 ) -> list[Group] | None:
-    """None: the queues of the topic are not known yet. MessageTooLarge when they cannot be one.
+    """None: the queues of the topic are not known yet. MessageTooLarge when they cannot be one;
+    IllegalRequest: a queue without its set is not enough, or there is no such priority.
     `priorities` has that of each message, if any has one.
     """
     if not messages:
         return []
-    if queue_id is None and not accumulator.knows(topic):
+    topic = accumulator.topic(topic_name)
+    if topic is None:
         return None
-    every = list(range(len(messages)))
     if queue_id is not None:
-        groups = [Group(topic, queue_id, Kind.FIXED, list(messages), every, delay)]
-    elif by_priority := _by_priority(accumulator, topic, messages, priorities):
-        groups = [
-            Group(topic, queue, Kind.FIXED, [messages[at] for at in indices], indices, delay)
-            for queue, indices in by_priority.items()
-        ]
+        line, every = topic.fixed_line(queue_id, broker_set), list(range(len(messages)))
+        groups = [Group(topic_name, line, Kind.FIXED, list(messages), every, delay)]
     else:
-        queues: dict[int, list[int]] = {}
-        for at in every:
-            ordering_hash = messages[at][3]
-            if ordering_hash is not None:
-                found = accumulator.queue_of(topic, ordering_hash)
-                if found is None:
-                    return None
-                queues.setdefault(found, []).append(at)
-        if not queues:
-            groups = [Group(topic, None, Kind.ANY, list(messages), every, delay)]
-        else:
-            first = next(iter(queues.values()))
-            first += [at for at in every if messages[at][3] is None]
-            first.sort()
-            groups = [
-                Group(topic, queue, Kind.KEY, [messages[at] for at in indices], indices, delay)
-                for queue, indices in queues.items()
-            ]
+        groups = [
+            Group(
+                topic_name,
+                line,
+                Kind.ANY if line is None else Kind.KEY,
+                [messages[at] for at in indices],
+                indices,
+                delay,
+                priority,
+            )
+            for (priority, line), indices in _by_line(topic, messages, priorities).items()
+        ]
     for group in groups:
         _check_size(group)
     return groups
 
 
-def _by_priority(
-    accumulator: Accumulator, topic: str, messages: Sequence[Encoded], priorities: Sequence[int]
-) -> dict[int, list[int]]:
-    """In a topic with priorities: which messages go to which queue; those of one priority without a
-    key stay together.
-    """
-    queues: dict[int, list[int]] = {}
-    chosen: dict[tuple[int, int | None], int] = {}
+def _by_line(
+    topic: TopicLines, messages: Sequence[Encoded], priorities: Sequence[int]
+) -> dict[tuple[int, Line | None], list[int]]:
+    """Which messages go to which line; those without a key with the first key of their priority."""
+    found: dict[tuple[int, Line | None], list[int]] = {}
+    free: dict[int, list[int]] = {}
+    firsts: dict[int, Line] = {}
     for at, message in enumerate(messages):
-        place = priorities[at] if priorities else 0, message[3]
-        if place not in chosen:
-            found = accumulator.queue_by_priority(topic, *place)
-            if found is None:
-                return {}
-            chosen[place] = found
-        queues.setdefault(chosen[place], []).append(at)
-    return queues
+        priority = priorities[at] if priorities and topic.priorities > 1 else 0
+        if message[3] is None:
+            topic.choice(priority)
+            free.setdefault(priority, []).append(at)
+        else:
+            line = topic.key_line(message[3], priority)
+            firsts.setdefault(priority, line)
+            found.setdefault((priority, line), []).append(at)
+    for priority, indices in free.items():
+        together = found.setdefault((priority, firsts.get(priority)), [])
+        together += indices
+        together.sort()
+    return found
 
 
 def priority_of(message: Message | bytes | str) -> int:

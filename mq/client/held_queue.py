@@ -70,6 +70,8 @@ class HeldQueue:
         # The same, under this epoch.
         self.received_to = queue_offset
         self.reported = queue_offset
+        # What is durable, by a commit that was answered under this epoch.
+        self.committed = -1
         # What the broker may have heard last; some of it may still be on its way.
         self.reports = deque([queue_offset], maxlen=_REPORTS_KEPT)
         self.done_bytes = 0
@@ -91,6 +93,7 @@ class HeldQueue:
         """
         self.epoch = epoch
         self.received_to = self.reported = queue_offset
+        self.committed = -1
         self.reports = deque([queue_offset], maxlen=_REPORTS_KEPT)
 
     def seek(self, queue_offset: int) -> None:
@@ -116,9 +119,12 @@ class HeldQueue:
 
     # Messages
 
-    def add(
-        self, runs: Sequence[Frames], next_offset: int, decoder: Decoder, broker_set: str
-    ) -> None:
+    @property
+    def unfinished(self) -> int:
+        """Delivered and not done, or done behind one that is not."""
+        return self.cached_messages + self.progress.under_way
+
+    def add(self, runs: Sequence[Frames], next_offset: int, decoder: Decoder) -> None:
         """A delivery under the epoch of the day."""
         first = runs[0].queue_offset if runs else next_offset
         if first < self.received_to:
@@ -130,9 +136,8 @@ class HeldQueue:
         runs = [part for run in runs if (part := run.behind(self.position)).frame_sizes]
         count = sum(len(run.frame_sizes) for run in runs)
         self.position = next_offset
-        self._cache.append(
-            _Cached(decoder.messages(self.ref, runs, broker_set), count, next_offset)
-        )
+        messages = decoder.messages(self.ref, runs, self.ref.broker_set)
+        self._cache.append(_Cached(messages, count, next_offset))
         self.cached_messages += count
         self._drop_empty()
 

@@ -1,10 +1,11 @@
-"""All queues that a consumer has in hand: who may take a message next, and what the broker has to
-hear.
+"""All queues that a consumer has in hand, of all broker sets: who may take a message next, and what
+each set has to hear.
 
-Safe to use from any thread: the stream fills it on its event loop, handlers take and finish where
-they run. Invariants: in ordered mode at most one message of a queue is at work; a queue that leaves
-the assignment gives out nothing more and is released when its last handler is through. It opens no
-connection and waits for nothing but its own messages.
+Safe to use from any thread: streams fill it on their event loop, one for each set, handlers take
+and finish where they run. Invariants: in ordered mode at most one message of a queue is at work; a
+queue that leaves the assignment gives out nothing more and is released when its last handler is
+through; what happens to one set moves no queue of another. It opens no connection and waits for
+nothing but its own messages.
 """
 
 from __future__ import annotations
@@ -14,33 +15,34 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from mq.client.decode import Decoder, Frames
 from mq.client.held_queue import HeldQueue, Taken
 from mq.client.model import QueueRef
 from mq.client.priorities import FairTurns
-from mq.errors import MqError, NotAssigned
-from mq.wire.v1 import consumer_pb2 as wire
-from mq.wire.v1.consumer_pb2 import Assignment, Delivery, QueueId, QueuePosition, SubscribeRequest
+from mq.client.reports import OnReport, Reports
+from mq.errors import IllegalRequest, MqError, NotAssigned
+from mq.wire.v1.consumer_pb2 import Assignment, Delivery, SubscribeRequest
 
 
-class OnReport(Protocol):
-    def __call__(self, *, is_urgent: bool) -> None: ...
-
-
-class _Released(NamedTuple):
-    """What was let go of on this stream."""
-
-    epoch: int
+class InHand(NamedTuple):
+    messages: int
     done_to: int
 
 
+class ToCommit(NamedTuple):
+    queue: HeldQueue
+    version: int
+    epoch: int
+    queue_offset: int
+
+
 class Holdings:
-    """`on_ready` is called when there may be something to take, `on_report` when the broker should
-    hear something: at once, or soon. Both under the lock, so they must not call back.
+    """`on_ready` is called when there may be something to take, `on_report` when a broker set
+    should hear something: at once, or soon. Both under the lock, so they must not call back.
     """
 
     def __init__(
@@ -51,11 +53,10 @@ class Holdings:
         cache_messages: int = 1_000,
         cache_bytes: int = 100 << 20,
         on_ready: Callable[[], None] = lambda: None,
-        on_report: OnReport = lambda *, is_urgent: None,  # noqa: ARG005
+        on_report: OnReport = lambda _, *, is_urgent: None,  # noqa: ARG005
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.on_ready = on_ready
-        self.on_report = on_report
         self.failure: MqError | None = None
         self._decoder = decoder
         self._is_ordered = is_ordered
@@ -70,25 +71,25 @@ class Holdings:
         # Failed messages: when to try again, a number that settles ties, the message.
         self._retries: list[tuple[float, int, Taken]] = []
         self._numbers = itertools.count()
-        # What the broker has to hear of, and what it was told on this stream.
-        self._dirty: dict[HeldQueue, None] = {}
-        self._released: dict[QueueRef, _Released] = {}
-        self._is_report_asked = False
+        self._reports = Reports(on_report)
+        # Sets that were not heard for too long.
+        self._suspended: set[str] = set()
         self._is_stopped = False
-        self._is_suspended = False
         self._is_paused = False
 
     # From the broker
 
-    def assign(self, assignment: Assignment, *, is_first: bool) -> None:
-        """All queues from now on. `is_first` on a stream: the broker has heard `positions()`."""
+    def assign(self, assignment: Assignment, broker_set: str, *, is_first: bool) -> None:
+        """All queues of this set from now on. `is_first` on a stream: the broker has heard
+        `positions()`.
+        """
         with self._changed:
             if is_first:
-                self._released.clear()
-                self._is_suspended = False
+                self._reports.begin(broker_set)
+                self._suspended.discard(broker_set)
             listed = set()
             for one in assignment.queues:
-                ref = QueueRef(one.topic, one.queue_id)
+                ref = QueueRef(one.topic, one.queue_id, broker_set)
                 listed.add(ref)
                 queue = self._queues.get(ref)
                 if queue is None:
@@ -99,21 +100,21 @@ class Holdings:
                     self._move(queue, one.queue_offset, one.epoch)
                 queue.rank = one.rank
                 self._arrive(queue)
-            self._has_ranks = any(one.rank for one in assignment.queues)
+            self._has_ranks = any(one.rank for one in self._queues.values())
             for ref, queue in self._queues.items():
-                if ref in listed:
+                if ref.broker_set != broker_set or ref in listed:
                     continue
                 if is_first:
                     # In hand, and not ours to go on with; for such the broker counts from 0.
                     queue.keep(queue.position, 0)
                     queue.forget_reports()
                 queue.is_leaving = True
-                self._note(queue, is_urgent=queue.running == 0)
+                self._reports.note(queue, is_urgent=queue.running == 0)
             self._tell_ready()
 
     def _new(self, ref: QueueRef, queue_offset: int, epoch: int) -> HeldQueue:
         queue = HeldQueue(ref, queue_offset, epoch)
-        released = self._released.pop(ref, None)
+        released = self._reports.take_released(ref)
         if released and epoch > released.epoch and queue_offset <= released.done_to:
             # The broker gave it back before it heard of the release, and of our last progress.
             queue = HeldQueue(ref, released.done_to, epoch)
@@ -133,14 +134,14 @@ class Holdings:
         else:
             # The broker has not heard of the seek; it is sent again.
             queue.epoch = epoch
-            self._note(queue, is_urgent=True)
+            self._reports.note(queue, is_urgent=True)
 
     def _move(self, queue: HeldQueue, queue_offset: int, epoch: int) -> None:
         """The epoch has changed within a stream."""
         if queue.sought != queue.sent_seek:
             # An earlier seek is answered, and the user wants to be elsewhere by now.
             queue.epoch, queue.sent_seek = epoch, None
-            self._note(queue, is_urgent=True)
+            self._reports.note(queue, is_urgent=True)
         elif queue.is_leaving and queue.sought is None and queue_offset in queue.reports:
             queue.keep(queue_offset, epoch)
         else:
@@ -149,25 +150,39 @@ class Holdings:
 
     def _arrive(self, queue: HeldQueue) -> None:
         """It is assigned: new, or still."""
-        if queue.is_leaving:
-            queue.is_leaving = False
+        queue.is_leaving = False
+        if queue.ref.broker_set not in self._suspended:
             postponed, queue.postponed = queue.postponed, []
             for taken in postponed:
                 self._push_retry(taken, self._clock())
-        self._note(queue)
+        self._reports.note(queue)
         self._offer(queue)
 
-    def deliver(self, delivery: Delivery, runs: Sequence[Frames], broker_set: str) -> None:
-        """What is late, for a queue or an epoch of the past, is left out."""
+    def deliver(self, delivery: Delivery, runs: Sequence[Frames], broker_set: str) -> bool:
+        """What is late, for a queue or an epoch of the past, is left out: False."""
         with self._changed:
-            queue = self._queues.get(QueueRef(delivery.topic, delivery.queue_id))
+            ref = QueueRef(delivery.topic, delivery.queue_id, broker_set)
+            queue = self._queues.get(ref)
             if queue is None or queue.epoch != delivery.epoch or queue.sought is not None:
-                return
-            queue.add(runs, delivery.next_offset, self._decoder, broker_set)
+                return False
+            queue.add(runs, delivery.next_offset, self._decoder)
             if queue.reportable != queue.reported:
-                self._note(queue)
+                self._reports.note(queue)
             self._offer(queue)
             self._tell_ready()
+            return True
+
+    def in_hand(self, ref: QueueRef, epoch: int) -> InHand | None:
+        """What was delivered of a queue and is not done; None: nothing more is wanted under this
+        epoch.
+        """
+        with self._changed:
+            queue = self._queues.get(ref)
+            if queue is None or queue.epoch != epoch or queue.sought is not None:
+                return None
+            return (
+                InHand(queue.unfinished, queue.progress.done_to) if not queue.is_leaving else None
+            )
 
     # Taking and finishing
 
@@ -179,7 +194,7 @@ class Holdings:
             if self.failure is not None:
                 raise self.failure
             found: list[Taken] = []
-            if self._is_stopped or self._is_suspended:
+            if self._is_stopped:
                 return found
             while len(found) < messages_max and (due := self._take_retry()) is not None:
                 found.append(due)
@@ -190,7 +205,7 @@ class Holdings:
                     taken = queue.take()
                     if taken is None:
                         # All that was left nobody is to see.
-                        self._note(queue)
+                        self._reports.note(queue)
                         break
                     found.append(taken)
                 self._offer(queue)
@@ -243,13 +258,13 @@ class Holdings:
     def _leave(self, queue: HeldQueue) -> None:
         """A handler is through."""
         if queue.is_leaving:
-            self._note(queue, is_urgent=queue.running == 0)
+            self._reports.note(queue, is_urgent=queue.running == 0)
         elif (done_to := queue.reportable) != queue.reported:
             credit = done_to - queue.reported
             is_urgent = (
                 credit * 2 >= self._cache_messages or queue.done_bytes * 2 >= self._cache_bytes
             )
-            self._note(queue, is_urgent=is_urgent)
+            self._reports.note(queue, is_urgent=is_urgent)
 
     def _push_retry(self, taken: Taken, due_s: float) -> None:
         heapq.heappush(self._retries, (due_s, next(self._numbers), taken))
@@ -260,7 +275,7 @@ class Holdings:
             queue = taken.queue
             if taken.is_void:
                 continue
-            if queue.is_leaving:
+            if queue.is_leaving or queue.ref.broker_set in self._suspended:
                 queue.postponed.append(taken)
                 continue
             queue.waiting -= 1
@@ -275,6 +290,8 @@ class Holdings:
 
     def _can_take(self, queue: HeldQueue) -> bool:
         if queue.is_leaving or queue.is_paused or not queue.cached_messages:
+            return False
+        if self._suspended and queue.ref.broker_set in self._suspended:
             return False
         return not (self._is_ordered and (queue.running or queue.waiting))
 
@@ -303,47 +320,39 @@ class Holdings:
 
     # To the broker
 
-    def positions(self) -> dict[QueueRef, int]:
+    def positions(self, broker_set: str) -> dict[QueueRef, int]:
         """For a new stream: what is wanted next of all that is in hand."""
         with self._changed:
-            return {ref: queue.position for ref, queue in self._queues.items()}
+            return {ref: queue.position for ref, queue in self._of(broker_set)}
 
-    def outgoing(self) -> list[SubscribeRequest]:
-        """What the broker has not heard on this stream, in the order in which to say it."""
+    def outgoing(self, broker_set: str) -> list[SubscribeRequest]:
+        """What the set has not heard on its stream, in the order in which to say it."""
         with self._changed:
-            dirty, self._dirty = self._dirty, {}
-            self._is_report_asked = False
-            seek, progress, released = wire.Seek(), wire.Progress(), wire.Released()
-            for queue in dirty:
-                if queue.sought is not None and queue.sent_seek is None:
-                    queue.sent_seek = queue.sought
-                    seek.positions.append(_position(queue.ref, queue.sought))
-                elif queue.sought is None and queue.reportable != queue.reported:
-                    place = _position(queue.ref, queue.report(), queue.epoch)
-                    progress.positions.append(place)
-                if queue.is_leaving and not queue.running and queue.ref in self._queues:
-                    released.queues.append(
-                        QueueId(topic=queue.ref.topic, queue_id=queue.ref.queue_id)
-                    )
-                    self._released[queue.ref] = _Released(queue.epoch, queue.progress.done_to)
-                    del self._queues[queue.ref]
-            requests = [
-                SubscribeRequest(seek=seek) if seek.positions else None,
-                SubscribeRequest(progress=progress) if progress.positions else None,
-                SubscribeRequest(released=released) if released.queues else None,
-            ]
-            return [one for one in requests if one is not None]
+            return self._reports.outgoing(broker_set, self._queues)
 
-    def _note(self, queue: HeldQueue, *, is_urgent: bool = False) -> None:
-        self._dirty[queue] = None
-        if is_urgent or not self._is_report_asked:
-            self._is_report_asked = True
-            self.on_report(is_urgent=is_urgent)
+    def _of(self, broker_set: str) -> list[tuple[QueueRef, HeldQueue]]:
+        return [one for one in self._queues.items() if one[0].broker_set == broker_set]
 
     def done_offsets(self) -> dict[QueueRef, int]:
         """Of all queues in hand: where the group would go on."""
         with self._changed:
             return {ref: queue.progress.done_to for ref, queue in self._queues.items()}
+
+    def to_commit(self, broker_set: str) -> list[ToCommit]:
+        """What is done in this set and not known to be durable there."""
+        with self._changed:
+            return [
+                ToCommit(queue, queue.version, queue.epoch, queue.progress.done_to)
+                for _, queue in self._of(broker_set)
+                if queue.progress.done_to != queue.committed
+            ]
+
+    def committed(self, positions: Iterable[ToCommit]) -> None:
+        """They are durable. Not noted where the queue has moved meanwhile."""
+        with self._changed:
+            for queue, version, epoch, queue_offset in positions:
+                if (queue.version, queue.epoch) == (version, epoch):
+                    queue.committed = queue_offset
 
     # From the user
 
@@ -361,9 +370,10 @@ class Holdings:
     def seek(self, positions: Mapping[QueueRef, int]) -> None:
         """What was taken or delivered before is void. NotAssigned: nothing was moved."""
         with self._changed:
-            for queue in self._named(positions):
-                queue.seek(positions[queue.ref])
-                self._note(queue, is_urgent=True)
+            named = self._named(positions)
+            for queue, queue_offset in zip(named, positions.values(), strict=True):
+                queue.seek(queue_offset)
+                self._reports.note(queue, is_urgent=True)
 
     def pause(self, refs: Iterable[QueueRef] | None) -> None:
         """These queues, or all, also those that come."""
@@ -380,26 +390,52 @@ class Holdings:
                 self._offer(queue)
             self._tell_ready()
 
-    def _named(self, refs: Iterable[QueueRef] | None) -> Iterator[HeldQueue]:
+    def assigned(self, refs: Iterable[QueueRef]) -> list[QueueRef]:
+        """The same, with their sets. NotAssigned; IllegalRequest when there is a choice."""
+        with self._changed:
+            return [queue.ref for queue in self._named(refs)]
+
+    def _named(self, refs: Iterable[QueueRef] | None) -> list[HeldQueue]:
         if refs is None:
-            return iter(list(self._queues.values()))
-        wanted = [QueueRef(*ref) for ref in refs]
-        missing = [ref for ref in wanted if ref not in self.assignment]
-        if missing:
-            raise NotAssigned(
-                f"queue {missing[0].queue_id} of topic {missing[0].topic} is not assigned to this "
-                "consumer"
-            )
-        return iter([self._queues[ref] for ref in wanted])
+            return list(self._queues.values())
+        return [self._queues[self._assigned(QueueRef(*ref))] for ref in refs]
+
+    def _assigned(self, named: QueueRef) -> QueueRef:
+        """The set may be left out where there is no choice."""
+        found = [
+            ref
+            for ref, queue in self._queues.items()
+            if ref[:2] == named[:2]
+            and named.broker_set in ("", ref.broker_set)
+            and not queue.is_leaving
+        ]
+        where = f"queue {named.queue_id} of topic {named.topic}"
+        if not found:
+            of_set = f" in broker set {named.broker_set}" if named.broker_set else ""
+            raise NotAssigned(f"{where}{of_set} is not assigned to this consumer")
+        if len(found) > 1:
+            sets = ", ".join(sorted(ref.broker_set for ref in found))
+            raise IllegalRequest(f"{where} is in {sets}: say which broker set")
+        return found[0]
 
     # Endings
 
-    def suspend(self) -> None:
-        """The broker may believe by now that the consumer is gone, and give its queues to others:
-        nothing is given out until it was heard again.
+    def suspend(self, broker_set: str) -> None:
+        """The set may believe by now that the consumer is gone, and give its queues to others:
+        nothing of them is given out until it was heard again.
         """
         with self._changed:
-            self._is_suspended = True
+            self._suspended.add(broker_set)
+
+    def drop(self, broker_set: str) -> None:
+        """The consumer is not in this set any more: what it had there is void."""
+        with self._changed:
+            for ref, queue in self._of(broker_set):
+                queue.is_leaving = True
+                queue.restart(queue.position, queue.epoch)
+                del self._queues[ref]
+            self._reports.drop(broker_set)
+            self._suspended.discard(broker_set)
 
     def stop(self) -> None:
         """Nothing more is given out; what is at work may be finished."""
@@ -416,9 +452,3 @@ class Holdings:
     @property
     def is_stopped(self) -> bool:
         return self._is_stopped
-
-
-def _position(ref: QueueRef, queue_offset: int, epoch: int = 0) -> QueuePosition:
-    return QueuePosition(
-        topic=ref.topic, queue_id=ref.queue_id, queue_offset=queue_offset, epoch=epoch
-    )

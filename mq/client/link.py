@@ -16,7 +16,7 @@ import grpc.aio
 from mq.client import encode
 from mq.client.failures import error_of_call
 from mq.client.lines import Batch
-from mq.client.wiring import Connection
+from mq.client.set_connection import SetConnection
 from mq.errors import MqError, Unreachable
 from mq.wire.v1.producer_pb2 import PublishResponse
 
@@ -36,7 +36,7 @@ class Owner(Protocol):
 class Link:
     """Write only after `open`. `requests` are the ones without an answer, oldest first."""
 
-    def __init__(self, connection: Connection, address: str, ack: int, owner: Owner) -> None:
+    def __init__(self, connection: SetConnection, address: str, ack: int, owner: Owner) -> None:
         self.address = address
         self.requests: dict[int, Request] = {}
         self.heard_s = 0.0

@@ -85,7 +85,7 @@ class ReceivedMessage:
     @property
     def queue(self) -> QueueRef:
         """Where it stands."""
-        return QueueRef(self.stored_topic or self.topic, self.queue_id)
+        return QueueRef(self.stored_topic or self.topic, self.queue_id, self.broker_set)
 
     @property
     def broker_set(self) -> str:
@@ -107,6 +107,8 @@ class SendResult(NamedTuple):
     status: str = "SEND_OK"
     # When it is delivered, if that is later; it gets its queue offset only then, and is -1 here.
     deliver_at_ms: int = 0
+    # Which one has it, also where there is no id: each set counts the queues of a topic for itself.
+    broker_set: str = ""
 
 
 class QueueRef(NamedTuple):

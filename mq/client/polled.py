@@ -9,7 +9,7 @@ from mq.client.held_queue import Taken
 from mq.client.holdings import Holdings
 from mq.client.model import ReceivedMessage
 
-_Place = tuple[str, int, int]
+_Place = tuple[str, str, int, int]
 
 
 class Polled:
@@ -50,4 +50,5 @@ class Polled:
 
 
 def _place(message: ReceivedMessage) -> _Place:
-    return message.queue.topic, message.queue_id, message.queue_offset
+    # The id begins with the broker set.
+    return message.message_id, message.topic, message.queue_id, message.queue_offset

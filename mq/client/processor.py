@@ -10,6 +10,9 @@ thrown away, and the processor joins again and goes on from where the group is.
 Batches have numbers so that an atom whose answer was lost is not done again; the numbers are those
 of one membership. They could not be made of input offsets: after a crash the same messages may come
 in other batches, and a batch that is longer would pass for the one that is stored.
+
+An atom is of one broker set: what is made of a message goes to a queue of the set it came from. One
+set that does not answer does not keep the messages of others waiting.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ import inspect
 import itertools
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -29,7 +33,7 @@ from mq.client import offset_calls
 from mq.client.failures import retry_after_s
 from mq.client.held_queue import HeldQueue, Taken
 from mq.client.model import Message, QueueRef, ReceivedMessage
-from mq.client.outputs import Outputs
+from mq.client.outputs import NowhereToGo, Outputs
 from mq.client.session import JOIN_S, Session
 from mq.client.subscription import (
     CACHE_BYTES,
@@ -66,6 +70,8 @@ _RETRY_DELAY_S_MAX = 30.0
 _UNKNOWN_S_MAX = 10.0
 # How long an atom without an answer keeps a processor from being closed.
 _GOODBYE_S_MAX = 5.0
+# A broker that takes longer keeps one queue waiting, and not the others.
+_ASIDE_S = 1.0
 # Answers to an atom: the work was somebody else's to do, or was done.
 _REFUSALS = (NotAssigned, UnknownMember, IllegalOffset, IllegalSequence)
 
@@ -101,7 +107,11 @@ class Processor:
     topic and a message, or nothing. When it fails the same messages come again, after
     `retry_delay_s`, then later and later. It may be called more than once for a message: only what
     it returns takes effect once, so what it does besides should bear repetition. `tasks` queues are
-    worked on at the same time. All topics must be of one broker set. See `Consumer` for the rest.
+    worked on at the same time.
+
+    What is made of a message stays in its broker set: the topics that are written to need queues in
+    each set that messages come from. One that has none there ends the processor with TopicNotFound,
+    one that is not writable there with PermissionDenied. See `Consumer` for the rest.
     """
 
     def __init__(  # noqa: PLR0913
@@ -153,6 +163,9 @@ class Processor:
         self._session = Session(self._connection, self._wanted, commits_at_end=False)
         self._outputs = Outputs(self._connection, self._compress_above_bytes)
         self._lines: dict[QueueRef, _Line] = {}
+        self._workers: set[asyncio.Task[None]] = set()
+        # What each of them has to process next; who has stepped aside is not here.
+        self._waiting: dict[asyncio.Task[None], deque[list[Taken]]] = {}
 
     # Beginning and ending
 
@@ -191,11 +204,16 @@ class Processor:
 
     async def _work_together(self) -> None:
         """Until the session gives out no more."""
-        workers = [asyncio.create_task(self._work()) for _ in range(self._tasks)]
+        for _ in range(self._tasks):
+            self._add_worker(deque())
         try:
-            await asyncio.gather(*workers)
+            while self._workers:
+                done, _ = await asyncio.wait(self._workers, return_when=asyncio.FIRST_COMPLETED)
+                self._workers -= done
+                for worker in done:
+                    worker.result()
         finally:
-            for worker in workers:
+            for worker in self._workers:
                 worker.cancel()
 
     @property
@@ -238,41 +256,75 @@ class Processor:
 
     # Work
 
-    async def _work(self) -> None:
-        """Until the session takes no more, or what was in hand turns out to be somebody else's."""
+    def _add_worker(self, waiting: deque[list[Taken]]) -> None:
+        worker = asyncio.create_task(self._work(waiting))
+        self._workers.add(worker)
+        self._waiting[worker] = waiting
+
+    @contextlib.contextmanager
+    def _patience(self) -> Iterator[None]:
+        """A broker is asked. When that takes long somebody else does what is next; this worker ends
+        with the batch that it has.
+        """
+        worker = asyncio.current_task()
+
+        def step_aside() -> None:
+            if worker is not None and (waiting := self._waiting.pop(worker, None)) is not None:
+                self._add_worker(waiting)
+
+        timer = asyncio.get_running_loop().call_later(_ASIDE_S, step_aside)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    async def _work(self, waiting: deque[list[Taken]]) -> None:
+        """Until the session takes no more, what was in hand turns out to be somebody else's, or
+        somebody else does what is next.
+        """
         holdings = self._session.holdings
-        while True:
-            try:
-                found = await self._session.take(self._batch_messages, None)
-            except MqError:
-                return
-            if not found:
-                return
-            batches = [list(taken) for _, taken in itertools.groupby(found, lambda one: one.queue)]
-            # One batch of a queue at a time: nobody else is given more of it meanwhile.
-            for taken in batches:
-                with contextlib.suppress(NotAssigned):
-                    holdings.pause([taken[0].queue.ref])
-            for at, taken in enumerate(batches):
+        worker = asyncio.current_task()
+        try:
+            while worker in self._waiting:
+                if not waiting and not await self._fetch(waiting):
+                    return
+                taken = waiting.popleft()
                 try:
                     await self._process(taken)
                 except _Lost as lost:
                     log.warning("group %s is joined anew: %s", self._group, lost)
                     holdings.stop()
-                if holdings.is_stopped:
-                    holdings.give_up(one for rest in batches[at + 1 :] for one in rest)
+                except NowhereToGo as nowhere:
+                    holdings.fail(nowhere.reason)
+                if holdings.is_stopped or holdings.failure is not None:
                     return
                 with contextlib.suppress(NotAssigned):
                     holdings.resume([taken[0].queue.ref])
+        finally:
+            if worker is not None and self._waiting.pop(worker, None) is not None:
+                holdings.give_up(one for taken in waiting for one in taken)
+
+    async def _fetch(self, waiting: deque[list[Taken]]) -> bool:
+        """Whether there are batches to process, each of one queue."""
+        try:
+            found = await self._session.take(self._batch_messages, None)
+        except MqError:
+            return False
+        waiting += [list(taken) for _, taken in itertools.groupby(found, lambda one: one.queue)]
+        # One batch of a queue at a time: nobody else is given more of it meanwhile.
+        for taken in waiting:
+            with contextlib.suppress(NotAssigned):
+                self._session.holdings.pause([taken[0].queue.ref])
+        return bool(waiting)
 
     async def _process(self, taken: list[Taken]) -> bool:
-        """Whether it is done, or void; otherwise it was given up. _Lost."""
+        """Whether it is done, or void; otherwise it was given up. _Lost, NowhereToGo."""
         holdings = self._session.holdings
         failures = 0
         while not any(one.is_void for one in taken):
             try:
                 await self._attempt(taken)
-            except _Lost:
+            except (_Lost, NowhereToGo):
                 holdings.give_up(taken)
                 raise
             except MessageTooLarge as error:
@@ -314,7 +366,7 @@ class Processor:
         half = len(taken) // 2
         try:
             is_done = await self._process(taken[:half])
-        except _Lost:
+        except (_Lost, NowhereToGo):
             self._session.holdings.give_up(taken[half:])
             raise
         if is_done:
@@ -328,12 +380,13 @@ class Processor:
         line = await self._line(taken[0].queue)
         made = self._handler([one.message for one in taken])
         outputs = await made if inspect.isawaitable(made) else made
-        batches = await self._outputs.batches(
-            outputs or (), line.producer_id, line.sequence, next(self._turns)
-        )
+        topic, queue_id, broker_set = line.held.ref
+        with self._patience():
+            batches = await self._outputs.batches(
+                outputs or (), broker_set, line.producer_id, line.sequence, next(self._turns)
+            )
         if any(one.is_void for one in taken):
             return
-        topic, queue_id, _ = line.held.ref
         end = taken[-1].message.queue_offset + 1
         request = AtomicRequest(
             batches=batches,
@@ -350,7 +403,8 @@ class Processor:
             ],
         )
         try:
-            await self._send(request)
+            with self._patience():
+                await self._send(broker_set, request)
         except _REFUSALS as error:
             raise _Lost(str(error)) from error
         except MqError:
@@ -365,17 +419,18 @@ class Processor:
             line = self._lines[held.ref] = _Line(held)
         if line.version != held.version:
             version = held.version
-            known = await offset_calls.query_offsets(self._connection, self._group, [held.ref])
+            with self._patience():
+                known = await offset_calls.query_offsets(self._connection, self._group, [held.ref])
             line.stood_at, line.version = known.get(held.ref, 0), version
         return line
 
-    async def _send(self, request: AtomicRequest) -> None:
+    async def _send(self, broker_set: str, request: AtomicRequest) -> None:
         """Until there is an answer: before that nobody knows whether it was done."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         for attempt in itertools.count():
             try:
-                await self._connection.call_first(
+                await self._connection.of(broker_set).call(
                     "ProducerService", "SendAtomically", request, _ATTEMPT_S
                 )
             except MqError as error:
@@ -383,6 +438,9 @@ class Processor:
                 is_early = isinstance(error, UnknownMember) and waited_s < _UNKNOWN_S_MAX
                 if not (error.retryable or is_early):
                     raise
+                if self._session.holdings.is_stopped and not self._closing.is_set():
+                    # Whether it was done the next member learns from where the group is.
+                    raise _Lost("everything in hand is thrown away") from error
                 is_closing = await self._pause(max(back_off_s(attempt), retry_after_s(error)))
                 if is_closing and waited_s > _GOODBYE_S_MAX:
                     raise

@@ -75,6 +75,7 @@ class Producer:
         message: Message | bytes | str,
         *,
         queue_id: int | None = None,
+        broker_set: str = "",
         timeout_s: float | None = None,
     ) -> SendResult:
         """Returns when the message is stored, as safely as `ack` says."""
@@ -83,7 +84,9 @@ class Producer:
         future: asyncio.Future[SendResult] = core.loop.create_future()
         try:
             async with asyncio.timeout(timeout_s + GRACE_S):
-                await self._add(topic, message, queue_id, future, timeout_s, is_urgent=True)
+                await self._add(
+                    topic, message, queue_id, broker_set, future, timeout_s, is_urgent=True
+                )
                 return await future
         except TimeoutError:
             raise too_late(topic, timeout_s) from None
@@ -94,6 +97,7 @@ class Producer:
         messages: Sequence[Message | bytes | str],
         *,
         queue_id: int | None = None,
+        broker_set: str = "",
     ) -> list[SendResult]:
         """All of them, or none: one batch, when their ordering keys lead to one queue. Keys that
         lead to several make a batch for each, and each of those stands or fails alone.
@@ -103,7 +107,9 @@ class Producer:
         delay = common_delay(messages)
         given = [priority_of(message) for message in messages]
         while (
-            groups := group_batch(core.accumulator, topic, encoded, queue_id, delay, given)
+            groups := group_batch(
+                core.accumulator, topic, encoded, queue_id, delay, given, broker_set
+            )
         ) is None:
             await core.prepare(topic, timeout_s)
         futures: list[asyncio.Future[SendResult]] = [core.loop.create_future() for _ in messages]
@@ -115,20 +121,30 @@ class Producer:
         return await asyncio.gather(*futures)
 
     async def send_async(
-        self, topic: str, message: Message | bytes | str, *, queue_id: int | None = None
+        self,
+        topic: str,
+        message: Message | bytes | str,
+        *,
+        queue_id: int | None = None,
+        broker_set: str = "",
     ) -> asyncio.Future[SendResult]:
         """Returns at once, with a future; waits only while the buffer is full, and for the first
         message of a topic until it is known how many queues that has.
         """
         future: asyncio.Future[SendResult] = self._started().loop.create_future()
-        await self._add(topic, message, queue_id, future, self._settings.timeout_s)
+        await self._add(topic, message, queue_id, broker_set, future, self._settings.timeout_s)
         return future
 
     async def send_one_way(
-        self, topic: str, message: Message | bytes | str, *, queue_id: int | None = None
+        self,
+        topic: str,
+        message: Message | bytes | str,
+        *,
+        queue_id: int | None = None,
+        broker_set: str = "",
     ) -> None:
         """Like `send_async`, but nobody hears what became of it, but for a warning in the log."""
-        await self._add(topic, message, queue_id, None, self._settings.timeout_s)
+        await self._add(topic, message, queue_id, broker_set, None, self._settings.timeout_s)
 
     async def recall(
         self,
@@ -187,6 +203,7 @@ class Producer:
         topic: str,
         message: Message | bytes | str,
         queue_id: int | None,
+        broker_set: str,
         future: Awaited | None,
         timeout_s: float,
         *,
@@ -195,11 +212,16 @@ class Producer:
         core, encoded, delay = self._started(), self._encode(message), delay_field(message)
         accumulator = core.accumulator
         while True:
-            place = queue_id
-            if place is None and accumulator.has_priorities:
-                place = accumulator.queue_by_priority(topic, priority_of(message), encoded[3])
             outcome = accumulator.add(
-                topic, encoded, place, future, timeout_s, is_urgent=is_urgent, delay=delay
+                topic,
+                encoded,
+                queue_id,
+                future,
+                timeout_s,
+                is_urgent=is_urgent,
+                delay=delay,
+                priority=priority_of(message) if accumulator.has_priorities else 0,
+                broker_set=broker_set,
             )
             if outcome is Outcome.ADDED:
                 return

@@ -99,6 +99,7 @@ class Producer:
         message: Message | bytes | str,
         *,
         queue_id: int | None = None,
+        broker_set: str = "",
         timeout_s: float | None = None,
     ) -> SendResult:
         """Returns when the message is stored, as safely as `ack` says.
@@ -113,7 +114,7 @@ class Producer:
         future = SendFuture()
         deadline_s = time.monotonic() + timeout_s + GRACE_S
         try:
-            self._add(topic, message, queue_id, future, timeout_s, deadline_s)
+            self._add(topic, message, queue_id, broker_set, future, timeout_s, deadline_s)
             return future.result(max(0.0, deadline_s - time.monotonic()))
         except TimeoutError:
             raise too_late(topic, timeout_s) from None
@@ -124,6 +125,7 @@ class Producer:
         messages: Sequence[Message | bytes | str],
         *,
         queue_id: int | None = None,
+        broker_set: str = "",
     ) -> list[SendResult]:
         """All of them, or none: one batch, when their ordering keys lead to one queue. Keys that
         lead to several make a batch for each, and each of those stands or fails alone.
@@ -138,7 +140,9 @@ class Producer:
         delay = common_delay(messages)
         given = [priority_of(message) for message in messages]
         while (
-            groups := group_batch(self._accumulator, topic, encoded, queue_id, delay, given)
+            groups := group_batch(
+                self._accumulator, topic, encoded, queue_id, delay, given, broker_set
+            )
         ) is None:
             self._background.run(self._core.prepare(topic, self._timeout_s))
         futures = [SendFuture() for _ in messages]
@@ -150,20 +154,30 @@ class Producer:
         return [future.result() for future in futures]
 
     def send_async(
-        self, topic: str, message: Message | bytes | str, *, queue_id: int | None = None
+        self,
+        topic: str,
+        message: Message | bytes | str,
+        *,
+        queue_id: int | None = None,
+        broker_set: str = "",
     ) -> Future[SendResult]:
         """Returns at once, with a future; waits only while the buffer is full, and for the first
         message of a topic until it is known how many queues that has.
         """
         future = SendFuture()
-        self._add(topic, message, queue_id, future, self._timeout_s)
+        self._add(topic, message, queue_id, broker_set, future, self._timeout_s)
         return future
 
     def send_one_way(
-        self, topic: str, message: Message | bytes | str, *, queue_id: int | None = None
+        self,
+        topic: str,
+        message: Message | bytes | str,
+        *,
+        queue_id: int | None = None,
+        broker_set: str = "",
     ) -> None:
         """Like `send_async`, but nobody hears what became of it, but for a warning in the log."""
-        self._add(topic, message, queue_id, None, self._timeout_s)
+        self._add(topic, message, queue_id, broker_set, None, self._timeout_s)
 
     def recall(
         self,
@@ -217,6 +231,7 @@ class Producer:
         topic: str,
         message: Message | bytes | str,
         queue_id: int | None,
+        broker_set: str,
         future: Awaited | None,
         timeout_s: float,
         deadline_s: float | None = None,
@@ -226,11 +241,16 @@ class Producer:
         self._background.check_not_forked()
         is_urgent = deadline_s is not None
         while True:
-            place = queue_id
-            if place is None and self._accumulator.has_priorities:
-                place = self._accumulator.queue_by_priority(topic, priority_of(message), encoded[3])
             outcome = self._accumulator.add(
-                topic, encoded, place, future, timeout_s, is_urgent=is_urgent, delay=delay
+                topic,
+                encoded,
+                queue_id,
+                future,
+                timeout_s,
+                is_urgent=is_urgent,
+                delay=delay,
+                priority=priority_of(message) if self._accumulator.has_priorities else 0,
+                broker_set=broker_set,
             )
             if outcome is Outcome.ADDED:
                 return

@@ -1,6 +1,8 @@
 """Reading queues by hand, for programs with asyncio: any place, any number of times.
 
-No membership: whoever uses it decides who reads what, and when an offset is committed.
+No membership: whoever uses it decides who reads what, and when an offset is committed. What is far
+behind is read where the leader says, from a follower of the set. A follower is believed in what it
+shows only: at any failure, and whenever it has nothing to show, the leader is asked.
 """
 
 from __future__ import annotations
@@ -14,13 +16,20 @@ from typing import Self
 from google.protobuf.message import DecodeError
 
 from mq.client import offset_calls
-from mq.client.decode import Decoder, parse_pull_response
+from mq.client.asking import Question, now_s
+from mq.client.decode import Decoder, Frames, parse_pull_response
 from mq.client.model import FilterLike, QueueRef, ReceivedMessage, wire_filter
 from mq.client.subscription import Start, split_tags
 from mq.client.wiring import CALL_TIMEOUT_S, Connection
-from mq.errors import IllegalConfig, Internal
+from mq.errors import IllegalConfig, Internal, MqError
 from mq.names import check_group
 from mq.wire.v1 import consumer_pb2 as wire
+
+_SERVICE = "ConsumerService"
+# What a broker that does not lead may take beyond the wait, before the leader is asked.
+_FOLLOWER_S = 2.0
+# How often an answer without messages may name somebody else.
+_HOPS_MAX = 3
 
 
 class PullStatus(enum.Enum):
@@ -44,36 +53,49 @@ class PullResult:
     end: int
 
 
+_Answer = tuple[wire.PullResponse, list[Frames]]
+# A queue as users name it: the broker set may be left out when only one has the topic.
+QueueLike = tuple[str, int] | QueueRef
+Offsets = Mapping[tuple[str, int], int] | Mapping[QueueRef, int]
+
+
 class PullConsumer:
     """
     >>> async def read() -> None:
     ...     async with PullConsumer(servers) as consumer:
-    ...         for topic, queue_id in await consumer.queues("greetings"):
-    ...             result = await consumer.pull(topic, queue_id, 0)
+    ...         for topic, queue_id, broker_set in await consumer.queues("greetings"):
+    ...             result = await consumer.pull(topic, queue_id, 0, broker_set=broker_set)
     ...             print(result.status.name, [message.body for message in result.messages])
     >>> asyncio.run(read())
     FOUND [b'hello', b'world']
 
-    A `group` is needed for commits only, and must have no members then.
+    A `group` is needed for commits only, and must have no members then. With `read_followers` what
+    is far behind is read from a broker that does not lead, and everything from one in the `zone` if
+    there is one: `PullResult.end` is what that one knows of.
     """
 
     def __init__(
-        self, servers: str | Sequence[str], group: str | None = None, *, zone: str = ""
+        self,
+        servers: str | Sequence[str],
+        group: str | None = None,
+        *,
+        zone: str = "",
+        read_followers: bool = True,
     ) -> None:
         if group is not None:
             check_group(group)
         self._group = group
         self._connection = Connection(servers, zone)
-        self._broker_sets: dict[str, str] = {}
+        self._read_followers = read_followers
+        # Where a queue is read, if not at the leader.
+        self._addresses: dict[QueueRef, str] = {}
         self._unreadable = 0
 
     async def queues(self, topic: str) -> list[QueueRef]:
-        """That can be read. TopicNotFound."""
-        route = await self._connection.route(topic)
-        self._broker_sets[topic] = route.parts[0].broker_set
-        return [one._replace(broker_set="") for one in route.readable]
+        """That can be read, of all broker sets. TopicNotFound."""
+        return (await self._connection.route(topic)).readable
 
-    async def pull(
+    async def pull(  # noqa: PLR0913
         self,
         topic: str,
         queue_id: int,
@@ -83,12 +105,13 @@ class PullConsumer:
         messages_max: int = 32,
         bytes_max: int = 0,
         wait_ms: int = 0,
+        broker_set: str = "",
     ) -> PullResult:
         """Messages from there on; when there are none, waits for some. 0 bytes: 4 MiB, which is
-        also the most; one message comes however large it is.
+        also the most; one message comes however large it is. Without a broker set: of the one that
+        has the topic; IllegalRequest when there are several.
         """
-        if topic not in self._broker_sets:
-            await self.queues(topic)
+        ref = await self._connection.queue(topic, queue_id, broker_set)
         request = wire.PullRequest(
             topic=topic,
             queue_id=queue_id,
@@ -97,21 +120,12 @@ class PullConsumer:
             messages_max=messages_max,
             bytes_max=bytes_max,
             wait_ms=wait_ms,
+            any_replica=self._read_followers,
+            zone=self._connection.zone,
         )
-        data: bytes = await self._connection.call_first(
-            "ConsumerService",
-            "Pull",
-            request,
-            CALL_TIMEOUT_S + wait_ms / 1000,
-            raw_response=True,
-        )
-        try:
-            response, runs = parse_pull_response(data)
-        except DecodeError as error:
-            raise Internal(f"what the broker sends cannot be read: {error}") from None
+        response, runs = await self._pull(ref, request)
         decoder = Decoder(_wanted_tags(topic, filter))
-        ref = QueueRef(topic, queue_id)
-        decoded = decoder.messages(ref, runs, self._broker_sets[topic])
+        decoded = decoder.messages(ref, runs, ref.broker_set)
         messages = [one.message for one in decoded if one.message is not None]
         self._unreadable += decoder.unreadable_messages
         return PullResult(
@@ -122,6 +136,51 @@ class PullConsumer:
             response.end,
         )
 
+    async def _pull(self, ref: QueueRef, request: wire.PullRequest) -> _Answer:
+        """Of whoever should be asked; what has no messages is the leader's to say."""
+        deadline_s = now_s() + request.wait_ms / 1000
+        for _ in range(_HOPS_MAX if request.any_replica else 0):
+            address = self._addresses.get(ref, "")
+            try:
+                response, runs = await self._ask(ref, request, address)
+            except MqError:
+                if not address:
+                    raise
+                # Dead, or of no use any more.
+                self._addresses.pop(ref, None)
+                continue
+            self._remember(ref, response.read_from or address)
+            if runs or (not response.read_from and (not address or _is_plain(response))):
+                return response, runs
+            if not response.read_from:
+                self._addresses.pop(ref, None)
+            request.wait_ms = max(0, round((deadline_s - now_s()) * 1000))
+        request.any_replica = False
+        return await self._ask(ref, request)
+
+    def _remember(self, ref: QueueRef, address: str) -> None:
+        """Where to read from now on."""
+        if address and address != self._connection.of(ref.broker_set).known_leader:
+            self._addresses[ref] = address
+        else:
+            self._addresses.pop(ref, None)
+
+    async def _ask(self, ref: QueueRef, request: wire.PullRequest, address: str = "") -> _Answer:
+        """One attempt at the address; without one, the leader of the set."""
+        broker_set = self._connection.of(ref.broker_set)
+        wait_s = request.wait_ms / 1000
+        if address:
+            question = Question(_SERVICE, "Pull", request, 0.0, raw_response=True)
+            data: bytes = await broker_set.ask(address, question, wait_s + _FOLLOWER_S)
+        else:
+            data = await broker_set.call(
+                _SERVICE, "Pull", request, wait_s + CALL_TIMEOUT_S, raw_response=True
+            )
+        try:
+            return parse_pull_response(data)
+        except DecodeError as error:
+            raise Internal(f"what the broker sends cannot be read: {error}") from None
+
     @property
     def unreadable_messages(self) -> int:
         """How many were passed over because they could not be read; the log names them."""
@@ -131,12 +190,12 @@ class PullConsumer:
         """Of all queues of the topic: "earliest", "latest", or the first at a millisecond."""
         return await offset_calls.find_offsets(self._connection, topic, to)
 
-    async def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
+    async def commit(self, offsets: Offsets) -> None:
         """Durable when it returns. GroupNotEmpty when the group has members."""
         places = {QueueRef(*ref): queue_offset for ref, queue_offset in offsets.items()}
         await offset_calls.commit_offsets(self._connection, self._named_group(), places)
 
-    async def committed(self, queues: Iterable[tuple[str, int]] = ()) -> dict[QueueRef, int]:
+    async def committed(self, queues: Iterable[QueueLike] = ()) -> dict[QueueRef, int]:
         """Of these queues, or all that the group has; those without an offset are left out."""
         refs = [QueueRef(*ref) for ref in queues]
         return await offset_calls.query_offsets(self._connection, self._named_group(), refs)
@@ -166,3 +225,8 @@ def _wanted_tags(topic: str, chosen: FilterLike) -> dict[str, frozenset[str]]:
     if found is None or found.WhichOneof("kind") != "tags":
         return {}
     return {topic: split_tags(found.tags)}
+
+
+def _is_plain(response: wire.PullResponse) -> bool:
+    """Nothing there, as it should be: what is gone, or not there yet, the leader has to say."""
+    return response.status in (wire.PULL_FOUND, wire.PULL_END)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mq import names
 from mq.client.model import SendResult
 from mq.client.wiring import Connection
 from mq.errors import IllegalRequest
@@ -26,4 +27,7 @@ def recall_request(
 
 
 async def recall(connection: Connection, request: RecallRequest, timeout_s: float) -> None:
-    await connection.call_first("ProducerService", "Recall", request, timeout_s)
+    """In the set that is part of its id. IllegalRequest: that is no id, or no set."""
+    broker_set, _ = names.parse_message_id(request.message_id)
+    line = await connection.named(broker_set)
+    await line.call("ProducerService", "Recall", request, timeout_s)

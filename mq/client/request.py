@@ -4,12 +4,14 @@ A requester reads the reply topic in broadcast mode, from the moment on when it 
 filter that only its own replies pass on the broker. A reply for which nobody waits any more is
 dropped. Repliers are members of a group: each request goes to one of them, and to another when that
 one dies, so a request may be worked on more than once; its sender gets the first reply.
+
+Requests and replies each go to any broker set that has their topic: a requester reads the reply
+topic in all sets, and in one that comes back or is new from before the requester began.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import itertools
 import logging
@@ -25,6 +27,7 @@ from mq.client.producer_aio import Producer
 from mq.client.push import PushConsumer
 from mq.client.replies import REPLY_TOPIC
 from mq.client.subscription import Start
+from mq.client.wiring import Connection
 from mq.errors import IllegalConfig, MqError, RequestTimeout, TopicExists
 
 log = logging.getLogger(__name__)
@@ -90,14 +93,28 @@ class Requester:
         await asyncio.shield(self._starting)
 
     async def _start(self) -> None:
-        async with Admin(self._servers) as admin:
-            with contextlib.suppress(TopicExists):
-                await admin.create_topic(self._reply_topic)
+        if not await self._has_reply_topic():
+            try:
+                async with Admin(self._servers) as admin:
+                    await admin.create_topic(self._reply_topic)
+            except TopicExists:
+                pass
+            except MqError:
+                # One set that has it is enough, also when others are down.
+                if not await self._has_reply_topic():
+                    raise
         try:
             await self._consumer.start()
         except MqError:
             self._consumer = self._new_consumer()  # for who tries again
             raise
+
+    async def _has_reply_topic(self) -> bool:
+        connection = Connection(self._servers, self._zone)
+        try:
+            return bool((await connection.brokers([self._reply_topic])).topics)
+        finally:
+            await connection.close()
 
     async def request(
         self, topic: str, message: Message | bytes | str, timeout_s: float | None = None

@@ -1,10 +1,10 @@
-"""Failed messages of a consumer on their way back to the broker.
+"""Failed messages of a consumer on their way back to the broker set that they came from.
 
 Each stays in hand until the broker has it: then it counts as done, so that the group's offset never
-passes a message that is neither done nor kept. One request at a time, with all that failed by then,
-asked again under the same number until it is answered, also by the next leader: done once. What the
-broker will not take is tried again in place. Lives on the loop of its session; `add` is for any
-thread.
+passes a message that is neither done nor kept. One request at a time for each set, with all that
+failed by then, asked again under the same number until it is answered, also by the next leader:
+done once. What the broker will not take is tried again in place. A set that does not answer holds
+up no other. Lives on the loop of its session; `add` is for any thread.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from typing import NamedTuple
 
 from mq.client.held_queue import Taken
 from mq.client.holdings import Holdings
+from mq.client.set_connection import CALL_TIMEOUT_S, SetConnection
 from mq.client.subscription import Wanted
-from mq.client.wiring import CALL_TIMEOUT_S, Connection, back_off_s
+from mq.client.wiring import Connection, back_off_s
 from mq.errors import Internal, MessageTooLarge, MqError, UnknownMember, Unreachable
 from mq.wire.v1 import status_pb2
 from mq.wire.v1.consumer_pb2 import FailedMessage, RetryRequest, RetryResponse, RetryResult
@@ -45,18 +46,15 @@ class Failure(NamedTuple):
 
 
 class Retries:
+    """Of one consumer, to all sets."""
+
     def __init__(self, connection: Connection, wanted: Wanted, holdings: Holdings) -> None:
         self._connection = connection
         self._wanted = wanted
         self._holdings = holdings
         self._lock = threading.Lock()
-        self._waiting: deque[Failure] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._is_closed = False
-        # Greater than the numbers of a former consumer with the same member id; should a clock have
-        # been set back, at least others than those.
-        self._sequence = (time.time_ns() // 1_000_000 << 21) + random.getrandbits(20)
+        self._sets: dict[str, _SetRetries] = {}
 
     def attach(self) -> None:
         """To the running loop."""
@@ -64,21 +62,62 @@ class Retries:
 
     def add(self, failure: Failure) -> None:
         """Soon the broker has it."""
-        with self._lock:
-            self._waiting.append(failure)
+        mine = self._of(failure.taken.queue.ref.broker_set)
+        mine.append(failure)
         if self._loop is not None:
             # A loop that is closed serves nobody any more.
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._begin)
+                self._loop.call_soon_threadsafe(mine.begin)
 
-    async def flush(self, timeout_s: float) -> None:
-        """The broker has everything that was added so far, or the time is over."""
-        self._begin()
-        if self._task is not None:
-            await asyncio.wait([self._task], timeout=timeout_s)
+    def _of(self, name: str) -> _SetRetries:
+        with self._lock:
+            found = self._sets.get(name)
+            if found is None:
+                broker_set = self._connection.of(name)
+                found = _SetRetries(broker_set, self._wanted, self._holdings)
+                self._sets[name] = found
+            return found
+
+    async def flush(self, broker_set: str, timeout_s: float) -> None:
+        """The set has everything that was added so far, or the time is over."""
+        await self._of(broker_set).flush(timeout_s)
+
+    async def drop(self, broker_set: str) -> None:
+        """Nobody there takes them any more."""
+        with self._lock:
+            dropped = self._sets.pop(broker_set, None)
+        if dropped is not None:
+            await dropped.close()
 
     async def close(self) -> None:
         """What the broker does not have by now, the group gets again."""
+        await asyncio.gather(*(one.close() for one in self._sets.values()))
+
+
+class _SetRetries:
+    def __init__(self, broker_set: SetConnection, wanted: Wanted, holdings: Holdings) -> None:
+        self._broker_set = broker_set
+        self._wanted = wanted
+        self._holdings = holdings
+        self._lock = threading.Lock()
+        self._waiting: deque[Failure] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
+        # Greater than the numbers of a former consumer with the same member id; should a clock have
+        # been set back, at least others than those.
+        self._sequence = (time.time_ns() // 1_000_000 << 21) + random.getrandbits(20)
+
+    def append(self, failure: Failure) -> None:
+        """For any thread; `begin` is to follow."""
+        with self._lock:
+            self._waiting.append(failure)
+
+    async def flush(self, timeout_s: float) -> None:
+        self.begin()
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=max(timeout_s, 0.0))
+
+    async def close(self) -> None:
         self._is_closed = True
         if self._task is not None:
             self._task.cancel()
@@ -89,7 +128,7 @@ class Retries:
 
     # On the loop
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         if self._task is None and self._waiting and not self._is_closed:
             self._task = asyncio.create_task(self._run())
 
@@ -154,7 +193,7 @@ class Retries:
         attempt = 0
         while True:
             try:
-                response: RetryResponse = await self._connection.call_first(
+                response: RetryResponse = await self._broker_set.call(
                     "ConsumerService", "Retry", request, CALL_TIMEOUT_S
                 )
             except MqError as error:

@@ -1,9 +1,10 @@
-"""A consumer's life in its group: one stream after the other, always to the leader.
+"""A consumer's life in its group, in all broker sets that have its topics.
 
-A stream that breaks is opened again, with the positions of all queues in hand, so that nothing is
-lost and nothing in hand comes twice. What a retry cannot mend ends the consumer: whoever takes the
-next message gets the error. Everything here runs on one event loop; the messages are in `Holdings`,
-which other threads share.
+Each set is attended for itself (`Attendance`); what they bring is in one `Holdings`. Sets that get
+a topic are joined within seconds, those that lose it are left, and one that is down stops none of
+the others. What a retry cannot mend ends the consumer: whoever takes the next message gets the
+error. Everything here runs on one event loop; the messages are in `Holdings`, which other threads
+share.
 """
 
 from __future__ import annotations
@@ -11,55 +12,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
-import random
 import time
 from collections.abc import Mapping, Sequence
 
-import grpc.aio
-
 from mq.client import offset_calls
+from mq.client.attendance import Attendance, Court
 from mq.client.broadcast_offsets import BroadcastOffsets
 from mq.client.decode import Decoder
-from mq.client.failures import error_of_call
 from mq.client.held_queue import Taken
 from mq.client.holdings import Holdings
 from mq.client.model import QueueRef
 from mq.client.retries import Retries
-from mq.client.stream import News, Stream, Watch
 from mq.client.subscription import Start, Wanted
+from mq.client.whereabouts import Whereabouts
 from mq.client.wiring import Connection
-from mq.errors import Code, IllegalOffset, Internal, MqError, NotLeader, UnknownMember, Unreachable
-from mq.wire.v1.consumer_pb2 import Assignment, LeaveRequest
+from mq.errors import Code, IllegalOffset, IllegalRequest, Internal, MqError, Unreachable
 
 log = logging.getLogger(__name__)
 
-_SERVICE = "ConsumerService"
 BACK_OFF_S, BACK_OFF_S_MAX = 0.05, 1.0
-# A broker waits some seconds for a member whose stream broke, then others get its queues.
-ALONE_S_MAX = 4.0
-# How long a leader may be silent until others are asked who leads. A new one waits a little longer
-# than that for the members of its groups, and gives nothing of theirs to others meanwhile.
-CHECK_S = 2.0
 # How long calls that need an assignment wait for the first one.
 JOIN_S = 10.0
+# How often the consumer looks in which sets its topics are.
+LOOK_S = 5.0
+# A set that nobody knows any more is left when it was not heard for so long.
+FORGOTTEN_S = 30.0
 _SAVE_S = 1.0
 _COMMIT_S_MAX = 10.0
 _GOODBYE_S_MAX = 5.0
 
-# The consumer asked for something that it will not get by asking again.
-_FATAL = frozenset(
-    {
-        Code.ILLEGAL_REQUEST,
-        Code.ILLEGAL_TOPIC,
-        Code.ILLEGAL_GROUP,
-        Code.ILLEGAL_FILTER,
-        Code.ILLEGAL_CONFIG,
-        Code.PERMISSION_DENIED,
-        Code.TOPIC_NOT_FOUND,
-        Code.SUBSCRIPTION_MISMATCH,
-    }
-)
+# What one set refuses because the topic is not there any more, or not to be read, others may have.
+_OF_ONE_SET = frozenset({Code.TOPIC_NOT_FOUND, Code.PERMISSION_DENIED})
 
 
 class Session:
@@ -74,39 +57,42 @@ class Session:
         self.wanted = wanted
         self._commits_at_end = commits_at_end
         self.decoder = Decoder(wanted.wanted_tags())
-        self._news = News()
         self.holdings = Holdings(
             self.decoder,
             is_ordered=wanted.is_ordered,
             cache_messages=wanted.cache_messages,
             cache_bytes=wanted.cache_bytes,
-            on_report=self._news.tell,
+            on_report=self._tell,
         )
         self._connection = connection
         self.retries = Retries(connection, wanted, self.holdings)
         self._offsets = BroadcastOffsets(wanted.group, wanted.offsets_file)
-        self._broker_set = ""
-        # The newest in which a broker was known to lead.
-        self._term = 0
+        self._whereabouts = Whereabouts(
+            connection, wanted, self._offsets if wanted.is_broadcast else None
+        )
+        # Replaced as a whole: threads look at it.
+        self._attendances: Mapping[str, Attendance] = {}
         self._running: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
-        self._joined, self._closing = asyncio.Event(), asyncio.Event()
+        # Sets that are being left.
+        self._partings: dict[str, asyncio.Task[None]] = {}
+        self._look_now, self._changed = asyncio.Event(), asyncio.Event()
         self._ready = asyncio.Event()
-        self._is_connected = False
-        self._alone_s_max = ALONE_S_MAX
-        # The stream has ended in good order, so the broker knows that we are gone.
-        self._has_left = False
-        self._fence: asyncio.TimerHandle | None = None
+        self._has_looked = self._is_closing = False
         self._is_failure_told = False
+
+    def _tell(self, broker_set: str, *, is_urgent: bool) -> None:
+        attendance = self._attendances.get(broker_set)
+        if attendance is not None:
+            attendance.news.tell(is_urgent=is_urgent)
 
     # Beginning
 
     async def start(self) -> None:
         """Joins the group, as soon as a broker answers. Once is enough, more do no harm."""
         if self._running is None:
-            self._news.attach()
             self.retries.attach()
-            self._running = asyncio.create_task(self._run())
+            self._running = asyncio.create_task(self._look_around())
             if self.wanted.is_broadcast:
                 self._saving = asyncio.create_task(self._keep_offsets())
 
@@ -115,21 +101,45 @@ class Session:
         return self._running is not None
 
     async def joined(self, timeout_s: float) -> None:
-        """The first assignment has come. Unreachable when it does not come in time; raises what
-        ended the consumer instead.
+        """All sets that have the topics have sent an assignment; or some have, and the time is
+        over. Unreachable when none comes in time; raises what ended the consumer instead.
         """
         await self.start()
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._joined.wait()
-        except TimeoutError:
-            raise Unreachable(
-                f"no broker let {self.wanted.member_id} into group {self.wanted.group} within "
-                f"{timeout_s:g} s; tried {', '.join(self._connection.servers)}"
-            ) from None
+                while not self._is_settled:
+                    self._changed.clear()
+                    await self._changed.wait()
         if self.holdings.failure is not None:
             self.told()
             raise self.holdings.failure
+        missing = [one for one in self._attendances.values() if not one.is_joined]
+        if not self._is_joined:
+            raise Unreachable(
+                f"no broker let {self.wanted.member_id} into group {self.wanted.group} within "
+                f"{timeout_s:g} s; tried {', '.join(self._connection.servers)}"
+            )
+        for one in missing:
+            # The next one to wait does not wait for it again.
+            one.is_awaited = False
+
+    @property
+    def is_connected(self) -> bool:
+        """To all sets that have its topics."""
+        known = self._attendances.values()
+        return bool(known) and all(one.is_connected for one in known)
+
+    @property
+    def _is_joined(self) -> bool:
+        return any(one.is_joined for one in self._attendances.values())
+
+    @property
+    def _is_settled(self) -> bool:
+        if self.holdings.failure is not None:
+            return True
+        if not self._has_looked or not self._is_joined:
+            return False
+        return all(one.is_joined or not one.is_awaited for one in self._attendances.values())
 
     def check_open(self) -> None:
         if self.holdings.is_stopped:
@@ -166,172 +176,160 @@ class Session:
                 async with asyncio.timeout(left_s):
                     await self._ready.wait()
 
-    # Streams
+    # Broker sets
 
-    async def _run(self) -> None:
+    async def _look_around(self) -> None:
         failures = 0
-        while not self._closing.is_set():
+        while self.holdings.failure is None:
+            pause_s = LOOK_S
             try:
-                await self._stream()
-                error: MqError = Unreachable("the broker has ended the stream")
-                self._has_left = self._closing.is_set()
-            except MqError as failure:
-                error = failure
+                await self._look()
+            except MqError as error:
+                failures += 1
+                if not self._has_looked:
+                    pause_s = min(BACK_OFF_S * 2 ** min(failures - 1, 10), BACK_OFF_S_MAX)
+                log.log(
+                    logging.WARNING if failures > 3 else logging.INFO,
+                    "consumer %s of group %s finds no broker, next attempt in %.2f s: %s",
+                    self.wanted.member_id,
+                    self.wanted.group,
+                    pause_s,
+                    error,
+                )
             except Exception as failure:
                 # A mistake of ours. Who waits for messages must not wait for ever.
                 log.exception("consumer %s cannot go on", self.wanted.member_id)
                 self._fail(Internal(f"the client has failed: {failure!r}"))
                 return
-            if self._closing.is_set():
-                return
-            if error.code in _FATAL:
-                self._fail(error)
-                return
-            if self._is_connected:
+            else:
                 failures = 0
-                self._disconnected()
-            pause_s = min(BACK_OFF_S * 2 ** min(failures, 10), BACK_OFF_S_MAX)
-            failures += 1
-            log.log(
-                logging.WARNING if failures > 3 else logging.INFO,
-                "consumer %s of group %s has no broker, next attempt in %.2f s: %s",
-                self.wanted.member_id,
-                self.wanted.group,
-                pause_s,
-                error,
-            )
-            # Not all at the same moment: a whole group has lost its leader.
-            pause_s *= random.uniform(0.5, 1.0)  # noqa: S311
+            self._look_now.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
-                    await self._closing.wait()
+                    await self._look_now.wait()
+
+    async def _look(self) -> None:
+        whereabouts = self._whereabouts
+        await whereabouts.look()
+        if self.holdings.failure is not None:
+            return
+        for name in sorted(whereabouts.sets - self._attendances.keys()):
+            self._join(name)
+        self._has_looked = True
+        self._changed.set()
+        for name in sorted(self._attendances.keys() - self._partings.keys()):
+            # One broker's word is not enough: it may not have heard of the set yet.
+            is_odd = name not in whereabouts.sets
+            if is_odd and await whereabouts.has_lost_all(name):
+                self._part(name)
+            elif name not in whereabouts.listed and self._attendances[name].alone_s > FORGOTTEN_S:
+                whereabouts.forget(name)
+                if whereabouts.sets:
+                    self._part(name)
+
+    def _join(self, name: str) -> None:
+        attendance = Attendance(
+            self._connection.of(name),
+            self.wanted,
+            self.holdings,
+            Court(self._refused, self._changed.set, self._kept),
+            self._whereabouts.start_in(name),
+        )
+        self._attendances = {**self._attendances, name: attendance}
+        attendance.start()
+
+    def _kept(self, broker_set: str) -> Mapping[QueueRef, int]:
+        return self._offsets.of(broker_set) if self.wanted.is_broadcast else {}
+
+    def _part(self, name: str) -> None:
+        """The consumer has nothing to do there any more."""
+        log.info("consumer %s leaves broker set %s", self.wanted.member_id, name)
+        self._partings[name] = asyncio.create_task(self._parting(self._attendances[name]))
+
+    async def _parting(self, attendance: Attendance) -> None:
+        """What was done is reported; what was not is void."""
+        name = attendance.name
+        try:
+            await attendance.leave()
+            if self.wanted.is_broadcast:
+                await self._save(self.holdings.done_offsets())
+        except OSError:
+            log.exception("offsets of group %s are not saved", self.wanted.group)
+        finally:
+            await self.retries.drop(name)
+            self.holdings.drop(name)
+            self._attendances = {at: one for at, one in self._attendances.items() if at != name}
+            del self._partings[name]
+            self._changed.set()
+
+    async def _refused(self, attendance: Attendance, error: MqError) -> bool:
+        """Whether it goes on trying."""
+        if error.code in _OF_ONE_SET and not self._is_closing:
+            whereabouts = self._whereabouts
+            if await whereabouts.has_lost_all(attendance.name):
+                if attendance.name not in self._partings:
+                    self._part(attendance.name)
+                return False
+            is_absent = error.code == Code.TOPIC_NOT_FOUND
+            if is_absent and not await whereabouts.is_missing(attendance.name):
+                self._look_now.set()
+                return True
+        self._fail(error)
+        return False
 
     def _fail(self, error: MqError) -> None:
         self.holdings.fail(error)
-        self._joined.set()
+        for one in self._attendances.values():
+            one.end()
+        self._changed.set()
 
-    async def _stream(self) -> None:
-        """Opens one and serves it to its end."""
-        address = await self._find_leader()
-        call = self._connection.stream(address, _SERVICE, "Subscribe", raw_responses=True)
-        stream = Stream(
-            call,
-            self.holdings,
-            self._news,
-            self._closing,
-            broker_set=self._broker_set,
-            on_assignment=self._assigned,
-            watch=Watch(
-                lambda: self._check_leader(address),
-                CHECK_S if len(set(self._connection.servers)) > 1 else math.inf,
-            ),
-        )
-        start = self.wanted.wire_start()
-        start.positions.extend(offset_calls.to_positions(self._positions()))
-        try:
-            await stream.run(start)
-        except grpc.aio.AioRpcError as failure:
-            error = error_of_call(failure, address)
-            if isinstance(error, NotLeader):
-                self._connection.of(self._broker_set).not_leader(address, error.address or "")
-            elif isinstance(error, Unreachable):
-                self._connection.of(self._broker_set).failed(address)
-            raise error from None
-        except Unreachable:
-            self._connection.of(self._broker_set).failed(address)
-            raise
-        finally:
-            call.cancel()
-
-    async def _find_leader(self) -> str:
-        if not self._broker_set:
-            response = await self._connection.brokers(self.wanted.topics)
-            names = [one.broker_set for one in response.topics]
-            names += [one.name for one in response.broker_sets]
-            self._broker_set = names[0] if names else ""
-            self._term = max((one.term for one in response.broker_sets), default=0)
-        return await self._connection.of(self._broker_set).leader()
-
-    async def _check_leader(self, address: str) -> None:
-        """Somebody else may lead by now, and the one whose stream this is may not know it. A broker
-        that is asked may know even less: only an answer that is newer than the last one counts.
+    def resolve(self, topic: str, queue_id: int, broker_set: str = "") -> QueueRef:
+        """A queue as users name it: without the set when only one has the topic. IllegalRequest
+        when there is a choice; without a set when none is known yet.
         """
-        response = await self._connection.brokers()
-        for broker_set in response.broker_sets:
-            leaders = [one for one in broker_set.nodes if one.node_id == broker_set.leader_id]
-            if leaders and broker_set.term > self._term:
-                self._term = broker_set.term
-                if leaders[0].address != address:
-                    raise Unreachable(f"{leaders[0].address} leads now, not {address}")
-
-    def _positions(self) -> dict[QueueRef, int]:
-        """What is wanted next."""
-        kept = self._offsets.offsets if self.wanted.is_broadcast else {}
-        return {**kept, **self.holdings.positions()}
-
-    def _assigned(self, assignment: Assignment) -> None:
-        self._alone_s_max = min(ALONE_S_MAX, assignment.expires_ms / 2000 or ALONE_S_MAX)
-        if not self._is_connected:
-            self._is_connected = True
-            if self._fence is not None:
-                self._fence.cancel()
-            log.info(
-                "consumer %s of group %s has joined, with %d queues",
-                self.wanted.member_id,
-                self.wanted.group,
-                len(assignment.queues),
+        if broker_set:
+            return QueueRef(topic, queue_id, broker_set)
+        # Topics of the group's own are in every set.
+        is_own = topic not in self.wanted.topics
+        sets = sorted(self._attendances if is_own else self._whereabouts.sets_of(topic))
+        if len(sets) > 1:
+            raise IllegalRequest(
+                f"queue {queue_id} of topic {topic} is in {', '.join(sets)}: say which broker set"
             )
-        self._joined.set()
-
-    def _disconnected(self) -> None:
-        self._is_connected = False
-        if not self.wanted.is_broadcast:
-            loop = asyncio.get_running_loop()
-            self._fence = loop.call_later(self._alone_s_max, self.holdings.suspend)
+        return QueueRef(topic, queue_id, sets[0] if sets else "")
 
     # Offsets
 
     async def commit(self, timeout_s: float = _COMMIT_S_MAX) -> None:
         """What is done is durable when this returns, in broadcast mode in the file; so is what
-        failed and goes back to the broker. NotAssigned when another member has one of the queues by
-        now: nothing was committed.
+        failed and goes back to the broker. Otherwise it raises, and names the set if there are
+        several; what is done in others is durable there. NotAssigned when another member has one of
+        the queues by now: nothing of that set was committed.
         """
-        deadline_s = asyncio.get_running_loop().time() + timeout_s
-        await self.retries.flush(timeout_s)
-        offsets = self.holdings.done_offsets()
         if self.wanted.is_broadcast:
-            await self._save(offsets)
+            await self._save(self.holdings.done_offsets())
             return
-        while offsets:
-            left_s = deadline_s - asyncio.get_running_loop().time()
-            try:
-                await offset_calls.commit_offsets(
-                    self._connection,
-                    self.wanted.group,
-                    offsets,
-                    member_id=self.wanted.member_id,
-                    timeout_s=max(left_s, 0.0),
-                )
-            except UnknownMember:
-                # A new leader knows of it as soon as there is a stream again.
-                if left_s <= 0 or self.holdings.failure is not None:
-                    raise
-                await asyncio.sleep(BACK_OFF_S)
-            else:
-                return
+        await offset_calls.in_sets(
+            {name: self._commit_in(one, timeout_s) for name, one in self._attendances.items()}
+        )
+
+    async def _commit_in(self, attendance: Attendance, timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        await self.retries.flush(attendance.name, timeout_s)
+        await attendance.commit(deadline_s - loop.time())
 
     async def seek(self, positions: Mapping[QueueRef, int]) -> None:
         """NotAssigned, or IllegalOffset behind the end of a queue: nothing was moved."""
-        for topic in {ref.topic for ref in positions}:
-            queue_ids = [ref.queue_id for ref in positions if ref.topic == topic]
-            ends = await self.find_offsets(topic, "latest", queue_ids)
-            for ref, end in ends.items():
-                if positions[ref] > end:
-                    raise IllegalOffset(
-                        f"{positions[ref]} is behind the end of queue {ref.queue_id} of topic "
-                        f"{topic}, which is {end}"
-                    )
-        self.holdings.seek(positions)
+        refs = self.holdings.assigned(self.resolve(*ref) for ref in positions)
+        whole = dict(zip(refs, positions.values(), strict=True))
+        for ref, end in (await self._places("latest", list(whole))).items():
+            if whole[ref] > end:
+                raise IllegalOffset(
+                    f"{whole[ref]} is behind the end of queue {ref.queue_id} of topic "
+                    f"{ref.topic}, which is {end}"
+                )
+        self.holdings.seek(whole)
 
     async def seek_to(self, to: Start, topic: str | None) -> None:
         """All queues that are assigned, or those of one topic. What failed stays where it is unless
@@ -339,17 +337,16 @@ class Session:
         """
         topics = self.wanted.topics if topic is None else [topic]
         refs = [ref for ref in self.holdings.assignment if ref.topic in topics]
-        positions: dict[QueueRef, int] = {}
-        for name in sorted({ref.topic for ref in refs}):
-            queue_ids = [ref.queue_id for ref in refs if ref.topic == name]
-            positions |= await self.find_offsets(name, to, queue_ids)
+        positions = await self._places(to, refs)
         still = self.holdings.assignment
         self.holdings.seek({ref: at for ref, at in positions.items() if ref in still})
 
-    async def find_offsets(
-        self, topic: str, to: Start, queue_ids: Sequence[int]
-    ) -> dict[QueueRef, int]:
-        return await offset_calls.find_offsets(self._connection, topic, to, queue_ids)
+    async def _places(self, to: Start, refs: Sequence[QueueRef]) -> dict[QueueRef, int]:
+        found: dict[QueueRef, int] = {}
+        for topic in sorted({ref.topic for ref in refs}):
+            queues = [ref for ref in refs if ref.topic == topic]
+            found |= await offset_calls.find_offsets(self._connection, topic, to, queues)
+        return found
 
     async def _keep_offsets(self) -> None:
         while True:
@@ -370,13 +367,16 @@ class Session:
         gives up after some seconds: the group will see some messages again.
         """
         self.holdings.stop()
-        if self._running is not None and not self._closing.is_set():
+        if self._running is not None and not self._is_closing:
+            self._is_closing = True
             await self._leave(self._running)
         await self._connection.close()
 
     async def _leave(self, running: asyncio.Task[None]) -> None:
+        # No set is joined any more.
+        await _cancelled(running)
         try:
-            is_to_commit = self._commits_at_end and self._joined.is_set()
+            is_to_commit = self._commits_at_end and self._is_joined
             if is_to_commit and self.holdings.failure is None:
                 await self.commit(_GOODBYE_S_MAX)
         except (MqError, OSError) as error:
@@ -387,17 +387,14 @@ class Session:
                 error,
             )
         await self.retries.close()
-        self._closing.set()
-        self._news.tell(is_urgent=True)
-        if self._is_connected:
-            await asyncio.wait([running], timeout=_GOODBYE_S_MAX)
-        tasks = [task for task in (running, self._saving) if task is not None]
-        if self._fence is not None:
-            self._fence.cancel()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if not self._has_left and self._joined.is_set() and self.holdings.failure is None:
-            request = LeaveRequest(group=self.wanted.group, member_id=self.wanted.member_id)
-            with contextlib.suppress(MqError):
-                await self._connection.call_first(_SERVICE, "Leave", request, timeout_s=1.0)
+        leaving = [
+            one.leave() for name, one in self._attendances.items() if name not in self._partings
+        ]
+        await asyncio.gather(*leaving, *self._partings.values())
+        if self._saving is not None:
+            await _cancelled(self._saving)
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -17,6 +17,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from mq.client.decode import parse_subscribe_response
+from mq.client.detours import Detours
 from mq.client.holdings import Holdings
 from mq.errors import Internal, Unreachable
 from mq.wire.v1.consumer_pb2 import Alive, Assignment, SubscribeRequest, SubscribeStart
@@ -81,10 +82,10 @@ class Stream:
         self,
         call: Call,
         holdings: Holdings,
+        detours: Detours,
         news: News,
         closing: asyncio.Event,
         *,
-        broker_set: str,
         on_assignment: Callable[[Assignment], None],
         watch: Watch,
     ) -> None:
@@ -93,7 +94,9 @@ class Stream:
         self._holdings = holdings
         self._news = news
         self._closing = closing
-        self._broker_set = broker_set
+        self._broker_set = detours.broker_set
+        self._detours = detours
+        detours.on_resume = lambda: news.tell(is_urgent=True)
         self._on_assignment = on_assignment
         self._silence = watch
         self._heartbeat_s = 10.0
@@ -125,6 +128,7 @@ class Stream:
             for task in (*others, reading):
                 task.cancel()
             await asyncio.gather(*others, reading, return_exceptions=True)
+            await self._detours.close()
 
     # Reading
 
@@ -146,10 +150,13 @@ class Stream:
             case "assignment":
                 assignment = response.assignment
                 self._heartbeat_s = (assignment.heartbeat_ms or 10_000) / 1000
-                self._holdings.assign(assignment, is_first=is_first)
+                self._holdings.assign(assignment, self._broker_set, is_first=is_first)
+                self._detours.follow(assignment)
                 self._on_assignment(assignment)
             case "delivery":
                 self._holdings.deliver(response.delivery, runs, self._broker_set)
+            case "redirect":
+                self._detours.begin(response.redirect)
         return True
 
     async def _watch(self) -> None:
@@ -178,8 +185,12 @@ class Stream:
             await self._call.done_writing()
 
     async def _report(self) -> None:
-        for request in self._holdings.outgoing():
+        for request in self._holdings.outgoing(self._broker_set):
             await self._call.write(request)
+        # After the progress: it may go further than the stream has delivered.
+        for request in self._detours.outgoing():
+            await self._call.write(request)
+        self._detours.progressed()
 
 
 async def _is_set(event: asyncio.Event, timeout_s: float) -> bool:

@@ -95,9 +95,11 @@ class Wanted:
             if one is not None and one.WhichOneof("kind") == "tags"
         }
 
-    def wire_start(self) -> SubscribeStart:
-        """The first message of a stream, but for the positions."""
-        position, start_at_ms = start_position(self.start)
+    def wire_start(self, start: Start | None = None) -> SubscribeStart:
+        """The first message of a stream, but for the positions. `start`: where to begin in this
+        set, if not as it was asked for.
+        """
+        position, start_at_ms = start_position(self.start if start is None else start)
         return SubscribeStart(
             group=self.group,
             member_id=self.member_id,
@@ -111,6 +113,7 @@ class Wanted:
             start_at_ms=start_at_ms,
             cache_messages=self.cache_messages,
             cache_bytes=self.cache_bytes,
+            takes_redirects=True,
         )
 
 

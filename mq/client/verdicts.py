@@ -17,7 +17,7 @@ class Verdict(enum.Enum):
     FOLLOW = enum.auto()  # ask who leads now
     WAIT = enum.auto()  # the same again, when the broker said
     AGAIN = enum.auto()  # the same again, in another queue if it may; counts
-    REROUTE = enum.auto()  # the topic is not what we think: ask for its route, once
+    REROUTE = enum.auto()  # the topic is not what we think: ask for its route, once a set
     RENUMBER = enum.auto()  # under another producer id
     FAIL = enum.auto()
 
@@ -33,6 +33,7 @@ _VERDICTS = {
     wire.FLOW_CONTROL: Verdict.WAIT,
     wire.TOPIC_NOT_FOUND: Verdict.REROUTE,
     wire.QUEUE_NOT_FOUND: Verdict.REROUTE,
+    wire.PERMISSION_DENIED: Verdict.REROUTE,
     wire.ILLEGAL_SEQUENCE: Verdict.RENUMBER,
 }
 _IN_DOUBT = frozenset({wire.OUTCOME_UNKNOWN, wire.FLUSH_TIMEOUT, wire.REPLICATION_TIMEOUT})

@@ -176,6 +176,15 @@ class Connection:
             self._sets[broker_set] = found
         return found
 
+    async def named(self, broker_set: str) -> SetConnection:
+        """One of them, as a user calls it. IllegalRequest when the cluster has none of the name."""
+        if broker_set not in self._sets:
+            await self.brokers()
+        if broker_set not in self._sets:
+            known = ", ".join(self.known_sets)
+            raise IllegalRequest(f"there is no broker set {broker_set!r}; there are: {known}")
+        return self._sets[broker_set]
+
     async def home(self, topic: str, timeout_s: float = CALL_TIMEOUT_S) -> SetConnection:
         """The set in which a topic is created that nobody has: all clients agree on it."""
         known = await self.sets(timeout_s)
@@ -219,7 +228,7 @@ class Connection:
     async def queue(self, topic: str, queue_id: int, broker_set: str = "") -> QueueRef:
         """A queue as users name it: without the set when only one has the topic. IllegalRequest."""
         if broker_set:
-            return QueueRef(topic, queue_id, broker_set)
+            return QueueRef(topic, queue_id, (await self.named(broker_set)).name)
         sets = (await self.route(topic)).sets
         if len(sets) > 1:
             raise IllegalRequest(

@@ -41,7 +41,7 @@ class Changes:
         address: str,
         done: Callable[[Outcome], None],
     ) -> None:
-        self._check_idle()
+        self.check_idle()
         if node_id in members:
             raise IllegalMembership(f"{node_id} is a member already, at {members[node_id]}")
         self._current = _Change(node_id, address, done, is_ready=False)
@@ -55,7 +55,7 @@ class Changes:
         done: Callable[[Outcome], None],
     ) -> None:
         """`matches` says for each member up to where it has the log."""
-        self._check_idle()
+        self.check_idle()
         if node_id not in matches:
             raise IllegalMembership(f"{node_id} is no member: there are {', '.join(matches)}")
         if node_id == leader_id:
@@ -63,7 +63,7 @@ class Changes:
                 f"{node_id} leads and cannot remove itself: move the leadership first"
             )
         left = {member: index for member, index in matches.items() if member != node_id}
-        behind = sorted(m for m, index in left.items() if not _is_close(index, last_index))
+        behind = sorted(m for m, index in left.items() if not is_close(index, last_index))
         if len(left) - len(behind) <= len(left) / 2:
             raise IllegalMembership(
                 f"{', '.join(behind)} would be needed for a majority without {node_id}, but has "
@@ -87,7 +87,7 @@ class Changes:
         change = self._current
         if change is None or change.is_ready:
             return False
-        change.is_ready = _is_close(match_index, last_index)
+        change.is_ready = is_close(match_index, last_index)
         return change.is_ready
 
     @property
@@ -129,12 +129,14 @@ class Changes:
                 OutcomeUnknown(f"this node stopped leading while {change.node_id} came or went")
             )
 
-    def _check_idle(self) -> None:
+    def check_idle(self) -> None:
+        """IllegalMembership while a change is under way."""
         if self._current is not None:
             raise IllegalMembership(
                 f"{self._current.node_id} is being added or removed: one change at a time"
             )
 
 
-def _is_close(match_index: int, last_index: int) -> bool:
+def is_close(match_index: int, last_index: int) -> bool:
+    """Whether a node that has the log up to `match_index` has the rest in a moment."""
     return match_index > 0 and last_index - match_index <= _CLOSE_ENTRIES

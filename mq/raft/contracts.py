@@ -114,6 +114,9 @@ class Follower(NamedTuple):
     node_id: str
     address: str
     match_index: int
+    is_connected: bool = False
+    # It takes what it gets, and its answers count.
+    is_voter: bool = False
 
 
 class Status(NamedTuple):
@@ -131,3 +134,7 @@ class Status(NamedTuple):
     must_catch_up: bool
     followers: list[Follower]
     failure: str | None
+    # A member that remembers all that it ever said.
+    is_voter: bool = False
+    # A node that is being added, and does not count yet.
+    joining: Follower | None = None

@@ -163,13 +163,15 @@ class Engine(Election):
         if peer_of(peer_id) in self._SyncObj__readonlyNodes:
             self._SyncObj__onReadonlyNodeDisconnected(peer_of(peer_id))
 
-    def transfer_leadership(self) -> bool:
-        """Asks the follower that has everything, if there is one, to take over."""
+    def is_connected(self, peer_id: str) -> bool:
+        return self._flow(peer_id).is_connected
+
+    def transfer_leadership(self, to: str = "") -> bool:
+        """Asks the follower that has everything, if there is one, to take over; only this one."""
         last_index = self.journal.log.last_index
         for peer in sorted(self.others, key=lambda peer: str(peer.id)):
-            flow = self._flow(peer.id)
-            has_all = self.match_index(peer.id) == last_index
-            if flow.is_connected and flow.is_voter and has_all:
+            is_able = self.is_connected(peer.id) and self._flow(peer.id).is_voter
+            if to in ("", peer.id) and is_able and self.match_index(peer.id) == last_index:
                 self.send_frame(peer.id, timeout_now=TimeoutNow())
                 return True
         return False

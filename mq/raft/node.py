@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from mq.clock import Clock
-from mq.errors import MqError, OffsetOutOfRange
+from mq.errors import IllegalMembership, MqError, OffsetOutOfRange
 from mq.logging import get_logger
 from mq.raft.contracts import Leadership, Settings, StateMachine, Status
 from mq.raft.frames import Frame
@@ -161,6 +161,23 @@ class Node:
     def transfer_leadership(self) -> bool:
         """Whether another node was asked to lead: one that has all of the log."""
         return self._replica.hand_over()
+
+    async def move_leadership(self, node_id: str = "", wait_s: float = 10.0) -> Leadership:
+        """Returns when another node leads: this one, or the one that has most of the log, which may
+        take `wait_s` to catch up. What is proposed meanwhile waits, and is refused with NotLeader
+        in the end. IllegalMembership: it came to nothing, and this node leads on.
+        """
+        replica = self._replica
+        if node_id == self._node_id and self.leadership.role == Role.LEADER:
+            return self.leadership
+        replica.begin_transfer(node_id, wait_s)
+        await self._until(lambda: not replica.transfer.is_under_way, wait_s + _HAND_OVER_S)
+        if replica.transfer.failure:
+            raise IllegalMembership(
+                f"{replica.transfer.failure}: {self._node_id} leads on; see `mq cluster status`"
+            )
+        await self._until(lambda: self.leadership.leader_id is not None, _HAND_OVER_S)
+        return self.leadership
 
     @property
     def leadership(self) -> Leadership:

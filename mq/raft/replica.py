@@ -16,15 +16,7 @@ from typing import Any
 
 from mq.errors import DiskFull, MalformedEntries, MessageTooLarge, MqError, NodeStopped, NotLeader
 from mq.logging import get_logger
-from mq.raft.contracts import (
-    Driver,
-    Follower,
-    Leadership,
-    Links,
-    Settings,
-    StateMachine,
-    Status,
-)
+from mq.raft.contracts import Driver, Leadership, Links, Settings, StateMachine, Status
 from mq.raft.engine import Engine
 from mq.raft.frames import Frame
 from mq.raft.hooks import Role, now_s
@@ -32,6 +24,8 @@ from mq.raft.journal import Journal
 from mq.raft.membership import Membership, checkpoint_entry
 from mq.raft.memory import FIRST_INDEX, Memory
 from mq.raft.proposals import Outcome, Proposal, Proposals
+from mq.raft.status import status_of
+from mq.raft.transfer import Transfer
 from mq.raft.vote import VoteFile
 from mq.raft.writer import Writer
 from mq.store.commitlog import CommitLog
@@ -89,6 +83,7 @@ class Replica:
             commitlog, machine, self._proposals, self._membership, driver.now_ms, limits
         )
         self.memory = Memory(self.node_id, commitlog, vote)
+        self.transfer = Transfer()
         self._is_stopping = False
         self._connected: set[str] = set()
         self._leadership = Leadership(Role.FOLLOWER, vote.term, None, None)
@@ -225,6 +220,7 @@ class Replica:
             self._set_leadership(Leadership(role, term, leader_id, address))
         if role == Role.LEADER:
             self._advance_change(engine)
+            self.transfer.advance(engine, now_s(), is_settled=self._writer.is_settled)
         last_index = self.log.last_index
         if last_index != self._sync_requested_index and engine.journal.durable_index < last_index:
             self._sync_requested_index = last_index
@@ -234,6 +230,7 @@ class Replica:
         before, self._leadership = self._leadership, leadership
         if before.role == Role.LEADER and leadership[:2] != before[:2]:
             self._writer.is_roll_due = False
+            self.transfer.end()
             self._proposals.end_leadership(self._not_leader())
             self._end_change(self._not_leader())
         if before != leadership:
@@ -279,7 +276,7 @@ class Replica:
 
     def append_queued(self) -> bool:
         engine = self._engine()
-        if engine.role != Role.LEADER:
+        if engine.role != Role.LEADER or self.transfer.holds_pen:
             return False
         last_index = self.log.last_index
         is_round_open = engine.commit_index < last_index
@@ -446,6 +443,14 @@ class Replica:
             return False
         return engine.transfer_leadership()
 
+    def begin_transfer(self, node_id: str, wait_s: float) -> None:
+        """To this node, or to the one that has most of the log; see `Transfer`. NotLeader,
+        IllegalMembership: nothing has begun.
+        """
+        self._check_leads()
+        self._changes.check_idle()
+        self.transfer.begin(self._engine(), self.members, node_id, now_s(), wait_s)
+
     def end(self) -> None:
         """Answers all who still wait; the replica is not used any more."""
         if self.failure is None:
@@ -473,26 +478,7 @@ class Replica:
         return len(self._proposals)
 
     def status(self) -> Status:
-        engine = self.engine
-        leads = engine is not None and engine.role == Role.LEADER
-        return Status(
-            leadership=self._leadership,
-            members=dict(self.members),
-            first_index=self.log.first_index,
-            last_index=self.log.last_index,
-            durable_index=engine.journal.durable_index if engine else 0,
-            commit_index=engine.commit_index if engine else 0,
-            applied_index=self._machine.applied_index,
-            waiting=len(self._proposals),
-            elections_total=engine.elections_total if engine else 0,
-            must_catch_up=self.vote.must_catch_up,
-            followers=[
-                Follower(node_id, address, engine.match_index(node_id))
-                for node_id, address in sorted(self.members.items())
-                if engine is not None and leads and node_id != self.node_id
-            ],
-            failure=str(self.failure) if self.failure else None,
-        )
+        return status_of(self, self._changes, self._machine.applied_index)
 
     def _engine(self) -> Engine:
         if self.engine is None:

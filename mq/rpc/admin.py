@@ -9,6 +9,7 @@ from mq.broker.broker import Broker
 from mq.broker.consuming.filters import compile_filter
 from mq.broker.inspect import Inspector, positions_of, topic_info
 from mq.errors import GroupNotFound
+from mq.rpc.admin_members import MemberControl
 from mq.rpc.consumer import start_of, topic_queues
 from mq.rpc.methods import Context
 from mq.wire.v1 import admin_pb2 as pb
@@ -16,6 +17,9 @@ from mq.wire.v1 import admin_pb2 as pb
 
 class NodeControl(Protocol):
     """What the server knows of its node, and lets change while it runs."""
+
+    @property
+    def members(self) -> MemberControl: ...
 
     def status(self) -> pb.BrokerStatusResponse: ...
 
@@ -29,6 +33,7 @@ class NodeControl(Protocol):
 class AdminService:
     def __init__(self, broker: Broker, broker_set: str, node: NodeControl) -> None:
         self._broker = broker
+        self._broker_set = broker_set
         self._inspector = Inspector(broker, broker_set)
         self._node = node
 
@@ -39,7 +44,7 @@ class AdminService:
         topic = await self._broker.catalog.create(
             request.topic, request.queues, request.type, request.priorities
         )
-        return topic_info(topic)
+        return topic_info(topic, self._broker_set)
 
     async def alter_topic(self, request: pb.AlterTopicRequest, context: Context) -> pb.TopicInfo:
         await self._broker.leadership.settled()
@@ -54,7 +59,7 @@ class AdminService:
             is_readable=given("is_readable"),
             is_writable=given("is_writable"),
         )
-        return topic_info(topic)
+        return topic_info(topic, self._broker_set)
 
     async def delete_topic(
         self, request: pb.DeleteTopicRequest, context: Context
@@ -97,14 +102,17 @@ class AdminService:
         names.check_group(request.group)
         start = start_of(request.kind, request.at_ms)
         queues = topic_queues(self._broker, request.topic, request.queue_ids)
-        if request.group not in self._broker.groups.names():
+        if not request.may_be_new and request.group not in self._broker.groups.names():
             raise GroupNotFound(f"there is no group {request.group}")
         after = {queue: self._broker.groups.start_offset(queue, start) for queue in queues}
         committed = self._broker.state.offsets.positions(request.group)
         before = {queue: committed[queue] for queue in queues if queue in committed}
         if not request.is_dry_run:
             await self._broker.groups.reset(request.group, after)
-        return pb.ResetOffsetsResponse(before=positions_of(before), after=positions_of(after))
+        return pb.ResetOffsetsResponse(
+            before=positions_of(before, self._broker_set),
+            after=positions_of(after, self._broker_set),
+        )
 
     async def delete_group(
         self, request: pb.DeleteGroupRequest, context: Context

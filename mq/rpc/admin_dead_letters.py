@@ -25,6 +25,7 @@ class DeadLetterAdmin:
                     group=one.group,
                     messages=one.messages,
                     last_stored_at_ms=one.last_stored_at_ms,
+                    broker_sets=[self._broker_set],
                 )
                 for one in letters.counts()
             ]
@@ -33,7 +34,9 @@ class DeadLetterAdmin:
             request.group, request.queue_offset, request.messages_max
         )
         return pb.ListDeadLettersResponse(
-            messages=map(self._stored, found), next_offset=next_offset
+            messages=map(self._stored, found),
+            next_offset=next_offset,
+            next_offsets={self._broker_set: next_offset},
         )
 
     async def resend_dead_letters(

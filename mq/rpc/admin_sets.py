@@ -4,19 +4,15 @@ find each other again after everything has stopped.
 
 from __future__ import annotations
 
-import re
-
 from mq.broker.broker import Broker
+from mq.broker.directory import SETS_MAX
+from mq.broker.other_set import ADDRESSES_MAX, is_address, is_set_name, legal_addresses
 from mq.broker.writing import to_its_end, write_command
 from mq.errors import IllegalRequest
 from mq.rpc.methods import Context
 from mq.wire.v1 import admin_pb2 as pb
 from mq.wire.v1.cluster_pb2 import PeerSet
 from mq.wire.v1.state_pb2 import Command, DropBrokerSet, PutBrokerSet
-
-_ADDRESSES_MAX = 32
-_NAME = re.compile(r"[\w.:-]{1,127}")
-_ADDRESS = re.compile(r"[^\s,=]{1,253}:[0-9]{1,5}")
 
 
 class SetAdmin:
@@ -27,13 +23,11 @@ class SetAdmin:
         self, request: pb.AddBrokerSetRequest, context: Context
     ) -> pb.BrokerSetList:
         await self._broker.leadership.settled()
-        broker_set = request.broker_set
-        self._check_other(broker_set.name)
-        wrong = [one for one in broker_set.addresses if not _ADDRESS.fullmatch(one)]
-        if not 0 < len(broker_set.addresses) <= _ADDRESSES_MAX or wrong:
-            raise IllegalRequest(
-                f"addresses of set {broker_set.name}: 1 to {_ADDRESSES_MAX} of host:port"
-            )
+        name, addresses = request.broker_set.name, request.broker_set.addresses
+        self._check_other(name)
+        if not 0 < len(addresses) <= ADDRESSES_MAX or not all(map(is_address, addresses)):
+            raise IllegalRequest(f"addresses of set {name}: 1 to {ADDRESSES_MAX} of host:port")
+        broker_set = PeerSet(name=name, addresses=legal_addresses(addresses))
         return await self._write(Command(put_broker_set=PutBrokerSet(broker_set=broker_set)))
 
     async def remove_broker_set(
@@ -44,10 +38,13 @@ class SetAdmin:
         return await self._write(Command(drop_broker_set=DropBrokerSet(name=request.name)))
 
     def _check_other(self, name: str) -> None:
-        if not _NAME.fullmatch(name):
+        if not is_set_name(name):
             raise IllegalRequest(f"{name[:200]!r} is no name of a broker set")
         if name == self._broker.directory.own_name:
             raise IllegalRequest(f"this broker belongs to set {name}: name another one")
+        known = self._broker.state.sets
+        if name not in known and len(known) >= SETS_MAX:
+            raise IllegalRequest(f"{SETS_MAX} broker sets were added and removed: that is all")
 
     async def _write(self, command: Command) -> pb.BrokerSetList:
         await to_its_end(write_command(self._broker.consensus, command))

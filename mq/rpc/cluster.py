@@ -31,7 +31,7 @@ class ClusterService:
         if request.create_missing and not all(map(directory.topic, request.topics)):
             await self._broker.leadership.settled()
             await self._broker.create_missing(request.topics)
-        sets = directory.sets(self._broker.now_ms())
+        sets = directory.sets(self._broker.steady_ms())
         for broker_set in sets:
             for node in broker_set.nodes:
                 node.address = listeners.chosen(node.address, node.external_address)
@@ -43,4 +43,4 @@ class ClusterService:
         )
 
     async def greet(self, request: pb.GreetRequest, context: Context) -> pb.GreetResponse:
-        return self._broker.directory.answer(request)
+        return self._broker.directory.answer(request, self._broker.steady_ms())

@@ -13,7 +13,7 @@ from mq.broker.consuming.membership import Group, Spec
 from mq.broker.consuming.pulling import Query
 from mq.broker.inspect import positions_of
 from mq.errors import IllegalRequest
-from mq.rpc import framing
+from mq.rpc import framing, listeners
 from mq.rpc.methods import Context
 from mq.wire.v1 import consumer_pb2 as pb
 
@@ -30,7 +30,9 @@ class ConsumerService:
         self._options = broker.settings.config.broker
 
     async def pull(self, request: pb.PullRequest, context: Context) -> bytes:
-        await self._broker.leadership.settled()
+        leadership, puller = self._broker.leadership, self._broker.puller
+        if not request.any_replica or leadership.term:
+            await leadership.settled()
         query = Query(
             Queue(request.topic, request.queue_id),
             request.queue_offset,
@@ -38,7 +40,12 @@ class ConsumerService:
             request.bytes_max,
             request.messages_max,
         )
-        return framing.pull_response(await self._broker.puller.pull(query, request.wait_ms / 1000))
+        wait_s = request.wait_ms / 1000
+        if not request.any_replica:
+            return framing.pull_response(await puller.pull(query, wait_s))
+        result, place = await puller.pull_anywhere(query, wait_s, request.zone)
+        read_from = listeners.chosen(place.address, place.external_address) if place else ""
+        return framing.pull_response(result, read_from)
 
     # -- groups -----------------------------------------------------------------------------------
 
@@ -83,6 +90,7 @@ class ConsumerService:
         await self._broker.leadership.settled()
         names.check_group(request.group)
         positions = offsets_of(request.positions)
+        await self._broker.puller.until_applied(positions)
         await self._broker.groups.commit(request.group, request.member_id, positions)
         return pb.CommitOffsetsResponse()
 

@@ -3,7 +3,7 @@ that batches and runs pass as they are.
 
     PublishRequest = request_id, ack, batch | batch ...        field 15, the last
     TransactRequest = request_id, one of start, half, end, checked, more ...
-    PullResponse   = status, next_offset, start, end, run ...  field 15, the last
+    PullResponse   = status, next_offset, start, end, read_from, run ...  field 15, the last
     run            = RawRun, then the frames as they stand in the log: field 15 of Run
 
     ReceiveResponse = received run ...                         field 15
@@ -69,7 +69,7 @@ _PULL_STATUS = {
 }
 
 
-def pull_response(result: ReadResult) -> bytes:
+def pull_response(result: ReadResult, read_from: str = "") -> bytes:
     next_offset = result.next_offset
     if result.status == Status.TOO_SMALL:
         next_offset = result.start
@@ -80,6 +80,7 @@ def pull_response(result: ReadResult) -> bytes:
         next_offset=next_offset,
         start=result.start,
         end=result.end,
+        read_from=read_from,
     )
     parts: list[bytes | memoryview] = [head.SerializeToString()]
     _add_runs(parts, result.runs)

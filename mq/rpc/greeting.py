@@ -1,16 +1,20 @@
 """Greets the other broker sets, about once a second, so that the directory stays current.
 
-One broker of each set is asked, the leader if it is known; one that does not answer is tried again
-after all others of its set. A set that does not answer at all stays known.
+One broker of each set is asked, the leader if it is known; where it does not answer, the others of
+its set, and it is the last to be asked for a while. Sets are asked side by side: one that hangs
+holds up no other. A set that does not answer at all stays known. Nothing that an answer can hold
+ends the greetings.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from mq.broker.directory import Directory
 from mq.errors import MqError
@@ -24,10 +28,16 @@ log = get_logger(__name__)
 _GREET = "/mq.v1.ClusterService/Greet"
 PERIOD_S = 1.0
 _ANSWER_S_MAX = 2.0
+# In periods: how long a broker that did not answer is asked after the others of its set.
+_AVOIDED = 10
 _OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
+    # A hundred thousand topics are a tenth of it.
+    ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Also how long a connection may take to come about.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.enable_retries", 0),
 )
 
 
@@ -35,78 +45,96 @@ class Greeter:
     """`run` it on the loop of the broker."""
 
     def __init__(self, directory: Directory, now_ms: Callable[[], int]) -> None:
+        """`now_ms` is that of the directory: a clock that nobody sets."""
         self._directory = directory
         self._now_ms = now_ms
         self._channels: dict[str, grpc.aio.Channel] = {}
-        # Of each set: the addresses that failed last, which are tried after the others.
-        self._failed: dict[str, set[str]] = {}
+        self._periods = 0
+        # Addresses that did not answer, and in which period.
+        self._failed: dict[str, int] = {}
         self._troubles: dict[str, str] = {}
+        self._under_way: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         try:
             while True:
-                await self.round()
+                await self._begin()
                 await asyncio.sleep(PERIOD_S)
         finally:
+            for task in self._under_way.values():
+                task.cancel()
             for channel in self._channels.values():
                 await channel.close()
 
-    async def round(self) -> None:
-        """Greets every set once."""
-        targets = list(self._directory.targets())
-        await asyncio.gather(*(self._greet(name, places) for name, places in targets))
-        await self._close_unused({address for _, places in targets for address in places})
+    async def _begin(self) -> None:
+        """Greets every set that is not being greeted."""
+        self._periods += 1
+        used: set[str] = set()
+        for name, places in self._directory.targets():
+            used.update(places)
+            key = name or places[0]
+            if key not in self._under_way:
+                task = asyncio.create_task(self._greet(name, places))
+                self._under_way[key] = task
+                task.add_done_callback(functools.partial(self._ended, key))
+        for address in self._channels.keys() - used:
+            self._troubles.pop(address, None)
+            self._failed.pop(address, None)
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await self._channels.pop(address).close()
+
+    def _ended(self, key: str, _: asyncio.Task[None]) -> None:
+        self._under_way.pop(key)
 
     async def _greet(self, name: str, places: list[str]) -> None:
-        failed = self._failed.setdefault(name or places[0], set()) if places else set()
-        if failed.issuperset(places):
-            failed.clear()
-        for address in places:
-            if address in failed:
-                continue
-            try:
-                request = self._directory.greeting(name, address)
-                response = await self._ask(address, request)
-                self._directory.heard(address, response, self._now_ms())
-            except grpc.aio.AioRpcError as error:
-                failed.add(address)
-                self._tell(address, _reason(error))
-            except MqError as error:
-                failed.add(address)
-                self._tell(address, str(error))
-            else:
-                if self._troubles.pop(address, ""):
-                    log.info("another broker set answers again", address=address)
-            # One a round: those that do not answer must not hold up the next one.
-            return
+        since = self._periods - _AVOIDED
+        ranked = sorted(places, key=lambda address: self._failed.get(address, 0) > max(0, since))
+        is_answered = False
+        for address in ranked:
+            is_answered = await self._is_answered(name, address)
+            if is_answered:
+                break
+        self._directory.greeted(name, places, is_answered=is_answered)
+
+    async def _is_answered(self, name: str, address: str) -> bool:
+        try:
+            request = self._directory.greeting(name, address)
+            response = await self._ask(address, request)
+            self._directory.heard(name, address, response, self._now_ms())
+        except grpc.aio.AioRpcError as error:
+            self._tell(name, address, _reason(error))
+        except (MqError, DecodeError) as error:
+            self._tell(name, address, str(error))
+        except Exception:
+            log.exception("a greeting failed by a mistake of the broker", address=address)
+        else:
+            self._failed.pop(address, None)
+            if self._troubles.pop(address, ""):
+                log.info("another broker set answers again", broker_set=name, address=address)
+            return True
+        self._failed[address] = self._periods
+        return False
 
     async def _ask(self, address: str, request: GreetRequest) -> GreetResponse:
         channel = self._channels.get(address)
         if channel is None:
             channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
             self._channels[address] = channel
-        ask = channel.unary_unary(
-            _GREET,
-            request_serializer=GreetRequest.SerializeToString,
-            response_deserializer=GreetResponse.FromString,
-        )
-        response: GreetResponse = await ask(request, timeout=_ANSWER_S_MAX)
-        return response
+        ask = channel.unary_unary(_GREET, request_serializer=GreetRequest.SerializeToString)
+        return GreetResponse.FromString(await ask(request, timeout=_ANSWER_S_MAX))
 
-    def _tell(self, address: str, reason: str) -> None:
-        """Once, and again when the reason is another one."""
-        if self._troubles.get(address) != reason:
+    def _tell(self, name: str, address: str, reason: str) -> None:
+        """Once, and again when the reason is another one. Of its own set replication tells."""
+        if self._troubles.get(address) != reason and name != self._directory.own_name:
             self._troubles[address] = reason
-            log.warning("a broker of another set does not answer", address=address, error=reason)
-
-    async def _close_unused(self, used: set[str]) -> None:
-        for address in self._channels.keys() - used:
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                await self._channels.pop(address).close()
+            log.warning(
+                "another broker set does not answer", broker_set=name, address=address, error=reason
+            )
 
 
 def _reason(error: grpc.aio.AioRpcError) -> str:
     for key, value in error.trailing_metadata() or ():
         if key == STATUS_KEY:
-            return Status.FromString(value).text
+            with contextlib.suppress(DecodeError):
+                return Status.FromString(value).text
     return str(error.code().name)

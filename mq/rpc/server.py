@@ -108,7 +108,7 @@ class RpcServer:
                 TransactionAdmin(broker, name),
                 DeadLetterAdmin(broker, name),
                 SetAdmin(broker),
-                MemberAdmin(broker),
+                MemberAdmin(broker, node),
                 LogAdmin(broker),
             ],
         }

@@ -67,18 +67,15 @@ def wire_code(error: MqError) -> status_pb2.Code:
 
 
 def wire_status(error: MqError) -> status_pb2.Status:
+    if isinstance(error, NotLeader) and error.address:
+        # The text names an address, too.
+        error = NotLeader(error.leader, listeners.chosen(error.address, error.external or ""))
     return status_pb2.Status(
         code=wire_code(error),
         text=str(error).encode("utf-8", "replace")[:TEXT_BYTES_MAX].decode("utf-8", "ignore"),
-        leader_address=_leader_address(error),
+        leader_address=(error.address or "") if isinstance(error, NotLeader) else "",
         retry_after_ms=RETRY_AFTER_MS if isinstance(error, FlowControl) else 0,
     )
-
-
-def _leader_address(error: MqError) -> str:
-    if not isinstance(error, NotLeader):
-        return ""
-    return listeners.chosen(error.address or "", error.external or "")
 
 
 def known_error(error: Exception) -> MqError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 import grpc
 
@@ -11,9 +12,9 @@ from mq.broker.consuming.assignment import Queue
 from mq.broker.consuming.filters import compile_filter
 from mq.broker.consuming.groups import Start
 from mq.broker.consuming.pulling import READ_BYTES_MAX
-from mq.broker.consuming.subscriber import Assigned, Limits, Position, Subscriber
+from mq.broker.consuming.subscriber import Assigned, Limits, Position, Redirected, Subscriber
 from mq.errors import IllegalRequest, UnknownMember
-from mq.rpc import framing
+from mq.rpc import framing, listeners
 from mq.rpc.consumer import checked_time, member_spec, offsets_of, queues_of
 from mq.rpc.methods import Context
 from mq.wire.v1 import consumer_pb2 as pb
@@ -67,7 +68,12 @@ class SubscribeService:
         # A consumer may well start before the first message is sent.
         await self._broker.create_missing(filters)
         self._broker.receiving.check_inactive(start.group)
-        return self._broker.groups.subscribe(start.group, spec, filters, limits, first, positions)
+        subscriber = self._broker.groups.subscribe(
+            start.group, spec, filters, limits, first, positions
+        )
+        if start.takes_redirects:
+            subscriber.allow_redirects(self._broker.replicas, spec.zone)
+        return subscriber
 
     async def _listen(self, subscriber: Subscriber, context: Context) -> None:
         groups = self._broker.groups
@@ -75,11 +81,14 @@ class SubscribeService:
             request = _parse(data)
             match request.WhichOneof("kind"):
                 case "progress":
-                    reported = (
-                        Position(Queue(one.topic, one.queue_id), one.queue_offset, one.epoch)
-                        for one in request.progress.positions
-                    )
+                    reported = _positions(request.progress.positions)
+                    await subscriber.until_applied(reported)
                     groups.progress(subscriber, reported)
+                case "resume":
+                    wanted = _positions(request.resume.positions)
+                    await subscriber.until_applied(wanted)
+                    groups.alive(subscriber)
+                    subscriber.resume(wanted)
                 case "released":
                     groups.released(subscriber, queues_of(request.released.queues))
                 case "seek":
@@ -97,6 +106,8 @@ class SubscribeService:
             out = await subscriber.next()
             if isinstance(out, Assigned):
                 await context.write(self._assignment(out))
+            elif isinstance(out, Redirected):
+                await context.write(_redirect(out))
             else:
                 await context.write(framing.delivery(out))
 
@@ -121,6 +132,22 @@ class SubscribeService:
 
 def _parse(data: bytes) -> pb.SubscribeRequest:
     return pb.SubscribeRequest.FromString(data)
+
+
+def _positions(wire: Iterable[pb.QueuePosition]) -> list[Position]:
+    return [Position(Queue(one.topic, one.queue_id), one.queue_offset, one.epoch) for one in wire]
+
+
+def _redirect(redirected: Redirected) -> bytes:
+    queue, epoch, queue_offset, place = redirected
+    redirect = pb.Redirect(
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        epoch=epoch,
+        queue_offset=queue_offset,
+        address=listeners.chosen(place.address, place.external_address),
+    )
+    return pb.SubscribeResponse(redirect=redirect).SerializeToString()
 
 
 def _limits(start: pb.SubscribeStart) -> Limits:

@@ -2,7 +2,7 @@
 
 Indexes are contiguous from `first_index` to `last_index`, log offsets over segments. Every entry is
 checked when it is read; nothing is kept in memory but the list of segments. Reads may run on any
-thread.
+thread, but segments that leave the log are closed under them: see `apart`.
 """
 
 from __future__ import annotations
@@ -140,6 +140,16 @@ class LogReader:
             result.append(data if len(data) == end - start else self.read(start, end - start))
         return result
 
+    def apart(self, start: int, end: int) -> LogApart:
+        """What the log has between these log offsets, by files of its own."""
+        return LogApart(
+            [
+                segment.twin()
+                for segment in self._segments
+                if segment.base < end and start < segment.end_log_offset
+            ]
+        )
+
     def region(self, first_index: int, bytes_max: int) -> Region:
         """The entries from `first_index` on as they stand, as many of its segment as fit
         `bytes_max`, but at least one. In one read, and unchecked: `CommitLog.extend` checks them
@@ -274,6 +284,16 @@ class LogReader:
         return self._segments[
             bisect.bisect_right(self._segments, log_offset, key=lambda s: s.base) - 1
         ]
+
+
+class LogApart(LogReader):
+    """A part of a log for another thread. The log closes files under whoever reads them when
+    retention drops a segment or a follower starts over; here they stay until `close`.
+    """
+
+    def close(self) -> None:
+        for segment in self._segments:
+            segment.close()
 
 
 def _stop_within(

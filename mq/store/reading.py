@@ -3,14 +3,17 @@
 A run is a stretch of messages that are neighbours in their queue and in the log: one slice of
 bytes, which parses as `repeated Message`. Work is done for each run, never for each message; runs
 that stand close together share one read of the file.
+
+Reading has two steps: what there is to read (`find_in_queue`: units, by the thread that owns the
+store), and its bytes (`Found.read`: the log only, by any thread that has files of its own).
 """
 
 from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +56,10 @@ class ReadResult(NamedTuple):
     end: int
 
 
+# The bytes of ranges [start, end) of log offsets.
+ReadRanges: TypeAlias = Callable[[Sequence[tuple[int, int]]], list[bytes]]
+
+
 class _Chosen(NamedTuple):
     """Units to be read; `places` counts from where the reading began, None: one after another."""
 
@@ -74,7 +81,33 @@ class _Extents(NamedTuple):
         return int((self.ends - self.starts).sum())
 
 
-def read_queue(
+class Found(NamedTuple):
+    """Messages whose place in the log is known, and whose bytes are not read yet."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    chosen: _Chosen
+    extents: _Extents
+    stored_at_ms: npt.NDArray[np.int64]  # of each run
+    start: int  # of the queue
+    end: int
+
+    @property
+    def log_range(self) -> tuple[int, int]:
+        """Everything that is read stands in here."""
+        return int(self.extents.starts[0]), int(self.extents.ends[-1])
+
+    def read(self, read_ranges: ReadRanges) -> ReadResult:
+        """QueueDamaged."""
+        try:
+            runs = _runs(read_ranges, self)
+        except (OffsetOutOfRange, QueueDamaged):
+            raise _damaged(self.topic, self.queue_id, self.queue_offset) from None
+        return ReadResult(Status.FOUND, runs, self.chosen.next_offset, self.start, self.end)
+
+
+def find_in_queue(
     log: LogReader,
     queue: ConsumeQueue,
     queue_offset: int,
@@ -82,9 +115,9 @@ def read_queue(
     bytes_max: int,
     messages_max: int,
     tag_hashes: Collection[int] = (),
-) -> ReadResult:
-    """Messages from `queue_offset` on, of these tags or of all: as many as the limits allow, but at
-    least one if there is one.
+) -> ReadResult | Found:
+    """Where messages are from `queue_offset` on, of these tags or of all: as many as the limits
+    allow, but at least one if there is one. A result when there is nothing to read.
     """
     start, end = queue.start, queue.end
     bytes_max, messages_max = max(1, bytes_max), max(1, messages_max)
@@ -99,18 +132,23 @@ def read_queue(
         chosen = _take(queue, queue_offset, bytes_max, messages_max)
     if not len(chosen.units):
         return ReadResult(Status.NOTHING_MATCHED, [], chosen.next_offset, start, end)
+    topic, queue_id = queue.topic, queue.queue_id
     try:
         extents = _extents(chosen)
         if extents.size_bytes > bytes_max:
             chosen = _cut(chosen, queue_offset, _fitting(chosen.units, bytes_max))
             extents = _extents(chosen)
-        runs = _runs(log, queue_offset, chosen, extents)
+        stored_at_ms = log.stored_at(extents.starts)
     except (OffsetOutOfRange, QueueDamaged):
-        raise QueueDamaged(
-            f"queue {queue.queue_id} of topic {queue.topic} points from {queue_offset} on to bytes "
-            f"that are no message. {REBUILD_ADVICE}"
-        ) from None
-    return ReadResult(Status.FOUND, runs, chosen.next_offset, start, end)
+        raise _damaged(topic, queue_id, queue_offset) from None
+    return Found(topic, queue_id, queue_offset, chosen, extents, stored_at_ms, start, end)
+
+
+def _damaged(topic: str, queue_id: int, queue_offset: int) -> QueueDamaged:
+    return QueueDamaged(
+        f"queue {queue_id} of topic {topic} points from {queue_offset} on to bytes that are no "
+        f"message. {REBUILD_ADVICE}"
+    )
 
 
 def _take(queue: ConsumeQueue, queue_offset: int, bytes_max: int, messages_max: int) -> _Chosen:
@@ -184,18 +222,19 @@ def _extents(chosen: _Chosen) -> _Extents:
     return _Extents(first, last, starts, ends)
 
 
-def _runs(log: LogReader, queue_offset: int, chosen: _Chosen, extents: _Extents) -> list[Run]:
-    first, last, starts, ends = extents
-    frames = _frames(log, starts, ends)
+def _runs(read_ranges: ReadRanges, found: Found) -> list[Run]:
+    first, last, starts, ends = found.extents
+    chosen = found.chosen
+    frames = _frames(read_ranges, starts, ends)
     sizes = chosen.units["size"]
     if not all(map(_is_run, frames, sizes[first].tolist(), sizes[last].tolist())):
         raise QueueDamaged("no message starts here, or it is of another size")
     places = first if chosen.places is None else chosen.places[first]
     columns = zip(
-        (queue_offset + places).tolist(),
+        (found.queue_offset + places).tolist(),
         (last - first + 1).tolist(),
         starts.tolist(),
-        log.stored_at(starts).tolist(),
+        found.stored_at_ms.tolist(),
         frames,
         [sizes[begin : end + 1] for begin, end in zip(first.tolist(), last.tolist(), strict=True)],
         strict=True,
@@ -204,13 +243,13 @@ def _runs(log: LogReader, queue_offset: int, chosen: _Chosen, extents: _Extents)
 
 
 def _frames(
-    log: LogReader, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+    read_ranges: ReadRanges, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> list[memoryview]:
     """The bytes of each run, with one read for runs that have little in between."""
     breaks = (1 + np.flatnonzero(starts[1:] - ends[:-1] > _GAP_BYTES_MAX)).tolist()
     begin, stop = starts.tolist(), ends.tolist()
     groups = list(zip([0, *breaks], [*breaks, len(begin)], strict=True))
-    parts = log.read_ranges([(begin[first], stop[last - 1]) for first, last in groups])
+    parts = read_ranges([(begin[first], stop[last - 1]) for first, last in groups])
     if len(parts) == len(begin):
         return [memoryview(part) for part in parts]
     slices: list[memoryview] = []

@@ -86,6 +86,15 @@ class Segment:
         """Both files, open from now on: reads come from many threads, and one has to open them."""
         return self.log, self.idx
 
+    def twin(self) -> Segment:
+        """The same entries by a file of its own, for reading only: good whatever becomes of this
+        one, also when it is removed. Its owner closes it.
+        """
+        twin = Segment(self._vfs, self._directory, self.base, self.first_index)
+        twin.count, twin.end, twin.is_sealed = self.count, self.end, True
+        twin._log_file = self._vfs.open(self.log_path, read_only=True)
+        return twin
+
     # -- writing: the active segment only ---------------------------------------------------------
 
     def create(self) -> None:

@@ -28,7 +28,7 @@ from mq.store.format import Kind
 from mq.store.holding import Filing, file_plainly
 from mq.store.logreader import EntryRef
 from mq.store.lookup import Lookup
-from mq.store.reading import ReadResult, Status, read_queue
+from mq.store.reading import Found, ReadResult, Status, find_in_queue
 from mq.store.vfs import Vfs, is_no_space
 
 log = get_logger(__name__)
@@ -274,10 +274,33 @@ class Store:
         tag_hashes: Collection[int] = (),
     ) -> ReadResult:
         """Messages of a queue as slices of the log; see `reading`."""
+        found = self.find(
+            topic,
+            queue_id,
+            queue_offset,
+            bytes_max=bytes_max,
+            messages_max=messages_max,
+            tag_hashes=tag_hashes,
+        )
+        return found.read(self.log.read_ranges) if isinstance(found, Found) else found
+
+    def find(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        *,
+        bytes_max: int = 4 << 20,
+        messages_max: int = 1 << 18,
+        tag_hashes: Collection[int] = (),
+    ) -> ReadResult | Found:
+        """The first step of `read`: where the messages are. `Found.read(store.log.read_ranges)` is
+        the second, or on another thread with `LogReader.apart`.
+        """
         queue = self.queues.get(topic, queue_id)
         if queue is None:
             return ReadResult(Status.NO_QUEUE, [], 0, 0, 0)
-        return read_queue(
+        return find_in_queue(
             self.log,
             queue,
             queue_offset,

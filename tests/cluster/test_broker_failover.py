@@ -125,7 +125,7 @@ class Scene:
         """By the broker's word."""
         with Admin(self.brokers.servers, timeout_s=PATIENCE_S) as admin:
             queues = admin.describe_group(group).queues
-        return {QueueRef(one.topic, one.queue_id): one.member_id for one in queues}
+        return {QueueRef(one.topic, one.queue_id, "set-0"): one.member_id for one in queues}
 
     def ask_offsets(self) -> None:
         for group in self.history.groups:

@@ -82,7 +82,7 @@ def test_each_message_comes_once_in_the_order_of_its_queue_and_not_again(
     sent = fill(server, name, queues=3, each=20)
     with Consumer(server, name, name, start="earliest") as consumer:
         found = take(consumer, 60)
-        assert consumer.assignment == {QueueRef(name, at) for at in range(3)}
+        assert consumer.assignment == {QueueRef(name, at, "set-0") for at in range(3)}
     assert set(bodies(found)) == sent
     for queue_id in range(3):
         of_queue = [one for one in found if one.queue_id == queue_id]
@@ -281,7 +281,7 @@ def test_large_messages_are_limited_by_their_bytes(server: str, name: str) -> No
         take(consumer, 1)
         for _ in range(10):
             time.sleep(0.02)
-            assert consumer._session.holdings.cached_messages[QueueRef(name, 0)] <= 3
+            assert consumer._session.holdings.cached_messages[QueueRef(name, 0, "set-0")] <= 3
         assert len(take(consumer, 31)) == 31
 
 

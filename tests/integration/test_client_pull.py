@@ -24,6 +24,7 @@ from mq.client import (
 from mq.client import consumer as consumer_module
 from mq.errors import (
     GroupNotEmpty,
+    IllegalRequest,
     TopicNotFound,
 )
 from mq.wire.v1.message_pb2 import Message
@@ -37,6 +38,9 @@ from tests.support.topics import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# The broker set of a broker that was told of none.
+SET = "set-0"
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +72,7 @@ def bodies(messages: list[ReceivedMessage]) -> list[bytes]:
 def test_pulling_says_where_the_queue_begins_and_ends(server: str, name: str) -> None:
     fill(server, name, queues=1, each=10)
     with PullConsumer(server) as puller:
-        assert puller.queues(name) == [QueueRef(name, 0)]
+        assert puller.queues(name) == [QueueRef(name, 0, SET)]
         found = puller.pull(name, 0, 3, messages_max=2)
         assert (found.status, bodies(found.messages)) == (PullStatus.FOUND, [b"0-3", b"0-4"])
         assert (found.next_offset, found.start, found.end) == (5, 0, 10)
@@ -77,6 +81,9 @@ def test_pulling_says_where_the_queue_begins_and_ends(server: str, name: str) ->
         assert (too_far.status, too_far.next_offset) == (PullStatus.TOO_LARGE, 10)
         with pytest.raises(TopicNotFound):
             puller.queues("no-such")
+        assert puller.pull(name, 0, 9, broker_set=SET).messages[0].queue == QueueRef(name, 0, SET)
+        with pytest.raises(IllegalRequest, match=f"no broker set 'typo'; there are: {SET}"):
+            puller.pull(name, 0, 9, broker_set="typo")
 
 
 def test_pulling_waits_for_messages(server: str, name: str) -> None:
@@ -93,13 +100,14 @@ def test_pulling_waits_for_messages(server: str, name: str) -> None:
 
 def test_offsets_are_found_and_committed_by_hand(server: str, name: str) -> None:
     fill(server, name, queues=2, each=10)
-    first, second = QueueRef(name, 0), QueueRef(name, 1)
+    first, second = QueueRef(name, 0, SET), QueueRef(name, 1, SET)
     with PullConsumer(server, name) as puller:
         assert puller.find_offsets(name, "earliest") == {first: 0, second: 0}
         assert puller.find_offsets(name, "latest") == {first: 10, second: 10}
         assert puller.find_offsets(name, 0) == {first: 0, second: 0}
         assert puller.committed() == {}
-        puller.commit({(name, 0): 4, (name, 1): 6})
+        puller.commit({(name, 0): 4, (name, 1): 5})
+        puller.commit({second: 6})
         assert puller.committed() == {first: 4, second: 6}
         assert puller.committed([first]) == {first: 4}
         with Consumer(server, name, name) as consumer:

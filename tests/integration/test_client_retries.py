@@ -72,7 +72,7 @@ def test_a_failed_message_comes_back_with_its_attempt_and_origin(server: str, na
     options: dict[str, Any] = {"start": "earliest", "retry_delay_s": [0, 0.2]}
     with PushConsumer(server, name, {name: "paid"}, seen, **options) as consumer:
         eventually(lambda: len(seen.messages) == 3)
-        assert QueueRef(f"%RETRY%{name}", 0) in consumer.assignment
+        assert QueueRef(f"%RETRY%{name}", 0, "set-0") in consumer.assignment
         # The work on the topic itself is done when the broker has the message back.
         eventually(lambda: sum(committed(server, name, name).values()) == 2)
         eventually(lambda: committed(server, name, f"%RETRY%{name}") == {0: 2})
@@ -82,7 +82,7 @@ def test_a_failed_message_comes_back_with_its_attempt_and_origin(server: str, na
     for one in others:
         assert (one.topic, one.body, one.tag, one.keys) == (name, b"order", "paid", ("k",))
         assert (one.properties, one.ordering_key) == ({"a": "b"}, "c")
-        assert one.queue == QueueRef(f"%RETRY%{name}", 0)
+        assert one.queue == QueueRef(f"%RETRY%{name}", 0, "set-0")
         assert one.origin is not None
         assert one.origin.message_id == sent.message_id == first.message_id
         assert (one.origin.topic, one.origin.queue_offset) == (name, sent.queue_offset)

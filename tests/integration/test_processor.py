@@ -68,10 +68,12 @@ def read_all(server: str, topic: str) -> list[list[bytes]]:
     """The bodies of each queue."""
     found: list[list[bytes]] = []
     with PullConsumer(server) as consumer, contextlib.suppress(TopicNotFound):
-        for ref in consumer.queues(topic):
+        for _, queue_id, broker_set in consumer.queues(topic):
             bodies: list[bytes] = []
             while True:
-                result = consumer.pull(*ref, len(bodies), messages_max=1_000)
+                result = consumer.pull(
+                    topic, queue_id, len(bodies), messages_max=1_000, broker_set=broker_set
+                )
                 if not result.messages:
                     break
                 bodies += [one.body for one in result.messages]

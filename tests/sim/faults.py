@@ -6,6 +6,7 @@ and others all network, and then one fault after another.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from typing import TYPE_CHECKING
 
@@ -219,8 +220,15 @@ class Story:
 
     def _transfer(self) -> None:
         leader = self._world.leader()
-        if leader is not None:
+        if leader is None or leader.replica is None:
+            return
+        if self._world.counts["transfers"] % 2:
             self._world.counts["transfers"] += leader.engine.transfer_leadership()
+            return
+        # As an operator does: in the way of whatever else goes on.
+        with contextlib.suppress(MqError):
+            leader.replica.begin_transfer("", 1.0)
+            self._world.counts["transfers"] += 1
 
     def _add_node(self) -> None:
         world, leader = self._world, self._world.leader()

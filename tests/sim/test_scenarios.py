@@ -190,7 +190,7 @@ def test_a_removal_that_would_leave_no_healthy_majority_is_refused() -> None:
 def test_a_removal_that_leaves_no_healthy_majority_never_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("mq.raft.changes._is_close", lambda *_: True)
+    monkeypatch.setattr("mq.raft.changes.is_close", lambda *_: True)
     with World(1) as world:
         leader = world.settle()
         down, healthy = world.others(leader)
@@ -358,7 +358,7 @@ def test_a_node_that_cannot_save_its_vote_sends_none() -> None:
 
 
 class Stays(Engine):
-    def transfer_leadership(self) -> bool:
+    def transfer_leadership(self, to: str = "") -> bool:  # noqa: ARG002
         return False
 
 

@@ -41,13 +41,18 @@ class BrokerProcess:
         return self._process.pid
 
     @property
+    def program(self) -> list[str]:
+        """What Python runs."""
+        return ["-m", "mq"]
+
+    @property
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def launch(self) -> Self:
         """Does not wait until it is up."""
         assert not self.is_running
-        command = [sys.executable, "-m", "mq", "server", "--data", str(self._data)]
+        command = [sys.executable, *self.program, "server", "--data", str(self._data)]
         ports = ["--port", str(self._port), "--metrics-port", "0"]
         with self._log_path.open("a", encoding="utf-8") as log_file:
             self._log_start = log_file.tell()

@@ -18,13 +18,17 @@ from click.testing import CliRunner, Result
 
 from mq.admin import cli
 from mq.admin.options import Brokers
+from mq.wire.v1.cluster_pb2 import RouteResponse
 
 
 class FakeAdmin:
-    """Answers each method with what it was given: a value, or an error to raise, or a function."""
+    """Answers each method with what it was given: a value, or an error to raise, or a function.
+
+    A route is that of a cluster of which nothing is known, unless it was given another.
+    """
 
     def __init__(self, **answers: Any) -> None:
-        self._answers = answers
+        self._answers = {"route": RouteResponse(), **answers}
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
 
     def __getattr__(self, name: str) -> Any:

@@ -60,6 +60,9 @@ class MemoryConsensus:
         self.is_held = False
         self.failure: MqError | None = None
         self.proposed: list[tuple[Kind, object]] = []
+        # The set and, while this node does not lead, its leader, as they are seen from here.
+        self.seen = [Peer("node-0", "here:8081", "east"), Peer("other", "other:8081", "west")]
+        self.followed = FOLLOWED
 
     @property
     def leading_term(self) -> int:
@@ -67,11 +70,11 @@ class MemoryConsensus:
 
     @property
     def leading(self) -> Leading:
-        return Leading(self.term, "node-0", "here:8081") if self.is_leader else FOLLOWED
+        return Leading(self.term, "node-0", "here:8081") if self.is_leader else self.followed
 
     @property
     def peers(self) -> Sequence[Peer]:
-        return [Peer("node-0", "here:8081", "east"), Peer("other", "other:8081", "west")]
+        return self.seen
 
     def elect(self) -> None:
         """This node leads, in a new term, and has applied all that was before."""

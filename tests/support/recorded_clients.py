@@ -238,7 +238,7 @@ def ask_offsets(history: History, servers: str, group: str) -> None:
     floors = history.floors(group)
     with PullConsumer(servers, group) as consumer:
         found = patiently(consumer.committed)
-    history.queried(group, floors, {Queue(*ref): at for ref, at in found.items()})
+    history.queried(group, floors, {Queue(*ref[:2]): at for ref, at in found.items()})
 
 
 def drain(history: History, servers: str, topic: str) -> dict[Queue, int]:
@@ -246,7 +246,7 @@ def drain(history: History, servers: str, topic: str) -> dict[Queue, int]:
     ends: dict[Queue, int] = {}
     with PullConsumer(servers) as consumer:
         for ref in patiently(lambda: consumer.queues(topic)):
-            queue = Queue(*ref)
+            queue = Queue(*ref[:2])
             found = _read(consumer, queue)
             ends[queue] = len(found)
             history.stored(queue, found)

@@ -34,8 +34,13 @@ class Arrivals:
             for watcher in tuple(watchers):
                 watcher(queue)
 
+    def stir(self) -> None:
+        """Everybody has a look, whatever there is to see."""
+        for queue in tuple(self._watchers):
+            self.arrived(queue)
+
     async def wait(self, queue: Queue, timeout_s: float) -> bool:
-        """Whether something arrived in time."""
+        """Whether something may have arrived in time."""
         arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def tell(_: Queue) -> None:

@@ -4,7 +4,9 @@ In this order: even, so that the numbers of queues of any two members differ by 
 so that no more queues move than evenness asks for; near, so that of equal choices a queue goes to
 the zone that it is in; spread, so that members share each topic, and each priority of it, and not
 only the sum of all. The answer depends on the values alone, not on the order in which they are
-given. Knows nothing of time, of locks, or of what a member still has in hand.
+given. Where other broker sets have queues of the group as well, how many each member gets here is
+decided by `shares`, and comes in. Knows nothing of time, of locks, or of what a member still has in
+hand.
 """
 
 from __future__ import annotations
@@ -38,27 +40,30 @@ def assign(
     members: Sequence[Candidate],
     pinned: Mapping[Queue, str] = _NO_PINS,
     priorities: Mapping[str, int] = _NO_PRIORITIES,
+    quotas: Mapping[str, int] | None = None,
 ) -> dict[str, frozenset[Queue]]:
     """`queues` has the zone of each; an empty zone is unknown and near to nobody. `priorities` has
-    the number of those of topics with some: queue i has the priority i modulo that.
+    the number of those of topics with some: queue i has the priority i modulo that. `quotas`, if
+    there are any, say how many each member gets, of all queues together, in place of an even share.
 
     A pinned queue counts as owned by its member, whoever else says to own it, and is the last that
-    the member gives up: it does so only when its pins alone are more than an even share. A pin to
+    the member gives up: it does so only when its pins alone are more than its share. A pin to
     somebody who is no candidate means nothing. Of two that own a queue without a pin, the first by
     name has it.
     """
     if not members:
         return {}
     ranked = sorted(members)
-    share, extras = divmod(len(queues), len(ranked))
+    share, extras = divmod(len(queues), len(ranked)) if quotas is None else (0, 0)
+    room = quotas or dict.fromkeys((one.member_id for one in ranked), share)
     hands = _hands(queues, ranked, pinned)
     suits = {one: (one.topic, one.queue_id % priorities.get(one.topic, 1)) for one in queues}
-    extras -= _trim(hands, queues, ranked, pinned, (share, extras), suits)
+    extras -= _trim(hands, queues, ranked, pinned, (room, extras), suits)
     kept = {queue for hand in hands.values() for queue in hand}
     # Those of one suit follow each other, and so go to different members.
     free = sorted((suits[queue], queue) for queue in queues if queue not in kept)
     if free:
-        _Dealer(ranked, hands, share, extras).deal([queue for _, queue in free], queues)
+        _Dealer(ranked, hands, room, extras).deal([queue for _, queue in free], queues)
     return {member_id: frozenset(hand) for member_id, hand in hands.items()}
 
 
@@ -82,28 +87,28 @@ def _trim(
     queues: Mapping[Queue, str],
     ranked: Sequence[Candidate],
     pinned: Mapping[Queue, str],
-    room: tuple[int, int],
+    limits: tuple[Mapping[str, int], int],
     suits: Mapping[Queue, tuple[str, int]],
 ) -> int:
     """Cuts each hand to its share. Returns how many keep one more than the share, which is for
     those whose queue at stake is dearest.
     """
-    share, extras = room
+    room, extras = limits
     zones = {member.zone for member in ranked}
     stakes: list[tuple[int, str]] = []
     for member in ranked:
         name, hand = member.member_id, hands[member.member_id]
-        if len(hand) <= share:
+        if len(hand) <= room[name]:
             continue
         costs = {
             queue: _cost(queues[queue], member.zone, zones) + 3 * (pinned.get(queue) != name)
             for queue in hand
         }
         hands[name] = _dearest_first(costs, suits)
-        stakes.append((costs[hands[name][share]], name))
+        stakes.append((costs[hands[name][room[name]]], name))
     keepers = {name for _, name in sorted(stakes)[:extras]}
     for _, name in stakes:
-        del hands[name][share + (name in keepers) :]
+        del hands[name][room[name] + (name in keepers) :]
     return len(keepers)
 
 
@@ -131,22 +136,26 @@ def _dearest_first(
 
 
 class _Dealer:
-    """Gives what is free to those with room, the one with the fewest first. There is room for
-    exactly what is free, so whoever takes the next, the end is even.
+    """Gives what is free to those with room, first to the one that has the least of its share. There
+    is room for exactly what is free, so whoever takes the next, the end is as it should be.
     """
 
     def __init__(
-        self, ranked: Sequence[Candidate], hands: dict[str, list[Queue]], share: int, extras: int
+        self,
+        ranked: Sequence[Candidate],
+        hands: dict[str, list[Queue]],
+        room: Mapping[str, int],
+        extras: int,
     ) -> None:
         self._ranked = ranked
         self._hands = hands
-        self._share = share
+        self._room = room
         self._extras = extras
 
     def deal(self, free: Sequence[Queue], queues: Mapping[Queue, str]) -> None:
         # All that stay in their zone come first: a place that one of them could have is not given
         # to a stranger.
-        zones: dict[str, list[tuple[int, str]]] = defaultdict(list)
+        zones: dict[str, list[tuple[float, str]]] = defaultdict(list)
         for member in self._ranked:
             if member.zone:
                 zones[member.zone].append(self._load(member))
@@ -162,15 +171,21 @@ class _Dealer:
         for queue in strangers:
             self._give(queue, everybody)
 
-    def _load(self, member: Candidate) -> tuple[int, str]:
-        return len(self._hands[member.member_id]), member.member_id
+    def _load(self, member: Candidate) -> tuple[float, str]:
+        return self._part(member.member_id), member.member_id
 
-    def _give(self, queue: Queue, heap: list[tuple[int, str]]) -> bool:
-        load, name = heap[0]
-        if load > self._share or (load == self._share and not self._extras):
+    def _part(self, name: str) -> float:
+        """How much of its share it would have with half a queue more: above 1 it has all of it."""
+        load, room = len(self._hands[name]), self._room[name]
+        return (load + 0.5) / room if room else load + 1.5
+
+    def _give(self, queue: Queue, heap: list[tuple[float, str]]) -> bool:
+        _, name = heap[0]
+        beyond = len(self._hands[name]) - self._room[name]
+        if beyond > 0 or (beyond == 0 and not self._extras):
             return False
-        if load == self._share:
+        if beyond == 0:
             self._extras -= 1
         self._hands[name].append(queue)
-        heapq.heapreplace(heap, (load + 1, name))
+        heapq.heapreplace(heap, (self._part(name), name))
         return True

@@ -19,17 +19,18 @@ from mq.broker.consuming.arrivals import Arrivals
 from mq.broker.consuming.assignment import Queue
 from mq.broker.consuming.commits import Commits
 from mq.broker.consuming.filters import CompiledFilter, compile_filter
+from mq.broker.consuming.locking import write_locks
 from mq.broker.consuming.membership import Group, Member, Spec
 from mq.broker.consuming.pulling import Puller
 from mq.broker.consuming.subscriber import Limits, Position, Subscriber
 from mq.broker.contracts import Consensus
+from mq.broker.directory import Directory
 from mq.broker.leading import Leadership
 from mq.broker.replicated.machine import Machine
-from mq.broker.writing import write_command
 from mq.errors import GroupNotEmpty, IllegalOffset, MqError, NotAssigned, UnknownMember
 from mq.logging import get_logger
 from mq.wire.v1.consumer_pb2 import MODE_BROADCAST, MODE_ORDERED, Filter
-from mq.wire.v1.state_pb2 import Command, LockQueues, QueueLock
+from mq.wire.v1.state_pb2 import Command
 
 log = get_logger(__name__)
 
@@ -38,7 +39,6 @@ log = get_logger(__name__)
 _SETTLE_MS = 4_500
 # A broken stream: as long as a client may need to find the way back.
 _RECONNECT_MS = 5_000
-_LOCKS_MAX = 2_000  # in one entry
 
 
 class Start(NamedTuple):
@@ -51,13 +51,14 @@ class Start(NamedTuple):
 class _Live:
     """A group that has, or just had, members."""
 
-    __slots__ = ("broken", "group", "is_locking", "subscribers", "topics_version")
+    __slots__ = ("arranged_for", "broken", "group", "is_locking", "subscribers")
 
     def __init__(self, group: Group) -> None:
         self.group = group
         self.subscribers: dict[str, tuple[Subscriber, Start, Mapping[Queue, int]]] = {}
         self.broken: dict[str, int] = {}  # members without their stream, and since when
-        self.topics_version = -1
+        # Versions of the topics here and elsewhere.
+        self.arranged_for = -1, -1
         self.is_locking = False
 
 
@@ -72,6 +73,7 @@ class Groups:
         arrivals: Arrivals,
         now_ms: Callable[[], int],
         *,
+        directory: Directory,
         expires_ms: int,
     ) -> None:
         self._consensus = consensus
@@ -80,6 +82,7 @@ class Groups:
         self._commits = commits
         self._puller = puller
         self._arrivals = arrivals
+        self._directory = directory
         self._now_ms = now_ms
         self._expires_ms = expires_ms
         self._live: dict[str, _Live] = {}
@@ -103,8 +106,7 @@ class Groups:
         cannot be read.
         """
         self._leadership.check()
-        for topic in spec.subscriptions:
-            self._machine.state.topics.readable(topic)
+        self._check_readable(spec.subscriptions)
         live = self._join(name, spec, positions)
         self._dismiss(live, spec.member_id, f"{spec.member_id} has a newer stream in group {name}")
         if live.group.retry_topic is not None:
@@ -185,8 +187,7 @@ class Groups:
 
     def join(self, name: str, spec: Spec, owned: Collection[Queue]) -> Group:
         self._leadership.check()
-        for topic in spec.subscriptions:
-            self._machine.state.topics.readable(topic)
+        self._check_readable(spec.subscriptions)
         live = self._join(name, spec, owned)
         self._arrange(name, live)
         return live.group
@@ -217,6 +218,14 @@ class Groups:
             former[0].end(UnknownMember(why))
             former[0].detach()
 
+    def _check_readable(self, topics: Iterable[str]) -> None:
+        """TopicNotFound, PermissionDenied: neither here nor in another set. What is there and not
+        here has no queues here, as yet.
+        """
+        for topic in topics:
+            if not self._directory.is_readable_elsewhere(topic):
+                self._machine.state.topics.readable(topic)
+
     def _join(self, name: str, spec: Spec, owned: Collection[Queue]) -> _Live:
         now_ms = self._now_ms()
         live = self._live.get(name)
@@ -237,7 +246,7 @@ class Groups:
             live = self._live[name] = _Live(group)
         live.group.join(spec, owned, now_ms)
         live.broken.pop(spec.member_id, None)
-        live.topics_version = -1  # it may be the first with these topics
+        live.arranged_for = -1, -1  # it may be the first with these topics
         return live
 
     # -- offsets ----------------------------------------------------------------------------------
@@ -310,8 +319,10 @@ class Groups:
         known = {queue.topic for queue in self._machine.state.offsets.positions(name)}
         for topic in topics:
             queues = [Queue(topic, at) for at in range(self._read_queues(topic))]
-            if topic not in known and all(
-                self._commits.position(name, queue) is None for queue in queues
+            if (
+                queues
+                and topic not in known
+                and all(self._commits.position(name, queue) is None for queue in queues)
             ):
                 self._commits.note(
                     name, {queue: self.start_offset(queue, start) for queue in queues}
@@ -334,12 +345,11 @@ class Groups:
 
     def _arrange(self, name: str, live: _Live) -> None:
         """Whatever has changed: decides anew, and tells the members."""
-        group, topics = live.group, self._machine.state.topics
-        if live.topics_version != topics.version:
-            live.topics_version = topics.version
-            queues = self._readable_queues(group)
-            found = [topics.find(name) for name in {queue.topic for queue in queues}]
-            group.set_queues(queues, {one.name: one.priorities for one in found if one.priorities})
+        group = live.group
+        versions = self._machine.state.topics.version, self._directory.changes
+        if live.arranged_for != versions:
+            live.arranged_for = versions
+            self._set_queues(name, live)
         group.rebalance(self._now_ms())
         for member_id, (subscriber, *_) in live.subscribers.items():
             assigned = group.assigned(member_id)
@@ -352,26 +362,29 @@ class Groups:
         if group.is_idle and not live.is_locking:
             self._live.pop(name, None)
 
-    def _readable_queues(self, group: Group) -> dict[Queue, str]:
-        topics = {topic for one in group.members.values() for topic in one.spec.subscriptions}
-        if group.retry_topic is not None and group.members:
-            topics.add(group.retry_topic)
-        zone = self._zone()
-        return {
-            Queue(topic, queue_id): zone
-            for topic in topics
+    def _set_queues(self, name: str, live: _Live) -> None:
+        group, topics = live.group, self._machine.state.topics
+        wanted = {topic for one in group.members.values() for topic in one.spec.subscriptions}
+        retry_topic = group.retry_topic if group.members else None
+        surroundings = self._directory.surroundings(wanted, retry_topic)
+        if live.subscribers and not _is_broadcast(group):
+            # What comes to this set while the group consumes it elsewhere, it has from the
+            # beginning, also when it stops before the first message.
+            self._begin(name, wanted, Start(is_earliest=True))
+        queues = {
+            Queue(topic, queue_id): surroundings.zone
+            for topic in (*wanted, *([retry_topic] if retry_topic else []))
             for queue_id in range(self._read_queues(topic))
         }
+        found = [topics.find(topic) for topic in {queue.topic for queue in queues}]
+        priorities = {one.name: one.priorities for one in found if one.priorities}
+        group.set_queues(queues, priorities, surroundings)
 
     def _read_queues(self, topic: str) -> int:
         try:
             return self._machine.state.topics.readable(topic).read_queues
         except MqError:
             return 0  # deleted, or switched off
-
-    def _zone(self) -> str:
-        leader_id = self._consensus.leading.leader_id
-        return next((peer.zone for peer in self._consensus.peers if peer.node_id == leader_id), "")
 
     def _lock(self, name: str, live: _Live) -> None:
         changes = live.group.lock_changes()
@@ -382,24 +395,12 @@ class Groups:
             task.add_done_callback(self._tasks.discard)
 
     async def _write_locks(self, name: str, live: _Live, changes: Mapping[Queue, str]) -> None:
-        locks = [
-            QueueLock(topic=queue.topic, queue_id=queue.queue_id, member_id=member_id)
-            for queue, member_id in sorted(changes.items())
-        ]
         try:
-            for at in range(0, len(locks), _LOCKS_MAX):
-                part = LockQueues(group=name, locks=locks[at : at + _LOCKS_MAX])
-                command = Command(lock_queues=part)
-                await write_command(self._consensus, command)
-        except MqError as error:
-            # Nothing is lost: the next tick tries again, or another node leads.
-            log.info("queue locks are not written", group=name, error=str(error))
-        else:
-            live.is_locking = False
-            if self._live.get(name) is live:
-                self._arrange(name, live)  # there may be more to lock by now
+            is_written = await write_locks(self._consensus, name, changes)
         finally:
             live.is_locking = False
+        if is_written and self._live.get(name) is live:
+            self._arrange(name, live)  # there may be more to lock by now
 
     # -- time and change --------------------------------------------------------------------------
 

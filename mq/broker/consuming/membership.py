@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from mq import names
 from mq.broker.consuming.assignment import Candidate, Queue, assign
+from mq.broker.consuming.shares import ALONE, Surroundings
 from mq.errors import SubscriptionMismatch, UnknownMember
 from mq.wire.v1.consumer_pb2 import MODE_BROADCAST, MODE_CLUSTERING, MODE_ORDERED
 
@@ -98,6 +99,7 @@ class Group:
         self._subscriptions = Subscriptions(int(MODE_CLUSTERING), ())
         self._queues: Mapping[Queue, str] = {}
         self._priorities: Mapping[str, int] = {}
+        self._surroundings = ALONE
         # Who has it in hand, and who should.
         self._holders: dict[Queue, str] = {}
         self._targets: dict[Queue, str] = {}
@@ -253,15 +255,18 @@ class Group:
         return buried
 
     def set_queues(
-        self, queues: Mapping[Queue, str], priorities: Mapping[str, int] | None = None
+        self,
+        queues: Mapping[Queue, str],
+        priorities: Mapping[str, int] | None = None,
+        surroundings: Surroundings = ALONE,
     ) -> None:
-        """All that can be read of the subscribed topics, with the zone of each, and how many
-        priorities topics have. To be called before the first rebalance, and again whenever topics
-        or subscriptions change.
+        """All that can be read of the subscribed topics, with the zone of each, how many priorities
+        topics have, and what other sets have. To be called before the first rebalance, and again
+        whenever topics or subscriptions change, here or elsewhere.
         """
         self._priorities = dict(priorities or {})
-        if queues != self._queues:
-            self._queues = dict(queues)
+        if (queues, surroundings) != (self._queues, self._surroundings):
+            self._queues, self._surroundings = dict(queues), surroundings
             self._is_stale = True
 
     def _check_alone(self, spec: Spec, wanted: Subscriptions) -> None:
@@ -401,7 +406,11 @@ class Group:
                 self._targets = {q: one for q, one in self._holders.items() if q in self._queues}
                 self._is_settling = True
             else:
-                hands = assign(self._queues, self._candidates(), self._pins(), self._priorities)
+                zones = {name: one.spec.zone for name, one in self._members.items()}
+                quotas = self._surroundings.quotas(zones, len(self._queues))
+                hands = assign(
+                    self._queues, self._candidates(), self._pins(), self._priorities, quotas
+                )
                 self._targets = {queue: name for name, hand in hands.items() for queue in hand}
         known = self._targets.keys() | self._holders.keys() | self._locks.keys()
         self._moving = {queue: None for queue in known if not self._is_at_rest(queue)}
@@ -413,8 +422,9 @@ class Group:
         }
 
     def _candidates(self) -> list[Candidate]:
+        home = self._surroundings.home
         return [
-            Candidate(member_id, member.spec.zone, frozenset(member.in_hand))
+            Candidate(member_id, home(member.spec.zone), frozenset(member.in_hand))
             for member_id, member in self._members.items()
         ]
 

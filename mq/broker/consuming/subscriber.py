@@ -4,6 +4,11 @@ Nothing is kept for a slow client: a message is read when it is sent, and sent o
 has room for it, by its own limits. What a queue has delivered and the client has not reported as
 done counts against them. Queues of a higher priority come first, but one delivery in ten goes to
 whichever queue has waited longest, so that none starves.
+
+A client that takes redirects may be told to read a queue from another node. The queue stays its
+own, and its progress comes here, but nothing is delivered until the client wants it (`resume`), the
+position is changed, or the queue leaves. None of it outlives the stream: a member that comes back
+starts as any other.
 """
 
 from __future__ import annotations
@@ -18,11 +23,16 @@ from mq.broker.consuming.arrivals import Arrivals
 from mq.broker.consuming.assignment import Queue
 from mq.broker.consuming.filters import CompiledFilter
 from mq.broker.consuming.pulling import Puller, Query
+from mq.broker.consuming.replicas import Reader, Replicas
+from mq.broker.contracts import Peer
 from mq.errors import IllegalOffset, MqError
 from mq.store.reading import ReadResult, Status
 
 # One delivery of so many goes by who has waited longest.
 _FAIR_EACH = 10
+# A queue that came back from another node is delivered here for a while, wherever it stands: the
+# other node may be one that cannot serve it, and looks well from here.
+_STAYS_S = 5.0
 
 
 class Limits(NamedTuple):
@@ -52,6 +62,23 @@ class Delivered(NamedTuple):
     result: ReadResult
 
 
+class Redirected(NamedTuple):
+    """The client reads this queue from another node, from `queue_offset` on."""
+
+    queue: Queue
+    epoch: int
+    queue_offset: int
+    to: Peer
+
+
+class _Fetched(NamedTuple):
+    """What was read on the side, and for which cursor."""
+
+    cursor: _Cursor
+    query: Query
+    result: ReadResult
+
+
 class _Sent(NamedTuple):
     end: int  # queue offset behind it
     messages: int
@@ -59,7 +86,15 @@ class _Sent(NamedTuple):
 
 
 class _Cursor:
-    __slots__ = ("done", "epoch", "has_unsent_gap", "next_offset", "sent")
+    __slots__ = (
+        "done",
+        "epoch",
+        "has_unsent_gap",
+        "is_redirected",
+        "next_offset",
+        "sent",
+        "stays_until_s",
+    )
 
     def __init__(self, queue_offset: int, epoch: int) -> None:
         self.next_offset = self.done = queue_offset
@@ -67,6 +102,16 @@ class _Cursor:
         self.sent: deque[_Sent] = deque()
         # The filter left something out at the end of the queue: the client has to hear of it.
         self.has_unsent_gap = False
+        # The client reads on elsewhere, from `next_offset` on; and not before this time again.
+        self.is_redirected = False
+        self.stays_until_s = 0.0
+
+    def has_in_hand(self, next_offset: int) -> None:
+        """The client has, from elsewhere, what stands between `done` and here."""
+        self.next_offset = next_offset
+        self.sent.clear()
+        if self.done < next_offset:
+            self.sent.append(_Sent(next_offset, next_offset - self.done, 0))
 
     def cached(self) -> tuple[int, int]:
         """Messages and bytes that the client has and did not report as done."""
@@ -105,8 +150,17 @@ class Subscriber:
         self._ranks: dict[Queue, int] = {}
         self._deliveries = 0
         self._is_assignment_due = False
-        self._error: MqError | None = None
+        self._error: Exception | None = None
         self._wake = asyncio.Event()
+        self._replicas: Replicas | None = None
+        self._zone = ""
+        # Reads of what is far behind, and what they have brought.
+        self._fetching: dict[Queue, asyncio.Task[None]] = {}
+        self._fetched: dict[Queue, _Fetched] = {}
+
+    def allow_redirects(self, replicas: Replicas, zone: str) -> None:
+        """Before the first `next`: the client understands them."""
+        self._replicas, self._zone = replicas, zone
 
     @property
     def queues(self) -> frozenset[Queue]:
@@ -124,10 +178,12 @@ class Subscriber:
             self._arrivals.unwatch(queue, self._arrived)
             self._leaving[queue] = self._cursors.pop(queue)
             self._ready.pop(queue, None)
+            self._fetched.pop(queue, None)
         for queue in sorted(positions.keys() - self._cursors.keys()):
             former = self._leaving.pop(queue, None)
             epoch = former.epoch + 1 if former else 0
-            if former is not None and former.next_offset == positions[queue]:
+            is_same = former is not None and former.next_offset == positions[queue]
+            if former is not None and is_same and not former.is_redirected:
                 # The client has what stands before: it counts, and is not done yet.
                 former.epoch = epoch
                 self._cursors[queue] = former
@@ -145,10 +201,8 @@ class Subscriber:
         """It came back with this queue in hand, and is done with what stands before `done`. Until
         the queue is assigned again it is one to finish and to release, under epoch 0.
         """
-        cursor = self._leaving[queue] = _Cursor(next_offset, 0)
-        if done < next_offset:
-            cursor.done = done
-            cursor.sent.append(_Sent(next_offset, next_offset - done, 0))
+        cursor = self._leaving[queue] = _Cursor(min(done, next_offset), 0)
+        cursor.has_in_hand(next_offset)
 
     def move(self, positions: Mapping[Queue, int]) -> None:
         """A seek of the client's or a reset by an operator: what was sent before is void."""
@@ -171,8 +225,11 @@ class Subscriber:
         """The stream is gone."""
         for queue in self._cursors:
             self._arrivals.unwatch(queue, self._arrived)
+        for task in self._fetching.values():
+            task.cancel()
         self._cursors.clear()
         self._ready.clear()
+        self._fetched.clear()
 
     # -- from the client --------------------------------------------------------------------------
 
@@ -185,10 +242,10 @@ class Subscriber:
             cursor = self._cursors.get(queue) or self._leaving.get(queue)
             if cursor is None or epoch != cursor.epoch:
                 continue
-            if queue_offset > cursor.next_offset:
+            if queue_offset > (reached := self._reached(queue, cursor)):
                 raise IllegalOffset(
                     f"progress up to {queue_offset} in queue {queue.queue_id} of {queue.topic}, of "
-                    f"which only messages before {cursor.next_offset} were delivered"
+                    f"which only messages before {reached} were delivered"
                 )
             if queue_offset > cursor.done:
                 cursor.done = news[queue] = queue_offset
@@ -200,13 +257,53 @@ class Subscriber:
             self._wake.set()
         return news
 
+    def _reached(self, queue: Queue, cursor: _Cursor) -> int:
+        """What the client may have come by."""
+        if not cursor.is_redirected:
+            return cursor.next_offset
+        return max(cursor.next_offset, self._puller.end(queue))
+
+    async def until_applied(self, reported: Iterable[Position]) -> None:
+        """Before `progress` or `resume`: what the client has from another node may not have been
+        applied here yet. Returns when it is, or when it ought to be.
+        """
+        if self._replicas is None:
+            return
+        news = {}
+        for queue, queue_offset, _ in reported:
+            cursor = self._cursors.get(queue) or self._leaving.get(queue)
+            if cursor is not None and queue_offset > cursor.next_offset and cursor.is_redirected:
+                news[queue] = queue_offset
+        await self._puller.until_applied(news)
+
+    def resume(self, wanted: Iterable[Position]) -> None:
+        """What was redirected is delivered here again, from these offsets on. What is not any more,
+        or has another epoch, is late, not wrong. IllegalOffset: nobody can have come so far, or it
+        is done already.
+        """
+        for queue, queue_offset, epoch in wanted:
+            cursor = self._cursors.get(queue)
+            if cursor is None or not cursor.is_redirected or epoch != cursor.epoch:
+                continue
+            reached = self._reached(queue, cursor)
+            if not cursor.done <= queue_offset <= reached:
+                raise IllegalOffset(
+                    f"queue {queue.queue_id} of {queue.topic} cannot go on at {queue_offset}: "
+                    f"it is done up to {cursor.done} and ends at {reached}"
+                )
+            cursor.is_redirected = False
+            cursor.stays_until_s = asyncio.get_running_loop().time() + _STAYS_S
+            cursor.has_in_hand(queue_offset)
+            self._ready[queue] = None
+        self._wake.set()
+
     def released(self, queues: Iterable[Queue]) -> list[Queue]:
         """Those that were the member's to release."""
         return [queue for queue in queues if self._leaving.pop(queue, None) is not None]
 
     # -- to the client ----------------------------------------------------------------------------
 
-    async def next(self) -> Assigned | Delivered:
+    async def next(self) -> Assigned | Delivered | Redirected:
         """What goes out next; waits for it. Raises what `end` was given."""
         while True:
             # Before anything is looked at: what comes from here on wakes.
@@ -241,7 +338,9 @@ class Subscriber:
         ]
         return Assigned(self._generation, positions, self._ranks)
 
-    def _deliver(self, queue: Queue, cursor: _Cursor) -> Delivered | None:
+    def _deliver(self, queue: Queue, cursor: _Cursor) -> Delivered | Redirected | None:
+        if cursor.is_redirected:
+            return None
         messages, size_bytes = cursor.cached()
         messages_left = self._limits.messages - messages
         bytes_left = self._limits.size_bytes - size_bytes
@@ -254,7 +353,20 @@ class Subscriber:
             min(self._limits.delivery_bytes, bytes_left),
             messages_left,
         )
-        result = self._puller.read(query)
+        result = self._fetched_for(queue, cursor)
+        if result is None:
+            found = self._puller.find(query)
+            place = self._better_place(cursor, self._puller.behind_bytes(found))
+            if place is not None:
+                cursor.is_redirected, cursor.has_unsent_gap = True, False
+                return Redirected(queue, cursor.epoch, cursor.next_offset, place)
+            if self._puller.is_cold(found):
+                self._fetch(queue, cursor, query)
+                return None
+            result = self._puller.take(query, found)
+        return self._took(queue, cursor, result)
+
+    def _took(self, queue: Queue, cursor: _Cursor, result: ReadResult) -> Delivered | None:
         match result.status:
             case Status.FOUND:
                 return self._found(queue, cursor, result)
@@ -285,6 +397,42 @@ class Subscriber:
             self._ready[queue] = None
         return Delivered(queue, cursor.epoch, result)
 
-    def _arrived(self, queue: Queue) -> None:
-        self._ready[queue] = None
+    # -- what is far behind -----------------------------------------------------------------------
+
+    def _better_place(self, cursor: _Cursor, behind_bytes: int) -> Peer | None:
+        if self._replicas is None or not behind_bytes:
+            return None
+        if cursor.stays_until_s and asyncio.get_running_loop().time() < cursor.stays_until_s:
+            return None
+        return self._replicas.better_place(Reader(self._zone, behind_bytes))
+
+    def _fetch(self, queue: Queue, cursor: _Cursor, query: Query) -> None:
+        """The other queues do not wait for it."""
+        if queue not in self._fetching:
+            work = self._fetch_cold(queue, cursor, query)
+            self._fetching[queue] = asyncio.get_running_loop().create_task(work)
+
+    async def _fetch_cold(self, queue: Queue, cursor: _Cursor, query: Query) -> None:
+        try:
+            result = await self._puller.take_cold(query)
+        except Exception as error:  # noqa: BLE001 - whoever waits in `next` gets it
+            self._error = self._error or error
+        else:
+            self._fetched[queue] = _Fetched(cursor, query, result)
+        finally:
+            del self._fetching[queue]
+        if queue in self._cursors:
+            self._ready[queue] = None
         self._wake.set()
+
+    def _fetched_for(self, queue: Queue, cursor: _Cursor) -> ReadResult | None:
+        """What was read on the side, unless the queue was moved meanwhile."""
+        fetched = self._fetched.pop(queue, None)
+        if fetched is None or fetched.cursor is not cursor:
+            return None
+        return fetched.result if fetched.query.queue_offset == cursor.next_offset else None
+
+    def _arrived(self, queue: Queue) -> None:
+        if not self._cursors[queue].is_redirected:
+            self._ready[queue] = None
+            self._wake.set()

@@ -14,6 +14,13 @@ class KnownSets:
     def __init__(self) -> None:
         self._addresses: dict[str, tuple[str, ...]] = {}
 
+    def __len__(self) -> int:
+        """With those that were removed."""
+        return len(self._addresses)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._addresses
+
     def added(self) -> dict[str, tuple[str, ...]]:
         """Where the brokers of each are, for brokers."""
         return {name: found for name, found in sorted(self._addresses.items()) if found}

@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TopicInfo(_message.Message):
-    __slots__ = ("topic", "type", "write_queues", "read_queues", "is_readable", "is_writable", "created_at_ms", "is_internal", "priorities")
+    __slots__ = ("topic", "type", "write_queues", "read_queues", "is_readable", "is_writable", "created_at_ms", "is_internal", "priorities", "broker_set")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     WRITE_QUEUES_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class TopicInfo(_message.Message):
     CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     IS_INTERNAL_FIELD_NUMBER: _ClassVar[int]
     PRIORITIES_FIELD_NUMBER: _ClassVar[int]
+    BROKER_SET_FIELD_NUMBER: _ClassVar[int]
     topic: str
     type: _cluster_pb2.TopicType
     write_queues: int
@@ -29,7 +30,8 @@ class TopicInfo(_message.Message):
     created_at_ms: int
     is_internal: bool
     priorities: int
-    def __init__(self, topic: _Optional[str] = ..., type: _Optional[_Union[_cluster_pb2.TopicType, str]] = ..., write_queues: _Optional[int] = ..., read_queues: _Optional[int] = ..., is_readable: _Optional[bool] = ..., is_writable: _Optional[bool] = ..., created_at_ms: _Optional[int] = ..., is_internal: _Optional[bool] = ..., priorities: _Optional[int] = ...) -> None: ...
+    broker_set: str
+    def __init__(self, topic: _Optional[str] = ..., type: _Optional[_Union[_cluster_pb2.TopicType, str]] = ..., write_queues: _Optional[int] = ..., read_queues: _Optional[int] = ..., is_readable: _Optional[bool] = ..., is_writable: _Optional[bool] = ..., created_at_ms: _Optional[int] = ..., is_internal: _Optional[bool] = ..., priorities: _Optional[int] = ..., broker_set: _Optional[str] = ...) -> None: ...
 
 class CreateTopicRequest(_message.Message):
     __slots__ = ("topic", "queues", "type", "priorities")
@@ -80,12 +82,14 @@ class ListTopicsResponse(_message.Message):
     def __init__(self, topics: _Optional[_Iterable[_Union[TopicSummary, _Mapping]]] = ...) -> None: ...
 
 class TopicSummary(_message.Message):
-    __slots__ = ("info", "messages")
+    __slots__ = ("info", "messages", "broker_sets")
     INFO_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    BROKER_SETS_FIELD_NUMBER: _ClassVar[int]
     info: TopicInfo
     messages: int
-    def __init__(self, info: _Optional[_Union[TopicInfo, _Mapping]] = ..., messages: _Optional[int] = ...) -> None: ...
+    broker_sets: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, info: _Optional[_Union[TopicInfo, _Mapping]] = ..., messages: _Optional[int] = ..., broker_sets: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DescribeTopicRequest(_message.Message):
     __slots__ = ("topic",)
@@ -94,26 +98,32 @@ class DescribeTopicRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ...) -> None: ...
 
 class DescribeTopicResponse(_message.Message):
-    __slots__ = ("info", "queues", "groups")
+    __slots__ = ("info", "queues", "groups", "parts", "missing_sets")
     INFO_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_SETS_FIELD_NUMBER: _ClassVar[int]
     info: TopicInfo
     queues: _containers.RepeatedCompositeFieldContainer[QueueStats]
     groups: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, info: _Optional[_Union[TopicInfo, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[QueueStats, _Mapping]]] = ..., groups: _Optional[_Iterable[str]] = ...) -> None: ...
+    parts: _containers.RepeatedCompositeFieldContainer[TopicInfo]
+    missing_sets: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, info: _Optional[_Union[TopicInfo, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[QueueStats, _Mapping]]] = ..., groups: _Optional[_Iterable[str]] = ..., parts: _Optional[_Iterable[_Union[TopicInfo, _Mapping]]] = ..., missing_sets: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class QueueStats(_message.Message):
-    __slots__ = ("queue_id", "start", "end", "last_stored_at_ms")
+    __slots__ = ("queue_id", "start", "end", "last_stored_at_ms", "broker_set")
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     LAST_STORED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    BROKER_SET_FIELD_NUMBER: _ClassVar[int]
     queue_id: int
     start: int
     end: int
     last_stored_at_ms: int
-    def __init__(self, queue_id: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., last_stored_at_ms: _Optional[int] = ...) -> None: ...
+    broker_set: str
+    def __init__(self, queue_id: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., last_stored_at_ms: _Optional[int] = ..., broker_set: _Optional[str] = ...) -> None: ...
 
 class ListGroupsRequest(_message.Message):
     __slots__ = ()
@@ -126,20 +136,22 @@ class ListGroupsResponse(_message.Message):
     def __init__(self, groups: _Optional[_Iterable[_Union[GroupSummary, _Mapping]]] = ...) -> None: ...
 
 class GroupSummary(_message.Message):
-    __slots__ = ("group", "mode", "members", "generation", "lag", "topics")
+    __slots__ = ("group", "mode", "members", "generation", "lag", "topics", "member_ids")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LAG_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_IDS_FIELD_NUMBER: _ClassVar[int]
     group: str
     mode: _consumer_pb2.ConsumeMode
     members: int
     generation: int
     lag: int
     topics: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, group: _Optional[str] = ..., mode: _Optional[_Union[_consumer_pb2.ConsumeMode, str]] = ..., members: _Optional[int] = ..., generation: _Optional[int] = ..., lag: _Optional[int] = ..., topics: _Optional[_Iterable[str]] = ...) -> None: ...
+    member_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, group: _Optional[str] = ..., mode: _Optional[_Union[_consumer_pb2.ConsumeMode, str]] = ..., members: _Optional[int] = ..., generation: _Optional[int] = ..., lag: _Optional[int] = ..., topics: _Optional[_Iterable[str]] = ..., member_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DescribeGroupRequest(_message.Message):
     __slots__ = ("group",)
@@ -148,19 +160,21 @@ class DescribeGroupRequest(_message.Message):
     def __init__(self, group: _Optional[str] = ...) -> None: ...
 
 class DescribeGroupResponse(_message.Message):
-    __slots__ = ("summary", "subscriptions", "members", "queues")
+    __slots__ = ("summary", "subscriptions", "members", "queues", "missing_sets")
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
+    MISSING_SETS_FIELD_NUMBER: _ClassVar[int]
     summary: GroupSummary
     subscriptions: _containers.RepeatedCompositeFieldContainer[_consumer_pb2.Subscription]
     members: _containers.RepeatedCompositeFieldContainer[MemberInfo]
     queues: _containers.RepeatedCompositeFieldContainer[GroupQueue]
-    def __init__(self, summary: _Optional[_Union[GroupSummary, _Mapping]] = ..., subscriptions: _Optional[_Iterable[_Union[_consumer_pb2.Subscription, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[MemberInfo, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[GroupQueue, _Mapping]]] = ...) -> None: ...
+    missing_sets: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, summary: _Optional[_Union[GroupSummary, _Mapping]] = ..., subscriptions: _Optional[_Iterable[_Union[_consumer_pb2.Subscription, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[MemberInfo, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[GroupQueue, _Mapping]]] = ..., missing_sets: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class MemberInfo(_message.Message):
-    __slots__ = ("member_id", "zone", "address", "last_seen_at_ms", "is_streaming", "queues", "is_receiving")
+    __slots__ = ("member_id", "zone", "address", "last_seen_at_ms", "is_streaming", "queues", "is_receiving", "broker_sets")
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +182,7 @@ class MemberInfo(_message.Message):
     IS_STREAMING_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     IS_RECEIVING_FIELD_NUMBER: _ClassVar[int]
+    BROKER_SETS_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     zone: str
     address: str
@@ -175,10 +190,11 @@ class MemberInfo(_message.Message):
     is_streaming: bool
     queues: int
     is_receiving: bool
-    def __init__(self, member_id: _Optional[str] = ..., zone: _Optional[str] = ..., address: _Optional[str] = ..., last_seen_at_ms: _Optional[int] = ..., is_streaming: _Optional[bool] = ..., queues: _Optional[int] = ..., is_receiving: _Optional[bool] = ...) -> None: ...
+    broker_sets: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, member_id: _Optional[str] = ..., zone: _Optional[str] = ..., address: _Optional[str] = ..., last_seen_at_ms: _Optional[int] = ..., is_streaming: _Optional[bool] = ..., queues: _Optional[int] = ..., is_receiving: _Optional[bool] = ..., broker_sets: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GroupQueue(_message.Message):
-    __slots__ = ("topic", "queue_id", "committed", "start", "end", "lag", "member_id")
+    __slots__ = ("topic", "queue_id", "committed", "start", "end", "lag", "member_id", "broker_set")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +202,7 @@ class GroupQueue(_message.Message):
     END_FIELD_NUMBER: _ClassVar[int]
     LAG_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    BROKER_SET_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     committed: int
@@ -193,23 +210,26 @@ class GroupQueue(_message.Message):
     end: int
     lag: int
     member_id: str
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., committed: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., lag: _Optional[int] = ..., member_id: _Optional[str] = ...) -> None: ...
+    broker_set: str
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., committed: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., lag: _Optional[int] = ..., member_id: _Optional[str] = ..., broker_set: _Optional[str] = ...) -> None: ...
 
 class ResetOffsetsRequest(_message.Message):
-    __slots__ = ("group", "topic", "queue_ids", "kind", "at_ms", "is_dry_run")
+    __slots__ = ("group", "topic", "queue_ids", "kind", "at_ms", "is_dry_run", "may_be_new")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_IDS_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     AT_MS_FIELD_NUMBER: _ClassVar[int]
     IS_DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    MAY_BE_NEW_FIELD_NUMBER: _ClassVar[int]
     group: str
     topic: str
     queue_ids: _containers.RepeatedScalarFieldContainer[int]
     kind: _consumer_pb2.OffsetKind
     at_ms: int
     is_dry_run: bool
-    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., queue_ids: _Optional[_Iterable[int]] = ..., kind: _Optional[_Union[_consumer_pb2.OffsetKind, str]] = ..., at_ms: _Optional[int] = ..., is_dry_run: _Optional[bool] = ...) -> None: ...
+    may_be_new: bool
+    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., queue_ids: _Optional[_Iterable[int]] = ..., kind: _Optional[_Union[_consumer_pb2.OffsetKind, str]] = ..., at_ms: _Optional[int] = ..., is_dry_run: _Optional[bool] = ..., may_be_new: _Optional[bool] = ...) -> None: ...
 
 class ResetOffsetsResponse(_message.Message):
     __slots__ = ("before", "after")
@@ -238,14 +258,16 @@ class AlterGroupRequest(_message.Message):
     def __init__(self, group: _Optional[str] = ..., retries_max: _Optional[int] = ...) -> None: ...
 
 class GroupSettings(_message.Message):
-    __slots__ = ("group", "retries_max", "is_default")
+    __slots__ = ("group", "retries_max", "is_default", "missing_sets")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     RETRIES_MAX_FIELD_NUMBER: _ClassVar[int]
     IS_DEFAULT_FIELD_NUMBER: _ClassVar[int]
+    MISSING_SETS_FIELD_NUMBER: _ClassVar[int]
     group: str
     retries_max: int
     is_default: bool
-    def __init__(self, group: _Optional[str] = ..., retries_max: _Optional[int] = ..., is_default: _Optional[bool] = ...) -> None: ...
+    missing_sets: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, group: _Optional[str] = ..., retries_max: _Optional[int] = ..., is_default: _Optional[bool] = ..., missing_sets: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListTransactionsRequest(_message.Message):
     __slots__ = ("producer_group", "transactions_max")
@@ -256,12 +278,14 @@ class ListTransactionsRequest(_message.Message):
     def __init__(self, producer_group: _Optional[str] = ..., transactions_max: _Optional[int] = ...) -> None: ...
 
 class ListTransactionsResponse(_message.Message):
-    __slots__ = ("transactions", "open")
+    __slots__ = ("transactions", "open", "missing_sets")
     TRANSACTIONS_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
+    MISSING_SETS_FIELD_NUMBER: _ClassVar[int]
     transactions: _containers.RepeatedCompositeFieldContainer[TransactionInfo]
     open: int
-    def __init__(self, transactions: _Optional[_Iterable[_Union[TransactionInfo, _Mapping]]] = ..., open: _Optional[int] = ...) -> None: ...
+    missing_sets: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, transactions: _Optional[_Iterable[_Union[TransactionInfo, _Mapping]]] = ..., open: _Optional[int] = ..., missing_sets: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TransactionInfo(_message.Message):
     __slots__ = ("transaction_id", "topic", "producer_group", "stored_at_ms", "messages", "checks", "checks_max", "next_check_ms", "producers")
@@ -308,24 +332,37 @@ class ListDeadLettersRequest(_message.Message):
     def __init__(self, group: _Optional[str] = ..., queue_offset: _Optional[int] = ..., messages_max: _Optional[int] = ...) -> None: ...
 
 class ListDeadLettersResponse(_message.Message):
-    __slots__ = ("groups", "messages", "next_offset")
+    __slots__ = ("groups", "messages", "next_offset", "next_offsets", "missing_sets")
+    class NextOffsetsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NEXT_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_SETS_FIELD_NUMBER: _ClassVar[int]
     groups: _containers.RepeatedCompositeFieldContainer[DeadLetterCount]
     messages: _containers.RepeatedCompositeFieldContainer[StoredMessage]
     next_offset: int
-    def __init__(self, groups: _Optional[_Iterable[_Union[DeadLetterCount, _Mapping]]] = ..., messages: _Optional[_Iterable[_Union[StoredMessage, _Mapping]]] = ..., next_offset: _Optional[int] = ...) -> None: ...
+    next_offsets: _containers.ScalarMap[str, int]
+    missing_sets: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, groups: _Optional[_Iterable[_Union[DeadLetterCount, _Mapping]]] = ..., messages: _Optional[_Iterable[_Union[StoredMessage, _Mapping]]] = ..., next_offset: _Optional[int] = ..., next_offsets: _Optional[_Mapping[str, int]] = ..., missing_sets: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DeadLetterCount(_message.Message):
-    __slots__ = ("group", "messages", "last_stored_at_ms")
+    __slots__ = ("group", "messages", "last_stored_at_ms", "broker_sets")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     LAST_STORED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    BROKER_SETS_FIELD_NUMBER: _ClassVar[int]
     group: str
     messages: int
     last_stored_at_ms: int
-    def __init__(self, group: _Optional[str] = ..., messages: _Optional[int] = ..., last_stored_at_ms: _Optional[int] = ...) -> None: ...
+    broker_sets: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, group: _Optional[str] = ..., messages: _Optional[int] = ..., last_stored_at_ms: _Optional[int] = ..., broker_sets: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ResendDeadLettersRequest(_message.Message):
     __slots__ = ("group", "queue_offsets")
@@ -420,7 +457,7 @@ class BrokerStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class BrokerStatusResponse(_message.Message):
-    __slots__ = ("cluster", "broker_set", "node_id", "version", "role", "leader_id", "term", "commit_index", "applied_index", "last_index", "first_index", "log_bytes", "disk_total_bytes", "disk_used_bytes", "topics", "groups", "queues", "members", "messages_in", "messages_out", "rss_bytes", "started_at_ms", "cpu_seconds", "followers", "is_ready", "half_messages", "timing_messages", "dead_letters")
+    __slots__ = ("cluster", "broker_set", "node_id", "version", "role", "leader_id", "term", "commit_index", "applied_index", "last_index", "first_index", "log_bytes", "disk_total_bytes", "disk_used_bytes", "topics", "groups", "queues", "members", "messages_in", "messages_out", "rss_bytes", "started_at_ms", "cpu_seconds", "followers", "is_ready", "half_messages", "timing_messages", "dead_letters", "is_voter", "joining", "set_members")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     BROKER_SET_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -449,6 +486,9 @@ class BrokerStatusResponse(_message.Message):
     HALF_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TIMING_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
+    IS_VOTER_FIELD_NUMBER: _ClassVar[int]
+    JOINING_FIELD_NUMBER: _ClassVar[int]
+    SET_MEMBERS_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     broker_set: str
     node_id: str
@@ -477,17 +517,24 @@ class BrokerStatusResponse(_message.Message):
     half_messages: int
     timing_messages: int
     dead_letters: int
-    def __init__(self, cluster: _Optional[str] = ..., broker_set: _Optional[str] = ..., node_id: _Optional[str] = ..., version: _Optional[str] = ..., role: _Optional[str] = ..., leader_id: _Optional[str] = ..., term: _Optional[int] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., last_index: _Optional[int] = ..., first_index: _Optional[int] = ..., log_bytes: _Optional[int] = ..., disk_total_bytes: _Optional[int] = ..., disk_used_bytes: _Optional[int] = ..., topics: _Optional[int] = ..., groups: _Optional[int] = ..., queues: _Optional[int] = ..., members: _Optional[int] = ..., messages_in: _Optional[int] = ..., messages_out: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., started_at_ms: _Optional[int] = ..., cpu_seconds: _Optional[float] = ..., followers: _Optional[_Iterable[_Union[FollowerStatus, _Mapping]]] = ..., is_ready: _Optional[bool] = ..., half_messages: _Optional[int] = ..., timing_messages: _Optional[int] = ..., dead_letters: _Optional[int] = ...) -> None: ...
+    is_voter: bool
+    joining: FollowerStatus
+    set_members: _containers.RepeatedCompositeFieldContainer[SetMember]
+    def __init__(self, cluster: _Optional[str] = ..., broker_set: _Optional[str] = ..., node_id: _Optional[str] = ..., version: _Optional[str] = ..., role: _Optional[str] = ..., leader_id: _Optional[str] = ..., term: _Optional[int] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., last_index: _Optional[int] = ..., first_index: _Optional[int] = ..., log_bytes: _Optional[int] = ..., disk_total_bytes: _Optional[int] = ..., disk_used_bytes: _Optional[int] = ..., topics: _Optional[int] = ..., groups: _Optional[int] = ..., queues: _Optional[int] = ..., members: _Optional[int] = ..., messages_in: _Optional[int] = ..., messages_out: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., started_at_ms: _Optional[int] = ..., cpu_seconds: _Optional[float] = ..., followers: _Optional[_Iterable[_Union[FollowerStatus, _Mapping]]] = ..., is_ready: _Optional[bool] = ..., half_messages: _Optional[int] = ..., timing_messages: _Optional[int] = ..., dead_letters: _Optional[int] = ..., is_voter: _Optional[bool] = ..., joining: _Optional[_Union[FollowerStatus, _Mapping]] = ..., set_members: _Optional[_Iterable[_Union[SetMember, _Mapping]]] = ...) -> None: ...
 
 class FollowerStatus(_message.Message):
-    __slots__ = ("node_id", "address", "behind")
+    __slots__ = ("node_id", "address", "behind", "is_connected", "is_voter")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     BEHIND_FIELD_NUMBER: _ClassVar[int]
+    IS_CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    IS_VOTER_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     address: str
     behind: int
-    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., behind: _Optional[int] = ...) -> None: ...
+    is_connected: bool
+    is_voter: bool
+    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., behind: _Optional[int] = ..., is_connected: _Optional[bool] = ..., is_voter: _Optional[bool] = ...) -> None: ...
 
 class GetConfigRequest(_message.Message):
     __slots__ = ()
@@ -536,10 +583,12 @@ class RemoveMemberRequest(_message.Message):
     def __init__(self, node_id: _Optional[str] = ...) -> None: ...
 
 class MemberList(_message.Message):
-    __slots__ = ("members",)
+    __slots__ = ("members", "joining")
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    JOINING_FIELD_NUMBER: _ClassVar[int]
     members: _containers.RepeatedCompositeFieldContainer[SetMember]
-    def __init__(self, members: _Optional[_Iterable[_Union[SetMember, _Mapping]]] = ...) -> None: ...
+    joining: FollowerStatus
+    def __init__(self, members: _Optional[_Iterable[_Union[SetMember, _Mapping]]] = ..., joining: _Optional[_Union[FollowerStatus, _Mapping]] = ...) -> None: ...
 
 class SetMember(_message.Message):
     __slots__ = ("node_id", "address")

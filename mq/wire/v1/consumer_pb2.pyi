@@ -72,16 +72,18 @@ class QueueId(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ...) -> None: ...
 
 class QueuePosition(_message.Message):
-    __slots__ = ("topic", "queue_id", "queue_offset", "epoch")
+    __slots__ = ("topic", "queue_id", "queue_offset", "epoch", "broker_set")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BROKER_SET_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     queue_offset: int
     epoch: int
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    broker_set: str
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., epoch: _Optional[int] = ..., broker_set: _Optional[str] = ...) -> None: ...
 
 class Run(_message.Message):
     __slots__ = ("queue_offset", "log_offset", "stored_at_ms", "frame_sizes", "messages")

@@ -6,12 +6,13 @@ from mq.client.accumulator import Accumulator, Outcome
 from mq.client.encode import Encoded, columns, encode_message
 from mq.client.lines import MESSAGE_OVERHEAD_BYTES, Batch
 from mq.client.model import Message
-from mq.client.sequences import Sequences
+from mq.wire.v1.cluster_pb2 import TopicRoute
 from mq.wire.v1.message_pb2 import Batch as WireBatch
 
 ROOM = 1 << 20
 LINGER_S = 0.002
 TIMEOUT_S = 3.0
+SET = "set-0"
 SIZE = len(encode_message(b"x" * 10, 1_700_000_000_000, 4096)[0]) + MESSAGE_OVERHEAD_BYTES
 
 
@@ -32,20 +33,40 @@ def bodies(batch: Batch) -> list[str]:
     ]
 
 
+def part(
+    queues: int,
+    broker_set: str = SET,
+    *,
+    topic: str = "t",
+    priorities: int = 0,
+    is_writable: bool = True,
+) -> TopicRoute:
+    return TopicRoute(
+        topic=topic,
+        broker_set=broker_set,
+        write_queues=queues,
+        read_queues=queues,
+        is_writable=is_writable,
+        priorities=priorities,
+    )
+
+
 class Lines:
+    """In one broker set, or those that are `free` and `well`."""
+
     def __init__(
         self, queues: int = 4, *, batch_bytes: int = 10 * SIZE, buffer_bytes: int = 1 << 30
     ) -> None:
         self.clock = Clock()
-        self.sequences = Sequences("p")
+        self.free = self.well = [SET]
         self.accumulator = Accumulator(
-            self.sequences,
+            "p",
             linger_s=LINGER_S,
             batch_bytes=batch_bytes,
             buffer_bytes=buffer_bytes,
             clock=self.clock,
         )
-        self.accumulator.set_route("t", queues, first_queue=0)
+        self.accumulator.set_route("t", [part(queues)])
 
     def add(
         self,
@@ -61,14 +82,14 @@ class Lines:
         )
 
     def take(self, room: int = ROOM) -> list[Batch]:
-        return self.accumulator.take(room)[0]
+        return self.accumulator.take(room, self.free, self.well)[0]
 
     def take_lingered(self) -> list[Batch]:
         self.clock.now_s += LINGER_S
         return self.take()
 
     def look_s(self) -> float:
-        return self.accumulator.take(ROOM)[1]
+        return self.accumulator.take(ROOM, self.free, self.well)[1]
 
     def done(self, batch: Batch, *, is_stored: bool = True) -> None:
         self.accumulator.release(batch, is_stored=is_stored)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mq.client.decode import Frames, parse_subscribe_response
-from mq.wire.v1.consumer_pb2 import AssignedQueue, Assignment, Delivery, Run, SubscribeResponse
+from mq.client.model import QueueRef
+from mq.wire.v1.consumer_pb2 import (
+    AssignedQueue,
+    Assignment,
+    Delivery,
+    Redirect,
+    Run,
+    SubscribeResponse,
+)
 from mq.wire.v1.message_pb2 import Message
 
 if TYPE_CHECKING:
@@ -15,6 +23,9 @@ if TYPE_CHECKING:
 
 TOPIC = "orders"
 FRAME_BYTES = 10
+SET = "set-0"
+
+Content = Assignment | Delivery | Redirect
 
 
 def assignment(
@@ -65,15 +76,21 @@ def delivery(
     )
 
 
-def response(content: Assignment | Delivery) -> bytes:
+def response(content: Content) -> bytes:
     if isinstance(content, Assignment):
         return SubscribeResponse(assignment=content).SerializeToString()
+    if isinstance(content, Redirect):
+        return SubscribeResponse(redirect=content).SerializeToString()
     return SubscribeResponse(delivery=content).SerializeToString()
 
 
-def deliver(holdings: Holdings, content: Delivery) -> None:
+def deliver(holdings: Holdings, content: Delivery, broker_set: str = SET) -> bool:
     parsed, runs = parse_subscribe_response(response(content))
-    holdings.deliver(parsed.delivery, runs, "set-0")
+    return holdings.deliver(parsed.delivery, runs, broker_set)
+
+
+def ref(queue_id: int, broker_set: str = SET) -> QueueRef:
+    return QueueRef(TOPIC, queue_id, broker_set)
 
 
 def frames(content: Delivery) -> list[Frames]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mq.client.decode import Decoder
 from mq.client.holdings import Holdings
-from tests.unit.client.deliveries import assignment
+from tests.unit.client.deliveries import SET, assignment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +19,8 @@ class Desk:
     def __init__(self, *, is_ordered: bool = False, cache_messages: int = 1_000) -> None:
         self.now_s = 0.0
         self.reports: list[bool] = []
+        # The sets of which reports were asked.
+        self.asked: list[str] = []
         self.ready = 0
         self.holdings = Holdings(
             Decoder({"tagged": frozenset({"a"})}),
@@ -33,19 +35,25 @@ class Desk:
     def _on_ready(self) -> None:
         self.ready += 1
 
-    def _on_report(self, *, is_urgent: bool) -> None:
+    def _on_report(self, broker_set: str, *, is_urgent: bool) -> None:
         self.reports.append(is_urgent)
+        self.asked.append(broker_set)
 
-    def assign(self, *queues: tuple[int, int] | tuple[int, int, int], first: bool = False) -> None:
-        self.holdings.assign(assignment(*queues), is_first=first)
+    def assign(
+        self,
+        *queues: tuple[int, int] | tuple[int, int, int],
+        first: bool = False,
+        broker_set: str = SET,
+    ) -> None:
+        self.holdings.assign(assignment(*queues), broker_set, is_first=first)
 
     def take(self, count: int = 1) -> list[Taken]:
         return self.holdings.take(count)
 
-    def told(self) -> list[tuple[str, list[tuple[int, ...]]]]:
+    def told(self, broker_set: str = SET) -> list[tuple[str, list[tuple[int, ...]]]]:
         """What goes to the broker, in short."""
         self.reports.clear()
-        return [summary(request) for request in self.holdings.outgoing()]
+        return [summary(request) for request in self.holdings.outgoing(broker_set)]
 
 
 def summary(request: SubscribeRequest) -> tuple[str, list[tuple[int, ...]]]:

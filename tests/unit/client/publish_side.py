@@ -1,5 +1,5 @@
-"""The other side of a producer, simulated: a broker set that leads, fails over, forgets to answer
-and breaks off as a test says, and keeps what it stored.
+"""The other side of a producer, simulated: broker sets that lead, fail over, forget to answer and
+break off as a test says, and keep what they stored.
 
 It does what the real one promises: batches of one stream are taken in order, a number that is
 stored is not stored again, a follower says who leads. What the real one does is tested in
@@ -17,12 +17,12 @@ import grpc.aio
 
 from mq.client.aio import Producer
 from mq.client.failures import error_of
-from mq.client.wiring import Connection
 from mq.errors import Unreachable
 from mq.wire.v1 import status_pb2 as wire
 from mq.wire.v1.cluster_pb2 import BrokerSet, NodeRoute, RouteRequest, RouteResponse, TopicRoute
 from mq.wire.v1.message_pb2 import Batch
 from mq.wire.v1.producer_pb2 import ACK_NONE, BatchResult, PublishRequest, PublishResponse
+from tests.unit.client.side_channels import connected
 
 ANSWER_S = 0.001
 SET = "set-0"
@@ -50,13 +50,24 @@ class Stored(NamedTuple):
 Script = Callable[["BrokerSide", Batch], BatchResult | None]
 
 
-class BrokerSide(Connection):
-    """Given to a producer in place of its connection. `leading` is the address of who leads now."""
+class BrokerSide:
+    """A broker set, alone or in a `cluster`. `leading` is the address of who leads now."""
 
-    def __init__(self, addresses: Sequence[str] = ("a:1",), script: Script | None = None) -> None:
-        super().__init__(addresses)
+    def __init__(
+        self,
+        addresses: Sequence[str] = ("a:1",),
+        script: Script | None = None,
+        *,
+        name: str = SET,
+    ) -> None:
+        self.name = name
         self.addresses = tuple(addresses)
         self.leading = self.addresses[0]
+        # All sets that this one has heard of, itself among them; of some it knows old routes.
+        self.known: list[BrokerSide] = [self]
+        self.stale: dict[str, list[TopicRoute]] = {}
+        self.closed: set[str] = set()
+        self.priorities = 0
         self.down: set[str] = set()
         self.frozen: set[str] = set()
         # Writes to these are not taken, as when a broker reads no more, until this is set.
@@ -77,53 +88,68 @@ class BrokerSide(Connection):
         return [one.body for one in self.stored if queue_id in (None, one.queue_id)]
 
     def producer(self, **settings: Any) -> Producer:
-        made = Producer(self.addresses, **settings)
-        made._connection = self
+        made = Producer([address for side in self.known for address in side.addresses], **settings)
+        connected(made._connection, self.known)
         return made
 
-    # As a connection
+    # As channels
 
-    async def _ask(
-        self, address: str, service: str, method: str, request: Any, timeout_s: float, **_: Any
-    ) -> Any:
+    async def answer(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
         self.asked.append(address)
         if address in self.frozen:
             await asyncio.sleep(timeout_s)
         if address in self.down or address in self.frozen:
             raise Unreachable(f"{address}: UNAVAILABLE")
-        assert (service, method) == ("ClusterService", "Route")
-        self.servers.succeeded(address, ANSWER_S)
+        assert method == "ClusterService/Route"
         return self._route(request)
 
     def _route(self, request: RouteRequest) -> RouteResponse:
         for topic in request.topics:
-            if request.create_missing and self.creates_topics:
-                self.topics.setdefault(topic, 4)
-        nodes = [NodeRoute(node_id=one, address=one) for one in self.addresses]
+            is_known = any(self._parts_of(side, topic) for side in self.known)
+            if request.create_missing and self.creates_topics and not is_known:
+                self.topics[topic] = 4
         return RouteResponse(
-            broker_sets=[BrokerSet(name=SET, leader_id=self.leading, nodes=nodes)],
+            broker_sets=[side.broker_set() for side in self.known],
             topics=[
-                TopicRoute(
-                    topic=topic,
-                    broker_set=SET,
-                    write_queues=self.topics[topic],
-                    read_queues=self.topics[topic],
-                    is_writable=True,
-                )
+                part
                 for topic in request.topics
-                if topic in self.topics
+                for side in self.known
+                for part in self._parts_of(side, topic)
             ],
         )
 
-    def stream(self, address: str, *_: Any, **__: Any) -> Any:
+    def broker_set(self) -> BrokerSet:
+        nodes = [NodeRoute(node_id=one, address=one) for one in self.addresses]
+        return BrokerSet(name=self.name, leader_id=self.leading, nodes=nodes)
+
+    def _parts_of(self, side: BrokerSide, topic: str) -> list[TopicRoute]:
+        parts = self.stale[side.name] if side.name in self.stale else side.parts()
+        return [part for part in parts if part.topic == topic]
+
+    def parts(self) -> list[TopicRoute]:
+        return [
+            TopicRoute(
+                topic=topic,
+                broker_set=self.name,
+                write_queues=write_queues,
+                read_queues=write_queues,
+                is_writable=topic not in self.closed,
+                priorities=self.priorities,
+            )
+            for topic, write_queues in self.topics.items()
+        ]
+
+    def open(self, address: str) -> SideCall:
         call = SideCall(self, address)
         self.calls.append(call)
         return call
 
-    async def close(self) -> None:
-        pass
-
     # As brokers
+
+    def die(self) -> None:
+        """All of it is gone."""
+        for address in self.addresses:
+            self.fail(address)
 
     def fail(self, address: str) -> None:
         """It is gone: its streams break."""
@@ -143,17 +169,19 @@ class BrokerSide(Connection):
         return self.store(batch) if answer is None else answer
 
     def store(self, batch: Batch) -> BatchResult:
-        write_queues = self.topics.get(batch.topic)
-        if write_queues is None:
-            return refusal(wire.TOPIC_NOT_FOUND)
-        if batch.queue_id >= write_queues:
-            return refusal(wire.QUEUE_NOT_FOUND)
         number = batch.producer_id, batch.sequence
         if batch.producer_id and number in self._numbers:
             again = BatchResult()
             again.CopyFrom(self._numbers[number])
             again.is_duplicate = True
             return again
+        write_queues = self.topics.get(batch.topic)
+        if write_queues is None:
+            return refusal(wire.TOPIC_NOT_FOUND)
+        if batch.topic in self.closed:
+            return refusal(wire.PERMISSION_DENIED)
+        if batch.queue_id >= write_queues:
+            return refusal(wire.QUEUE_NOT_FOUND)
         place = batch.topic, batch.queue_id
         queue_offset = self.queue_offsets.get(place, 0)
         result = BatchResult(
@@ -178,6 +206,16 @@ class BrokerSide(Connection):
         if batch.producer_id:
             self._numbers[number] = result
         return result
+
+
+def cluster(*names: str, nodes: int = 1, script: Script | None = None) -> list[BrokerSide]:
+    """Sets that know of each other; each has the topic "t" with 4 queues."""
+    sides = [
+        BrokerSide([f"{name}{at}:1" for at in range(nodes)], script, name=name) for name in names
+    ]
+    for side in sides:
+        side.known = sides
+    return sides
 
 
 class SideCall:

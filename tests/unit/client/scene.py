@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from mq.client import attendance as attendance_module
 from mq.client import session as session_module
 from mq.client import stream as stream_module
 from mq.client.session import Session
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 
 
 def shorten_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "BACK_OFF_S", 0.001)
-    monkeypatch.setattr(session_module, "BACK_OFF_S_MAX", 0.002)
+    for module in (session_module, attendance_module):
+        monkeypatch.setattr(module, "BACK_OFF_S", 0.001)
+        monkeypatch.setattr(module, "BACK_OFF_S_MAX", 0.002)
     monkeypatch.setattr(stream_module, "REPORT_S", 0.001)
 
 

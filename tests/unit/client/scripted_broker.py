@@ -12,10 +12,16 @@ import grpc
 import grpc.aio
 
 from mq.client.model import QueueRef
-from mq.errors import MqError, NotLeader
+from mq.errors import MqError, NotLeader, Unreachable
 from mq.wire.v1 import consumer_pb2 as wire
 from mq.wire.v1 import status_pb2
-from mq.wire.v1.cluster_pb2 import BrokerSet, NodeRoute, RouteResponse
+from mq.wire.v1.cluster_pb2 import (
+    BrokerSet,
+    NodeRoute,
+    RouteRequest,
+    RouteResponse,
+    TopicRoute,
+)
 from mq.wire.v1.consumer_pb2 import (
     CommitOffsetsRequest,
     CommitOffsetsResponse,
@@ -26,13 +32,14 @@ from mq.wire.v1.consumer_pb2 import (
     SubscribeRequest,
     SubscribeStart,
 )
-from tests.unit.client.deliveries import response
+from tests.unit.client.deliveries import SET, response
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from mq.client.asking import Question
     from mq.client.wiring import Connection
-    from mq.wire.v1.consumer_pb2 import Assignment, Delivery
+    from tests.unit.client.deliveries import Content
 
 DEADLINE_S = 10.0
 
@@ -89,7 +96,7 @@ class ScriptedCall:
 
     # What a test does
 
-    def send(self, *contents: Assignment | Delivery) -> None:
+    def send(self, *contents: Content) -> None:
         for content in contents:
             self._answers.put_nowait(response(content))
 
@@ -110,31 +117,35 @@ class ScriptedCall:
         return {one.queue_id: one.queue_offset for one in positions}
 
 
-class ScriptedConnection:
-    def __init__(self) -> None:
-        self.leaders = ["one:1"]
+class ScriptedSet:
+    """One broker set, and the client's connection to it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.leaders = [f"{name}:1" if name != SET else "one:1"]
         self.term = 1
         self.opened: asyncio.Queue[ScriptedCall] = asyncio.Queue()
         self.calls: list[tuple[str, Any]] = []
         self.failures: list[str] = []
+        # Their numbers of queues.
+        self.topics: dict[str, int] = {}
         # By method: raises, or returns the answer.
         self.answers: dict[str, Callable[[Any], Any]] = {
             "CommitOffsets": lambda _: CommitOffsetsResponse(),
             "FindOffsets": self._find_offsets,
             "Leave": lambda _: LeaveResponse(),
+            "QueryOffsets": lambda _: wire.QueryOffsetsResponse(),
             "Retry": lambda request: retried(
                 *[wire.RetryResult(attempts=1, deliver_at_ms=1)] * len(request.messages)
             ),
+            "Route": self.route,
         }
         # What each new stream is answered with at once.
-        self.prepared: list[Assignment | Delivery] = []
+        self.prepared: list[Content] = []
+        # Raises, or returns what a Pull is answered with.
+        self.pull: Callable[[str, wire.PullRequest], wire.PullResponse] = _no_pull
         self.end = 100
-        self.servers = ("one:1",)
-        self.is_closed = False
-
-    @property
-    def as_connection(self) -> Connection:
-        return cast("Connection", self)
+        self.servers: tuple[str, ...] = (self.leaders[0],)
 
     def _find_offsets(self, request: FindOffsetsRequest) -> FindOffsetsResponse:
         at = {0: 0, 1: self.end, 2: request.at_ms}[request.kind]
@@ -144,10 +155,21 @@ class ScriptedConnection:
         ]
         return FindOffsetsResponse(positions=places)
 
-    async def brokers(self, _: Sequence[str] = ()) -> RouteResponse:
+    def route(self, request: RouteRequest) -> RouteResponse:
+        """What it says of itself."""
         node = NodeRoute(node_id="n", address=self.leaders[-1])
-        known = BrokerSet(name="set-0", leader_id="n", term=self.term, nodes=[node])
-        return RouteResponse(broker_sets=[known])
+        known = BrokerSet(name=self.name, leader_id="n", term=self.term, nodes=[node])
+        parts = [
+            TopicRoute(topic=topic, broker_set=self.name, read_queues=count, is_readable=True)
+            for topic, count in self.topics.items()
+            if topic in request.topics
+        ]
+        return RouteResponse(broker_sets=[known], topics=parts)
+
+    # What the client calls
+
+    async def brokers(self) -> RouteResponse:
+        return self.route(RouteRequest())
 
     async def leader(self) -> str:
         return self.leaders[-1]
@@ -159,31 +181,75 @@ class ScriptedConnection:
         self.opened.put_nowait(call)
         return call
 
-    async def next_call(self) -> ScriptedCall:
-        return await asyncio.wait_for(self.opened.get(), DEADLINE_S)
-
     async def call(self, _: str, method: str, request: Any, timeout_s: float = 0) -> Any:
         assert timeout_s >= 0
-        self.calls.append((method, request))
+        if method not in ("Route", "QueryOffsets"):
+            self.calls.append((method, request))
         return self.answers[method](request)
 
-    def committed(self) -> list[dict[QueueRef, int]]:
-        requests: list[CommitOffsetsRequest] = [
-            request for method, request in self.calls if method == "CommitOffsets"
-        ]
-        return [
-            {QueueRef(one.topic, one.queue_id): one.queue_offset for one in request.positions}
-            for request in requests
-        ]
-
-    def retry_requests(self) -> list[wire.RetryRequest]:
-        return [request for method, request in self.calls if method == "Retry"]
+    async def ask(self, address: str, question: Question, _: float) -> bytes:
+        await asyncio.sleep(0)
+        request = cast("wire.PullRequest", question.request)
+        return self.pull(address, request).SerializeToString()
 
     def not_leader(self, _: str, leader: str) -> None:
         self.leaders.append(leader)
 
     def failed(self, address: str) -> None:
         self.failures.append(address)
+
+    # What a test asks
+
+    async def next_call(self) -> ScriptedCall:
+        return await asyncio.wait_for(self.opened.get(), DEADLINE_S)
+
+    def committed(self) -> list[dict[QueueRef, int]]:
+        requests: list[CommitOffsetsRequest] = [
+            request for method, request in self.calls if method == "CommitOffsets"
+        ]
+        return [
+            {
+                QueueRef(one.topic, one.queue_id, self.name): one.queue_offset
+                for one in request.positions
+            }
+            for request in requests
+        ]
+
+    def retry_requests(self) -> list[wire.RetryRequest]:
+        return [request for method, request in self.calls if method == "Retry"]
+
+
+def _no_pull(address: str, _: wire.PullRequest) -> wire.PullResponse:
+    raise Unreachable(f"{address} does not answer")
+
+
+class ScriptedConnection(ScriptedSet):
+    """A cluster, with one set, which is the connection itself, and perhaps others."""
+
+    def __init__(self, *others: str) -> None:
+        super().__init__(SET)
+        self.is_closed = False
+        # By name.
+        self.all: dict[str, ScriptedSet] = {SET: self, **{one: ScriptedSet(one) for one in others}}
+        # Those of which nobody tells.
+        self.unheard: set[str] = set()
+
+    @property
+    def as_connection(self) -> Connection:
+        return cast("Connection", self)
+
+    def of(self, name: str) -> ScriptedSet:
+        return self.all[name]
+
+    async def home(self, _: str) -> ScriptedSet:
+        return self
+
+    async def brokers(self, topics: Sequence[str] = (), _: float = 0) -> RouteResponse:
+        answer = RouteResponse()
+        for name, one in self.all.items():
+            if name not in self.unheard:
+                answer.MergeFrom(one.route(RouteRequest(topics=topics)))
+        return answer
 
     async def close(self) -> None:
         self.is_closed = True

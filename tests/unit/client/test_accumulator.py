@@ -15,11 +15,13 @@ from mq.hashing import text_hash
 from tests.unit.client.accumulators import (
     LINGER_S,
     ROOM,
+    SET,
     SIZE,
     TIMEOUT_S,
     Lines,
     bodies,
     encoded,
+    part,
 )
 
 
@@ -63,7 +65,7 @@ def test_somebody_who_waits_for_his_message_does_not_wait_for_others() -> None:
 
 def test_messages_without_a_key_go_to_one_queue_after_the_other() -> None:
     lines = Lines(queues=3, batch_bytes=2 * SIZE)
-    lines.accumulator.set_route("u", 3, first_queue=2)
+    lines.accumulator.set_route("u", [part(3, topic="u")], turn=2)
     queues = []
     for _ in range(6):
         for _ in range(2):
@@ -136,7 +138,7 @@ def test_batches_leave_in_requests_of_bounded_size() -> None:
     for _ in range(5):
         lines.add()
     assert len(lines.take(2 * SIZE)) == 2
-    batches, look_s = lines.accumulator.take(2 * SIZE)
+    batches, look_s = lines.accumulator.take(2 * SIZE, [SET], [SET])
     assert len(batches) == 2
     assert look_s <= lines.clock.now_s
     assert len(lines.take(1)) == 1
@@ -144,7 +146,7 @@ def test_batches_leave_in_requests_of_bounded_size() -> None:
 
 def test_topics_take_turns_when_there_is_room_for_few() -> None:
     lines = Lines(queues=100, batch_bytes=SIZE)
-    lines.accumulator.set_route("u", 100)
+    lines.accumulator.set_route("u", [part(100, topic="u")])
     for _ in range(3):
         lines.add()
         lines.accumulator.add("u", encoded(), None, None, TIMEOUT_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from mq.client.broadcast_offsets import BroadcastOffsets
 from mq.client.model import QueueRef
 from mq.errors import IllegalConfig
 
-FIRST, SECOND = QueueRef("orders", 0), QueueRef("orders", 11)
+FIRST, SECOND = QueueRef("orders", 0, "a"), QueueRef("orders", 11, "b")
 
 
 def test_what_was_saved_is_there_again(tmp_path: Path) -> None:
@@ -72,6 +73,40 @@ def test_a_file_of_another_group_or_version_is_refused(tmp_path: Path) -> None:
     offsets.save()
     with pytest.raises(IllegalConfig, match="is of group g, not of h"):
         BroadcastOffsets("h", path)
-    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
-    with pytest.raises(IllegalConfig, match="version 2"):
+    path.write_text(path.read_text().replace('"version": 2', '"version": 3'))
+    with pytest.raises(IllegalConfig, match="version 3; this client reads 1 and 2"):
         BroadcastOffsets("g", path)
+
+
+def old_file(tmp_path: Path) -> Path:
+    """As clients wrote it that knew of one broker set."""
+    path = tmp_path / "offsets.json"
+    topics = {"orders": {"0": 5, "11": 7}, "returns": {"0": 2}}
+    path.write_text(json.dumps({"version": 1, "group": "g", "offsets": topics}))
+    return path
+
+
+def test_an_old_file_is_of_the_one_set_that_has_the_topic(tmp_path: Path) -> None:
+    path = old_file(tmp_path)
+    offsets = BroadcastOffsets("g", path)
+    offsets.adopt("orders", ["a"])
+    assert offsets.of("a") == {FIRST: 5, QueueRef("orders", 11, "a"): 7}
+    offsets.note({FIRST: 6})
+    offsets.save()
+    again = BroadcastOffsets("g", path)
+    again.adopt("orders", ["a", "b"])
+    again.adopt("returns", ["b"])
+    assert again.of("a") == {FIRST: 6, QueueRef("orders", 11, "a"): 7}
+    assert again.of("b") == {QueueRef("returns", 0, "b"): 2}
+
+
+def test_an_old_file_is_of_no_use_where_it_could_be_of_several_sets(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A wrong offset would pass over messages."""
+    offsets = BroadcastOffsets("g", old_file(tmp_path))
+    offsets.adopt("orders", ["a", "b"])
+    assert offsets.of("a") == offsets.of("b") == {}
+    assert "topic orders of group g" in caplog.text
+    offsets.adopt("returns", [])
+    assert offsets.offsets == {}

@@ -15,7 +15,7 @@ from mq.client.consumer_sync import Consumer as SyncConsumer
 from mq.client.decode import Decoder
 from mq.client.held_queue import HeldQueue, Taken
 from mq.client.holdings import Holdings
-from mq.client.model import QueueRef, ReceivedMessage
+from mq.client.model import ReceivedMessage
 from mq.client.polled import Polled
 from mq.client.retries import Failure
 from mq.errors import (
@@ -30,7 +30,7 @@ from mq.errors import (
 )
 from mq.wire.v1 import consumer_pb2 as wire
 from mq.wire.v1 import status_pb2
-from tests.unit.client.deliveries import TOPIC, assignment, delivery
+from tests.unit.client.deliveries import SET, TOPIC, assignment, delivery, ref
 from tests.unit.client.scene import Scene, run, shorten_waits, until
 from tests.unit.client.scripted_broker import (
     DEADLINE_S,
@@ -39,7 +39,7 @@ from tests.unit.client.scripted_broker import (
     retried,
 )
 
-QUEUE = QueueRef(TOPIC, 0)
+QUEUE = ref(0)
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +83,7 @@ def test_the_same_request_is_sent_until_it_is_answered(error: MqError) -> None:
 
         scene.connection.answers["Retry"] = at_last
         fail(scene, taken[0])
-        await scene.session.retries.flush(10)
+        await scene.session.retries.flush(SET, 10)
         assert offsets(scene) == [[0]] * 5
         assert len({one.sequence for one in scene.connection.retry_requests()}) == 1
         assert done_to(scene) == 1
@@ -96,7 +96,7 @@ def test_what_fails_while_a_request_is_under_way_goes_with_the_next() -> None:
     async def story() -> None:
         scene, _, taken = await scene_with()
         fail(scene, *taken[:2])
-        await scene.session.retries.flush(10)
+        await scene.session.retries.flush(SET, 10)
         fail(scene, *taken[2:])
         await scene.session.commit()
         assert offsets(scene) == [[0, 1], [2, 3, 4]]
@@ -127,7 +127,7 @@ def test_large_messages_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         scene, _, taken = await scene_with()
         fail(scene, *taken)
-        await scene.session.retries.flush(10)
+        await scene.session.retries.flush(SET, 10)
         assert offsets(scene) == [[0, 1], [2, 3], [4]]
         await scene.session.close()
 
@@ -146,7 +146,7 @@ def test_what_is_too_large_for_one_request_goes_in_several() -> None:
 
         scene.connection.answers["Retry"] = refuse
         fail(scene, *taken, delay_ms=0)
-        await scene.session.retries.flush(10)
+        await scene.session.retries.flush(SET, 10)
         assert offsets(scene) == [[0, 1, 2], [0], [1], [2]]
         assert done_to(scene) == 2
         # What the broker will not take is tried again in place.
@@ -200,7 +200,7 @@ def test_each_message_has_its_own_answer() -> None:
             wire.RetryResult(code=status_pb2.NOT_ASSIGNED),
         )
         fail(scene, *taken)
-        await scene.session.retries.flush(10)
+        await scene.session.retries.flush(SET, 10)
         # The last one is somebody else's: it is not done here, and not in hand.
         assert done_to(scene) == 3
         assert taken[0].queue.running == 0
@@ -214,7 +214,7 @@ def test_what_a_seek_made_void_is_not_sent() -> None:
         scene, _, taken = await scene_with(2)
         scene.holdings.seek({QUEUE: 0})
         fail(scene, *taken)
-        await scene.session.retries.flush(10)
+        await scene.session.retries.flush(SET, 10)
         assert offsets(scene) == []
         assert taken[0].queue.running == 0
         await scene.session.close()
@@ -238,7 +238,7 @@ def test_a_close_without_a_broker_leaves_the_message_to_the_group(
         fail(scene, taken[1])
         await scene.session.close()
         assert scene.connection.committed() in ([], [{QUEUE: 1}])
-        assert scene.session.retries._task is None
+        assert scene.session.retries._sets[SET]._task is None
 
     run(story())
 
@@ -254,7 +254,7 @@ def test_a_consumer_that_has_ended_asks_no_more() -> None:
         fail(scene, taken[0])
         await until(lambda: len(scene.connection.retry_requests()) > 1)
         call.end(SubscriptionMismatch("another"))
-        await until(lambda: scene.session.retries._task is None)
+        await until(lambda: scene.session.retries._sets[SET]._task is None)
         assert done_to(scene) == 0
         await scene.session.close()
 
@@ -275,7 +275,7 @@ def test_a_queue_that_leaves_is_released_when_the_broker_has_what_failed() -> No
         fail(scene, taken[0])
         call.send(assignment())
         await until(lambda: scene.holdings.assignment == set())
-        assert QUEUE in scene.holdings.positions()
+        assert QUEUE in scene.holdings.positions(SET)
         is_mended = True
         assert await call.progress() == {0: 1}
         await call.heard("released")

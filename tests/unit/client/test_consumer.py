@@ -13,12 +13,13 @@ from mq.client import consumer as consumer_module
 from mq.client import consumer_sync as sync_module
 from mq.client.consumer import Consumer
 from mq.client.consumer_sync import Consumer as SyncConsumer
-from mq.client.model import QueueRef, ReceivedMessage
+from mq.client.model import ReceivedMessage
 from mq.errors import NotAssigned, SubscriptionMismatch
-from tests.unit.client.deliveries import TOPIC, assignment, delivery
+from tests.unit.client.deliveries import TOPIC, assignment, delivery, ref
+from tests.unit.client.scene import until
 from tests.unit.client.scripted_broker import DEADLINE_S, ScriptedConnection
 
-QUEUE = QueueRef(TOPIC, 0)
+QUEUE = ref(0)
 
 
 @pytest.fixture
@@ -102,7 +103,8 @@ def test_a_commit_is_of_all_that_was_polled_or_of_what_is_named(
             await consumer.commit(messages[:1])
             await consumer.poll(2)
             await consumer.commit()
-        assert connection.committed() == [{QUEUE: 0}, {QUEUE: 1}, {QUEUE: 5}, {QUEUE: 5}]
+        # What is durable already is not committed again at the end.
+        assert connection.committed() == [{QUEUE: 0}, {QUEUE: 1}, {QUEUE: 5}]
 
     run(story())
 
@@ -159,6 +161,7 @@ def test_what_ended_the_consumer_is_raised_once_at_least_and_by_each_poll(
     connection.prepared = []
 
     async def story(*, polls: bool) -> None:
+        connection.opened = asyncio.Queue()
         consumer = Consumer("s:1", "g", TOPIC)
         await consumer._session.start()
         (await connection.next_call()).end(SubscriptionMismatch("a and b"))
@@ -168,7 +171,7 @@ def test_what_ended_the_consumer_is_raised_once_at_least_and_by_each_poll(
                     await consumer.poll(timeout_s=DEADLINE_S)
             await consumer.close()
             return
-        await consumer._session._joined.wait()
+        await until(lambda: consumer._session.holdings.failure is not None)
         with pytest.raises(SubscriptionMismatch, match="a and b"):
             await consumer.close()
 

@@ -34,7 +34,7 @@ from mq.wire.v1.message_pb2 import Origin as WireOrigin
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-QUEUE = QueueRef("orders", 3)
+QUEUE = QueueRef("orders", 3, "set-0")
 BAD_TEXT, NO_TEXT = b"broken-text", b"\xff" * 11
 
 
@@ -118,7 +118,7 @@ def test_a_message_that_came_back_has_its_topic_and_says_where_it_stands(topic: 
     assert message is not None
     assert (message.topic, message.queue_id, message.queue_offset) == ("orders", 0, 10)
     assert (message.message_id, message.stored_at_ms) == ("set-0:1000", 5_000)
-    assert message.queue == QueueRef(topic, 0)
+    assert message.queue == QueueRef(topic, 0, "set-0")
     assert (message.attempt, message.origin) == (
         3,
         Origin("orders", 1, 7, "set-0:4711", 3_000, "no"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mq.client import accumulator as accumulator_module
+from mq.client import waiting
 from mq.client.accumulator import Outcome
 from mq.client.encode import columns, delay_field, place
 from mq.client.grouping import common_delay, group_batch
@@ -22,7 +22,17 @@ from mq.levels import DELAY_MS_MAX, LEVELS_MS
 from mq.store.batch import accept
 from mq.wire.v1.message_pb2 import Batch as WireBatch
 from mq.wire.v1.producer_pb2 import BatchResult
-from tests.unit.client.accumulators import LINGER_S, ROOM, SIZE, TIMEOUT_S, Lines, bodies, encoded
+from tests.unit.client.accumulators import (
+    LINGER_S,
+    ROOM,
+    SET,
+    SIZE,
+    TIMEOUT_S,
+    Lines,
+    bodies,
+    encoded,
+    part,
+)
 
 SOON, LATE = delay_field(Message(b"", delay_s=5)), delay_field(Message(b"", delay_s=60))
 
@@ -159,7 +169,7 @@ def test_a_key_or_a_queue_keeps_the_order_of_its_line() -> None:
 
 
 def test_only_so_many_are_with_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accumulator_module, "LOOSE_UNDER_WAY_MAX", 3)
+    monkeypatch.setattr(waiting, "LOOSE_UNDER_WAY_MAX", 3)
     lines = Lines(batch_bytes=SIZE)
     for _ in range(5):
         add(lines)
@@ -210,10 +220,10 @@ def test_after_a_change_of_the_topic_they_find_another_queue() -> None:
     lines = Lines(queues=4)
     add(lines, "a")
     [batch] = lines.take_lingered()
-    lines.accumulator.set_route("t", 1)
-    [part] = lines.accumulator.split(batch)
+    lines.accumulator.set_route("t", [part(1)])
+    [moved] = lines.accumulator.split(batch)
     [again] = lines.take()
-    assert again is part
+    assert again is moved
     assert (bodies(again), again.delay, again.queue_id) == (["a"], SOON, 0)
     lines.done(again)
     assert lines.accumulator.is_empty
@@ -247,11 +257,11 @@ def test_messages_that_are_sent_as_one_are_delivered_as_one() -> None:
 
 
 def answered(result: BatchResult) -> list[SendResult]:
-    batch = Batch("t", Kind.LOOSE, 1, 0.0, 1.0, SOON)
+    batch = Batch("t", Kind.LOOSE, 1, 0.0, 1.0, SOON, broker_set=SET)
     futures = [SendFuture(), SendFuture()]
     for text, future in zip("ab", futures, strict=True):
         batch.add(encoded(text), future, 1)
-    batch.succeed("set-0", result, "SEND_OK")
+    batch.succeed(result, "SEND_OK")
     return [future.result() for future in futures]
 
 

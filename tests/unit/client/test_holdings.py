@@ -7,9 +7,8 @@ import threading
 import pytest
 
 from mq.client.held_queue import Taken
-from mq.client.model import QueueRef
 from mq.errors import NotAssigned, SubscriptionMismatch
-from tests.unit.client.deliveries import TOPIC, assignment, deliver, delivery
+from tests.unit.client.deliveries import SET, TOPIC, assignment, deliver, delivery, ref
 from tests.unit.client.desk import Desk, offsets
 
 # Taking
@@ -75,7 +74,7 @@ def test_an_ordered_queue_does_not_wait_for_a_failed_message_that_is_void() -> N
     desk.assign((0, 0), first=True)
     deliver(desk.holdings, delivery(0, range(3)))
     desk.holdings.retry(desk.take()[0], 5.0)
-    desk.holdings.seek({QueueRef(TOPIC, 0): 1})
+    desk.holdings.seek({ref(0): 1})
     desk.told()
     desk.assign((0, 1, 1))
     deliver(desk.holdings, delivery(0, [1, 2], epoch=1))
@@ -90,7 +89,7 @@ def test_an_ordered_queue_stays_in_order_over_a_seek() -> None:
     desk.assign((0, 0), first=True)
     deliver(desk.holdings, delivery(0, range(3)))
     old = desk.take()
-    desk.holdings.seek({QueueRef(TOPIC, 0): 1})
+    desk.holdings.seek({ref(0): 1})
     desk.told()
     desk.assign((0, 1, 1))
     deliver(desk.holdings, delivery(0, [1, 2], epoch=1))
@@ -108,11 +107,11 @@ def test_side_by_side_others_go_on_while_one_waits_for_its_next_attempt() -> Non
     desk.holdings.done(others)
     assert desk.holdings.next_retry_s() == 5.0
     assert desk.take(100) == []
-    assert desk.holdings.done_offsets() == {QueueRef(TOPIC, 0): 0}
+    assert desk.holdings.done_offsets() == {ref(0): 0}
     desk.now_s = 5.0
     (again,) = desk.take(100)
     desk.holdings.done([again])
-    assert desk.holdings.done_offsets() == {QueueRef(TOPIC, 0): 3}
+    assert desk.holdings.done_offsets() == {ref(0): 3}
 
 
 def test_paused_queues_give_out_nothing_until_they_are_resumed() -> None:
@@ -160,7 +159,7 @@ def test_nothing_is_given_out_after_a_stop_and_what_is_at_work_may_be_finished()
     desk.holdings.stop()
     assert desk.take() == []
     desk.holdings.done(taken)
-    assert desk.holdings.done_offsets() == {QueueRef(TOPIC, 0): 1}
+    assert desk.holdings.done_offsets() == {ref(0): 1}
 
 
 def test_who_takes_hears_what_has_ended_the_consumer() -> None:
@@ -260,7 +259,7 @@ def test_a_message_with_a_wrong_tag_of_the_same_hash_is_passed_over() -> None:
     desk = Desk()
     tagged = assignment((0, 0))
     tagged.queues[0].topic = "tagged"
-    desk.holdings.assign(tagged, is_first=True)
+    desk.holdings.assign(tagged, SET, is_first=True)
     for at, tag in enumerate("abab"):
         one = delivery(0, [at], tag=tag)
         one.topic = "tagged"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mq.client.model import QueueRef
 from mq.errors import NotAssigned
-from tests.unit.client.deliveries import TOPIC, deliver, delivery
+from tests.unit.client.deliveries import SET, deliver, delivery, ref
 from tests.unit.client.desk import Desk, offsets
 
 # Queues that come and go
@@ -19,7 +18,7 @@ def test_a_queue_that_is_revoked_is_released_after_its_last_handler() -> None:
     taken = desk.take(2)
     desk.told()
     desk.assign((1, 0))
-    assert desk.holdings.assignment == {QueueRef(TOPIC, 1)}
+    assert desk.holdings.assignment == {ref(1)}
     assert desk.take(100) == []
     assert desk.told() == []
     desk.holdings.done(taken[:1])
@@ -27,7 +26,7 @@ def test_a_queue_that_is_revoked_is_released_after_its_last_handler() -> None:
     desk.holdings.done(taken[1:])
     assert desk.reports[-1] is True
     assert desk.told() == [("progress", [(0, 2, 0)]), ("released", [(0,)])]
-    assert desk.holdings.positions() == {QueueRef(TOPIC, 1): 0}
+    assert desk.holdings.positions(SET) == {ref(1): 0}
 
 
 def test_an_idle_queue_is_released_at_once() -> None:
@@ -153,7 +152,7 @@ def test_after_a_reconnect_what_is_in_hand_stays_and_is_reported_again() -> None
     taken = desk.take(2)
     desk.holdings.done(taken[:1])
     desk.told()
-    assert desk.holdings.positions() == {QueueRef(TOPIC, 0): 5}
+    assert desk.holdings.positions(SET) == {ref(0): 5}
     desk.assign((0, 5, 0), first=True)
     assert desk.told() == [("progress", [(0, 1, 0)])]
     desk.holdings.done(taken[1:])
@@ -184,7 +183,7 @@ def test_after_a_reconnect_the_broker_may_know_better() -> None:
     desk.holdings.done(old)
     deliver(desk.holdings, delivery(0, [3, 4]))
     assert offsets(desk.take(100)) == [3, 4]
-    assert desk.holdings.done_offsets() == {QueueRef(TOPIC, 0): 3}
+    assert desk.holdings.done_offsets() == {ref(0): 3}
 
 
 def test_a_queue_that_is_not_ours_after_a_reconnect_is_let_go_of() -> None:
@@ -224,7 +223,7 @@ def test_alone_for_long_nothing_is_given_out_until_the_broker_is_there_again() -
     desk = Desk()
     desk.assign((0, 0), first=True)
     deliver(desk.holdings, delivery(0, range(5)))
-    desk.holdings.suspend()
+    desk.holdings.suspend(SET)
     assert desk.take() == []
     before = desk.ready
     desk.assign((0, 5), first=True)
@@ -241,7 +240,7 @@ def test_a_seek_voids_what_is_in_hand_and_waits_for_the_broker() -> None:
     deliver(desk.holdings, delivery(0, range(5)))
     old = desk.take(2)
     desk.told()
-    desk.holdings.seek({QueueRef(TOPIC, 0): 3})
+    desk.holdings.seek({ref(0): 3})
     assert desk.reports == [True]
     deliver(desk.holdings, delivery(0, range(5, 7)))
     assert desk.take(100) == []
@@ -256,9 +255,9 @@ def test_a_seek_voids_what_is_in_hand_and_waits_for_the_broker() -> None:
 def test_of_two_seeks_the_last_one_counts() -> None:
     desk = Desk()
     desk.assign((0, 0), first=True)
-    desk.holdings.seek({QueueRef(TOPIC, 0): 3})
+    desk.holdings.seek({ref(0): 3})
     assert desk.told() == [("seek", [(0, 3)])]
-    desk.holdings.seek({QueueRef(TOPIC, 0): 9})
+    desk.holdings.seek({ref(0): 9})
     assert desk.told() == []
     desk.assign((0, 3, 1))
     deliver(desk.holdings, delivery(0, [3], epoch=1))
@@ -272,9 +271,9 @@ def test_of_two_seeks_the_last_one_counts() -> None:
 def test_a_seek_that_was_lost_with_its_stream_is_made_on_the_next() -> None:
     desk = Desk()
     desk.assign((0, 50), first=True)
-    desk.holdings.seek({QueueRef(TOPIC, 0): 3})
+    desk.holdings.seek({ref(0): 3})
     desk.told()
-    assert desk.holdings.positions() == {QueueRef(TOPIC, 0): 3}
+    assert desk.holdings.positions(SET) == {ref(0): 3}
     desk.assign((0, 50, 0), first=True)
     deliver(desk.holdings, delivery(0, [50], epoch=0))
     assert desk.take(100) == []
@@ -288,5 +287,5 @@ def test_only_what_is_assigned_can_be_sought() -> None:
     desk = Desk()
     desk.assign((0, 0), first=True)
     with pytest.raises(NotAssigned, match="queue 1 of topic orders"):
-        desk.holdings.seek({QueueRef(TOPIC, 0): 1, QueueRef(TOPIC, 1): 1})
+        desk.holdings.seek({ref(0): 1, ref(1): 1})
     assert desk.told() == []

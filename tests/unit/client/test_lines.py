@@ -6,15 +6,16 @@ import pytest
 
 from mq.client.accumulator import Accumulator
 from mq.client.lines import Batch, Kind
-from mq.client.sequences import Sequences
 from mq.hashing import text_hash
 from mq.wire.v1.message_pb2 import Batch as WireBatch
 from tests.unit.client.accumulators import (
     ROOM,
+    SET,
     SIZE,
     Lines,
     bodies,
     encoded,
+    part,
 )
 
 
@@ -94,12 +95,11 @@ def test_the_number_of_a_batch_that_was_certainly_not_stored_is_used_again() -> 
 
 
 def test_a_refused_producer_id_is_replaced_when_it_was_made_up() -> None:
-    sequences = Sequences(None)
-    accumulator = Accumulator(sequences, linger_s=0, batch_bytes=SIZE, buffer_bytes=ROOM)
-    accumulator.set_route("t", 4)
+    accumulator = Accumulator(None, linger_s=0, batch_bytes=SIZE, buffer_bytes=ROOM)
+    accumulator.set_route("t", [part(4)])
     for _ in range(3):
         accumulator.add("t", encoded(), None, None, 1.0)
-    first, second, third = accumulator.take(ROOM)[0]
+    first, second, third = accumulator.take(ROOM, [SET], [SET])[0]
     assert accumulator.renumber(second)
     assert second.producer_id != first.producer_id
     assert second.sequence == 1
@@ -116,10 +116,10 @@ def test_a_users_producer_id_is_kept() -> None:
 
 
 def test_a_batch_in_doubt_keeps_its_name() -> None:
-    accumulator = Accumulator(Sequences(None), linger_s=0, batch_bytes=SIZE, buffer_bytes=ROOM)
-    accumulator.set_route("t", 4)
+    accumulator = Accumulator(None, linger_s=0, batch_bytes=SIZE, buffer_bytes=ROOM)
+    accumulator.set_route("t", [part(4)])
     accumulator.add("t", encoded(), None, None, 1.0)
-    [batch] = accumulator.take(ROOM)[0]
+    [batch] = accumulator.take(ROOM, [SET], [SET])[0]
     batch.in_doubt = True
     assert not accumulator.renumber(batch)
 
@@ -148,7 +148,7 @@ def test_messages_of_a_queue_that_is_gone_go_where_their_keys_lead_now() -> None
     for number in range(3, 13):
         lines.add(f"a{number}", one)
         lines.add(f"b{number}", other)
-    lines.accumulator.set_route("t", 5)
+    lines.accumulator.set_route("t", [part(5)])
     lines.add("a13", one)
     parts = lines.accumulator.split(batch)
     assert sum(part.size_bytes for part in parts) == batch.size_bytes
@@ -169,13 +169,12 @@ def test_messages_of_a_queue_that_is_gone_go_where_their_keys_lead_now() -> None
 
 def test_a_batch_without_a_key_whose_queue_is_gone_takes_another() -> None:
     lines = Lines(queues=2)
-    lines.accumulator.set_route("t", 2, first_queue=0)
     lines.add("a", is_urgent=True)
     lines.done(lines.take()[0])
     lines.add("b", is_urgent=True)
     [batch] = lines.take()
     assert batch.queue_id == 1
-    lines.accumulator.set_route("t", 1)
+    lines.accumulator.set_route("t", [part(1)])
     lines.accumulator.split(batch)
     assert [(one.queue_id, bodies(one)) for one in lines.take()] == [(0, ["b"])]
 
@@ -185,7 +184,7 @@ def test_what_is_not_with_the_broker_can_expire() -> None:
     lines.add("a")
     [batch] = lines.take_lingered()
     lines.add("b")
-    lines.accumulator.take(ROOM)
+    lines.accumulator.take(ROOM, [SET], [SET])
     assert [bodies(one) for one in lines.accumulator.unsent()] == [["b"]]
     lines.accumulator.retry(batch, 1e9)
     assert sorted(bodies(one) for one in lines.accumulator.unsent()) == [["a"], ["b"]]

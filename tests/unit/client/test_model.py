@@ -37,7 +37,7 @@ def test_messages_do_not_share_their_properties() -> None:
 
 def test_a_received_message_knows_its_queue() -> None:
     message = ReceivedMessage("t", 3, 7, "set-0:1", 0, 0, b"", "", (), {}, "")
-    assert message.queue == QueueRef("t", 3) == ("t", 3)
+    assert message.queue == QueueRef("t", 3, "set-0")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from mq.errors import IllegalRequest
 from mq.wire.v1.consumer_pb2 import AssignedQueue, Assignment
 from mq.wire.v1.message_pb2 import Batch
 from tests.unit.client.accumulators import TIMEOUT_S, Lines, encoded
-from tests.unit.client.deliveries import TOPIC, deliver, delivery
+from tests.unit.client.deliveries import SET, TOPIC, deliver, delivery
 from tests.unit.client.desk import Desk
 
 
@@ -116,7 +116,7 @@ def test_a_consumer_hands_out_high_first() -> None:
         AssignedQueue(topic=TOPIC, queue_id=0, rank=1),
         AssignedQueue(topic=TOPIC, queue_id=1, rank=0),
     ]
-    desk.holdings.assign(Assignment(generation=1, queues=queues), is_first=True)
+    desk.holdings.assign(Assignment(generation=1, queues=queues), SET, is_first=True)
     deliver(desk.holdings, delivery(0, range(50)))
     deliver(desk.holdings, delivery(1, range(50)))
     order = [desk.take()[0].message.queue_id for _ in range(100)]

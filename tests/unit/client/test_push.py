@@ -15,14 +15,14 @@ from mq.client import consumer_sync as sync_module
 from mq.client import push as push_module
 from mq.client.consumer_sync import PushConsumer as SyncPushConsumer
 from mq.client.failing import Nack
-from mq.client.model import QueueRef, ReceivedMessage
+from mq.client.model import ReceivedMessage
 from mq.client.push import PushConsumer, retry_delay_s
 from mq.client.sync import background
 from mq.errors import IllegalConfig, NotLeader, SubscriptionMismatch, TopicNotFound, Unreachable
-from tests.unit.client.deliveries import TOPIC, assignment, delivery
+from tests.unit.client.deliveries import TOPIC, assignment, delivery, ref
 from tests.unit.client.scripted_broker import DEADLINE_S, ScriptedConnection
 
-QUEUE = QueueRef(TOPIC, 0)
+QUEUE = ref(0)
 
 
 @pytest.fixture

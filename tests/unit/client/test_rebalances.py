@@ -17,7 +17,7 @@ from mq.client.decode import Decoder, parse_subscribe_response
 from mq.client.held_queue import Taken
 from mq.client.holdings import Holdings
 from mq.wire.v1.consumer_pb2 import SubscribeRequest
-from tests.unit.client.deliveries import assignment, delivery, response
+from tests.unit.client.deliveries import SET, assignment, delivery, response
 
 MESSAGES, QUEUES, MEMBERS, CACHE = 40, 3, 3, 12
 
@@ -142,7 +142,7 @@ class World:
         member.to_client.clear()
         member.to_broker.clear()
         member.is_new_stream = True
-        claimed = {ref.queue_id: at for ref, at in member.holdings.positions().items()}
+        claimed = {ref.queue_id: at for ref, at in member.holdings.positions(SET).items()}
         for queue in [*member.cursors, *member.leaving]:
             if queue not in claimed:
                 self.holder[queue] = None
@@ -162,7 +162,7 @@ class World:
         if member.to_client:
             parsed, runs = parse_subscribe_response(member.to_client.popleft())
             if parsed.HasField("assignment"):
-                member.holdings.assign(parsed.assignment, is_first=member.is_new_stream)
+                member.holdings.assign(parsed.assignment, SET, is_first=member.is_new_stream)
                 member.is_new_stream = False
             else:
                 member.holdings.deliver(parsed.delivery, runs, "set-0")
@@ -185,7 +185,7 @@ class World:
 
     def report(self, member: Member) -> None:
         if not member.is_new_stream:
-            member.to_broker.extend(member.holdings.outgoing())
+            member.to_broker.extend(member.holdings.outgoing(SET))
 
     # What must hold
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from mq.client import session as session_module
+from mq.client import attendance as attendance_module
 from mq.client import stream as stream_module
 from mq.errors import (
     IllegalFilter,
@@ -110,8 +110,8 @@ def test_a_broken_stream_is_opened_again_with_the_positions_in_hand() -> None:
 
 
 def test_a_broker_that_is_away_is_not_asked_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "BACK_OFF_S", 1_000)
-    monkeypatch.setattr(session_module, "BACK_OFF_S_MAX", 1_000)
+    monkeypatch.setattr(attendance_module, "BACK_OFF_S", 1_000)
+    monkeypatch.setattr(attendance_module, "BACK_OFF_S_MAX", 1_000)
 
     async def story() -> None:
         scene = Scene()
@@ -293,7 +293,7 @@ def test_a_leader_that_was_deposed_and_does_not_know_it_is_left() -> None:
 
 def test_alone_for_too_long_it_gives_out_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others may have its queues by then."""
-    monkeypatch.setattr(session_module, "ALONE_S_MAX", 0.01)
+    monkeypatch.setattr(attendance_module, "ALONE_S_MAX", 0.01)
 
     async def story() -> None:
         scene = Scene()

@@ -17,7 +17,7 @@ from mq.errors import (
     Unreachable,
 )
 from mq.wire.v1.consumer_pb2 import CommitOffsetsResponse
-from tests.unit.client.deliveries import TOPIC, assignment, delivery
+from tests.unit.client.deliveries import SET, TOPIC, assignment, delivery, ref
 from tests.unit.client.scene import Scene, run, shorten_waits, until
 from tests.unit.client.scripted_broker import DEADLINE_S
 
@@ -39,7 +39,7 @@ def test_a_commit_is_made_as_a_member_with_all_that_is_done() -> None:
         await scene.session.commit()
         ((method, request),) = scene.connection.calls
         assert (method, request.group, request.member_id) == ("CommitOffsets", "g", "me")
-        assert scene.connection.committed() == [{QueueRef(TOPIC, 0): 2, QueueRef(TOPIC, 1): 4}]
+        assert scene.connection.committed() == [{ref(0): 2, ref(1): 4}]
         await scene.session.close()
 
     run(story())
@@ -69,11 +69,11 @@ def test_seeking_is_checked_before_anything_is_moved() -> None:
         scene = Scene()
         call = await scene.join((0, 50))
         with pytest.raises(IllegalOffset, match=r"101 is behind the end of queue 0.*which is 100"):
-            await scene.session.seek({QueueRef(TOPIC, 0): 101})
+            await scene.session.seek({ref(0): 101})
         with pytest.raises(NotAssigned):
-            await scene.session.seek({QueueRef(TOPIC, 5): 1})
+            await scene.session.seek({ref(5): 1})
         assert call.requests.empty()
-        await scene.session.seek({QueueRef(TOPIC, 0): 100})
+        await scene.session.seek({ref(0): 100})
         (place,) = (await call.heard("seek")).seek.positions
         assert place.queue_offset == 100
         await scene.session.close()
@@ -105,9 +105,9 @@ def test_seeking_everywhere_leaves_what_failed_where_it_is(to: Any) -> None:
         await scene.session.joined(DEADLINE_S)
         await scene.session.seek_to(to, None)
         moved = {ref for ref, queue in scene.holdings._queues.items() if queue.sought is not None}
-        assert moved == {QueueRef(TOPIC, 0)}
+        assert moved == {ref(0)}
         await scene.session.seek_to(to, "%RETRY%g")
-        assert scene.holdings._queues[QueueRef("%RETRY%g", 0)].sought is not None
+        assert scene.holdings._queues[QueueRef("%RETRY%g", 0, SET)].sought is not None
         await scene.session.close()
 
     run(story())
@@ -163,7 +163,7 @@ def test_it_leaves_with_a_durable_commit_and_a_stream_that_ends_in_good_order() 
         taken = await scene.take(3)
         scene.holdings.done(taken[:2])
         await scene.session.close()
-        assert scene.connection.committed() == [{QueueRef(TOPIC, 0): 2}]
+        assert scene.connection.committed() == [{ref(0): 2}]
         assert call.is_half_closed
         assert scene.connection.is_closed
         assert [method for method, _ in scene.connection.calls] == ["CommitOffsets"]
@@ -193,7 +193,7 @@ def test_what_is_done_is_reported_on_the_stream_when_the_last_commit_is_refused(
 
         def refuse(_: object) -> None:
             scene.holdings.done(taken)
-            scene.session._closing.set()
+            scene.session._attendances[SET]._closing.set()
             raise NotAssigned("one of the queues is another's")
 
         scene.connection.answers["CommitOffsets"] = refuse

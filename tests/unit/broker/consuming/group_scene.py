@@ -9,7 +9,14 @@ from mq.broker.consuming.assignment import Queue
 from mq.broker.consuming.filters import canonical, compile_filter
 from mq.broker.consuming.groups import Start
 from mq.broker.consuming.membership import Spec
-from mq.broker.consuming.subscriber import Assigned, Delivered, Limits, Position, Subscriber
+from mq.broker.consuming.subscriber import (
+    Assigned,
+    Delivered,
+    Limits,
+    Position,
+    Redirected,
+    Subscriber,
+)
 from mq.wire.v1.consumer_pb2 import MODE_CLUSTERING, Filter
 from tests.support.consensus import Node, turns
 
@@ -79,7 +86,9 @@ async def drain(one: Subscriber) -> list[Assigned | Delivered]:
             waiting.cancel()
             await turns()
             return said
-        said.append(waiting.result())
+        out = waiting.result()
+        assert not isinstance(out, Redirected), out
+        said.append(out)
 
 
 def last_assignment(said: list[Assigned | Delivered]) -> dict[Queue, Position]:

@@ -290,6 +290,61 @@ def test_who_leaves_moves_only_its_own(
         assert moved(before, after) == before[settled[0].member_id]
 
 
+# -- quotas ----------------------------------------------------------------------------------------
+
+
+@st.composite
+def rationed(
+    draw: st.DrawFn,
+) -> tuple[dict[Queue, str], list[Candidate], dict[Queue, str], dict[str, int]]:
+    known, candidates, pins = draw(groups())
+    cuts = sorted(draw(st.integers(0, len(known))) for _ in candidates[1:])
+    ends = [0, *cuts, len(known)]
+    quotas = {one.member_id: ends[at + 1] - ends[at] for at, one in enumerate(candidates)}
+    return known, candidates, pins, quotas
+
+
+@given(rationed())
+def test_with_quotas_each_gets_its_own_and_keeps_what_it_can(
+    group: tuple[dict[Queue, str], list[Candidate], dict[Queue, str], dict[str, int]],
+) -> None:
+    known, candidates, pins, quotas = group
+    hands = assign(known, candidates, pins, quotas=quotas)
+    assert {name: len(hand) for name, hand in hands.items()} == quotas
+    assert sorted(queue for hand in hands.values() for queue in hand) == sorted(known)
+    for name, hand in hands.items():
+        pinned = {queue for queue, one in pins.items() if one == name and queue in known}
+        assert len(hand & pinned) == min(len(pinned), quotas[name])
+    again = [one._replace(owned=hands[one.member_id]) for one in candidates]
+    assert assign(known, again, quotas=quotas) == hands
+
+
+@given(groups())
+def test_quotas_as_they_would_be_anyway_change_nothing(
+    group: tuple[dict[Queue, str], list[Candidate], dict[Queue, str]],
+) -> None:
+    known, candidates, pins = group
+    hands = assign(known, candidates, pins)
+    quotas = {name: len(hand) for name, hand in hands.items()}
+    settled = [one._replace(owned=hands[one.member_id]) for one in candidates]
+    assert assign(known, settled, quotas=quotas) == hands
+
+
+def test_whoever_has_a_quota_of_none_gives_up_everything() -> None:
+    owned = {"A": qs("t0 t1 t2 t3")}
+    hands = assign(queues(4), members("A B", owned), quotas={"A": 0, "B": 4})
+    assert hands == {"A": frozenset(), "B": qs("t0 t1 t2 t3")}
+
+
+def test_with_quotas_each_topic_is_spread_as_well() -> None:
+    hands = assign(queues(4, topics="ab"), members("A B C"), quotas={"A": 4, "B": 2, "C": 2})
+    assert [Counter(one.topic for one in hands[name]) for name in "ABC"] == [
+        {"a": 2, "b": 2},
+        {"a": 1, "b": 1},
+        {"a": 1, "b": 1},
+    ]
+
+
 def lines_run(call: Callable[[], object]) -> int:
     """How many lines of the module ran."""
     count = 0

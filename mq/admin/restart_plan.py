@@ -1,0 +1,73 @@
+"""In which order the nodes of a broker set are restarted, and when not: pure decisions on what was
+seen of them.
+
+A set serves as long as a majority of its nodes is there and has caught up. So one node goes at a
+time, only when all others are fit, and the one that leads goes last, after its leadership.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from mq.admin.nodes import Seen, behind
+from mq.admin.tables import counted
+
+# A node that lacks no more has it in a moment; under load there is always something on its way.
+BEHIND_MAX = 1000
+
+
+class Step(NamedTuple):
+    action: Literal["restart", "transfer"]
+    broker_set: str
+    node_id: str
+    address: str
+    why: str
+
+
+class Plan(NamedTuple):
+    """For one set. With troubles there are no steps."""
+
+    broker_set: str
+    steps: list[Step]
+    troubles: list[str]
+    notes: list[str]
+
+
+def plan(broker_set: str, nodes: Sequence[Seen]) -> Plan:
+    troubles = unfit(nodes)
+    if troubles:
+        return Plan(broker_set, [], troubles, [])
+    followers = sorted((each for each in nodes if each.role != "leader"), key=lambda s: s.node_id)
+    leading = [each for each in nodes if each.role == "leader"]
+    steps = [
+        Step("restart", broker_set, each.node_id, each.address, "it follows: nobody notices")
+        for each in followers
+    ]
+    for each in leading:
+        if followers:
+            why = "it leads, and the others are done: producers go to the next leader first"
+            steps.append(Step("transfer", broker_set, each.node_id, each.address, why))
+        why = "it does not lead any more" if followers else "it is alone"
+        steps.append(Step("restart", broker_set, each.node_id, each.address, why))
+    notes = []
+    if len(nodes) < 3:
+        notes.append(
+            f"{counted(len(nodes), 'node')}: clients wait while one restarts, because a majority "
+            "needs all of them; three go on without one"
+        )
+    return Plan(broker_set, steps, [], notes)
+
+
+def unfit(nodes: Sequence[Seen]) -> list[str]:
+    """Why no node of the set may be restarted now: who is not there, or not up to date."""
+    troubles = [f"{each.node_id}: {each.health}" for each in nodes if each.health]
+    lacking = behind(nodes)
+    for each in nodes:
+        entries = lacking.get((each.broker_set, each.node_id), 0)
+        if entries > BEHIND_MAX and not each.health:
+            troubles.append(f"{each.node_id}: {counted(entries, 'entry', 'entries')} behind")
+    leading = [each.node_id for each in nodes if each.role == "leader"]
+    if not troubles and len(leading) != 1:
+        troubles.append(f"{', '.join(leading) or 'nobody'} leads")
+    return troubles

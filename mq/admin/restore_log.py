@@ -1,0 +1,182 @@
+"""Makes the data directory of a node out of a backup: the same log, for a set with other members.
+
+Who belongs to a set stands in the checkpoint that opens the last segment of its log. So the
+restored log gets one more segment, with the state after all entries of the backup and the new
+members, in a later term. It is made of the backup and the members alone: restored on several nodes,
+with the same members, it is the same on each, byte for byte, and they go on as one set.
+
+All of it is made in a directory inside the target and moved in the end, `node.toml` last: what a
+run that was interrupted leaves is no data directory, and the next one clears it away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+from zlib import crc32
+
+from mq.admin.backup_manifest import ADVICE, LOG_DIRECTORY, Manifest, chunks, verify
+from mq.broker.replicated.machine import Machine
+from mq.broker.replicated.state import State
+from mq.config import StoreConfig
+from mq.errors import LogDamaged, StorageFailed, WrongDataDirectory
+from mq.raft.membership import checkpoint_entry
+from mq.raft.vote import VoteFile
+from mq.store.examine import log_path
+from mq.store.identity import FILE_NAME, LOCK_NAME, Identity
+from mq.store.store import Store
+from mq.store.vfs import Vfs
+
+_STAGING = "restore.tmp"
+_VOTE = "vote"
+# What stands in a directory that is as good as empty.
+_NOT_CONTENT = frozenset({_STAGING, LOCK_NAME, "lost+found"})
+# Applied at a time, so that memory does not grow with the log.
+_APPLY_ENTRIES = 256
+# See `_term`.
+_TERMS = 1 << 16
+_NOTHING: Callable[[int], None] = lambda _: None  # noqa: E731
+
+
+class Restored(NamedTuple):
+    identity: Identity
+    members: dict[str, str]
+    last_index: int  # with the checkpoint that has the new members
+    term: int
+
+
+def check_target(vfs: Vfs, data: str) -> None:
+    """WrongDataDirectory unless the directory is empty, or is not there yet."""
+    content = set(vfs.list_dir(data)) - _NOT_CONTENT if vfs.exists(data) else set()
+    if content:
+        raise WrongDataDirectory(
+            f"{data} is not empty, it has {', '.join(sorted(content)[:3])}: nothing is restored "
+            "over other data; name a new directory"
+        )
+
+
+def restore(
+    vfs: Vfs,
+    backup: str,
+    manifest: Manifest,
+    data: str,
+    identity: Identity,
+    members: Mapping[str, str],
+    on_progress: Callable[[int], None] = _NOTHING,
+) -> Restored:
+    """Durable when this returns. `on_progress` is told how many more bytes were read; each byte is
+    read three times. LogDamaged: the backup is not what it was, with file and position.
+    WrongDataDirectory, StorageFailed.
+    """
+    check_target(vfs, data)
+    verify(vfs, backup, manifest, on_progress)
+    staging = f"{data}/{_STAGING}"
+    try:
+        vfs.make_dirs(data)
+        vfs.remove_tree(staging)
+        vfs.make_dirs(f"{staging}/{LOG_DIRECTORY}")
+        _copy(vfs, backup, manifest, staging, on_progress)
+        restored = _open_new_segment(vfs, staging, manifest, identity, members, on_progress)
+        _keep_vote(vfs, staging, restored.term)
+        vfs.sync_tree(staging)
+        _move(vfs, staging, data)
+    except OSError as error:
+        raise StorageFailed(
+            f"{error.filename or data}: {error.strerror or error}. The restore did not end: make "
+            "room or mend the disk, and run it again"
+        ) from error
+    return restored
+
+
+def _copy(
+    vfs: Vfs, backup: str, manifest: Manifest, staging: str, on_progress: Callable[[int], None]
+) -> None:
+    for segment in manifest.segments:
+        source = log_path(f"{backup}/{LOG_DIRECTORY}", segment.log_offset)
+        target = log_path(f"{staging}/{LOG_DIRECTORY}", segment.log_offset)
+        found, position = hashlib.sha256(), 0
+        with contextlib.closing(vfs.open(target, create=True)) as file:
+            for chunk in chunks(vfs, source, segment.size):
+                file.pwritev([chunk], position)
+                found.update(chunk)
+                position += len(chunk)
+                on_progress(len(chunk))
+            file.sync()
+        if found.hexdigest() != segment.sha256:
+            raise LogDamaged(source, 0, "the file changed while it was copied", ADVICE)
+
+
+def _open_new_segment(
+    vfs: Vfs,
+    staging: str,
+    manifest: Manifest,
+    identity: Identity,
+    members: Mapping[str, str],
+    on_progress: Callable[[int], None],
+) -> Restored:
+    """The state comes from applying all entries, as on any replica. What was derived for that goes
+    again: the node makes its own, by its own configuration.
+    """
+    state = State()
+    store = Store(
+        vfs,
+        staging,
+        StoreConfig(),
+        identity,
+        broker_state=state.encode,
+        filing=state.hold,
+        background=False,
+    )
+    try:
+        log = store.log
+        if (log.last_index, log.end_offset) != (manifest.last_index, manifest.end_offset):
+            path = log_path(f"{staging}/{LOG_DIRECTORY}", manifest.segments[-1].log_offset)
+            raise LogDamaged(path, 0, f"the copy ends at entry {log.last_index}", ADVICE)
+        machine = Machine(state, store)
+        while store.applied_index < log.last_index:
+            before = store.applied_index
+            machine.apply_through(before + _APPLY_ENTRIES)
+            store.settle()
+            start = log.ref(before).end_log_offset if before >= log.first_index else 0
+            on_progress(log.ref(store.applied_index).end_log_offset - start)
+        term = _term(manifest, members)
+        entry = checkpoint_entry(
+            machine.checkpoint_payload(),
+            members,
+            term=term,
+            stored_at_ms=log.last_stored_at_ms,
+        )
+        last_index = log.roll(entry).raft_index
+        log.sync()
+    finally:
+        store.abandon()
+    for name in set(vfs.list_dir(staging)) - {LOG_DIRECTORY, FILE_NAME, LOCK_NAME}:
+        path = f"{staging}/{name}"
+        (vfs.remove_tree if os.path.isdir(path) else vfs.remove)(path)
+    return Restored(identity, dict(members), last_index, term)
+
+
+def _term(manifest: Manifest, members: Mapping[str, str]) -> int:
+    """Later than any before, and another one for other members: two sets that were restored from
+    one backup must not take each other's entries for their own, should they ever meet.
+    """
+    names = ",".join(f"{node_id}={members[node_id]}" for node_id in sorted(members))
+    return manifest.last_term + 1 + crc32(names.encode()) % _TERMS
+
+
+def _keep_vote(vfs: Vfs, staging: str, term: int) -> None:
+    """Without it the node would think that it had lost it, and wait for others to tell it."""
+    vote = VoteFile(vfs, f"{staging}/{_VOTE}")
+    with contextlib.closing(vote):
+        vote.save(term, None, must_catch_up=False)
+
+
+def _move(vfs: Vfs, staging: str, data: str) -> None:
+    for name in (_VOTE, LOG_DIRECTORY, FILE_NAME):
+        vfs.replace(f"{staging}/{name}", f"{data}/{name}")
+        vfs.sync_dir(data)
+    vfs.remove_tree(staging)
+    vfs.sync_dir(data)

@@ -1,0 +1,162 @@
+"""In which broker sets a consumer has to be, and where it begins in one that is new to its group.
+
+It asks and remembers; who joins and leaves is the session. What one broker says may be old, or may
+lack sets of which it has not heard yet: so a set is added on anybody's word, and taken away on its
+own only. Messages are not to be missed because a topic came to a further set: a group that knows
+the topic elsewhere begins there with the oldest message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+
+from mq.client import offset_calls
+from mq.client.broadcast_offsets import BroadcastOffsets
+from mq.client.subscription import Start, Wanted
+from mq.client.wiring import Connection
+from mq.errors import MqError
+from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse
+
+log = logging.getLogger(__name__)
+
+_ASK_S = 1.0
+# By so much the clocks of brokers may be ahead of ours.
+_CLOCKS_DIFFER_MS = 60_000
+
+
+class Whereabouts:
+    """Of the topics of one consumer."""
+
+    def __init__(
+        self, connection: Connection, wanted: Wanted, kept: BroadcastOffsets | None = None
+    ) -> None:
+        """`kept`: of a broadcast consumer, where it was."""
+        self._connection = connection
+        self._wanted = wanted
+        self._kept = kept
+        # Sets that have queues of a topic to read; and those that have it at all.
+        self._readable: dict[str, set[str]] = {topic: set() for topic in wanted.topics}
+        self._any: dict[str, set[str]] = {topic: set() for topic in wanted.topics}
+        # Where topics are looked for that nobody has.
+        self._homes: set[str] = set()
+        self._starts: dict[str, Start] | None = None
+        self._began_ms = time.time_ns() // 1_000_000
+        self.listed: frozenset[str] = frozenset()
+
+    def sets_of(self, topic: str) -> set[str]:
+        """As far as is known."""
+        return self._any.get(topic, set())
+
+    @property
+    def sets(self) -> set[str]:
+        """Where to be."""
+        found = set(self._homes)
+        for topic in self._wanted.topics:
+            # What nobody may read is asked for all the same: the answer says why.
+            found |= self._readable[topic] or self._any[topic]
+        return found
+
+    async def look(self) -> None:
+        """Asks anybody. Raises Unreachable when nobody answers."""
+        response = await self._connection.brokers(self._wanted.topics)
+        self.listed = frozenset(one.name for one in response.broker_sets)
+        is_first = self._starts is None
+        self._learn(response)
+        missing = [topic for topic, sets in self._any.items() if not sets]
+        if is_first:
+            # Later on a topic that is deleted everywhere may come back wherever it wants.
+            self._homes = {(await self._connection.home(topic)).name for topic in missing}
+            if self._kept is not None:
+                for topic in self._wanted.topics:
+                    self._kept.adopt(topic, sorted(self._any[topic]))
+            self._starts = await self._first_starts()
+        elif not missing:
+            self._homes = set()
+
+    def _learn(self, response: RouteResponse) -> None:
+        for part in response.topics:
+            if part.topic in self._any:
+                self._any[part.topic].add(part.broker_set)
+                if part.is_readable and part.read_queues:
+                    self._readable[part.topic].add(part.broker_set)
+
+    async def has_lost_all(self, name: str) -> bool:
+        """Whether a set says itself that it has nothing to read of these topics, while others have.
+        Without an answer: no.
+        """
+        if not await self._ask(name):
+            return False
+        return bool(self.sets) and name not in self.sets
+
+    async def is_missing(self, name: str) -> bool:
+        """Whether a topic is nowhere, by what this set and others say."""
+        is_sure = await self._ask(name)
+        try:
+            self._learn(await self._connection.brokers(self._wanted.topics, _ASK_S))
+        except MqError:
+            is_sure = False
+        if is_sure:
+            # Others may have told of what this set had.
+            is_sure = await self._ask(name)
+        return is_sure and not all(self._any.values())
+
+    async def _ask(self, name: str) -> bool:
+        """What the set says of itself counts. Whether it answered."""
+        request = RouteRequest(topics=self._wanted.topics)
+        try:
+            response: RouteResponse = await self._connection.of(name).call(
+                "ClusterService", "Route", request, _ASK_S
+            )
+        except MqError as error:
+            log.info("broker set %s cannot be asked for its topics: %s", name, error)
+            return False
+        self.forget(name)
+        self._learn(response)
+        return True
+
+    def forget(self, name: str) -> None:
+        """Whatever was said of this set."""
+        for sets in (*self._any.values(), *self._readable.values()):
+            sets.discard(name)
+        self._homes.discard(name)
+
+    # Beginnings
+
+    def start_in(self, name: str) -> Start:
+        """Where to begin in the queues of a set of which the group has no offset."""
+        if self._wanted.start != "latest":
+            return self._wanted.start
+        known = self._starts or {}
+        # A set that was not there when the consumer began: "latest" was then, not now.
+        return known.get(name, self._began_ms - _CLOCKS_DIFFER_MS)
+
+    async def _first_starts(self) -> dict[str, Start]:
+        starts: dict[str, Start] = dict.fromkeys(self.sets, self._wanted.start)
+        if self._wanted.start == "latest" and len(starts) > 1:
+            topics = await self._topics_of_group(starts)
+            for name in starts:
+                elsewhere = {one for other in topics.keys() - {name} for one in topics[other]}
+                mine = {topic for topic, sets in self._any.items() if name in sets}
+                if (elsewhere & mine) - topics[name]:
+                    starts[name] = "earliest"
+        return starts
+
+    async def _topics_of_group(self, names: Iterable[str]) -> dict[str, set[str]]:
+        """By set: those in which the group has a place already."""
+        if self._kept is not None:
+            return {name: {ref.topic for ref in self._kept.of(name)} for name in names}
+        return dict(zip(names, await asyncio.gather(*map(self._query, names)), strict=True))
+
+    async def _query(self, name: str) -> set[str]:
+        try:
+            offsets = await offset_calls.query_in(
+                self._connection.of(name), self._wanted.group, timeout_s=_ASK_S
+            )
+        except MqError as error:
+            # If it has none there, it begins with the oldest: nothing is missed.
+            log.info("broker set %s cannot be asked for offsets: %s", name, error)
+            return set()
+        return {ref.topic for ref in offsets}

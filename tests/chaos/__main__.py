@@ -1,0 +1,112 @@
+"""`python -m tests.chaos --minutes 5 --engine docker`: `make chaos`, and `make chaos-local`.
+
+Progress goes to stderr. The last line on stdout is JSON; the exit code is 1 when a promise was
+broken. The report is below build/chaos.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.chaos import docker_engine, report
+from tests.chaos import engine as questions
+from tests.chaos.docker_engine import DockerEngine
+from tests.chaos.local_engine import LocalEngine
+from tests.chaos.run import Run
+
+if TYPE_CHECKING:
+    from tests.chaos.engine import Engine
+
+_LOG_CHARACTERS = 1_000_000
+
+
+def main() -> None:
+    arguments = _arguments()
+    # Clients say a lot while leaders die.
+    logging.disable(logging.ERROR)
+    directory = Path(tempfile.mkdtemp(prefix="mq-chaos-"))
+    began_s = time.monotonic()
+
+    def tell(what: str) -> None:
+        sys.stderr.write(f"{time.monotonic() - began_s:7.1f} s  {what}\n")
+        sys.stderr.flush()
+
+    engine = _engine(arguments, directory)
+    tell(f"starting two broker sets of three, {engine.name}, seed {arguments.seed}")
+    for what, why in engine.unable.items():
+        tell(f"left out: faults of the {what}: {why}")
+    page_directory = arguments.report / f"{engine.name}-{arguments.seed}"
+    with engine:
+        run = Run(engine, arguments.seed, arguments.pause_ms / 1000, tell)
+        tell("all brokers are up")
+        # Not closed in the end: clients of brokers that do not answer would be waited for.
+        asyncio.new_event_loop().run_until_complete(run.execute(arguments.minutes * 60))
+        if not run.ledger.is_good():
+            _keep_logs(engine, page_directory)
+    verdict = _verdict(run, arguments.seed, engine)
+    verdict["seconds"] = round(time.monotonic() - began_s, 1)
+    page = page_directory / "report.html"
+    verdict["report"] = str(page)
+    details = "" if run.ledger.is_good() else run.ledger.details() or "nothing was acknowledged"
+    report.write(page_directory, run.ledger, run.timeline, verdict, details)
+    if details:
+        tell(f"{details}\nlogs of the brokers are in {page_directory}, data in {directory}")
+    else:
+        shutil.rmtree(directory, ignore_errors=True)
+    sys.stdout.write(json.dumps(verdict) + "\n")
+    sys.stdout.flush()
+    os._exit(bool(details))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos")
+    parser.add_argument("--minutes", type=float, default=2.0)
+    parser.add_argument("--engine", choices=("docker", "local"), default="local")
+    parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
+    parser.add_argument(
+        "--pause-ms", type=float, default=15.0, help="mean time between two messages of a kind"
+    )
+    parser.add_argument("--report", type=Path, default=Path("build/chaos"), metavar="DIRECTORY")
+    return parser.parse_args()
+
+
+def _engine(arguments: argparse.Namespace, directory: Path) -> Engine:
+    if arguments.engine == "local":
+        return LocalEngine(directory)
+    reason = docker_engine.why_not()
+    if reason:
+        sys.stderr.write(f"no Docker engine: {reason}. `make chaos-local` needs none\n")
+        sys.exit(2)
+    return DockerEngine(directory, arguments.minutes)
+
+
+def _verdict(run: Run, seed: int, engine: Engine) -> dict[str, Any]:
+    return {
+        **run.ledger.verdict(),
+        "faults": len(run.timeline.faults),
+        "failover_pause_s_median": run.timeline.pause_s_median(),
+        "failover_pause_s_max": run.timeline.pause_s_max(),
+        "engine": engine.name,
+        "seed": seed,
+    }
+
+
+def _keep_logs(engine: Engine, directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for node in questions.nodes_of(engine):
+        (directory / f"{node}.log").write_text(engine.logs(node)[-_LOG_CHARACTERS:])
+
+
+if __name__ == "__main__":
+    main()

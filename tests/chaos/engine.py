@@ -1,0 +1,194 @@
+"""What a chaos run needs of the cluster that it torments, and the questions that both kinds answer
+the same way: who leads, is everybody well, is every log the same.
+
+Nodes have names that are unique in the cluster. What an engine cannot make fail it names in
+`unable`, with the reason: such faults are left out, and the report says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Protocol, Self
+
+import grpc
+
+from mq.wire.v1.admin_pb2 import BrokerStatusRequest, BrokerStatusResponse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+# For all of them to be well again; machines that are shared stand still for minutes.
+WELL_S = 240.0
+_ANSWER_S = 2.0
+_POLL_S = 0.05
+# Shared by all brokers of a chaos run: what takes long otherwise is short.
+OPTIONS = {
+    "transactions.first_check_ms": "1s",
+    "transactions.check_interval_ms": "1s",
+    "transactions.checks_max": "1000",
+    "broker.member_expires_ms": "300s",
+    "store.segment_bytes": "8MiB",
+    "store.checkpoint_log_bytes": "4MiB",
+    # Everything is read once more in the end.
+    "retention.check_ms": "1d",
+}
+
+
+class Network(Protocol):
+    """Between the nodes."""
+
+    def isolate(self, node: str) -> None:
+        """Nobody reaches it, and it reaches nobody, clients included."""
+        ...
+
+    def rejoin(self, node: str) -> None: ...
+
+    def cut(self, source: str, target: str) -> None:
+        """What the one sends does not arrive at the other; the other way is open."""
+        ...
+
+    def lose(self, node: str, share: float) -> None:
+        """That share of all packets between it and other nodes."""
+        ...
+
+    def mend(self) -> None:
+        """All that was cut, or loses packets."""
+        ...
+
+
+class SmallDisk(Protocol):
+    """Of one node."""
+
+    node: str
+
+    def fill(self) -> None:
+        """It has no byte left."""
+        ...
+
+    def free(self) -> None: ...
+
+
+class Engine(Protocol):
+    name: str
+    # The nodes of each broker set.
+    sets: Mapping[str, Sequence[str]]
+    # None: it is not in its hands, for a reason that `unable` has.
+    network: Network | None
+    disk: SmallDisk | None
+    # What it cannot make fail, and why.
+    unable: Mapping[str, str]
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def address(self, node: str) -> str:
+        """For clients on this machine."""
+        ...
+
+    def kill(self, *nodes: str) -> None:
+        """SIGKILL, all at once."""
+        ...
+
+    def start(self, *nodes: str) -> None:
+        """Does not wait until they are up."""
+        ...
+
+    def stop(self, node: str) -> None:
+        """SIGTERM; returns when it has ended."""
+        ...
+
+    def freeze(self, node: str) -> None: ...
+
+    def thaw(self, node: str) -> None: ...
+
+    def step_clock(self, node: str, step_ms: int) -> None:
+        """From now on its clock differs by so much from the right one."""
+        ...
+
+    def logs(self, node: str) -> str: ...
+
+
+def nodes_of(engine: Engine) -> list[str]:
+    return [node for nodes in engine.sets.values() for node in nodes]
+
+
+def servers_of(engine: Engine) -> str:
+    return ",".join(engine.address(node) for node in nodes_of(engine))
+
+
+# -- questions -------------------------------------------------------------------------------------
+
+
+def status(address: str) -> BrokerStatusResponse | None:
+    """None: it does not answer."""
+    with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        ask = channel.unary_unary(
+            "/mq.v1.AdminService/BrokerStatus",
+            request_serializer=BrokerStatusRequest.SerializeToString,
+            response_deserializer=BrokerStatusResponse.FromString,
+        )
+        with contextlib.suppress(grpc.RpcError):
+            answer: BrokerStatusResponse = ask(BrokerStatusRequest(), timeout=_ANSWER_S)
+            return answer
+    return None
+
+
+def statuses(engine: Engine, nodes: Iterable[str]) -> dict[str, BrokerStatusResponse | None]:
+    """Asked at the same time: some may be frozen."""
+    asked = list(nodes)
+    with ThreadPoolExecutor(len(asked)) as pool:
+        return dict(
+            zip(asked, pool.map(lambda node: status(engine.address(node)), asked), strict=True)
+        )
+
+
+def leader(engine: Engine, broker_set: str) -> str:
+    """Waits for one that leads by its own word; of several the newest."""
+
+    def found() -> str:
+        answers = statuses(engine, engine.sets[broker_set]).items()
+        leaders = [
+            (one.term, node)
+            for node, one in answers
+            if one is not None and one.role == "leader" and one.is_ready
+        ]
+        return max(leaders)[1] if leaders else ""
+
+    return str(wait(found, f"set {broker_set} has a leader"))
+
+
+def wait_well(engine: Engine, broker_sets: Iterable[str]) -> None:
+    """Until every node of these sets follows one leader, or leads, and has applied its log."""
+    asked = list(broker_sets)
+
+    def is_well(broker_set: str) -> bool:
+        answers = statuses(engine, engine.sets[broker_set]).values()
+        ready = [one for one in answers if one is not None and one.is_ready]
+        return len(ready) == len(answers) and len({one.leader_id for one in ready}) == 1
+
+    wait(lambda: all(map(is_well, asked)), f"all nodes of {', '.join(asked)} are well")
+
+
+def wait_same(engine: Engine) -> None:
+    """Until all nodes of each set have applied the same log. Nobody writes any more."""
+
+    def is_same(broker_set: str) -> bool:
+        answers = list(statuses(engine, engine.sets[broker_set]).values())
+        ends = {one.last_index for one in answers if one is not None}
+        ends |= {one.applied_index for one in answers if one is not None}
+        return None not in answers and len(ends) == 1
+
+    wait(lambda: all(map(is_same, engine.sets)), "all nodes have applied the same log")
+
+
+def wait(question: Callable[[], object], what: str, deadline_s: float = WELL_S) -> object:
+    """The first answer that is true."""
+    end_s = time.monotonic() + deadline_s
+    while not (answer := question()):
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"not within {deadline_s:g} s: {what}")
+        time.sleep(_POLL_S)
+    return answer

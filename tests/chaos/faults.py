@@ -1,0 +1,242 @@
+"""What goes wrong in a chaos run, one fault after the other, chosen by a seed.
+
+A deck has each fault that the engine can make once; it is shuffled, played and shuffled again. A
+fault is made, held for some seconds, healed; then everybody has to be well again before the next
+one. One that is not well in time ends the run as an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from tests.chaos import engine as questions
+
+if TYPE_CHECKING:
+    import random
+    import threading
+    from collections.abc import Callable, Iterator, Sequence
+
+    from tests.chaos.engine import Engine
+    from tests.chaos.timeline import Timeline
+
+_HOLD_S = (1.5, 4.0)
+_BETWEEN_S = (1.0, 3.0)
+_LOSS = (0.05, 0.3)
+# What clients may be wrong about, when they say that something came too early.
+CLOCK_STEP_MS_MAX = 2_000
+
+
+class Faults:
+    """All of it blocks: run it on a thread. `over` is set when the time is over: then nothing is
+    held any longer.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        rng: random.Random,
+        timeline: Timeline,
+        over: threading.Event,
+    ) -> None:
+        self._engine = engine
+        self._rng = rng
+        self._timeline = timeline
+        self._over = over
+        self._deck: list[Callable[[], None]] = []
+
+    def run(self, tell: Callable[[str], None]) -> None:
+        """Until it is over; every fault is healed by then."""
+        while not self._over.wait(self._rng.uniform(*_BETWEEN_S)):
+            before = len(self._timeline.faults)
+            self._next()()
+            for fault in self._timeline.faults[before:]:
+                tell(f"{fault}, {fault.ended_s - fault.began_s:.1f} s")
+
+    def kinds(self) -> list[Callable[[], None]]:
+        found = [
+            self.kill_leader,
+            self.kill_follower,
+            self.kill_both_leaders,
+            self.freeze_leader,
+            self.freeze_follower,
+            self.stop_leader,
+            self.step_clock,
+            self.rolling_restart,
+            self.kill_set,
+            self.kill_everything,
+        ]
+        if self._engine.network is not None:
+            found += [
+                self.isolate_leader,
+                self.isolate_follower,
+                self.cut_from_leader,
+                self.cut_to_leader,
+                self.lose_packets,
+            ]
+        if self._engine.disk is not None:
+            found.append(self.fill_disk)
+        return found
+
+    def _next(self) -> Callable[[], None]:
+        if not self._deck:
+            self._deck = self.kinds()
+            self._rng.shuffle(self._deck)
+        return self._deck.pop()
+
+    # -- processes ---------------------------------------------------------------------------------
+
+    def kill_leader(self) -> None:
+        broker_set, node = self._leader()
+        with self._fault("kill leader", [node], [broker_set]):
+            self._engine.kill(node)
+            self._hold()
+            self._engine.start(node)
+
+    def kill_follower(self) -> None:
+        _, _, node = self._follower()
+        with self._fault("kill follower", [node]):
+            self._engine.kill(node)
+            self._hold()
+            self._engine.start(node)
+
+    def kill_both_leaders(self) -> None:
+        sets = list(self._engine.sets)
+        nodes = [questions.leader(self._engine, one) for one in sets]
+        with self._fault("kill all leaders", nodes, sets):
+            self._engine.kill(*nodes)
+            self._hold()
+            self._engine.start(*nodes)
+
+    def freeze_leader(self) -> None:
+        broker_set, node = self._leader()
+        with self._fault("freeze leader", [node], [broker_set]):
+            self._engine.freeze(node)
+            self._hold()
+            self._engine.thaw(node)
+
+    def freeze_follower(self) -> None:
+        _, _, node = self._follower()
+        with self._fault("freeze follower", [node]):
+            self._engine.freeze(node)
+            self._hold()
+            self._engine.thaw(node)
+
+    def stop_leader(self) -> None:
+        broker_set, node = self._leader()
+        with self._fault("planned stop of leader", [node], [broker_set]):
+            self._engine.stop(node)
+            self._hold()
+            self._engine.start(node)
+
+    def rolling_restart(self) -> None:
+        """One after the other, each when the one before is well again."""
+        broker_set = self._set()
+        with self._fault("rolling restart", self._engine.sets[broker_set]):
+            for node in self._engine.sets[broker_set]:
+                self._engine.stop(node)
+                self._engine.start(node)
+                questions.wait_well(self._engine, [broker_set])
+
+    def kill_set(self) -> None:
+        nodes = self._engine.sets[self._set()]
+        with self._fault("kill a whole set", nodes):
+            self._engine.kill(*nodes)
+            self._hold()
+            self._engine.start(*nodes)
+
+    def kill_everything(self) -> None:
+        nodes = questions.nodes_of(self._engine)
+        with self._fault("kill everything", nodes):
+            self._engine.kill(*nodes)
+            self._engine.start(*nodes)
+
+    def step_clock(self) -> None:
+        node = self._rng.choice([self._leader()[1], self._follower()[2]])
+        step_ms = self._rng.choice((-1, 1)) * self._rng.randint(200, CLOCK_STEP_MS_MAX)
+        with self._fault(f"clock {step_ms:+} ms", [node]):
+            self._engine.step_clock(node, step_ms)
+            self._hold()
+            self._engine.step_clock(node, 0)
+
+    # -- network -----------------------------------------------------------------------------------
+
+    def isolate_leader(self) -> None:
+        broker_set, node = self._leader()
+        self._isolate("isolate leader", node, [broker_set])
+
+    def isolate_follower(self) -> None:
+        _, _, node = self._follower()
+        self._isolate("isolate follower", node)
+
+    def _isolate(self, kind: str, node: str, leads: Sequence[str] = ()) -> None:
+        network = self._engine.network
+        assert network is not None
+        with self._fault(kind, [node], leads):
+            network.isolate(node)
+            self._hold()
+            network.rejoin(node)
+
+    def cut_from_leader(self) -> None:
+        _, leader, follower = self._follower()
+        self._cut(leader, follower)
+
+    def cut_to_leader(self) -> None:
+        _, leader, follower = self._follower()
+        self._cut(follower, leader)
+
+    def _cut(self, source: str, target: str) -> None:
+        network = self._engine.network
+        assert network is not None
+        with self._fault("one-way cut", [f"{source} to {target}"]):
+            network.cut(source, target)
+            self._hold()
+            network.mend()
+
+    def lose_packets(self) -> None:
+        network = self._engine.network
+        assert network is not None
+        _, node = self._leader()
+        share = round(self._rng.uniform(*_LOSS), 2)
+        with self._fault(f"lose {share:.0%} of packets", [node]):
+            network.lose(node, share)
+            self._hold()
+            network.mend()
+
+    # -- disk --------------------------------------------------------------------------------------
+
+    def fill_disk(self) -> None:
+        disk = self._engine.disk
+        assert disk is not None
+        with self._fault("disk full", [disk.node]):
+            disk.fill()
+            self._hold()
+            disk.free()
+
+    # -- what they share ---------------------------------------------------------------------------
+
+    def _set(self) -> str:
+        return self._rng.choice(list(self._engine.sets))
+
+    def _leader(self) -> tuple[str, str]:
+        broker_set = self._set()
+        return broker_set, questions.leader(self._engine, broker_set)
+
+    def _follower(self) -> tuple[str, str, str]:
+        """A set, its leader, and one that follows it."""
+        broker_set, leader = self._leader()
+        others = [node for node in self._engine.sets[broker_set] if node != leader]
+        return broker_set, leader, self._rng.choice(others)
+
+    def _hold(self) -> None:
+        self._over.wait(self._rng.uniform(*_HOLD_S))
+
+    @contextlib.contextmanager
+    def _fault(self, kind: str, nodes: Sequence[str], leads: Sequence[str] = ()) -> Iterator[None]:
+        """From the first harm until everybody is well again."""
+        fault = self._timeline.begin(kind, list(nodes), leads)
+        try:
+            yield
+            questions.wait_well(self._engine, self._engine.sets)
+        finally:
+            self._timeline.end(fault)

@@ -1,0 +1,126 @@
+"""One chaos run: clients at work, faults meanwhile; then everything is healed, drained, read once
+more and judged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from mq.client.aio import Admin, PullConsumer
+from tests.chaos import engine as questions
+from tests.chaos.checker import Ledger
+from tests.chaos.faults import Faults
+from tests.chaos.timeline import Timeline
+from tests.chaos.workloads import PATIENCE_S, TOPICS, Clients, name_in
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from mq.client.model import QueueRef
+    from tests.chaos.checker import Work
+    from tests.chaos.engine import Engine
+
+_QUEUES = 8
+_DRAIN_S = 300.0
+_PULL_MESSAGES = 1_000
+
+
+class Run:
+    """`execute` it once; then `ledger` and `timeline` have what happened."""
+
+    def __init__(
+        self, engine: Engine, seed: int, pause_s: float, tell: Callable[[str], None]
+    ) -> None:
+        self.ledger = Ledger()
+        self.timeline = Timeline(time.monotonic)
+        self._engine = engine
+        self._seed = seed
+        self._pause_s = pause_s
+        self._tell = tell
+
+    async def execute(self, seconds: float) -> None:
+        """Whatever goes wrong is in the ledger."""
+        try:
+            await self._execute(seconds)
+        except Exception as error:  # noqa: BLE001 - such as a broker that does not start again
+            self.ledger.errors.append(f"the run did not come to its end: {error!r}")
+        self.timeline.judge()
+
+    async def _execute(self, seconds: float) -> None:
+        servers = questions.servers_of(self._engine)
+        async with Admin(servers, timeout_s=PATIENCE_S) as admin:
+            for topic in TOPICS:
+                await admin.create_topic(topic, _QUEUES)
+        clients = Clients(
+            self.ledger,
+            self.timeline,
+            servers,
+            list(self._engine.sets),
+            self._seed,
+            self._pause_s,
+        )
+        self.timeline.phase("sending")
+        await clients.start()
+        await self._torment(seconds)
+        self.timeline.phase("draining")
+        await clients.stop()
+        self._tell("all is sent; draining")
+        await self._drain(servers, seconds)
+        await clients.close()
+        self.timeline.phase("reading")
+        await asyncio.to_thread(questions.wait_same, self._engine)
+        self._tell("drained; reading everything once more")
+        await self._read_topics(servers)
+
+    async def _torment(self, seconds: float) -> None:
+        over = threading.Event()
+        faults = Faults(self._engine, random.Random(self._seed), self.timeline, over)
+
+        def tell(what: str) -> None:
+            self._tell(f"{what}; {self.ledger.progress()}")
+
+        under_way = asyncio.create_task(asyncio.to_thread(faults.run, tell))
+        await asyncio.wait([under_way], timeout=seconds)
+        over.set()
+        await under_way
+
+    async def _drain(self, servers: str, seconds: float) -> None:
+        """Until everything acknowledged was seen, and no transaction is open."""
+        deadline_s = time.monotonic() + _DRAIN_S + seconds
+        async with Admin(servers, timeout_s=PATIENCE_S) as admin:
+            while time.monotonic() < deadline_s:
+                transactions = await admin.list_transactions(transactions_max=1)
+                if self.ledger.is_drained and not transactions.open:
+                    return
+                await asyncio.sleep(0.3)
+        self.ledger.errors.append("not drained in time")
+
+    async def _read_topics(self, servers: str) -> None:
+        """Each message of each topic, once, by where it stands."""
+        async with PullConsumer(servers) as reader:
+            for work in self.ledger.works.values():
+                for queue in await reader.queues(work.topic):
+                    await self._read(reader, work, queue)
+
+    async def _read(self, reader: PullConsumer, work: Work, queue: QueueRef) -> None:
+        names = [name async for name in _names(reader, queue)]
+        work.holds(f"{queue.broker_set}/{queue.queue_id}", names)
+
+
+async def _names(reader: PullConsumer, queue: QueueRef) -> AsyncIterator[str]:
+    at, end = 0, 1
+    while at < end:
+        result = await reader.pull(
+            queue.topic,
+            queue.queue_id,
+            at,
+            messages_max=_PULL_MESSAGES,
+            broker_set=queue.broker_set,
+        )
+        for message in result.messages:
+            yield name_in(message.body)
+        at, end = result.next_offset, result.end

@@ -1,0 +1,172 @@
+"""Reads of old messages: on a thread, one at a time, gently, and safe from retention."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mq.broker.consuming import cold_reads
+from mq.broker.consuming.assignment import Queue
+from mq.broker.consuming.filters import compile_filter
+from mq.broker.consuming.pulling import Query
+from mq.errors import QueueDamaged
+from mq.store.logreader import LogApart
+from mq.store.reading import Found, ReadResult, Status
+from mq.wire.v1.consumer_pb2 import Filter
+from tests.support.consensus import Node, eventually, on_loop, soon, turns
+from tests.support.stores import messages_in, small_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HERE = Queue("t", 0)
+EVERYTHING = compile_filter(Filter())
+COUNT = 400
+
+
+async def filled() -> Node:
+    """Some segments of messages that have their queue offsets in their bodies."""
+    node = Node(store=small_config(segment_bytes=8 << 10), backlog_bytes=2000)
+    await node.topic("t")
+    for at in range(0, COUNT, 20):
+        await node.send("t", *(b"%d" % n + bytes(100) for n in range(at, at + 20)))
+    assert len(node.store.log.segments()) > 3
+    return node
+
+
+def query(queue_offset: int = 0, **limits: int) -> Query:
+    return Query(HERE, queue_offset, EVERYTHING, **limits)
+
+
+def numbers(result: ReadResult) -> list[int]:
+    return [int(one.body.rstrip(b"\0")) for one in messages_in(result)]
+
+
+class Gate:
+    """Threads that are about to read wait here."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.threads: list[int] = []
+        self.at_work = self.at_work_max = 0
+        self.is_open = threading.Event()
+        monkeypatch.setattr(cold_reads, "_read", self._wrapped(cold_reads._read))
+
+    def _wrapped(self, read: Callable[..., ReadResult]) -> Callable[..., ReadResult]:
+        def waits(*arguments: Any) -> ReadResult:
+            self.threads.append(threading.get_ident())
+            self.at_work += 1
+            self.at_work_max = max(self.at_work_max, self.at_work)
+            try:
+                assert self.is_open.wait(60)
+                return read(*arguments)
+            finally:
+                self.at_work -= 1
+
+        return waits
+
+
+@on_loop
+async def test_what_is_far_behind_is_read_on_a_thread_and_the_rest_at_once() -> None:
+    node = await filled()
+    puller = node.broker.puller
+    cold = puller._cold
+    assert numbers(await soon(puller.pull(query(messages_max=5), 0))) == [0, 1, 2, 3, 4]
+    assert cold.reads_total == 1
+    assert numbers(await soon(puller.pull(query(COUNT - 5), 0))) == list(range(COUNT - 5, COUNT))
+    assert cold.reads_total == 1
+    found: list[int] = []
+    while len(found) < COUNT:
+        found += numbers(await soon(puller.pull(query(len(found), bytes_max=1 << 14), 0)))
+    assert found == list(range(COUNT)), "over the borders of segments too"
+
+
+@on_loop
+async def test_readers_of_old_messages_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = await filled()
+    gate = Gate(monkeypatch)
+    pulls = [
+        asyncio.create_task(node.broker.puller.pull(query(at, messages_max=1), 0))
+        for at in range(5)
+    ]
+    await eventually(lambda: gate.at_work)
+    # Near the end nobody waits for them.
+    near = await soon(node.broker.puller.pull(query(COUNT - 1), 0))
+    assert numbers(near) == [COUNT - 1]
+    gate.is_open.set()
+    assert [numbers(one) for one in await soon(asyncio.gather(*pulls))] == [[n] for n in range(5)]
+    assert gate.at_work_max == 1
+    assert threading.get_ident() not in gate.threads
+
+
+@on_loop
+async def test_retention_may_drop_what_is_being_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = await filled()
+    gate = Gate(monkeypatch)
+    reading = asyncio.create_task(node.broker.puller.pull(query(messages_max=5), 0))
+    await eventually(lambda: gate.at_work)
+    node.store.drop_front(2)
+    gate.is_open.set()
+    assert numbers(await soon(reading)) == [0, 1, 2, 3, 4]
+    after = await soon(node.broker.puller.pull(query(), 0))
+    assert after.status == Status.TOO_SMALL
+
+
+@on_loop
+async def test_whoever_goes_away_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = await filled()
+    gate = Gate(monkeypatch)
+    closed: list[LogApart] = []
+    close = LogApart.close
+
+    def counted(apart: LogApart) -> None:
+        close(apart)
+        closed.append(apart)
+
+    monkeypatch.setattr(LogApart, "close", counted)
+    pulls = [asyncio.create_task(node.broker.puller.pull(query(), 0)) for _ in range(3)]
+    await eventually(lambda: gate.at_work)
+    for one in pulls:
+        one.cancel()
+    await turns()
+    assert all(one.cancelled() for one in pulls)
+    gate.is_open.set()
+    await eventually(lambda: closed)
+    # The next one has its turn.
+    assert numbers(await soon(node.broker.puller.pull(query(messages_max=1), 0))) == [0]
+    assert len(closed) == 2
+
+
+@on_loop
+async def test_while_the_log_grows_there_is_a_rest_after_each_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = await filled()
+    monkeypatch.setattr(cold_reads, "_BYTES_PER_S", 10_000)
+    loop, puller = asyncio.get_running_loop(), node.broker.puller
+
+    async def timed() -> float:
+        began_s = loop.time()
+        await soon(puller.pull(query(messages_max=20), 0))  # about 2,000 bytes: 0.2 s
+        return loop.time() - began_s
+
+    await timed()
+    await timed()
+    assert puller._cold._rests_until_s <= loop.time(), "nobody writes: no rest"
+    await node.send("t", b"more")
+    await timed()
+    assert await timed() > 0.1
+
+
+@on_loop
+async def test_damage_is_told_to_who_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = await filled()
+
+    def damaged(*_: object) -> ReadResult:
+        raise QueueDamaged("as it is")
+
+    monkeypatch.setattr(Found, "read", damaged)
+    with pytest.raises(QueueDamaged):
+        await soon(node.broker.puller.pull(query(), 0))
