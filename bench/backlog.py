@@ -32,7 +32,7 @@ from rich.console import Console
 
 from bench.broker import Figures, create_topic, generate
 from bench.broker_set import BrokerSet
-from bench.generator import fields_end
+from bench.generator import fields_end, warm_memory
 from mq.wire.v1 import consumer_pb2
 
 _NAME = "produce_with_backlog_reader"
@@ -41,7 +41,8 @@ _QUEUES = 8
 _NICE = 10
 _PACE = 0.6
 _HEAD_BYTES = 256
-_LOAD: dict[str, Any] = {"size": 1024, "batch": 512, "queues": _QUEUES, "warm_bytes": 500_000_000}
+_WARM_BYTES = 1_000_000_000
+_LOAD: dict[str, Any] = {"size": 1024, "batch": 512, "queues": _QUEUES, "warm_bytes": 0}
 progress = Console(stderr=True)
 
 
@@ -50,7 +51,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of one measurement")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of one measurement")
     parser.add_argument("--backlog-bytes", type=int, default=1_000_000_000, help="old messages")
     parser.add_argument("--directory", help="where to write (default: the system's temporary one)")
     parser.add_argument("--read", help="be the reader, from the broker at this address")
@@ -83,6 +84,7 @@ def _rounds(address: str, arguments: Any, bytes_per_s: float) -> dict[str, list[
     flags = {**_LOAD, "seconds": arguments.seconds, "bytes_per_s": bytes_per_s}
     for _ in range(arguments.rounds):
         for case in _CASES:
+            warm_memory(_WARM_BYTES)
             if case == "alone":
                 produced = generate("produce", address, **flags)["mb_per_s"]
             else:

@@ -83,7 +83,7 @@ def _cpu_s() -> float:
 
 def produce(channel: grpc.Channel, arguments: Any) -> dict[str, float]:
     blobs = _batches(arguments)
-    _warm_memory(arguments.warm_bytes)
+    warm_memory(arguments.warm_bytes)
     began, cpu_s = time.perf_counter(), _cpu_s()
     with ThreadPoolExecutor(arguments.streams) as pool:
         ends = [
@@ -122,7 +122,7 @@ def _publish(channel: grpc.Channel, arguments: Any, blobs: list[bytes], began: f
     return answered
 
 
-def _warm_memory(size_bytes: int) -> None:
+def warm_memory(size_bytes: int) -> None:
     """On virtual machines the first touch of memory that the host has not given yet, or has taken
     back, costs many times what a write to it does later, and would be measured instead of whoever
     stores what we send. So the pages that the next files will get are touched right before.

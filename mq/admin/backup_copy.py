@@ -94,7 +94,7 @@ class Copy:
                 f"{directory}: another backup is being written there; wait for it"
             ) from None
         with contextlib.closing(lock):
-            self._manifest = load(vfs, directory)
+            self._manifest = self._load()
             self._recorded = {
                 one.log_offset: one for one in (self._manifest.segments if self._manifest else ())
             }
@@ -116,6 +116,16 @@ class Copy:
             with contextlib.closing(self._log):
                 yield
 
+    def _load(self) -> Manifest | None:
+        """Before a log is opened that may be somebody else's."""
+        manifest, log = load(self._vfs, self._directory), f"{self._directory}/{LOG_DIRECTORY}"
+        if manifest is None and self._vfs.exists(log) and self._vfs.list_dir(log):
+            raise IllegalRequest(
+                f"{self._directory} has a {LOG_DIRECTORY} but no {FILE_NAME}: it is no backup; "
+                "name another directory"
+            )
+        return manifest
+
     @property
     def _is_empty(self) -> bool:
         return self._log.last_index < self._log.first_index
@@ -124,14 +134,10 @@ class Copy:
 
     def _check_source(self) -> None:
         manifest, source = self._manifest, self._source
-        if manifest is None:
-            if not self._is_empty:
-                raise IllegalRequest(
-                    f"{self._directory} has a {LOG_DIRECTORY} but no {FILE_NAME}: it is no backup; "
-                    "name another directory"
-                )
-            return
-        if (manifest.cluster, manifest.broker_set) != (source.cluster, source.broker_set):
+        if manifest is not None and (manifest.cluster, manifest.broker_set) != (
+            source.cluster,
+            source.broker_set,
+        ):
             raise IllegalRequest(
                 f"{self._directory} is a backup of set {manifest.broker_set} in cluster "
                 f"{manifest.cluster}, not of set {source.broker_set} in cluster {source.cluster}: "

@@ -123,6 +123,11 @@ def _picture(broker: Broker, raft: Status) -> Iterator[Metric]:
             "Delayed messages that were due for a topic that was deleted.",
             broker.delays.dropped_total,
         ),
+        (
+            "mq_follower_reads",
+            "Reads that this node answered without leading.",
+            puller.follower_reads_total,
+        ),
         ("mq_raft_elections", "Elections that this node stood for.", raft.elections_total),
     ]
     for name, text, value in counters:
@@ -164,6 +169,7 @@ def _picture(broker: Broker, raft: Status) -> Iterator[Metric]:
         yield GaugeMetricFamily(name, text, value)
     yield from _transactions(broker)
     yield _by_follower(raft)
+    yield from _sets(broker)
     if broker.leadership.is_serving:
         yield from _lag(broker)
         yield from _failed(broker)
@@ -184,6 +190,18 @@ def _by_follower(raft: Status) -> Metric:
     for one in raft.followers:
         behind.add_metric([one.node_id], max(0, raft.last_index - one.match_index))
     return behind
+
+
+def _sets(broker: Broker) -> Iterator[Metric]:
+    """All of the cluster that this node has heard of; its own is never old."""
+    sets = broker.directory.sets(broker.steady_ms())
+    yield GaugeMetricFamily("mq_broker_sets", "Broker sets that are known of.", len(sets))
+    ages = GaugeMetricFamily(
+        "mq_broker_set_age_seconds", "Since a set was heard of.", labels=["broker_set"]
+    )
+    for one in sets:
+        ages.add_metric([one.name], one.age_ms / 1000)
+    yield ages
 
 
 def _transactions(broker: Broker) -> Iterator[Metric]:

@@ -251,10 +251,11 @@ def confirm(question: str, *, is_sure: bool) -> None:
         click.confirm(question, abort=True, err=True)
 
 
-def with_set(text: str = "In this broker set.", **attributes: Any) -> Callable[[Command], Command]:
+def with_set(text: str, *, required: bool = False) -> Callable[[Command], Command]:
     """Adds --set, which the command gets as `broker_set`: empty when it was not given."""
-    attributes = {"default": "", "show_default": False, **attributes}
-    return click.option("--set", "broker_set", metavar="SET", help=text, **attributes)
+    # Also None would be a default.
+    default: dict[str, Any] = {"required": True} if required else {"default": ""}
+    return click.option("--set", "broker_set", metavar="SET", help=text, **default)
 
 
 with_yes = click.option("--yes", "-y", "is_sure", is_flag=True, help="Do not ask.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-import sys
+import textwrap
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _LOOK_S = 0.2
 # A node that applies what just came is not ready for a moment.
 _FIRST_LOOK_S = 5.0
+_STDERR = 2
+_WIDTH, _INDENT = 80, " " * 6
 
 
 @click.command("restart-plan")
@@ -161,8 +163,8 @@ class Rolling:
         values = {"{node}": step.node_id, "{set}": step.broker_set, "{address}": step.address}
         for placeholder, value in values.items():
             command = command.replace(placeholder, shlex.quote(value))
-        # What it prints is not the document that we print.
-        ended = subprocess.run(command, shell=True, check=False, stdout=sys.stderr)  # noqa: S602
+        # What it prints goes to stderr: it is not part of a document that we print.
+        ended = subprocess.run(command, shell=True, check=False, stdout=_STDERR)  # noqa: S602
         if ended.returncode:
             raise NodeStopped(
                 f"{name}: `{command}` ended with {ended.returncode}. {self._so_far()}. See whether "
@@ -246,22 +248,34 @@ def _print_plans(plans: Sequence[Plan]) -> None:
         if planned.steps:
             click.echo(f"Broker set {planned.broker_set}:")
         for note in planned.notes:
-            click.echo(f"  Note: {note}.")
+            click.echo(textwrap.fill(f"  Note: {note}.", _WIDTH, subsequent_indent="  "))
         for step in planned.steps:
             number += 1
-            for line in _lines(step):
-                click.echo(f"  {number:2}. {line}" if line[0] != " " else f"     {line}")
+            what, *how = _lines(step)
+            first = f"  {number:2}. "
+            lines = textwrap.fill(
+                what,
+                _WIDTH,
+                initial_indent=first,
+                subsequent_indent=_INDENT,
+                break_on_hyphens=False,
+                break_long_words=False,
+            )
+            click.echo(lines)
+            for line in how:
+                click.echo(f"{_INDENT}{line}")
 
 
 def _lines(step: Step) -> list[str]:
-    """What to do, and how, when it is done by hand."""
+    """What to do and why, and then how, when it is done by hand."""
     option = f"--set {shlex.quote(step.broker_set)}"
     if step.action == "transfer":
         return [
             f"Move the leadership away from {step.node_id}: {step.why}.",
-            f" mq cluster transfer-leader {option}",
+            f"mq cluster transfer-leader {option}",
         ]
+    restart = f"Restart {step.node_id} ({step.address}): {step.why}."
     return [
-        f"Restart {step.node_id} ({step.address}): {step.why}.",
-        f" then wait until it votes and has caught up: mq cluster members {option}",
+        f"{restart} Then wait until it votes and has caught up:",
+        f"mq cluster members {option}",
     ]

@@ -8,10 +8,13 @@ time, only when all others are fit, and the one that leads goes last, after its 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from mq.admin.nodes import Seen, behind
+from mq.admin.nodes import Seen
 from mq.admin.tables import counted
+
+if TYPE_CHECKING:
+    from mq.wire.v1.admin_pb2 import FollowerStatus
 
 # A node that lacks no more has it in a moment; under load there is always something on its way.
 BEHIND_MAX = 1000
@@ -61,13 +64,36 @@ def plan(broker_set: str, nodes: Sequence[Seen]) -> Plan:
 
 def unfit(nodes: Sequence[Seen]) -> list[str]:
     """Why no node of the set may be restarted now: who is not there, or not up to date."""
-    troubles = [f"{each.node_id}: {each.health}" for each in nodes if each.health]
-    lacking = behind(nodes)
-    for each in nodes:
-        entries = lacking.get((each.broker_set, each.node_id), 0)
-        if entries > BEHIND_MAX and not each.health:
-            troubles.append(f"{each.node_id}: {counted(entries, 'entry', 'entries')} behind")
-    leading = [each.node_id for each in nodes if each.role == "leader"]
+    leading = [each for each in nodes if each.role == "leader"]
+    told = {
+        one.node_id: one
+        for each in leading
+        for one in (each.status.followers if each.status is not None else ())
+    }
+    troubles = [
+        f"{each.node_id}: {reason}"
+        for each in nodes
+        if (reason := _unfit(each) or _not_followed(each, told.get(each.node_id)))
+    ]
     if not troubles and len(leading) != 1:
-        troubles.append(f"{', '.join(leading) or 'nobody'} leads")
+        troubles.append(f"{', '.join(each.node_id for each in leading) or 'nobody'} leads")
     return troubles
+
+
+def _unfit(seen: Seen) -> str:
+    """By its own word."""
+    status = seen.status
+    if status is None or not status.leader_id or not status.is_voter:
+        return seen.health or "not ready"
+    # Under load there is always something to apply.
+    waiting = status.last_index - status.applied_index
+    return f"{counted(waiting, 'entry', 'entries')} to apply" if waiting > BEHIND_MAX else ""
+
+
+def _not_followed(seen: Seen, told: FollowerStatus | None) -> str:
+    """By the word of who leads."""
+    if seen.role == "leader" or told is None:
+        return ""
+    if told.behind > BEHIND_MAX:
+        return f"{counted(told.behind, 'entry', 'entries')} behind"
+    return "" if told.is_voter else "does not answer its leader"

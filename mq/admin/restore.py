@@ -57,10 +57,13 @@ def restore(  # noqa: PLR0913 - one for each option
     must not run any more.
     """
     # Here, so that help and errors of usage do not wait for the broker's modules.
+    from mq import logging  # noqa: PLC0415
     from mq.admin import backup_manifest, restore_log  # noqa: PLC0415
     from mq.store.identity import Identity  # noqa: PLC0415
     from mq.store.vfs import RealVfs  # noqa: PLC0415
 
+    # A node would tell of each step; here the command does.
+    logging.configure("error", "auto")
     vfs = RealVfs()
     found = backup_manifest.find(vfs, backup.rstrip("/"))
     if len(found) > 1:

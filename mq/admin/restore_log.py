@@ -26,7 +26,7 @@ from mq.errors import LogDamaged, StorageFailed, WrongDataDirectory
 from mq.raft.membership import checkpoint_entry
 from mq.raft.vote import VoteFile
 from mq.store.examine import log_path
-from mq.store.identity import FILE_NAME, LOCK_NAME, Identity
+from mq.store.identity import FILE_NAME, LOCK_NAME, Identity, take
 from mq.store.store import Store
 from mq.store.vfs import Vfs
 
@@ -77,6 +77,8 @@ def restore(
     try:
         vfs.make_dirs(data)
         vfs.remove_tree(staging)
+        # A log in a directory without an owner would be refused.
+        take(vfs, staging, identity).close()
         vfs.make_dirs(f"{staging}/{LOG_DIRECTORY}")
         _copy(vfs, backup, manifest, staging, on_progress)
         restored = _open_new_segment(vfs, staging, manifest, identity, members, on_progress)
@@ -140,8 +142,8 @@ def _open_new_segment(
             before = store.applied_index
             machine.apply_through(before + _APPLY_ENTRIES)
             store.settle()
-            start = log.ref(before).end_log_offset if before >= log.first_index else 0
-            on_progress(log.ref(store.applied_index).end_log_offset - start)
+            ends = [log.ref(index).end_log_offset for index in (before, store.applied_index)]
+            on_progress(ends[1] - ends[0])
         term = _term(manifest, members)
         entry = checkpoint_entry(
             machine.checkpoint_payload(),

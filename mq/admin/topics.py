@@ -131,10 +131,9 @@ def drain(brokers: Brokers, name: str, broker_set: str) -> None:
     if brokers.as_json:
         output.write_json({**output.plain(info), "messages": messages})
         return
-    click.echo(
-        f"Topic {name} takes no more messages in {broker_set}, where {counted(messages, 'message')}"
-        f" may still be consumed. Then: mq topic delete {name} --set {broker_set}"
-    )
+    click.echo(f"Topic {name} takes no more messages in {broker_set}.")
+    click.echo(f"When the {counted(messages, 'message')} there are consumed:")
+    click.echo(f"  mq topic delete {name} --set {broker_set}")
 
 
 @topic.command()

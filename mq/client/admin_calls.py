@@ -13,13 +13,15 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from google.protobuf.message import Message as WireMessage
 
+from mq.client.asking import now_s
 from mq.client.wiring import CALL_TIMEOUT_S, Connection
 from mq.errors import IllegalRequest, MqError
 from mq.wire.v1 import admin_pb2 as pb
 from mq.wire.v1.cluster_pb2 import RouteResponse
 
-# For a set that nobody expects to have something of what is asked for.
+# For a set that nobody expects to have something of what is asked for, or that was silent lately.
 SHORT_S = 1.0
+_SILENT_S = 10.0
 
 T = TypeVar("T")
 
@@ -77,6 +79,8 @@ class AdminCalls:
         """`timeout_s`: how long a call may take, with all its attempts to find a broker."""
         self._connection = Connection(servers)
         self._timeout_s = timeout_s
+        # Sets that did not answer, and until when another question does not wait for long.
+        self._silent_until_s: dict[str, float] = {}
 
     async def _directory(self, topics: Sequence[str] = ()) -> RouteResponse:
         """Asked anew each time: sets come and go."""
@@ -121,7 +125,7 @@ class AdminCalls:
         """
         if not isinstance(requests, Mapping):
             requests = dict.fromkeys(await self._set_names(), requests)
-        hurried = set(unexpected)
+        hurried = {*unexpected, *self._silent()}
         answers = await asyncio.gather(
             *(
                 self._ask(
@@ -140,11 +144,16 @@ class AdminCalls:
                 replies.absent[name] = answer
             elif isinstance(answer, MqError) and answer.retryable:
                 replies.missing[name] = answer
+                self._silent_until_s[name] = now_s() + _SILENT_S
             elif isinstance(answer, BaseException):
                 raise answer
             else:
                 replies.found[name] = answer
         return replies
+
+    def _silent(self) -> list[str]:
+        now = now_s()
+        return [name for name, until_s in self._silent_until_s.items() if now < until_s]
 
     async def _change_each(
         self,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from google.protobuf.message import Message as WireMessage
 
-from mq.client.admin_calls import AdminCalls
+from mq.client.admin_calls import AdminCalls, said
 from mq.client.asking import now_s
 from mq.errors import IllegalRequest, MqError, Unreachable
 from mq.wire.v1 import admin_pb2 as pb
@@ -82,8 +82,14 @@ class SetAdmin(AdminCalls):
         try:
             reasons = await self._left_in(name)
         except MqError as error:
-            if not force or not error.retryable:
+            if not error.retryable:
                 raise
+            if not force:
+                raise said(
+                    error,
+                    f"broker set {name} does not say what it has ({error}): if it is gone for "
+                    "good, remove it by force (--force)",
+                ) from None
             reasons, is_there = [], False
         if reasons and not force:
             raise IllegalRequest(
@@ -212,8 +218,9 @@ class SetAdmin(AdminCalls):
         try:
             await self._ask(name, method, request)
         except MqError as error:
-            error.args = (f"broker set {name}: {error}; the same call again completes it",)
-            raise
+            raise said(
+                error, f"broker set {name}: {error}; the same call again completes it"
+            ) from None
 
     async def _until_known(
         self, sets: Sequence[str], is_done: Callable[[set[str]], bool]

@@ -116,6 +116,14 @@ class Attendance:
     # Streams
 
     async def _run(self) -> None:
+        try:
+            await self._attend()
+        except Exception as failure:
+            # A mistake of ours. Who waits for messages must not wait for ever.
+            log.exception("consumer %s cannot go on", self._wanted.member_id)
+            await self._court.refused(self, Internal(f"the client has failed: {failure!r}"))
+
+    async def _attend(self) -> None:
         failures = 0
         while not self._closing.is_set():
             try:
@@ -124,11 +132,6 @@ class Attendance:
                 self._has_left = self._closing.is_set()
             except MqError as failure:
                 error = failure
-            except Exception as failure:
-                # A mistake of ours. Who waits for messages must not wait for ever.
-                log.exception("consumer %s cannot go on", self._wanted.member_id)
-                await self._court.refused(self, Internal(f"the client has failed: {failure!r}"))
-                return
             if self._closing.is_set():
                 return
             if error.code in _REFUSALS and not await self._court.refused(self, error):

@@ -30,11 +30,16 @@ _FRESH_S = 1.0
 # How long a place that says nothing is waited for: when others had messages, and when not. After
 # that it is late, and not waited for until it answers.
 _GRACE_S, _LOOK_S = 0.05, 1.0
+_PLACES_AGE_S_MAX = 5.0
 
 
 class Place(NamedTuple):
     topic: str
     broker_set: str
+
+
+# At least one.
+Places = Callable[[], Sequence[Place]]
 
 
 class Receiver(Protocol):
@@ -59,12 +64,14 @@ class Gathering:
         # Open, or with messages, and of no receive that runs.
         self._spare: list[_Poll] = []
         self._late: set[Place] = set()
+        self._known: set[Place] = set()
         self._lingering: asyncio.TimerHandle | None = None
 
     async def receive(
-        self, places: Sequence[Place], messages_max: int, wait_s: float, invisible_s: float
+        self, places: Places, messages_max: int, wait_s: float, invisible_s: float
     ) -> list[ReceivedMessage]:
-        """Messages of any of the places, in whose order it is asked; none: none came in time.
+        """Messages of any of the places, in whose order it is asked; none: none came in time. What
+        the places are is asked again every few seconds.
 
         Raises what a place refuses, and why all of them failed; not why some did.
         """
@@ -72,12 +79,13 @@ class Gathering:
         is_spare_open = any(one.is_open for one in spare)
         # An answer may be on its way to a call that is open already.
         deadline_s = now_s() + max(wait_s, _GRACE_S if is_spare_open else 0.0)
-        current = _Round(places, messages_max, invisible_s, deadline_s, spare)
+        current = _Round(places(), messages_max, invisible_s, deadline_s, spare)
         current.heard |= {one.place for one in spare if one.is_open} - self._late
         try:
-            if len(places) > 1:
+            if len(current.places) > 1:
                 await self._look(current)
             while not self._is_over(current):
+                current.places = places()
                 self._wait_everywhere(current)
                 await _change(current)
             return current.take()
@@ -92,20 +100,24 @@ class Gathering:
     # What is there now
 
     async def _look(self, current: _Round) -> None:
-        """At one place after the other if there are more of them than messages wanted."""
+        """At one place after the other if there are more of them than messages wanted; but at all
+        that are new at once, so that the group begins everywhere at the same time.
+        """
         held = self._hold_anew(current)
-        places = current.without_call()
+        places = sorted(current.without_call(), key=self._known.__contains__)
         is_second = False
         while held or (places and current.room > 0):
-            asked, places = places[: max(0, current.room)], places[max(0, current.room) :]
-            share = current.room // len(asked) if asked else 0
+            new = sum(place not in self._known for place in places)
+            count = max(0, current.room, new)
+            asked, places = places[:count], places[count:]
+            share = max(1, current.room // max(1, len(asked)))
             polls = [self._start(current, place, share, 0.0) for place in asked]
             await self._answered([*held, *polls])
             held = []
             if not places and not is_second:
                 # There may be more where as many were found as were asked for.
                 is_second = True
-                places = [one.place for one in polls if 0 < share <= len(one.messages)]
+                places = [one.place for one in polls if len(one.messages) >= share]
 
     async def _answered(self, polls: Sequence[_Poll]) -> None:
         """Until they have, or are late."""
@@ -170,6 +182,7 @@ class Gathering:
     # Calls
 
     def _start(self, current: _Round, place: Place, messages_max: int, wait_s: float) -> _Poll:
+        self._known.add(place)
         invisible_s = current.invisible_s
         poll = _Poll(
             place,
@@ -292,11 +305,13 @@ class _Round:
 
 
 async def _change(current: _Round) -> None:
-    """Until a call is over, or the time is; without any answer there is no end but the calls'."""
-    left_s = current.deadline_s - now_s() if current.heard else None
+    """Until a call is over, the time is, or there may be other places; without any answer there is
+    no end but the calls'.
+    """
+    left_s = current.deadline_s - now_s() if current.heard else _PLACES_AGE_S_MAX
     await asyncio.wait(
         [one.task for one in current.polls if one.is_open],
-        timeout=None if left_s is None else max(0.0, left_s),
+        timeout=min(max(0.0, left_s), _PLACES_AGE_S_MAX),
         return_when=asyncio.FIRST_COMPLETED,
     )
 

@@ -129,10 +129,14 @@ class ProducerCore:
         try:
             await self._send_on()
         except Exception:
-            log.exception("the producer stops: a mistake of its own")
-            self.accumulator.close()
-            for batch in self.accumulator.ripen():
-                self._failed(batch, Internal("the producer made a mistake; its log says more"))
+            self.mistaken()
+
+    def mistaken(self) -> None:
+        """Nobody waits for ever because of an error that nobody thought of. In its handler."""
+        log.exception("the producer stops: a mistake of its own")
+        self.accumulator.close()
+        for batch in self.accumulator.ripen():
+            self._failed(batch, Internal("the producer made a mistake; its log says more"))
 
     async def _send_on(self) -> None:
         while True:

@@ -31,6 +31,7 @@ class Owner(Protocol):
     def needs(self, lane: Lane) -> bool: ...
     def handed_over(self, lane: Lane, batches: Sequence[Batch]) -> None: ...
     def unwritten(self, batches: Sequence[Batch]) -> None: ...
+    def mistaken(self) -> None: ...
     def answered(
         self, lane: Lane, link: Link, request: Request, response: PublishResponse
     ) -> None: ...
@@ -88,6 +89,8 @@ class Lane:
             request_id = await link.write(batches)
             if self._ack == ACK_NONE and link.requests.pop(request_id, None) is not None:
                 self._owner.handed_over(self, batches)
+        except Exception:
+            self._owner.mistaken()
         finally:
             self._is_writing = False
             self._owner.wake()

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import random
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from mq.client.held_queue import Taken
@@ -55,6 +56,11 @@ class Retries:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sets: dict[str, _SetRetries] = {}
+        # Greater than the numbers of a former consumer with the same member id; should a clock have
+        # been set back, at least others than those.
+        self._numbers = itertools.count(
+            (time.time_ns() // 1_000_000 << 21) + random.getrandbits(20)
+        )
 
     def attach(self) -> None:
         """To the running loop."""
@@ -74,7 +80,7 @@ class Retries:
             found = self._sets.get(name)
             if found is None:
                 broker_set = self._connection.of(name)
-                found = _SetRetries(broker_set, self._wanted, self._holdings)
+                found = _SetRetries(broker_set, self._wanted, self._holdings, self._numbers)
                 self._sets[name] = found
             return found
 
@@ -95,7 +101,13 @@ class Retries:
 
 
 class _SetRetries:
-    def __init__(self, broker_set: SetConnection, wanted: Wanted, holdings: Holdings) -> None:
+    def __init__(
+        self,
+        broker_set: SetConnection,
+        wanted: Wanted,
+        holdings: Holdings,
+        numbers: Iterator[int],
+    ) -> None:
         self._broker_set = broker_set
         self._wanted = wanted
         self._holdings = holdings
@@ -103,9 +115,7 @@ class _SetRetries:
         self._waiting: deque[Failure] = deque()
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
-        # Greater than the numbers of a former consumer with the same member id; should a clock have
-        # been set back, at least others than those.
-        self._sequence = (time.time_ns() // 1_000_000 << 21) + random.getrandbits(20)
+        self._numbers = numbers
 
     def append(self, failure: Failure) -> None:
         """For any thread; `begin` is to follow."""
@@ -183,11 +193,10 @@ class _SetRetries:
 
     async def _ask(self, batch: list[Failure]) -> list[RetryResult]:
         """Until there is an answer, however long that takes."""
-        self._sequence += 1
         request = RetryRequest(
             group=self._wanted.group,
             member_id=self._wanted.member_id,
-            sequence=self._sequence,
+            sequence=next(self._numbers),
             messages=map(_wire, batch),
         )
         attempt = 0

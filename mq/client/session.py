@@ -217,12 +217,12 @@ class Session:
             self._join(name)
         self._has_looked = True
         self._changed.set()
-        for name in sorted(self._attendances.keys() - self._partings.keys()):
-            # One broker's word is not enough: it may not have heard of the set yet.
-            is_odd = name not in whereabouts.sets
-            if is_odd and await whereabouts.has_lost_all(name):
-                self._part(name)
-            elif name not in whereabouts.listed and self._attendances[name].alone_s > FORGOTTEN_S:
+        staying = sorted(self._attendances.keys() - self._partings.keys())
+        # One broker's word is not enough: it may not have heard of the set yet.
+        for name in await whereabouts.lost(one for one in staying if one not in whereabouts.told):
+            self._part(name)
+        for name in staying:
+            if name not in whereabouts.listed and self._attendances[name].alone_s > FORGOTTEN_S:
                 whereabouts.forget(name)
                 if whereabouts.sets:
                     self._part(name)
@@ -243,6 +243,8 @@ class Session:
 
     def _part(self, name: str) -> None:
         """The consumer has nothing to do there any more."""
+        if name in self._partings:
+            return
         log.info("consumer %s leaves broker set %s", self.wanted.member_id, name)
         self._partings[name] = asyncio.create_task(self._parting(self._attendances[name]))
 
@@ -266,9 +268,8 @@ class Session:
         """Whether it goes on trying."""
         if error.code in _OF_ONE_SET and not self._is_closing:
             whereabouts = self._whereabouts
-            if await whereabouts.has_lost_all(attendance.name):
-                if attendance.name not in self._partings:
-                    self._part(attendance.name)
+            if await whereabouts.lost([attendance.name]):
+                self._part(attendance.name)
                 return False
             is_absent = error.code == Code.TOPIC_NOT_FOUND
             if is_absent and not await whereabouts.is_missing(attendance.name):

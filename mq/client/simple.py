@@ -30,14 +30,16 @@ from mq.client.wiring import CALL_TIMEOUT_S, Connection
 from mq.errors import IllegalConfig, IllegalHandle, Internal, MqError, TopicNotFound
 from mq.names import retry_topic
 from mq.wire.v1 import consumer_pb2 as wire
-from mq.wire.v1.cluster_pb2 import TopicRoute
+from mq.wire.v1.cluster_pb2 import RouteResponse, TopicRoute
 
 log = logging.getLogger(__name__)
 
 _SERVICE = "ConsumerService"
 _LEAVE_S = 1.0
 # How often it is looked which sets have the topics, and whether the group has retries.
-_LOOK_EVERY_S = 5.0
+_LOOK_EVERY_S, _LOOK_SOON_S = 5.0, 1.0
+# A set that nobody has told of for so long is gone.
+_UNHEARD_S_MAX = 30.0
 
 Messages = ReceivedMessage | Iterable[ReceivedMessage]
 
@@ -95,12 +97,12 @@ class SimpleConsumer:
         _milliseconds(invisible_s, "invisible_s")
         self._check_open()
         began_s = now_s()
-        places = await self._reception.places()
-        first = self._receives % len(places)
+        await self._reception.begin()
+        turn = self._receives
         self._receives += 1
         left_s = max(0.0, began_s + wait_s - now_s())
         return await self._gathering.receive(
-            places[first:] + places[:first], max_messages, left_s, invisible_s
+            lambda: self._reception.places(turn), max_messages, left_s, invisible_s
         )
 
     # -- what becomes of them ---------------------------------------------------------------------
@@ -197,20 +199,25 @@ class _Reception:
         self._whereabouts = Whereabouts(connection, wanted)
         self._look_at_s = 0.0
         self._looking: asyncio.Task[None] | None = None
+        self._listed_at_s: dict[str, float] = {}
         self._asked: set[str] = set()
 
     # Places
 
-    async def places(self) -> list[Place]:
-        """The topics in all sets that have them, and the group's retries where it has some: dead
-        letters that an operator has resent come there.
-        """
+    async def begin(self) -> None:
+        """Once is enough, more do no harm."""
         if not self._places:
             await self._whereabouts.look()
             await self._look()
-        elif now_s() >= self._look_at_s and (self._looking is None or self._looking.done()):
+
+    def places(self, turn: int) -> list[Place]:
+        """The topics in all sets that have them, and the group's retries where it has some: dead
+        letters that an operator has resent come there. Each is the first one in its turn.
+        """
+        if now_s() >= self._look_at_s and (self._looking is None or self._looking.done()):
             self._looking = asyncio.create_task(self._look_again())
-        return self._places
+        first = turn % len(self._places)
+        return self._places[first:] + self._places[:first]
 
     async def _look_again(self) -> None:
         try:
@@ -221,19 +228,29 @@ class _Reception:
     async def _look(self) -> None:
         self._look_at_s = now_s() + _LOOK_EVERY_S
         known = await self._connection.brokers([*self._wanted.topics, self._retry_topic])
+        self._listed_at_s |= dict.fromkeys((one.name for one in known.broker_sets), now_s())
         places: list[Place] = []
         for topic in self._wanted.topics:
             parts = [part for part in known.topics if part.topic == topic]
+            before = [one.broker_set for one in self._places if one.topic == topic]
             sets = [part.broker_set for part in _readable(parts)]
+            # Who has just started has not heard of all sets.
+            sets += [name for name in before if self._is_unheard_of(name, known)]
+            # Who has it, had it, or would create it says what is wrong.
+            sets = sets or [part.broker_set for part in parts] or before
             if not sets:
-                # Who has it, or would create it, says what is wrong.
-                sets = [part.broker_set for part in parts]
-                sets = sets or [(await self._connection.home(topic)).name]
-                self._look_at_s = now_s() + 1.0
+                sets = [(await self._connection.home(topic)).name]
+                self._look_at_s = now_s() + _LOOK_SOON_S
             places += [Place(topic, name) for name in sets]
         retries = _readable(part for part in known.topics if part.topic == self._retry_topic)
         places += [Place(self._retry_topic, part.broker_set) for part in retries]
         self._places = places
+
+    def _is_unheard_of(self, name: str, known: RouteResponse) -> bool:
+        """By who answered; others have told of it not long ago."""
+        if any(one.name == name for one in known.broker_sets):
+            return False
+        return now_s() - self._listed_at_s.get(name, 0.0) < _UNHEARD_S_MAX
 
     def _start(self, place: Place) -> Start:
         is_retry = place.topic == self._retry_topic

@@ -2,8 +2,9 @@
 
 It asks and remembers; who joins and leaves is the session. What one broker says may be old, or may
 lack sets of which it has not heard yet: so a set is added on anybody's word, and taken away on its
-own only. Messages are not to be missed because a topic came to a further set: a group that knows
-the topic elsewhere begins there with the oldest message.
+own only. A set without the topics counts while messages of the group wait there for their next
+attempt. Nothing is missed because a topic came to a further set: a group that knows the topic
+elsewhere begins there with the oldest message.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from collections.abc import Iterable
 from mq.client import offset_calls
 from mq.client.broadcast_offsets import BroadcastOffsets
 from mq.client.subscription import Start, Wanted
-from mq.client.wiring import Connection
+from mq.client.wiring import CALL_TIMEOUT_S, Connection
 from mq.errors import MqError
+from mq.names import retry_topic
 from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse
 
 log = logging.getLogger(__name__)
 
+_NONE: frozenset[str] = frozenset()
 _ASK_S = 1.0
 # By so much the clocks of brokers may be ahead of ours.
 _CLOCKS_DIFFER_MS = 60_000
@@ -37,23 +40,28 @@ class Whereabouts:
         self._connection = connection
         self._wanted = wanted
         self._kept = kept
-        # Sets that have queues of a topic to read; and those that have it at all.
-        self._readable: dict[str, set[str]] = {topic: set() for topic in wanted.topics}
-        self._any: dict[str, set[str]] = {topic: set() for topic in wanted.topics}
+        # Sets that have queues of a topic to read; and those that have it at all. Replaced, never
+        # changed: other threads look at them.
+        self._readable = dict.fromkeys(wanted.topics, _NONE)
+        self._any = dict.fromkeys(wanted.topics, _NONE)
+        # Where failed messages of the group are, or were.
+        self._retry_topic = retry_topic(wanted.group) if wanted.is_clustering else ""
+        self._retrying = _NONE
         # Where topics are looked for that nobody has.
-        self._homes: set[str] = set()
+        self._homes = _NONE
         self._starts: dict[str, Start] | None = None
         self._began_ms = time.time_ns() // 1_000_000
-        self.listed: frozenset[str] = frozenset()
+        # By the last answer: sets that there are, and those that have something for the consumer.
+        self.listed = self.told = _NONE
 
-    def sets_of(self, topic: str) -> set[str]:
+    def sets_of(self, topic: str) -> frozenset[str]:
         """As far as is known."""
-        return self._any.get(topic, set())
+        return self._any.get(topic, _NONE)
 
     @property
-    def sets(self) -> set[str]:
+    def sets(self) -> frozenset[str]:
         """Where to be."""
-        found = set(self._homes)
+        found = self._homes | self._retrying
         for topic in self._wanted.topics:
             # What nobody may read is asked for all the same: the answer says why.
             found |= self._readable[topic] or self._any[topic]
@@ -61,51 +69,60 @@ class Whereabouts:
 
     async def look(self) -> None:
         """Asks anybody. Raises Unreachable when nobody answers."""
-        response = await self._connection.brokers(self._wanted.topics)
-        self.listed = frozenset(one.name for one in response.broker_sets)
         is_first = self._starts is None
-        self._learn(response)
+        await self._ask_anybody()
         missing = [topic for topic, sets in self._any.items() if not sets]
         if is_first:
             # Later on a topic that is deleted everywhere may come back wherever it wants.
-            self._homes = {(await self._connection.home(topic)).name for topic in missing}
+            homes = [await self._connection.home(topic) for topic in missing]
+            self._homes = frozenset(one.name for one in homes)
             if self._kept is not None:
                 for topic in self._wanted.topics:
                     self._kept.adopt(topic, sorted(self._any[topic]))
             self._starts = await self._first_starts()
         elif not missing:
-            self._homes = set()
+            self._homes = _NONE
+
+    async def _ask_anybody(self, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        response = await self._connection.brokers(self._asked, timeout_s)
+        self.listed = frozenset(one.name for one in response.broker_sets)
+        self.told = frozenset(one.broker_set for one in response.topics if one.is_readable)
+        self._learn(response)
+
+    @property
+    def _asked(self) -> list[str]:
+        return [*self._wanted.topics, *filter(None, [self._retry_topic])]
 
     def _learn(self, response: RouteResponse) -> None:
         for part in response.topics:
-            if part.topic in self._any:
-                self._any[part.topic].add(part.broker_set)
+            topic, name = part.topic, frozenset([part.broker_set])
+            if topic in self._any:
+                self._any[topic] |= name
                 if part.is_readable and part.read_queues:
-                    self._readable[part.topic].add(part.broker_set)
+                    self._readable[topic] |= name
+            elif topic == self._retry_topic:
+                self._retrying |= name
 
-    async def has_lost_all(self, name: str) -> bool:
-        """Whether a set says itself that it has nothing to read of these topics, while others have.
-        Without an answer: no.
+    async def lost(self, names: Iterable[str]) -> list[str]:
+        """Those of these sets that say themselves that they have nothing for the consumer, while
+        others have.
         """
-        if not await self._ask(name):
-            return False
-        return bool(self.sets) and name not in self.sets
+        answered = [name for name in names if await self._ask(name)]
+        return [name for name in answered if self.sets and name not in self.sets]
 
-    async def is_missing(self, name: str) -> bool:
-        """Whether a topic is nowhere, by what this set and others say."""
-        is_sure = await self._ask(name)
+    async def is_missing(self, refused_by: str) -> bool:
+        """Whether a topic is nowhere: neither in this set nor in any other that is known."""
         try:
-            self._learn(await self._connection.brokers(self._wanted.topics, _ASK_S))
+            await self._ask_anybody(_ASK_S)
         except MqError:
-            is_sure = False
-        if is_sure:
-            # Others may have told of what this set had.
-            is_sure = await self._ask(name)
-        return is_sure and not all(self._any.values())
+            return False
+        known = frozenset.union(*self._any.values()) - self.told
+        answers = [await self._ask(name) for name in sorted(known | {refused_by})]
+        return all(answers) and not all(self._any.values())
 
     async def _ask(self, name: str) -> bool:
         """What the set says of itself counts. Whether it answered."""
-        request = RouteRequest(topics=self._wanted.topics)
+        request = RouteRequest(topics=self._asked)
         try:
             response: RouteResponse = await self._connection.of(name).call(
                 "ClusterService", "Route", request, _ASK_S
@@ -119,9 +136,12 @@ class Whereabouts:
 
     def forget(self, name: str) -> None:
         """Whatever was said of this set."""
-        for sets in (*self._any.values(), *self._readable.values()):
-            sets.discard(name)
-        self._homes.discard(name)
+        gone = frozenset([name])
+        for known in (self._any, self._readable):
+            for topic in known:
+                known[topic] -= gone
+        self._retrying -= gone
+        self._homes -= gone
 
     # Beginnings
 

@@ -89,6 +89,8 @@ class MemberAdmin:
         node_id = request.node_id
         if self._adding is not None and self._list().joining.node_id == node_id != "":
             self._adding[2].cancel()
+            # What follows from it happens in the next turn of the loop.
+            await asyncio.sleep(0)
             return self._list()
         await self._or_refused(self._members.remove_member(node_id))
         return self._list()

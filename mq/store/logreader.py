@@ -140,6 +140,16 @@ class LogReader:
             result.append(data if len(data) == end - start else self.read(start, end - start))
         return result
 
+    def is_in_memory(self, start: int, end: int) -> bool:
+        """Whether a read of these log offsets would most likely not wait for the disk."""
+        while start < end:
+            segment = self._segment_at(start)
+            stop = min(end, segment.end_log_offset)
+            if not segment.log.is_in_memory(start - segment.base, stop - start):
+                return False
+            start = stop
+        return True
+
     def apart(self, start: int, end: int) -> LogApart:
         """What the log has between these log offsets, by files of its own."""
         return LogApart(

@@ -28,6 +28,7 @@ _UNITS_MAX = 1 << 18
 _SAMPLE_UNITS = 64
 # Unwanted bytes between two runs that are cheaper to read than to skip.
 _GAP_BYTES_MAX = 4096
+_PROBES_MAX = 16
 
 
 class Status(enum.Enum):
@@ -97,6 +98,12 @@ class Found(NamedTuple):
     def log_range(self) -> tuple[int, int]:
         """Everything that is read stands in here."""
         return int(self.extents.starts[0]), int(self.extents.ends[-1])
+
+    def is_in_memory(self, log: LogReader) -> bool:
+        """Whether reading it would most likely not wait for the disk; asks for some of the runs."""
+        step = len(self.extents.starts) // _PROBES_MAX + 1
+        starts, ends = self.extents.starts[::step].tolist(), self.extents.ends[::step].tolist()
+        return all(map(log.is_in_memory, starts, ends))
 
     def read(self, read_ranges: ReadRanges) -> ReadResult:
         """QueueDamaged."""

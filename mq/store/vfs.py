@@ -29,6 +29,7 @@ from typing_extensions import Buffer
 _BUFFERS_MAX = 1024
 _OPEN_FILES_MAX = 16_384
 _LARGE_FILE_BYTES = 16 << 20
+_PROBE_BYTES = 128 << 10
 
 
 class DiskUsage(NamedTuple):
@@ -47,6 +48,10 @@ class File(Protocol):
 
     def pread_into(self, buffer: memoryview, position: int) -> int:
         """Fills the buffer and says how far: not all of it only at the end of the file."""
+        ...
+
+    def is_in_memory(self, position: int, length: int) -> bool:
+        """Whether a read would most likely not wait for the disk; False when nobody can tell."""
         ...
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
@@ -145,6 +150,16 @@ class RealFile:
                 break
             done += count
         return done
+
+    def is_in_memory(self, position: int, length: int) -> bool:
+        buffer = bytearray(1)
+        # The kernel reads ahead in steps of about this size: a byte of each tells of all.
+        for at in (*range(position, position + length, _PROBE_BYTES), position + length - 1):
+            try:
+                os.preadv(self._fd, [buffer], at, os.RWF_NOWAIT)
+            except OSError:  # it would have to wait, or this file system cannot tell
+                return False
+        return True
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
         for start in range(0, len(buffers), _BUFFERS_MAX):

@@ -13,6 +13,7 @@ import logging
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -33,6 +34,8 @@ _LOG_CHARACTERS = 1_000_000
 
 def main() -> None:
     arguments = _arguments()
+    # Ends as Ctrl-C does: nothing is left running.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # Clients say a lot while leaders die.
     logging.disable(logging.ERROR)
     directory = Path(tempfile.mkdtemp(prefix="mq-chaos-"))
@@ -48,7 +51,8 @@ def main() -> None:
         tell(f"left out: faults of the {what}: {why}")
     page_directory = arguments.report / f"{engine.name}-{arguments.seed}"
     with engine:
-        run = Run(engine, arguments.seed, arguments.pause_ms / 1000, tell)
+        pause_s, only = arguments.pause_ms / 1000, arguments.only
+        run = Run(engine, arguments.seed, pause_s, tell, only)
         tell("all brokers are up")
         # Not closed in the end: clients of brokers that do not answer would be waited for.
         asyncio.new_event_loop().run_until_complete(run.execute(arguments.minutes * 60))
@@ -76,6 +80,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
     parser.add_argument(
         "--pause-ms", type=float, default=15.0, help="mean time between two messages of a kind"
+    )
+    parser.add_argument(
+        "--only", nargs="*", default=(), metavar="FAULT", help="such as kill_leader  [all]"
     )
     parser.add_argument("--report", type=Path, default=Path("build/chaos"), metavar="DIRECTORY")
     return parser.parse_args()

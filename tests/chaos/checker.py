@@ -158,6 +158,12 @@ class Ledger:
         waiting = sum(len(one.missing) for one in works)
         return f"{acked:,} acknowledged, {waiting:,} of them not seen yet"
 
+    def waiting(self) -> str:
+        """For people: what was acknowledged and not seen yet, by topic."""
+        missing = {one.topic: sorted(one.missing) for one in self.works.values() if one.missing}
+        parts = [f"{topic} has {len(names)}: {names[:3]}" for topic, names in missing.items()]
+        return ", ".join(parts) or "everything was seen"
+
     def verdict(self) -> dict[str, int]:
         """Sums over all topics."""
         works = self.works.values()

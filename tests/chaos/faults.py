@@ -15,7 +15,7 @@ from tests.chaos import engine as questions
 if TYPE_CHECKING:
     import random
     import threading
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from tests.chaos.engine import Engine
     from tests.chaos.timeline import Timeline
@@ -38,7 +38,10 @@ class Faults:
         rng: random.Random,
         timeline: Timeline,
         over: threading.Event,
+        only: Collection[str] = (),
     ) -> None:
+        """`only` these, by the names of their functions; without any, all."""
+        self._only = only
         self._engine = engine
         self._rng = rng
         self._timeline = timeline
@@ -76,7 +79,7 @@ class Faults:
             ]
         if self._engine.disk is not None:
             found.append(self.fill_disk)
-        return found
+        return [one for one in found if not self._only or one.__name__ in self._only]
 
     def _next(self) -> Callable[[], None]:
         if not self._deck:

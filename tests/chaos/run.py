@@ -18,14 +18,15 @@ from tests.chaos.timeline import Timeline
 from tests.chaos.workloads import PATIENCE_S, TOPICS, Clients, name_in
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Collection
 
     from mq.client.model import QueueRef
     from tests.chaos.checker import Work
     from tests.chaos.engine import Engine
 
 _QUEUES = 8
-_DRAIN_S = 300.0
+_DRAIN_S = 240.0
+_TOLD_S = 5.0
 _PULL_MESSAGES = 1_000
 
 
@@ -33,14 +34,21 @@ class Run:
     """`execute` it once; then `ledger` and `timeline` have what happened."""
 
     def __init__(
-        self, engine: Engine, seed: int, pause_s: float, tell: Callable[[str], None]
+        self,
+        engine: Engine,
+        seed: int,
+        pause_s: float,
+        tell: Callable[[str], None],
+        only: Collection[str] = (),
     ) -> None:
+        """`pause_s` as in `Clients`, `only` as in `Faults`."""
         self.ledger = Ledger()
         self.timeline = Timeline(time.monotonic)
         self._engine = engine
         self._seed = seed
         self._pause_s = pause_s
         self._tell = tell
+        self._only = only
 
     async def execute(self, seconds: float) -> None:
         """Whatever goes wrong is in the ledger."""
@@ -78,7 +86,8 @@ class Run:
 
     async def _torment(self, seconds: float) -> None:
         over = threading.Event()
-        faults = Faults(self._engine, random.Random(self._seed), self.timeline, over)
+        rng = random.Random(self._seed)
+        faults = Faults(self._engine, rng, self.timeline, over, self._only)
 
         def tell(what: str) -> None:
             self._tell(f"{what}; {self.ledger.progress()}")
@@ -91,13 +100,17 @@ class Run:
     async def _drain(self, servers: str, seconds: float) -> None:
         """Until everything acknowledged was seen, and no transaction is open."""
         deadline_s = time.monotonic() + _DRAIN_S + seconds
+        told_s = time.monotonic()
         async with Admin(servers, timeout_s=PATIENCE_S) as admin:
             while time.monotonic() < deadline_s:
                 transactions = await admin.list_transactions(transactions_max=1)
                 if self.ledger.is_drained and not transactions.open:
                     return
+                if time.monotonic() - told_s > _TOLD_S:
+                    told_s = time.monotonic()
+                    self._tell(f"draining: {self.ledger.waiting()}")
                 await asyncio.sleep(0.3)
-        self.ledger.errors.append("not drained in time")
+        self.ledger.errors.append(f"not drained in time: {self.ledger.waiting()}")
 
     async def _read_topics(self, servers: str) -> None:
         """Each message of each topic, once, by where it stands."""

@@ -38,7 +38,9 @@ UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 ANYWHERE = {
     "AdminService/BrokerStatus",
     "AdminService/GetConfig",
+    "AdminService/ReadLog",
     "AdminService/SetConfig",
+    "ClusterService/Greet",
     "ClusterService/Route",
 }
 SEND_TIMEOUT_MS = 500

@@ -60,7 +60,11 @@ WANTED = consumer_pb2.Subscription(topic=TOPIC, filter=consumer_pb2.Filter(sql="
 MESSAGE = message_pb2.Message(body=b"body", tag="a", keys=["k"], properties={"a": "1"})
 AT_TIME = consumer_pb2.OFFSET_AT_TIME
 HANDLE = consumer_pb2.Handle(lease=b"12345678", queue_offset=1, count=2)
+# Where nobody is.
+OTHER_SET = cluster_pb2.PeerSet(name="set-9", addresses=["127.0.0.1:1", "localhost:2"])
 GOOD: dict[str, Message] = {
+    "AdminService/AddBrokerSet": admin_pb2.AddBrokerSetRequest(broker_set=OTHER_SET),
+    "AdminService/AddMember": admin_pb2.AddMemberRequest(node_id="n9", address="127.0.0.1:1"),
     "AdminService/AlterGroup": admin_pb2.AlterGroupRequest(group=GROUP, retries_max=3),
     "AdminService/AlterTopic": admin_pb2.AlterTopicRequest(topic=TOPIC, read_queues=9),
     "AdminService/BrokerStatus": admin_pb2.BrokerStatusRequest(),
@@ -91,6 +95,9 @@ GOOD: dict[str, Message] = {
     "AdminService/QueryMessages": admin_pb2.QueryMessagesRequest(
         topic=TOPIC, key="k", begin_ms=1, end_ms=1 << 50, messages_max=5
     ),
+    "AdminService/ReadLog": admin_pb2.ReadLogRequest(log_offset=150, bytes_max=1_000),
+    "AdminService/RemoveBrokerSet": admin_pb2.RemoveBrokerSetRequest(name="set-9"),
+    "AdminService/RemoveMember": admin_pb2.RemoveMemberRequest(node_id="n9"),
     "AdminService/ResendDeadLetters": admin_pb2.ResendDeadLettersRequest(
         group=GROUP, queue_offsets=[1]
     ),
@@ -102,6 +109,10 @@ GOOD: dict[str, Message] = {
         at_ms=1_700_000_000_000,
     ),
     "AdminService/SetConfig": admin_pb2.SetConfigRequest(name="retention.hours", value="48"),
+    "AdminService/TransferLeadership": admin_pb2.TransferLeadershipRequest(node_id="n9"),
+    "ClusterService/Greet": cluster_pb2.GreetRequest(
+        cluster="mq", sender=OTHER_SET, others=[OTHER_SET], topics_version=7
+    ),
     "ClusterService/Route": cluster_pb2.RouteRequest(topics=[TOPIC, "created"]),
     "ConsumerService/Ack": consumer_pb2.AckRequest(group=GROUP, handles=[HANDLE]),
     "ConsumerService/ChangeInvisible": consumer_pb2.ChangeInvisibleRequest(
@@ -324,7 +335,7 @@ def test_no_stream_of_a_member_harms_the_broker(calls: Calls) -> None:
     method = "ConsumerService/Subscribe"
     bad = requests(method)
     rng = random.Random(9)
-    for kind in ("progress", "released", "seek", "alive"):
+    for kind in ("progress", "released", "seek", "alive", "resume"):
         for _ in range(20):
             request = consumer_pb2.SubscribeRequest()
             getattr(request, kind).SetInParent()

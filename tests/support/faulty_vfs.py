@@ -92,6 +92,9 @@ class FaultyFile:
         buffer[: len(data)] = data
         return len(data)
 
+    def is_in_memory(self, position: int, length: int) -> bool:  # noqa: ARG002 - all or nothing
+        return not self._vfs.is_cold
+
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
         inode, vfs = self._live(errno.EBADF), self._vfs
         if position < 0:
@@ -200,6 +203,8 @@ class FaultyVfs:
         self._handles: dict[FaultyFile, None] = {}
         self._faults: list[_Fault] = []
         self._used_bytes = 0
+        # No file is in memory, by its own word.
+        self.is_cold = False
 
     # The protocol.
 

@@ -136,8 +136,8 @@ def _dearest_first(
 
 
 class _Dealer:
-    """Gives what is free to those with room, first to the one that has the least of its share. There
-    is room for exactly what is free, so whoever takes the next, the end is as it should be.
+    """Gives what is free to those with room, first to who has the least of its share. There is room
+    for exactly what is free, so whoever takes the next, the end is as it should be.
     """
 
     def __init__(

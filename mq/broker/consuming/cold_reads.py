@@ -1,8 +1,9 @@
-"""Reads of what was written long ago: from the disk, and of no hurry.
+"""Reads of what was written long ago, which nobody is in a hurry for.
 
-They run on a thread, so that the loop goes on with appends and with readers near the end; one at a
-time, however many readers there are; and while the log grows they rest in between, so that whoever
-writes keeps most of the disk and of the processors.
+They take turns, one at a time, however many readers there are. What is not in memory is read on a
+thread, so that the loop goes on with appends and with readers near the end. On a node that follows
+they rest in between while the log grows: whoever writes waits for this node, too, and keeps most of
+its disk and processors.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from mq.store.reading import Found, ReadResult
 
 # Of one read. What follows a read happens on the loop, and in one piece.
 COLD_BYTES_MAX = 1 << 20
-# For all cold readers of a node together, while somebody writes.
-_BYTES_PER_S = 64 << 20
+# For all who are paced together.
+_BYTES_PER_S = 48 << 20
 
 
 class ColdReads:
@@ -25,29 +26,36 @@ class ColdReads:
         self._turn = asyncio.Lock()
         self._log_end = log.end_offset
         self._rests_until_s = 0.0
-        self.reads_total = 0
+        # Of them, those on a thread.
+        self.disk_reads_total = 0
 
-    async def read(self, find: Callable[[], ReadResult | Found]) -> ReadResult:
+    async def read(self, find: Callable[[], ReadResult | Found], *, is_paced: bool) -> ReadResult:
         """`find` says what there is to read when its turn has come."""
         async with self._turn:
             loop = asyncio.get_running_loop()
-            if (rest_s := self._rests_until_s - loop.time()) > 0:
+            if is_paced and (rest_s := self._rests_until_s - loop.time()) > 0:
                 await asyncio.sleep(rest_s)
-            found = find()
-            if not isinstance(found, Found):
-                return found
-            began_s, apart = loop.time(), self._log.apart(*found.log_range)
-            # Whoever asked may go away meanwhile: the files are closed all the same.
-            result = await asyncio.shield(loop.run_in_executor(None, _read, found, apart))
-            self.reads_total += 1
+            began_s = loop.time()
+            result = await self._read(find())
             is_growing = self._log.end_offset != self._log_end
             self._log_end = self._log.end_offset
             size_bytes = sum(len(run.frames) for run in result.runs)
             self._rests_until_s = began_s + (size_bytes / _BYTES_PER_S if is_growing else 0.0)
             return result
 
+    async def _read(self, found: ReadResult | Found) -> ReadResult:
+        if not isinstance(found, Found):
+            return found
+        if found.is_in_memory(self._log):
+            return found.read(self._log.read_ranges)
+        self.disk_reads_total += 1
+        apart = self._log.apart(*found.log_range)
+        # Whoever asked may go away meanwhile: the files are closed all the same.
+        loop = asyncio.get_running_loop()
+        return await asyncio.shield(loop.run_in_executor(None, _read_apart, found, apart))
 
-def _read(found: Found, apart: LogApart) -> ReadResult:
+
+def _read_apart(found: Found, apart: LogApart) -> ReadResult:
     try:
         return found.read(apart.read_ranges)
     finally:

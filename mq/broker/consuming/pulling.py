@@ -111,14 +111,21 @@ class Puller:
         return self._store.log.end_offset - found.log_range[0]
 
     def is_cold(self, found: ReadResult | Found) -> bool:
-        """Whether it is to be taken with `take_cold`: most likely it is in no memory any more."""
-        return self.behind_bytes(found) > self._replicas.backlog_bytes
+        """Whether it is to be taken with `take_cold`: it stands far behind, and on the disk alone;
+        or this node follows, and its readers are to be gentle.
+        """
+        if self.behind_bytes(found) <= self._replicas.backlog_bytes or not isinstance(found, Found):
+            return False
+        return not self._replicas.is_serving or not found.is_in_memory(self._store.log)
 
     async def take_cold(self, query: Query) -> ReadResult:
         """As `read`, without haste; it may be less."""
         bytes_max = min(query.bytes_max or COLD_BYTES_MAX, COLD_BYTES_MAX)
         limited = query._replace(bytes_max=bytes_max)
-        return self._taken(query, await self._cold.read(lambda: self.find(limited)))
+        result = await self._cold.read(
+            lambda: self.find(limited), is_paced=not self._replicas.is_serving
+        )
+        return self._taken(query, result)
 
     async def _fetch(self, query: Query) -> ReadResult:
         return await self._took(query, self.find(query))

@@ -60,12 +60,12 @@ def test_letters_of_a_group_say_where_they_come_from_and_why(columns: int) -> No
     for part in ("orders", "17", "customer", "2 dead letters"):
         assert part in text
     assert "\x1b" not in text
-    assert admin.called("list_dead_letters") == [(("billing", 0, 2), {})]
+    assert admin.called("list_dead_letters") == [(("billing", 0, 2), {"broker_set": ""})]
 
 
 def test_letters_come_page_by_page() -> None:
     pages = [page(letter(0), next_offset=1), page(letter(1), next_offset=2), page(next_offset=2)]
-    admin = FakeAdmin(list_dead_letters=lambda *_: pages.pop(0))
+    admin = FakeAdmin(list_dead_letters=lambda *_, **__: pages.pop(0))
     found = run_json(dlq, "list", "billing", "--from", "0", "--count", "5", admin=admin)
     assert [one["queue_offset"] for one in found] == [0, 1]
     assert found[0]["origin"]["reason"].startswith("ValueError")
@@ -74,6 +74,24 @@ def test_letters_come_page_by_page() -> None:
         ("billing", 1, 4),
         ("billing", 2, 3),
     ]
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_letters_of_several_sets_go_on_in_each_and_are_told_apart(columns: int) -> None:
+    other = letter()
+    other.message_id = "other-set:77"
+    first = page(letter(), other)
+    first.next_offsets.update({"set-0": 4, "other-set": 4})
+    pages = [first, page()] * 2
+    admin = FakeAdmin(list_dead_letters=lambda *_, **__: pages.pop(0))
+    text = run(dlq, "list", "billing", admin=admin, columns=columns).stdout
+    assert_fits(text, columns)
+    assert [line.split()[0] for line in text.splitlines() if "17" in line] == ["set-0", "other-set"]
+    places = [args[1] for args, _ in admin.called("list_dead_letters")]
+    assert places == [0, {"set-0": 4, "other-set": 4}]
+    ambiguous = run(dlq, "show", "billing", "3", admin=admin)
+    assert ambiguous.exit_code == 1
+    assert "--set" in ambiguous.stderr
 
 
 @pytest.mark.parametrize("columns", [80, 140])
@@ -101,7 +119,12 @@ def test_letters_are_sent_again() -> None:
         "group": "billing",
         "resent": 2,
     }
-    assert admin.called("resend_dead_letters") == [(("billing", (3, 4)), {}), (("billing", ()), {})]
+    run(dlq, "resend", "billing", "3", "--set", "b", admin=admin)
+    assert admin.called("resend_dead_letters") == [
+        (("billing", (3, 4)), {"broker_set": ""}),
+        (("billing", ()), {"broker_set": ""}),
+        (("billing", (3,)), {"broker_set": "b"}),
+    ]
 
 
 @pytest.mark.parametrize("which", [(), ("3", "--all"), ("-1",), ("x",)])
@@ -118,4 +141,9 @@ def test_purge_asks_unless_yes_is_given() -> None:
     result = run(dlq, "purge", "billing", "--yes", "--before", "9", admin=admin)
     assert result.stdout == "Dropped 5 dead letters of group billing.\n"
     assert run_json(dlq, "purge", "billing", "-y", admin=admin)["purged"] == 5
-    assert admin.called("purge_dead_letters") == [(("billing", 9), {}), (("billing", 0), {})]
+    run(dlq, "purge", "billing", "-y", "--before", "9", "--set", "b", admin=admin)
+    assert admin.called("purge_dead_letters") == [
+        (("billing", 9), {"broker_set": ""}),
+        (("billing", 0), {"broker_set": ""}),
+        (("billing", 9), {"broker_set": "b"}),
+    ]

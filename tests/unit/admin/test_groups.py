@@ -93,7 +93,8 @@ def test_a_group_without_members_says_so() -> None:
 def test_a_description_as_json_has_the_settings() -> None:
     admin = FakeAdmin(describe_group=described(), alter_group=SETTINGS)
     found = run_json(group, "describe", "billing", admin=admin)
-    assert found["settings"] == {"group": "billing", "retries_max": 16, "is_default": True}
+    settings = {"group": "billing", "retries_max": 16, "is_default": True, "missing_sets": []}
+    assert found["settings"] == settings
     assert admin.called("alter_group") == [(("billing",), {})]
 
 
@@ -125,20 +126,66 @@ def test_reset_shows_before_and_after() -> None:
     assert ["orders", "0", "500", "1704", "+1,204"] in rows
     assert ["orders", "1", "none", "299", "new"] in rows
     assert "goes on from there in 2 queues" in result.stdout
-    expected = {"to": "latest", "queue_ids": (), "dry_run": False}
+    expected = {"to": "latest", "queue_ids": (), "dry_run": False, "broker_set": ""}
     assert admin.calls == [("reset_offsets", ("billing", "orders"), expected)]
 
 
 def test_a_dry_run_says_that_nothing_was_changed() -> None:
     admin = FakeAdmin(reset_offsets=pb.ResetOffsetsResponse(before=BEFORE, after=AFTER))
-    flags = ("--topic", "orders", "--to", "1000", "--queue", "0", "--queue", "3", "--dry-run")
+    flags = (
+        "--topic",
+        "orders",
+        "--to",
+        "1000",
+        "--queue",
+        "0",
+        "--queue",
+        "3",
+        "--dry-run",
+        "--set",
+        "b",
+    )
     result = run(group, "reset", "billing", *flags, admin=admin)
     assert "Nothing was changed" in result.stdout
-    expected = {"to": 1000, "queue_ids": (0, 3), "dry_run": True}
+    expected = {"to": 1000, "queue_ids": (0, 3), "dry_run": True, "broker_set": "b"}
     assert admin.calls == [("reset_offsets", ("billing", "orders"), expected)]
     document = run_json(group, "reset", "billing", *flags, admin=admin)
     assert document["is_dry_run"] is True
     assert document["after"][0]["queue_offset"] == 1704
+
+
+def test_the_same_queue_of_two_sets_is_two_rows() -> None:
+    after = [
+        QueuePosition(topic="orders", queue_id=0, queue_offset=at, broker_set=name)
+        for name, at in (("a", 7), ("b", 9))
+    ]
+    found = pb.ResetOffsetsResponse(before=after[:1], after=after)
+    flags = ("--topic", "orders", "--to", "latest")
+    result = run(group, "reset", "billing", *flags, admin=FakeAdmin(reset_offsets=found))
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert ["orders", "a", "0", "7", "7", "+0"] in rows
+    assert ["orders", "b", "0", "none", "9", "new"] in rows
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_a_description_of_several_sets_fits(columns: int) -> None:
+    found = described()
+    for queue, name in zip(found.queues, ("set-0", "set-0", "another-set"), strict=True):
+        queue.broker_set = name
+    admin = FakeAdmin(describe_group=found, alter_group=SETTINGS)
+    text = run(group, "describe", "billing", admin=admin, columns=columns).stdout
+    assert_fits(text, columns)
+    assert "another-set" in text
+
+
+def test_what_a_silent_set_has_is_not_shown_and_the_command_fails() -> None:
+    found = described()
+    found.missing_sets.append("b")
+    admin = FakeAdmin(describe_group=found, alter_group=SETTINGS)
+    result = run(group, "describe", "billing", admin=admin)
+    assert result.exit_code == 1
+    assert "1,204" in result.stdout
+    assert result.stderr.startswith("error: UNREACHABLE: broker set b did not answer")
 
 
 @pytest.mark.parametrize(

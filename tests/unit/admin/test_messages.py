@@ -107,11 +107,18 @@ def test_a_time_before_or_after_everything_is_a_usage_error(flags: tuple[str, st
 class Queues(FakeAdmin):
     """A topic with queues that end there; pages are as the broker makes them."""
 
-    def __init__(self, *counts: int, page: int = 2, start: int = 0) -> None:
+    def __init__(
+        self, *counts: int, page: int = 2, start: int = 0, sets: tuple[str, ...] = ("a",)
+    ) -> None:
         self._counts = counts
         self.wanted: list[object] = []
+        self.sets: list[str] = []
         self._page = page
-        queues = [pb.QueueStats(queue_id=at, start=start, end=end) for at, end in enumerate(counts)]
+        queues = [
+            pb.QueueStats(queue_id=at, start=start, end=end, broker_set=name)
+            for name in sets
+            for at, end in enumerate(counts)
+        ]
         super().__init__(
             describe_topic=pb.DescribeTopicResponse(queues=queues), browse_messages=self._browse
         )
@@ -124,8 +131,10 @@ class Queues(FakeAdmin):
         *,
         messages_max: int,
         filter: object,  # noqa: A002
+        broker_set: str,
     ) -> pb.MessageList:
         self.wanted.append(filter)
+        self.sets.append(broker_set)
         end = min(at + min(messages_max, self._page), self._counts[queue_id])
         found = [stored(queue_id, queue_offset) for queue_offset in range(at, end)]
         return pb.MessageList(messages=found, next_offset=max(at, end))
@@ -152,6 +161,18 @@ def test_browse_from_an_offset_or_the_last_ones() -> None:
 def test_browse_begins_with_what_is_still_there() -> None:
     admin = Queues(5, start=3)
     assert places(admin=admin) == places("--from", "latest", admin=admin) == [(0, 3), (0, 4)]
+
+
+def test_browse_asks_each_set_for_its_queues_or_one_of_them() -> None:
+    admin = Queues(1, 1, sets=("a", "b"))
+    assert places("--count", "1", admin=admin) == [(0, 0), (1, 0)] * 2
+    assert admin.sets == ["a", "a", "b", "b"]
+    admin.sets.clear()
+    assert places("--count", "1", "--set", "b", "--queue", "1", admin=admin) == [(1, 0)]
+    assert admin.sets == ["b"]
+    for flags in (("--set", "c"), ("--queue", "2")):
+        refused = run(message, "browse", "--topic", "orders", *flags, admin=admin)
+        assert refused.stderr.startswith("error: QUEUE_NOT_FOUND: topic orders has no queue")
 
 
 def test_browse_hands_over_the_filter() -> None:

@@ -218,6 +218,7 @@ def test_results_as_json_are_a_line_each_in_the_order_of_the_input() -> None:
         "is_duplicate": False,
         "status": "SEND_OK",
         "deliver_at_ms": 0,
+        "broker_set": "",
     }
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from mq.admin.topics import topic
+from mq.client.admin_calls import Answers
 from mq.errors import TopicNotFound
 from mq.wire.v1 import admin_pb2 as pb
-from mq.wire.v1.cluster_pb2 import TOPIC_TRANSACTIONAL
+from mq.wire.v1.cluster_pb2 import TOPIC_TRANSACTIONAL, BrokerSet, RouteResponse, TopicRoute
 from tests.support.commands import FakeAdmin, assert_fits, run, run_json
 
 LONG = "t" * 127
@@ -54,7 +57,7 @@ def test_the_list_as_json_has_one_object_a_topic() -> None:
     admin = FakeAdmin(list_topics=[pb.TopicSummary(info=info(), messages=5)])
     (found,) = run_json(topic, "list", "--internal", admin=admin)
     assert (found["topic"], found["type"], found["messages"]) == ("orders", "normal", 5)
-    assert admin.calls == [("list_topics", (), {"include_internal": True})]
+    assert admin.called("list_topics") == [((), {"include_internal": True})]
 
 
 def test_a_description_has_queues_and_groups() -> None:
@@ -73,11 +76,11 @@ def test_create_hands_over_queues_and_type() -> None:
     admin = FakeAdmin(create_topic=info())
     result = run(topic, "create", "orders", "--queues", "16", "--type", "ordered", admin=admin)
     assert result.exit_code == 0
-    wanted = {"queues": 16, "type": "ordered", "priorities": 0}
-    assert admin.calls == [("create_topic", ("orders",), wanted)]
-    run(topic, "create", "orders", "--priorities", "3", admin=admin)
-    wanted = {"queues": 0, "type": "normal", "priorities": 3}
-    assert admin.calls[1] == ("create_topic", ("orders",), wanted)
+    wanted = {"queues": 16, "type": "ordered", "priorities": 0, "sets": None}
+    assert admin.called("create_topic") == [(("orders",), wanted)]
+    run(topic, "create", "orders", "--priorities", "3", "--set", "a", "--set", "b", admin=admin)
+    wanted = {"queues": 0, "type": "normal", "priorities": 3, "sets": ("a", "b")}
+    assert admin.called("create_topic")[1] == (("orders",), wanted)
 
 
 def test_priorities_are_shown() -> None:
@@ -104,7 +107,7 @@ def test_alter_hands_over_what_was_named(
     admin = FakeAdmin(alter_topic=info())
     assert run(topic, "alter", "orders", *flags, admin=admin).exit_code == 0
     ((_, given),) = admin.called("alter_topic")
-    assert {key: value for key, value in given.items() if value is not None} == changes
+    assert {key: value for key, value in given.items() if value not in (None, "")} == changes
 
 
 @pytest.mark.parametrize("flags", [(), ("--queues", "4", "--read-queues", "5"), ("--queues", "0")])
@@ -132,6 +135,93 @@ def test_delete_does_not_ask_with_yes() -> None:
     assert (result.exit_code, result.stderr) == (0, "")
     document = run_json(topic, "delete", "orders", "-y", admin=admin)
     assert document == {"topic": "orders", "is_deleted": True, "messages": (1 << 45) - 10}
+
+
+# Several broker sets.
+
+SETS = RouteResponse(
+    broker_sets=[BrokerSet(name="set-a"), BrokerSet(name="set-b")],
+    topics=[
+        TopicRoute(topic="orders", broker_set="set-a", write_queues=5),
+        TopicRoute(topic="orders", broker_set="set-b", write_queues=3),
+    ],
+)
+
+
+def spread() -> pb.DescribeTopicResponse:
+    parts = [
+        info(write_queues=5, read_queues=5, broker_set="set-a"),
+        info(write_queues=3, read_queues=3, broker_set="set-b", is_writable=False),
+    ]
+    queues = [
+        pb.QueueStats(broker_set="set-a", end=10),
+        pb.QueueStats(broker_set="set-b", end=7),
+    ]
+    return pb.DescribeTopicResponse(info=info(), queues=queues, parts=parts)
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_cluster_of_several_sets_shows_them(columns: int) -> None:
+    summary = pb.TopicSummary(info=info(), messages=17, broker_sets=["set-a", "set-b"])
+    admin = FakeAdmin(list_topics=[summary], describe_topic=spread(), route=SETS)
+    listed = run(topic, "list", admin=admin, columns=columns).stdout
+    assert "set-a, set-b" in listed
+    text = run(topic, "describe", "orders", admin=admin, columns=columns).stdout
+    assert "8 queues: 5 in set-a, 3 in set-b" in text
+    assert "read and write; in set-b read" in text
+    assert ["set-b", "0", "0", "7", "7", "-"] in [line.split() for line in text.splitlines()]
+    assert_fits(listed + text, columns)
+
+
+def test_one_set_alone_is_not_shown() -> None:
+    alone = RouteResponse(broker_sets=[BrokerSet(name="set-0")])
+    summary = pb.TopicSummary(info=info(), messages=17, broker_sets=["set-0"])
+    admin = FakeAdmin(
+        list_topics=[summary], describe_topic=described(), create_topic=info(), route=alone
+    )
+    for command in (("list",), ("describe", "orders"), ("create", "orders")):
+        assert "set-" not in run(topic, *command, admin=admin).stdout
+
+
+def test_create_and_extend_say_where_the_queues_are() -> None:
+    part = info(write_queues=3, read_queues=3, broker_set="set-b")
+    admin = FakeAdmin(create_topic=info(), extend_topic=part, route=SETS)
+    created = run(topic, "create", "orders", admin=admin).stdout
+    assert "8 queues (5 in set-a, 3 in set-b), read and write" in created
+    extended = run(topic, "extend", "orders", "--set", "set-b", "--queues", "3", admin=admin)
+    assert "3 queues in set-b, 8 in all, read and write" in extended.stdout
+    assert admin.called("extend_topic") == [(("orders", "set-b", 3), {})]
+    for flags in ((), ("--set", "set-b"), ("--queues", "3")):
+        assert run(topic, "extend", "orders", *flags, admin=admin).exit_code == 2
+
+
+def test_drain_says_what_is_left_and_what_comes_next() -> None:
+    admin = FakeAdmin(drain_topic=info(), describe_topic=spread())
+    text = run(topic, "drain", "orders", "--set", "set-b", admin=admin).stdout
+    assert "When the 7 messages there are consumed" in text
+    assert "mq topic delete orders --set set-b" in text
+    assert run_json(topic, "drain", "orders", "--set", "set-b", admin=admin)["messages"] == 7
+
+
+def test_a_part_is_deleted_alone() -> None:
+    admin = FakeAdmin(describe_topic=spread(), remove_part=None)
+    flags = ("orders", "--set", "set-b", "--yes")
+    result = run(topic, "delete", *flags, admin=admin)
+    assert result.stdout == "Deleted topic orders in broker set set-b and its 7 messages.\n"
+    run(topic, "delete", *flags, "--force", admin=admin)
+    assert [given["force"] for _, given in admin.called("remove_part")] == [False, True]
+    assert admin.called("delete_topic") == []
+    assert run(topic, "delete", "orders", "--yes", "--force", admin=admin).exit_code == 2
+
+
+def test_what_a_silent_set_has_is_not_shown_and_the_command_fails() -> None:
+    found = Answers([pb.TopicSummary(info=info(), messages=5)], ["set-b", "set-c"])
+    result = run(topic, "list", "--json", admin=FakeAdmin(list_topics=found))
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)[0]["messages"] == 5
+    assert result.stderr == (
+        "error: UNREACHABLE: broker sets set-b, set-c did not answer: what is there is not shown\n"
+    )
 
 
 def test_an_error_of_the_broker_is_one_line() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mq.broker import directory as module
-from mq.broker.consuming.shares import Portion
+from mq.broker.consuming.shares import Portion, Surroundings
 from mq.broker.contracts import Leading, Peer
 from mq.broker.directory import Directory
 from mq.broker.replicated.state import State
@@ -312,7 +312,7 @@ def test_surroundings_are_what_groups_have_elsewhere() -> None:
     a.greet(b)
     a.greet(c)
     found = a.directory.surroundings({"t", "u", "dark", "none"}, "%RETRY%g")
-    assert found == ("a", {"z"}, {"b": Portion(6, frozenset("xy"))})
+    assert found == Surroundings("a", frozenset("z"), {"b": Portion(6, frozenset("xy"))})
     assert a.directory.surroundings({"t"}, None).elsewhere == {"b": Portion(3, frozenset("xy"))}
     assert a.directory.is_readable_elsewhere("t")
     assert not a.directory.is_readable_elsewhere("dark")

@@ -27,8 +27,9 @@ def shorten_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Scene:
-    def __init__(self, **options: Any) -> None:
-        self.connection = ScriptedConnection()
+    def __init__(self, *others: str, **options: Any) -> None:
+        """`others`: broker sets beside the first one."""
+        self.connection = ScriptedConnection(*others)
         wanted = Wanted("g", TOPIC, member_id="me", **options)
         self.session = Session(self.connection.as_connection, wanted)
         self.holdings = self.session.holdings

@@ -17,11 +17,17 @@ from mq.errors import IllegalFilter, MqError, TopicNotFound, Unreachable
 from tests.unit.client.virtual_time import run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 A, B, C = Place("t", "a"), Place("t", "b"), Place("t", "c")
-BOTH = [A, B]
 CALL_S = 5.0
+
+
+def at(*places: Place) -> Callable[[], list[Place]]:
+    return lambda: list(places)
+
+
+BOTH = at(A, B)
 
 
 class Desk:
@@ -114,11 +120,11 @@ def test_one_place_is_asked_once_with_the_wait() -> None:
     async def scenario() -> None:
         desk = Desk()
         gathering = Gathering(desk)
-        assert await gathering.receive([A], 32, 20, 60) == []
+        assert await gathering.receive(at(A), 32, 20, 60) == []
         # The last one for what was left when the first had come back a little early.
         assert desk.asked[0] == (A, 32, 20)
         assert 1020 <= now_s() < 1020.1
-        assert await gathering.receive([A], 32, 0, 60) == []
+        assert await gathering.receive(at(A), 32, 0, 60) == []
         assert desk.asked[-1] == (A, 32, 0)
         assert 1020 <= now_s() < 1020.1
 
@@ -166,14 +172,14 @@ def test_what_was_kept_for_long_is_held_anew_or_left_out() -> None:
         desk = Desk()
         gathering = Gathering(desk)
         # Places that are asked for one each at the same time: more comes than is wanted.
-        waiting = asyncio.create_task(gathering.receive([A, B, C], 1, 20, 60))
+        waiting = asyncio.create_task(gathering.receive(at(A, B, C), 1, 20, 60))
         await asyncio.sleep(1)
-        for at, place in enumerate([A, B, C]):
-            desk.put(place, at)
+        for number, place in enumerate([A, B, C]):
+            desk.put(place, number)
         first = numbers(await waiting)
         await asyncio.sleep(30)
         desk.taken_by_others = {2}
-        found = numbers(await gathering.receive([A, B, C], 10, 0, 60))
+        found = numbers(await gathering.receive(at(A, B, C), 10, 0, 60))
         assert sorted(desk.held) == sorted({0, 1, 2} - set(first))
         assert sorted(first + found) == [0, 1] or first == [2]
 
@@ -243,7 +249,7 @@ def test_what_a_place_refuses_is_told_unless_others_have_the_topic() -> None:
         other = Place("other", "a")
         desk.failures[other] = TopicNotFound("nowhere")
         with pytest.raises(TopicNotFound, match="nowhere"):
-            await gathering.receive([B, other], 10, 20, 60)
+            await gathering.receive(at(B, other), 10, 20, 60)
         desk.failures[B] = TopicNotFound("nowhere")
         began_s = now_s()
         with pytest.raises(TopicNotFound):
@@ -261,9 +267,9 @@ def test_no_place_is_passed_over_for_ever_however_few_are_wanted() -> None:
         for place in places:
             desk.put(place, *range(100))
         seen: Counter[str] = Counter()
-        for at in range(30):
-            first = at % 3
-            found = await gathering.receive(places[first:] + places[:first], 1, 20, 60)
+        for turn in range(30):
+            first = turn % 3
+            found = await gathering.receive(at(*places[first:], *places[:first]), 1, 20, 60)
             assert len(found) == 1
             seen[found[0].broker_set] += 1
         assert dict(seen) == {"a": 10, "b": 10, "c": 10}
@@ -277,7 +283,7 @@ def test_a_message_that_comes_anywhere_is_heard_of_by_who_wants_one() -> None:
     async def scenario() -> None:
         desk = Desk()
         gathering = Gathering(desk)
-        waiting = asyncio.create_task(gathering.receive([A, B, C], 1, 20, 60))
+        waiting = asyncio.create_task(gathering.receive(at(A, B, C), 1, 20, 60))
         await asyncio.sleep(5)
         desk.put(C, 1)
         assert numbers(await waiting) == [1]
@@ -330,7 +336,7 @@ def test_what_was_never_given_out_is_told_at_the_end() -> None:
     async def scenario() -> None:
         desk = Desk()
         gathering = Gathering(desk)
-        waiting = asyncio.create_task(gathering.receive([A, B, C], 1, 20, 60))
+        waiting = asyncio.create_task(gathering.receive(at(A, B, C), 1, 20, 60))
         await asyncio.sleep(1)
         desk.put(A, 0)
         desk.put(B, 1)
@@ -338,5 +344,58 @@ def test_what_was_never_given_out_is_told_at_the_end() -> None:
         rest = numbers(await gathering.close())
         assert sorted(first + rest) == [0, 1]
         assert desk.waiting == 0
+
+    run(scenario())
+
+
+def test_a_place_that_is_new_is_heard_of_while_somebody_waits() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        gathering = Gathering(desk)
+        places = [A]
+        waiting = asyncio.create_task(gathering.receive(lambda: list(places), 10, 60, 60))
+        await asyncio.sleep(1)
+        places.append(B)
+        desk.put(B, 1)
+        assert numbers(await waiting) == [1]
+        assert now_s() < 1010
+        assert [place for place, _, _ in desk.asked] == [A, B]
+
+    run(scenario())
+
+
+def test_an_answer_on_its_way_to_an_open_call_is_not_missed() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        gathering = Gathering(desk)
+        waiting = asyncio.create_task(gathering.receive(at(A, B, C), 32, 20, 60))
+        await asyncio.sleep(1)
+        desk.put(C, 1)
+        await waiting
+        asyncio.get_running_loop().call_later(0.01, desk.put, A, 7)
+        assert numbers(await gathering.receive(BOTH, 32, 0, 60)) == [7]
+
+    run(scenario())
+
+
+def test_a_place_that_was_late_once_is_not_waited_for_again() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        gathering = Gathering(desk)
+        desk.dead = {A}
+        assert await gathering.receive(BOTH, 32, 0, 60) == []
+        assert now_s() < 1002
+        for _ in range(3):
+            await asyncio.sleep(LINGER_S + 0.1)
+            began_s = now_s()
+            assert await gathering.receive(BOTH, 32, 0, 60) == []
+            assert now_s() - began_s < 0.1
+        desk.dead = set()
+        await gathering.receive(BOTH, 32, 1, 60)
+        await asyncio.sleep(LINGER_S + 0.1)
+        # It answers: what it has comes with what the others have.
+        desk.put(A, 1)
+        desk.put(B, 2)
+        assert numbers(await gathering.receive(BOTH, 32, 0, 60)) == [1, 2]
 
     run(scenario())

@@ -119,12 +119,12 @@ def test_paused_queues_give_out_nothing_until_they_are_resumed() -> None:
     desk.assign((0, 0), (1, 0), first=True)
     deliver(desk.holdings, delivery(0, range(2)))
     deliver(desk.holdings, delivery(1, range(2)))
-    desk.holdings.pause([(TOPIC, 0)])
+    desk.holdings.pause([ref(0)])
     assert {one.message.queue_id for one in desk.take(100)} == {1}
-    desk.holdings.resume([(TOPIC, 0)])
+    desk.holdings.resume([ref(0)])
     assert offsets(desk.take(100)) == [0, 1]
     with pytest.raises(NotAssigned, match="queue 9 of topic orders"):
-        desk.holdings.pause([(TOPIC, 9)])
+        desk.holdings.pause([ref(9)])
 
 
 def test_a_pause_of_all_holds_for_queues_to_come() -> None:
@@ -144,7 +144,7 @@ def test_a_queue_that_is_resumed_alone_stays_so_when_members_come_and_go() -> No
     desk = Desk()
     desk.assign((0, 0), (1, 0), first=True)
     desk.holdings.pause(None)
-    desk.holdings.resume([(TOPIC, 1)])
+    desk.holdings.resume([ref(1)])
     desk.assign((0, 0), (1, 0), (2, 0))
     for queue_id in range(3):
         deliver(desk.holdings, delivery(queue_id, [0]))

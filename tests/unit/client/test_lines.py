@@ -151,14 +151,14 @@ def test_messages_of_a_queue_that_is_gone_go_where_their_keys_lead_now() -> None
     lines.accumulator.set_route("t", [part(5)])
     lines.add("a13", one)
     parts = lines.accumulator.split(batch)
-    assert sum(part.size_bytes for part in parts) == batch.size_bytes
+    assert sum(one_part.size_bytes for one_part in parts) == batch.size_bytes
     order: dict[int, list[str]] = {text_hash(one) % 5: [], text_hash(other) % 5: []}
     sequences = []
     while taken := lines.take_lingered():
-        for part in taken:
-            order[part.queue_id] += bodies(part)
-            sequences.append(part.sequence)
-            lines.done(part)
+        for one_part in taken:
+            order[one_part.queue_id] += bodies(one_part)
+            sequences.append(one_part.sequence)
+            lines.done(one_part)
     assert list(order.values()) == [
         [f"a{number}" for number in range(1, 14)],
         [f"b{number}" for number in range(1, 13)],

@@ -12,9 +12,11 @@ from mq.client.lines import Kind
 from mq.client.model import Message
 from mq.client.priorities import FairTurns, queue_for, queues_of
 from mq.errors import IllegalRequest
+from mq.wire.v1.cluster_pb2 import TopicRoute
 from mq.wire.v1.consumer_pb2 import AssignedQueue, Assignment
 from mq.wire.v1.message_pb2 import Batch
-from tests.unit.client.accumulators import TIMEOUT_S, Lines, encoded
+from tests.unit.client.accumulators import SET as SET_0
+from tests.unit.client.accumulators import TIMEOUT_S, Lines, encoded, part
 from tests.unit.client.deliveries import SET, TOPIC, deliver, delivery
 from tests.unit.client.desk import Desk
 
@@ -40,10 +42,16 @@ def test_a_priority_is_a_field_of_the_message() -> None:
 # -- sending ---------------------------------------------------------------------------------------
 
 
-def ranked(queues: int = 6, priorities: int = 3) -> Lines:
-    lines = Lines(queues)
-    lines.accumulator.set_route("t", queues, priorities=priorities)
+def ranked(*parts: TopicRoute) -> Lines:
+    lines = Lines(6)
+    lines.accumulator.set_route("t", parts or [part(6, priorities=3)])
+    lines.free = lines.well = [one.broker_set for one in parts] or [SET_0]
     return lines
+
+
+def add(lines: Lines, text: str, priority: int, key: str = "") -> None:
+    message = encoded(text, key)
+    lines.accumulator.add("t", message, None, None, TIMEOUT_S, priority=priority)
 
 
 def test_messages_of_a_priority_fill_one_batch_and_the_next_goes_to_the_next_queue() -> None:
@@ -51,8 +59,7 @@ def test_messages_of_a_priority_fill_one_batch_and_the_next_goes_to_the_next_que
     seen = []
     for _ in range(4):
         for text in ("a", "b"):
-            queue_id = lines.accumulator.queue_by_priority("t", 1, None)
-            lines.add(text, queue_id=queue_id)
+            add(lines, text, 1)
         (batch,) = lines.take_lingered()
         assert len(batch.messages) == 2
         seen.append(batch.queue_id)
@@ -63,19 +70,46 @@ def test_messages_of_a_priority_fill_one_batch_and_the_next_goes_to_the_next_que
 
 def test_a_key_stays_in_one_queue_of_its_priority() -> None:
     lines = ranked()
-    key_hash = encoded("x", key="k")[3]
     for priority in range(3):
-        found = {lines.accumulator.queue_by_priority("t", priority, key_hash) for _ in range(5)}
+        found = set()
+        for _ in range(5):
+            add(lines, "x", priority, key="k")
+            (batch,) = lines.take_lingered()
+            found.add(batch.queue_id)
+            lines.done(batch)
         assert len(found) == 1
-        assert found.pop() % 3 == priority  # type: ignore[operator]
-    with pytest.raises(IllegalRequest):
-        lines.accumulator.queue_by_priority("t", 3, None)
+        assert found.pop() % 3 == priority
+    for key in ("", "k"):
+        with pytest.raises(IllegalRequest, match="has 3"):
+            add(lines, "x", 3, key)
+    assert lines.accumulator.is_empty, "what is refused takes no room"
 
 
 def test_a_topic_without_priorities_chooses_as_ever() -> None:
     lines = Lines()
-    assert lines.accumulator.queue_by_priority("t", 5, None) is None
-    assert lines.accumulator.queue_by_priority("unknown", 5, None) is None
+    add(lines, "a", 5)
+    add(lines, "b", 7)
+    (batch,) = lines.take_lingered()
+    assert len(batch.messages) == 2
+
+
+def test_each_set_has_queues_of_each_priority_and_takes_its_share() -> None:
+    lines = ranked(part(4, "a", priorities=2), part(4, "b", priorities=2))
+    for priority in range(2):
+        seen = []
+        for _ in range(8):
+            add(lines, "x", priority)
+            (batch,) = lines.take_lingered()
+            seen.append((batch.broker_set, batch.queue_id))
+            lines.done(batch)
+        expected = {(name, queue) for name in "ab" for queue in (priority, priority + 2)}
+        assert Counter(seen) == dict.fromkeys(expected, 2)
+    keyed = set()
+    for number in range(40):
+        add(lines, "x", 1, key=str(number))
+    for batch in lines.take_lingered():
+        keyed.add((batch.broker_set, batch.queue_id))
+    assert keyed == {("a", 1), ("a", 3), ("b", 1), ("b", 3)}
 
 
 def test_a_batch_is_parted_by_priority_alone() -> None:
@@ -83,16 +117,17 @@ def test_a_batch_is_parted_by_priority_alone() -> None:
     messages = [encoded(str(n)) for n in range(6)]
     groups = group_batch(lines.accumulator, "t", messages, None, b"", [0, 2, 0, 2, 2, 0])
     assert groups is not None
-    assert [(group.queue_id % 3, group.indices) for group in groups] == [  # type: ignore[operator]
-        (0, [0, 2, 5]),
-        (2, [1, 3, 4]),
-    ]
-    assert {group.kind for group in groups} == {Kind.FIXED}
+    assert [(group.priority, group.indices) for group in groups] == [(0, [0, 2, 5]), (2, [1, 3, 4])]
+    assert {(group.kind, group.line) for group in groups} == {(Kind.ANY, None)}
     alike = group_batch(lines.accumulator, "t", messages, None, b"", [1] * 6)
     assert alike is not None
     assert len(alike) == 1
     alike[0].add(lines.accumulator, [None] * 6, TIMEOUT_S)  # type: ignore[list-item]
+    (batch,) = lines.take()
+    assert (batch.queue_id % 3, len(batch.messages)) == (1, 6)
     assert group_batch(lines.accumulator, "new", messages, None) is None, "not known yet"
+    with pytest.raises(IllegalRequest, match="has 3"):
+        group_batch(lines.accumulator, "t", messages, None, b"", [3] * 6)
 
 
 # -- taking ----------------------------------------------------------------------------------------

@@ -200,11 +200,11 @@ def test_an_error_of_one_batch_is_its_own() -> None:
 
 def test_each_message_of_a_failed_batch_has_an_error_of_its_own() -> None:
     async def scenario() -> None:
-        side = BrokerSide(script=answers(wire.PERMISSION_DENIED))
+        side = BrokerSide(script=answers(wire.MESSAGE_TOO_LARGE))
         async with side.producer() as producer:
             futures = [await producer.send_async("t", f"{n}") for n in range(3)]
             errors = await asyncio.gather(*futures, return_exceptions=True)
-        assert all(isinstance(error, PermissionDenied) for error in errors)
+        assert all(isinstance(error, MessageTooLarge) for error in errors)
         assert len({id(error) for error in errors}) == 3
         assert len({str(error) for error in errors}) == 1
 
@@ -317,14 +317,14 @@ def test_an_answer_before_the_place_is_known_has_no_place() -> None:
         async with BrokerSide(script=script).producer(ack="leader") as producer:
             return await producer.send("t", b"x", queue_id=3)
 
-    assert run(scenario()) == SendResult("", "t", 3, -1, 0)
+    assert run(scenario()) == SendResult("", "t", 3, -1, 0, broker_set="set-0")
 
 
 def test_a_one_way_message_that_fails_is_a_warning_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario() -> None:
-        async with BrokerSide(script=answers(wire.PERMISSION_DENIED)).producer() as producer:
+        async with BrokerSide(script=answers(wire.MESSAGE_TOO_LARGE)).producer() as producer:
             await producer.send_one_way("t", b"")
             await producer.send_one_way("t", b"")
 

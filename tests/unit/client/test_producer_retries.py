@@ -13,9 +13,9 @@ from mq.errors import (
     DiskFull,
     FlowControl,
     IllegalSequence,
+    MessageTooLarge,
     MqError,
     OutcomeUnknown,
-    PermissionDenied,
     QueueNotFound,
     TopicNotFound,
 )
@@ -141,12 +141,12 @@ def test_a_batch_that_was_on_its_way_when_the_stream_broke_is_in_doubt_for_good(
         if len(attempts) == 1:
             side.store(batch)
             raise Break
-        return refusal(wire.PERMISSION_DENIED) if len(attempts) == 2 else None
+        return refusal(wire.MESSAGE_TOO_LARGE) if len(attempts) == 2 else None
 
     async def scenario() -> BrokerSide:
         side = BrokerSide(script=script)
         async with side.producer() as producer:
-            with pytest.raises(PermissionDenied):
+            with pytest.raises(MessageTooLarge):
                 await producer.send("t", "stored, and refused")
             result = await producer.send("t", "next")
             assert not result.is_duplicate

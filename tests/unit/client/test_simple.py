@@ -4,6 +4,7 @@ answer.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,6 +25,7 @@ from mq.wire.v1.message_pb2 import Batch, Message
 from mq.wire.v1.status_pb2 import ILLEGAL_HANDLE, SEND_OK
 from tests.support.consensus import on_loop, soon
 from tests.unit.client.fake_channels import FakeChannels
+from tests.unit.client.virtual_time import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -277,3 +279,42 @@ async def test_a_topic_that_nobody_may_read_or_has_is_asked_for_where_it_would_b
     brokers.have("t", "a", is_readable=False)
     with pytest.raises(PermissionDenied):
         await soon(made.receive(wait_s=20))
+
+
+async def nothing_for(seconds: float) -> bytes:
+    await asyncio.sleep(seconds)
+    return b""
+
+
+def test_a_broker_that_has_just_started_does_not_make_a_set_be_forgotten() -> None:
+    async def scenario() -> None:
+        def answer(_: str, method: str, request: Any) -> Any:
+            if method == "QueryOffsets":
+                return wire.QueryOffsetsResponse()
+            return nothing_for(request.wait_ms / 1000)
+
+        made, brokers = consumer(answer, "t", "a", "b")
+        await made.receive(wait_s=0)
+
+        async def asked_after(wait_s: float) -> set[str]:
+            await made.receive(wait_s=wait_s)
+            brokers.calls.clear()
+            await made.receive(wait_s=0)
+            return {name for name, _ in brokers.asked("Receive")}
+
+        assert await asked_after(0) == {"a", "b"}
+        brokers.have("t", "a")
+        # It knows the set, and that it has the topic no more.
+        assert await asked_after(6) == {"a"}
+        brokers.have("t", "a", "b")
+        assert await asked_after(6) == {"a", "b"}
+        brokers.sets = ("a",)
+        brokers.have("t", "a")
+        assert await asked_after(6) == {"a", "b"}
+        brokers.topics = {}
+        assert await asked_after(6) == {"b"}
+        brokers.have("t", "a")
+        # Nobody has told of it for long.
+        assert await asked_after(40) == {"a"}
+
+    run(scenario())

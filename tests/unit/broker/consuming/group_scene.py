@@ -34,9 +34,16 @@ def t(*queue_ids: int) -> frozenset[Queue]:
 ALL = t(0, 1, 2, 3)
 
 
-def spec(member_id: str, mode: int = MODE_CLUSTERING, *, topic: str = "t", tags: str = "") -> Spec:
+def spec(
+    member_id: str,
+    mode: int = MODE_CLUSTERING,
+    *,
+    topic: str = "t",
+    tags: str = "",
+    zone: str = "",
+) -> Spec:
     wanted = {topic: canonical(Filter(tags=tags))}
-    return Spec(member_id, "", mode, wanted, f"{member_id}:1", is_streaming=True)
+    return Spec(member_id, zone, mode, wanted, f"{member_id}:1", is_streaming=True)
 
 
 class World:

@@ -34,6 +34,7 @@ async def filled() -> Node:
     for at in range(0, COUNT, 20):
         await node.send("t", *(b"%d" % n + bytes(100) for n in range(at, at + 20)))
     assert len(node.store.log.segments()) > 3
+    node.vfs.is_cold = True
     return node
 
 
@@ -52,7 +53,7 @@ class Gate:
         self.threads: list[int] = []
         self.at_work = self.at_work_max = 0
         self.is_open = threading.Event()
-        monkeypatch.setattr(cold_reads, "_read", self._wrapped(cold_reads._read))
+        monkeypatch.setattr(cold_reads, "_read_apart", self._wrapped(cold_reads._read_apart))
 
     def _wrapped(self, read: Callable[..., ReadResult]) -> Callable[..., ReadResult]:
         def waits(*arguments: Any) -> ReadResult:
@@ -74,13 +75,17 @@ async def test_what_is_far_behind_is_read_on_a_thread_and_the_rest_at_once() -> 
     puller = node.broker.puller
     cold = puller._cold
     assert numbers(await soon(puller.pull(query(messages_max=5), 0))) == [0, 1, 2, 3, 4]
-    assert cold.reads_total == 1
+    assert cold.disk_reads_total == 1
     assert numbers(await soon(puller.pull(query(COUNT - 5), 0))) == list(range(COUNT - 5, COUNT))
-    assert cold.reads_total == 1
+    assert cold.disk_reads_total == 1
     found: list[int] = []
     while len(found) < COUNT:
         found += numbers(await soon(puller.pull(query(len(found), bytes_max=1 << 14), 0)))
     assert found == list(range(COUNT)), "over the borders of segments too"
+    reads = cold.disk_reads_total
+    node.vfs.is_cold = False
+    assert numbers(await soon(puller.pull(query(messages_max=5), 0))) == [0, 1, 2, 3, 4]
+    assert cold.disk_reads_total == reads, "what is in memory is read at once"
 
 
 @on_loop
@@ -139,25 +144,35 @@ async def test_whoever_goes_away_leaves_nothing_open(monkeypatch: pytest.MonkeyP
     assert len(closed) == 2
 
 
+@pytest.mark.parametrize("is_cold", [True, False])
 @on_loop
-async def test_while_the_log_grows_there_is_a_rest_after_each_read(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_on_a_follower_there_is_a_rest_after_each_read_while_the_log_grows(
+    monkeypatch: pytest.MonkeyPatch, *, is_cold: bool
 ) -> None:
     node = await filled()
+    node.vfs.is_cold = is_cold
     monkeypatch.setattr(cold_reads, "_BYTES_PER_S", 10_000)
     loop, puller = asyncio.get_running_loop(), node.broker.puller
 
     async def timed() -> float:
         began_s = loop.time()
-        await soon(puller.pull(query(messages_max=20), 0))  # about 2,000 bytes: 0.2 s
+        pulled = puller.pull_anywhere(query(messages_max=20), 0, "")
+        assert len(numbers((await soon(pulled)).result)) == 20  # about 2,000 bytes: 0.2 s
         return loop.time() - began_s
 
-    await timed()
-    await timed()
-    assert puller._cold._rests_until_s <= loop.time(), "nobody writes: no rest"
-    await node.send("t", b"more")
-    await timed()
-    assert await timed() > 0.1
+    async def grown() -> None:
+        node.consensus.is_leader = True
+        await node.send("t", b"more")
+        node.consensus.is_leader = is_leader
+
+    for is_leader in (False, True):
+        node.consensus.is_leader = is_leader
+        await timed()
+        await timed()
+        assert puller._cold._rests_until_s <= loop.time(), "nobody writes: no rest"
+        await grown()
+        await timed()
+        assert (await timed() > 0.1) is not is_leader, "the leader is as quick as ever"
 
 
 @on_loop

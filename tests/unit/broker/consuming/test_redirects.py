@@ -94,6 +94,7 @@ async def stream(
         await node.send("t", *[bytes(90)] * 10)
     found = Stream(node, limits or Limits(), zone, takes_redirects=takes_redirects)
     found.sees(Peer("b", "b:8081", "north", "", node.store.log.last_index))
+    node.vfs.is_cold = True
     return found
 
 

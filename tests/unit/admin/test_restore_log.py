@@ -1,0 +1,145 @@
+"""A data directory from a backup: the same log with other members, or nothing."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mq.admin import restore_log
+from mq.admin.backup_manifest import Manifest
+from mq.admin.restore_log import Restored, restore
+from mq.config import StoreConfig
+from mq.errors import LogDamaged, StorageFailed, WrongDataDirectory
+from mq.raft.membership import read_members
+from mq.raft.vote import VoteFile
+from mq.store.identity import Identity
+from mq.store.store import Store
+from mq.wire.v1.log_pb2 import Checkpoint
+from tests.support.backups import VFS, LogNode, back_up
+
+MEMBERS = {"x": "x:1", "y": "y:1", "z": "z:1"}
+
+
+class Backup:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        node = LogNode(directory / "data")
+        node.write(25)
+        self.ends = node.store.queues.extents()
+        self.manifest: Manifest = back_up(node, self.path)
+        node.close()
+
+    @property
+    def path(self) -> Path:
+        return self.directory / "b"
+
+    def restore(self, name: str, members: dict[str, str] | None = None) -> Restored:
+        identity = Identity("mq", "new", name)
+        data = str(self.directory / name)
+        given = MEMBERS if members is None else members
+        return restore(VFS, str(self.path), self.manifest, data, identity, given)
+
+    def segments(self, name: str) -> dict[str, bytes]:
+        found = (self.directory / name / "commitlog").glob("*.log")
+        return {path.name: path.read_bytes().rstrip(b"\0") for path in found}
+
+
+@pytest.fixture
+def backup(tmp_path: Path) -> Backup:
+    return Backup(tmp_path)
+
+
+def test_a_restored_log_is_the_backup_and_a_segment_with_the_new_members(backup: Backup) -> None:
+    restored = backup.restore("x")
+    made = {path.name for path in (backup.directory / "x").iterdir()}
+    assert made == {"commitlog", "node.toml", "vote"}
+    manifest = backup.manifest
+    assert restored.last_index == manifest.last_index + 1
+    assert restored.term > manifest.last_term
+    store = Store(
+        VFS, str(backup.directory / "x"), StoreConfig(), restored.identity, background=False
+    )
+    log = store.log
+    assert (log.first_index, log.last_index) == (1, restored.last_index)
+    assert read_members(log) == MEMBERS
+    # The state of all entries before it: a segment is complete by itself.
+    opening = Checkpoint.FromString(bytes(log.entry(log.last_index).payload))
+    ends = [(one.topic, list(one.queue_ids), list(one.ends)) for one in opening.topics]
+    assert ends == [(one.topic, [one.queue_id], [one.end]) for one in backup.ends]
+    # Nobody says yet that it is committed: the members have to elect somebody first.
+    assert store.applied_index < restored.last_index
+    store.abandon()
+    vote = VoteFile(VFS, str(backup.directory / "x" / "vote"))
+    assert (vote.term, vote.voted_for, vote.must_catch_up) == (restored.term, None, False)
+    vote.close()
+
+
+def test_each_member_gets_the_same_bytes_and_other_members_another_term(backup: Backup) -> None:
+    first, second = backup.restore("x"), backup.restore("y")
+    assert backup.segments("x") == backup.segments("y")
+    assert first.term == second.term
+    assert backup.restore("v", {"v": "v:1"}).term != first.term
+
+
+def test_nothing_is_restored_over_other_data(backup: Backup) -> None:
+    target = backup.directory / "x"
+    target.mkdir()
+    (target / "precious").write_text("data")
+    with pytest.raises(WrongDataDirectory, match="is not empty, it has precious"):
+        backup.restore("x")
+    assert [path.name for path in target.iterdir()] == ["precious"]
+    (target / "precious").unlink()
+    (target / "lost+found").mkdir()
+    backup.restore("x")
+    with pytest.raises(WrongDataDirectory, match="is not empty"):
+        backup.restore("x")
+
+
+@pytest.mark.parametrize("damage", ["flipped", "missing", "short"])
+def test_a_damaged_backup_is_refused_with_file_and_position(backup: Backup, damage: str) -> None:
+    path = sorted((backup.path / "commitlog").glob("*.log"))[1]
+    data = bytearray(path.read_bytes())
+    if damage == "flipped":
+        data[500] ^= 1
+        path.write_bytes(data)
+    elif damage == "short":
+        path.write_bytes(data[:-1])
+    else:
+        path.unlink()
+    with pytest.raises(LogDamaged) as raised:
+        backup.restore("x")
+    assert raised.value.path == str(path)
+    assert not (backup.directory / "x").exists()
+
+
+def test_what_an_interrupted_restore_leaves_is_no_data_directory_and_is_cleared_away(
+    backup: Backup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in ("_copy", "_open_new_segment", "_keep_vote", "_move"):
+        with monkeypatch.context() as patched:
+            patched.setattr(restore_log, step, _no_space)
+            with pytest.raises(StorageFailed, match="run it again"):
+                backup.restore("x")
+        with pytest.raises(WrongDataDirectory):
+            Store(VFS, str(backup.directory / "x"), StoreConfig(), Identity("mq", "new", "x"))
+    backup.restore("x")
+    assert not (backup.directory / "x" / "restore.tmp").exists()
+    assert backup.segments("x").keys() > {
+        f"{one.log_offset:020d}.log" for one in backup.manifest.segments
+    }
+
+
+def _no_space(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_what_stands_behind_the_end_of_the_manifest_is_left_out(backup: Backup) -> None:
+    """It comes from a run that did not end."""
+    first, *_, last = sorted((backup.path / "commitlog").glob("*.log"))
+    with last.open("ab") as file:
+        file.write(first.read_bytes()[:100])
+    shutil.copy(first, backup.path / "commitlog" / f"{10**12:020d}.log")
+    restored = backup.restore("x")
+    assert restored.last_index == backup.manifest.last_index + 1
