@@ -1,6 +1,6 @@
 # Every target installs what it needs into .venv by itself, once.
 .DEFAULT_GOAL := help
-.PHONY: help run demo test sim soak lint fmt type proto verify-proto bench bench-store bench-raft bench-broker clean
+.PHONY: help run demo test sim soak lint fmt type proto verify-proto bench bench-store bench-raft bench-broker bench-backlog clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -68,6 +68,9 @@ bench-raft: .venv/.run ## replication against PySyncObj alone, and the time of a
 
 bench-broker: .venv/.run ## the broker against a bare gRPC server
 	$(BIN)/python -m bench.broker
+
+bench-backlog: .venv/.run ## producers beside a reader of an old backlog; ends with a line of JSON
+	@$(BIN)/python -m bench.backlog
 
 clean: ## remove .venv and caches (never data)
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

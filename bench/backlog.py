@@ -4,8 +4,8 @@ each message on a majority of them.
     produce_with_backlog_reader                with a reader that goes where it is sent: a follower
     produce_with_backlog_reader_from_leader    with one that reads from the leader only
 
-Each is the producers' throughput with the reader divided by that without, medians over rounds that
-take turns; first at full speed, then (`paced_...`) by producers that send at a part of it. The
+Each is the producers' throughput with the reader divided by that without, right before and after
+it: medians over rounds that take turns; first at full speed, then (`paced_...`) by producers that send at a part of it. The
 reader pulls and opens nothing: it is the brokers that are measured. All share the processors of one
 machine, which a real cluster does not: the reader is nice (`reader_nice`), and what it read is
 printed beside. The last line is one JSON object.
@@ -36,7 +36,8 @@ from bench.generator import fields_end, warm_memory
 from mq.wire.v1 import consumer_pb2
 
 _NAME = "produce_with_backlog_reader"
-_CASES = ("alone", "follower", "leader")
+# Each with a reader stands between two without.
+_CASES = ("alone", "follower", "alone", "leader", "alone")
 _QUEUES = 8
 _NICE = 10
 _PACE = 0.6
@@ -71,52 +72,67 @@ def run(directory: Path, arguments: Any) -> Figures:
         create_topic(brokers.address, "bench", _QUEUES)
         fill = {**_LOAD, "bytes_max": arguments.backlog_bytes, "seconds": 600}
         generate("produce", brokers.address, **fill)
-        full = _rounds(brokers.address, arguments, 0.0)
+        full = [_round(brokers.address, arguments, 0.0) for _ in range(arguments.rounds)]
         _keep(figures, "", full)
-        pace = _PACE * statistics.median(full["alone"]) * 1e6
-        _keep(figures, "paced_", _rounds(brokers.address, arguments, pace))
+        pace = _PACE * figures["alone_mb_per_s"] * 1e6
+        paced = [_round(brokers.address, arguments, pace) for _ in range(arguments.rounds)]
+        _keep(figures, "paced_", paced)
     return figures
 
 
-def _rounds(address: str, arguments: Any, bytes_per_s: float) -> dict[str, list[float]]:
-    """MB/s of the producers in each case, and of the reader under `..._reader`."""
-    found: dict[str, list[float]] = {}
+class _Rates(NamedTuple):
+    """MB/s."""
+
+    produced: float
+    read: float
+
+
+def _round(address: str, arguments: Any, bytes_per_s: float) -> list[_Rates]:
+    """Of each case."""
+    found = []
     flags = {**_LOAD, "seconds": arguments.seconds, "bytes_per_s": bytes_per_s}
-    for _ in range(arguments.rounds):
-        for case in _CASES:
-            warm_memory(_WARM_BYTES)
-            if case == "alone":
-                produced = generate("produce", address, **flags)["mb_per_s"]
-            else:
-                with _reader(address, is_free=case == "follower") as reading:
-                    produced = generate("produce", address, **flags)["mb_per_s"]
-                found.setdefault(f"{case}_reader", []).append(reading[0])
-            found.setdefault(case, []).append(produced)
-            progress.print(f"{case}: {produced:,.0f} MB/s, reader {_last(found, case):,.0f} MB/s")
+    for case in _CASES:
+        warm_memory(_WARM_BYTES)
+        with _reader(address, case) as reading:
+            produced = generate("produce", address, **flags)["mb_per_s"]
+        found.append(_Rates(produced, reading[0]))
+        progress.print(f"{case}: {produced:,.0f} MB/s, reader {reading[0]:,.0f} MB/s")
     return found
 
 
-def _last(found: dict[str, list[float]], case: str) -> float:
-    return found.get(f"{case}_reader", [0.0])[-1]
-
-
-def _keep(figures: Figures, prefix: str, found: dict[str, list[float]]) -> None:
-    medians = {case: statistics.median(rates) for case, rates in found.items()}
-    figures[f"{prefix}{_NAME}"] = medians["follower"] / medians["alone"]
-    figures[f"{prefix}{_NAME}_from_leader"] = medians["leader"] / medians["alone"]
-    for case, rate in medians.items():
-        figures[f"{prefix}{case}_mb_per_s"] = rate
+def _keep(figures: Figures, prefix: str, rounds: list[list[_Rates]]) -> None:
+    ratios: dict[str, list[float]] = {}
+    for before, follower, between, leader, after in rounds:
+        alone = (before.produced + between.produced) / 2
+        ratios.setdefault("", []).append(follower.produced / alone)
+        alone = (between.produced + after.produced) / 2
+        ratios.setdefault("_from_leader", []).append(leader.produced / alone)
+    for name, values in ratios.items():
+        figures[f"{prefix}{_NAME}{name}"] = statistics.median(values)
+    for case in dict.fromkeys(_CASES):
+        rates = [
+            one for each in rounds for name, one in zip(_CASES, each, strict=True) if name == case
+        ]
+        figures[f"{prefix}{case}_mb_per_s"] = statistics.median(one.produced for one in rates)
+        if case != "alone":
+            figures[f"{prefix}{case}_reader_mb_per_s"] = statistics.median(
+                one.read for one in rates
+            )
 
 
 # -- the reader, a process of its own --------------------------------------------------------------
 
 
 @contextmanager
-def _reader(address: str, *, is_free: bool) -> Iterator[list[float]]:
-    """Reads meanwhile; then the list has its MB/s."""
-    command = [sys.executable, "-m", "bench.backlog", "--read", address]
-    command += [] if is_free else ["--only-leader"]
+def _reader(address: str, case: str) -> Iterator[list[float]]:
+    """Reads meanwhile, if the case has a reader; then the list has its MB/s."""
     rates: list[float] = []
+    if case == "alone":
+        yield rates
+        rates.append(0.0)
+        return
+    command = [sys.executable, "-m", "bench.backlog", "--read", address]
+    command += ["--only-leader"] if case == "leader" else []
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

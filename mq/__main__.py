@@ -26,7 +26,7 @@ _COMMANDS = (
         "List, commit, roll back, check transactions.",
     ),
     Later("message", "mq.admin.messages:message", "Look up stored messages."),
-    Later("cluster", "mq.admin.cluster:cluster", "Show the nodes, their health and options."),
+    Later("cluster", "mq.admin.cluster:cluster", "Show and change the nodes of the cluster."),
     Later("health", "mq.admin.health:health", "Say whether one broker is up."),
     Later("backup", "mq.admin.backup:backup", "Copy the logs of broker sets; check copies."),
     Later("restore", "mq.admin.restore:restore", "Make a data directory from a backup."),

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from mq.wire.v1.cluster_pb2 import RouteResponse, TopicRoute
 
 
-@click.group(short_help="Show the nodes, their health and options; change who they are.")
+@click.group(short_help="Show and change the nodes of the cluster.")
 def cluster() -> None:
     """The nodes: who leads, how they are, how they are configured."""
 

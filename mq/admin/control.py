@@ -76,6 +76,8 @@ class Control:
             members=broker.groups.member_count,
             messages_in=broker.publisher.messages_total,
             messages_out=broker.puller.messages_total,
+            half_messages=broker.state.transactions.messages,
+            timing_messages=broker.state.schedule.messages,
             dead_letters=broker.dead_letters.messages,
             rss_bytes=rss_bytes(),
             started_at_ms=self._started_at_ms,

@@ -88,6 +88,7 @@ def show(brokers: Brokers, group: str, queue_offset: int, *, broker_set: str, ra
         raise click.UsageError("--raw and --json are two forms of output: give one")
     with brokers.admin() as admin:
         page = admin.list_dead_letters(group, queue_offset, 1, broker_set=broker_set)
+    brokers.note_missing(page)
     if len(page.next_offsets) > 1:
         sets = ", ".join(sorted(page.next_offsets))
         raise IllegalRequest(f"group {group} has dead letters in {sets}: say which one with --set")

@@ -420,12 +420,21 @@ def _result_columns(results: Sequence[SendResult]) -> list[Column]:
     return [
         Column("id", [each.message_id or "-" for each in results], "left"),
         Column("topic", [each.topic for each in results], "left", is_flexible=True),
+        *_set_column(results),
         Column("queue", [str(each.queue_id) for each in results]),
         Column("queue offset", [known(each.queue_offset) for each in results]),
         Column("stored (UTC)", moments, "left", rank=1),
         *_delivery_column(results),
         Column("status", states, "left"),
     ]
+
+
+def _set_column(results: Sequence[SendResult]) -> list[Column]:
+    """An id names the set; where there is none, it has to be said."""
+    sets = [each.broker_set for each in results]
+    if len(set(sets)) == 1 or all(each.message_id for each in results):
+        return []
+    return [Column("set", sets, "left", is_flexible=True)]
 
 
 def _delivery_column(results: Sequence[SendResult]) -> list[Column]:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from mq.client import Admin
 
 _LOOK_S = 0.2
-# A node that applies what just came is not ready for a moment.
-_FIRST_LOOK_S = 5.0
+# Who was just elected may not be known to all for a moment.
+_FIRST_LOOK_S = 2.0
 _STDERR = 2
 _WIDTH, _INDENT = 80, " " * 6
 

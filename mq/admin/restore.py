@@ -13,7 +13,9 @@ from mq.admin.tables import counted, size, stored_at
 from mq.errors import IllegalRequest
 
 if TYPE_CHECKING:
+    from mq.admin.backup_manifest import Manifest
     from mq.admin.restore_log import Restored
+    from mq.store.identity import Identity
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,127}")
 _ADDRESS = re.compile(r"[^\s,=]{1,253}:[0-9]{1,5}")
@@ -58,47 +60,24 @@ def restore(  # noqa: PLR0913 - one for each option
     """
     # Here, so that help and errors of usage do not wait for the broker's modules.
     from mq import logging  # noqa: PLC0415
-    from mq.admin import backup_manifest, restore_log  # noqa: PLC0415
     from mq.store.identity import Identity  # noqa: PLC0415
-    from mq.store.vfs import RealVfs  # noqa: PLC0415
 
     # A node would tell of each step; here the command does.
     logging.configure("error", "auto")
-    vfs = RealVfs()
-    found = backup_manifest.find(vfs, backup.rstrip("/"))
-    if len(found) > 1:
-        raise IllegalRequest(f"{backup} has the sets {', '.join(found)}: name one, {backup}/SET")
-    ((_, place),) = found.items()
-    manifest = backup_manifest.load(vfs, place)
-    if manifest is None or not manifest.segments:
-        raise IllegalRequest(f"{place} is empty: its first run was interrupted at once")
-    if manifest.completed_at is None and not partial:
-        raise IllegalRequest(
-            f"{place} is not complete: its first run was interrupted. Run `mq backup` again; if "
-            f"the set is gone, --partial restores what is there, up to entry {manifest.last_index}"
-        )
+    place, manifest = _found(backup.rstrip("/"), is_partial=partial)
     identity = Identity(
         _checked(cluster or manifest.cluster),
         _checked(broker_set or manifest.broker_set),
         _checked(node),
     )
-    given = _members(members, node)
-    with output.meter(f"restoring {manifest.broker_set}", "byte", 3 * manifest.size) as show:
-        done = 0
-
-        def progress(more: int) -> None:
-            nonlocal done
-            done += more
-            show(done, done)
-
-        restored = restore_log.restore(vfs, place, manifest, data, identity, given, progress)
+    restored = _restore(place, manifest, data, identity, _members(members, node))
     if as_json:
         output.write_json(
             {
                 **identity._asdict(),
                 "data": data,
-                "members": given,
-                "entries": restored.last_index,
+                "members": restored.members,
+                "last_index": restored.last_index,
                 "term": restored.term,
                 "bytes": manifest.size,
             }
@@ -110,6 +89,45 @@ def restore(  # noqa: PLR0913 - one for each option
         f"{stored_at(manifest.stored_at_ms)} UTC, as node {node} in {data}."
     )
     click.echo(f"Start it:\n  {_command(restored, data)}")
+
+
+def _found(directory: str, *, is_partial: bool) -> tuple[str, Manifest]:
+    """The backup of one set, and where it is. IllegalRequest."""
+    from mq.admin import backup_manifest  # noqa: PLC0415
+    from mq.store.vfs import RealVfs  # noqa: PLC0415
+
+    found = backup_manifest.find(RealVfs(), directory)
+    if len(found) > 1:
+        raise IllegalRequest(
+            f"{directory} has the sets {', '.join(found)}: name one, {directory}/SET"
+        )
+    ((_, place),) = found.items()
+    manifest = backup_manifest.load(RealVfs(), place)
+    if manifest is None or not manifest.segments:
+        raise IllegalRequest(f"{place} is empty: its first run was interrupted at once")
+    if manifest.completed_at is None and not is_partial:
+        raise IllegalRequest(
+            f"{place} is not complete: its first run was interrupted. Run `mq backup` again; if "
+            f"the set is gone, --partial restores what is there, up to entry {manifest.last_index}"
+        )
+    return place, manifest
+
+
+def _restore(
+    place: str, manifest: Manifest, data: str, identity: Identity, members: dict[str, str]
+) -> Restored:
+    from mq.admin import restore_log  # noqa: PLC0415
+    from mq.store.vfs import RealVfs  # noqa: PLC0415
+
+    done = 0
+    with output.meter(f"restoring {manifest.broker_set}", "byte", 3 * manifest.size) as show:
+
+        def progress(more: int) -> None:
+            nonlocal done
+            done += more
+            show(done, done)
+
+        return restore_log.restore(RealVfs(), place, manifest, data, identity, members, progress)
 
 
 def _command(restored: Restored, data: str) -> str:

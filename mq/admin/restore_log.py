@@ -177,7 +177,7 @@ def _keep_vote(vfs: Vfs, staging: str, term: int) -> None:
 
 
 def _move(vfs: Vfs, staging: str, data: str) -> None:
-    for name in (_VOTE, LOG_DIRECTORY, FILE_NAME):
+    for name in (FILE_NAME, _VOTE, LOG_DIRECTORY):
         vfs.replace(f"{staging}/{name}", f"{data}/{name}")
         vfs.sync_dir(data)
     vfs.remove_tree(staging)

@@ -199,6 +199,7 @@ class Broker:
 
     def drain(self) -> None:
         """The node stops: members go to another one, or come back when it is up again."""
+        self.puller.drain()
         self._served_term = 0
         error = self.leadership.refusal()
         stopped = NodeStopped("this node is stopping: another one leads, or it comes back")

@@ -7,7 +7,7 @@ other brokers, and shares of consumer groups are made by it. Pure: `now_ms` come
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from mq import names
@@ -45,13 +45,17 @@ def legal_addresses(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(is_address, texts)))[:ADDRESSES_MAX]
 
 
-def may_be_same(nodes: Iterable[NodeRoute], others: Iterable[NodeRoute]) -> bool:
+def may_be_same(nodes: Collection[NodeRoute], others: Collection[NodeRoute]) -> bool:
     """Whether they are of one set: a node of both is at one address, as far as that is known."""
     known = {node.node_id: node.address for node in nodes}
-    return any(
-        not node.address or known[node.node_id] in ("", node.address)
-        for node in others
-        if node.node_id in known
+    return (
+        not nodes
+        or not others
+        or any(
+            not node.address or known[node.node_id] in ("", node.address)
+            for node in others
+            if node.node_id in known
+        )
     )
 
 

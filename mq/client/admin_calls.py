@@ -83,8 +83,13 @@ class AdminCalls:
         self._silent_until_s: dict[str, float] = {}
 
     async def _directory(self, topics: Sequence[str] = ()) -> RouteResponse:
-        """Asked anew each time: sets come and go."""
-        return await self._connection.brokers(topics, self._timeout_s)
+        """Asked anew each time: sets come and go. Of the brokers that the user named, if one of
+        them answers: a set that was removed, or is yet to be added, tells of itself alone.
+        """
+        seeds = self._connection.seeds
+        ranking = self._connection.servers.ranking(now_s())
+        named = [one for one in ranking if one in seeds]
+        return await self._connection.brokers(topics, self._timeout_s, first=named)
 
     async def _set_names(self) -> list[str]:
         return [one.name for one in (await self._directory()).broker_sets]

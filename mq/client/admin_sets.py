@@ -55,7 +55,8 @@ class SetAdmin(AdminCalls):
             )
         if new.name in known:
             await self._check_same(ours.cluster, new.name, address)
-        self._connection.learn(RouteResponse(broker_sets=[new]))
+        # Nobody is to ask it for the rest of the cluster as long as it does not belong to it.
+        self._connection.of(new.name).learn(new)
         sets = sorted({*known, new.name})
         await self._check_topics(new.name, sets)
         peers = await self._peers(ours.cluster, sets)

@@ -295,12 +295,13 @@ class Loose:
             self.waiting.remove(batch)
 
 
-class _Choice:
+class Choice:
     """The lines that take messages, of a topic or of one priority of it."""
 
-    __slots__ = ("by_turn", "lines", "shared", "turn")
+    __slots__ = ("by_turn", "lines", "sets", "shared", "turn")
 
     def __init__(self, turn: int) -> None:
+        self.sets: frozenset[str] = frozenset()
         self.lines: list[Line] = []  # in the order by which keys choose
         # The same, those of different sets beside each other: any few in a row are of all sets.
         self.by_turn: list[Line] = []
@@ -315,6 +316,7 @@ class _Choice:
         for line in lines:
             places[line] = counts.setdefault(line.broker_set, 0)
             counts[line.broker_set] += 1
+        self.sets = frozenset(counts)
         self.by_turn = sorted(
             lines, key=lambda line: (places[line] + 0.5) / counts[line.broker_set]
         )
@@ -358,7 +360,7 @@ class TopicLines:
         self.turn = turn
         self.lines: dict[tuple[str, int], Line] = {}
         self.pinned: dict[Line, None] = {}
-        self.choices = [_Choice(turn)]
+        self.choices = [Choice(turn)]
         # Of the only choice, or the lowest priority: asked for with every message.
         self.shared = self.choices[0].shared
         self.writable: list[Line] = []
@@ -380,7 +382,7 @@ class TopicLines:
         ]
         count = max(1, self.priorities)
         while len(self.choices) < count:
-            self.choices.append(_Choice(self.turn))
+            self.choices.append(Choice(self.turn))
         for at, choice in enumerate(self.choices):
             choice.set_lines(
                 [line for line in self.writable if line.queue_id % count == at % count]
@@ -421,13 +423,13 @@ class TopicLines:
         lines = self.choice(priority).lines
         return lines[ordering_hash % len(lines)]
 
-    def choice(self, priority: int) -> _Choice:
+    def choice(self, priority: int) -> Choice:
         """IllegalRequest: there is no such priority."""
         if self.priorities < 2:
             return self.choices[0]
         if not 0 <= priority < self.priorities or not self.choices[priority].lines:
             raise IllegalRequest(
-                f"priority {priority}: topic {self.name} has {self.priorities}, 0 (the lowest) to "
+                f"priority {priority}: the topic has {self.priorities}, 0 (the lowest) to "
                 f"{self.priorities - 1}"
             )
         return self.choices[priority]

@@ -129,11 +129,11 @@ class ProducerCore:
         try:
             await self._send_on()
         except Exception:
+            log.exception("the producer stops: a mistake of its own")
             self.mistaken()
 
     def mistaken(self) -> None:
-        """Nobody waits for ever because of an error that nobody thought of. In its handler."""
-        log.exception("the producer stops: a mistake of its own")
+        """Nobody waits for ever because of an error that nobody thought of."""
         self.accumulator.close()
         for batch in self.accumulator.ripen():
             self._failed(batch, Internal("the producer made a mistake; its log says more"))
@@ -381,7 +381,7 @@ class ProducerCore:
     async def _refresh_routes(self) -> None:
         """Topics get more queues while a producer runs, and lose some."""
         try:
-            found = await self._routes.refresh(self.accumulator.topics())
+            _, found = await self._routes.refresh(self.accumulator.topics())
         except MqError:
             return
         for topic, parts in found.items():

@@ -90,6 +90,7 @@ class Lane:
             if self._ack == ACK_NONE and link.requests.pop(request_id, None) is not None:
                 self._owner.handed_over(self, batches)
         except Exception:
+            log.exception("the producer stops: a mistake of its own")
             self._owner.mistaken()
         finally:
             self._is_writing = False

@@ -9,11 +9,14 @@ from collections.abc import Sequence
 
 from mq import names
 from mq.client.asking import back_off_s
-from mq.client.set_connection import SetConnection
+from mq.client.set_connection import CALL_TIMEOUT_S, SetConnection
 from mq.client.topic_parts import TopicParts
 from mq.client.wiring import Connection
-from mq.errors import PermissionDenied, TopicNotFound
+from mq.errors import NotLeader, PermissionDenied, TopicNotFound, Unreachable
 from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse, TopicRoute
+
+# How long the leader of a set that refused something may take to say why.
+_LEADER_S = 1.0
 
 
 class ProducerRoutes:
@@ -40,32 +43,46 @@ class ProducerRoutes:
         what it has left, while other brokers may not have heard of it. When nobody has the topic
         any more, it is created where the brokers allow that. Errors as of `find`.
         """
-        connection, deadline_s = self._connection, self._loop.time() + timeout_s
-        connection.forget_route(topic)
-        asked, attempt = connection.of(refused_by), 0
-        while True:
+        deadline_s = self._loop.time() + timeout_s
+        self._connection.forget_route(topic)
+        refusing, known = self._connection.of(refused_by), self._of(topic)
+        has_others = any(map(_takes, known.without(refused_by)))
+        patience_s = min(timeout_s, _LEADER_S) if has_others else timeout_s
+        try:
+            response = await self._ask_leader(refusing, topic, patience_s)
+        except (NotLeader, Unreachable):
+            if not has_others:
+                raise
+            # It has gone since. Others take what it did not.
+            known.learn_certain(refused_by, (), self._loop.time())
+            return known.without(refused_by)
+        parts = self._learn(topic, response)
+        attempt = 0
+        while not parts:
             left_s = deadline_s - self._loop.time()
-            response = await self._ask_leader(asked, topic, left_s, create=attempt > 0)
+            home = await self._connection.home(topic, left_s)
+            response = await self._ask_leader(home, topic, left_s, create=True)
             parts = self._learn(topic, response)
-            if parts:
-                return _taking(topic, parts)
-            # Nobody has it; or who answered believes in what is gone, but not for long.
-            must_wait = attempt > 0
-            if must_wait and (not response.topics or left_s <= 0):
-                raise TopicNotFound(f"topic {topic} does not exist: create it first")
-            if must_wait:
+            if not parts:
+                # Nobody has it; or who answered believes in what is gone, but not for long.
+                if not response.topics or left_s <= 0:
+                    raise TopicNotFound(f"topic {topic} does not exist: create it first")
                 await asyncio.sleep(back_off_s(attempt))
-            attempt += 1
-            asked = await connection.home(topic, timeout_s)
+                attempt += 1
+        return _taking(topic, parts)
 
-    async def refresh(self, topics: Sequence[str]) -> dict[str, list[TopicRoute]]:
-        """Of topics that are in use, those that are found. Unreachable."""
-        response = await self._connection.brokers(topics)
+    async def refresh(
+        self, topics: Sequence[str], timeout_s: float = CALL_TIMEOUT_S
+    ) -> tuple[RouteResponse, dict[str, list[TopicRoute]]]:
+        """What a broker says, and the parts of those topics, which are in use, that it knows.
+        Unreachable.
+        """
+        response = await self._connection.brokers(topics, timeout_s)
         found = {topic: self._learn(topic, response) for topic in topics}
-        return {topic: parts for topic, parts in found.items() if any(map(_takes, parts))}
+        return response, {topic: parts for topic, parts in found.items() if any(map(_takes, parts))}
 
     async def _ask_leader(
-        self, asked: SetConnection, topic: str, timeout_s: float, *, create: bool
+        self, asked: SetConnection, topic: str, timeout_s: float, *, create: bool = False
     ) -> RouteResponse:
         request = RouteRequest(topics=[topic], create_missing=create)
         response: RouteResponse = await asked.call(

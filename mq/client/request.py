@@ -27,13 +27,25 @@ from mq.client.producer_aio import Producer
 from mq.client.push import PushConsumer
 from mq.client.replies import REPLY_TOPIC
 from mq.client.subscription import Start
-from mq.client.wiring import Connection
+from mq.client.wiring import Connection, back_off_s
 from mq.errors import IllegalConfig, MqError, RequestTimeout, TopicExists
 
 log = logging.getLogger(__name__)
 
+# How long a broker set may take to store a request or a reply, before another one is tried.
+_SEND_S = 3.0
+# How often a reply is sent before its request is worked on once more.
+_REPLY_ATTEMPTS = 3
+
 Reply = Message | bytes | str | None
 Handler = Callable[[ReceivedMessage], Awaitable[Reply] | Reply]
+
+
+class _Sending:
+    """Of a request: why it could not be sent so far."""
+
+    def __init__(self) -> None:
+        self.failure: MqError | None = None
 
 
 class Requester:
@@ -125,14 +137,17 @@ class Requester:
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         correlation_id = str(next(self._numbers))
         wanted = replies.request_message(message, self._reply_topic, self._tag, correlation_id)
+        sending = _Sending()
         try:
             async with asyncio.timeout(timeout_s):
                 await self.start()
                 future = asyncio.get_running_loop().create_future()
                 self._waiting[correlation_id] = future
-                await self._producer.send(topic, wanted, timeout_s=timeout_s)
+                await self._send(topic, wanted, future, sending)
                 reply: ReceivedMessage = await future
         except TimeoutError:
+            if sending.failure is not None:
+                raise sending.failure from None
             raise RequestTimeout(
                 f"no reply to a request to topic {topic} within {timeout_s:g} s: nobody may serve "
                 "it, or the work takes longer"
@@ -142,6 +157,29 @@ class Requester:
         if (failed := replies.failure(reply)) is not None:
             raise failed
         return reply
+
+    async def _send(
+        self,
+        topic: str,
+        message: Message,
+        future: asyncio.Future[ReceivedMessage],
+        sending: _Sending,
+    ) -> None:
+        """Again while nobody knows whether it is stored, which another broker set may do sooner."""
+        for attempt in itertools.count():
+            try:
+                await self._producer.send(topic, message, timeout_s=_SEND_S)
+            except MqError as error:
+                if not error.retryable:
+                    raise
+                sending.failure = error
+                # The reply may come all the same.
+                await asyncio.wait([future], timeout=back_off_s(attempt))
+                if future.done():
+                    return
+            else:
+                sending.failure = None
+                return
 
     def _replied(self, reply: ReceivedMessage) -> None:
         future = self._waiting.get(reply.properties.get(replies.CORRELATION_ID, ""))
@@ -211,10 +249,14 @@ class Replier:
         except Exception as error:  # whatever it is, the requester hears of it
             log.warning("request %s failed", request.message_id, exc_info=error)
             reply = replies.error_reply(request, error)
-        try:
-            await self._producer.send(request.properties[replies.REPLY_TO], reply)
-        except MqError as error:
-            check_passes(request, error)
+        for attempt in itertools.count(1):
+            try:
+                await self._producer.send(request.properties[replies.REPLY_TO], reply)
+            except MqError as error:
+                if not is_sent_again(request, error, attempt):
+                    return
+            else:
+                return
 
     async def join(self) -> None:
         """Waits until the replier is closed. Raises what it was ended with by the broker."""
@@ -240,10 +282,14 @@ class Replier:
         await self.close()
 
 
-def check_passes(request: ReceivedMessage, error: MqError) -> None:
-    """A reply could not be sent: the request comes again if that may help, and is dropped if
-    not.
+def is_sent_again(request: ReceivedMessage, error: MqError, attempt: int) -> bool:
+    """Whether a reply is that could not be sent: another broker set may take it. After some
+    attempts raises the error, so that the request comes again.
     """
-    if error.retryable:
+    if not error.retryable:
+        log.error("the reply to request %s cannot be sent: %s", request.message_id, error)
+        return False
+    if attempt >= _REPLY_ATTEMPTS:
         raise error
-    log.error("the reply to request %s cannot be sent: %s", request.message_id, error)
+    log.info("the reply to request %s is sent again: %s", request.message_id, error)
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -12,7 +13,7 @@ from mq.client.consumer_sync import PushConsumer
 from mq.client.model import Message, ReceivedMessage
 from mq.client.producer_sync import Producer
 from mq.client.replies import REPLY_TOPIC
-from mq.client.request import Reply, check_passes
+from mq.client.request import Reply, is_sent_again
 from mq.client.subscription import Start
 from mq.client.sync import background
 from mq.errors import MqError
@@ -110,10 +111,14 @@ class Replier:
         except Exception as error:  # whatever it is, the requester hears of it
             log.warning("request %s failed", asked.message_id, exc_info=error)
             reply = replies.error_reply(asked, error)
-        try:
-            self._producer.send(asked.properties[replies.REPLY_TO], reply)
-        except MqError as error:
-            check_passes(asked, error)
+        for attempt in itertools.count(1):
+            try:
+                self._producer.send(asked.properties[replies.REPLY_TO], reply)
+            except MqError as error:
+                if not is_sent_again(asked, error, attempt):
+                    return
+            else:
+                return
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Whether the replier was closed within the time. Raises what it was ended with by the

@@ -45,6 +45,10 @@ class TopicParts:
         self._parts = told
         return [told[name] for name in sorted(told)]
 
+    def without(self, broker_set: str) -> list[TopicRoute]:
+        """What is believed of the other sets."""
+        return [part for name, part in sorted(self._parts.items()) if name != broker_set]
+
     def learn_certain(self, broker_set: str, parts: Iterable[TopicRoute], now_s: float) -> None:
         """What the leader of that set says, of its own part."""
         own = next((part for part in parts if part.broker_set == broker_set), None)

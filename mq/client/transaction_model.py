@@ -44,6 +44,11 @@ class HalfMessage:
     ordering_key: str
     check: int = 0
 
+    @property
+    def broker_set(self) -> str:
+        """Which one has it; each counts the queues of a topic for itself."""
+        return self.transaction_id.rpartition(":")[0]
+
 
 class TransactionResult(NamedTuple):
     """What the broker has confirmed. `state` is "COMMIT": the message is on its topic; "ROLLBACK":
@@ -59,6 +64,11 @@ class TransactionResult(NamedTuple):
     queue_id: int = -1
     queue_offset: int = -1
     reason: str = ""
+
+    @property
+    def broker_set(self) -> str:
+        """Which one has it; each counts the queues of a topic for itself."""
+        return self.transaction_id.rpartition(":")[0]
 
 
 class Checks(NamedTuple):

@@ -16,8 +16,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from mq.client.failures import error_of_call
+from mq.client.set_connection import SetConnection
 from mq.client.transaction_encode import more_request
-from mq.client.wiring import Connection
 from mq.errors import MqError, Unreachable
 from mq.wire.v1.transaction_pb2 import TransactRequest, TransactResponse, TransactStart
 
@@ -31,7 +31,7 @@ _WRITE_BYTES = 256 << 10
 class TransactStream:
     def __init__(
         self,
-        connection: Connection,
+        connection: SetConnection,
         address: str,
         on_started: Callable[[], None],
         on_response: Callable[[TransactResponse], None],

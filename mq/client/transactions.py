@@ -1,34 +1,32 @@
-"""The core of a transaction producer, on one event loop: half messages and ends go out by a stream
-to the leader, the broker's questions come in by it.
+"""The core of a transaction producer, on one event loop: half messages go to a broker set of their
+topic, ends to the set of their transaction, and the questions of all sets come in.
 
-The stream is open for as long as the producer lives, also when it is idle: only so can it be asked.
-What has no answer when a stream breaks goes again on the next one; halves have numbers and ends
-are remembered by the broker, so that each happens once. A question about a transaction that is at
-work here is not passed on: its end is on the way. The faces for users are in `transactions_aio` and
-`transactions_sync`.
+There is a stream to every set of the cluster from the start on, also to those that it has sent
+nothing to: only so can it be asked about what an earlier run, or another producer of its group, has
+left open. A question about a transaction that is at work here is not passed on: its end is on the
+way. The faces for users are in `transactions_aio` and `transactions_sync`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
+import functools
 import logging
-import math
+import random
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from mq import names
+from mq.client.avoidance import SLOW_S, Avoidance
 from mq.client.decode import Decoder, Frames
 from mq.client.encode import Encoded, delay_field, encode_message
-from mq.client.failures import error_of, retry_after_s
+from mq.client.lines import Kind, Line, TopicLines
 from mq.client.model import Message, QueueRef
-from mq.client.priorities import queue_for
-from mq.client.sequences import Sequences
-from mq.client.set_connection import SetConnection
+from mq.client.producer_routes import ProducerRoutes
 from mq.client.transaction_encode import end_request, half_batch, half_request
+from mq.client.transaction_lane import STALL_S, Elsewhere, TransactLane
 from mq.client.transaction_model import (
     Checks,
     HalfMessage,
@@ -36,34 +34,23 @@ from mq.client.transaction_model import (
     TransactionResult,
     TransactionSettings,
 )
-from mq.client.transaction_stream import TransactStream
-from mq.client.verdicts import Verdict, is_in_doubt, verdict
 from mq.client.wiring import Connection, back_off_s
-from mq.errors import (
-    IllegalRequest,
-    IllegalSequence,
-    MqError,
-    NotLeader,
-    PermissionDenied,
-    QueueNotFound,
-    TopicNotFound,
-    Unreachable,
-)
-from mq.wire.v1.status_pb2 import Status
+from mq.errors import IllegalRequest, MqError, PermissionDenied, QueueNotFound, TopicNotFound
+from mq.wire.v1.cluster_pb2 import RouteResponse
 from mq.wire.v1.transaction_pb2 import (
     CheckTransaction,
     EndTransactionRequest,
     TransactRequest,
     TransactResponse,
-    TransactStart,
 )
 
 log = logging.getLogger(__name__)
 
-# A leader that owes an answer for so long may be frozen; one that owes none is asked less often.
-_STALL_S, _IDLE_S = 1.0, 5.0
-_LOOK_S = 0.25
 _CHECKS_AT_ONCE = 20
+# Sets are added while it runs, and topics get queues and lose some.
+_ROUTES_AGE_S_MAX = 5.0
+# A set that nobody knows any more, and that is not there, was removed.
+_GONE_S = 60.0
 
 Answering = Callable[[HalfMessage], Awaitable[Resolution]]
 
@@ -75,20 +62,8 @@ class _Wanted(NamedTuple):
     encoded: Encoded
     checks: Checks
     queue_id: int | None
+    broker_set: str
     priority: int
-
-
-class _Pending:
-    """A request without an answer."""
-
-    __slots__ = ("attempts", "data", "future", "in_doubt", "sent_s")
-
-    def __init__(self, data: bytes, future: asyncio.Future[TransactResponse]) -> None:
-        self.data = data
-        self.future = future
-        self.attempts = 0
-        self.in_doubt = False
-        self.sent_s = math.inf
 
 
 class TransactionCore:
@@ -101,26 +76,19 @@ class TransactionCore:
         self.connection = connection
         self._answer = answer
         self._loop = asyncio.get_running_loop()
-        self._sequences = Sequences(None)
-        self._turn = itertools.count()
-        self._ids = itertools.count(1)
         self._free = asyncio.Semaphore(settings.in_flight_max)
         self._answering_free = asyncio.Semaphore(_CHECKS_AT_ONCE)
-        self._pending: dict[int, _Pending] = {}
+        self._lanes: dict[str, TransactLane] = {}
+        self._avoidance = Avoidance()
+        self._routes = ProducerRoutes(connection)
+        self._topics: dict[str, TopicLines] = {}
         # Transactions that are at work here, for as long as somebody has them in hand, and those
         # whose question is being answered.
         self._at_work: WeakValueDictionary[str, HalfMessage] = WeakValueDictionary()
         self._answering: dict[str, asyncio.Task[None]] = {}
         self._decoder = Decoder()
-        self._stream: TransactStream | None = None
-        self._is_started = False
-        self._term = 0
-        self._trouble: MqError | None = None
         self._is_closing = False
-        self._tasks = [
-            self._loop.create_task(self._keep_stream()),
-            self._loop.create_task(self._watch()),
-        ]
+        self._keeping = self._loop.create_task(self._keep_lanes())
 
     # For the faces
 
@@ -131,6 +99,7 @@ class TransactionCore:
         checks: Checks,
         *,
         queue_id: int | None = None,
+        broker_set: str = "",
         timeout_s: float | None = None,
     ) -> HalfMessage:
         """The half message is stored when this returns, and its transaction open: call `end` or
@@ -144,7 +113,7 @@ class TransactionCore:
         async with self._free:
             deadline_s = self._loop.time() + timeout_s
             priority = message.priority if isinstance(message, Message) else 0
-            wanted = _Wanted(topic, encoded, checks, queue_id, priority)
+            wanted = _Wanted(topic, encoded, checks, queue_id, broker_set, priority)
             response, used_queue = await self._begin(wanted, deadline_s)
         stored = response.half
         sent = message if isinstance(message, Message) else Message(_body(message))
@@ -175,12 +144,13 @@ class TransactionCore:
             if resolution is Resolution.UNKNOWN:
                 return unknown
             timeout_s = self.settings.timeout_s if timeout_s is None else timeout_s
-            request_id = next(self._ids)
-            data = end_request(request_id, transaction_id, resolution)
-            what = f"the end of transaction {transaction_id}"
+            lane = self._lane(names.parse_message_id(transaction_id)[0])
             try:
-                pending = _Pending(data, self._loop.create_future())
-                response = await self._ask(request_id, pending, self._loop.time() + timeout_s, what)
+                response = await lane.send_end(
+                    lambda request_id: end_request(request_id, transaction_id, resolution),
+                    self._loop.time() + timeout_s,
+                    f"the end of transaction {transaction_id}",
+                )
             except MqError as error:
                 if not error.retryable:
                     raise
@@ -201,55 +171,59 @@ class TransactionCore:
         self._at_work.pop(half.transaction_id, None)
 
     async def close(self) -> None:
-        """Ends the stream. Transactions that are open stay so: others of the group are asked."""
+        """Ends the streams. Transactions that are open stay so: others of the group are asked."""
         self._is_closing = True
-        if self._stream is not None and self._is_started:
-            self._stream.half_close()
-            await asyncio.wait([self._tasks[0]], timeout=self.settings.timeout_s)
-        tasks = [*self._tasks, *self._answering.values()]
+        tasks = [self._keeping, *self._answering.values()]
+        self._keeping.cancel()
+        lanes = self._lanes.values()
+        await asyncio.gather(*(lane.close(self.settings.timeout_s) for lane in lanes))
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for pending in self._pending.values():
-            if not pending.future.done():
-                pending.future.set_exception(Unreachable("the client is closed"))
         await self.connection.close()
 
     # Halves
 
     async def _begin(self, wanted: _Wanted, deadline_s: float) -> tuple[TransactResponse, int]:
-        is_rerouted = False
+        refused_by: set[str] = set()
+        lines = await self._lines(wanted.topic, deadline_s)
         while True:
-            queue_id = await self._queue(wanted, deadline_s)
+            line, others = self._choose(lines, wanted)
+            lane = self._lane(line.broker_set)
             try:
-                return await self._send_half(wanted, queue_id, deadline_s), queue_id
-            except (TopicNotFound, QueueNotFound):
-                # The topic is not what we think: asks for its route, once.
-                if is_rerouted:
+                response = await lane.send_half(
+                    self._half_maker(wanted, line.queue_id),
+                    deadline_s,
+                    f"a half message to {wanted.topic}",
+                    functools.partial(self._is_any_well, others) if others else None,
+                )
+            except Elsewhere:
+                continue
+            except (TopicNotFound, QueueNotFound, PermissionDenied):
+                # The topic is not what we think: asks for its route, once a set.
+                if lane.name in refused_by:
                     raise
-                is_rerouted = True
-                self.connection.forget_route(wanted.topic)
+                refused_by.add(lane.name)
+                left_s = deadline_s - self._loop.time()
+                parts = await self._routes.ask_again(wanted.topic, left_s, lane.name)
+                lines.set_parts(parts)
+            else:
+                return response, line.queue_id
 
-    async def _queue(self, wanted: _Wanted, deadline_s: float) -> int:
-        topic = wanted.topic
-        names.check_topic(topic)
-        if names.is_internal_topic(topic):
-            raise PermissionDenied(f"topic {topic} is written by the broker alone")
-        left_s = max(deadline_s - self._loop.time(), 0.001)
-        route = (await self.connection.route(topic, create=True, timeout_s=left_s)).parts[0]
-        if not route.is_writable or not route.write_queues:
-            raise PermissionDenied(f"topic {topic} takes no messages: it is not writable")
-        if wanted.queue_id is not None:
-            return wanted.queue_id
-        ordering_hash = wanted.encoded[3]
-        turn = next(self._turn) if ordering_hash is None else ordering_hash
-        return queue_for(turn, wanted.priority, route.priorities, route.write_queues)
+    def _choose(self, lines: TopicLines, wanted: _Wanted) -> tuple[Line, frozenset[str]]:
+        """A queue, and the other sets that may take it instead."""
+        line, kind, priority = lines.wait_for(
+            wanted.encoded[3], wanted.queue_id, wanted.broker_set, b"", wanted.priority
+        )
+        if kind is not Kind.ANY:
+            return line, frozenset()
+        choice = lines.choices[priority]
+        sets = choice.sets & self._well() or choice.sets
+        chosen = choice.next_line(sets, is_idle=False) or choice.lines[0]
+        return chosen, choice.sets - {chosen.broker_set}
 
-    async def _send_half(
-        self, wanted: _Wanted, queue_id: int, deadline_s: float
-    ) -> TransactResponse:
-        while True:
-            producer_id, sequence = self._sequences.take()
+    def _half_maker(self, wanted: _Wanted, queue_id: int) -> Callable[[int, str, int], bytes]:
+        def make(request_id: int, producer_id: str, sequence: int) -> bytes:
             batch = half_batch(
                 wanted.topic,
                 queue_id,
@@ -259,165 +233,92 @@ class TransactionCore:
                 _merged(wanted.checks, self.settings.checks),
                 wanted.encoded,
             )
-            request_id = next(self._ids)
-            data = half_request(request_id, batch)
-            pending = _Pending(data, self._loop.create_future())
-            try:
-                what = f"a half message to {wanted.topic}"
-                return await self._ask(request_id, pending, deadline_s, what)
-            except IllegalSequence:
-                if not self._sequences.start_over(producer_id):
-                    raise
-            except BaseException:
-                # Its number is free for another one only if it was certainly not stored.
-                if not pending.in_doubt:
-                    self._sequences.give_back(producer_id, sequence)
-                raise
+            return half_request(request_id, batch)
 
-    # Requests
+        return make
 
-    async def _ask(
-        self, request_id: int, pending: _Pending, deadline_s: float, what: str
-    ) -> TransactResponse:
-        """Sends until there is an answer, or no time left."""
-        if self._is_closing:
-            raise Unreachable("the client is closed")
-        self._pending[request_id] = pending
-        self._write(pending)
-        try:
-            async with asyncio.timeout_at(deadline_s):
-                return await pending.future
-        except TimeoutError:
-            doubt = "it may have been stored" if pending.in_doubt else "it was not sent"
-            raise Unreachable(
-                f"no answer for {what} in time; {doubt}; brokers: "
-                f"{', '.join(self.connection.servers)}; the last trouble: {self._trouble or 'none'}"
-            ) from None
-        finally:
-            del self._pending[request_id]
+    async def _lines(self, topic: str, deadline_s: float) -> TopicLines:
+        lines = self._topics.get(topic)
+        if lines is None:
+            parts = await self._routes.find(topic, max(deadline_s - self._loop.time(), 0.001))
+            lines = TopicLines(topic, random.randrange(1 << 16))  # noqa: S311 # spreads load only
+            lines.set_parts(parts)
+            # Two may ask at once; all go by the same.
+            lines = self._topics.setdefault(topic, lines)
+        return lines
 
-    def _write(self, pending: _Pending) -> None:
-        if self._stream is not None and self._is_started and not pending.future.done():
-            pending.in_doubt = True
-            pending.sent_s = self._loop.time()
-            self._stream.write(pending.data)
+    # Broker sets
 
-    def _received(self, response: TransactResponse) -> None:
-        kind = response.WhichOneof("kind")
-        if kind == "check":
-            self._question(response.check)
-            return
-        pending = self._pending.get(response.request_id)
-        if pending is None or pending.future.done():
-            return
-        pending.sent_s = math.inf
-        if kind == "failed":
-            self._failed(pending, response.failed)
-        else:
-            pending.future.set_result(response)
+    def _lane(self, broker_set: str) -> TransactLane:
+        lane = self._lanes.get(broker_set)
+        if lane is None:
+            line = self.connection.of(broker_set)
+            lane = TransactLane(line, self.settings.producer_group, self)
+            self._lanes[broker_set] = lane
+        return lane
 
-    def _failed(self, pending: _Pending, status: Status) -> None:
-        error = error_of(status.code, status.text, status.leader_address, status.retry_after_ms)
-        # This attempt left nothing behind, unless it says so; an earlier one may have.
-        pending.in_doubt = is_in_doubt(status.code) or pending.attempts > 0
-        found = verdict(status.code)
-        if found is Verdict.FOLLOW and self._stream is not None:
-            self._trouble = error
-            pending.attempts += 1
-            self._first().not_leader(self._stream.address, status.leader_address)
-            self._stream.break_off()
-        elif found in (Verdict.WAIT, Verdict.AGAIN):
-            self._trouble = error
-            pause_s = retry_after_s(error) or back_off_s(pending.attempts)
-            pending.attempts += 1
-            self._loop.call_later(pause_s, self._write, pending)
-        else:
-            pending.future.set_exception(error)
-
-    # The stream
-
-    async def _keep_stream(self) -> None:
-        attempt = 0
-        while not self._is_closing:
-            try:
-                address = await (await self.connection.sets(_STALL_S))[0].leader(_STALL_S)
-                await self._serve(address)
-            except MqError as error:
-                self._trouble = error
-            except Exception:
-                log.exception("a mistake of the producer's own; it goes on")
-            attempt = 0 if self._is_started else attempt + 1
-            self._is_started = False
-            if not self._is_closing:
-                await asyncio.sleep(back_off_s(attempt))
-
-    async def _serve(self, address: str) -> None:
-        start = TransactStart(
-            producer_group=self.settings.producer_group,
-            producer_id=self._sequences.producer_id,
-            answers_checks=True,
-            reads_more=True,
+    def _well(self) -> frozenset[str]:
+        """Those for half messages that may go to any."""
+        now_s = self._loop.time()
+        return frozenset(
+            name
+            for name, lane in self._lanes.items()
+            if lane.is_started
+            and not lane.is_silent(SLOW_S)
+            and not self._avoidance.is_avoided(name, now_s)
         )
-        stream = TransactStream(self.connection, address, self._started, self._received)
-        self._stream = stream
-        try:
-            error = await stream.run(start)
-        finally:
-            self._stream = None
-        self._trouble = error
-        if self._is_closing:
-            return
-        log.debug("the stream to %s ended: %s", address, error)
-        if isinstance(error, NotLeader):
-            self._first().not_leader(address, error.address or "")
-        else:
-            self._first().failed(address)
 
-    def _first(self) -> SetConnection:
-        return self.connection.of(self.connection.known_sets[0])
+    def _is_any_well(self, sets: frozenset[str]) -> bool:
+        return bool(sets & self._well())
 
-    def _started(self) -> None:
-        """What has no answer yet goes again, in its order."""
-        self._is_started = True
-        for pending in list(self._pending.values()):
-            pending.attempts += pending.in_doubt
-            self._write(pending)
-
-    async def _watch(self) -> None:
-        """A leader that is silent may be frozen, cut off, or deposed and not know it."""
-        checked_s = self._loop.time()
+    async def _keep_lanes(self) -> None:
+        """To whatever sets there are. What is known of topics serves until there is news."""
+        attempt = 0
         while True:
-            await asyncio.sleep(_LOOK_S)
-            stream, now_s = self._stream, self._loop.time()
-            if stream is None or not self._is_started:
+            try:
+                response, found = await self._routes.refresh(list(self._topics), STALL_S)
+            except MqError:
+                await asyncio.sleep(back_off_s(attempt))
+                attempt += 1
                 continue
-            owes_s = min((one.sent_s for one in self._pending.values()), default=math.inf)
-            is_stalled = now_s - max(owes_s, stream.heard_s, checked_s) > _STALL_S
-            is_idle = now_s - max(stream.heard_s, checked_s) > _IDLE_S
-            if is_stalled or (is_idle and len(set(self.connection.servers)) > 1):
-                checked_s = now_s
-                with contextlib.suppress(MqError):
-                    await self._check_leader(stream)
+            for topic, parts in found.items():
+                self._topics[topic].set_parts(parts)
+            for broker_set in response.broker_sets:
+                self._lane(broker_set.name)
+            await self._drop_lanes(response)
+            attempt = 0
+            await asyncio.sleep(_ROUTES_AGE_S_MAX)
 
-    async def _check_leader(self, stream: TransactStream) -> None:
-        """Only what is newer than the last answer counts: who is asked may know even less."""
-        response = await self.connection.brokers(timeout_s=_STALL_S)
-        for broker_set in response.broker_sets:
-            leaders = [one for one in broker_set.nodes if one.node_id == broker_set.leader_id]
-            if leaders and broker_set.term >= self._term:
-                self._term = broker_set.term
-                if leaders[0].address != stream.address:
-                    stream.break_off()
+    async def _drop_lanes(self, response: RouteResponse) -> None:
+        known = {one.name for one in response.broker_sets}
+        for name, lane in list(self._lanes.items()):
+            is_gone = self._loop.time() - lane.started_s > _GONE_S and not lane.is_started
+            if name not in known and is_gone:
+                del self._lanes[name]
+                await lane.close(0.0)
+
+    # Called by the lanes
+
+    def started(self, lane: TransactLane) -> None:
+        for other in list(self._lanes.values()):
+            if other is not lane:
+                other.let_go()
+
+    def is_busy(self, lane: TransactLane, pause_s: float) -> None:
+        self._avoidance.is_busy(lane.name, self._loop.time(), pause_s)
+
+    def answered(self, lane: TransactLane, latency_s: float) -> None:
+        self._avoidance.answered(lane.name, latency_s, self._loop.time())
 
     # Questions
 
-    def _question(self, check: CheckTransaction) -> None:
+    def asked(self, lane: TransactLane, check: CheckTransaction) -> None:
         name = check.transaction_id
         if name not in self._at_work and name not in self._answering and check.messages:
-            self._answering[name] = task = self._loop.create_task(self._reply(check))
+            self._answering[name] = task = self._loop.create_task(self._reply(lane, check))
             task.add_done_callback(lambda _: self._answering.pop(name, None))
 
-    async def _reply(self, check: CheckTransaction) -> None:
+    async def _reply(self, lane: TransactLane, check: CheckTransaction) -> None:
         try:
             half = self._half_of(check)
         except MqError as error:
@@ -427,17 +328,16 @@ class TransactionCore:
             return
         async with self._answering_free:
             resolution = await self._answer(half)
-        if self._stream is not None and self._is_started:
-            end = EndTransactionRequest(
-                transaction_id=check.transaction_id, resolution=_wire_resolution(resolution)
-            )
-            self._stream.write(TransactRequest(checked=end).SerializeToString())
+        end = EndTransactionRequest(
+            transaction_id=check.transaction_id, resolution=_wire_resolution(resolution)
+        )
+        lane.reply(TransactRequest(checked=end).SerializeToString())
 
     def _half_of(self, check: CheckTransaction) -> HalfMessage | None:
         """None: its message cannot be read, which was logged."""
         broker_set, log_offset = names.parse_message_id(check.transaction_id)
         frames = Frames(-1, log_offset, check.stored_at_ms, [0], check.messages[:1])
-        queue = QueueRef(check.topic, check.queue_id)
+        queue = QueueRef(check.topic, check.queue_id, broker_set)
         ((_, _, received),) = self._decoder.messages(queue, [frames], broker_set)
         if received is None:
             return None

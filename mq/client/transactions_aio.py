@@ -79,6 +79,7 @@ class TransactionProducer:
         arg: Any = None,
         *,
         queue_id: int | None = None,
+        broker_set: str = "",
         first_check_s: float | None = None,
         check_interval_s: float | None = None,
         checks_max: int | None = None,
@@ -87,7 +88,14 @@ class TransactionProducer:
         """Stores the half message, runs `execute`, and ends the transaction as that says."""
         core = self._started()
         checks = Checks(first_check_s, check_interval_s, checks_max).validate()
-        half = await core.begin(topic, message, checks, queue_id=queue_id, timeout_s=timeout_s)
+        half = await core.begin(
+            topic,
+            message,
+            checks,
+            queue_id=queue_id,
+            broker_set=broker_set,
+            timeout_s=timeout_s,
+        )
         try:
             resolution = resolution_of(await self._execute(half, arg), "execute")
         except Exception:

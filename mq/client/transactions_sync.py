@@ -97,6 +97,7 @@ class TransactionProducer:
         arg: Any = None,
         *,
         queue_id: int | None = None,
+        broker_set: str = "",
         first_check_s: float | None = None,
         check_interval_s: float | None = None,
         checks_max: int | None = None,
@@ -109,7 +110,14 @@ class TransactionProducer:
         core = self._core
         checks = Checks(first_check_s, check_interval_s, checks_max).validate()
         half = self._background.run(
-            core.begin(topic, message, checks, queue_id=queue_id, timeout_s=timeout_s)
+            core.begin(
+                topic,
+                message,
+                checks,
+                queue_id=queue_id,
+                broker_set=broker_set,
+                timeout_s=timeout_s,
+            )
         )
         try:
             resolution = resolution_of(self._execute(half, arg), "execute")

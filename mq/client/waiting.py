@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from mq.client.lines import MESSAGE_OVERHEAD_BYTES, Batch, Kind, Line, TopicLines
+from mq.client.lines import MESSAGE_OVERHEAD_BYTES, Batch, Choice, Kind, Line, TopicLines
 from mq.client.sequences import Sequences
 from mq.wire.v1.cluster_pb2 import TopicRoute
 
@@ -51,9 +51,9 @@ class Harvest:
             self.look_s = self.now_s
         return left is not None and left > 0
 
-    def sets(self, topic: TopicLines) -> list[str]:
+    def sets(self, choice: Choice) -> list[str]:
         """Those for whatever may go to any: that are well, or all if none is."""
-        chosen = topic.write_sets & self.well or topic.write_sets
+        chosen = choice.sets & self.well or choice.sets
         return [one for one in chosen if self.has_room(one)]
 
     def look_again(self, at_s: float) -> None:
@@ -220,8 +220,9 @@ class Waiting:
                 return
             if batch.opened_s > opened_before_s:
                 return
-            sets = [one for one in harvest.sets(topic) if under_way[one] < LOOSE_UNDER_WAY_MAX]
-            line = topic.choices[batch.priority].next_line(sets, is_idle=False)
+            choice = topic.choices[batch.priority]
+            sets = [one for one in harvest.sets(choice) if under_way[one] < LOOSE_UNDER_WAY_MAX]
+            line = choice.next_line(sets, is_idle=False)
             if line is None:
                 return
             loose.waiting.popleft()
@@ -238,7 +239,7 @@ class Waiting:
             if not choice.shared.is_ripe(harvest.now_s):
                 harvest.look_again(batch.ripe_s)
                 continue
-            line = choice.next_line(harvest.sets(topic), is_idle=True)
+            line = choice.next_line(harvest.sets(choice), is_idle=True)
             if line is not None:
                 self._bind(choice.shared.pop(), line, harvest)
                 return True
@@ -286,7 +287,7 @@ class Waiting:
         return True
 
     def _can_move(self, batch: Batch, well: Collection[str]) -> bool:
-        sets = self.topics[batch.topic].write_sets
+        sets = self.topics[batch.topic].choices[batch.priority].sets
         return batch.may_move and any(one in well for one in sets if one != batch.broker_set)
 
     def _displace(self, batch: Batch) -> None:

@@ -117,8 +117,9 @@ class Whereabouts:
         except MqError:
             return False
         known = frozenset.union(*self._any.values()) - self.told
-        answers = [await self._ask(name) for name in sorted(known | {refused_by})]
-        return all(answers) and not all(self._any.values())
+        for name in sorted(known | {refused_by}):
+            await self._ask(name)
+        return not all(self._any.values())
 
     async def _ask(self, name: str) -> bool:
         """What the set says of itself counts. Whether it answered."""

@@ -19,6 +19,8 @@ from mq.errors import IllegalMembership
 from mq.raft.changes import is_close
 from mq.raft.engine import Engine
 
+# A node that is not there for so long is not waited for, however long others might be.
+_ABSENT_S = 2.0
 # How long proposals may wait for the other node to take over: less than a producer does.
 _HOLD_S = 1.5
 
@@ -27,6 +29,7 @@ _HOLD_S = 1.5
 class _Wish:
     node_id: str  # empty: whoever has most of the log
     ends_s: float
+    absent_s: float  # when it is given up, if the node is not there
     held_until_s: float | None = None
     asked_s: float = -math.inf
 
@@ -53,7 +56,7 @@ class Transfer:
             goal = self._wish.node_id or "another node"
             raise IllegalMembership(f"the leadership is on its way to {goal}: wait for that")
         self.failure = ""
-        self._wish = self._wish or _Wish(node_id, now_s + wait_s)
+        self._wish = self._wish or _Wish(node_id, now_s + wait_s, now_s + _ABSENT_S)
 
     @property
     def is_under_way(self) -> bool:
@@ -74,7 +77,7 @@ class Transfer:
         if wish.held_until_s is None:
             if is_close(match_index, last_index):
                 wish.held_until_s = now_s + _HOLD_S
-            elif now_s >= wish.ends_s:
+            elif now_s >= (wish.ends_s if goal else min(wish.absent_s, wish.ends_s)):
                 self._give_up(_distance(goal or wish.node_id, match_index, last_index))
             return
         if now_s >= wish.held_until_s:

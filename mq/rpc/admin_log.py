@@ -12,6 +12,7 @@ import asyncio
 from mq.broker.broker import Broker
 from mq.rpc.methods import Context
 from mq.store.commitlog import CommitLog
+from mq.store.logreader import LogApart
 from mq.wire.v1 import admin_pb2 as pb
 
 _CHUNK_BYTES_MAX = 3 << 20
@@ -53,7 +54,14 @@ async def _read(
     """Where the segment begins, and bytes of it."""
     part = log.apart(log_offset, log_offset + 1)
     end = min(part.end_offset, end_offset, log_offset + min(bytes_max, _CHUNK_BYTES_MAX))
+    loop = asyncio.get_running_loop()
+    # A caller that is gone does not stop the thread, which closes the file in the end.
+    reading = loop.run_in_executor(None, _read_apart, part, log_offset, end - log_offset)
+    return part.start_offset, await asyncio.shield(reading)
+
+
+def _read_apart(part: LogApart, log_offset: int, length: int) -> bytes:
     try:
-        return part.start_offset, await asyncio.to_thread(part.read, log_offset, end - log_offset)
+        return part.read(log_offset, length)
     finally:
         part.close()

@@ -73,8 +73,10 @@ class MemberAdmin:
         future = self._known_adding(node_id, address)
         if future is None:
             future = self._members.add_member(node_id, address)
-            future.add_done_callback(_note_end)
-            self._adding = node_id, address, future
+            if not future.done():
+                # One that was refused leaves the one that is under way alone.
+                future.add_done_callback(_note_end)
+                self._adding = node_id, address, future
         # Who gives up does not end it.
         await asyncio.wait([future], timeout=_LOOK_S)
         if future.done():

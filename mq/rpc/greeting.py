@@ -35,7 +35,7 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.initial_reconnect_backoff_ms", 200),
     # Also how long a connection may take to come about.
-    ("grpc.min_reconnect_backoff_ms", 2_000),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.enable_retries", 0),
 )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _NAMES_SHOWN = 10
+_REFUSAL_CHARACTERS = 200
 WRONG = ("lost", "duplicated", "reordered", "early", "phantom", "reappeared", "errors")
 
 
@@ -143,6 +144,8 @@ class Ledger:
         self.works: dict[str, Work] = {}
         # What failed in a way that no client should meet.
         self.errors: list[str] = []
+        # Why sends ended with an error, and how many did.
+        self.refusals: Counter[str] = Counter()
 
     def work(self, topic: str) -> Work:
         return self.works.setdefault(topic, Work(topic))
@@ -150,6 +153,11 @@ class Ledger:
     @property
     def is_drained(self) -> bool:
         return not any(one.missing for one in self.works.values())
+
+    def failed(self, work: Work, name: str, why: Exception) -> None:
+        """A send ended with an error: it may be stored."""
+        work.unknown.add(name)
+        self.refusals[f"{work.topic}: {type(why).__name__}: {why}"[:_REFUSAL_CHARACTERS]] += 1
 
     def progress(self) -> str:
         """For people, while it goes on."""

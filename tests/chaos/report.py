@@ -60,7 +60,13 @@ def write(
     directory.mkdir(parents=True, exist_ok=True)
     works = {one.topic: _counts(one) for one in ledger.works.values()}
     faults = [_fault_document(one) for one in timeline.faults]
-    document = {"verdict": verdict, "topics": works, "faults": faults, "errors": ledger.errors}
+    document = {
+        "verdict": verdict,
+        "topics": works,
+        "faults": faults,
+        "errors": ledger.errors,
+        "refusals": ledger.refusals,
+    }
     (directory / "ledger.json").write_text(json.dumps(document, indent=2) + "\n")
     if details:
         (directory / "details.txt").write_text(details + "\n")
@@ -116,6 +122,9 @@ def _page(
             [_fault_row(one) for one in timeline.faults],
         ),
     ]
+    if ledger.refusals:
+        rows = [[count, why] for why, count in ledger.refusals.most_common()]
+        parts += ["<h2>Sends that ended with an error</h2>", _table(["sends", "why"], rows)]
     if details:
         parts.append(f"<h2>What is wrong</h2><pre class='bad'>{html.escape(details)}</pre>")
     return "\n".join(parts) + "</html>\n"

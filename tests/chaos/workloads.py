@@ -163,8 +163,8 @@ class Clients:
         place: dict[str, Any] = {"queue_id": 0, "broker_set": broker_set} if broker_set else {}
         try:
             result = await producer.send(work.topic, message, **place)
-        except MqError:
-            work.unknown.add(name)
+        except MqError as error:
+            self._ledger.failed(work, name, error)
             return
         work.acked.add(name)
         self._timeline.acknowledge(time.monotonic() - began_s)
@@ -186,8 +186,8 @@ class Clients:
                 result = await self._transacting.send_in_transaction(
                     work.topic, Message(body_of(name)), plan
                 )
-            except MqError:
-                work.unknown.add(name)
+            except MqError as error:
+                self._ledger.failed(work, name, error)
                 if name not in self._executed:
                     work.forbidden.add(name)
                 continue

@@ -230,7 +230,7 @@ def test_nodes_are_added_and_removed_from_the_command_line(
         traffic.wait_for_more(20)
 
 
-def test_a_plan_is_refused_while_a_node_is_down(brokers: BrokerSet) -> None:
+def test_with_a_node_down_no_other_one_is_restarted(brokers: BrokerSet) -> None:
     down = brokers.others(brokers.leader())[0]
     brokers.nodes[down].kill()
     command = [sys.executable, "-m", "mq", "cluster", "restart-plan", "--run", "false"]
@@ -244,4 +244,3 @@ def test_a_plan_is_refused_while_a_node_is_down(brokers: BrokerSet) -> None:
         pytest.raises(IllegalMembership, match=f"{down} is not there"),
     ):
         admin.transfer_leadership(down)
-    brokers.start(down)

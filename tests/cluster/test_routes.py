@@ -4,6 +4,8 @@ that the question came in by.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,8 @@ import grpc
 import pytest
 
 from mq.wire.v1 import admin_pb2, cluster_pb2
-from tests.conformance.calls import Calls, code_of, prepared
+from mq.wire.v1.consumer_pb2 import QueueId, Released, SubscribeRequest, Subscription
+from tests.conformance.calls import Calls, code_of, prepared, refusal_of
 from tests.conformance.streams import PublishStream, SubscribeStream
 from tests.support.broker_process import BrokerProcess
 from tests.support.broker_set import BrokerSet
@@ -125,7 +128,7 @@ def test_a_topic_is_routed_by_all_and_each_part_goes_by_itself(cluster: Cluster)
     # By an old route: it is not created again, though topics are when they are missing.
     with pytest.raises(grpc.RpcError) as raised:
         send(cluster.a.servers, "t", 0, [b"late"])
-    assert raised.value.code() == grpc.StatusCode.NOT_FOUND  # type: ignore[attr-defined]
+    assert refusal_of(raised.value).code == "TOPIC_NOT_FOUND"
     assert parts(cluster.a.servers, "t") == {"b": 2}
 
 
@@ -236,6 +239,55 @@ def test_clients_that_come_from_outside_are_told_addresses_of_outside(cluster: C
             assert code_of(result) == "NOT_LEADER"
             assert result.leader_address == outside[heir]
             assert not inside_addresses((refusal, result))
+
+
+# -- groups ----------------------------------------------------------------------------------------
+
+
+def test_members_of_a_group_get_a_fair_share_of_all_sets(cluster: Cluster) -> None:
+    """Each set decides for itself; what one has too much here, it has too little there."""
+    sets = {"a": cluster.a.servers, "c": cluster.c.servers}
+    create_topic(sets["a"], "shared", 3)
+    create_topic(sets["c"], "shared", 1)
+    create_topic(sets["c"], "of-c-alone", 2)
+    for address in sets.values():
+        poll(lambda at=address: len(parts(at, "shared")) == 2, "both parts", DEADLINE_S)  # type: ignore[misc]
+        poll(lambda at=address: parts(at, "of-c-alone"), "the other topic", DEADLINE_S)  # type: ignore[misc]
+    wanted = [Subscription(topic=one) for one in ("shared", "of-c-alone")]
+    with ExitStack() as stack:
+        channels = {
+            name: stack.enter_context(grpc.insecure_channel(address, options=OPTIONS))
+            for name, address in sets.items()
+        }
+        for member_id, zone in (("A", "zone-c"), ("B", ""), ("C", "zone-a")):
+            for channel in channels.values():
+                member = SubscribeStream(
+                    channel, "fair", "", member_id, zone=zone, subscriptions=wanted
+                )
+                stack.callback(member.close)
+                threading.Thread(target=_let_go, args=(member,), daemon=True).start()
+
+        def shares() -> dict[str, dict[str, int]]:
+            found: dict[str, dict[str, int]] = {}
+            for name, channel in channels.items():
+                for one in Calls(channel)("DescribeGroup", group="fair").members:
+                    found.setdefault(one.member_id, {})[name] = one.queues
+            return found
+
+        # Two each, near ones first.
+        expected = {"A": {"a": 0, "c": 2}, "B": {"a": 1, "c": 1}, "C": {"a": 2, "c": 0}}
+        poll(lambda: shares() == expected, "fair shares", DEADLINE_S)
+
+
+def _let_go(member: SubscribeStream) -> None:
+    """Of whatever leaves its assignment."""
+    held: set[tuple[str, int]] = set()
+    with contextlib.suppress(AssertionError):
+        while True:
+            now = {(one.topic, one.queue_id) for one in member.assignment(DEADLINE_S).queues}
+            queues = [QueueId(topic=topic, queue_id=at) for topic, at in sorted(held - now)]
+            held = now
+            member.send(SubscribeRequest(released=Released(queues=queues)))
 
 
 # -- sets that are added, and sets that are none of ours -------------------------------------------

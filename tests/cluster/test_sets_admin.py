@@ -414,7 +414,7 @@ def test_reads_show_what_there_is_and_writes_change_nothing_while_a_set_is_down(
     cluster.sets["b"].nodes["n0"].kill()
     try:
         # Each waits for the silent set: all at once.
-        with Admin(address(cluster, "a"), timeout_s=3) as admin, ThreadPoolExecutor() as pool:
+        with Admin(address(cluster, "a"), timeout_s=2) as admin, ThreadPoolExecutor() as pool:
             reads = (
                 admin.list_topics,
                 lambda: admin.describe_topic("halved"),

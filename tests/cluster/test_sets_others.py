@@ -194,8 +194,9 @@ def test_what_was_received_and_never_given_out_is_given_back_at_the_end(
         waiting: list[list[ReceivedMessage]] = []
         thread = threading.Thread(target=lambda: waiting.append(first.receive(1, wait_s=30)))
         thread.start()
-        poll(lambda: first._consumer._gathering._late is not None and thread.is_alive(), "waits")
-        time.sleep(0.3)  # both calls are at their brokers; without that the test is easier to pass
+        # It has looked everywhere, and waits.
+        servers = [address(cluster, one) for one in "ab"]
+        poll(lambda: all(committed(one, name, name) for one in servers), "waits", DEADLINE_S)
         for one in "ab":
             send(address(cluster, one), name, 0, [one.encode()])
         thread.join(DEADLINE_S)

@@ -274,6 +274,18 @@ def test_a_bad_pull_is_refused_by_name(
     assert text in refusal.text
 
 
+def test_one_that_is_alone_sends_nobody_elsewhere(calls: Calls, topic: str) -> None:
+    calls.send(topic, *numbers(3))
+    for zone in ("", "far-away"):
+        answer = calls("Pull", topic=topic, any_replica=True, zone=zone)
+        assert (bodies_in(answer.runs), answer.read_from) == (numbers(3), "")
+    end = calls("Pull", topic=topic, queue_offset=3, wait_ms=10, any_replica=True)
+    assert (end.status, end.read_from) == (PULL_END, "")
+    beyond = calls("Pull", topic=topic, queue_offset=9, any_replica=True)
+    assert beyond.status == PULL_TOO_LARGE
+    assert calls.refused("Pull", topic="none-such", any_replica=True).code == "TOPIC_NOT_FOUND"
+
+
 def test_a_topic_that_is_switched_off_is_not_read(calls: Calls, topic: str) -> None:
     calls.send(topic, b"x")
     calls("AlterTopic", topic=topic, is_readable=False)

@@ -355,6 +355,22 @@ def test_a_reset_moves_members_at_once(
 # -- topics that change ----------------------------------------------------------------------------
 
 
+def test_a_resume_of_what_was_not_redirected_is_late_and_moves_nothing(
+    calls: Calls, subscribe: Any, topic: str
+) -> None:
+    calls.send(topic, *numbers(3))
+    member = subscribe(takes_redirects=True, zone="far-away")
+    assert [body for _, _, body in member.messages(3)] == numbers(3)
+    for queue_id, queue_offset, epoch in ((0, 1, 0), (0, 1 << 40, 0), (0, 0, 7), (99, 0, 0)):
+        position = pb.QueuePosition(
+            topic=topic, queue_id=queue_id, queue_offset=queue_offset, epoch=epoch
+        )
+        resume = pb.Resume(positions=[position])
+        member.send(pb.SubscribeRequest(resume=resume))
+    calls.send(topic, b"next")
+    assert member.messages(1) == [(0, 3, b"next")]
+
+
 def test_a_topic_that_grows_brings_its_new_queues_from_their_beginning(
     calls: Calls, subscribe: Any, topic: str
 ) -> None:

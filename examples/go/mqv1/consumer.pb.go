@@ -419,7 +419,9 @@ type QueuePosition struct {
 	QueueId     uint32                 `protobuf:"varint,2,opt,name=queue_id,json=queueId,proto3" json:"queue_id,omitempty"`
 	QueueOffset uint64                 `protobuf:"varint,3,opt,name=queue_offset,json=queueOffset,proto3" json:"queue_offset,omitempty"`
 	// In Progress: the epoch of the deliveries that were done, see AssignedQueue.
-	Epoch         uint32 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Epoch uint32 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// In answers of AdminService: where the queue is.
+	BrokerSet     string `protobuf:"bytes,5,opt,name=broker_set,json=brokerSet,proto3" json:"broker_set,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -480,6 +482,13 @@ func (x *QueuePosition) GetEpoch() uint32 {
 		return x.Epoch
 	}
 	return 0
+}
+
+func (x *QueuePosition) GetBrokerSet() string {
+	if x != nil {
+		return x.BrokerSet
+	}
+	return ""
 }
 
 // Messages that are neighbours in their queue and were stored together. Message i of a run has the queue offset
@@ -3217,12 +3226,14 @@ const file_mq_v1_consumer_proto_rawDesc = "" +
 	"\x06filter\x18\x02 \x01(\v2\r.mq.v1.FilterR\x06filter\":\n" +
 	"\aQueueId\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
-	"\bqueue_id\x18\x02 \x01(\rR\aqueueId\"y\n" +
+	"\bqueue_id\x18\x02 \x01(\rR\aqueueId\"\x98\x01\n" +
 	"\rQueuePosition\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
 	"\bqueue_id\x18\x02 \x01(\rR\aqueueId\x12!\n" +
 	"\fqueue_offset\x18\x03 \x01(\x04R\vqueueOffset\x12\x14\n" +
-	"\x05epoch\x18\x04 \x01(\rR\x05epoch\"\xb6\x01\n" +
+	"\x05epoch\x18\x04 \x01(\rR\x05epoch\x12\x1d\n" +
+	"\n" +
+	"broker_set\x18\x05 \x01(\tR\tbrokerSet\"\xb6\x01\n" +
 	"\x03Run\x12!\n" +
 	"\fqueue_offset\x18\x01 \x01(\x04R\vqueueOffset\x12\x1d\n" +
 	"\n" +

@@ -12,6 +12,7 @@ left.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
@@ -113,6 +114,7 @@ class Groups:
             # Messages that failed here once passed the filters then.
             filters = {live.group.retry_topic: compile_filter(Filter()), **filters}
         subscriber = Subscriber(name, spec.member_id, filters, limits, self._puller, self._arrivals)
+        subscriber.on_untold = functools.partial(self.released, subscriber)
         live.subscribers[spec.member_id] = subscriber, start, positions
         if spec.mode != MODE_BROADCAST:
             self._begin(name, spec.subscriptions, start)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from mq.broker.consuming.arrivals import Arrivals
 from mq.broker.consuming.assignment import Queue
-from mq.broker.consuming.cold_reads import COLD_BYTES_MAX, ColdReads
+from mq.broker.consuming.cold_reads import ColdReads
 from mq.broker.consuming.filters import CompiledFilter, select
 from mq.broker.consuming.replicas import Reader, Replicas
 from mq.broker.contracts import Peer
@@ -58,6 +58,7 @@ class Puller:
         self.messages_total = self.bytes_total = 0
         # Answers with messages while another node led.
         self.follower_reads_total = 0
+        self._is_draining = False
 
     def rank(self, queue: Queue) -> int:
         """How far it is below the highest priority of its topic."""
@@ -74,10 +75,15 @@ class Puller:
         """
         deadline = asyncio.get_running_loop().time() + _AHEAD_S
         for queue, queue_offset in positions.items():
-            while queue_offset > self.end(queue):
+            while 0 < self.end(queue) < queue_offset:
                 left_s = deadline - asyncio.get_running_loop().time()
                 if left_s <= 0 or not await self._arrivals.wait(queue, left_s):
                     return
+
+    def drain(self) -> None:
+        """The node stops: whoever waits here goes to the leader."""
+        self._is_draining = True
+        self._arrivals.stir()
 
     # -- one step ---------------------------------------------------------------------------------
 
@@ -120,12 +126,12 @@ class Puller:
 
     async def take_cold(self, query: Query) -> ReadResult:
         """As `read`, without haste; it may be less."""
-        bytes_max = min(query.bytes_max or COLD_BYTES_MAX, COLD_BYTES_MAX)
-        limited = query._replace(bytes_max=bytes_max)
-        result = await self._cold.read(
-            lambda: self.find(limited), is_paced=not self._replicas.is_serving
-        )
-        return self._taken(query, result)
+
+        def find(bytes_max: int) -> ReadResult | Found:
+            return self.find(query._replace(bytes_max=min(query.bytes_max or bytes_max, bytes_max)))
+
+        is_paced = not self._replicas.is_serving
+        return self._taken(query, await self._cold.read(find, is_paced=is_paced))
 
     async def _fetch(self, query: Query) -> ReadResult:
         return await self._took(query, self.find(query))
@@ -185,6 +191,8 @@ class Puller:
 
     async def _following(self, query: Query, zone: str, leader: Peer) -> Pulled:
         unknown = ReadResult(Status.END, [], query.queue_offset, 0, query.queue_offset)
+        if self._is_draining:
+            return Pulled(unknown, leader)
         try:
             self._topics.readable(*query.queue)
         except MqError:

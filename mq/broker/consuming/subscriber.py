@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -145,6 +145,10 @@ class Subscriber:
         self._cursors: dict[Queue, _Cursor] = {}
         # Not assigned any more, and not let go of yet: the client may still report progress.
         self._leaving: dict[Queue, _Cursor] = {}
+        # Those that the client knows to have or to have had. What left again before it was told of
+        # it, it cannot let go of.
+        self._told: set[Queue] = set()
+        self.on_untold: Callable[[list[Queue]], None] = lambda _: None
         # Queues that may have something to send, in the order of their turn.
         self._ready: dict[Queue, None] = {}
         self._ranks: dict[Queue, int] = {}
@@ -203,6 +207,7 @@ class Subscriber:
         """
         cursor = self._leaving[queue] = _Cursor(min(done, next_offset), 0)
         cursor.has_in_hand(next_offset)
+        self._told.add(queue)
 
     def move(self, positions: Mapping[Queue, int]) -> None:
         """A seek of the client's or a reset by an operator: what was sent before is void."""
@@ -299,7 +304,9 @@ class Subscriber:
 
     def released(self, queues: Iterable[Queue]) -> list[Queue]:
         """Those that were the member's to release."""
-        return [queue for queue in queues if self._leaving.pop(queue, None) is not None]
+        found = [queue for queue in queues if self._leaving.pop(queue, None) is not None]
+        self._told.difference_update(found)
+        return found
 
     # -- to the client ----------------------------------------------------------------------------
 
@@ -336,7 +343,12 @@ class Subscriber:
             Position(queue, cursor.next_offset, cursor.epoch)
             for queue, cursor in self._cursors.items()
         ]
-        return Assigned(self._generation, positions, self._ranks)
+        assigned = Assigned(self._generation, positions, self._ranks)
+        untold = [queue for queue in self._leaving if queue not in self._told]
+        self._told = {*self._cursors, *(self._leaving.keys() - untold)}
+        if untold:
+            self.on_untold(untold)
+        return assigned
 
     def _deliver(self, queue: Queue, cursor: _Cursor) -> Delivered | Redirected | None:
         if cursor.is_redirected:
@@ -400,8 +412,8 @@ class Subscriber:
     # -- what is far behind -----------------------------------------------------------------------
 
     def _better_place(self, cursor: _Cursor, behind_bytes: int) -> Peer | None:
-        if self._replicas is None or not behind_bytes:
-            return None
+        if self._replicas is None or self._ranks or not behind_bytes:
+            return None  # priorities are kept by this stream alone
         if cursor.stays_until_s and asyncio.get_running_loop().time() < cursor.stays_until_s:
             return None
         return self._replicas.better_place(Reader(self._zone, behind_bytes))

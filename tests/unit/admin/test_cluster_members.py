@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,6 +12,9 @@ from mq.errors import IllegalMembership, NotLeader, Unreachable
 from mq.wire.v1 import admin_pb2 as pb
 from mq.wire.v1.cluster_pb2 import BrokerSet, NodeRoute, RouteResponse
 from tests.support.commands import FakeAdmin, assert_fits, run, run_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 JOINING = pb.FollowerStatus(node_id="n9", address="n9:8082", behind=1234, is_connected=True)
 
@@ -104,7 +107,7 @@ def test_a_node_is_named_by_its_set_where_there_are_several() -> None:
 
 
 def test_adding_is_watched_until_the_node_is_a_member() -> None:
-    answers = iter(
+    answers: Iterator[pb.MemberList | Exception] = iter(
         [
             pb.MemberList(members=members("n0", "n1"), joining=pb.FollowerStatus(node_id="n9")),
             pb.MemberList(members=members("n0", "n1"), joining=JOINING),

@@ -143,3 +143,25 @@ def test_what_stands_behind_the_end_of_the_manifest_is_left_out(backup: Backup) 
     shutil.copy(first, backup.path / "commitlog" / f"{10**12:020d}.log")
     restored = backup.restore("x")
     assert restored.last_index == backup.manifest.last_index + 1
+
+
+def test_a_backup_of_which_retention_had_taken_the_beginning_is_restored(tmp_path: Path) -> None:
+    node = LogNode(tmp_path / "data")
+    node.write(25)
+    for _ in range(2):
+        node.drop_front()
+    node.write(5)
+    manifest = back_up(node, tmp_path / "b")
+    node.close()
+    assert manifest.first_index > 1
+    identity = Identity("mq", "new", "x")
+    restored = restore(VFS, str(tmp_path / "b"), manifest, str(tmp_path / "x"), identity, MEMBERS)
+    store = Store(VFS, str(tmp_path / "x"), StoreConfig(), identity, background=False)
+    assert store.log.first_index == manifest.first_index
+    assert store.log.start_offset == manifest.start_offset > 0
+    store.apply_through(restored.last_index)
+    (queue,) = store.queues.extents()
+    # Queue offsets count on: what is gone is gone, and what is left has the number that it had.
+    assert queue.end == 70
+    assert 0 < queue.start < queue.end
+    store.abandon()

@@ -279,7 +279,10 @@ def test_it_ends_without_a_word_when_the_queue_is_not_ours_as_it_was(how: str) -
                 call.end()
                 again = await scene.connection.next_call()
                 start = await again.started()
-                assert start.positions[0].queue_offset >= 50
+                at = start.positions[0].queue_offset
+                assert at >= 50
+                # Epochs are counted anew: what is pulled must not look like the stream's.
+                again.send(assignment((0, at)))
         pulls = -1
         while len(scene.pulls) != pulls:
             pulls = len(scene.pulls)
@@ -292,6 +295,52 @@ def test_it_ends_without_a_word_when_the_queue_is_not_ours_as_it_was(how: str) -
             assert scene.holdings.done_offsets()[ref(0)] == 4
             call.send(delivery(0, [4], epoch=1))
             assert await scene.finish(1) == [4]
+        await scene.session.close()
+
+    run(story())
+
+
+@pytest.mark.parametrize("how", ["revoked", "broken", "closed"])
+def test_nobody_waits_for_a_broker_that_is_not_needed_any_more(how: str) -> None:
+    async def story() -> None:
+        scene = Detour(100)
+        asked: list[asyncio.Event] = []
+
+        async def hang(*_: object) -> bytes:
+            asked.append(over := asyncio.Event())
+            try:
+                await asyncio.sleep(3_600)
+            finally:
+                over.set()
+            raise AssertionError
+
+        monkeypatch.setattr(scene.connection, "ask", hang)
+        call = await scene.begin()
+        await until(lambda: len(asked) == 1)
+        match how:
+            case "revoked":
+                call.send(assignment())
+            case "broken":
+                call.end()
+            case "closed":
+                await scene.session.close()
+        await asyncio.wait_for(asked[0].wait(), 1.0)
+        await scene.session.close()
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run(story())
+
+
+def test_what_is_pulled_has_the_epoch_of_its_redirect() -> None:
+    async def story() -> None:
+        scene = Detour(10)
+        call = await scene.join((0, 0, 3))
+        call.send(redirect(0, epoch=3))
+        assert await scene.finish(10) == list(range(10))
+        assert await resumed(call) == (10, 3)
+        # One of another epoch is late.
+        call.send(redirect(4, epoch=2), delivery(0, [10], epoch=3))
+        assert await scene.finish(1) == [10]
         await scene.session.close()
 
     run(story())

@@ -164,6 +164,15 @@ def test_what_was_durable_before_the_queue_moved_does_not_count(is_late: bool) -
     assert [one.queue_offset for one in desk.holdings.to_commit("b")] == [3]
 
 
+def test_what_was_durable_before_the_stream_broke_does_not_count() -> None:
+    """It may have been reset meanwhile, though the member goes on where it was."""
+    desk = both()
+    desk.holdings.done(desk.take(6))
+    desk.holdings.committed(desk.holdings.to_commit("b"))
+    desk.assign((0, 3), first=True, broker_set="b")
+    assert [one.queue_offset for one in desk.holdings.to_commit("b")] == [3]
+
+
 def test_room_is_what_is_delivered_and_not_done() -> None:
     desk = both()
     holdings = desk.holdings

@@ -13,7 +13,6 @@ import grpc
 import grpc.aio
 
 from mq.client.aio import TransactionProducer
-from mq.client.wiring import Connection
 from mq.errors import Unreachable
 from mq.wire.v1 import status_pb2 as wire
 from mq.wire.v1.cluster_pb2 import BrokerSet, NodeRoute, RouteRequest, RouteResponse, TopicRoute
@@ -31,6 +30,7 @@ from mq.wire.v1.transaction_pb2 import (
     TransactStarted,
 )
 from tests.unit.client.publish_side import rpc_error
+from tests.unit.client.side_channels import connected
 
 SET = "set-0"
 
@@ -47,13 +47,22 @@ class Silence(Exception):
 Script = Callable[["TransactSide", TransactRequest], Status | None]
 
 
-class TransactSide(Connection):
-    """Given to a producer in place of its connection. `leading` is the address of who leads now."""
+class TransactSide:
+    """A broker set, alone or in a `cluster`. `leading` is the address of who leads now."""
 
-    def __init__(self, addresses: Sequence[str] = ("a:1",), script: Script | None = None) -> None:
-        super().__init__(addresses)
+    def __init__(
+        self,
+        addresses: Sequence[str] = ("a:1",),
+        script: Script | None = None,
+        *,
+        name: str = SET,
+    ) -> None:
+        self.name = name
         self.addresses = tuple(addresses)
         self.leading = self.addresses[0]
+        # All sets that this one has heard of, itself among them.
+        self.known: list[TransactSide] = [self]
+        self.closed: set[str] = set()
         self.term = 1
         self.down: set[str] = set()
         self.frozen: set[str] = set()
@@ -70,48 +79,48 @@ class TransactSide(Connection):
         self._numbers: dict[tuple[str, int], str] = {}
 
     def producer(self, execute: Any, check: Any = None, **settings: Any) -> TransactionProducer:
-        made = TransactionProducer(self.addresses, "g", execute, check or execute, **settings)
-        made._connection = self
+        servers = [address for side in self.known for address in side.addresses]
+        made = TransactionProducer(servers, "g", execute, check or execute, **settings)
+        connected(made._connection, self.known)
         return made
 
-    # As a connection
+    # As channels
 
-    async def _ask(
-        self, address: str, service: str, method: str, request: Any, timeout_s: float, **_: Any
-    ) -> Any:
+    async def answer(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
         if address in self.frozen:
             await asyncio.sleep(timeout_s)
         if address in self.down or address in self.frozen:
             raise Unreachable(f"{address}: UNAVAILABLE")
-        assert (service, method) == ("ClusterService", "Route")
+        assert method == "ClusterService/Route"
         return self._route(request)
 
     def _route(self, request: RouteRequest) -> RouteResponse:
-        nodes = [NodeRoute(node_id=one, address=one) for one in self.addresses]
-        leader = "" if self.leading in self.down else self.leading
         return RouteResponse(
-            broker_sets=[BrokerSet(name=SET, leader_id=leader, term=self.term, nodes=nodes)],
+            broker_sets=[side.broker_set() for side in self.known],
             topics=[
                 TopicRoute(
                     topic=topic,
-                    broker_set=SET,
-                    write_queues=self.topics[topic],
-                    read_queues=self.topics[topic],
-                    is_writable=True,
-                    priorities=self.priorities,
+                    broker_set=side.name,
+                    write_queues=side.topics[topic],
+                    read_queues=side.topics[topic],
+                    is_writable=topic not in side.closed,
+                    priorities=side.priorities,
                 )
                 for topic in request.topics
-                if topic in self.topics
+                for side in self.known
+                if topic in side.topics
             ],
         )
 
-    def stream(self, address: str, *_: Any, **__: Any) -> Any:
+    def broker_set(self) -> BrokerSet:
+        nodes = [NodeRoute(node_id=one, address=one) for one in self.addresses]
+        leader = "" if self.leading in self.down else self.leading
+        return BrokerSet(name=self.name, leader_id=leader, term=self.term, nodes=nodes)
+
+    def open(self, address: str) -> TransactCall:
         call = TransactCall(self, address)
         self.calls.append(call)
         return call
-
-    async def close(self) -> None:
-        pass
 
     # As brokers
 
@@ -126,6 +135,12 @@ class TransactSide(Connection):
         for call in self.calls:
             if call.address == old:
                 call.break_off()
+
+    def die(self) -> None:
+        """All of it is gone."""
+        self.down.update(self.addresses)
+        for call in self.calls:
+            call.break_off()
 
     def ask(self, transaction_id: str, check: int = 1) -> None:
         """A question, on the stream that is open."""
@@ -156,7 +171,7 @@ class TransactSide(Connection):
         number = batch.producer_id, batch.sequence
         assert number[1] > 0
         is_duplicate = number in self._numbers
-        name = self._numbers.setdefault(number, f"{SET}:{1000 + len(self._numbers)}")
+        name = self._numbers.setdefault(number, f"{self.name}:{1000 + len(self._numbers)}")
         self.halves.setdefault(name, batch)
         return HalfStored(transaction_id=name, stored_at_ms=7, is_duplicate=is_duplicate)
 
@@ -176,6 +191,14 @@ class TransactSide(Connection):
             queue_offset=3 if is_commit else -1, log_offset=77 if is_commit else -1
         )
         return TransactResponse(request_id=request.request_id, ended=ended)
+
+
+def cluster(*names: str) -> list[TransactSide]:
+    """Sets of one node that know of each other; each has the topic "t" with 4 queues."""
+    sides = [TransactSide([f"{name}:1"], name=name) for name in names]
+    for side in sides:
+        side.known = sides
+    return sides
 
 
 class TransactCall:

@@ -119,13 +119,16 @@ def test_a_pull_is_answered_with_what_protobuf_reads(count: int) -> None:
     runs = RUNS[:count]
     status = Status.FOUND if runs else Status.END
     result = ReadResult(status, [one for one, _ in runs], 99, 1, 1 << 50)
-    assert pb.PullResponse.FromString(pull_response(result)) == pb.PullResponse(
-        status=pb.PULL_FOUND if runs else pb.PULL_END,
-        next_offset=99,
-        start=1,
-        end=1 << 50,
-        runs=[wire for _, wire in runs],
-    )
+    for read_from in ("", "broker-2:8081"):
+        data = pull_response(result, read_from)
+        assert pb.PullResponse.FromString(data) == pb.PullResponse(
+            status=pb.PULL_FOUND if runs else pb.PULL_END,
+            next_offset=99,
+            start=1,
+            end=1 << 50,
+            read_from=read_from,
+            runs=[wire for _, wire in runs],
+        )
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,25 @@ async def test_readers_of_old_messages_take_turns(monkeypatch: pytest.MonkeyPatc
 
 
 @on_loop
+async def test_when_many_wait_each_gets_less_and_all_get_something(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = await filled()
+    monkeypatch.setattr(cold_reads, "_READ_BYTES_MAX", 5_000)
+    monkeypatch.setattr(cold_reads, "_READ_BYTES_MIN", 1_000)
+    gate = Gate(monkeypatch)
+    pulls = [asyncio.create_task(node.broker.puller.pull(query(), 0)) for _ in range(8)]
+    await eventually(lambda: gate.at_work)
+    await turns()
+    gate.is_open.set()
+    counts = [len(numbers(one)) for one in await soon(asyncio.gather(*pulls))]
+    assert counts[0] > 40, "nobody waited yet"
+    assert 0 < counts[1] < 10
+    assert counts[-1] > 40
+    assert node.broker.puller._cold._waiting == 0
+
+
+@on_loop
 async def test_retention_may_drop_what_is_being_read(monkeypatch: pytest.MonkeyPatch) -> None:
     node = await filled()
     gate = Gate(monkeypatch)
@@ -146,7 +165,7 @@ async def test_whoever_goes_away_leaves_nothing_open(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("is_cold", [True, False])
 @on_loop
-async def test_on_a_follower_there_is_a_rest_after_each_read_while_the_log_grows(
+async def test_on_a_follower_there_is_a_rest_after_each_read_while_much_is_written(
     monkeypatch: pytest.MonkeyPatch, *, is_cold: bool
 ) -> None:
     node = await filled()
@@ -160,17 +179,20 @@ async def test_on_a_follower_there_is_a_rest_after_each_read_while_the_log_grows
         assert len(numbers((await soon(pulled)).result)) == 20  # about 2,000 bytes: 0.2 s
         return loop.time() - began_s
 
-    async def grown() -> None:
+    async def grown(size_bytes: int) -> None:
         node.consensus.is_leader = True
-        await node.send("t", b"more")
+        await node.send("t", bytes(size_bytes))
         node.consensus.is_leader = is_leader
 
     for is_leader in (False, True):
         node.consensus.is_leader = is_leader
         await timed()
-        await timed()
-        assert puller._cold._rests_until_s <= loop.time(), "nobody writes: no rest"
-        await grown()
+        for size_bytes in (0, 50):
+            if size_bytes:
+                await grown(size_bytes)
+            await timed()
+            assert puller._cold._rests_until_s <= loop.time(), "hardly anybody writes: no rest"
+        await grown(1000)
         await timed()
         assert (await timed() > 0.1) is not is_leader, "the leader is as quick as ever"
 

@@ -50,6 +50,36 @@ async def test_a_queue_goes_to_the_next_when_its_owner_has_let_go() -> None:
 
 
 @on_loop
+async def test_what_a_member_was_never_told_of_it_need_not_let_go_of() -> None:
+    """Several start at once: a queue comes and goes before its stream has said so."""
+    here = await world()
+    first = here.subscribe("first")
+    await drain(first)
+    second = here.subscribe("second")
+    await drain(second)
+    here.hand_over(first)
+    assert len(second.queues) == 2
+    third = here.subscribe("third")
+    assert (len(second.queues), third.queues) == (1, frozenset())
+    # Only now the stream of the second one goes on.
+    assert len(last_assignment(await drain(second))) == 1
+    assert len(third.queues) == 1
+    # It was told of that one later, has let go of it, and gets it once more for a moment.
+    here.groups.unsubscribe(third, is_over=True)
+    await drain(second)
+    third = here.subscribe("third")
+    await drain(second)
+    assert third.queues == frozenset()
+    here.hand_over(second)
+    assert len(third.queues) == 1
+    here.groups.unsubscribe(third, is_over=True)
+    third = here.subscribe("third")
+    assert third.queues == frozenset()
+    await drain(second)
+    assert len(third.queues) == 1
+
+
+@on_loop
 async def test_who_has_nothing_yet_is_told_so() -> None:
     here = await world()
     here.subscribe("first")

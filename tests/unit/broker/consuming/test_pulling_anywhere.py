@@ -211,6 +211,18 @@ async def test_a_node_that_follows_nobody_sends_its_readers_away_also_those_that
 
 
 @on_loop
+async def test_a_node_that_stops_sends_its_readers_to_the_leader() -> None:
+    node = deposed(await filled())
+    waiting = asyncio.create_task(pull(node, query(100), LONG_S, "east"))
+    await turns()
+    assert not waiting.done()
+    node.broker.drain()
+    pulled = await waiting
+    assert (pulled.result.status, pulled.result.next_offset) == (Status.END, 100)
+    assert place(pulled) == "other"
+
+
+@on_loop
 async def test_who_asked_the_leader_and_waits_hears_when_it_leads_no_more() -> None:
     node = await filled()
     waiting = asyncio.create_task(node.broker.puller.pull(query(100), LONG_S))

@@ -146,6 +146,17 @@ async def test_a_client_of_another_zone_is_sent_home_with_the_next_message() -> 
 
 
 @on_loop
+async def test_priorities_are_kept_by_the_stream_so_such_queues_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = await stream()
+    monkeypatch.setattr(found.node.broker.puller, "rank", lambda queue: queue.queue_id)
+    found.one.assign(1, {A: 0, B: 0})
+    assert isinstance(await found.next(), Assigned)
+    assert await found.offsets() == list(range(COUNT))
+
+
+@on_loop
 async def test_progress_up_to_the_end_is_legal_while_redirected_and_no_further() -> None:
     found = await redirected()
     assert found.done(70) == {A: 70}

@@ -1,0 +1,431 @@
+"""A producer and several broker sets: one that dies, is slow, is closed, or joins."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mq.client.model import Message, SendResult
+from mq.errors import IllegalRequest, MqError, PermissionDenied, TopicNotFound, Unreachable
+from mq.hashing import text_hash
+from mq.wire.v1 import status_pb2 as wire
+from tests.unit.client.publish_side import Break, BrokerSide, Silence, cluster, refusal
+from tests.unit.client.virtual_time import run
+
+if TYPE_CHECKING:
+    from mq.wire.v1.message_pb2 import Batch
+    from mq.wire.v1.producer_pb2 import BatchResult
+
+
+def key_of(name: str) -> str:
+    """A key that leads there, of two sets a and b with four queues each."""
+    at = "ab".index(name)
+    return next(key for key in map(str, range(999)) if text_hash(key) % 8 // 4 == at)
+
+
+def stored(sides: list[BrokerSide]) -> Counter[str]:
+    return Counter(body for side in sides for body in side.bodies())
+
+
+def test_messages_are_balanced_over_the_sets_and_results_say_which_one() -> None:
+    async def scenario() -> tuple[list[BrokerSide], list[SendResult]]:
+        sides = cluster("a", "b")
+        async with sides[0].producer() as producer:
+            return sides, [await producer.send("t", f"{n}") for n in range(16)]
+
+    sides, results = run(scenario())
+    # The first ones go to whoever is connected first.
+    assert min(len(side.stored) for side in sides) >= 6
+    for result in results:
+        assert result.broker_set == result.message_id.partition(":")[0]
+    for side in sides:
+        mine = [one for one in results if one.broker_set == side.name]
+        assert [one.sequence for one in side.stored] == list(range(1, len(mine) + 1))
+
+
+def test_messages_of_a_key_are_in_one_queue_of_one_set() -> None:
+    async def scenario() -> list[BrokerSide]:
+        sides = cluster("a", "b")
+        async with sides[1].producer(batch_bytes=100) as producer:
+            for n in range(200):
+                await producer.send_async("t", Message(f"{n}".encode(), ordering_key=f"k{n % 9}"))
+        return sides
+
+    sides = run(scenario())
+    for key in range(9):
+        at = text_hash(f"k{key}") % 8
+        mine = [one for one in sides[at // 4].stored if one.ordering_key == f"k{key}"]
+        assert [int(one.body) for one in mine] == list(range(key, 200, 9))
+        assert {one.queue_id for one in mine} == {at % 4}
+
+
+def test_a_set_that_is_dead_is_not_noticed_by_messages_without_a_key() -> None:
+    async def scenario() -> tuple[list[BrokerSide], float]:
+        sides = cluster("a", "b")
+        loop = asyncio.get_running_loop()
+        slowest_s = 0.0
+        async with sides[0].producer() as producer:
+            for n in range(20):
+                await producer.send("t", f"{n}")
+            sides[1].die()
+            for n in range(20, 60):
+                began_s = loop.time()
+                await producer.send("t", f"{n}")
+                slowest_s = max(slowest_s, loop.time() - began_s)
+            await asyncio.sleep(10)
+            sides[1].down.clear()
+            count = len(sides[1].stored)
+            for n in range(60, 100):
+                await producer.send("t", f"{n}")
+                await asyncio.sleep(0.05)
+            assert len(sides[1].stored) > count + 10, "it is used again when it is back"
+        return sides, slowest_s
+
+    sides, slowest_s = run(scenario())
+    assert stored(sides) == {f"{n}": 1 for n in range(100)}
+    assert slowest_s < 0.1
+
+
+def test_messages_with_a_key_wait_for_their_set_or_fail_and_say_why() -> None:
+    async def scenario() -> None:
+        sides = cluster("a", "b")
+        key = key_of("b")
+        async with sides[0].producer(timeout_s=3) as producer:
+            await producer.send("t", Message(b"first", ordering_key=key))
+            sides[1].die()
+            early = [
+                asyncio.create_task(producer.send("t", Message(b"%d" % n, ordering_key=key)))
+                for n in range(3)
+            ]
+            # Others are answered all the time: that does not lengthen the wait.
+            for _ in range(100):
+                await producer.send("t", Message(b"other", ordering_key=key_of("a")))
+                await asyncio.sleep(0.05)
+            errors = await asyncio.gather(*early, return_exceptions=True)
+            for error in errors:
+                assert isinstance(error, Unreachable)
+                assert "broker set b within 3 s; it was not sent" in str(error)
+            late = asyncio.create_task(producer.send("t", Message(b"late", ordering_key=key)))
+            await asyncio.sleep(2)
+            sides[1].down.clear()
+            assert (await late).broker_set == "b"
+        assert sides[1].bodies() == ["first", "late"]
+
+    run(scenario())
+
+
+def test_what_is_in_doubt_waits_for_its_set_and_is_stored_once() -> None:
+    async def scenario() -> None:
+        sides = cluster("a", "b")
+
+        def dies(side: BrokerSide, batch: Batch) -> BatchResult | None:
+            side.store(batch)
+            side.die()
+            raise Break
+
+        async with sides[0].producer(timeout_s=5) as producer:
+            for n in range(8):
+                await producer.send("t", f"{n}")
+            sides[1].script = dies
+            sends = [asyncio.create_task(producer.send("t", f"x{n}")) for n in range(2)]
+            await asyncio.sleep(0.001)
+            sends += [asyncio.create_task(producer.send("t", f"x{n}")) for n in range(2, 8)]
+            await asyncio.sleep(2)
+            sides[1].script = None
+            sides[1].down.clear()
+            results = await asyncio.gather(*sends)
+        assert sum(result.is_duplicate for result in results) >= 1
+        assert stored(sides) == dict.fromkeys(
+            [*(f"{n}" for n in range(8)), *(f"x{n}" for n in range(8))], 1
+        )
+
+    run(scenario())
+
+
+def test_without_idempotence_what_is_in_doubt_goes_elsewhere() -> None:
+    async def scenario() -> None:
+        sides = cluster("a", "b")
+
+        def dies(side: BrokerSide, _: Batch) -> BatchResult | None:
+            side.die()
+            raise Break
+
+        async with sides[0].producer(idempotent=False) as producer:
+            for n in range(8):
+                await producer.send("t", f"{n}")
+            sides[1].script = dies
+            results = [await producer.send("t", f"x{n}") for n in range(4)]
+        assert {result.broker_set for result in results} == {"a"}
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "code", [wire.DISK_FULL, wire.FLOW_CONTROL, wire.NODE_STOPPED, wire.NOT_LEADER]
+)
+def test_what_one_set_refuses_the_other_gets_at_once(code: int) -> None:
+    def refuses(side: BrokerSide, _: Batch) -> BatchResult | None:
+        return refusal(code, retry_after_ms=500) if side.name == "b" else None
+
+    async def scenario() -> list[float]:
+        sides = cluster("a", "b", script=refuses)
+        loop, took_s = asyncio.get_running_loop(), []
+        async with sides[0].producer(retries=1) as producer:
+            for n in range(30):
+                began_s = loop.time()
+                await producer.send("t", f"{n}")
+                took_s.append(loop.time() - began_s)
+        assert stored(sides) == {f"{n}": 1 for n in range(30)}
+        assert not sides[1].stored
+        return took_s
+
+    assert max(run(scenario())) < 0.1
+
+
+def test_two_sets_that_ask_to_wait_are_waited_for() -> None:
+    async def scenario() -> int:
+        asked = [0]
+
+        def busy(_side: BrokerSide, _batch: Batch) -> BatchResult | None:
+            asked[0] += 1
+            is_over = asyncio.get_running_loop().time() > began_s + 2
+            return None if is_over else refusal(wire.FLOW_CONTROL, retry_after_ms=100)
+
+        sides = cluster("a", "b", script=busy)
+        began_s = asyncio.get_running_loop().time()
+        async with sides[0].producer() as producer:
+            await producer.send("t", "x")
+        assert stored(sides) == {"x": 1}
+        return asked[0]
+
+    assert 10 < run(scenario()) < 50, "they do not play ball with it"
+
+
+def test_a_set_that_does_not_answer_gets_no_more_and_a_slow_one_little() -> None:
+    async def scenario() -> None:
+        sides = cluster("a", "b")
+        async with sides[0].producer(timeout_s=30) as producer:
+            for n in range(20):
+                await producer.send("t", f"{n}")
+            sides[1].answer_s = 2.0
+            loop, began_s = asyncio.get_running_loop(), asyncio.get_running_loop().time()
+            for n in range(200):
+                await producer.send("t", f"slow {n}")
+            # A try now and then, each further apart.
+            assert loop.time() - began_s < 10
+            sides[1].answer_s = 0.001
+            await asyncio.sleep(60)
+            before = len(sides[1].stored)
+            for n in range(40):
+                await producer.send("t", f"well {n}")
+            assert len(sides[1].stored) - before == 20
+
+            def silent(_side: BrokerSide, _batch: Batch) -> BatchResult | None:
+                raise Silence
+
+            sides[1].script = silent
+            sends = [asyncio.create_task(producer.send("t", f"{n}")) for n in range(4)]
+            await asyncio.sleep(1)
+            asked = len(sides[1].requests)
+            for n in range(50):
+                await producer.send("t", f"on {n}")
+            assert len(sides[1].requests) == asked
+            for send in sends:
+                send.cancel()
+            sides[1].script = None
+            sides[1].die()
+            sides[1].down.clear()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_stale", [False, True])
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_topic_that_is_drained_in_one_set_goes_on_in_the_other(
+    is_deleted: bool, is_stale: bool
+) -> None:
+    async def scenario() -> None:
+        sides = cluster("a", "b")
+        a, b = sides
+        key = key_of("b")
+        async with a.producer() as producer:
+            for n in range(8):
+                await producer.send("t", Message(f"{n}".encode(), ordering_key=key))
+                await producer.send("t", f"free {n}")
+            if is_stale:
+                a.stale["b"] = b.parts()
+            if is_deleted:
+                del b.topics["t"]
+            else:
+                b.closed.add("t")
+            before = len(b.stored)
+            for n in range(8, 40):
+                await producer.send("t", Message(f"{n}".encode(), ordering_key=key))
+                await producer.send("t", f"free {n}")
+                await asyncio.sleep(0.1)
+            assert len(b.stored) == before
+            # Greetings come to know it.
+            a.stale.clear()
+            for n in range(40, 80):
+                result = await producer.send("t", Message(f"{n}".encode(), ordering_key=key))
+                assert (result.broker_set, result.queue_id) == ("a", text_hash(key) % 4)
+                await asyncio.sleep(0.2)
+        numbers = [one.body for one in (*b.stored, *a.stored) if one.ordering_key]
+        assert [int(one) for one in numbers] == list(range(80))
+
+    run(scenario())
+
+
+def test_a_topic_that_is_extended_to_a_new_set_is_noticed_in_some_seconds() -> None:
+    async def scenario() -> None:
+        sides = cluster("a", "b")
+        a, b = sides
+        del b.topics["t"]
+        a.known = b.known = [a]
+        async with a.producer() as producer:
+            producer._connection._channels._sides |= {"b0:1": b}  # type: ignore[attr-defined]
+            for n in range(8):
+                await producer.send("t", f"{n}")
+            a.known = b.known = sides
+            b.topics["t"] = 4
+            for n in range(70):
+                await producer.send("t", f"{n}")
+                await asyncio.sleep(0.1)
+            assert len(b.stored) > 5
+            assert (await producer.send("t", "x", queue_id=3, broker_set="b")).broker_set == "b"
+            with pytest.raises(IllegalRequest, match="say which"):
+                await producer.send("t", "x", queue_id=3)
+
+    run(scenario())
+
+
+def test_a_topic_that_no_set_takes_messages_for_is_said_so() -> None:
+    async def scenario(*, is_deleted: bool) -> None:
+        sides = cluster("a", "b")
+        async with sides[0].producer() as producer:
+            for n in range(8):
+                await producer.send("t", f"{n}")
+            for side in sides:
+                side.creates_topics = False
+                if is_deleted:
+                    side.topics.clear()
+                else:
+                    side.closed.add("t")
+            for key in ("", "k"):
+                with pytest.raises((PermissionDenied, TopicNotFound)) as caught:
+                    await producer.send("t", Message(b"x", ordering_key=key))
+                assert isinstance(caught.value, TopicNotFound) == is_deleted
+
+    run(scenario(is_deleted=False))
+    run(scenario(is_deleted=True))
+
+
+def test_a_set_that_refuses_and_is_gone_does_not_take_the_message_along() -> None:
+    async def scenario() -> None:
+        sides = cluster("a", "b")
+        b = sides[1]
+
+        def closes(side: BrokerSide, _: Batch) -> BatchResult | None:
+            asyncio.get_running_loop().call_later(0.002, side.die)
+            return refusal(wire.TOPIC_NOT_FOUND)
+
+        async with sides[0].producer() as producer:
+            for n in range(8):
+                await producer.send("t", f"{n}")
+            b.script = closes
+            results = [await producer.send("t", f"x{n}") for n in range(4)]
+        assert {result.broker_set for result in results} == {"a"}
+
+    run(scenario())
+
+
+def test_flush_and_close_cover_all_sets() -> None:
+    async def scenario() -> None:
+        sides = cluster("a", "b")
+        for side in sides:
+            side.answer_s = 0.2
+        producer = sides[0].producer(linger_ms=1000)
+        futures = [await producer.send_async("t", f"{n}", queue_id=n % 4, broker_set="ab"[n % 2])
+                   for n in range(40)]  # fmt: skip
+        await producer.flush()
+        assert all(future.done() for future in futures)
+        futures = [await producer.send_async("t", Message(b"x", ordering_key=key_of(name)))
+                   for name in "ab"]  # fmt: skip
+        await producer.close()
+        assert all(future.done() for future in futures)
+        assert all(call.is_half_closed for side in sides for call in side.calls)
+        assert [len(side.stored) for side in sides] == [21, 21]
+
+    run(scenario())
+
+
+def troubled(dice: random.Random, sides: list[BrokerSide]) -> None:
+    """Something happens to one of them."""
+    side = dice.choice(sides)
+    loop = asyncio.get_running_loop()
+    match dice.randrange(4):
+        case 0:
+            side.die()
+            loop.call_later(dice.uniform(0.01, 1.5), side.down.clear)
+        case 1:
+            side.leading = dice.choice(side.addresses)
+        case 2:
+            codes = [wire.DISK_FULL, wire.FLOW_CONTROL, wire.OUTCOME_UNKNOWN, wire.NODE_STOPPED]
+            code, until_s = dice.choice(codes), loop.time() + dice.uniform(0, 0.5)
+
+            def script(side: BrokerSide, batch: Batch) -> BatchResult | None:
+                if loop.time() > until_s:
+                    return None
+                if code == wire.OUTCOME_UNKNOWN and dice.random() < 0.5:
+                    side.store(batch)
+                return refusal(code, retry_after_ms=10)
+
+            side.script = script
+        case 3:
+            side.answer_s = dice.choice([0.001, 0.01, 0.6])
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_whatever_happens_to_sets_what_is_acknowledged_is_stored_once(seed: int) -> None:
+    dice = random.Random(seed)
+
+    async def scenario() -> None:
+        sides = cluster("a", "b", "c", nodes=2)
+        acknowledged: list[tuple[str, str]] = []
+        failed: list[str] = []
+
+        async def send(body: str, key: str) -> None:
+            try:
+                result = await producer.send("t", Message(body.encode(), ordering_key=key))
+                acknowledged.append((body, result.broker_set))
+            except MqError:
+                failed.append(body)
+
+        async with sides[0].producer(timeout_s=6, retries=10) as producer:
+            sends = []
+            for n in range(300):
+                key = f"k{n % 5}" if n % 3 == 0 else ""
+                sends.append(asyncio.create_task(send(f"{n}", key)))
+                await asyncio.sleep(dice.uniform(0, 0.03))
+                if n % 12 == 11:
+                    troubled(dice, sides)
+            await asyncio.gather(*sends)
+        found = stored(sides)
+        assert all(count == 1 for count in found.values()), found.most_common(3)
+        for body, name in acknowledged:
+            [side] = [side for side in sides if side.name == name]
+            assert body in side.bodies()
+        assert len(acknowledged) + len(failed) == 300
+        assert len(acknowledged) > 250
+        for number in range(5):
+            of_key = [
+                one for side in sides for one in side.stored if one.ordering_key == f"k{number}"
+            ]
+            order = [int(one.body) for one in of_key]
+            assert order == sorted(order)
+
+    run(scenario())
