@@ -4,11 +4,11 @@ each message on a majority of them.
     produce_with_backlog_reader                with a reader that goes where it is sent: a follower
     produce_with_backlog_reader_from_leader    with one that reads from the leader only
 
-Each is the producers' throughput with the reader divided by that without, right before and after
-it: medians over rounds that take turns; first at full speed, then (`paced_...`) by producers that send at a part of it. The
-reader pulls and opens nothing: it is the brokers that are measured. All share the processors of one
-machine, which a real cluster does not: the reader is nice (`reader_nice`), and what it read is
-printed beside. The last line is one JSON object.
+Each is the producers' throughput with the reader divided by that without it, right before and
+after: medians over rounds; first at full speed, then (`paced_...`) by producers that send at a part
+of it. The reader pulls and opens nothing: it is the brokers that are measured. All share the
+processors of one machine, which a real cluster does not: the reader is nice (`reader_nice`), and
+what it read is printed beside. The last line is one JSON object.
 """
 
 from __future__ import annotations

@@ -32,6 +32,8 @@ from mq.store.vfs import Vfs
 
 _STAGING = "restore.tmp"
 _VOTE = "vote"
+# What a new node needs, in the order in which it is put in place: with the last, it is one.
+_MOVED = (_VOTE, LOG_DIRECTORY, FILE_NAME)
 # What stands in a directory that is as good as empty.
 _NOT_CONTENT = frozenset({_STAGING, LOCK_NAME, "lost+found"})
 # Applied at a time, so that memory does not grow with the log.
@@ -50,7 +52,10 @@ class Restored(NamedTuple):
 
 def check_target(vfs: Vfs, data: str) -> None:
     """WrongDataDirectory unless the directory is empty, or is not there yet."""
-    content = set(vfs.list_dir(data)) - _NOT_CONTENT if vfs.exists(data) else set()
+    names = set(vfs.list_dir(data)) if vfs.exists(data) else set()
+    content = names - _NOT_CONTENT
+    if _STAGING in names and FILE_NAME not in names:
+        content -= set(_MOVED)  # a restore that was interrupted in its last step
     if content:
         raise WrongDataDirectory(
             f"{data} is not empty, it has {', '.join(sorted(content)[:3])}: nothing is restored "
@@ -76,7 +81,9 @@ def restore(
     staging = f"{data}/{_STAGING}"
     try:
         vfs.make_dirs(data)
-        vfs.remove_tree(staging)
+        # What another run may have left goes, the sign of it last.
+        for name in (*_MOVED, _STAGING):
+            _remove(vfs, f"{data}/{name}")
         # A log in a directory without an owner would be refused.
         take(vfs, staging, identity).close()
         vfs.make_dirs(f"{staging}/{LOG_DIRECTORY}")
@@ -156,8 +163,7 @@ def _open_new_segment(
     finally:
         store.abandon()
     for name in set(vfs.list_dir(staging)) - {LOG_DIRECTORY, FILE_NAME, LOCK_NAME}:
-        path = f"{staging}/{name}"
-        (vfs.remove_tree if os.path.isdir(path) else vfs.remove)(path)
+        _remove(vfs, f"{staging}/{name}")
     return Restored(identity, dict(members), last_index, term)
 
 
@@ -176,8 +182,12 @@ def _keep_vote(vfs: Vfs, staging: str, term: int) -> None:
         vote.save(term, None, must_catch_up=False)
 
 
+def _remove(vfs: Vfs, path: str) -> None:
+    (vfs.remove_tree if os.path.isdir(path) else vfs.remove)(path)
+
+
 def _move(vfs: Vfs, staging: str, data: str) -> None:
-    for name in (FILE_NAME, _VOTE, LOG_DIRECTORY):
+    for name in _MOVED:
         vfs.replace(f"{staging}/{name}", f"{data}/{name}")
         vfs.sync_dir(data)
     vfs.remove_tree(staging)

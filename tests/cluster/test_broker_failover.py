@@ -283,7 +283,8 @@ def test_what_a_leader_answered_is_known_to_the_next(brokers: BrokerSet, topic: 
         patiently(lambda: consumer.commit(committed))
         former = brokers.kill_leader()
         leader = brokers.leader(other_than=former)
-        assert patiently(consumer.committed) == committed
+        found = patiently(consumer.committed)
+        assert {(one.topic, one.queue_id): at for one, at in found.items()} == committed
     with grpc.insecure_channel(brokers.address(leader)) as channel:
         with PublishStream(channel) as stream:
             again = [stream.result(batch) for batch in batches]

@@ -292,7 +292,9 @@ def test_a_queue_that_was_leaving_when_the_broker_restarted_is_let_go_of(
             first.done(*found)
             eventually(lambda: len(second.assignment) == 1)
             assert second.poll(timeout_s=0.2) == []
-            assert first.assignment | second.assignment == {QueueRef("t", at, "set-0") for at in range(2)}
+            assert first.assignment | second.assignment == {
+                QueueRef("t", at, "set-0") for at in range(2)
+            }
 
 
 def test_consumers_that_start_before_their_broker_find_it(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def count_by_hand(stage: Stage) -> Iterator[str]:
         yield "a pull"
         for message in found.messages:
             stage.history.finished(stage.history.took(BY_HAND, "hand", message))
-        patiently(lambda: consumer.commit({queue: 3}))
+        patiently(lambda: consumer.commit({(TOPIC, 0): 3}))
         stage.history.committed(BY_HAND, {queue: 3})
         yield "the commit of an offset"
 

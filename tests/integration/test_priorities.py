@@ -36,7 +36,7 @@ def test_messages_stand_in_queues_of_their_priority_and_high_comes_first(server:
         with pytest.raises(IllegalRequest, match="priority 2"):
             producer.send("jobs", Message(b"none", priority=2))
     with PullConsumer(server) as puller:
-        for topic, queue_id in puller.queues("jobs"):
+        for topic, queue_id, _ in puller.queues("jobs"):
             found = puller.pull(topic, queue_id, 0, messages_max=1_000).messages
             assert all(one.body.startswith(b"high" if queue_id % 2 else b"low") for one in found)
     with Consumer(server, "workers", "jobs", start="earliest") as consumer:

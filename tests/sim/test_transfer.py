@@ -56,6 +56,23 @@ def test_the_chosen_node_leads_and_every_proposal_ends_in_a_known_way(
         world.converge()
 
 
+def test_a_leader_whose_own_disk_is_slow_waits_for_it() -> None:
+    """The others have committed without it, but it has not answered yet."""
+    with World(3) as world:
+        leader = world.settle()
+        world.run(0.3)
+        leader.sync_s = 0.3
+        outcomes: list[Outcome] = []
+        propose_often(world, leader, outcomes, 0.01)
+        world.run(0.1)
+        replica_of(leader).begin_transfer("", 5.0)
+        assert world.run_until(lambda: world.leader() not in (None, leader), 1.5)
+        world.run(0.5)
+        assert {type(one) for one in outcomes} == {Committed, NotLeader}
+        leader.sync_s = 0.001
+        world.converge()
+
+
 def test_without_the_pause_of_the_pen_outcomes_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Transfer, "holds_pen", False)
     outcomes: list[Outcome] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from mq.raft.membership import read_members
 from mq.raft.vote import VoteFile
 from mq.store.identity import Identity
 from mq.store.store import Store
+from mq.store.vfs import RealVfs
 from mq.wire.v1.log_pb2 import Checkpoint
 from tests.support.backups import VFS, LogNode, back_up
 
@@ -129,6 +131,28 @@ def test_what_an_interrupted_restore_leaves_is_no_data_directory_and_is_cleared_
     assert backup.segments("x").keys() > {
         f"{one.log_offset:020d}.log" for one in backup.manifest.segments
     }
+
+
+@pytest.mark.parametrize("moved", [0, 1, 2])
+def test_a_restore_that_ends_while_it_is_put_in_place_is_run_again(
+    backup: Backup, monkeypatch: pytest.MonkeyPatch, moved: int
+) -> None:
+    replace, calls = RealVfs.replace, itertools.count()
+
+    def fails(vfs: RealVfs, source: str, target: str) -> None:
+        if "restore.tmp" in source and "restore.tmp" not in target and next(calls) == moved:
+            raise OSError(5, "Input/output error", target)
+        replace(vfs, source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RealVfs, "replace", fails)
+        with pytest.raises(StorageFailed):
+            backup.restore("x")
+    with pytest.raises(WrongDataDirectory):
+        Store(VFS, str(backup.directory / "x"), StoreConfig(), Identity("mq", "new", "x"))
+    backup.restore("x")
+    made = {path.name for path in (backup.directory / "x").iterdir()}
+    assert made == {"commitlog", "node.toml", "vote"}
 
 
 def _no_space(*_: object) -> None:

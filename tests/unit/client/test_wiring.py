@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
+from mq.client.channels import Channels
+from mq.client.model import QueueRef
+from mq.client.set_connection import SetConnection
 from mq.client.wiring import ROUTE_AGE_S_MAX, Connection, back_off_s, parse_servers
 from mq.errors import (
     IllegalConfig,
+    IllegalRequest,
     IllegalTopic,
     NotLeader,
     TopicExists,
@@ -24,20 +28,28 @@ from tests.unit.client.virtual_time import run
 Answer = Callable[[str, Any], Any]
 
 
-class Asked(Connection):
-    """A connection whose brokers are a function of the address and the request."""
+class Script(Channels):
+    """Brokers that are a function of the address and the request."""
 
-    def __init__(self, servers: str, answer: Answer, zone: str = "") -> None:
-        super().__init__(servers, zone)
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
         self.asked: list[str] = []
         self.timeouts: list[float] = []
         self._reply = answer
 
-    async def _ask(
-        self, address: str, service: str, method: str, request: Any, timeout_s: float, **_: Any
+    async def ask(
+        self,
+        address: str,
+        service: str,
+        method: str,
+        request: Any,
+        timeout_s: float,
+        *,
+        raw_response: bool = False,
     ) -> Any:
         assert service.endswith("Service")
         assert method
+        assert not raw_response
         self.asked.append(address)
         self.timeouts.append(timeout_s)
         result = self._reply(address, request)
@@ -49,16 +61,48 @@ class Asked(Connection):
         return result
 
 
-def create(connection: Connection, timeout_s: float = 5.0, **options: Any) -> Any:
+class Asked(Connection):
+    """A connection to such brokers."""
+
+    def __init__(self, servers: str, answer: Answer, zone: str = "") -> None:
+        super().__init__(servers, zone)
+        self._channels = self.script = Script(answer)
+
+    @property
+    def asked(self) -> list[str]:
+        return self.script.asked
+
+
+def create(connection: Connection | SetConnection, timeout_s: float = 5.0, **options: Any) -> Any:
     request = CreateTopicRequest(topic="t")
     return connection.call("AdminService", "CreateTopic", request, timeout_s, **options)
 
 
-def routes(leader: str, topics: tuple[str, ...] = ("t",)) -> RouteResponse:
-    nodes = [NodeRoute(node_id=one, address=f"{one}:1") for one in "abc"]
+def routes(
+    leader: str, topics: tuple[str, ...] = ("t",), *, term: int = 1, sets: str = "s"
+) -> RouteResponse:
+    """Of each set: nodes a, b, c, which the others of several sets have with a name in front."""
+
+    def node(name: str, one: str) -> NodeRoute:
+        return NodeRoute(node_id=one, address=f"{one}:1" if len(sets) == 1 else f"{name}{one}:1")
+
     return RouteResponse(
-        broker_sets=[BrokerSet(name="set-0", leader_id=leader, nodes=nodes)],
-        topics=[TopicRoute(topic=topic, write_queues=8) for topic in topics],
+        broker_sets=[
+            BrokerSet(name=name, leader_id=leader, term=term, nodes=[node(name, x) for x in "abc"])
+            for name in sets
+        ],
+        topics=[
+            TopicRoute(
+                topic=topic,
+                broker_set=name,
+                write_queues=2,
+                read_queues=2,
+                is_readable=True,
+                is_writable=True,
+            )
+            for topic in topics
+            for name in sets
+        ],
     )
 
 
@@ -91,8 +135,8 @@ def test_who_does_not_lead_says_who_does_and_that_is_remembered() -> None:
     )
 
     async def scenario() -> float:
-        await create(connection)
-        await create(connection)
+        await create(connection.of("s"))
+        await create(connection.of("s"))
         return asyncio.get_running_loop().time()
 
     assert run(scenario()) == 1000.0  # without a pause
@@ -103,7 +147,7 @@ def test_who_is_not_reached_is_followed_by_the_next_one() -> None:
     connection = Asked(
         "a:1,b:2,c:3", lambda address, _: TopicInfo() if address == "c:3" else Unreachable(address)
     )
-    run(create(connection))
+    run(create(connection.of("s")))
     assert connection.asked == ["a:1", "b:2", "c:3"]
 
 
@@ -112,7 +156,7 @@ def test_when_nobody_answers_all_are_tried_until_the_time_is_over() -> None:
 
     async def scenario() -> float:
         with pytest.raises(Unreachable, match="within 2 s; tried a:1, b:2"):
-            await create(connection, 2.0)
+            await create(connection.of("s"), 2.0)
         return asyncio.get_running_loop().time() - 1000
 
     assert 1.4 < run(scenario()) <= 2.0
@@ -124,7 +168,7 @@ def test_when_nobody_leads_until_the_time_is_over_the_error_says_so() -> None:
 
     async def scenario() -> None:
         with pytest.raises(NotLeader):
-            await create(connection, 1.0)
+            await create(connection.of("s"), 1.0)
 
     run(scenario())
 
@@ -136,7 +180,7 @@ def test_brokers_that_point_at_each_other_are_asked_with_pauses() -> None:
 
     async def scenario() -> None:
         with pytest.raises(NotLeader):
-            await create(connection, 2.0)
+            await create(connection.of("s"), 2.0)
 
     run(scenario())
     assert len(connection.asked) < 20
@@ -147,7 +191,7 @@ def test_an_answer_is_an_answer_even_if_it_is_an_error() -> None:
 
     async def scenario() -> None:
         with pytest.raises(TopicExists):
-            await create(connection)
+            await create(connection.of("s"))
 
     run(scenario())
     assert connection.asked == ["a:1"]
@@ -166,15 +210,15 @@ def test_a_server_that_is_named_is_asked_and_no_other() -> None:
 
 def test_a_frozen_broker_is_left_after_one_attempt() -> None:
     connection = Asked("a:1,b:2", lambda address, _: None if address == "a:1" else TopicInfo())
-    run(create(connection, attempt_timeout_s=0.5))
+    run(create(connection.of("s"), attempt_timeout_s=0.5))
     assert connection.asked == ["a:1", "b:2"]
-    assert connection.timeouts[0] == 0.5
+    assert connection.script.timeouts[0] == 0.5
 
 
 def test_the_leader_is_found_by_asking_anybody_and_waited_for() -> None:
     leaders = iter(["", "", "b"])
     connection = Asked("a:1", lambda *_: routes(next(leaders)))
-    assert run(connection.leader()) == "b:1"
+    assert run(connection.of("s").leader()) == "b:1"
     assert set(connection.servers) == {"a:1", "b:1", "c:1"}
 
 
@@ -183,11 +227,8 @@ def test_a_route_is_asked_for_once_in_half_a_minute() -> None:
 
     async def scenario() -> None:
         first = await connection.route("t")
-        assert (first.topic.write_queues, first.leader) == (8, "a:1")
-        await connection.route("t")
-        assert len(connection.asked) == 1
-        connection.not_leader("a:1", "b:1")
-        assert (await connection.route("t")).leader == "b:1"
+        assert first.writable == [QueueRef("t", 0, "s"), QueueRef("t", 1, "s")]
+        assert await connection.route("t") == first
         assert len(connection.asked) == 1
         await asyncio.sleep(ROUTE_AGE_S_MAX + 1)
         await connection.route("t")
@@ -201,7 +242,7 @@ def test_a_route_is_asked_for_once_in_half_a_minute() -> None:
 
 def test_a_topic_that_one_broker_does_not_know_yet_may_be_known_to_the_leader() -> None:
     connection = Asked("a:1", lambda address, _: routes("b", ("t",) if address == "b:1" else ()))
-    assert run(connection.route("t")).topic.topic == "t"
+    assert run(connection.route("t")).sets == ["s"]
     assert connection.asked == ["a:1", "b:1"]
 
 
@@ -222,19 +263,20 @@ def test_a_topic_that_nobody_knows_is_not_found_and_only_producers_create_it() -
             await connection.route("no spaces")
 
     run(scenario())
-    assert [request.create_missing for request in requests] == [False, False, True]
+    assert [request.create_missing for request in requests] == [False, False, False, True]
 
 
 def test_a_leader_that_fails_is_not_believed_any_more() -> None:
     connection = Asked("a:1", lambda *_: routes("b"))
 
     async def scenario() -> None:
-        assert await connection.leader() == "b:1"
-        connection.failed("a:1")
-        assert await connection.leader() == "b:1"
+        line = connection.of("s")
+        assert await line.leader() == "b:1"
+        line.failed("a:1")
+        assert await line.leader() == "b:1"
         assert len(connection.asked) == 1
-        connection.failed("b:1")
-        await connection.leader()
+        line.failed("b:1")
+        await line.leader()
         assert len(connection.asked) == 2
         assert connection.asked[1] != "b:1"
 
@@ -245,11 +287,64 @@ def test_a_leader_that_says_it_is_none_is_not_believed_any_more() -> None:
     connection = Asked("a:1", lambda *_: routes("b"))
 
     async def scenario() -> None:
-        assert await connection.leader() == "b:1"
-        assert connection.not_leader("c:1") == "b:1"
-        assert connection.not_leader("b:1") == ""
-        await connection.leader()
+        line = connection.of("s")
+        assert await line.leader() == "b:1"
+        assert line.not_leader("c:1") == "b:1"
+        assert line.not_leader("b:1") == ""
+        await line.leader()
         assert len(connection.asked) == 2
+
+    run(scenario())
+
+
+def test_what_an_old_broker_says_does_not_replace_who_leads() -> None:
+    connection = Asked("a:1", lambda *_: routes("b", term=5))
+
+    async def scenario() -> None:
+        line = connection.of("s")
+        assert await line.leader() == "b:1"
+        connection.learn(routes("a", term=4))
+        assert line.known_leader == "b:1"
+        connection.learn(routes("c", term=6))
+        assert line.known_leader == "c:1"
+        # Made anew, its terms begin again: without a leader any answer is a place to start.
+        line.failed("c:1")
+        connection.learn(routes("a", term=1))
+        assert line.known_leader == "a:1"
+
+    run(scenario())
+
+
+def test_one_broker_tells_of_all_sets_and_each_has_its_own_leader() -> None:
+    connection = Asked("xa:1", lambda *_: routes("b", sets="xy"))
+
+    async def scenario() -> None:
+        assert [one.name for one in await connection.sets()] == ["x", "y"]
+        assert [await one.leader() for one in await connection.sets()] == ["xb:1", "yb:1"]
+        route = await connection.route("t")
+        assert route.readable == [QueueRef("t", at, name) for name in "xy" for at in (0, 1)]
+        assert set(connection.of("y").servers) == {"ya:1", "yb:1", "yc:1"}
+        assert (await connection.queue("t", 1, "y")) == QueueRef("t", 1, "y")
+        with pytest.raises(IllegalRequest, match="x, y: say which broker set"):
+            await connection.queue("t", 1)
+
+    run(scenario())
+
+
+def test_the_leader_of_a_set_is_asked_of_its_own_brokers_first_then_of_others() -> None:
+    def answer(address: str, _: Any) -> Any:
+        return Unreachable(address) if address.startswith("y") else routes("b", sets="xy")
+
+    connection = Asked("xa:1", answer)
+
+    async def scenario() -> None:
+        await connection.sets()
+        line = connection.of("y")
+        line.failed("yb:1")
+        del connection.asked[:]
+        await line.leader(30)
+        assert {one[0] for one in connection.asked[:3]} == {"y"}
+        assert connection.asked[3][0] == "x"
 
     run(scenario())
 
