@@ -1,6 +1,6 @@
 # Every target installs what it needs into .venv by itself, once.
 .DEFAULT_GOAL := help
-.PHONY: help run demo test sim soak lint fmt type proto verify-proto bench bench-store bench-raft bench-broker bench-backlog clean
+.PHONY: help run demo test sim chaos chaos-local up down lint fmt type proto verify-proto bench bench-store bench-raft bench-broker bench-backlog clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -36,9 +36,21 @@ sim: .venv/.dev ## many seeds of the simulations (SEEDS=20000 for a long run)
 	$(BIN)/python -m tests.sim --seeds $(SEEDS)
 	$(BIN)/python -m tests.sim.flows --seeds $$(( $(SEEDS) / 10 ))
 
-MINUTES ?= 2
-soak: .venv/.dev ## three brokers under load, kill -9 of the leader all the time; ends with a line of JSON
-	@$(BIN)/python -m tests.soak --minutes $(MINUTES)
+MINUTES ?= 5
+chaos: .venv/.dev ## the compose cluster under load, a fault every few seconds; ends with a line of JSON (MINUTES=5)
+	@$(BIN)/python -m tests.chaos --engine docker --minutes $(MINUTES)
+
+chaos-local: .venv/.dev ## the same against plain processes, without Docker
+	@$(BIN)/python -m tests.chaos --engine local --minutes $(MINUTES)
+
+COMPOSE := docker compose --file deploy/docker-compose.yml
+up: .venv/.run ## build and start the cluster of deploy/docker-compose.yml: two sets of three brokers
+	$(COMPOSE) build --quiet a1
+	$(COMPOSE) up --detach --wait --quiet-pull
+	@deploy/usage
+
+down: ## stop it; its data stays (VOLUMES=1: goes too)
+	$(COMPOSE) --profile monitoring down $(if $(VOLUMES),--volumes)
 
 lint: .venv/.dev ## ruff and the dependency rule
 	$(BIN)/ruff check .

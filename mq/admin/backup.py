@@ -45,7 +45,7 @@ def backup() -> None:
     """
 
 
-@backup.command()
+@backup.command(short_help="Copy the logs, or what is new of them.")
 @click.argument("directory", metavar="DIRECTORY")
 @with_set
 @click.option(
@@ -121,7 +121,7 @@ def _copy_all(
     return results, failure
 
 
-@backup.command()
+@backup.command(short_help="Check every byte of a backup.")
 @click.argument("directory", metavar="DIRECTORY")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for jq.")
 def verify(directory: str, *, as_json: bool) -> None:

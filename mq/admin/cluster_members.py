@@ -38,7 +38,7 @@ class _Member(NamedTuple):
     version: str
 
 
-@click.command()
+@click.command(short_help="Show who belongs to each broker set.")
 @with_set
 @with_brokers()
 def members(brokers: Brokers, broker_set: str) -> None:
@@ -102,7 +102,7 @@ def _state(seen: Seen | None) -> str:
     return "votes" if seen.status.is_voter else "does not vote: it is catching up"
 
 
-@click.command("add-member")
+@click.command("add-member", short_help="Add a node to a broker set.")
 @click.argument("node_id", metavar="NODE")
 @click.argument("address", metavar="RAFT_ADDRESS")
 @with_set
@@ -168,11 +168,11 @@ def _watch_adding(
 
 def _joining_text(joining: FollowerStatus) -> str:
     if not joining.is_connected:
-        return f"not connected; does it run, with --raft-join yes, at {joining.address}?"
+        return f"not connected: it has to run at {joining.address}, with --raft-join yes"
     return f"copies the log, {counted(joining.behind, 'entry', 'entries')} behind"
 
 
-@click.command("remove-member")
+@click.command("remove-member", short_help="Remove a node from its broker set.")
 @click.argument("node_id", metavar="NODE")
 @with_set
 @with_yes
@@ -194,7 +194,7 @@ def remove_member(brokers: Brokers, node_id: str, broker_set: str, *, is_sure: b
     click.echo(f"{node_id} is no member of {name}; there are {names}. It may be stopped.")
 
 
-@click.command("transfer-leader")
+@click.command("transfer-leader", short_help="Let another node lead.")
 @click.argument("node_id", metavar="[NODE]", default="")
 @with_set
 @with_brokers()

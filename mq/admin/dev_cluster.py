@@ -1,4 +1,4 @@
-"""`mq dev-cluster`: a broker set of real processes on this machine, while the command runs.
+"""`mq dev-cluster`: broker sets of real processes on this machine, while the command runs.
 
 Which nodes there are and on which ports is fixed by the first start on a directory and kept in a
 file there, because the log of the nodes has their addresses too. Nothing is restarted: a node that
@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mq.admin import hints, output
-from mq.admin.tables import Column, print_table
+from mq.admin.nodes import set_column
+from mq.admin.tables import Column, counted, print_table
 from mq.errors import IllegalConfig, MqError, NodeStopped, PortUnavailable
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _HOST = "127.0.0.1"
 _FILE = "dev-cluster.json"
+_FIRST_SET = "set-0"
 # Client, Raft and metrics ports of a node stand together, those of the next one so much higher.
 _PORT_STEP = 10
 _START_S = 60.0
@@ -52,6 +54,7 @@ class Node:
     port: int
     raft_port: int
     metrics_port: int
+    broker_set: str = _FIRST_SET
 
     @property
     def address(self) -> str:
@@ -66,16 +69,24 @@ class Node:
 # -- the plan --------------------------------------------------------------------------------------
 
 
-def plan(directory: Path, count: int | None, port: int | None) -> list[Node]:
-    """The nodes of the directory, or new ones, which are written down. IllegalConfig when what is
-    asked for is not what is there.
+def plan(
+    directory: Path, count: int | None, port: int | None, sets: int | None = None
+) -> list[Node]:
+    """The nodes of the directory, or new ones, so many a set, which are written down. IllegalConfig
+    when what is asked for is not what is there.
     """
     file = directory / _FILE
     if file.exists():
         nodes = _read(file)
-        if count is not None and count != len(nodes):
+        set_count = len({node.broker_set for node in nodes})
+        if sets is not None and sets != set_count:
             raise IllegalConfig(
-                f"{directory} holds a cluster of {len(nodes)} nodes, not {count}: "
+                f"{directory} holds a cluster of {counted(set_count, 'set')}, not {sets}: "
+                "leave --sets out, or take another directory"
+            )
+        if count is not None and count * set_count != len(nodes):
+            raise IllegalConfig(
+                f"{directory} holds a cluster of {len(nodes) // set_count} nodes, not {count}: "
                 "leave --nodes out, or take another directory"
             )
         if port not in (None, 0, nodes[0].port):
@@ -85,22 +96,28 @@ def plan(directory: Path, count: int | None, port: int | None) -> list[Node]:
             )
         _check_free(nodes)
         return nodes
-    nodes = _new_nodes(3 if count is None else count, 8081 if port is None else port)
+    nodes = _new_nodes(
+        3 if count is None else count, 8081 if port is None else port, 1 if sets is None else sets
+    )
     _check_free(nodes)
     _write(file, nodes)
     return nodes
 
 
-def _new_nodes(count: int, port: int) -> list[Node]:
+def _new_nodes(count: int, port: int, sets: int) -> list[Node]:
+    total = count * sets
     if port:
-        firsts = [port + _PORT_STEP * at for at in range(count)]
+        firsts = [port + _PORT_STEP * at for at in range(total)]
         if firsts[-1] + 2 > 65_535:
-            raise IllegalConfig(f"--port {port}: {count} nodes need ports up to {firsts[-1] + 2}")
+            raise IllegalConfig(f"--port {port}: {total} nodes need ports up to {firsts[-1] + 2}")
         triples = [(first, first + 1, first + 2) for first in firsts]
     else:
-        free = iter(_free_ports(3 * count))
+        free = iter(_free_ports(3 * total))
         triples = list(zip(free, free, free, strict=True))
-    return [Node(f"node-{at}", *ports) for at, ports in enumerate(triples)]
+    return [
+        Node(f"node-{at}", *ports, broker_set=f"set-{at // count}")
+        for at, ports in enumerate(triples)
+    ]
 
 
 def _free_ports(count: int) -> list[int]:
@@ -150,7 +167,11 @@ def _read(file: Path) -> list[Node]:
 
 
 def _write(file: Path, nodes: Sequence[Node]) -> None:
-    document = {"nodes": [dataclasses.asdict(node) for node in nodes]}
+    documents = [dataclasses.asdict(node) for node in nodes]
+    if all(node.broker_set == _FIRST_SET for node in nodes):
+        for each in documents:
+            del each["broker_set"]
+    document = {"nodes": documents}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         draft = file.with_suffix(".tmp")
@@ -174,11 +195,14 @@ class Cluster:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def command(self, node: Node) -> list[str]:
-        members = ",".join(f"{one.name}={_HOST}:{one.raft_port}" for one in self.nodes)
+        own = [one for one in self.nodes if one.broker_set == node.broker_set]
+        members = ",".join(f"{one.name}={_HOST}:{one.raft_port}" for one in own)
+        seeds = ",".join(one.address for one in self.nodes if one not in own)
         return [
             *("server", "--node-node", node.name, "--data", str(self._directory / node.name)),
             *("--port", str(node.port), "--metrics-port", str(node.metrics_port)),
             *("--raft-members", members, "--log-format", "console"),
+            *(("--node-broker-set", node.broker_set, "--broker-seeds", seeds) if seeds else ()),
         ]
 
     def log(self, node: Node) -> Path:
@@ -231,7 +255,12 @@ class Cluster:
 
 
 @click.command("dev-cluster", short_help="Run a cluster on this machine.")
-@click.option("--nodes", metavar="N", type=click.IntRange(1, 9), help="How many.  [default: 3]")
+@click.option(
+    "--nodes", metavar="N", type=click.IntRange(1, 9), help="How many a set.  [default: 3]"
+)
+@click.option(
+    "--sets", metavar="N", type=click.IntRange(1, 9), help="How many broker sets.  [default: 1]"
+)
 @click.option(
     "--data",
     metavar="DIR",
@@ -247,7 +276,9 @@ class Cluster:
     help="First port; the next node's is 10 higher. 0: any that are free.  [default: 8081]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the nodes as JSON when they are up.")
-def dev_cluster(nodes: int | None, data: Path, port: int | None, *, as_json: bool) -> None:
+def dev_cluster(
+    nodes: int | None, sets: int | None, data: Path, port: int | None, *, as_json: bool
+) -> None:
     """Run a cluster of real processes on this machine, until Ctrl-C.
 
     A second start on the same directory goes on with the same nodes, ports and
@@ -256,7 +287,7 @@ def dev_cluster(nodes: int | None, data: Path, port: int | None, *, as_json: boo
 
     Options of the nodes are taken from MQ_... variables, as by `mq server`.
     """
-    cluster = Cluster(data, plan(data, nodes, port))
+    cluster = Cluster(data, plan(data, nodes, port, sets))
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -292,7 +323,8 @@ def _wait_until_up(cluster: Cluster, admin: Admin, stop: threading.Event) -> dic
                 raise NodeStopped(f"{_epitaph(cluster, node)}: {' | '.join(why)}")
         found = {node.name: _status(admin, node) for node in cluster.nodes}
         roles = {name: status.role for name, status in found.items() if status and status.is_ready}
-        if len(roles) == len(cluster.nodes) and "leader" in roles.values():
+        led = {node.broker_set for node in cluster.nodes if roles.get(node.name) == "leader"}
+        if len(roles) == len(cluster.nodes) and led == {node.broker_set for node in cluster.nodes}:
             return roles
         if time.monotonic() > deadline_s:
             missing = ", ".join(name for name in found if name not in roles)
@@ -330,6 +362,7 @@ def _print_nodes(cluster: Cluster, roles: dict[str, str], *, as_json: bool) -> N
                 "nodes": [
                     {
                         "node": node.name,
+                        "broker_set": node.broker_set,
                         "address": node.address,
                         "role": roles[node.name],
                         "pid": cluster.pid(node),
@@ -346,6 +379,7 @@ def _print_nodes(cluster: Cluster, roles: dict[str, str], *, as_json: bool) -> N
     print_table(
         out,
         [
+            *set_column([node.broker_set for node in nodes]),
             Column("node", [node.name for node in nodes], "left"),
             Column("address", [node.address for node in nodes], "left"),
             Column("role", [roles[node.name] for node in nodes], "left"),
@@ -370,7 +404,8 @@ def _watch(cluster: Cluster, admin: Admin, stop: threading.Event) -> None:
             output.note(f"  start it again: {again}")
             if not alive:
                 raise NodeStopped("all nodes have ended")
-            leader = _leader(admin, alive, stop.is_set)
+            left = [one for one in alive if one.broker_set == node.broker_set]
+            leader = _leader(admin, left, stop.is_set)
             output.note(f"  {leader} leads now" if leader else "  nobody leads")
 
 

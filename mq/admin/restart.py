@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.2
 # Who was just elected may not be known to all for a moment.
-_FIRST_LOOK_S = 2.0
+_FIRST_LOOK_S = 5.0
 _STDERR = 2
 _WIDTH, _INDENT = 80, " " * 6
 
 
-@click.command("restart-plan")
+@click.command("restart-plan", short_help="Plan a rolling restart, or carry it out.")
 @with_set
 @click.option(
     "--run",
@@ -149,14 +149,19 @@ class Rolling:
         }
 
     def _hand_over(self, step: Step, name: str) -> Seen:
-        moved = self._admin.transfer_leadership(broker_set=step.broker_set)
-        self._say(f"{name}: leads no more, {moved.leader_id} does, term {moved.term}")
+        """On a machine that stalls the other node may need a second try."""
 
-        def is_follower(nodes: Sequence[Seen]) -> str:
-            leads = _own(nodes, step).role == "leader"
-            return f"{name} leads again" if leads else ", ".join(unfit(nodes))
+        def moved(nodes: Sequence[Seen]) -> str:
+            if _own(nodes, step).role != "leader":
+                return ", ".join(unfit(nodes))
+            try:
+                found = self._admin.transfer_leadership(broker_set=step.broker_set)
+            except MqError as error:
+                return f"{name} still leads: {error}"
+            self._say(f"{name}: leads no more, {found.leader_id} does, term {found.term}")
+            return f"{name} has just led"
 
-        return self._until(step, is_follower, f"after the leadership moved from {name}")
+        return self._until(step, moved, f"before {name} is restarted")
 
     def _run(self, step: Step, name: str) -> None:
         command = self._command

@@ -56,8 +56,8 @@ def plan(broker_set: str, nodes: Sequence[Seen]) -> Plan:
     notes = []
     if len(nodes) < 3:
         notes.append(
-            f"{counted(len(nodes), 'node')}: clients wait while one restarts, because a majority "
-            "needs all of them; three go on without one"
+            f"{counted(len(nodes), 'node')} only: clients wait while one restarts; a set of three "
+            "goes on without one"
         )
     return Plan(broker_set, steps, [], notes)
 
@@ -74,6 +74,11 @@ def unfit(nodes: Sequence[Seen]) -> list[str]:
         f"{each.node_id}: {reason}"
         for each in nodes
         if (reason := _unfit(each) or _not_followed(each, told.get(each.node_id)))
+    ]
+    troubles += [
+        f"{each.status.joining.node_id}: it is being added; wait, or remove it"
+        for each in leading
+        if each.status is not None and each.status.HasField("joining")
     ]
     if not troubles and len(leading) != 1:
         troubles.append(f"{', '.join(each.node_id for each in leading) or 'nobody'} leads")

@@ -69,15 +69,7 @@ class Broker:
         options = settings.config.broker
         self.leadership = Leadership(consensus, machine)
         self.arrivals = Arrivals()
-        node = settings.config.node
-        self.directory = Directory(
-            Identity(node.cluster, node.broker_set, node.node),
-            self.state,
-            consensus,
-            [one for one in options.seeds.split(",") if one],
-            random_number() >> 1,
-            lambda: self.leadership.is_current,
-        )
+        self.directory = self._make_directory(random_number)
         self.catalog = Catalog(
             consensus,
             machine,
@@ -94,27 +86,7 @@ class Broker:
             in_flight_bytes_max=options.in_flight_bytes,
             entry_bytes_max=settings.config.store.entry_bytes_max,
         )
-        self.replicas = Replicas(
-            node.node,
-            consensus,
-            self.leadership,
-            self.store.log,
-            self.arrivals,
-            backlog_bytes=options.backlog_bytes,
-        )
-        self.puller = Puller(self.state.topics, self.store, self.arrivals, self.replicas)
-        self.commits = Commits(consensus, machine)
-        self.groups = Groups(
-            consensus,
-            machine,
-            self.leadership,
-            self.commits,
-            self.puller,
-            self.arrivals,
-            _steady_ms,
-            directory=self.directory,
-            expires_ms=options.member_expires_ms,
-        )
+        self._make_consuming(consensus)
         self._make_services(
             Core(
                 settings,
@@ -136,6 +108,41 @@ class Broker:
         machine.on_arrival = self.arrivals.arrived
         machine.on_command = self._on_command
         machine.on_held = self._on_held
+
+    def _make_directory(self, random_number: Callable[[], int]) -> Directory:
+        node, seeds = self.settings.config.node, self.settings.config.broker.seeds
+        return Directory(
+            Identity(node.cluster, node.broker_set, node.node),
+            self.state,
+            self.consensus,
+            [one for one in seeds.split(",") if one],
+            random_number() >> 1,
+            lambda: self.leadership.is_current,
+        )
+
+    def _make_consuming(self, consensus: Consensus) -> None:
+        options = self.settings.config.broker
+        self.replicas = Replicas(
+            self.settings.config.node.node,
+            consensus,
+            self.leadership,
+            self.store.log,
+            self.arrivals,
+            backlog_bytes=options.backlog_bytes,
+        )
+        self.puller = Puller(self.state.topics, self.store, self.arrivals, self.replicas)
+        self.commits = Commits(consensus, self.machine)
+        self.groups = Groups(
+            consensus,
+            self.machine,
+            self.leadership,
+            self.commits,
+            self.puller,
+            self.arrivals,
+            _steady_ms,
+            directory=self.directory,
+            expires_ms=options.member_expires_ms,
+        )
 
     def _make_services(self, core: Core) -> None:
         self.delays = Delays(core, self._under_way)

@@ -65,8 +65,8 @@ class Directory:
         # Sets and seeds that were greeted once, whatever came of it.
         self._tried: set[str] = set()
         self._own_zones: frozenset[str] = frozenset()
-        self._routes_of = 0
-        self._routes: list[TopicRoute] = []
+        # All topics of this set as others hear of them, and the version that they were made of.
+        self._routes, self._routes_of = GreetResponse(), 0
         # Goes up when zones, or what can be read in another set, are others than before: what was
         # derived from it asks again then.
         self.changes = 0
@@ -190,12 +190,13 @@ class Directory:
         is_own = sender.name == self.own_name
         version = self._birth + self._state.topics.version if self._is_current() else 0
         is_known = is_own or version in (0, request.topics_version)
-        return GreetResponse(
-            broker_set=self.own(),
-            others=self._told(without=sender.name),
-            topics_version=version,
-            topics=() if is_known else self._all_routes(version),
-        )
+        response = GreetResponse()
+        if not is_known:
+            response.CopyFrom(self._all_routes(version))
+        response.broker_set.CopyFrom(self.own())
+        response.others.extend(self._told(without=sender.name))
+        response.topics_version = version
+        return response
 
     def heard(self, name: str, address: str, response: GreetResponse, now_ms: int) -> None:
         """The answer to a greeting of this set, or of "" for whichever is there. IllegalRequest: it
@@ -286,15 +287,15 @@ class Directory:
             if one.name != without and one.broker_set is not None
         ]
 
-    def _all_routes(self, version: int) -> list[TopicRoute]:
-        """Made once for all that ask."""
+    def _all_routes(self, version: int) -> GreetResponse:
+        """Made once for all that ask: there may be many."""
         if self._routes_of != version:
-            self._routes_of = version
-            self._routes = [
+            routes = [
                 self._route(topic)
                 for topic in self._state.topics
                 if not topic.name.startswith(names.SYSTEM_PREFIX)
             ]
+            self._routes, self._routes_of = GreetResponse(topics=routes), version
         return self._routes
 
     def _route(self, topic: Topic) -> TopicRoute:

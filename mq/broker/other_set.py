@@ -117,7 +117,7 @@ class OtherSet:
         self.heard_ms, self.failures = now_ms, 0
         version = response.topics_version
         # 0: it has not read its own log yet.
-        if version and (version, address) != (self.topics_version, self.answered_by):
+        if version not in (0, self.topics_version):
             self.topics = {one.topic: one for one in response.topics if self._is_possible(one)}
             self.readable = {
                 one.topic: one.read_queues for one in self.topics.values() if one.is_readable

@@ -238,18 +238,11 @@ class Accumulator:
             return is_empty
 
     def retry(self, batch: Batch, at_s: float, *, elsewhere: bool = False) -> None:
-        """It is taken once more, then, by the same set. `elsewhere`: in another queue, if it may
-        and one is free.
+        """It is taken once more, then, by the same set; by another one as soon as that is not well,
+        if it may. `elsewhere`: in another queue, if it may and one is free.
         """
         with self._lock:
             self._waiting.retry(batch, at_s, elsewhere=elsewhere)
-
-    def move(self, batch: Batch, well: Collection[str]) -> bool:
-        """Whether it goes to another set instead, one of those that are well: when it may, and its
-        topic has queues there.
-        """
-        with self._lock:
-            return self._waiting.move(batch, well)
 
     def release(self, batch: Batch, *, is_stored: bool) -> None:
         """It is done, one way or the other: its line and its memory are free."""

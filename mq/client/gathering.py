@@ -2,7 +2,9 @@
 
 First it is looked what is there now, everywhere; then one call waits at each place, and the first
 that brings messages ends the wait. The other calls stay open for a moment, and what they bring is
-given out before anything else by the next receive, with its full time. Invariants: what is in hand
+given out before anything else by the next receive, with its full time. They are short, so that they
+end by themselves: an answer on its way to a call that is cancelled would be lost, and its messages
+invisible to all. Invariants: what is in hand
 and not given out is never more than was wanted, or one message a place; a place that does not
 answer keeps nobody waiting for the others; no message is given out that its broker would not let
 this member keep. Knows neither brokers nor requests: a `Receiver` does.
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from mq.client.asking import now_s
@@ -23,12 +25,12 @@ log = logging.getLogger(__name__)
 
 # As long as a broker keeps a call.
 WAIT_S_MAX = 60.0
-# How long a call stays open that nobody waits for: what comes then could be had by others.
-LINGER_S = 1.0
+# How long a call waits that may be left open: what comes then could be had by others.
+CALL_WAIT_S = 2.0
 # What was received so long ago is held anew before it is given out.
 _FRESH_S = 1.0
 # How long a place that says nothing is waited for: when others had messages, and when not. After
-# that it is late, and not waited for until it answers.
+# the latter it is late, and not waited for until it answers.
 _GRACE_S, _LOOK_S = 0.05, 1.0
 _PLACES_AGE_S_MAX = 5.0
 
@@ -65,7 +67,6 @@ class Gathering:
         self._spare: list[_Poll] = []
         self._late: set[Place] = set()
         self._known: set[Place] = set()
-        self._lingering: asyncio.TimerHandle | None = None
 
     async def receive(
         self, places: Places, messages_max: int, wait_s: float, invisible_s: float
@@ -95,7 +96,7 @@ class Gathering:
                 one.task.cancel()
             raise
         finally:
-            self._keep(current.polls)
+            self._spare += [one for one in current.polls if one.is_open or one.messages]
 
     # What is there now
 
@@ -133,15 +134,17 @@ class Gathering:
                 timeout=left_s,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-        for one in is_open:
-            self._is_late(one.place, "it does not answer")
+        if not any(one.messages for one in waited):
+            for one in is_open:
+                self._is_late(one.place, "it does not answer")
 
     # What comes
 
     def _wait_everywhere(self, current: _Round) -> None:
         """One call at each place; all failures are told when there is none."""
         share = max(1, current.messages_max // len(current.places))
-        left_s = min(max(0.0, current.deadline_s - now_s()), WAIT_S_MAX)
+        longest_s = WAIT_S_MAX if len(current.places) == 1 else CALL_WAIT_S
+        left_s = min(max(0.0, current.deadline_s - now_s()), longest_s)
         for place in current.without_call():
             failure = current.failures.get(place)
             if failure is None or (left_s > 0 and _is_retryable(failure)):
@@ -209,28 +212,16 @@ class Gathering:
         current.polls += calls
         return calls
 
-    def _keep(self, polls: Iterable[_Poll]) -> None:
-        self._spare += [one for one in polls if one.is_open or one.messages]
-        if self._lingering is not None:
-            self._lingering.cancel()
-            self._lingering = None
-        if any(one.is_open for one in self._spare):
-            loop = asyncio.get_running_loop()
-            self._lingering = loop.call_later(LINGER_S, self._end_spare_calls)
-
-    def _end_spare_calls(self) -> None:
-        for one in self._spare:
-            one.task.cancel()
-        self._spare = [one for one in self._spare if one.messages]
-
     async def close(self) -> list[ReceivedMessage]:
         """What was received and given to nobody."""
-        if self._lingering is not None:
-            self._lingering.cancel()
         spare, self._spare = self._spare, []
-        for one in spare:
-            one.task.cancel()
-        await asyncio.gather(*(one.task for one in spare), return_exceptions=True)
+        tasks = [one.task for one in spare]
+        if tasks:
+            # An answer may be on its way.
+            await asyncio.wait(tasks, timeout=_GRACE_S)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         return [message for one in spare for message in one.messages]
 
 

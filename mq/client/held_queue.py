@@ -54,6 +54,8 @@ class HeldQueue:
         self.is_paused = False
         # Stands in the line of those that have something to take; `Holdings` keeps that line.
         self.is_offered = False
+        # The broker is to hear of it; `Reports` knows what.
+        self.is_noted = False
         # Failed, and their time has not come; those whose time came when the queue was leaving.
         self.waiting = 0
         self.postponed: list[Taken] = []

@@ -347,6 +347,7 @@ class TopicLines:
         "sets",
         "shared",
         "turn",
+        "unfinished",
         "writable",
         "write_sets",
     )
@@ -365,6 +366,7 @@ class TopicLines:
         self.shared = self.choices[0].shared
         self.writable: list[Line] = []
         self.loose = Loose()
+        self.unfinished = 0  # batches
 
     def set_parts(self, parts: Sequence[TopicRoute]) -> None:
         """What the topic has in each set now; some part takes messages. The priorities of a topic
@@ -452,6 +454,11 @@ class TopicLines:
         if ordering_hash is not None:
             return self.key_line(ordering_hash, priority), Kind.KEY, priority
         return self.choice(priority).shared, Kind.LOOSE if delay else Kind.ANY, priority
+
+    def may_use(self, broker_set: str) -> bool:
+        """Whether messages go to that set: those that come now, or some that wait for it."""
+        is_waiting = any(line.broker_set == broker_set for line in self.pinned)
+        return is_waiting or broker_set in self.write_sets
 
     def has_waiting(self) -> bool:
         """Whether there may be something to be taken."""

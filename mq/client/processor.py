@@ -53,6 +53,7 @@ from mq.errors import (
     MqError,
     NotAssigned,
     UnknownMember,
+    Unreachable,
 )
 from mq.wire.v1.consumer_pb2 import QueuePosition
 from mq.wire.v1.producer_pb2 import AtomicRequest, WorkStart
@@ -65,6 +66,8 @@ Handler = Callable[
 ]
 
 _ATTEMPT_S = 10.0
+# How long some sets are waited for when others have answered.
+_ALL_SETS_S = 2.0
 _RETRY_DELAY_S_MAX = 30.0
 # A new leader knows the member when its stream is back.
 _UNKNOWN_S_MAX = 10.0
@@ -178,7 +181,10 @@ class Processor:
         if self._running is not None:
             return
         try:
-            await self._session.joined(JOIN_S)
+            try:
+                await self._session.joined(_ALL_SETS_S)
+            except Unreachable:
+                await self._session.joined(JOIN_S - _ALL_SETS_S)
         except MqError:
             await self._close()
             raise

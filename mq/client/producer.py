@@ -249,7 +249,9 @@ class ProducerCore:
             self._bounce(batch, retry_after_s(error) or None)
         elif found is Verdict.AGAIN and batch.attempts < self.settings.retries:
             self._avoidance.refused(lane.name, now_s)
-            self._try_again(batch)
+            pause_s = back_off_s(batch.attempts)
+            batch.attempts += 1
+            self.accumulator.retry(batch, now_s + pause_s, elsewhere=True)
         elif found is Verdict.REROUTE and _may_reroute(batch):
             batch.refused_by += (lane.name,)
             self.start(self._reroute(batch))
@@ -258,19 +260,11 @@ class ProducerCore:
         else:
             self._failed(batch, error)
 
-    def _try_again(self, batch: Batch) -> None:
-        """Counts: with another set if it may, or in another queue."""
-        pause_s = back_off_s(batch.attempts)
-        batch.attempts += 1
-        if not self.accumulator.move(batch, self._well()):
-            self.accumulator.retry(batch, self.loop.time() + pause_s, elsewhere=True)
-
     def _bounce(self, batch: Batch, pause_s: float | None) -> None:
         """Once more, without counting; None: after a pause that grows."""
         pause_s = back_off_s(batch.bounces) if pause_s is None else pause_s
         batch.bounces += 1
-        if not self.accumulator.move(batch, self._well()):
-            self.accumulator.retry(batch, self.loop.time() + pause_s)
+        self.accumulator.retry(batch, self.loop.time() + pause_s)
 
     # Ends of batches
 

@@ -53,6 +53,11 @@ class Producer:
     what is retried is not overtaken: messages of one queue stand in the order they were sent.
     `zone`: of brokers that were not tried yet, those of this zone are asked first.
 
+    A topic may have queues in several broker sets. Messages with an ordering key go to one queue of
+    one set, and wait for it. Others are balanced over all queues, and avoid a set that is slow or
+    gone; what may be stored there already waits for its answer. A queue that is chosen by
+    `queue_id` needs its `broker_set` when more than one has the topic.
+
     Callbacks of futures run on the thread that receives answers: they must not wait. A process that
     has clients must not fork others that want some: start those by spawn.
     """

@@ -57,6 +57,9 @@ class Reports:
         return self._of(ref.broker_set).released.pop(ref, None)
 
     def note(self, queue: HeldQueue, *, is_urgent: bool = False) -> None:
+        if queue.is_noted and not is_urgent:
+            return
+        queue.is_noted = True
         broker_set = queue.ref.broker_set
         mine = self._sets.get(broker_set) or self._of(broker_set)
         mine.dirty[queue] = None
@@ -71,6 +74,7 @@ class Reports:
         mine.is_asked = False
         seek, progress, released = wire.Seek(), wire.Progress(), wire.Released()
         for queue in dirty:
+            queue.is_noted = False
             if queue.sought is not None and queue.sent_seek is None:
                 queue.sent_seek = queue.sought
                 seek.positions.append(_position(queue.ref, queue.sought))

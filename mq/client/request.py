@@ -26,14 +26,17 @@ from mq.client.model import Message, ReceivedMessage
 from mq.client.producer_aio import Producer
 from mq.client.push import PushConsumer
 from mq.client.replies import REPLY_TOPIC
+from mq.client.set_connection import SetConnection
 from mq.client.subscription import Start
 from mq.client.wiring import Connection, back_off_s
-from mq.errors import IllegalConfig, MqError, RequestTimeout, TopicExists
+from mq.errors import IllegalConfig, MqError, RequestTimeout, TopicExists, Unreachable
+from mq.wire.v1.admin_pb2 import CreateTopicRequest
 
 log = logging.getLogger(__name__)
 
 # How long a broker set may take to store a request or a reply, before another one is tried.
 _SEND_S = 3.0
+_CREATE_S = 1.0
 # How often a reply is sent before its request is worked on once more.
 _REPLY_ATTEMPTS = 3
 
@@ -105,28 +108,42 @@ class Requester:
         await asyncio.shield(self._starting)
 
     async def _start(self) -> None:
-        if not await self._has_reply_topic():
-            try:
-                async with Admin(self._servers) as admin:
-                    await admin.create_topic(self._reply_topic)
-            except TopicExists:
-                pass
-            except MqError:
-                # One set that has it is enough, also when others are down.
-                if not await self._has_reply_topic():
-                    raise
+        await self._create_reply_topic()
         try:
             await self._consumer.start()
         except MqError:
             self._consumer = self._new_consumer()  # for who tries again
             raise
 
-    async def _has_reply_topic(self) -> bool:
+    async def _create_reply_topic(self) -> None:
+        """Unless a set has it: one is enough, also when others are down."""
         connection = Connection(self._servers, self._zone)
         try:
-            return bool((await connection.brokers([self._reply_topic])).topics)
+            if (await connection.brokers([self._reply_topic])).topics:
+                return
+            try:
+                async with Admin(self._servers) as admin:
+                    await admin.create_topic(self._reply_topic)
+            except TopicExists:
+                pass
+            except Unreachable:
+                for broker_set in await connection.sets():
+                    if await self._is_created_in(broker_set):
+                        return
+                raise
         finally:
             await connection.close()
+
+    async def _is_created_in(self, broker_set: SetConnection) -> bool:
+        request = CreateTopicRequest(topic=self._reply_topic)
+        try:
+            await broker_set.call("AdminService", "CreateTopic", request, _CREATE_S)
+        except TopicExists:
+            return True
+        except MqError as error:
+            log.info("broker set %s does not create %s: %s", broker_set.name, request.topic, error)
+            return False
+        return True
 
     async def request(
         self, topic: str, message: Message | bytes | str, timeout_s: float | None = None

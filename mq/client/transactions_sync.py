@@ -56,6 +56,9 @@ class TransactionProducer:
     `first_check_s`, `check_interval_s`, `checks_max`: when and how often the broker asks; None: as
     it is configured. Each message may have its own.
     `in_flight_max`: half messages without an answer; who sends more waits.
+
+    A transaction belongs to one broker set of its topic. All sets of the cluster can ask, from the
+    moment on when the producer is made.
     """
 
     def __init__(  # noqa: PLR0913 # settings, all of them by name

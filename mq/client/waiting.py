@@ -87,10 +87,9 @@ class Waiting:
         """Whether that set is wanted: something has to go there, or something like what is sent now
         could.
         """
-        return any(
-            batch.broker_set == broker_set or broker_set in self.topics[batch.topic].write_sets
-            for batch in self.unfinished
-        )
+        if any(batch.broker_set == broker_set for batch in self._retrying):
+            return True
+        return any(topic.unfinished and topic.may_use(broker_set) for topic in self.topics.values())
 
     # In
 
@@ -133,6 +132,7 @@ class Waiting:
         )
         batch.ripe_s = now_s + self._linger_s
         self.unfinished[batch] = None
+        topic.unfinished += 1
         self._active[topic] = None
         return batch
 
@@ -260,8 +260,8 @@ class Waiting:
     # Back
 
     def retry(self, batch: Batch, at_s: float, *, elsewhere: bool = False) -> None:
-        """It is taken once more, then, by the same set. `elsewhere`: in another queue, if it may
-        and one is free.
+        """It is taken once more, then, by the same set; by another one as soon as that is not well,
+        if it may. `elsewhere`: in another queue, if it may and one is free.
         """
         topic = self.topics[batch.topic]
         if elsewhere and (batch.kind is Kind.ANY or batch.kind is Kind.LOOSE):
@@ -276,15 +276,6 @@ class Waiting:
         batch.retry_s = at_s
         batch.is_out = False
         self._retrying.append(batch)
-
-    def move(self, batch: Batch, well: Collection[str]) -> bool:
-        """Whether it goes to another set instead, one of those that are well: when it may, and its
-        topic has queues there.
-        """
-        if not self._can_move(batch, well):
-            return False
-        self._displace(batch)
-        return True
 
     def _can_move(self, batch: Batch, well: Collection[str]) -> bool:
         sets = self.topics[batch.topic].choices[batch.priority].sets
@@ -301,6 +292,7 @@ class Waiting:
 
     def remove(self, batch: Batch, *, is_stored: bool = False) -> None:
         del self.unfinished[batch]
+        self.topics[batch.topic].unfinished -= 1
         self._vacate(batch, is_stored=is_stored)
         if batch in self._retrying:
             self._retrying.remove(batch)
@@ -350,6 +342,7 @@ class Waiting:
             parts[line].add(message, future, len(message[0]) + MESSAGE_OVERHEAD_BYTES)
         for line, part in parts.items():
             self.unfinished[part] = None
+            topic.unfinished += 1
             topic.line_of(part).waiting.appendleft(part)
             if line is not None:
                 topic.pinned[line] = None

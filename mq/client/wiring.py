@@ -146,6 +146,10 @@ class Connection:
     def failed(self, address: str) -> None:
         """It was not reached, or broke off."""
         self.servers.failed(address, now_s())
+        # Who asks for the leader of its set asks another one first, the next time.
+        for one in self._sets.values():
+            if address in set(one.servers):
+                one.servers.failed(address, now_s())
 
     async def call_first(
         self, service: str, method: str, request: WireMessage, *args: Any, **options: Any

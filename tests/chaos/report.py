@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import html
 import json
-import statistics
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.chaos.checker import WRONG
 from tests.chaos.timeline import BUCKET_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from tests.chaos.checker import Ledger
@@ -43,14 +43,23 @@ h1 { font-size: 1.5em; margin-bottom: 0; } h2 { font-size: 1.1em; margin-top: 2e
 table { border-collapse: collapse; } td, th { padding: 2px 14px 2px 0; text-align: left; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 tr + tr { border-top: 1px solid #e5e7eb; } pre { white-space: pre-wrap; }
-svg { max-width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; fill: #4b5563; }
+svg { max-width: 100%; height: auto; } svg text { font: 12px sans-serif; fill: #4b5563; }
 """
 
 
 class Line(NamedTuple):
+    """Broken where a bucket has no value."""
+
     label: str
     colour: str
-    points: Sequence[tuple[float, float]]
+    values: Mapping[int, float]
+
+
+class Scale(NamedTuple):
+    """From values to heights between 0 and 1, and what stands at the side."""
+
+    height: Callable[[float], float]
+    marks: Sequence[float]
 
 
 def write(
@@ -58,6 +67,8 @@ def write(
 ) -> Path:
     """The page; beside it `ledger.json` and, when something is wrong, `details.txt`."""
     directory.mkdir(parents=True, exist_ok=True)
+    # Of a run before, with the same seed.
+    (directory / "details.txt").unlink(missing_ok=True)
     works = {one.topic: _counts(one) for one in ledger.works.values()}
     faults = [_fault_document(one) for one in timeline.faults]
     document = {
@@ -160,13 +171,16 @@ def plot(timeline: Timeline) -> str:
     buckets = range(max([*timeline.acked, *timeline.seen, 0]) + 1)
     end_s = max(len(buckets) * BUCKET_S, timeline.now_s if timeline.faults else 0.0)
     rates = [
-        Line("acknowledged/s", _BLUE, [_at(at, timeline.acked[at] / BUCKET_S) for at in buckets]),
-        Line("seen/s", _ORANGE, [_at(at, timeline.seen[at] / BUCKET_S) for at in buckets]),
+        Line(name, colour, {at: counts[at] / BUCKET_S for at in buckets})
+        for name, colour, counts in (
+            ("acknowledged", _BLUE, timeline.acked),
+            ("seen", _ORANGE, timeline.seen),
+        )
     ]
-    found = sorted(timeline.latencies_s.items())
+    found = {at: sorted(all_) for at, all_ in sorted(timeline.latencies_s.items())}
     latencies = [
-        Line("median, ms", _GREEN, [_at(at, 1e3 * statistics.median(all_)) for at, all_ in found]),
-        Line("slowest, ms", _RED, [_at(at, 1e3 * max(all_)) for at, all_ in found]),
+        Line("median", _GREEN, {at: 1e3 * all_[len(all_) // 2] for at, all_ in found.items()}),
+        Line("slowest", _RED, {at: 1e3 * all_[-1] for at, all_ in found.items()}),
     ]
     top = _LABELS_HEIGHT
     second = top + _PANEL_HEIGHT + _GAP
@@ -175,17 +189,13 @@ def plot(timeline: Timeline) -> str:
     parts = [
         f"<svg {size} xmlns='http://www.w3.org/2000/svg' role='img' aria-label='timeline'>",
         *_bands(timeline.faults, end_s, top, height - 36),
-        *_panel(rates, end_s, top, "messages a second"),
-        *_panel(latencies, end_s, second, "time of a send"),
+        *_panel(rates, _linear(rates), end_s, top, "messages a second"),
+        *_panel(latencies, _logarithmic(latencies), end_s, second, "milliseconds of a send"),
         *_seconds(end_s, second + _PANEL_HEIGHT),
         *_phases(timeline, end_s, height),
         "</svg>",
     ]
     return "\n".join(parts)
-
-
-def _at(bucket: int, value: float) -> tuple[float, float]:
-    return (bucket + 0.5) * BUCKET_S, value
 
 
 def _x(at_s: float, end_s: float) -> float:
@@ -209,31 +219,33 @@ def _bands(faults: Sequence[Fault], end_s: float, top: int, bottom: int) -> Iter
         )
 
 
-def _panel(lines: Sequence[Line], end_s: float, top: int, title: str) -> Iterable[str]:
-    limit = _nice(max((value for line in lines for _, value in line.points), default=1.0))
-    for step in range(5):
-        value = limit * step / 4
-        y = top + _PANEL_HEIGHT * (1 - step / 4)
+def _panel(
+    lines: Sequence[Line], scale: Scale, end_s: float, top: int, title: str
+) -> Iterable[str]:
+    def y(value: float) -> float:
+        return round(top + _PANEL_HEIGHT * (1 - scale.height(value)), 1)
+
+    for mark in scale.marks:
         yield (
-            f"<line x1='{_LEFT}' x2='{_WIDTH - _RIGHT}' y1='{y}' y2='{y}' stroke='#d1d5db' "
-            "stroke-width='0.6'/>"
+            f"<line x1='{_LEFT}' x2='{_WIDTH - _RIGHT}' y1='{y(mark)}' y2='{y(mark)}' "
+            "stroke='#d1d5db' stroke-width='0.6'/>"
         )
-        yield f"<text x='{_LEFT - 6}' y='{y + 4}' text-anchor='end'>{value:,.10g}</text>"
+        yield f"<text x='{_LEFT - 6}' y='{y(mark) + 4}' text-anchor='end'>{mark:,.10g}</text>"
     for line in lines:
-        points = " ".join(
-            f"{_x(at_s, end_s)},{top + _PANEL_HEIGHT * (1 - value / limit):.1f}"
-            for at_s, value in line.points
-        )
+        path, before = "", -2
+        for bucket, value in line.values.items():
+            step = "L" if bucket == before + 1 else "M"
+            path += f"{step}{_x((bucket + 0.5) * BUCKET_S, end_s)} {y(value)}"
+            before = bucket
         yield (
-            f"<polyline points='{points}' fill='none' stroke='{line.colour}' "
-            "stroke-width='1.4' stroke-linejoin='round'/>"
+            f"<path d='{path}' fill='none' stroke='{line.colour}' stroke-width='1.4' "
+            "stroke-linejoin='round' stroke-linecap='round'/>"
         )
     legend = "".join(
-        f"<tspan dx='14' style='fill:{line.colour}'>{html.escape(line.label)}</tspan>"
+        f"<tspan dx='12' style='fill:{line.colour}'>{html.escape(line.label)}</tspan>"
         for line in lines
     )
-    place = f"x='{_WIDTH - _RIGHT}' y='{top + _PANEL_HEIGHT + 28}' text-anchor='end'"
-    yield f"<text {place}>{html.escape(title)}:{legend}</text>"
+    yield f"<text x='{_LEFT + 8}' y='{top + 15}'>{html.escape(title)}:{legend}</text>"
 
 
 def _seconds(end_s: float, y: int) -> Iterable[str]:
@@ -251,7 +263,23 @@ def _phases(timeline: Timeline, end_s: float, height: int) -> Iterable[str]:
             f"<line x1='{x}' x2='{x}' y1='{_LABELS_HEIGHT}' y2='{height - 8}' stroke='#6b7280' "
             "stroke-dasharray='3 3' stroke-width='0.8'/>"
         )
-        yield f"<text x='{x + 4}' y='{height - 6}'>{html.escape(name)}</text>"
+        is_last = x > 0.9 * _WIDTH
+        place = f"x='{x - 4}' text-anchor='end'" if is_last else f"x='{x + 4}'"
+        yield f"<text {place} y='{height - 6}'>{html.escape(name)}</text>"
+
+
+def _linear(lines: Sequence[Line]) -> Scale:
+    limit = _nice(max((value for line in lines for value in line.values.values()), default=1.0))
+    return Scale(lambda value: value / limit, [limit * step / 4 for step in range(5)])
+
+
+def _logarithmic(lines: Sequence[Line]) -> Scale:
+    """From 1 on: less is drawn as 1."""
+    limit = max((value for line in lines for value in line.values.values()), default=10.0)
+    powers = max(1, math.ceil(math.log10(max(limit, 10.0))))
+    return Scale(
+        lambda value: math.log10(max(value, 1.0)) / powers, [10.0**at for at in range(powers + 1)]
+    )
 
 
 def _nice(value: float) -> float:

@@ -23,6 +23,7 @@ from mq.client import (
     Replier,
     Requester,
     SimpleConsumer,
+    simple,
 )
 from mq.errors import IllegalRequest, TopicNotFound
 from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse
@@ -35,29 +36,47 @@ if TYPE_CHECKING:
 
 DEADLINE_S = 60.0
 QUEUES = 2
+# Of each test its own, which is also the name of its group: in which sets they are.
+TOPICS = {
+    "shared": "ab",
+    "half-dead": "ab",
+    "moved": "b",
+    "kept": "ab",
+    "pulled": "ab",
+    "work": "ab",
+    "work-out": "ab",
+    "gap": "ab",
+    "gap-out": "a",
+    "asked": "ab",
+    "asked-replies": "ab",
+    "lone": "a",
+    "lone-replies": "b",
+}
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerCluster]:
     flags = ("--broker-auto-create-topics", "no")
     with BrokerCluster(tmp_path_factory.mktemp("sets"), "a", "b", flags=flags) as made:
+        # All at once: brokers of other sets hear of a topic after a second.
+        for topic, sets in TOPICS.items():
+            create(made, topic, sets)
+        for topic, sets in TOPICS.items():
+            wait_known(made, topic, sets)
         yield made
-
-
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    """Of the topic and the group: each test has its own."""
-    return "".join(each if each.isalnum() else "-" for each in request.node.name)[:90]
 
 
 def address(cluster: BrokerCluster, broker_set: str) -> str:
     return cluster.sets[broker_set].address("n0")
 
 
-def create(cluster: BrokerCluster, topic: str, sets: str = "ab") -> None:
-    """Returns when all brokers know of it."""
+def create(cluster: BrokerCluster, topic: str, sets: str) -> None:
     for one in sets:
         create_topic(address(cluster, one), topic, QUEUES)
+
+
+def wait_known(cluster: BrokerCluster, topic: str, sets: str) -> None:
+    """By all brokers."""
     poll(lambda: all(set(sets) <= knows(one, topic) for one in cluster.nodes), f"all know {topic}")
 
 
@@ -107,10 +126,8 @@ def bodies_of(messages: list[ReceivedMessage]) -> list[bytes]:
 # SimpleConsumer
 
 
-def test_messages_of_both_sets_are_received_and_done_once(
-    cluster: BrokerCluster, name: str
-) -> None:
-    create(cluster, name)
+def test_messages_of_both_sets_are_received_and_done_once(cluster: BrokerCluster) -> None:
+    name = "shared"
     expected = fill(cluster, name, 100)
     # Any broker is enough to find the others.
     with SimpleConsumer(address(cluster, "a"), name, name, start="earliest") as consumer:
@@ -130,9 +147,9 @@ def test_messages_of_both_sets_are_received_and_done_once(
 
 
 def test_a_set_that_is_dead_slows_no_receive_and_its_messages_come_when_it_is_back(
-    cluster: BrokerCluster, name: str
+    cluster: BrokerCluster,
 ) -> None:
-    create(cluster, name)
+    name = "half-dead"
     node = cluster.sets["b"].nodes["n0"]
     with SimpleConsumer(cluster.servers, name, name, start="earliest") as consumer:
         expected = fill(cluster, name, 5)
@@ -169,9 +186,10 @@ def test_a_set_that_is_dead_slows_no_receive_and_its_messages_come_when_it_is_ba
 
 
 def test_a_topic_that_only_one_set_has_and_then_another_one_too(
-    cluster: BrokerCluster, name: str
+    cluster: BrokerCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(cluster, name, "b")
+    name = "moved"
+    monkeypatch.setattr(simple, "_LOOK_EVERY_S", 0.5)
     with SimpleConsumer(cluster.servers, name, name) as consumer:
         assert consumer.receive(wait_s=0) == []
         # It has begun, and others can see that it has.
@@ -189,9 +207,9 @@ def test_a_topic_that_only_one_set_has_and_then_another_one_too(
 
 
 def test_what_was_received_and_never_given_out_is_given_back_at_the_end(
-    cluster: BrokerCluster, name: str
+    cluster: BrokerCluster,
 ) -> None:
-    create(cluster, name)
+    name = "kept"
     with SimpleConsumer(cluster.servers, name, name, start="earliest") as first:
         waiting: list[list[ReceivedMessage]] = []
         thread = threading.Thread(target=lambda: waiting.append(first.receive(1, wait_s=30)))
@@ -204,6 +222,8 @@ def test_what_was_received_and_never_given_out_is_given_back_at_the_end(
         thread.join(DEADLINE_S)
         (own,) = waiting[0]
         first.ack(own)
+        spare = first._consumer._gathering
+        poll(lambda: any(one.messages for one in spare._spare), "the other one came", DEADLINE_S)
     with SimpleConsumer(cluster.servers, name, name) as second:
         (other,) = second.receive(wait_s=5)
         assert {own.body, other.body} == {b"a", b"b"}
@@ -213,8 +233,8 @@ def test_what_was_received_and_never_given_out_is_given_back_at_the_end(
 # PullConsumer
 
 
-def test_queues_of_both_sets_are_pulled_and_committed(cluster: BrokerCluster, name: str) -> None:
-    create(cluster, name)
+def test_queues_of_both_sets_are_pulled_and_committed(cluster: BrokerCluster) -> None:
+    name = "pulled"
     expected = fill(cluster, name, 10)
     assert {body for own in read_all(cluster, name).values() for body in own} == expected
     with PullConsumer(cluster.servers, name) as puller:
@@ -244,11 +264,10 @@ def done(cluster: BrokerCluster, broker_set: str, group: str, topic: str) -> int
 
 
 def test_each_input_has_its_effect_once_in_its_own_set_though_one_dies(
-    cluster: BrokerCluster, name: str
+    cluster: BrokerCluster,
 ) -> None:
-    create(cluster, name)
-    create(cluster, f"{name}-out")
-    expected = fill(cluster, name, 200)
+    name = "work"
+    expected = fill(cluster, name, 60)
     node = cluster.sets["b"].nodes["n0"]
     seen = threading.Event()
 
@@ -265,10 +284,10 @@ def test_each_input_has_its_effect_once_in_its_own_set_though_one_dies(
         try:
             # All workers may be at work for the one that is dead.
             expected |= fill(cluster, name, 20, "a")
-            poll(lambda: done(cluster, "a", name, name) == 440, "a is done", DEADLINE_S)
+            poll(lambda: done(cluster, "a", name, name) == 160, "a is done", DEADLINE_S)
         finally:
             node.start()
-        poll(lambda: done(cluster, "b", name, name) == 400, "b is done", DEADLINE_S)
+        poll(lambda: done(cluster, "b", name, name) == 120, "b is done", DEADLINE_S)
     made = read_all(cluster, f"{name}-out")
     assert Counter(made["b"]) == Counter(body for body in expected if body.startswith(b"b"))
     again = {b"a/%d/%d" % (queue_id, at) for queue_id in range(QUEUES) for at in range(20)}
@@ -278,10 +297,9 @@ def test_each_input_has_its_effect_once_in_its_own_set_though_one_dies(
 
 
 def test_an_output_that_the_set_of_its_input_does_not_have_ends_the_processor(
-    cluster: BrokerCluster, name: str
+    cluster: BrokerCluster,
 ) -> None:
-    create(cluster, name)
-    create(cluster, f"{name}-out", "a")
+    name = "gap"
     fill(cluster, name, 5)
     handler = echo(f"{name}-out")
     processor = Processor(cluster.servers, name, name, handler, start="earliest")
@@ -291,6 +309,7 @@ def test_an_output_that_the_set_of_its_input_does_not_have_ends_the_processor(
     processor.close()
     assert done(cluster, "b", name, name) == 0
     create(cluster, f"{name}-out", "b")
+    wait_known(cluster, f"{name}-out", "ab")
     with Processor(cluster.servers, name, name, handler, start="earliest"):
         for one in "ab":
             poll(lambda one=one: done(cluster, one, name, name) == 10, f"{one} is done")  # type: ignore[misc]
@@ -302,10 +321,9 @@ def test_an_output_that_the_set_of_its_input_does_not_have_ends_the_processor(
 
 
 def test_requests_find_their_replies_over_both_sets_though_one_stands_still(
-    cluster: BrokerCluster, name: str
+    cluster: BrokerCluster,
 ) -> None:
-    create(cluster, name)
-    create(cluster, f"{name}-replies")
+    name = "asked"
     node = cluster.sets["b"].nodes["n0"]
     with (
         Replier(cluster.servers, name, name, lambda request: request.body.upper()),
@@ -334,11 +352,8 @@ def test_requests_find_their_replies_over_both_sets_though_one_stands_still(
         poll(lambda: ask(20) == {"a", "b"}, "replies come from both sets again", DEADLINE_S)
 
 
-def test_a_requester_is_content_with_a_reply_topic_in_one_set(
-    cluster: BrokerCluster, name: str
-) -> None:
-    create(cluster, name, "a")
-    create(cluster, f"{name}-replies", "b")
+def test_a_requester_is_content_with_a_reply_topic_in_one_set(cluster: BrokerCluster) -> None:
+    name = "lone"
     with (
         Replier(cluster.servers, name, name, lambda request: request.body),
         Requester(

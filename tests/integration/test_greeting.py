@@ -13,7 +13,7 @@ from mq.broker.directory import Directory
 from mq.errors import IllegalRequest
 from mq.rpc import greeting, methods
 from mq.rpc.greeting import Greeter
-from mq.wire.v1.cluster_pb2 import GreetRequest, GreetResponse
+from mq.wire.v1.cluster_pb2 import GreetRequest, GreetResponse, PeerSet
 from tests.support.consensus import Node, eventually, on_loop
 from tests.support.raft_cluster import free_port
 
@@ -98,7 +98,7 @@ async def fails(_: GreetRequest) -> bytes:
 
 @on_loop
 async def test_nonsense_ends_nothing_and_a_set_that_hangs_holds_up_no_other(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with contextlib.AsyncExitStack() as stack:
         seeds = [
@@ -113,6 +113,8 @@ async def test_nonsense_ends_nothing_and_a_set_that_hangs_holds_up_no_other(
         heard_ms = directory._others["b"].heard_ms
         await eventually(lambda: directory._others["b"].heard_ms > heard_ms)
         assert {name for name, _ in directory.targets()} == {"", "b", "set-0"}
+    assert "go away" in caplog.text
+    assert "a greeting failed by a mistake" not in caplog.text
 
 
 @on_loop
@@ -125,6 +127,19 @@ async def test_where_the_leader_is_silent_another_one_of_its_set_is_asked(
         assert dict(directory.targets())["b"] == [gone, alive]
         heard_ms = directory._others["b"].heard_ms
         await eventually(lambda: directory._others["b"].heard_ms > heard_ms + 50)
+
+
+@on_loop
+async def test_that_is_so_in_the_first_round_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(greeting, "PERIOD_S", 3_600)
+    node = Node()
+    async with serving(good("b")) as alive:
+        places = [f"127.0.0.1:{free_port()}", alive]
+        node.machine.state.sets.put(PeerSet(name="b", addresses=places))
+        task = asyncio.create_task(Greeter(node.broker.directory, node.broker.steady_ms).run())
+        await eventually(lambda: known(node.broker.directory) == ["b", "set-0"])
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 @on_loop

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mq import errors, levels, names
-from mq.broker import catalog, inspect, publishing
+from mq.broker import catalog, directory, inspect, other_set, publishing
 from mq.broker.consuming import commits, filters, groups, pulling, sql92, sql92_logic, subscriber
 from mq.broker.consuming.membership import Group
 from mq.broker.consuming.sql92 import compile_sql
@@ -70,6 +70,9 @@ def limits() -> dict[str, str]:
         ),
         "**batch, or entry of the log** (`store.entry_bytes_max`)": size(store.entry_bytes_max),
         "queues of a topic": f"{catalog.QUEUES_MAX:,}",
+        "broker sets of a cluster; addresses of one": (
+            f"{directory.SETS_MAX:,}; {other_set.ADDRESSES_MAX}"
+        ),
         "name of a topic or group": f"{names.NAME_CHARACTERS_MAX} characters",
         "`producer_id`, `member_id`": (
             f"{names.NAME_CHARACTERS_MAX} and {consumer.MEMBER_ID_CHARACTERS_MAX} "

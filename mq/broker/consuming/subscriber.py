@@ -71,14 +71,6 @@ class Redirected(NamedTuple):
     to: Peer
 
 
-class _Fetched(NamedTuple):
-    """What was read on the side, and for which cursor."""
-
-    cursor: _Cursor
-    query: Query
-    result: ReadResult
-
-
 class _Sent(NamedTuple):
     end: int  # queue offset behind it
     messages: int
@@ -160,7 +152,7 @@ class Subscriber:
         self._zone = ""
         # Reads of what is far behind, and what they have brought.
         self._fetching: dict[Queue, asyncio.Task[None]] = {}
-        self._fetched: dict[Queue, _Fetched] = {}
+        self._fetched: dict[Queue, tuple[int, ReadResult]] = {}
 
     def allow_redirects(self, replicas: Replicas, zone: str) -> None:
         """Before the first `next`: the client understands them."""
@@ -373,7 +365,7 @@ class Subscriber:
                 cursor.is_redirected, cursor.has_unsent_gap = True, False
                 return Redirected(queue, cursor.epoch, cursor.next_offset, place)
             if self._puller.is_cold(found):
-                self._fetch(queue, cursor, query)
+                self._fetch(query)
                 return None
             result = self._puller.take(query, found)
         return self._took(queue, cursor, result)
@@ -418,19 +410,20 @@ class Subscriber:
             return None
         return self._replicas.better_place(Reader(self._zone, behind_bytes))
 
-    def _fetch(self, queue: Queue, cursor: _Cursor, query: Query) -> None:
+    def _fetch(self, query: Query) -> None:
         """The other queues do not wait for it."""
-        if queue not in self._fetching:
-            work = self._fetch_cold(queue, cursor, query)
-            self._fetching[queue] = asyncio.get_running_loop().create_task(work)
+        if query.queue not in self._fetching:
+            work = self._fetch_cold(query)
+            self._fetching[query.queue] = asyncio.get_running_loop().create_task(work)
 
-    async def _fetch_cold(self, queue: Queue, cursor: _Cursor, query: Query) -> None:
+    async def _fetch_cold(self, query: Query) -> None:
+        queue = query.queue
         try:
             result = await self._puller.take_cold(query)
         except Exception as error:  # noqa: BLE001 - whoever waits in `next` gets it
             self._error = self._error or error
         else:
-            self._fetched[queue] = _Fetched(cursor, query, result)
+            self._fetched[queue] = query.queue_offset, result
         finally:
             del self._fetching[queue]
         if queue in self._cursors:
@@ -439,10 +432,8 @@ class Subscriber:
 
     def _fetched_for(self, queue: Queue, cursor: _Cursor) -> ReadResult | None:
         """What was read on the side, unless the queue was moved meanwhile."""
-        fetched = self._fetched.pop(queue, None)
-        if fetched is None or fetched.cursor is not cursor:
-            return None
-        return fetched.result if fetched.query.queue_offset == cursor.next_offset else None
+        queue_offset, result = self._fetched.pop(queue, (-1, None))
+        return result if queue_offset == cursor.next_offset else None
 
     def _arrived(self, queue: Queue) -> None:
         if not self._cursors[queue].is_redirected:

@@ -89,6 +89,23 @@ def test_every_node_is_told_of_all(tmp_path: Path) -> None:
     assert flags["--data"] == str(tmp_path / "node-1")
 
 
+def test_several_sets_have_nodes_of_their_own_and_know_the_others(tmp_path: Path) -> None:
+    nodes = plan(tmp_path, 2, 9000, 2)
+    assert [(node.name, node.broker_set) for node in nodes] == [
+        *(("node-0", "set-0"), ("node-1", "set-0"), ("node-2", "set-1"), ("node-3", "set-1"))
+    ]
+    command = Cluster(tmp_path, nodes).command(nodes[2])
+    flags = dict(zip(command[1::2], command[2::2], strict=True))
+    assert flags["--raft-members"] == "node-2=127.0.0.1:9021,node-3=127.0.0.1:9031"
+    assert flags["--node-broker-set"] == "set-1"
+    assert flags["--broker-seeds"] == "127.0.0.1:9000,127.0.0.1:9010"
+    assert plan(tmp_path, 2, None) == plan(tmp_path, None, None, 2) == nodes
+    with pytest.raises(IllegalConfig, match="a cluster of 2 sets, not 1"):
+        plan(tmp_path, None, None, 1)
+    with pytest.raises(IllegalConfig, match="a cluster of 2 nodes, not 4"):
+        plan(tmp_path, 4, None)
+
+
 def test_the_file_is_for_people_to_read(tmp_path: Path) -> None:
     plan(tmp_path, 1, 9000)
     document = json.loads((tmp_path / "dev-cluster.json").read_text())

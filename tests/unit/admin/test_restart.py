@@ -12,7 +12,7 @@ from mq.admin import restart as module
 from mq.admin.cluster import cluster
 from mq.admin.nodes import Seen
 from mq.admin.restart_plan import plan, unfit
-from mq.errors import Unreachable
+from mq.errors import IllegalMembership, Unreachable
 from mq.wire.v1 import admin_pb2 as pb
 from mq.wire.v1.cluster_pb2 import BrokerSet, NodeRoute, RouteResponse
 from tests.support.commands import FakeAdmin, assert_fits, run, run_json
@@ -41,6 +41,7 @@ def seen(node_id: str, found: pb.BrokerStatusResponse | None, trouble: str = "")
     return Seen("a", node_id, f"{node_id}:8081", "", leads, found, trouble)
 
 
+JOINING = pb.FollowerStatus(node_id="n9")
 THREE = [seen("n2", status()), seen("n1", status("leader")), seen("n0", status())]
 
 
@@ -61,6 +62,7 @@ def test_followers_go_first_then_the_leadership_then_who_led() -> None:
         ([THREE[0], seen("n1", status("leader", is_followed=False)), THREE[2]], "n2: does not an"),
         ([THREE[0], seen("n1", status("leader", behind=1001)), THREE[2]], "n2: 1,001 entries"),
         ([THREE[0], seen("n1", status()), THREE[2]], "nobody leads"),
+        ([THREE[0], seen("n1", status("leader", joining=JOINING)), THREE[2]], "n9: it is being"),
         ([seen("n2", status("leader")), *THREE[1:]], "n2, n1 leads"),
     ],
 )
@@ -94,6 +96,7 @@ class Nodes(FakeAdmin):
         self.directory = directory
         self.leader = "n1"
         self.starts = {"n0": 1, "n1": 1, "n2": 1}
+        self.refusals = 0
         self._lock = threading.Lock()
         super().__init__(
             route=self._route, broker_status=self._status, transfer_leadership=self._transfer
@@ -117,6 +120,9 @@ class Nodes(FakeAdmin):
 
     def _transfer(self, *, broker_set: str) -> pb.TransferLeadershipResponse:
         assert broker_set == "a"
+        if self.refusals:
+            self.refusals -= 1
+            raise IllegalMembership("n0 did not take over")
         self.leader = "n0" if self.leader != "n0" else "n1"
         return pb.TransferLeadershipResponse(leader_id=self.leader, term=2)
 
@@ -166,6 +172,20 @@ def test_who_has_come_to_lead_meanwhile_hands_over_first(admin: Nodes) -> None:
     assert [one["node_id"] for one in done] == ["n0", "n2", "n1"]
     assert len(admin.called("transfer_leadership")) == 1
     assert admin.leader == "n0"
+
+
+def test_a_leader_that_cannot_hand_over_is_not_stopped(admin: Nodes) -> None:
+    command = f"touch {admin.directory}/{{node}}.asked"
+    admin.refusals = 2
+    assert run(cluster, "restart-plan", "--run", command, admin=admin).exit_code == 0
+    assert admin.starts == {"n0": 2, "n1": 2, "n2": 2}
+    admin.refusals = 1 << 30
+    flags = ("--run", command, "--wait-s", "0.1")
+    result = run(cluster, "restart-plan", *flags, admin=admin)
+    assert result.exit_code == 1
+    assert "a/n0 still leads: n0 did not take over" in result.stderr
+    assert "Restarted: a/n1, a/n2" in result.stderr
+    assert admin.starts["n0"] == 2
 
 
 def test_a_refusal_names_the_node(admin: Nodes) -> None:

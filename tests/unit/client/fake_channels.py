@@ -29,10 +29,13 @@ class FakeChannels:
         self.topics: dict[str, list[pb.TopicRoute]] = {}
         # Of all but routes: the broker set, the method, the request.
         self.calls: list[tuple[str, str, Any]] = []
-        self.cancelled = 0
+        self.routes: list[tuple[str, pb.RouteRequest]] = []
+        self.creates_topics = False
         self.is_closed = False
 
-    def have(self, topic: str, *sets: str, is_readable: bool = True) -> None:
+    def have(
+        self, topic: str, *sets: str, is_readable: bool = True, is_writable: bool = True
+    ) -> None:
         """These sets have the topic, and no other."""
         self.topics[topic] = [
             pb.TopicRoute(
@@ -41,7 +44,7 @@ class FakeChannels:
                 write_queues=2,
                 read_queues=2,
                 is_readable=is_readable,
-                is_writable=True,
+                is_writable=is_writable,
             )
             for name in sets
         ]
@@ -66,26 +69,27 @@ class FakeChannels:
     ) -> Any:
         name = address.partition(":")[0]
         if method == "Route":
-            return self._route(request)
+            return self._route(name, request)
         self.calls.append((name, method, request))
         await asyncio.sleep(0)
         answer = self.answer(name, method, request)
-        try:
-            if asyncio.iscoroutine(answer):
-                answer = await answer
-            if answer is None:
-                await asyncio.sleep(timeout_s)
-                answer = Unreachable(f"{address}: DEADLINE_EXCEEDED")
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
+        if asyncio.iscoroutine(answer):
+            answer = await answer
+        if answer is None:
+            await asyncio.sleep(timeout_s)
+            answer = Unreachable(f"{address}: DEADLINE_EXCEEDED")
         if isinstance(answer, Exception):
             raise answer
         if raw_response and not isinstance(answer, bytes):
             return answer.SerializeToString()
         return answer
 
-    def _route(self, request: pb.RouteRequest) -> pb.RouteResponse:
+    def _route(self, name: str, request: pb.RouteRequest) -> pb.RouteResponse:
+        self.routes.append((name, request))
+        if self.creates_topics and request.create_missing:
+            for topic in request.topics:
+                if topic not in self.topics:
+                    self.have(topic, name)
         return pb.RouteResponse(
             broker_sets=[
                 pb.BrokerSet(

@@ -263,8 +263,9 @@ def test_a_set_that_may_know_the_group_and_does_not_answer_is_named() -> None:
 
 def test_letters_come_by_time_and_page_by_page_from_each_set() -> None:
     cluster = Cluster("a", "b", "c")
-    for at in range(20):
-        name = "a" if at % 3 else "b"
+    # Long enough that a page has none of a.
+    owners = "bbbbbbb" + "aab" * 4
+    for at, name in enumerate(owners):
         cluster.letters[name].append(
             pb.StoredMessage(
                 message_id=f"{name}:{at}", queue_offset=len(cluster.letters[name]), stored_at_ms=at
@@ -278,13 +279,13 @@ def test_letters_come_by_time_and_page_by_page_from_each_set() -> None:
             break
         seen += [one.message_id for one in page.messages]
         place = dict(page.next_offsets)
-    assert seen == [f"{'a' if at % 3 else 'b'}:{at}" for at in range(20)]
-    only = cluster.run(cluster.list_dead_letters("g", 4, broker_set="b"))
-    assert [one.queue_offset for one in only.messages] == [4, 5, 6]
+    assert seen == [f"{name}:{at}" for at, name in enumerate(owners)]
+    only = cluster.run(cluster.list_dead_letters("g", 8, broker_set="b"))
+    assert [one.queue_offset for one in only.messages] == [8, 9, 10]
     with pytest.raises(IllegalRequest, match="dead letters in a, b"):
         cluster.run(cluster.list_dead_letters("g", 4))
     cluster.letters["a"].clear()
-    assert len(cluster.run(cluster.list_dead_letters("g", 4)).messages) == 3
+    assert len(cluster.run(cluster.list_dead_letters("g", 8)).messages) == 3
 
 
 # Sets.

@@ -330,7 +330,7 @@ def test_a_set_that_refuses_and_is_gone_does_not_take_the_message_along() -> Non
         b = sides[1]
 
         def closes(side: BrokerSide, _: Batch) -> BatchResult | None:
-            asyncio.get_running_loop().call_later(0.002, side.die)
+            side.down.update(side.addresses)  # whoever asks it why gets no answer
             return refusal(wire.TOPIC_NOT_FOUND)
 
         async with sides[0].producer() as producer:

@@ -117,6 +117,7 @@ def test_a_dead_set_is_avoided_and_its_transactions_end_when_it_is_back() -> Non
             sends = [asyncio.create_task(producer.send_in_transaction("t", b"x", "b dies"))
                      for _ in range(2)]  # fmt: skip
             await gone.wait()
+            await asyncio.sleep(0.01)  # the end of the stream is seen
             results = [await producer.send_in_transaction("t", b"y", "") for _ in range(10)]
             assert {one.broker_set for one in results} == {"a"}
             assert {one.state for one in results} == {"COMMIT"}

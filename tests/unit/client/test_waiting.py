@@ -132,10 +132,11 @@ def test_a_batch_that_is_certainly_not_stored_moves_to_a_set_that_is_well(delay:
     lines.accumulator.add("t", encoded("x"), None, None, TIMEOUT_S, is_urgent=True, delay=delay)
     [batch] = lines.take()
     before, other = batch.broker_set, {"a": "b", "b": "a"}[batch.broker_set]
-    assert not lines.accumulator.move(batch, [before]), "there is no other"
-    assert lines.accumulator.move(batch, [other])
+    lines.accumulator.retry(batch, lines.clock.now_s + 60)
+    lines.well = []
+    assert lines.take() == [], "there is no other that is well: it waits here"
     lines.well = [other]
-    assert lines.take() == [batch]
+    assert lines.take() == [batch], "at once"
     assert (batch.broker_set, batch.sequence) == (other, 1)
     lines.done(batch)
     # Its line and its number there are free again.
@@ -152,12 +153,15 @@ def test_a_batch_in_doubt_stays_unless_it_may_be_stored_twice() -> None:
     lines.add("x", is_urgent=True)
     [batch] = lines.take()
     batch.in_doubt = True
-    assert not lines.accumulator.move(batch, ["a", "b"])
     lines.accumulator.retry(batch, 0.0)
-    lines.well = ["a" if batch.broker_set == "b" else "b"]
-    assert lines.take() == [batch], "to the set that it was sent to, whatever that is like"
+    before = batch.broker_set
+    lines.well = ["a" if before == "b" else "b"]
+    assert lines.take() == [batch]
+    assert batch.broker_set == before, "whatever that set is like"
     batch.producer_id = ""  # as without idempotence
-    assert lines.accumulator.move(batch, lines.well)
+    lines.accumulator.retry(batch, 0.0)
+    assert lines.take() == [batch]
+    assert batch.broker_set != before
 
 
 @pytest.mark.parametrize("pinned", [{"key": "k"}, {"queue_id": 1}])
@@ -175,18 +179,11 @@ def test_a_key_or_a_queue_keeps_a_batch_in_its_set(pinned: dict[str, object]) ->
         broker_set=name,
     )
     [batch] = lines.take()
-    assert not lines.accumulator.move(batch, ["a", "b"])
-
-
-def test_what_waits_to_be_sent_again_leaves_a_set_that_falls_ill() -> None:
-    lines = two_sets()
-    lines.add("x", is_urgent=True)
-    [batch] = lines.take()
-    lines.accumulator.retry(batch, lines.clock.now_s + 60)
-    ill = batch.broker_set
-    lines.well = [name for name in "ab" if name != ill]
-    assert lines.take() == [batch], "without its pause"
-    assert batch.broker_set != ill
+    before = place(batch)
+    lines.accumulator.retry(batch, 0.0, elsewhere=True)
+    lines.well = ["a" if batch.broker_set == "b" else "b"]
+    assert lines.take() == [batch]
+    assert place(batch) == before
 
 
 def test_a_moved_batch_goes_before_those_that_wait() -> None:
@@ -196,7 +193,7 @@ def test_a_moved_batch_goes_before_those_that_wait() -> None:
     first, _ = lines.take()
     ill = first.broker_set
     lines.well = [name for name in "ab" if name != ill]
-    assert lines.accumulator.move(first, lines.well)
+    lines.accumulator.retry(first, 0.0)
     assert lines.take() == []
     [other] = [one for one in lines.accumulator.ripen() if one.broker_set == lines.well[0]]
     lines.done(other)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -161,6 +162,22 @@ async def test_whoever_goes_away_leaves_nothing_open(monkeypatch: pytest.MonkeyP
     # The next one has its turn.
     assert numbers(await soon(node.broker.puller.pull(query(messages_max=1), 0))) == [0]
     assert len(closed) == 2
+
+
+@on_loop
+async def test_whoever_goes_away_before_its_thread_has_begun_leaves_nothing_open() -> None:
+    node = await filled()
+    is_free = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        asyncio.get_running_loop().set_default_executor(pool)
+        pool.submit(is_free.wait, 60)
+        handles = len(node.vfs._handles)
+        reading = asyncio.create_task(node.broker.puller.pull(query(), 0))
+        await eventually(lambda: len(node.vfs._handles) > handles)
+        reading.cancel()
+        await turns()
+        is_free.set()
+        await eventually(lambda: len(node.vfs._handles) == handles)
 
 
 @pytest.mark.parametrize("is_cold", [True, False])

@@ -214,6 +214,22 @@ async def test_what_the_client_has_from_elsewhere_counts_against_its_cache() -> 
 
 
 @on_loop
+async def test_what_came_before_the_redirect_is_not_counted_twice() -> None:
+    found = await stream(Limits(messages=20))
+    follower = found.node.consensus.seen[1:]
+    found.sees()
+    found.one.assign(1, {A: 0})
+    assert isinstance(await found.next(), Assigned)
+    assert await found.offsets() == list(range(20))
+    found.sees(*follower)
+    found.done(10)
+    await found.redirected(20)
+    found.resume(25)
+    assert found.one.cached_messages == 15
+    assert await found.offsets() == list(range(25, 30))
+
+
+@on_loop
 async def test_a_queue_that_came_back_stays_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """The follower may be one that does not answer."""
     found = await redirected(Limits(messages=10))
@@ -283,6 +299,16 @@ async def test_a_redirected_queue_may_leave_and_come_back() -> None:
     assert await found.offsets() == list(range(80, COUNT))
     found.one.assign(4, {})
     assert found.one.released([A]) == [A]
+
+
+@on_loop
+async def test_a_redirected_queue_that_comes_back_as_it_left_is_redirected_anew() -> None:
+    found = await redirected()
+    found.one.assign(2, {})
+    assert isinstance(await found.next(), Assigned)
+    found.one.assign(3, {A: 0})
+    assert isinstance(await found.next(), Assigned)
+    await found.redirected(0, epoch=1)
 
 
 @on_loop

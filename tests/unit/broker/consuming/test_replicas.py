@@ -109,7 +109,8 @@ async def test_the_picture_knows_who_follows_and_how_far() -> None:
     assert named(Peer("b", "b:1", "", "", 0)) == "", "not connected, or it has to catch up"
     assert named(Peer("b", "", "", "", last)) == "", "not heard of"
     assert named(Peer("b", "b:1", "", "", last)) == "b"
-    assert named(Peer("b", "b:1", "", "", last), Peer("c", "c:1", "", "", last)) in ("b", "c")
+    both = Peer("b", "b:1", "", "", last), Peer("c", "c:1", "", "", last)
+    assert {named(*both), named(*both)} == {"b", "c"}, "in turn"
     for _ in range(20):
         await node.send("t", bytes(100))
     assert named(Peer("b", "b:1", "", "", last)) == "", "more than half a backlog behind by now"
@@ -124,6 +125,8 @@ async def test_a_follower_knows_its_leader_or_says_that_it_has_none() -> None:
     node.broker.tick()
     leader = node.broker.replicas.leader()
     assert (leader.node_id, leader.address, leader.zone) == ("other", "other:8081", "west")
+    node.consensus.followed = Leading(9, "other", "other:8081", "outside:1")
+    assert node.broker.replicas.leader().external_address == "outside:1"
     for nobody in (Leading(9, None, None), Leading(9, "other", None), Leading(9, "node-0", "x:1")):
         node.consensus.followed = nobody
         with pytest.raises(NotLeader):

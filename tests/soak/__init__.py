@@ -1,1 +1,0 @@
-"""A broker set under load for minutes, while its leader is killed again and again."""
