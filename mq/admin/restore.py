@@ -137,6 +137,9 @@ def _command(restored: Restored, data: str) -> str:
     if len(restored.members) > 1:
         members = ",".join(f"{one}={address}" for one, address in restored.members.items())
         words += ["--raft-members", members]
+    elif (address := restored.members[node]) != _ALONE:
+        # Others may join it there.
+        words += ["--raft-listen", address]
     return shlex.join([hints.program(), *words])
 
 

@@ -53,7 +53,8 @@ class SimpleConsumer:
     ) -> list[ReceivedMessage]:
         """Messages that are this member's for the invisible time, 10 s to 12 h; when there are
         none, waits for the first so long. Raises SubscriptionMismatch and what else the broker
-        refuses; Unreachable when none answers.
+        refuses; Unreachable when no broker set answers. One that does not answer is no reason to
+        wait for the others.
         """
         return self._background.run(self._consumer.receive(max_messages, wait_s, invisible_s))
 

@@ -37,7 +37,6 @@ def test_a_greeting_is_answered_with_the_set_and_its_topics(
 ) -> None:
     answer = greet(calls, other)
     (known,) = calls("Route").broker_sets
-    # How old the news are, is for routes alone, as is the address by the listener.
     assert answer.broker_set == known
     (found,) = (one for one in answer.topics if one.topic == topic)
     assert (found.broker_set, found.read_queues, found.is_readable) == ("set-0", 4, True)
