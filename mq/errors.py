@@ -159,8 +159,10 @@ class NotLeader(MqError):
     def __init__(
         self, leader: str | None, address: str | None, external: str | None = None
     ) -> None:
-        """`external`: its address for clients that came by the external listener."""
-        where = f"{leader} at {address} does" if leader else "none is known at the moment"
+        """Addresses are those for clients; `external` for those of the external listener."""
+        where = f"{leader} does" if leader else "none is known at the moment"
+        if leader and address:
+            where = f"{leader} at {address} does"
         super().__init__(f"this node does not lead its broker set: {where}")
         self.leader = leader
         self.address = address

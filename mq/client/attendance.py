@@ -267,16 +267,21 @@ class Attendance:
         self._closing.set()
         self.news.tell(is_urgent=True)
 
+    def cancel(self) -> None:
+        """At once, without a word."""
+        if self._running is not None:
+            self._running.cancel()
+        if self._fence is not None:
+            self._fence.cancel()
+
     async def leave(self) -> None:
         """As `end`, and the broker knows that we are gone, if it can be reached."""
         self.end()
         if self._running is not None:
             if self.is_connected:
                 await asyncio.wait([self._running], timeout=GOODBYE_S_MAX)
-            self._running.cancel()
+            self.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
-        if self._fence is not None:
-            self._fence.cancel()
         if not self._has_left and self.is_joined and self._holdings.failure is None:
             request = LeaveRequest(group=self._wanted.group, member_id=self._wanted.member_id)
             with contextlib.suppress(MqError):

@@ -342,6 +342,7 @@ class TopicLines:
         "lines",
         "loose",
         "name",
+        "parts",
         "pinned",
         "priorities",
         "sets",
@@ -354,6 +355,7 @@ class TopicLines:
 
     def __init__(self, name: str, turn: int = 0) -> None:
         self.name = name
+        self.parts: list[TopicRoute] = []
         self.priorities = 0
         # Those that have queues of it, and those of them that take messages.
         self.sets: tuple[str, ...] = ()
@@ -373,6 +375,9 @@ class TopicLines:
         do not change.
         """
         ranked = sorted(parts, key=lambda part: part.broker_set)
+        if ranked == self.parts:
+            return
+        self.parts = ranked
         taking = [part for part in ranked if part.is_writable and part.write_queues]
         self.sets = tuple(part.broker_set for part in ranked)
         self.write_sets = frozenset(part.broker_set for part in taking)

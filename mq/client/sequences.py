@@ -1,4 +1,4 @@
-"""Who a producer is to the broker, and the numbers of its batches.
+"""Who a producer is to a broker set, and the numbers of its batches there.
 
 Batches are numbered from 1 on, and the broker allows only so many gaps: the number of a batch that
 was certainly not stored is given to the next one. When there were too many gaps all the same, a

@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 BACK_OFF_S, BACK_OFF_S_MAX = 0.05, 1.0
 # How long calls that need an assignment wait for the first one.
 JOIN_S = 10.0
+# ... and for those of other sets, when they have one.
+OTHERS_S = 2.0
 # How often the consumer looks in which sets its topics are.
 LOOK_S = 5.0
 # A set that nobody knows any more is left when it was not heard for so long.
@@ -78,7 +80,7 @@ class Session:
         self._partings: dict[str, asyncio.Task[None]] = {}
         self._look_now, self._changed = asyncio.Event(), asyncio.Event()
         self._ready = asyncio.Event()
-        self._has_looked = self._is_closing = False
+        self._has_looked = self._is_closing = self._has_left = False
         self._is_failure_told = False
 
     def _tell(self, broker_set: str, *, is_urgent: bool) -> None:
@@ -101,13 +103,19 @@ class Session:
         return self._running is not None
 
     async def joined(self, timeout_s: float) -> None:
-        """All sets that have the topics have sent an assignment; or some have, and the time is
-        over. Unreachable when none comes in time; raises what ended the consumer instead.
+        """All sets that have the topics have sent an assignment; or one has, and the others had a
+        moment. Unreachable when none comes in time; raises what ended the consumer instead.
         """
         await self.start()
+        is_first = True
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s) as limit:
                 while not self._is_settled:
+                    if is_first and self._is_joined:
+                        # A set that is down does not keep the others waiting for long.
+                        is_first = False
+                        moment_s = asyncio.get_running_loop().time() + OTHERS_S
+                        limit.reschedule(min(limit.when() or moment_s, moment_s))
                     self._changed.clear()
                     await self._changed.wait()
         if self.holdings.failure is not None:
@@ -368,9 +376,15 @@ class Session:
         gives up after some seconds: the group will see some messages again.
         """
         self.holdings.stop()
-        if self._running is not None and not self._is_closing:
+        if self._running is not None and not self._has_left:
             self._is_closing = True
-            await self._leave(self._running)
+            try:
+                await self._leave(self._running)
+                self._has_left = True
+            finally:
+                # Also when somebody has not the patience for all of it.
+                for one in self._attendances.values():
+                    one.cancel()
         await self._connection.close()
 
     async def _leave(self, running: asyncio.Task[None]) -> None:

@@ -264,7 +264,8 @@ class Replica:
             raise NodeStopped("this node is stopping: another one will lead in a moment")
 
     def _not_leader(self) -> NotLeader:
-        return NotLeader(self._leadership.leader_id, self._leadership.leader_address)
+        # The address that Raft knows is none for clients.
+        return NotLeader(self._leadership.leader_id, None)
 
     # -- Host: what the engine calls ---------------------------------------------------------------
 

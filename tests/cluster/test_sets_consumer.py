@@ -313,9 +313,9 @@ def test_a_broadcast_consumer_keeps_its_places_by_set(cluster: Cluster, tmp_path
 # One set of three nodes, and a reader far behind
 
 
-@pytest.fixture(scope="module")
-def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerSet]:
-    with BrokerSet(tmp_path_factory.mktemp("three"), "--broker-backlog-bytes", "1MiB") as running:
+@pytest.fixture
+def brokers(tmp_path: Path) -> Iterator[BrokerSet]:
+    with BrokerSet(tmp_path, "--broker-backlog-bytes", "1MiB") as running:
         yield running
 
 
@@ -367,4 +367,3 @@ def test_a_backlog_comes_from_followers_each_message_once_and_in_order(
         assert [one.body for one in take(consumer, 1)] == [b"new"]
         consumer.commit()
     assert committed(address, "g-old", "old") == {0: 301, 1: 300}
-    brokers.start(serving)

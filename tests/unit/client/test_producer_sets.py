@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mq.client.model import Message, SendResult
+from mq.client.wiring import Connection
 from mq.errors import IllegalRequest, MqError, PermissionDenied, TopicNotFound, Unreachable
 from mq.hashing import text_hash
 from mq.wire.v1 import status_pb2 as wire
 from tests.unit.client.publish_side import Break, BrokerSide, Silence, cluster, refusal
+from tests.unit.client.side_channels import connected
 from tests.unit.client.virtual_time import run
 
 if TYPE_CHECKING:
@@ -427,5 +429,24 @@ def test_whatever_happens_to_sets_what_is_acknowledged_is_stored_once(seed: int)
             ]
             order = [int(one.body) for one in of_key]
             assert order == sorted(order)
+
+    run(scenario())
+
+
+def test_who_leads_a_set_is_asked_of_those_of_it_who_answer() -> None:
+    async def scenario() -> None:
+        side = BrokerSide(("a:1", "b:1", "c:1"))
+        connection = Connection(side.addresses)
+        connected(connection, [side])
+        [line] = await connection.sets()
+        for address, latency_s in (("a:1", 0.001), ("b:1", 0.01), ("c:1", 0.02)):
+            line.succeeded(address, latency_s)
+        # The fastest is cut off, without a word.
+        side.frozen.add("a:1")
+        side.leading = "b:1"
+        line.not_leader("a:1")
+        with pytest.raises(Unreachable):
+            await line.leader(1.0)
+        assert await line.leader(1.0) == "b:1"
 
     run(scenario())
