@@ -51,8 +51,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of one measurement")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of one measurement")
     parser.add_argument("--backlog-bytes", type=int, default=1_000_000_000, help="old messages")
     parser.add_argument("--directory", help="where to write (default: the system's temporary one)")
     parser.add_argument("--read", help="be the reader, from the broker at this address")
@@ -61,23 +61,10 @@ def main() -> None:
     if arguments.read:
         read(arguments.read, is_free=not arguments.only_leader)
         return
-    with tempfile.TemporaryDirectory(prefix="mq-bench-", dir=arguments.directory) as directory:
-        figures = run(Path(directory), arguments)
-    print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
-
-
-def run(directory: Path, arguments: Any) -> Figures:
     figures: Figures = {"reader_nice": _NICE}
-    with BrokerSet(directory / "set", 3, "async") as brokers:
-        create_topic(brokers.address, "bench", _QUEUES)
-        fill = {**_LOAD, "bytes_max": arguments.backlog_bytes, "seconds": 600}
-        generate("produce", brokers.address, **fill)
-        full = [_round(brokers.address, arguments, 0.0) for _ in range(arguments.rounds)]
-        _keep(figures, "", full)
-        pace = _PACE * figures["alone_mb_per_s"] * 1e6
-        paced = [_round(brokers.address, arguments, pace) for _ in range(arguments.rounds)]
-        _keep(figures, "paced_", paced)
-    return figures
+    _keep(figures, "", run(arguments, 0.0))
+    _keep(figures, "paced_", run(arguments, _PACE * figures["alone_mb_per_s"] * 1e6))
+    print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
 
 
 class _Rates(NamedTuple):
@@ -85,6 +72,18 @@ class _Rates(NamedTuple):
 
     produced: float
     read: float
+
+
+def run(arguments: Any, bytes_per_s: float) -> list[list[_Rates]]:
+    """Rounds on brokers of their own: what they wrote goes with them."""
+    with (
+        tempfile.TemporaryDirectory(prefix="mq-bench-", dir=arguments.directory) as directory,
+        BrokerSet(Path(directory) / "set", 3, "async") as brokers,
+    ):
+        create_topic(brokers.address, "bench", _QUEUES)
+        fill = {**_LOAD, "bytes_max": arguments.backlog_bytes, "seconds": 600}
+        generate("produce", brokers.address, **fill)
+        return [_round(brokers.address, arguments, bytes_per_s) for _ in range(arguments.rounds)]
 
 
 def _round(address: str, arguments: Any, bytes_per_s: float) -> list[_Rates]:

@@ -10,15 +10,19 @@ from __future__ import annotations
 import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import grpc
 
 from mq.wire.v1.admin_pb2 import BrokerStatusRequest, BrokerStatusResponse
+from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from google.protobuf.message import Message
+
+Answer = TypeVar("Answer")
 # For all of them to be well again; machines that are shared stand still for minutes.
 WELL_S = 240.0
 _ANSWER_S = 2.0
@@ -124,14 +128,21 @@ def servers_of(engine: Engine) -> str:
 
 def status(address: str) -> BrokerStatusResponse | None:
     """None: it does not answer."""
+    answer = BrokerStatusResponse.FromString
+    return _ask(address, "AdminService/BrokerStatus", BrokerStatusRequest(), answer)
+
+
+def _ask(
+    address: str, method: str, request: Message, parse: Callable[[bytes], Answer]
+) -> Answer | None:
     with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
         ask = channel.unary_unary(
-            "/mq.v1.AdminService/BrokerStatus",
-            request_serializer=BrokerStatusRequest.SerializeToString,
-            response_deserializer=BrokerStatusResponse.FromString,
+            f"/mq.v1.{method}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=parse,
         )
         with contextlib.suppress(grpc.RpcError):
-            answer: BrokerStatusResponse = ask(BrokerStatusRequest(), timeout=_ANSWER_S)
+            answer: Answer = ask(request, timeout=_ANSWER_S)
             return answer
     return None
 
@@ -182,6 +193,21 @@ def wait_same(engine: Engine) -> None:
         return None not in answers and len(ends) == 1
 
     wait(lambda: all(map(is_same, engine.sets)), "all nodes have applied the same log")
+
+
+def wait_known(engine: Engine, topics: Sequence[str]) -> None:
+    """Until every node knows these topics in every set: they hear of them in about a second."""
+
+    def is_known(node: str) -> bool:
+        answer = _ask(
+            engine.address(node),
+            "ClusterService/Route",
+            RouteRequest(topics=topics),
+            RouteResponse.FromString,
+        )
+        return answer is not None and len(answer.topics) == len(topics) * len(engine.sets)
+
+    wait(lambda: all(map(is_known, nodes_of(engine))), "every node knows every topic")
 
 
 def wait(question: Callable[[], object], what: str, deadline_s: float = WELL_S) -> object:

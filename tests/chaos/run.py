@@ -64,6 +64,7 @@ class Run:
         async with Admin(servers, timeout_s=PATIENCE_S) as admin:
             for topic in TOPICS:
                 await admin.create_topic(topic, _QUEUES)
+        await asyncio.to_thread(questions.wait_known, self._engine, TOPICS)
         clients = Clients(
             self.ledger,
             self.timeline,
