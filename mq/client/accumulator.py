@@ -258,9 +258,10 @@ class Accumulator:
         with self._lock:
             return self._waiting.renumber(batch)
 
-    def split(self, batch: Batch) -> list[Batch]:
+    def split(self, batch: Batch) -> dict[Batch, list[Batch]]:
         """Its queue is gone, and nothing of it was stored: its messages, and those that wait behind
-        it, go where their keys lead now, before those that wait there.
+        it, go where their keys lead now, before those that wait there. What there is instead of
+        each batch that is no more.
         """
         with self._lock:
             return self._waiting.split(batch)

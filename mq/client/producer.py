@@ -36,6 +36,8 @@ REQUEST_BYTES = 1 << 20
 _LOOK_S = 0.1
 # While messages are sent: queues are added, and closed.
 ROUTES_AGE_S_MAX = 5.0
+# So often at most because of what does not fit them.
+_DOUBT_S = 1.0
 
 
 class ProducerCore:
@@ -57,6 +59,8 @@ class ProducerCore:
         self._routes = ProducerRoutes(connection)
         self._routing: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._routed_s = self.loop.time()
+        self._doubting: asyncio.Task[None] | None = None
+        self._doubted_s = -_DOUBT_S
         self._woken = asyncio.Event()
         self._flushes: list[tuple[set[Batch], asyncio.Future[None]]] = []
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -71,6 +75,18 @@ class ProducerCore:
         messages for it be added.
         """
         await self._route(topic, timeout_s)
+
+    async def is_route_newer(self) -> bool:
+        """After a message was refused by what is known of its topic: asks the brokers once more,
+        unless that was done a moment ago. Whether it is worth another attempt.
+        """
+        if self._doubting is None or self._doubting.done():
+            if self.loop.time() - self._doubted_s < _DOUBT_S:
+                return False
+            self._doubting = self.start(self._refresh_routes())
+        await asyncio.wait([self._doubting])
+        self._doubted_s = self.loop.time()
+        return True
 
     def wake(self) -> None:
         """Something was added that does not wait."""
@@ -364,12 +380,12 @@ class ProducerCore:
             return
         if batch.is_done:
             return
-        parts = self.accumulator.split(batch)
-        batch.is_done = True
-        for unfinished, _ in self._flushes:
-            if batch in unfinished:
-                unfinished.update(parts)
-                unfinished.discard(batch)
+        for gone, instead in self.accumulator.split(batch).items():
+            gone.is_done = True
+            for unfinished, _ in self._flushes:
+                if gone in unfinished:
+                    unfinished.update(instead)
+                    unfinished.discard(gone)
         self.wake()
 
     async def _refresh_routes(self) -> None:

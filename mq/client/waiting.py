@@ -313,9 +313,10 @@ class Waiting:
         batch.producer_id, batch.sequence = numbers.take()
         return True
 
-    def split(self, batch: Batch) -> list[Batch]:
+    def split(self, batch: Batch) -> dict[Batch, list[Batch]]:
         """Its queue is gone, and nothing of it was stored: its messages, and those that wait behind
-        it, go where their keys lead now, before those that wait there.
+        it, go where their keys lead now, before those that wait there. What there is instead of
+        each batch that is no more.
         """
         batch.in_doubt = False
         topic = self.topics[batch.topic]
@@ -327,13 +328,13 @@ class Waiting:
             behind.sort(key=lambda one: one is line.open)
             for one in behind:
                 self.remove(one)
-        for one in reversed(behind):
-            self._spread(topic, one)
         self._active[topic] = None
-        return self._spread(topic, batch)
+        return {one: self._spread(topic, one) for one in (*reversed(behind), batch)}
 
     def _spread(self, topic: TopicLines, batch: Batch) -> list[Batch]:
         parts: dict[Line | None, Batch] = {}
+        # The topic may be another one by now, of the same name and with fewer of them.
+        batch.priority = min(batch.priority, max(topic.priorities - 1, 0))
         for message, future in zip(batch.messages, batch.futures, strict=True):
             is_keyed = batch.kind is Kind.KEY and message[3] is not None
             line = topic.key_line(message[3] or 0, batch.priority) if is_keyed else None

@@ -13,8 +13,8 @@ import grpc.aio
 from google.protobuf.message import Message as WireMessage
 
 from mq import names
-from mq.client.asking import BACK_OFF_S, BACK_OFF_S_MAX, Question, ask_until, back_off_s, now_s
-from mq.client.channels import CHANNEL_OPTIONS, MESSAGE_BYTES_MAX, Channels
+from mq.client.asking import Question, ask_until, back_off_s, now_s
+from mq.client.channels import Channels
 from mq.client.model import QueueRef
 from mq.client.servers import Servers
 from mq.client.set_connection import CALL_TIMEOUT_S, SetConnection
@@ -23,11 +23,7 @@ from mq.hashing import text_hash
 from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse, TopicRoute
 
 __all__ = [
-    "BACK_OFF_S",
-    "BACK_OFF_S_MAX",
     "CALL_TIMEOUT_S",
-    "CHANNEL_OPTIONS",
-    "MESSAGE_BYTES_MAX",
     "ROUTE_AGE_S_MAX",
     "Connection",
     "Route",
@@ -150,12 +146,6 @@ class Connection:
         for one in self._sets.values():
             if address in set(one.servers):
                 one.servers.failed(address, now_s())
-
-    async def call_first(
-        self, service: str, method: str, request: WireMessage, *args: Any, **options: Any
-    ) -> Any:
-        """TEMPORARY, for what knows of one set only."""
-        return await (await self.sets())[0].call(service, method, request, *args, **options)
 
     # Broker sets
 

@@ -221,7 +221,7 @@ def test_after_a_change_of_the_topic_they_find_another_queue() -> None:
     add(lines, "a")
     [batch] = lines.take_lingered()
     lines.accumulator.set_route("t", [part(1)])
-    [moved] = lines.accumulator.split(batch)
+    [moved] = lines.accumulator.split(batch)[batch]
     [again] = lines.take()
     assert again is moved
     assert (bodies(again), again.delay, again.queue_id) == (["a"], SOON, 0)

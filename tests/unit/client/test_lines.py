@@ -150,7 +150,7 @@ def test_messages_of_a_queue_that_is_gone_go_where_their_keys_lead_now() -> None
         lines.add(f"b{number}", other)
     lines.accumulator.set_route("t", [part(5)])
     lines.add("a13", one)
-    parts = lines.accumulator.split(batch)
+    parts = lines.accumulator.split(batch)[batch]
     assert sum(one_part.size_bytes for one_part in parts) == batch.size_bytes
     order: dict[int, list[str]] = {text_hash(one) % 5: [], text_hash(other) % 5: []}
     sequences = []

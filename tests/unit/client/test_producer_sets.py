@@ -450,3 +450,62 @@ def test_who_leads_a_set_is_asked_of_those_of_it_who_answer() -> None:
         assert await line.leader(1.0) == "b:1"
 
     run(scenario())
+
+
+def test_flush_and_close_end_when_batches_that_wait_move_with_the_one_that_was_refused() -> None:
+    async def scenario() -> None:
+        a, b = cluster("a", "b")
+        key = key_of("b")
+        producer = a.producer(batch_bytes=100)
+        await producer.send("t", Message(b"first", ordering_key=key))
+        b.closed.add("t")
+        futures = [await producer.send_async("t", Message(b"%d" % n, ordering_key=key))
+                   for n in range(50)]  # fmt: skip
+        async with asyncio.timeout(10):
+            await producer.flush()
+            assert all(future.done() for future in futures)
+            await producer.close()
+        assert a.bodies() == [f"{n}" for n in range(50)]
+
+    run(scenario())
+
+
+def test_a_topic_that_comes_back_with_fewer_priorities_takes_what_waits_for_more() -> None:
+    async def scenario() -> None:
+        [side] = cluster("a")
+        side.priorities = 3
+        async with side.producer() as producer:
+            await producer.send("t", Message(b"first", ordering_key="k", priority=2))
+            side.priorities, side.topics["t"] = 2, 2
+
+            def is_gone(side: BrokerSide, _batch: Batch) -> BatchResult | None:
+                side.script = None
+                return refusal(wire.QUEUE_NOT_FOUND)
+
+            side.script = is_gone
+            async with asyncio.timeout(10):
+                await producer.send("t", Message(b"second", ordering_key="k", priority=2))
+        assert side.stored[-1].queue_id % 2 == 1, "the highest that there is now"
+
+    run(scenario())
+
+
+def test_a_queue_of_a_set_that_has_just_got_the_topic_is_found_soon() -> None:
+    async def scenario() -> None:
+        a, b = cluster("a", "b")
+        del b.topics["t"]
+        async with a.producer() as producer:
+            await producer.send("t", "first")
+            b.topics["t"] = 4
+            loop = asyncio.get_running_loop()
+            began_s = loop.time()
+            while True:
+                try:
+                    result = await producer.send("t", "x", queue_id=1, broker_set="b")
+                    break
+                except IllegalRequest:
+                    assert loop.time() < began_s + 6
+                    await asyncio.sleep(0.1)
+            assert result.broker_set == "b"
+
+    run(scenario())
