@@ -22,13 +22,14 @@ from mq.admin.backup_manifest import ADVICE, LOG_DIRECTORY, Manifest, chunks, ve
 from mq.broker.replicated.machine import Machine
 from mq.broker.replicated.state import State
 from mq.config import StoreConfig
-from mq.errors import LogDamaged, StorageFailed, WrongDataDirectory
-from mq.raft.membership import checkpoint_entry
+from mq.errors import DataDirectoryInUse, LogDamaged, StorageFailed, WrongDataDirectory
+from mq.raft import handshake
+from mq.raft.membership import checkpoint_entry, read_restorations
 from mq.raft.vote import VoteFile
 from mq.store.examine import log_path
 from mq.store.identity import FILE_NAME, LOCK_NAME, Identity, take
 from mq.store.store import Store
-from mq.store.vfs import Vfs
+from mq.store.vfs import File, Vfs
 
 _STAGING = "restore.tmp"
 _VOTE = "vote"
@@ -78,25 +79,49 @@ def restore(
     """
     check_target(vfs, data)
     verify(vfs, backup, manifest, on_progress)
-    staging = f"{data}/{_STAGING}"
     try:
         vfs.make_dirs(data)
-        # What another run may have left goes, the sign of it last.
-        for name in (*_MOVED, _STAGING):
-            _remove(vfs, f"{data}/{name}")
-        # A log in a directory without an owner would be refused.
-        take(vfs, staging, identity).close()
-        vfs.make_dirs(f"{staging}/{LOG_DIRECTORY}")
-        _copy(vfs, backup, manifest, staging, on_progress)
-        restored = _open_new_segment(vfs, staging, manifest, identity, members, on_progress)
-        _keep_vote(vfs, staging, restored.term)
-        vfs.sync_tree(staging)
-        _move(vfs, staging, data)
+        with contextlib.closing(_lock(vfs, data)):
+            # To check the backup took its time: somebody else may have taken the directory.
+            check_target(vfs, data)
+            return _make(vfs, backup, manifest, data, identity, members, on_progress)
     except OSError as error:
         raise StorageFailed(
             f"{error.filename or data}: {error.strerror or error}. The restore did not end: make "
             "room or mend the disk, and run it again"
         ) from error
+
+
+def _lock(vfs: Vfs, data: str) -> File:
+    try:
+        return vfs.lock(f"{data}/{LOCK_NAME}")
+    except BlockingIOError:
+        raise DataDirectoryInUse(
+            f"{data} is in use: a node runs on it, or another restore writes there"
+        ) from None
+
+
+def _make(
+    vfs: Vfs,
+    backup: str,
+    manifest: Manifest,
+    data: str,
+    identity: Identity,
+    members: Mapping[str, str],
+    on_progress: Callable[[int], None],
+) -> Restored:
+    staging = f"{data}/{_STAGING}"
+    # What another run may have left goes, the sign of it last.
+    for name in (*_MOVED, _STAGING):
+        _remove(vfs, f"{data}/{name}")
+    # A log in a directory without an owner would be refused.
+    take(vfs, staging, identity).close()
+    vfs.make_dirs(f"{staging}/{LOG_DIRECTORY}")
+    _copy(vfs, backup, manifest, staging, on_progress)
+    restored = _open_new_segment(vfs, staging, manifest, identity, members, on_progress)
+    _keep_vote(vfs, staging, restored)
+    vfs.sync_tree(staging)
+    _move(vfs, staging, data)
     return restored
 
 
@@ -152,9 +177,11 @@ def _open_new_segment(
             ends = [log.ref(index).end_log_offset for index in (before, store.applied_index)]
             on_progress(ends[1] - ends[0])
         term = _term(manifest, members)
+        restored = handshake.Restored(log.last_index + 1, _lineage(manifest, identity, members))
         entry = checkpoint_entry(
             machine.checkpoint_payload(),
             members,
+            (*read_restorations(log), restored),
             term=term,
             stored_at_ms=log.last_stored_at_ms,
         )
@@ -171,15 +198,29 @@ def _term(manifest: Manifest, members: Mapping[str, str]) -> int:
     """Later than any before, and another one for other members: two sets that were restored from
     one backup must not take each other's entries for their own, should they ever meet.
     """
-    names = ",".join(f"{node_id}={members[node_id]}" for node_id in sorted(members))
-    return manifest.last_term + 1 + crc32(names.encode()) % _TERMS
+    return manifest.last_term + 1 + crc32(_names(members).encode()) % _TERMS
 
 
-def _keep_vote(vfs: Vfs, staging: str, term: int) -> None:
-    """Without it the node would think that it had lost it, and wait for others to tell it."""
+def _lineage(manifest: Manifest, identity: Identity, members: Mapping[str, str]) -> int:
+    """Of the nodes that are restored together: nobody else gets to talk to them. See `Past`."""
+    words = [identity.cluster, identity.broker_set, _names(members)]
+    words += [segment.sha256 for segment in manifest.segments]
+    return int.from_bytes(hashlib.sha256("\n".join(words).encode()).digest()[:8], "big")
+
+
+def _names(members: Mapping[str, str]) -> str:
+    return ",".join(f"{node_id}={members[node_id]}" for node_id in sorted(members))
+
+
+def _keep_vote(vfs: Vfs, staging: str, restored: Restored) -> None:
+    """A node may be restored once more, after the others have gone on: then it has forgotten what
+    it said to them, and must not help to elect a leader that lacks it. So none of three or more
+    is trusted before all are there, which is how the first leader is elected. Of two, both are
+    needed for anything, and the other one remembers.
+    """
     vote = VoteFile(vfs, f"{staging}/{_VOTE}")
     with contextlib.closing(vote):
-        vote.save(term, None, must_catch_up=False)
+        vote.save(restored.term, None, must_catch_up=len(restored.members) > 2)
 
 
 def _remove(vfs: Vfs, path: str) -> None:

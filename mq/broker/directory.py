@@ -59,6 +59,7 @@ class Directory:
         self._consensus = consensus
         self._birth = birth
         self._is_current = is_current
+        self._was_current = False
         self._others: dict[str, OtherSet] = {}
         # Addresses of the configuration, and the set that answered there: "" is not known yet.
         self._seeds = dict.fromkeys(seeds, "")
@@ -87,10 +88,12 @@ class Directory:
         )
 
     def sets(self, now_ms: int) -> list[BrokerSet]:
-        """All that were heard of, by name. Addresses of both kinds are in the nodes."""
+        """All that were heard of, with their topics, by name: who is told of a set takes it that
+        it is told of all its topics. Addresses of both kinds are in the nodes.
+        """
         found = [self.own()]
         for other in self._known():
-            if other.broker_set is not None:
+            if other.broker_set is not None and other.topics_version:
                 one = BrokerSet()
                 one.CopyFrom(other.broker_set)
                 one.age_ms = min(max(1, now_ms - other.heard_ms), _AGE_MS_MAX)
@@ -127,6 +130,12 @@ class Directory:
             self._zones_here(),
             {name: portion for name, portion in elsewhere.items() if portion.queues},
         )
+
+    @property
+    def is_informed(self) -> bool:
+        """This broker has read its own log since it was started: it knows its own topics."""
+        self._was_current = self._was_current or self._is_current()
+        return self._was_current
 
     @property
     def is_complete(self) -> bool:
@@ -198,7 +207,14 @@ class Directory:
         response.topics_version = version
         return response
 
-    def heard(self, name: str, address: str, response: GreetResponse, now_ms: int) -> None:
+    def heard(
+        self,
+        name: str,
+        address: str,
+        response: GreetResponse,
+        now_ms: int,
+        asked_version: int = 0,
+    ) -> None:
         """The answer to a greeting of this set, or of "" for whichever is there. IllegalRequest: it
         is another one, or what it says makes no sense.
         """
@@ -212,7 +228,7 @@ class Directory:
         if name and name != found:
             raise IllegalRequest(f"{address} is of broker set {found}, not of {name} any more")
         if found in self._others:
-            self.changes += self._others[found].hear(address, response, now_ms)
+            self.changes += self._others[found].hear(address, response, now_ms, asked_version)
         if address in self._seeds:
             self._seeds[address] = found
         for one in response.others:

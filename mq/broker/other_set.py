@@ -103,9 +103,12 @@ class OtherSet:
             queues += self.readable.get(retry_topic, 0)
         return Portion(queues, self.zones)
 
-    def hear(self, address: str, response: GreetResponse, now_ms: int) -> bool:
+    def hear(
+        self, address: str, response: GreetResponse, now_ms: int, asked_version: int = 0
+    ) -> bool:
         """Whether zones, or queues that can be read, are others than before. IllegalRequest: what
-        is said makes no sense, or another set says it; nothing changed.
+        is said makes no sense, or another set says it; nothing changed. `asked_version`: that of
+        the topics that were known when it was greeted; it tells no topics of that version.
         """
         broker_set = response.broker_set
         self._check(address, broker_set, now_ms)
@@ -116,8 +119,8 @@ class OtherSet:
             self.zones = frozenset(node.zone for node in broker_set.nodes if node.zone)
         self.heard_ms, self.failures = now_ms, 0
         version = response.topics_version
-        # 0: it has not read its own log yet.
-        if version not in (0, self.topics_version):
+        # 0: it has not read its own log yet. Another answer may have come since it was greeted.
+        if version not in (0, self.topics_version, asked_version):
             self.topics = {one.topic: one for one in response.topics if self._is_possible(one)}
             self.readable = {
                 one.topic: one.read_queues for one in self.topics.values() if one.is_readable

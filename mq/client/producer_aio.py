@@ -17,6 +17,7 @@ from mq.client.producer import ProducerCore
 from mq.client.producer_settings import GRACE_S, Settings, too_late
 from mq.client.recall import recall, recall_request
 from mq.client.wiring import Connection
+from mq.errors import IllegalRequest
 
 
 class Producer:
@@ -106,12 +107,18 @@ class Producer:
         encoded = [self._encode(message) for message in messages]
         delay = common_delay(messages)
         given = [priority_of(message) for message in messages]
-        while (
-            groups := group_batch(
-                core.accumulator, topic, encoded, queue_id, delay, given, broker_set
-            )
-        ) is None:
-            await core.prepare(topic, timeout_s)
+        groups = None
+        while groups is None:
+            try:
+                groups = group_batch(
+                    core.accumulator, topic, encoded, queue_id, delay, given, broker_set
+                )
+            except IllegalRequest:
+                if not await core.is_route_newer():
+                    raise
+                continue
+            if groups is None:
+                await core.prepare(topic, timeout_s)
         futures: list[asyncio.Future[SendResult]] = [core.loop.create_future() for _ in messages]
         for group in groups:
             awaited = [futures[at] for at in group.indices]
@@ -212,17 +219,22 @@ class Producer:
         core, encoded, delay = self._started(), self._encode(message), delay_field(message)
         accumulator = core.accumulator
         while True:
-            outcome = accumulator.add(
-                topic,
-                encoded,
-                queue_id,
-                future,
-                timeout_s,
-                is_urgent=is_urgent,
-                delay=delay,
-                priority=priority_of(message) if accumulator.has_priorities else 0,
-                broker_set=broker_set,
-            )
+            try:
+                outcome = accumulator.add(
+                    topic,
+                    encoded,
+                    queue_id,
+                    future,
+                    timeout_s,
+                    is_urgent=is_urgent,
+                    delay=delay,
+                    priority=priority_of(message) if accumulator.has_priorities else 0,
+                    broker_set=broker_set,
+                )
+            except IllegalRequest:
+                if not await core.is_route_newer():
+                    raise
+                continue
             if outcome is Outcome.ADDED:
                 return
             if outcome is Outcome.WAKE:

@@ -23,6 +23,7 @@ from mq.client.recall import recall, recall_request
 from mq.client.send_future import SendFuture
 from mq.client.sync import background
 from mq.client.wiring import Connection
+from mq.errors import IllegalRequest
 
 
 class Producer:
@@ -144,12 +145,18 @@ class Producer:
         encoded = [self._encode(message) for message in messages]
         delay = common_delay(messages)
         given = [priority_of(message) for message in messages]
-        while (
-            groups := group_batch(
-                self._accumulator, topic, encoded, queue_id, delay, given, broker_set
-            )
-        ) is None:
-            self._background.run(self._core.prepare(topic, self._timeout_s))
+        groups = None
+        while groups is None:
+            try:
+                groups = group_batch(
+                    self._accumulator, topic, encoded, queue_id, delay, given, broker_set
+                )
+            except IllegalRequest:
+                if not self._background.run(self._core.is_route_newer()):
+                    raise
+                continue
+            if groups is None:
+                self._background.run(self._core.prepare(topic, self._timeout_s))
         futures = [SendFuture() for _ in messages]
         for group in groups:
             awaited = [futures[at] for at in group.indices]
@@ -246,17 +253,22 @@ class Producer:
         self._background.check_not_forked()
         is_urgent = deadline_s is not None
         while True:
-            outcome = self._accumulator.add(
-                topic,
-                encoded,
-                queue_id,
-                future,
-                timeout_s,
-                is_urgent=is_urgent,
-                delay=delay,
-                priority=priority_of(message) if self._accumulator.has_priorities else 0,
-                broker_set=broker_set,
-            )
+            try:
+                outcome = self._accumulator.add(
+                    topic,
+                    encoded,
+                    queue_id,
+                    future,
+                    timeout_s,
+                    is_urgent=is_urgent,
+                    delay=delay,
+                    priority=priority_of(message) if self._accumulator.has_priorities else 0,
+                    broker_set=broker_set,
+                )
+            except IllegalRequest:
+                if not self._background.run(self._core.is_route_newer(), _left_s(deadline_s)):
+                    raise
+                continue
             if outcome is Outcome.ADDED:
                 return
             if outcome is Outcome.WAKE:
@@ -272,7 +284,7 @@ class Producer:
     ) -> None:
         """Whatever keeps a message from being added."""
         self._background.refuse_own_thread()
-        left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+        left_s = _left_s(deadline_s)
         if outcome is Outcome.UNROUTED:
             self._background.run(self._core.prepare(topic, timeout_s), left_s)
         else:
@@ -280,6 +292,10 @@ class Producer:
             self._accumulator.call_when_room(room.set)
             if not room.wait(left_s):
                 raise TimeoutError
+
+
+def _left_s(deadline_s: float | None) -> float | None:
+    return None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
 
 
 async def _make_core(connection: Connection, settings: Settings) -> ProducerCore:

@@ -12,12 +12,37 @@ from typing import NamedTuple
 
 from mq.raft.frames import Frame
 from mq.store.identity import Identity
+from mq.wire.v1.log_pb2 import Restoration
 from mq.wire.v1.raft_pb2 import Hello, RaftFrame, Refusal
 
 PROTOCOL_VERSION = 1
 # A reason holds words of a stranger; this much of it stays below what a frame may have before the
 # handshake, whatever they are in UTF-8.
 _REASON_CHARS_MAX = 900
+
+
+class Restored(NamedTuple):
+    """From this entry on a log is not the one that the backup was taken of."""
+
+    raft_index: int
+    lineage: int
+
+
+class Past(NamedTuple):
+    """Where a log ends, and where it was restored from a backup."""
+
+    last_index: int = 0
+    restorations: tuple[Restored, ...] = ()
+
+    def contradicts(self, other: Past) -> bool:
+        """One has entries where the other was restored, and not the same ones. A log that ends
+        before is copied from there on, as any.
+        """
+        return any(
+            restored.raft_index <= b.last_index and restored not in b.restorations
+            for a, b in ((self, other), (other, self))
+            for restored in a.restorations
+        )
 
 
 class Expected(NamedTuple):
@@ -28,6 +53,7 @@ class Expected(NamedTuple):
     # Who was dialed; None: the other side did.
     dialed: str | None
     birth_crc: int
+    past: Past = Past()
 
 
 class Presence(NamedTuple):
@@ -42,7 +68,11 @@ ABSENT = Presence()
 
 
 def greeting(
-    identity: Identity, peer_id: str, birth_crc: int, presence: Presence = ABSENT
+    identity: Identity,
+    peer_id: str,
+    birth_crc: int,
+    presence: Presence = ABSENT,
+    past: Past = Past(),  # noqa: B008 - it cannot be changed
 ) -> Frame:
     hello = Hello(
         protocol_version=PROTOCOL_VERSION,
@@ -54,6 +84,8 @@ def greeting(
         client_address=presence.client_address,
         zone=presence.zone,
         external_address=presence.external_address,
+        last_index=past.last_index,
+        restorations=[Restoration(**each._asdict()) for each in past.restorations],
     )
     return Frame(RaftFrame(hello=hello))
 
@@ -83,7 +115,11 @@ def objection(hello: Hello, expected: Expected) -> str | None:
             f"node {us.node} belongs to broker set {us.broker_set}, node {them} to "
             f"{quoted(hello.broker_set)}: correct the name of the set or the peer's address"
         )
-    return _wrong_node(hello, expected) or _wrong_birth(hello, expected)
+    return (
+        _wrong_node(hello, expected)
+        or _wrong_birth(hello, expected)
+        or _wrong_past(hello, expected)
+    )
 
 
 def _wrong_node(hello: Hello, expected: Expected) -> str | None:
@@ -124,6 +160,29 @@ def _wrong_birth(hello: Hello, expected: Expected) -> str | None:
         f"{expected.identity.node}: their first entries have the checksums {births[0]:08x} and "
         f"{births[1]:08x}; give the one that is wrong an empty data directory and the right members"
     )
+
+
+def _wrong_past(hello: Hello, expected: Expected) -> str | None:
+    """Without this, a node that was restored next to old ones would lead them, being in a later
+    term, and they would throw away what was stored after the backup.
+    """
+    restorations = tuple(Restored(one.raft_index, one.lineage) for one in hello.restorations)
+    ours, theirs = expected.past, Past(hello.last_index, restorations)
+    if not ours.contradicts(theirs):
+        return None
+    us, them = expected.identity.node, quoted(hello.node_id)
+    return (
+        f"node {us} {_origin(ours)}, node {them} {_origin(theirs)}: they are of different sets. "
+        "Stop the one that does not belong here; to replace a node of a set that runs, give it an "
+        "empty directory and raft.join, not a backup"
+    )
+
+
+def _origin(past: Past) -> str:
+    if not past.restorations:
+        return f"has a log of {past.last_index} entries that was never restored"
+    index, lineage = past.restorations[-1]
+    return f"was restored from a backup at entry {index} (as {lineage:016x})"
 
 
 def quoted(text: str) -> str:

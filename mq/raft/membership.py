@@ -7,28 +7,54 @@ they are copied wherever the log is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mq.raft.changes import Changes
 from mq.raft.contracts import Links
+from mq.raft.handshake import Past, Restored
 from mq.store.commitlog import CommitLog, NewEntry
 from mq.store.format import Kind
-from mq.wire.v1.log_pb2 import Member
+from mq.wire.v1.log_pb2 import Member, Restoration
 from mq.wire.v1.raft_pb2 import CheckpointMembers, Roster
 
 
 def read_members(log: CommitLog, checkpoint_index: int | None = None) -> dict[str, str]:
     """Node id -> host:port, as of a checkpoint, or of the end of the log."""
-    payload = log.entry(checkpoint_index or log.last_checkpoint_index).payload
-    checkpoint = CheckpointMembers.FromString(payload)  # type: ignore[arg-type] # a buffer is fine
+    return _by_node(_opening(log, checkpoint_index or log.last_checkpoint_index))
+
+
+def read_restorations(log: CommitLog) -> tuple[Restored, ...]:
+    """As of the end of the log."""
+    return _restorations(_opening(log, log.last_checkpoint_index))
+
+
+def _opening(log: CommitLog, checkpoint_index: int) -> CheckpointMembers:
+    payload = log.entry(checkpoint_index).payload
+    return CheckpointMembers.FromString(payload)  # type: ignore[arg-type] # a buffer is fine
+
+
+def _by_node(checkpoint: CheckpointMembers) -> dict[str, str]:
     return {member.node_id: member.address for member in checkpoint.members}
 
 
+def _restorations(checkpoint: CheckpointMembers) -> tuple[Restored, ...]:
+    return tuple(Restored(each.raft_index, each.lineage) for each in checkpoint.restorations)
+
+
 def checkpoint_entry(
-    state: bytes, members: Mapping[str, str], *, term: int, stored_at_ms: int
+    state: bytes,
+    members: Mapping[str, str],
+    restorations: Sequence[Restored] = (),
+    *,
+    term: int,
+    stored_at_ms: int,
 ) -> NewEntry:
     """Opens a segment. Protobuf joins the two parts: they are fields of one message."""
-    payload = [state, CheckpointMembers(members=_messages(members)).SerializeToString()]
+    ours = CheckpointMembers(
+        members=_messages(members),
+        restorations=[Restoration(**each._asdict()) for each in restorations],
+    )
+    payload = [state, ours.SerializeToString()]
     return NewEntry(Kind.CHECKPOINT, term, stored_at_ms, payload)
 
 
@@ -48,6 +74,7 @@ class Membership:
         it was written by a store alone.
         """
         self.members = self._contacts = dict(contacts)
+        self.restorations: tuple[Restored, ...] = ()
         self.changes = Changes()
         self._node_id = node_id
         self._log = log
@@ -78,7 +105,14 @@ class Membership:
 
     def read(self) -> dict[str, str]:
         """Of the end of the log."""
-        return read_members(self._log) or self._contacts
+        checkpoint = _opening(self._log, self._log.last_checkpoint_index)
+        self.restorations = _restorations(checkpoint)
+        return _by_node(checkpoint) or self._contacts
+
+    def past(self) -> Past:
+        """What tells this log from one that was restored, or was not."""
+        log = self._log
+        return Past(log.last_index, self.restorations) if log.last_index else Past()
 
     def _members_before(self, checkpoint_index: int) -> dict[str, str]:
         """A checkpoint is written when all before it is committed: one step back is enough."""

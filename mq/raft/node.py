@@ -17,7 +17,7 @@ from mq.errors import IllegalMembership, MqError, OffsetOutOfRange
 from mq.logging import get_logger
 from mq.raft.contracts import Leadership, Settings, StateMachine, Status
 from mq.raft.frames import Frame
-from mq.raft.handshake import Presence
+from mq.raft.handshake import Past, Presence
 from mq.raft.hooks import Role
 from mq.raft.proposals import Committed, Outcome
 from mq.raft.replica import Replica
@@ -85,7 +85,12 @@ class Node:
         self._sync_began_s = self._inline_from_s = 0.0
         self._is_stopped = False
         self._transport = Transport(
-            identity, self, birth_crc=self._birth_crc, tls=tls, send_buffer_bytes=_SEND_BYTES_MAX
+            identity,
+            self,
+            birth_crc=self._birth_crc,
+            past=self._past,
+            tls=tls,
+            send_buffer_bytes=_SEND_BYTES_MAX,
         )
         self._replica = Replica(settings, disk.log, disk.vote, machine, self._transport, self)
 
@@ -358,3 +363,6 @@ class Node:
 
     def _birth_crc(self) -> int:
         return self._replica.memory.birth_crc()
+
+    def _past(self) -> Past:
+        return self._replica.past

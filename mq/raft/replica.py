@@ -19,6 +19,7 @@ from mq.logging import get_logger
 from mq.raft.contracts import Driver, Leadership, Links, Settings, StateMachine, Status
 from mq.raft.engine import Engine
 from mq.raft.frames import Frame
+from mq.raft.handshake import Past
 from mq.raft.hooks import Role, now_s
 from mq.raft.journal import Journal
 from mq.raft.membership import Membership, checkpoint_entry
@@ -376,6 +377,11 @@ class Replica:
     @property
     def members(self) -> dict[str, str]:
         return self._membership.members
+
+    @property
+    def past(self) -> Past:
+        """What tells this log from one that was restored, or was not."""
+        return self._membership.past()
 
     def add_member(self, node_id: str, address: str, done: Callable[[Outcome], None]) -> None:
         """The node gets the log first and is counted when it has nearly all of it."""

@@ -27,7 +27,7 @@ from mq.errors import IllegalConfig, PortUnavailable
 from mq.logging import get_logger
 from mq.raft.connection import Connection
 from mq.raft.frames import Frame
-from mq.raft.handshake import Expected, Presence, greeting, objection, printable
+from mq.raft.handshake import Expected, Past, Presence, greeting, objection, printable
 from mq.raft.tls import TlsContexts, explain
 from mq.store.identity import Identity
 from mq.wire.v1.raft_pb2 import Hello
@@ -68,6 +68,7 @@ class Transport:
         listener: Listener,
         *,
         birth_crc: Callable[[], int],
+        past: Callable[[], Past] = Past,
         tls: TlsContexts | None = None,
         send_buffer_bytes: int = 16 << 20,
         idle_timeout_ms: int = 3_500,
@@ -81,6 +82,7 @@ class Transport:
         self._identity = identity
         self._listener = listener
         self._birth_crc = birth_crc
+        self._past = past
         self._tls = tls
         self._send_buffer_bytes = send_buffer_bytes
         self._tick_s = idle_timeout_ms / 1000 / _TICKS
@@ -187,11 +189,15 @@ class Transport:
     # What connections call.
 
     def greeting(self, connection: Connection) -> Frame:
-        return greeting(self._identity, connection.peer_id, self._birth_crc(), self.presence)
+        return greeting(
+            self._identity, connection.peer_id, self._birth_crc(), self.presence, self._past()
+        )
 
     def objection(self, connection: Connection, hello: Hello) -> str | None:
         known = self._addresses.keys()
-        expected = Expected(self._identity, known, connection.dialed, self._birth_crc())
+        expected = Expected(
+            self._identity, known, connection.dialed, self._birth_crc(), self._past()
+        )
         reason = objection(hello, expected)
         if reason is None:
             told = Presence(

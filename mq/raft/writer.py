@@ -106,7 +106,9 @@ class Writer:
         state = self._machine.checkpoint_payload()
         membership = self._membership
         members = membership.changes.members_after(membership.members)
-        entry = checkpoint_entry(state, members, term=term, stored_at_ms=self._now_ms())
+        entry = checkpoint_entry(
+            state, members, membership.restorations, term=term, stored_at_ms=self._now_ms()
+        )
         ref = self._log.roll(entry)
         self.is_roll_due = False
         membership.changes.written(ref.raft_index, term)

@@ -28,6 +28,9 @@ class ClusterService:
         for name in request.topics:
             names.check_topic(name)
         directory = self._broker.directory
+        if request.topics and not directory.is_informed:
+            # It would seem that this set has none of them.
+            raise self._broker.leadership.refusal()
         if request.create_missing and not all(map(directory.topic, request.topics)):
             await self._broker.leadership.settled()
             await self._broker.create_missing(request.topics)

@@ -100,7 +100,8 @@ class Greeter:
         try:
             request = self._directory.greeting(name, address)
             response = await self._ask(address, request)
-            self._directory.heard(name, address, response, self._now_ms())
+            now_ms, asked_version = self._now_ms(), request.topics_version
+            self._directory.heard(name, address, response, now_ms, asked_version)
         except grpc.aio.AioRpcError as error:
             self._tell(name, address, _reason(error))
         except (MqError, DecodeError) as error:

@@ -8,6 +8,7 @@ Nodes have names that are unique in the cluster. What an engine cannot make fail
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
@@ -195,8 +196,10 @@ def wait_same(engine: Engine) -> None:
     wait(lambda: all(map(is_same, engine.sets)), "all nodes have applied the same log")
 
 
-def wait_known(engine: Engine, topics: Sequence[str]) -> None:
-    """Until every node knows these topics in every set: they hear of them in about a second."""
+def wait_known(engine: Engine, topics: Sequence[str] = ()) -> None:
+    """Until every node knows every set, and these topics in each: they hear of them in about a
+    second.
+    """
 
     def is_known(node: str) -> bool:
         answer = _ask(
@@ -205,9 +208,13 @@ def wait_known(engine: Engine, topics: Sequence[str]) -> None:
             RouteRequest(topics=topics),
             RouteResponse.FromString,
         )
-        return answer is not None and len(answer.topics) == len(topics) * len(engine.sets)
+        if answer is None:
+            return False
+        parts = sorted((part.topic, part.broker_set) for part in answer.topics)
+        names = {one.name for one in answer.broker_sets if one.leader_id}
+        return names == set(engine.sets) and parts == sorted(itertools.product(topics, names))
 
-    wait(lambda: all(map(is_known, nodes_of(engine))), "every node knows every topic")
+    wait(lambda: all(map(is_known, nodes_of(engine))), f"all nodes know all sets and {topics}")
 
 
 def wait(question: Callable[[], object], what: str, deadline_s: float = WELL_S) -> object:

@@ -61,6 +61,8 @@ class Run:
 
     async def _execute(self, seconds: float) -> None:
         servers = questions.servers_of(self._engine)
+        # A topic is spread over the sets that are known.
+        await asyncio.to_thread(questions.wait_known, self._engine)
         async with Admin(servers, timeout_s=PATIENCE_S) as admin:
             for topic in TOPICS:
                 await admin.create_topic(topic, _QUEUES)

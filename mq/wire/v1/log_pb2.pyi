@@ -36,14 +36,24 @@ class Member(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("topics", "broker_state", "members")
+    __slots__ = ("topics", "broker_state", "members", "restorations")
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     BROKER_STATE_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    RESTORATIONS_FIELD_NUMBER: _ClassVar[int]
     topics: _containers.RepeatedCompositeFieldContainer[TopicQueues]
     broker_state: bytes
     members: _containers.RepeatedCompositeFieldContainer[Member]
-    def __init__(self, topics: _Optional[_Iterable[_Union[TopicQueues, _Mapping]]] = ..., broker_state: _Optional[bytes] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+    restorations: _containers.RepeatedCompositeFieldContainer[Restoration]
+    def __init__(self, topics: _Optional[_Iterable[_Union[TopicQueues, _Mapping]]] = ..., broker_state: _Optional[bytes] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., restorations: _Optional[_Iterable[_Union[Restoration, _Mapping]]] = ...) -> None: ...
+
+class Restoration(_message.Message):
+    __slots__ = ("raft_index", "lineage")
+    RAFT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    raft_index: int
+    lineage: int
+    def __init__(self, raft_index: _Optional[int] = ..., lineage: _Optional[int] = ...) -> None: ...
 
 class IndexState(_message.Message):
     __slots__ = ("full_files", "newest_file", "newest_items", "newest_first_ms")

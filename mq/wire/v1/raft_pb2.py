@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from mq.wire.v1 import log_pb2 as mq_dot_v1_dot_log__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x10mq/v1/raft.proto\x12\x05mq.v1\x1a\x0fmq/v1/log.proto\"3\n\x11\x43heckpointMembers\x12\x1e\n\x07members\x18\x03 \x03(\x0b\x32\r.mq.v1.Member\"\xbb\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0f\n\x07\x63luster\x18\x02 \x01(\t\x12\x12\n\nbroker_set\x18\x03 \x01(\t\x12\x0f\n\x07node_id\x18\x04 \x01(\t\x12\x0f\n\x07peer_id\x18\x05 \x01(\t\x12\x11\n\tbirth_crc\x18\x06 \x01(\r\x12\x16\n\x0e\x63lient_address\x18\x07 \x01(\t\x12\x0c\n\x04zone\x18\x08 \x01(\t\x12\x18\n\x10\x65xternal_address\x18\t \x01(\t\"\x19\n\x07Refusal\x12\x0e\n\x06reason\x18\x01 \x01(\t\"N\n\x0ePreVoteRequest\x12\x15\n\rproposed_term\x18\x01 \x01(\x04\x12\x12\n\nlast_index\x18\x02 \x01(\x04\x12\x11\n\tlast_term\x18\x03 \x01(\x04\"N\n\x0fPreVoteResponse\x12\x15\n\rproposed_term\x18\x01 \x01(\x04\x12\x0f\n\x07granted\x18\x02 \x01(\x08\x12\x13\n\x0bwould_grant\x18\x03 \x01(\x08\"J\n\x0bVoteRequest\x12\x12\n\nlast_index\x18\x01 \x01(\x04\x12\x11\n\tlast_term\x18\x02 \x01(\x04\x12\x14\n\x0cis_unanimous\x18\x03 \x01(\x08\"\x0e\n\x0cVoteResponse\"E\n\x06\x41ppend\x12\x12\n\nprev_index\x18\x01 \x01(\x04\x12\x11\n\tprev_term\x18\x02 \x01(\x04\x12\x14\n\x0c\x63ommit_index\x18\x03 \x01(\x04\"J\n\tStartOver\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\x04\x12\x12\n\nlog_offset\x18\x02 \x01(\x04\x12\x14\n\x0c\x63ommit_index\x18\x03 \x01(\x04\"J\n\x0c\x41ppendAnswer\x12\x12\n\nnext_index\x18\x01 \x01(\x04\x12\x0f\n\x07success\x18\x02 \x01(\x08\x12\x15\n\rmust_catch_up\x18\x03 \x01(\x08\"\x0c\n\nTimeoutNow\"B\n\x06Roster\x12\x18\n\x10\x63heckpoint_index\x18\x01 \x01(\x04\x12\x1e\n\x07members\x18\x02 \x03(\x0b\x32\r.mq.v1.Member\"\xea\x03\n\tRaftFrame\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x1d\n\x05hello\x18\x02 \x01(\x0b\x32\x0c.mq.v1.HelloH\x00\x12!\n\x07refusal\x18\x03 \x01(\x0b\x32\x0e.mq.v1.RefusalH\x00\x12\x31\n\x10pre_vote_request\x18\x04 \x01(\x0b\x32\x15.mq.v1.PreVoteRequestH\x00\x12\x33\n\x11pre_vote_response\x18\x05 \x01(\x0b\x32\x16.mq.v1.PreVoteResponseH\x00\x12*\n\x0cvote_request\x18\x06 \x01(\x0b\x32\x12.mq.v1.VoteRequestH\x00\x12,\n\rvote_response\x18\x07 \x01(\x0b\x32\x13.mq.v1.VoteResponseH\x00\x12\x1f\n\x06\x61ppend\x18\x08 \x01(\x0b\x32\r.mq.v1.AppendH\x00\x12&\n\nstart_over\x18\t \x01(\x0b\x32\x10.mq.v1.StartOverH\x00\x12,\n\rappend_answer\x18\n \x01(\x0b\x32\x13.mq.v1.AppendAnswerH\x00\x12(\n\x0btimeout_now\x18\x0b \x01(\x0b\x32\x11.mq.v1.TimeoutNowH\x00\x12\x1f\n\x06roster\x18\x0c \x01(\x0b\x32\r.mq.v1.RosterH\x00\x42\t\n\x07\x63ontentb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x10mq/v1/raft.proto\x12\x05mq.v1\x1a\x0fmq/v1/log.proto\"]\n\x11\x43heckpointMembers\x12\x1e\n\x07members\x18\x03 \x03(\x0b\x32\r.mq.v1.Member\x12(\n\x0crestorations\x18\x04 \x03(\x0b\x32\x12.mq.v1.Restoration\"\xf9\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0f\n\x07\x63luster\x18\x02 \x01(\t\x12\x12\n\nbroker_set\x18\x03 \x01(\t\x12\x0f\n\x07node_id\x18\x04 \x01(\t\x12\x0f\n\x07peer_id\x18\x05 \x01(\t\x12\x11\n\tbirth_crc\x18\x06 \x01(\r\x12\x16\n\x0e\x63lient_address\x18\x07 \x01(\t\x12\x0c\n\x04zone\x18\x08 \x01(\t\x12\x18\n\x10\x65xternal_address\x18\t \x01(\t\x12\x12\n\nlast_index\x18\n \x01(\x04\x12(\n\x0crestorations\x18\x0b \x03(\x0b\x32\x12.mq.v1.Restoration\"\x19\n\x07Refusal\x12\x0e\n\x06reason\x18\x01 \x01(\t\"N\n\x0ePreVoteRequest\x12\x15\n\rproposed_term\x18\x01 \x01(\x04\x12\x12\n\nlast_index\x18\x02 \x01(\x04\x12\x11\n\tlast_term\x18\x03 \x01(\x04\"N\n\x0fPreVoteResponse\x12\x15\n\rproposed_term\x18\x01 \x01(\x04\x12\x0f\n\x07granted\x18\x02 \x01(\x08\x12\x13\n\x0bwould_grant\x18\x03 \x01(\x08\"J\n\x0bVoteRequest\x12\x12\n\nlast_index\x18\x01 \x01(\x04\x12\x11\n\tlast_term\x18\x02 \x01(\x04\x12\x14\n\x0cis_unanimous\x18\x03 \x01(\x08\"\x0e\n\x0cVoteResponse\"E\n\x06\x41ppend\x12\x12\n\nprev_index\x18\x01 \x01(\x04\x12\x11\n\tprev_term\x18\x02 \x01(\x04\x12\x14\n\x0c\x63ommit_index\x18\x03 \x01(\x04\"J\n\tStartOver\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\x04\x12\x12\n\nlog_offset\x18\x02 \x01(\x04\x12\x14\n\x0c\x63ommit_index\x18\x03 \x01(\x04\"J\n\x0c\x41ppendAnswer\x12\x12\n\nnext_index\x18\x01 \x01(\x04\x12\x0f\n\x07success\x18\x02 \x01(\x08\x12\x15\n\rmust_catch_up\x18\x03 \x01(\x08\"\x0c\n\nTimeoutNow\"B\n\x06Roster\x12\x18\n\x10\x63heckpoint_index\x18\x01 \x01(\x04\x12\x1e\n\x07members\x18\x02 \x03(\x0b\x32\r.mq.v1.Member\"\xea\x03\n\tRaftFrame\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x1d\n\x05hello\x18\x02 \x01(\x0b\x32\x0c.mq.v1.HelloH\x00\x12!\n\x07refusal\x18\x03 \x01(\x0b\x32\x0e.mq.v1.RefusalH\x00\x12\x31\n\x10pre_vote_request\x18\x04 \x01(\x0b\x32\x15.mq.v1.PreVoteRequestH\x00\x12\x33\n\x11pre_vote_response\x18\x05 \x01(\x0b\x32\x16.mq.v1.PreVoteResponseH\x00\x12*\n\x0cvote_request\x18\x06 \x01(\x0b\x32\x12.mq.v1.VoteRequestH\x00\x12,\n\rvote_response\x18\x07 \x01(\x0b\x32\x13.mq.v1.VoteResponseH\x00\x12\x1f\n\x06\x61ppend\x18\x08 \x01(\x0b\x32\r.mq.v1.AppendH\x00\x12&\n\nstart_over\x18\t \x01(\x0b\x32\x10.mq.v1.StartOverH\x00\x12,\n\rappend_answer\x18\n \x01(\x0b\x32\x13.mq.v1.AppendAnswerH\x00\x12(\n\x0btimeout_now\x18\x0b \x01(\x0b\x32\x11.mq.v1.TimeoutNowH\x00\x12\x1f\n\x06roster\x18\x0c \x01(\x0b\x32\r.mq.v1.RosterH\x00\x42\t\n\x07\x63ontentb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,29 +33,29 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'mq.v1.raft_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CHECKPOINTMEMBERS']._serialized_start=44
-  _globals['_CHECKPOINTMEMBERS']._serialized_end=95
-  _globals['_HELLO']._serialized_start=98
-  _globals['_HELLO']._serialized_end=285
-  _globals['_REFUSAL']._serialized_start=287
-  _globals['_REFUSAL']._serialized_end=312
-  _globals['_PREVOTEREQUEST']._serialized_start=314
-  _globals['_PREVOTEREQUEST']._serialized_end=392
-  _globals['_PREVOTERESPONSE']._serialized_start=394
-  _globals['_PREVOTERESPONSE']._serialized_end=472
-  _globals['_VOTEREQUEST']._serialized_start=474
-  _globals['_VOTEREQUEST']._serialized_end=548
-  _globals['_VOTERESPONSE']._serialized_start=550
-  _globals['_VOTERESPONSE']._serialized_end=564
-  _globals['_APPEND']._serialized_start=566
-  _globals['_APPEND']._serialized_end=635
-  _globals['_STARTOVER']._serialized_start=637
-  _globals['_STARTOVER']._serialized_end=711
-  _globals['_APPENDANSWER']._serialized_start=713
-  _globals['_APPENDANSWER']._serialized_end=787
-  _globals['_TIMEOUTNOW']._serialized_start=789
-  _globals['_TIMEOUTNOW']._serialized_end=801
-  _globals['_ROSTER']._serialized_start=803
-  _globals['_ROSTER']._serialized_end=869
-  _globals['_RAFTFRAME']._serialized_start=872
-  _globals['_RAFTFRAME']._serialized_end=1362
+  _globals['_CHECKPOINTMEMBERS']._serialized_end=137
+  _globals['_HELLO']._serialized_start=140
+  _globals['_HELLO']._serialized_end=389
+  _globals['_REFUSAL']._serialized_start=391
+  _globals['_REFUSAL']._serialized_end=416
+  _globals['_PREVOTEREQUEST']._serialized_start=418
+  _globals['_PREVOTEREQUEST']._serialized_end=496
+  _globals['_PREVOTERESPONSE']._serialized_start=498
+  _globals['_PREVOTERESPONSE']._serialized_end=576
+  _globals['_VOTEREQUEST']._serialized_start=578
+  _globals['_VOTEREQUEST']._serialized_end=652
+  _globals['_VOTERESPONSE']._serialized_start=654
+  _globals['_VOTERESPONSE']._serialized_end=668
+  _globals['_APPEND']._serialized_start=670
+  _globals['_APPEND']._serialized_end=739
+  _globals['_STARTOVER']._serialized_start=741
+  _globals['_STARTOVER']._serialized_end=815
+  _globals['_APPENDANSWER']._serialized_start=817
+  _globals['_APPENDANSWER']._serialized_end=891
+  _globals['_TIMEOUTNOW']._serialized_start=893
+  _globals['_TIMEOUTNOW']._serialized_end=905
+  _globals['_ROSTER']._serialized_start=907
+  _globals['_ROSTER']._serialized_end=973
+  _globals['_RAFTFRAME']._serialized_start=976
+  _globals['_RAFTFRAME']._serialized_end=1466
 # @@protoc_insertion_point(module_scope)

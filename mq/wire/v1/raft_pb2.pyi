@@ -8,13 +8,15 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class CheckpointMembers(_message.Message):
-    __slots__ = ("members",)
+    __slots__ = ("members", "restorations")
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    RESTORATIONS_FIELD_NUMBER: _ClassVar[int]
     members: _containers.RepeatedCompositeFieldContainer[_log_pb2.Member]
-    def __init__(self, members: _Optional[_Iterable[_Union[_log_pb2.Member, _Mapping]]] = ...) -> None: ...
+    restorations: _containers.RepeatedCompositeFieldContainer[_log_pb2.Restoration]
+    def __init__(self, members: _Optional[_Iterable[_Union[_log_pb2.Member, _Mapping]]] = ..., restorations: _Optional[_Iterable[_Union[_log_pb2.Restoration, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "cluster", "broker_set", "node_id", "peer_id", "birth_crc", "client_address", "zone", "external_address")
+    __slots__ = ("protocol_version", "cluster", "broker_set", "node_id", "peer_id", "birth_crc", "client_address", "zone", "external_address", "last_index", "restorations")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     BROKER_SET_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +26,8 @@ class Hello(_message.Message):
     CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
     EXTERNAL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LAST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    RESTORATIONS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     cluster: str
     broker_set: str
@@ -33,7 +37,9 @@ class Hello(_message.Message):
     client_address: str
     zone: str
     external_address: str
-    def __init__(self, protocol_version: _Optional[int] = ..., cluster: _Optional[str] = ..., broker_set: _Optional[str] = ..., node_id: _Optional[str] = ..., peer_id: _Optional[str] = ..., birth_crc: _Optional[int] = ..., client_address: _Optional[str] = ..., zone: _Optional[str] = ..., external_address: _Optional[str] = ...) -> None: ...
+    last_index: int
+    restorations: _containers.RepeatedCompositeFieldContainer[_log_pb2.Restoration]
+    def __init__(self, protocol_version: _Optional[int] = ..., cluster: _Optional[str] = ..., broker_set: _Optional[str] = ..., node_id: _Optional[str] = ..., peer_id: _Optional[str] = ..., birth_crc: _Optional[int] = ..., client_address: _Optional[str] = ..., zone: _Optional[str] = ..., external_address: _Optional[str] = ..., last_index: _Optional[int] = ..., restorations: _Optional[_Iterable[_Union[_log_pb2.Restoration, _Mapping]]] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("reason",)

@@ -56,7 +56,7 @@ def backup(tmp_path: Path) -> Backup:
 def test_a_restored_log_is_the_backup_and_a_segment_with_the_new_members(backup: Backup) -> None:
     restored = backup.restore("x")
     made = {path.name for path in (backup.directory / "x").iterdir()}
-    assert made == {"commitlog", "node.toml", "vote"}
+    assert made == {"commitlog", "lock", "node.toml", "vote"}
     manifest = backup.manifest
     assert restored.last_index == manifest.last_index + 1
     assert restored.term > manifest.last_term
@@ -152,7 +152,7 @@ def test_a_restore_that_ends_while_it_is_put_in_place_is_run_again(
         Store(VFS, str(backup.directory / "x"), StoreConfig(), Identity("mq", "new", "x"))
     backup.restore("x")
     made = {path.name for path in (backup.directory / "x").iterdir()}
-    assert made == {"commitlog", "node.toml", "vote"}
+    assert made == {"commitlog", "lock", "node.toml", "vote"}
 
 
 def _no_space(*_: object) -> None:
