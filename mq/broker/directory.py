@@ -87,13 +87,13 @@ class Directory:
             nodes=[_node(peer) for peer in self._consensus.peers],
         )
 
-    def sets(self, now_ms: int) -> list[BrokerSet]:
-        """All that were heard of, with their topics, by name: who is told of a set takes it that
-        it is told of all its topics. Addresses of both kinds are in the nodes.
+    def sets(self, now_ms: int, *, with_topics: bool = False) -> list[BrokerSet]:
+        """All that were heard of, by name; `with_topics`: those whose topics are known, too.
+        Addresses of both kinds are in the nodes.
         """
         found = [self.own()]
         for other in self._known():
-            if other.broker_set is not None and other.topics_version:
+            if other.broker_set is not None and (other.topics_version or not with_topics):
                 one = BrokerSet()
                 one.CopyFrom(other.broker_set)
                 one.age_ms = min(max(1, now_ms - other.heard_ms), _AGE_MS_MAX)

@@ -242,9 +242,9 @@ class TopicAdmin(AdminCalls):
         """The part of each set. Missing are only those that have one as far as anybody has heard,
         and those that are needed.
         """
-        directory = await self._directory([topic])
-        sets = [one.name for one in directory.broker_sets]
-        expected = {*needed, *(one.broker_set for one in directory.topics)}
+        # Asked for a topic, brokers tell of no set whose topics they do not know.
+        sets = await self._set_names()
+        expected = {*needed, *(one.broker_set for one in (await self._directory([topic])).topics)}
         request = pb.DescribeTopicRequest(topic=topic)
         replies = await self._ask_all(
             "DescribeTopic",
@@ -382,6 +382,9 @@ class TopicAdmin(AdminCalls):
                 answer: RouteResponse = await self._connection.call(
                     "ClusterService", "Route", request, _ROUTE_S, server=address
                 )
+            except NotLeader:
+                # It has just been started, and has not read its log yet.
+                continue
             except Unreachable:
                 # Clients do not reach it either.
                 return

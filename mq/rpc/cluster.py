@@ -34,7 +34,8 @@ class ClusterService:
         if request.create_missing and not all(map(directory.topic, request.topics)):
             await self._broker.leadership.settled()
             await self._broker.create_missing(request.topics)
-        sets = directory.sets(self._broker.steady_ms())
+        # Who is told of a set and of none of its queues takes it that it has none.
+        sets = directory.sets(self._broker.steady_ms(), with_topics=bool(request.topics))
         for broker_set in sets:
             for node in broker_set.nodes:
                 node.address = listeners.chosen(node.address, node.external_address)
