@@ -24,9 +24,16 @@ from mq.admin.backup_manifest import (
     load,
     save,
 )
-from mq.errors import DataDirectoryInUse, IllegalRequest, LogDamaged, MalformedEntries
+from mq.errors import (
+    DataDirectoryInUse,
+    IllegalRequest,
+    LogDamaged,
+    MalformedEntries,
+    StorageFailed,
+)
 from mq.raft.membership import read_members
 from mq.store.commitlog import CommitLog
+from mq.store.examine import log_path
 from mq.store.format import HEADER_BYTES, decode_header
 
 if TYPE_CHECKING:
@@ -40,6 +47,7 @@ _LOCK_NAME = "lock"
 # Of the files; how large segments are, the source says.
 _ROOM_BYTES = 64 << 20
 _LATE_S = 3.0
+_BEGIN_ANEW = "The backup cannot be gone on with: begin a new one in another directory"
 
 
 class Copy:
@@ -68,18 +76,23 @@ class Copy:
         """Everything is here, and durable, that the source had when this was called.
 
         IllegalRequest: the log does not continue what is here, and nothing was changed. LogDamaged,
-        Unreachable: what was copied before is kept, and the next run goes on with it.
+        Unreachable, DiskFull, StorageFailed: what was copied before is kept, and the next run goes
+        on with it.
         """
-        with self._opened():
-            self._check_source()
-            first = self._first_chunk()
-            target = first.end_offset
-            if target > self._log.end_offset:
-                self._copy_through(target, first)
-            self._log.sync()
-            paths = self._log.segments()
-            self._save(is_complete=True)
-        self._trim(paths[-1])
+        try:
+            with self._opened():
+                self._check_source()
+                first = self._first_chunk()
+                target = first.end_offset
+                if target > self._log.end_offset:
+                    self._copy_through(target, first)
+                self._log.sync()
+                self._save(is_complete=True)
+        except OSError as error:
+            raise StorageFailed(
+                f"{error.filename or self._directory}: {error.strerror or error}. The backup did "
+                "not end: make room or mend the disk, and run it again"
+            ) from error
         assert self._manifest is not None  # noqa: S101 - it was just saved
         return self._manifest
 
@@ -111,10 +124,14 @@ class Copy:
                     error.path,
                     error.position,
                     error.reason,
-                    "The backup cannot be gone on with: begin a new one in another directory",
+                    _BEGIN_ANEW,
                 ) from None
             with contextlib.closing(self._log):
+                self._check_beginning()
                 yield
+                last = self._log.segments()[-1]
+            # Still locked: the next run may begin at once, and write behind the end.
+            self._trim(last)
 
     def _load(self) -> Manifest | None:
         """Before a log is opened that may be somebody else's."""
@@ -125,6 +142,17 @@ class Copy:
                 "name another directory"
             )
         return manifest
+
+    def _check_beginning(self) -> None:
+        """A backup that was complete begins where it did. If its first files are gone, a run must
+        not make a shorter one of it as if nothing were missing.
+        """
+        manifest, log = self._manifest, self._log
+        if manifest is None or manifest.completed_at is None:
+            return
+        if self._is_empty or log.start_offset != manifest.start_offset:
+            path = log_path(f"{self._directory}/{LOG_DIRECTORY}", manifest.start_offset)
+            raise LogDamaged(path, 0, "the file is missing", _BEGIN_ANEW)
 
     @property
     def _is_empty(self) -> bool:

@@ -29,6 +29,7 @@ FORMAT_VERSION = 1
 FILE_NAME = "manifest.json"
 LOG_DIRECTORY = "commitlog"
 ADVICE = "Take another backup of the set, if it still runs, or restore an older one"
+_CHECKSUM = "sha256"
 _CHUNK_BYTES = 1 << 20
 _NOTHING: Callable[[int], None] = lambda _: None  # noqa: E731
 
@@ -78,8 +79,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 def save(vfs: Vfs, directory: str, manifest: Manifest) -> None:
     """Durable when this returns."""
-    text = json.dumps(msgspec.to_builtins(manifest), indent=2) + "\n"
+    document = msgspec.to_builtins(manifest)
+    text = json.dumps(document | {_CHECKSUM: _checksum(document)}, indent=2) + "\n"
     write_file_atomically(vfs, f"{directory}/{FILE_NAME}", text.encode())
+
+
+def _checksum(document: dict[str, Any]) -> str:
+    """Of all fields but itself, however the file is laid out."""
+    fields = {key: value for key, value in document.items() if key != _CHECKSUM}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def load(vfs: Vfs, directory: str) -> Manifest | None:
@@ -100,6 +108,8 @@ def load(vfs: Vfs, directory: str) -> Manifest | None:
         raise IllegalRequest(
             f"{path} has format version {version}; this program reads version {FORMAT_VERSION}"
         )
+    if document.get(_CHECKSUM) != _checksum(document):
+        raise LogDamaged(path, 0, "it is not what was written: its SHA-256 is another", ADVICE)
     _check_joined(path, manifest)
     return manifest
 
@@ -123,7 +133,7 @@ def find(vfs: Vfs, directory: str) -> dict[str, str]:
     if vfs.exists(f"{directory}/{FILE_NAME}"):
         places = [directory]
     else:
-        names = sorted(vfs.list_dir(directory)) if vfs.exists(directory) else []
+        names = sorted(vfs.list_dir(directory)) if os.path.isdir(directory) else []
         places = [f"{directory}/{one}" for one in names]
     found: dict[str, str] = {}
     for place in places:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _LOOK_S = 0.2
 # Who was just elected may not be known to all for a moment.
 _FIRST_LOOK_S = 5.0
+# A command may take as long as a node may to be back, and so long at least.
+_COMMAND_S = 10.0
 _STDERR = 2
 _WIDTH, _INDENT = 80, " " * 6
 
@@ -169,7 +171,16 @@ class Rolling:
         for placeholder, value in values.items():
             command = command.replace(placeholder, shlex.quote(value))
         # What it prints goes to stderr: it is not part of a document that we print.
-        ended = subprocess.run(command, shell=True, check=False, stdout=_STDERR)  # noqa: S602
+        limit_s = max(self._wait_s, _COMMAND_S)
+        try:
+            ended = subprocess.run(  # noqa: S602 - a shell is what the operator asks for
+                command, shell=True, check=False, stdout=_STDERR, timeout=limit_s
+            )
+        except subprocess.TimeoutExpired:
+            raise NodeStopped(
+                f"{name}: `{command}` did not end in {limit_s:g} s and was killed. "
+                f"{self._so_far()}. See whether the node runs, then plan again"
+            ) from None
         if ended.returncode:
             raise NodeStopped(
                 f"{name}: `{command}` ended with {ended.returncode}. {self._so_far()}. See whether "

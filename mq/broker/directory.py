@@ -134,8 +134,7 @@ class Directory:
     @property
     def is_informed(self) -> bool:
         """This broker has read its own log since it was started: it knows its own topics."""
-        self._was_current = self._was_current or self._is_current()
-        return self._was_current
+        return self._was_current or self._is_current()
 
     @property
     def is_complete(self) -> bool:
@@ -260,6 +259,7 @@ class Directory:
 
     def _look_around(self) -> None:
         """What operators added and removed, and the zones of this set."""
+        self._was_current = self.is_informed
         sets = self._state.sets
         for name in [one for one in self._others if sets.is_removed(one)]:
             del self._others[name]

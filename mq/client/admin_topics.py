@@ -28,6 +28,7 @@ from mq.errors import (
     GroupNotFound,
     IllegalRequest,
     MqError,
+    NotLeader,
     TopicExists,
     TopicNotFound,
     Unreachable,
@@ -431,8 +432,8 @@ def _check_grows(there: pb.TopicInfo, queues: int) -> None:
     where = f"topic {there.topic} in broker set {there.broker_set}"
     if not there.is_writable:
         raise IllegalRequest(
-            f"{where} is drained: make it writable there again (`mq topic alter --writable`), or "
-            "remove its part first"
+            f"{where} is drained: make it writable there again (`mq topic alter {there.topic} "
+            f"--writable --set {there.broker_set}`), or remove its part first"
         )
     if queues < max(there.write_queues, there.read_queues):
         raise IllegalRequest(

@@ -73,5 +73,8 @@ _NOT_REACHED = frozenset(
         grpc.StatusCode.DEADLINE_EXCEEDED,
         grpc.StatusCode.CANCELLED,
         grpc.StatusCode.UNKNOWN,
+        # By gRPC itself: it says so of every write that fails because the stream has ended, and
+        # forgets what the broker said (grpc/grpc#36066). The broker's own comes with a status.
+        grpc.StatusCode.INTERNAL,
     }
 )

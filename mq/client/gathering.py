@@ -1,13 +1,12 @@
 """Receiving from several places at the same time; a place is a topic in one broker set.
 
 First it is looked what is there now, everywhere; then one call waits at each place, and the first
-that brings messages ends the wait. The other calls stay open for a moment, and what they bring is
-given out before anything else by the next receive, with its full time. They are short, so that they
-end by themselves: an answer on its way to a call that is cancelled would be lost, and its messages
-invisible to all. Invariants: what is in hand
-and not given out is never more than was wanted, or one message a place; a place that does not
-answer keeps nobody waiting for the others; no message is given out that its broker would not let
-this member keep. Knows neither brokers nor requests: a `Receiver` does.
+that brings messages ends the wait. The others stay open for a moment, and the next receive gives
+out what they bring before anything else. They are short: an answer on its way to a call that is
+cancelled would be lost, and its messages invisible to all. Invariants: what is in hand and not
+given out is never more than was wanted, or one message a place; a place that does not answer keeps
+nobody waiting for the others; no message is given out that its broker would not let this member
+keep. Knows neither brokers nor requests: a `Receiver` does.
 """
 
 from __future__ import annotations

@@ -15,8 +15,6 @@ from mq.client.decode import Decoded, Decoder, Frames
 from mq.client.model import QueueRef, ReceivedMessage
 from mq.client.progress import Progress
 
-_REPORTS_KEPT = 32
-
 
 @dataclass(slots=True)
 class Taken:
@@ -74,8 +72,6 @@ class HeldQueue:
         self.reported = queue_offset
         # What is durable, by a commit that was answered under this epoch.
         self.committed = -1
-        # What the broker may have heard last; some of it may still be on its way.
-        self.reports = deque([queue_offset], maxlen=_REPORTS_KEPT)
         self.done_bytes = 0
         self._cache: deque[_Cached] = deque()
         self.cached_messages = 0
@@ -96,7 +92,13 @@ class HeldQueue:
         self.epoch = epoch
         self.received_to = self.reported = queue_offset
         self.committed = -1
-        self.reports = deque([queue_offset], maxlen=_REPORTS_KEPT)
+
+    def comes_back(self, queue_offset: int, epoch: int) -> bool:
+        """It was to leave, and is assigned again, from the place that the broker knew: that is not
+        beyond what is done, but may be any before it, because reports were lost with a stream. One
+        that was moved as well, by an operator, has come a further epoch.
+        """
+        return epoch == self.epoch + 1 and queue_offset <= self.progress.done_to
 
     def seek(self, queue_offset: int) -> None:
         """Nothing is delivered until the broker says that it goes on from there."""
@@ -115,7 +117,6 @@ class HeldQueue:
     def report(self) -> int:
         """`reportable`, which is about to be sent."""
         self.reported = self.reportable
-        self.reports.append(self.reported)
         self.done_bytes = 0
         return self.reported
 

@@ -115,7 +115,7 @@ class Holdings:
     def _new(self, ref: QueueRef, queue_offset: int, epoch: int) -> HeldQueue:
         queue = HeldQueue(ref, queue_offset, epoch)
         released = self._reports.take_released(ref)
-        if released and epoch > released.epoch and queue_offset <= released.done_to:
+        if released and epoch == released.epoch + 1 and queue_offset <= released.done_to:
             # The broker gave it back before it heard of the release, and of our last progress.
             queue = HeldQueue(ref, released.done_to, epoch)
             queue.keep(queue_offset, epoch)
@@ -142,7 +142,7 @@ class Holdings:
             # An earlier seek is answered, and the user wants to be elsewhere by now.
             queue.epoch, queue.sent_seek = epoch, None
             self._reports.note(queue, is_urgent=True)
-        elif queue.is_leaving and queue.sought is None and queue_offset in queue.reports:
+        elif queue.is_leaving and queue.sought is None and queue.comes_back(queue_offset, epoch):
             queue.keep(queue_offset, epoch)
         else:
             queue.restart(queue_offset, epoch)

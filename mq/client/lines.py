@@ -421,7 +421,7 @@ class TopicLines:
         if not broker_set and len(self.sets) > 1:
             raise IllegalRequest(
                 f"queue {queue_id} of topic {self.name} is in {', '.join(self.sets)}: say which "
-                "broker set"
+                "broker set (broker_set, --set)"
             )
         return self.line(broker_set or self.sets[0], queue_id)
 

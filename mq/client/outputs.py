@@ -125,5 +125,5 @@ def _why_nowhere(topic: str, broker_set: str, *, is_there: bool) -> MqError:
         )
     return TopicNotFound(
         f"topic {topic} has no queues in {why}. Extend the topic to that set: "
-        f"mq topic extend {topic} {broker_set}"
+        f"mq topic extend {topic} --set {broker_set} --queues 4"
     )

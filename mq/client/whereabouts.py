@@ -1,10 +1,11 @@
 """In which broker sets a consumer has to be, and where it begins in one that is new to its group.
 
 It asks and remembers; who joins and leaves is the session. What one broker says may be old, or may
-lack sets of which it has not heard yet: so a set is added on anybody's word, and taken away on its
-own only. A set without the topics counts while messages of the group wait there for their next
-attempt. Nothing is missed because a topic came to a further set: a group that knows the topic
-elsewhere begins there with the oldest message.
+lack sets of which it has not heard yet: so a set is added on anybody's word, and taken away on that
+of its leader only, because what was in hand there comes again if it is joined again. A set without
+the topics counts while messages of the group wait there for their next attempt. Nothing is missed
+because a topic came to a further set: a group that knows the topic elsewhere begins there with the
+oldest message.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from mq.client import offset_calls
 from mq.client.broadcast_offsets import BroadcastOffsets
 from mq.client.subscription import Start, Wanted
 from mq.client.wiring import CALL_TIMEOUT_S, Connection
-from mq.errors import MqError
+from mq.errors import MqError, PermissionDenied, TopicNotFound
 from mq.names import retry_topic
 from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse
 
@@ -128,12 +129,33 @@ class Whereabouts:
             response: RouteResponse = await self._connection.of(name).call(
                 "ClusterService", "Route", request, _ASK_S
             )
+            said = {
+                part.topic
+                for part in response.topics
+                if part.broker_set == name and part.is_readable and part.read_queues
+            }
+            for topic in sorted(self._readable_in(name) - said):
+                if await self._is_read(name, topic):
+                    return False  # who answered lags behind
         except MqError as error:
             log.info("broker set %s cannot be asked for its topics: %s", name, error)
             return False
         self.forget(name)
         self._learn(response)
         return True
+
+    def _readable_in(self, name: str) -> set[str]:
+        """As far as is known."""
+        found = {topic for topic, sets in self._readable.items() if name in sets}
+        return found | {self._retry_topic} if name in self._retrying else found
+
+    async def _is_read(self, name: str, topic: str) -> bool:
+        """By the word of whoever leads the set, and has applied all of its log."""
+        try:
+            broker_set = self._connection.of(name)
+            return bool(await offset_calls.find_in(broker_set, topic, "earliest", (), _ASK_S))
+        except (TopicNotFound, PermissionDenied):
+            return False
 
     def forget(self, name: str) -> None:
         """Whatever was said of this set."""

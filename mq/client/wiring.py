@@ -226,7 +226,8 @@ class Connection:
         sets = (await self.route(topic)).sets
         if len(sets) > 1:
             raise IllegalRequest(
-                f"queue {queue_id} of topic {topic} is in {', '.join(sets)}: say which broker set"
+                f"queue {queue_id} of topic {topic} is in {', '.join(sets)}: say which broker set "
+                "(broker_set, --set)"
             )
         return QueueRef(topic, queue_id, sets[0])
 
@@ -278,7 +279,7 @@ class _InOrder:
     def __init__(self, connection: Connection, first: Sequence[str]) -> None:
         self._connection = connection
         self._first = first
-        self.not_leader = connection.not_leader
+        self._tried: list[str] = []
         self.failed = connection.failed
         self.ask = connection.ask
 
@@ -287,8 +288,17 @@ class _InOrder:
         return self._connection.servers
 
     def next_address(self, tried: list[str]) -> str:
+        self._tried = tried
         left = [one for one in self._first if one not in tried]
         return left[0] if left else self._connection.next_address(tried)
+
+    def not_leader(self, address: str, leader: str = "") -> str:
+        """It has just been started, and has not read its log yet. Whoever else is there may know
+        more: not only its leader, which may be gone.
+        """
+        self._connection.not_leader(address, leader)
+        others = [one for one in self.addresses if one not in (*self._tried, address)]
+        return others[0] if others else ""
 
 
 def _parts(topic: str, response: RouteResponse) -> tuple[TopicRoute, ...]:

@@ -27,6 +27,8 @@ from tests.chaos.local_engine import LocalEngine
 from tests.chaos.run import Run
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.chaos.engine import Engine
 
 _LOG_CHARACTERS = 1_000_000
@@ -50,14 +52,11 @@ def main() -> None:
     for what, why in engine.unable.items():
         tell(f"left out: faults of the {what}: {why}")
     page_directory = arguments.report / f"{engine.name}-{arguments.seed}"
-    with engine:
-        pause_s, only = arguments.pause_ms / 1000, arguments.only
-        run = Run(engine, arguments.seed, pause_s, tell, only)
-        tell("all brokers are up")
-        # Not closed in the end: clients of brokers that do not answer would be waited for.
-        asyncio.new_event_loop().run_until_complete(run.execute(arguments.minutes * 60))
-        if not run.ledger.is_good():
-            _keep_logs(engine, page_directory)
+    try:
+        run = _run(engine, arguments, tell, page_directory)
+    except (KeyboardInterrupt, SystemExit):
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
     verdict = _verdict(run, arguments.seed, engine)
     verdict["seconds"] = round(time.monotonic() - began_s, 1)
     page = page_directory / "report.html"
@@ -71,6 +70,26 @@ def main() -> None:
     sys.stdout.write(json.dumps(verdict) + "\n")
     sys.stdout.flush()
     os._exit(bool(details))
+
+
+def _run(
+    engine: Engine, arguments: argparse.Namespace, tell: Callable[[str], None], logs: Path
+) -> Run:
+    """Brokers are gone in the end; what they said is in `logs` when a promise was broken."""
+    with engine:
+        pause_s, only = arguments.pause_ms / 1000, arguments.only
+        run = Run(engine, arguments.seed, pause_s, tell, only)
+        tell("all brokers are up")
+        # Not closed in the end: clients of brokers that do not answer would be waited for.
+        loop = asyncio.new_event_loop()
+        try:
+            loop.run_until_complete(run.execute(arguments.minutes * 60))
+        except (KeyboardInterrupt, SystemExit):
+            run.calm_down()
+            raise
+        if not run.ledger.is_good():
+            _keep_logs(engine, logs)
+    return run
 
 
 def _arguments() -> argparse.Namespace:

@@ -46,6 +46,9 @@ class Work:
     out_of_order: set[str] = field(default_factory=set)
     # How often each stands on the topic in the end; None: the topic was not read.
     stored: Counter[str] | None = None
+    # When lanes changed their queue, as producers were told: for people.
+    moves: list[str] = field(default_factory=list)
+    _told: dict[str, str] = field(default_factory=dict)
     # How far each lane was seen, who works on it, and in which queue it stands.
     _tops: dict[str, int] = field(default_factory=dict)
     _at_work: dict[str, str] = field(default_factory=dict)
@@ -76,6 +79,13 @@ class Work:
         lane, _ = lane_of(name)
         if self._at_work.get(lane) == member:
             del self._at_work[lane]
+
+    def told(self, name: str, queue: str, at_s: float) -> None:
+        """Its producer was told that it stands there."""
+        lane, _ = lane_of(name)
+        if lane and self._told.setdefault(lane, queue) != queue:
+            self.moves.append(f"{name} went to {queue} at {at_s:.1f} s, before: {self._told[lane]}")
+            self._told[lane] = queue
 
     def receive(self, name: str) -> None:
         """It is given out to be acknowledged."""
@@ -206,6 +216,7 @@ class Ledger:
                 if names:
                     shown = names[:_NAMES_SHOWN]
                     lines.append(f"{one.topic}: {len(names)} {what}, such as {shown}")
+            lines += one.moves[:_NAMES_SHOWN]
             if one.acked and one.stored is None:
                 lines.append(f"{one.topic}: what it holds was not read")
         return "\n".join(lines)

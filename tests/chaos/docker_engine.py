@@ -27,6 +27,7 @@ SMALL_NODE = "a3"
 _SMALL_DISK_BYTES = 256 << 20
 _BROKER_BYTES = 256 << 20
 _COMMAND_S = 600.0
+_VERSION_S = 30.0
 _FILLER = "/data/filler"
 # Root, or whoever may.
 _IPTABLES = ("iptables", "-w", "10")
@@ -38,9 +39,14 @@ def why_not() -> str:
     if shutil.which("docker") is None:
         return "there is no docker command"
     for command in (["docker", "version"], ["docker", "compose", "version"]):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=_VERSION_S
+            )
+        except subprocess.TimeoutExpired:
+            return f"`{' '.join(command)}` does not end"
         if done.returncode != 0:
-            return f"`{' '.join(command)}` fails: {done.stderr.strip().splitlines()[-1:]}"
+            return f"`{' '.join(command)}` fails: {done.stderr.strip()}"
     return ""
 
 
@@ -108,8 +114,7 @@ class DockerEngine:
     def __exit__(self, *_: object) -> None:
         if self.network is not None:
             self.network.mend()
-        self.compose("kill")
-        self.compose("down", "--volumes", "--remove-orphans", "--timeout", "1")
+        self.compose("down", "--volumes", "--remove-orphans", "--timeout", "0")
 
     def compose(self, *command: str) -> str:
         files = [part for file in FILES for part in ("--file", str(file))]

@@ -28,6 +28,7 @@ _QUEUES = 8
 # Retries, checks and leases take seconds; machines that are shared stand still for longer.
 _STILL_S = 90.0
 _TOLD_S = 5.0
+_CALM_S = 60.0
 _PULL_MESSAGES = 1_000
 
 
@@ -50,6 +51,9 @@ class Run:
         self._pause_s = pause_s
         self._tell = tell
         self._only = only
+        self._over = threading.Event()
+        self._is_calm = threading.Event()
+        self._is_calm.set()
 
     async def execute(self, seconds: float) -> None:
         """Whatever goes wrong is in the ledger."""
@@ -88,17 +92,28 @@ class Run:
         self._tell("drained; reading everything once more")
         await self._read_topics(servers)
 
+    def calm_down(self) -> None:
+        """Ends the faults, when the run is broken off: what is healed can be stopped."""
+        self._over.set()
+        self._is_calm.wait(_CALM_S)
+
     async def _torment(self, seconds: float) -> None:
-        over = threading.Event()
         rng = random.Random(self._seed)
-        faults = Faults(self._engine, rng, self.timeline, over, self._only)
+        faults = Faults(self._engine, rng, self.timeline, self._over, self._only)
 
         def tell(what: str) -> None:
             self._tell(f"{what}; {self.ledger.progress()}")
 
-        under_way = asyncio.create_task(asyncio.to_thread(faults.run, tell))
+        def torment() -> None:
+            self._is_calm.clear()
+            try:
+                faults.run(tell)
+            finally:
+                self._is_calm.set()
+
+        under_way = asyncio.create_task(asyncio.to_thread(torment))
         await asyncio.wait([under_way], timeout=seconds)
-        over.set()
+        self._over.set()
         await under_way
 
     async def _drain(self, servers: str) -> None:

@@ -168,6 +168,7 @@ class Clients:
             return
         work.acked.add(name)
         self._timeline.acknowledge(time.monotonic() - began_s)
+        work.told(name, f"{result.broker_set}/{result.queue_id}", self._timeline.now_s)
         if delay_s:
             work.due_ms[name] = max(work.due_ms[name], result.deliver_at_ms)
 
@@ -274,16 +275,16 @@ class Clients:
     ) -> None:
         if not done:
             return
+        for name, _ in done:
+            self._saw(work, name)
         began_s = time.monotonic()
         try:
             await taker.ack([each for _, each in done])
         except MqError:
-            return  # it may be done, and may come again
-        for name, _ in done:
-            self._saw(work, name)
-            # An acknowledgement that came after the time was over may have found another's lease.
-            if time.monotonic() - began_s < _INVISIBLE_S / 2:
-                work.done.add(name)
+            return  # they may be done, and may come again
+        # An acknowledgement that came after the time was over may have found another's lease.
+        if time.monotonic() - began_s < _INVISIBLE_S / 2:
+            work.done.update(name for name, _ in done)
 
 
 class _UnderWay:

@@ -304,7 +304,7 @@ def test_an_output_that_the_set_of_its_input_does_not_have_ends_the_processor(
     handler = echo(f"{name}-out")
     processor = Processor(cluster.servers, name, name, handler, start="earliest")
     processor.start()
-    with pytest.raises(TopicNotFound, match=f"mq topic extend {name}-out b"):
+    with pytest.raises(TopicNotFound, match=f"mq topic extend {name}-out --set b"):
         processor.join()
     processor.close()
     assert done(cluster, "b", name, name) == 0

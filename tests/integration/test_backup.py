@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -25,7 +26,7 @@ from tests.support.broker_set import BrokerSet
 from tests.support.raft_cluster import free_port, poll
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 PATIENCE_S = 300.0
 WAITING = 3
@@ -214,9 +215,9 @@ def test_three_nodes_of_a_backup_under_load_are_a_set_with_a_moment_of_the_past(
     flags = brokers.nodes["n0"]._flags
     members = flags[flags.index("--raft-members") + 1]
 
-    def restore(name: str) -> int:
+    def restore(name: str, backup: Path = backups.under_load) -> int:
         place = ("--data", str(tmp_path / name), "--node", name, "--members", members)
-        return int(mq("restore", str(backups.under_load), *place)["term"])
+        return int(mq("restore", str(backup), *place)["term"])
 
     with ThreadPoolExecutor() as pool:
         assert len(set(pool.map(restore, brokers.nodes))) == 1
@@ -235,6 +236,32 @@ def test_three_nodes_of_a_backup_under_load_are_a_set_with_a_moment_of_the_past(
         assert brokers.leader(other_than=killed)
         with Producer(brokers.servers, timeout_s=PATIENCE_S) as producer:
             producer.send(TOPIC, Message(b"new"))
+        refuses_a_stranger(brokers, killed, lambda name: restore(name, backups.whole))
+        # Once more from the same backup: it has forgotten what it said, and catches up first.
+        shutil.rmtree(tmp_path / killed)
+        restore(killed)
+        brokers.start(killed)
+        brokers.wait_same()
+
+
+def refuses_a_stranger(brokers: BrokerSet, name: str, restore: Callable[[str], int]) -> None:
+    """A node that was restored for itself, in place of one of a set that runs: as soon as it led,
+    the others would throw away what they have.
+    """
+    leader = brokers.leader()
+    before = brokers.status(leader)
+    stranger = brokers.nodes[name]
+    shutil.rmtree(stranger._data)
+    restore(name)
+    stranger.launch()
+    poll(lambda: "they are of different sets" in stranger.output(), "it is refused", PATIENCE_S)
+    with Producer(brokers.address(leader), timeout_s=PATIENCE_S) as producer:
+        producer.send(TOPIC, Message(b"as before"))
+    after = brokers.status(leader)
+    assert before is not None
+    assert after is not None
+    assert (after.term, after.leader_id) == (before.term, leader)
+    stranger.kill()
 
 
 def test_a_backup_is_a_log_that_any_reader_opens(backups: Backups) -> None:

@@ -25,7 +25,7 @@ def propose_often(world: World, leader: SimNode, outcomes: list[Outcome], period
     """As long as it leads."""
 
     def propose() -> None:
-        if replica_of(leader).leadership.role == Role.LEADER:
+        if leader.is_up and replica_of(leader).leadership.role == Role.LEADER:
             replica_of(leader).propose(Kind.COMMAND, [b"x"], outcomes.append)
             world.schedule(period_s, propose)
 
@@ -85,6 +85,35 @@ def test_without_the_pause_of_the_pen_outcomes_are_unknown(monkeypatch: pytest.M
             replica_of(leader).begin_transfer("", 5.0)
             world.run(2.0)
     assert any(isinstance(one, OutcomeUnknown) for one in outcomes)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whoever_dies_or_is_cut_off_at_any_step_the_set_goes_on(seed: int) -> None:
+    """The chosen node, the leader or the third one, for good or for a while; the world checks at
+    each step that there is one leader in a term and that nothing committed is lost.
+    """
+    with World(seed) as world:
+        leader = world.settle()
+        world.run(0.3)
+        chosen, third = world.others(leader)
+        outcomes: list[Outcome] = []
+        propose_often(world, leader, outcomes, 0.002)
+        world.run(0.02)
+        replica = replica_of(leader)
+        replica.begin_transfer(chosen.name, 5.0)
+        # Held, asked, elected: all of it within some ten milliseconds.
+        world.run(seed * 0.0015)
+        victim = (chosen, leader, third)[seed % 3]
+        if seed % 2:
+            world.cut_off(victim)
+        else:
+            victim.stop(is_power_loss=True)
+        # The other two agree on a leader, and it writes: no pen rests for ever.
+        world.commit(timeout_s=10.0)
+        if victim.is_up:
+            assert world.run_until(lambda: not replica.transfer.is_under_way, 10.0)
+        world.converge()
+        assert not any(replica_of(node).transfer.holds_pen for node in world.up())
 
 
 def test_a_node_that_is_behind_gets_time_and_then_the_leader_goes_on() -> None:

@@ -5,8 +5,7 @@ offsets, and the locks of ordered groups. After a fail-over members come back wi
 they have in hand, and keep them. The queues of a group's retry topic are its members' like others,
 as soon as there are some, from the beginning and without a filter.
 
-A member whose stream breaks has a moment to come back; one that ends its stream in good order has
-left.
+A member whose stream breaks has a moment to come back; one that ends it in good order has left.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ log = get_logger(__name__)
 # After a fail-over members come back one by one; meanwhile nothing is handed to others. Longer than
 # a client goes on with its queues while it finds no broker.
 _SETTLE_MS = 4_500
-# A broken stream: as long as a client may need to find the way back.
-_RECONNECT_MS = 5_000
+_RECONNECT_MS = 5_000  # a broken stream: as long as a client may need to find the way back
 
 
 class Start(NamedTuple):
@@ -58,8 +56,7 @@ class _Live:
         self.group = group
         self.subscribers: dict[str, tuple[Subscriber, Start, Mapping[Queue, int]]] = {}
         self.broken: dict[str, int] = {}  # members without their stream, and since when
-        # Versions of the topics here and elsewhere.
-        self.arranged_for = -1, -1
+        self.arranged_for = -1, -1  # versions of the topics here and elsewhere
         self.is_locking = False
 
 
@@ -235,15 +232,14 @@ class Groups:
             # Who has queues in hand got them from another leader, whatever was committed there.
             offsets = self._machine.state.offsets
             is_known = bool(owned or offsets.positions(name) or offsets.locks(name))
-            is_early = now_ms < self._led_since_ms + _SETTLE_MS
-            is_after_fail_over = is_known and is_early and name not in self._met
+            is_after_fail_over = is_known and self._is_early and name not in self._met
             group = Group(
                 name,
                 expires_ms=self._expires_ms,
                 settle_until_ms=self._led_since_ms + _SETTLE_MS if is_after_fail_over else 0,
             )
             group.set_locks(self._machine.state.offsets.locks(name), now_ms)
-            if is_early:
+            if self._is_early:
                 self._met.add(name)
             live = self._live[name] = _Live(group)
         live.group.join(spec, owned, now_ms)
@@ -352,6 +348,8 @@ class Groups:
         if live.arranged_for != versions:
             live.arranged_for = versions
             self._set_queues(name, live)
+        # After a start others have to say what they have: by less, queues move, and move back.
+        group.wait(is_waiting=self._is_early and not self._directory.is_complete)
         group.rebalance(self._now_ms())
         for member_id, (subscriber, *_) in live.subscribers.items():
             assigned = group.assigned(member_id)
@@ -452,6 +450,10 @@ class Groups:
         self._commits.forget()
 
     # -- questions --------------------------------------------------------------------------------
+
+    @property
+    def _is_early(self) -> bool:
+        return self._now_ms() < self._led_since_ms + _SETTLE_MS
 
     def member(self, name: str, member_id: str) -> Member:
         """UnknownMember."""

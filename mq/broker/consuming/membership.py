@@ -85,7 +85,8 @@ class Group:
         generation: int = 0,
     ) -> None:
         """`settle_until_ms`: members that another leader knew may come back until then, so a queue
-        that nobody claims is not given away. Ordered groups need no such time: their locks tell.
+        that nobody claims is not given away, and nobody lets go of what it came back with. What is
+        free in an ordered group needs no such time: its locks tell.
         `revoke_timeout_ms`: a member that does not let go of a queue loses it after that, which
         may let two work on one message. That never happens to an ordered group: there the queue
         stays with its member as long as that one lives.
@@ -115,6 +116,7 @@ class Group:
         # Removed, and not yet told to the driver.
         self._buried: list[str] = []
         self._is_settling = False
+        self._is_waiting = False
         # Members, queues or claims are others than those that the targets were made for.
         self._is_stale = False
         # Something was let go of, or locked.
@@ -269,6 +271,14 @@ class Group:
             self._queues, self._surroundings = dict(queues), surroundings
             self._is_stale = True
 
+    def wait(self, *, is_waiting: bool) -> None:
+        """What other sets have is not known yet, so nothing is shared out or taken away. To be told
+        before a rebalance.
+        """
+        if is_waiting != self._is_waiting:
+            self._is_waiting = is_waiting
+            self._is_stale = True
+
     def _check_alone(self, spec: Spec, wanted: Subscriptions) -> None:
         for member_id, other in self._members.items():
             if member_id != spec.member_id:
@@ -384,7 +394,7 @@ class Group:
         """Whether some assignment changed since the last call; `generation` went up by one then.
         Costs next to nothing when nothing happened.
         """
-        if self._is_settling and now_ms >= self._settle_until_ms:
+        if self._is_settling and not self._is_waiting and now_ms >= self._settle_until_ms:
             self._is_stale = True
         if self._is_stale:
             self._aim(now_ms)
@@ -402,16 +412,12 @@ class Group:
         self._targets = {}
         mode = self._subscriptions.mode
         if self._members and mode != MODE_BROADCAST:
-            if mode == MODE_CLUSTERING and now_ms < self._settle_until_ms:
-                self._targets = {q: one for q, one in self._holders.items() if q in self._queues}
-                self._is_settling = True
-            else:
-                zones = {name: one.spec.zone for name, one in self._members.items()}
-                quotas = self._surroundings.quotas(zones, len(self._queues))
-                hands = assign(
-                    self._queues, self._candidates(), self._pins(), self._priorities, quotas
-                )
-                self._targets = {queue: name for name, hand in hands.items() for queue in hand}
+            is_early = now_ms < self._settle_until_ms
+            self._is_settling = is_early or self._is_waiting
+            if not self._is_waiting and not (is_early and mode == MODE_CLUSTERING):
+                self._targets = self._shares()
+            if self._is_settling:
+                self._targets |= self._kept()
         known = self._targets.keys() | self._holders.keys() | self._locks.keys()
         self._moving = {queue: None for queue in known if not self._is_at_rest(queue)}
         deadline_ms = now_ms + self._revoke_timeout_ms
@@ -420,6 +426,23 @@ class Group:
             for queue, holder in (() if self._is_ordered else self._holders.items())
             if holder != self._targets.get(queue)
         }
+
+    def _shares(self) -> dict[Queue, str]:
+        """Who should have what, by the members that are there."""
+        zones = {name: one.spec.zone for name, one in self._members.items()}
+        quotas = self._surroundings.quotas(zones, len(self._queues))
+        hands = assign(self._queues, self._candidates(), self._pins(), self._priorities, quotas)
+        return {queue: name for name, hand in hands.items() for queue in hand}
+
+    def _kept(self) -> dict[Queue, str]:
+        """Who has what already, or is to have it by the lock."""
+        found = self._locked() | self._holders
+        return {queue: name for queue, name in found.items() if queue in self._queues}
+
+    def _locked(self) -> dict[Queue, str]:
+        """What nobody has in hand, and only one member can get."""
+        locks = self._locks.items() if self._is_ordered else ()
+        return {q: one for q, one in locks if one in self._members and q not in self._holders}
 
     def _candidates(self) -> list[Candidate]:
         home = self._surroundings.home
@@ -432,11 +455,7 @@ class Group:
         """What a member may consume already is dearer than what it was told to let go of; and a
         lock is as good, when its member lives and nobody else has the queue in hand.
         """
-        pins = {
-            queue: name
-            for queue, name in (self._locks.items() if self._is_ordered else ())
-            if name in self._members and queue not in self._holders
-        }
+        pins = self._locked()
         for member_id, member in self._members.items():
             pins.update(dict.fromkeys(member.assigned & member.in_hand, member_id))
         return pins

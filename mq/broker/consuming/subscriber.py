@@ -83,6 +83,8 @@ class _Cursor:
         "epoch",
         "has_unsent_gap",
         "is_redirected",
+        "is_told",
+        "is_told_of_end",
         "next_offset",
         "sent",
         "stays_until_s",
@@ -91,6 +93,8 @@ class _Cursor:
     def __init__(self, queue_offset: int, epoch: int) -> None:
         self.next_offset = self.done = queue_offset
         self.epoch = epoch
+        # The client knows that it has the queue under this epoch; and that it is to let go of it.
+        self.is_told = self.is_told_of_end = False
         self.sent: deque[_Sent] = deque()
         # The filter left something out at the end of the queue: the client has to hear of it.
         self.has_unsent_gap = False
@@ -177,14 +181,7 @@ class Subscriber:
             self._fetched.pop(queue, None)
         for queue in sorted(positions.keys() - self._cursors.keys()):
             former = self._leaving.pop(queue, None)
-            epoch = former.epoch + 1 if former else 0
-            is_same = former is not None and former.next_offset == positions[queue]
-            if former is not None and is_same and not former.is_redirected:
-                # The client has what stands before: it counts, and is not done yet.
-                former.epoch = epoch
-                self._cursors[queue] = former
-            else:
-                self._cursors[queue] = _Cursor(positions[queue], epoch)
+            self._cursors[queue] = _returned(former, positions[queue])
             self._arrivals.watch(queue, self._arrived)
             self._ready[queue] = None
         ranks = {queue: self._puller.rank(queue) for queue in self._cursors}
@@ -199,6 +196,7 @@ class Subscriber:
         """
         cursor = self._leaving[queue] = _Cursor(min(done, next_offset), 0)
         cursor.has_in_hand(next_offset)
+        cursor.is_told = cursor.is_told_of_end = True
         self._told.add(queue)
 
     def move(self, positions: Mapping[Queue, int]) -> None:
@@ -209,7 +207,9 @@ class Subscriber:
                 self._cursors[queue] = _Cursor(queue_offset, cursor.epoch + 1)
                 self._ready[queue] = None
             elif queue in self._leaving:
-                self._leaving[queue].epoch += 1  # its last reports are void, too
+                former = self._leaving[queue]
+                former.epoch += 1  # its last reports are void, too
+                former.is_told_of_end = True  # should it come back, it starts anew
         self._is_assignment_due = True
         self._wake.set()
 
@@ -335,6 +335,10 @@ class Subscriber:
             Position(queue, cursor.next_offset, cursor.epoch)
             for queue, cursor in self._cursors.items()
         ]
+        for cursor in self._cursors.values():
+            cursor.is_told = True
+        for cursor in self._leaving.values():
+            cursor.is_told_of_end = True
         assigned = Assigned(self._generation, positions, self._ranks)
         untold = [queue for queue in self._leaving if queue not in self._told]
         self._told = {*self._cursors, *(self._leaving.keys() - untold)}
@@ -439,3 +443,21 @@ class Subscriber:
         if not self._cursors[queue].is_redirected:
             self._ready[queue] = None
             self._wake.set()
+
+
+def _returned(former: _Cursor | None, queue_offset: int) -> _Cursor:
+    """For a queue that is assigned, from `queue_offset` on; `former`: the client did not let go of
+    it before. An epoch that the client was not told of is not used up: it takes a queue that comes
+    back under the next one for the same, and goes on with what it has in hand.
+    """
+    if former is None:
+        return _Cursor(queue_offset, 0)
+    if former.is_told and not former.is_told_of_end and queue_offset <= former.done:
+        return former  # for the client it was never gone
+    epoch = former.epoch + former.is_told
+    if former.next_offset != queue_offset or former.is_redirected:
+        return _Cursor(queue_offset, epoch)
+    # The client has what stands before: it counts, and is not done yet.
+    former.epoch = epoch
+    former.is_told = former.is_told_of_end = False
+    return former

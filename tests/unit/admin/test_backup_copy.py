@@ -4,6 +4,7 @@ found when a byte is not what it was.
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from mq.admin import backup_copy, backup_manifest
 from mq.admin.backup_copy import Copy
 from mq.admin.backup_manifest import Manifest
 from mq.admin.backup_sources import Chunk, RunningNodes, StoppedNode
-from mq.errors import DataDirectoryInUse, IllegalRequest, LogDamaged, Unreachable
+from mq.errors import DataDirectoryInUse, IllegalRequest, LogDamaged, StorageFailed, Unreachable
 from mq.errors import WrongDataDirectory as WrongDirectory
 from mq.store.commitlog import CommitLog
 from mq.store.identity import Identity
+from mq.store.logreader import SegmentInfo
 from mq.wire.v1 import admin_pb2 as pb
 from tests.support.backups import VFS, LogNode, back_up
 from tests.support.commands import FakeAdmin
@@ -202,6 +204,55 @@ def test_two_runs_into_one_directory_do_not_mix(node: LogNode, tmp_path: Path) -
     back_up(node, tmp_path / "b")
 
 
+def test_the_lock_is_held_until_nothing_is_changed_any_more(
+    node: LogNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second run that begins while the first gives back its room would lose what it writes."""
+    real, tried = Copy._trim, []
+
+    def trim(copy: Copy, last: SegmentInfo) -> None:
+        with pytest.raises(DataDirectoryInUse):
+            Copy(VFS, str(tmp_path / "b"), node).run()
+        tried.append(last)
+        real(copy, last)
+
+    monkeypatch.setattr(Copy, "_trim", trim)
+    back_up(node, tmp_path / "b")
+    assert len(tried) == 1
+    assert_same(node, tmp_path / "b")
+
+
+def test_a_complete_backup_without_its_first_file_is_not_gone_on_with(
+    node: LogNode, tmp_path: Path
+) -> None:
+    node.write(20)
+    manifest = back_up(node, tmp_path / "b")
+    files = sorted((tmp_path / "b" / "commitlog").iterdir())
+    node.write(5)
+    for gone in (files[:2], files):
+        for path in gone:
+            path.unlink(missing_ok=True)
+        with pytest.raises(LogDamaged, match="missing") as raised:
+            back_up(node, tmp_path / "b")
+        assert raised.value.path == str(files[1])
+        assert backup_manifest.load(VFS, str(tmp_path / "b")) == manifest
+
+
+def test_a_manifest_that_cannot_be_written_is_no_traceback_and_the_next_run_goes_on(
+    node: LogNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    node.write(20)
+    with monkeypatch.context() as patched:
+        patched.setattr("mq.admin.backup_copy.save", fail)
+        with pytest.raises(StorageFailed, match=r"No space left .* run it again"):
+            back_up(node, tmp_path / "b")
+    back_up(node, tmp_path / "b")
+    assert_same(node, tmp_path / "b")
+
+
 def test_a_directory_that_is_no_backup_is_left_alone(node: LogNode) -> None:
     node.close()
     before = {path: path.read_bytes() for path in node.data.rglob("*") if path.is_file()}
@@ -264,6 +315,18 @@ def test_a_manifest_that_is_none_is_refused(node: LogNode, tmp_path: Path, damag
         backup_manifest.find(VFS, str(tmp_path / "b"))
     with pytest.raises((LogDamaged, IllegalRequest)):
         back_up(node, tmp_path / "b")
+
+
+@pytest.mark.parametrize("word", ["mq", "set-0", "stored_at_ms", "completed_at", "1000000"])
+def test_a_manifest_that_was_changed_is_refused(node: LogNode, tmp_path: Path, word: str) -> None:
+    back_up(node, tmp_path / "b")
+    path = tmp_path / "b" / "manifest.json"
+    text = path.read_text()
+    assert word in text
+    path.write_text(text.replace(word, word[:-1] + chr(ord(word[-1]) ^ 1)))
+    with pytest.raises(LogDamaged, match="manifest") as raised:
+        backup_manifest.load(VFS, str(tmp_path / "b"))
+    assert raised.value.path == str(path)
 
 
 def test_a_manifest_whose_segments_do_not_join_is_refused(node: LogNode, tmp_path: Path) -> None:

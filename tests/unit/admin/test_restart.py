@@ -218,6 +218,15 @@ def test_the_first_trouble_ends_it(admin: Nodes, command: str, reason: str) -> N
     assert admin.starts["n1"] == 1
 
 
+def test_a_command_that_hangs_ends_it(admin: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_COMMAND_S", 0.1)
+    flags = ("--run", "exec sleep 60", "--wait-s", "0.05")
+    result = run(cluster, "restart-plan", *flags, admin=admin)
+    assert result.exit_code == 1
+    assert "a/n0: `exec sleep 60` did not end in 0.1 s and was killed" in result.stderr
+    assert admin.starts == {"n0": 1, "n1": 1, "n2": 1}
+
+
 def test_a_set_that_is_none_is_refused(admin: Nodes) -> None:
     result = run(cluster, "restart-plan", "--set", "b", admin=admin)
     assert result.exit_code == 1

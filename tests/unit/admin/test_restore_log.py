@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import itertools
 import shutil
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mq.admin import restore_log
+from mq.admin import backup_manifest, restore_log
+from mq.admin.backup_copy import Copy
 from mq.admin.backup_manifest import Manifest
+from mq.admin.backup_sources import StoppedNode
 from mq.admin.restore_log import Restored, restore
 from mq.config import StoreConfig
-from mq.errors import LogDamaged, StorageFailed, WrongDataDirectory
-from mq.raft.membership import read_members
+from mq.errors import DataDirectoryInUse, LogDamaged, StorageFailed, WrongDataDirectory
+from mq.raft import handshake
+from mq.raft.membership import read_members, read_restorations
 from mq.raft.vote import VoteFile
+from mq.store.commitlog import CommitLog
 from mq.store.identity import Identity
 from mq.store.store import Store
 from mq.store.vfs import RealVfs
@@ -42,6 +48,11 @@ class Backup:
         data = str(self.directory / name)
         given = MEMBERS if members is None else members
         return restore(VFS, str(self.path), self.manifest, data, identity, given)
+
+    def restorations(self, name: str) -> tuple[handshake.Restored, ...]:
+        place = str(self.directory / name / "commitlog")
+        with closing(CommitLog(VFS, place, segment_bytes=1 << 20, verify_bytes=0)) as log:
+            return read_restorations(log)
 
     def segments(self, name: str) -> dict[str, bytes]:
         found = (self.directory / name / "commitlog").glob("*.log")
@@ -74,7 +85,7 @@ def test_a_restored_log_is_the_backup_and_a_segment_with_the_new_members(backup:
     assert store.applied_index < restored.last_index
     store.abandon()
     vote = VoteFile(VFS, str(backup.directory / "x" / "vote"))
-    assert (vote.term, vote.voted_for, vote.must_catch_up) == (restored.term, None, False)
+    assert (vote.term, vote.voted_for, vote.must_catch_up) == (restored.term, None, True)
     vote.close()
 
 
@@ -83,6 +94,49 @@ def test_each_member_gets_the_same_bytes_and_other_members_another_term(backup: 
     assert backup.segments("x") == backup.segments("y")
     assert first.term == second.term
     assert backup.restore("v", {"v": "v:1"}).term != first.term
+
+
+def test_restored_nodes_tell_each_other_from_all_others(backup: Backup) -> None:
+    backup.restore("x")
+    backup.restore("y")
+    backup.restore("v", {"v": "v:1"})
+    (of_x,), (of_y,), (of_v,) = map(backup.restorations, "xyv")
+    assert of_x == of_y
+    assert of_x.raft_index == of_v.raft_index == backup.manifest.last_index + 1
+    assert of_x.lineage != of_v.lineage
+    # One that is restored from a backup of the restored set has both.
+    source = StoppedNode(VFS, str(backup.directory / "x"))
+    manifest = Copy(VFS, str(backup.directory / "again"), source).run()
+    source.__exit__()
+    identity = Identity("mq", "new", "w")
+    place = str(backup.directory / "again")
+    restore(VFS, place, manifest, str(backup.directory / "w"), identity, {"w": "w:1"})
+    first, second = backup.restorations("w")
+    assert first == of_x
+    assert second.raft_index == of_x.raft_index + 1
+
+
+def test_a_directory_that_is_taken_while_the_backup_is_checked_is_left_alone(
+    backup: Backup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another restore, whose node may run already."""
+    name, real = "mq.admin.restore_log.verify", backup_manifest.verify
+
+    def verify(*arguments: Any) -> int:
+        monkeypatch.setattr(name, real)
+        backup.restore("x")
+        return real(*arguments)
+
+    monkeypatch.setattr(name, verify)
+    with pytest.raises(WrongDataDirectory, match="is not empty"):
+        backup.restore("x")
+    assert backup.segments("x")
+    (backup.directory / "y").mkdir()
+    with (
+        closing(VFS.lock(str(backup.directory / "y" / "lock"))),
+        pytest.raises(DataDirectoryInUse, match="another restore"),
+    ):
+        backup.restore("y")
 
 
 def test_nothing_is_restored_over_other_data(backup: Backup) -> None:

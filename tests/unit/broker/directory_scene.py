@@ -82,7 +82,8 @@ class Node:
         name = other.directory.own_name if as_set is None else as_set
         request = self.directory.greeting(name, other.address)
         response = other.directory.answer(_travelled(request), now_ms)
-        self.directory.heard(name, other.address, _travelled(response), now_ms)
+        version = request.topics_version
+        self.directory.heard(name, other.address, _travelled(response), now_ms, version)
         self.directory.greeted(name, [other.address], is_answered=True)
         return len(response.topics)
 

@@ -179,6 +179,45 @@ def test_who_has_not_read_its_log_yet_does_not_say_that_there_are_no_topics() ->
     assert a.directory.topic("t") == []
 
 
+def test_an_answer_that_comes_late_does_not_wipe_out_what_came_since() -> None:
+    """A set is greeted by its name and as a seed at the same time."""
+    a, b = known("a", "b")
+    b.topic("t")
+    a.greet(b)
+    early = a.directory.greeting("b", b.address)
+    answer = b.directory.answer(early, T0)
+    assert not answer.topics
+    b.topic("u")
+    a.greet(b)
+    a.directory.heard("", b.address, answer, T0, early.topics_version)
+    a.greet(b)
+    assert [len(a.directory.topic(name)) for name in "tu"] == [1, 1]
+
+
+def test_a_set_whose_topics_are_not_known_is_not_shown_beside_topics() -> None:
+    a, b = Node("a"), Node("b")
+    b.is_current = False
+    a.greet(b)
+    assert a.sets() == ["a", "b"]
+    assert [one.name for one in a.directory.sets(T0, with_topics=True)] == ["a"]
+    b.is_current = True
+    a.greet(b)
+    b.is_current = False
+    a.greet(b)
+    assert [one.name for one in a.directory.sets(T0, with_topics=True)] == ["a", "b"]
+
+
+def test_who_has_read_its_log_once_goes_on_to_answer_during_elections() -> None:
+    node = Node("a")
+    node.is_current = False
+    assert not node.directory.is_informed
+    node.is_current = True
+    assert node.directory.is_informed
+    greet_all([node])
+    node.is_current = False
+    assert node.directory.is_informed
+
+
 def test_topics_of_the_broker_alone_stay_at_home() -> None:
     a, b = known("a", "b")
     b.topic("%SYS%SCHEDULE")

@@ -56,6 +56,7 @@ def test_a_call_that_failed_says_what_the_broker_said() -> None:
         (grpc.StatusCode.UNAVAILABLE, Unreachable),
         (grpc.StatusCode.DEADLINE_EXCEEDED, Unreachable),
         (grpc.StatusCode.CANCELLED, Unreachable),
+        (grpc.StatusCode.INTERNAL, Unreachable),
         (grpc.StatusCode.UNIMPLEMENTED, Internal),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, Internal),
     ],

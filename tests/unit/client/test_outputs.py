@@ -66,7 +66,7 @@ def test_a_topic_that_only_others_have_is_not_extended_by_itself() -> None:
             await made.batches([("t", b"x")], "b", "p", 1, 0)
         assert isinstance(caught.value.reason, TopicNotFound)
         assert "no queues in broker set b" in str(caught.value)
-        assert "mq topic extend t b" in str(caught.value)
+        assert "mq topic extend t --set b" in str(caught.value)
         # What an operator has just done is not known everywhere at once.
         assert now_s() - began_s == pytest.approx(1.0)
         assert [part.broker_set for part in brokers.topics["t"]] == ["a"]

@@ -246,6 +246,24 @@ def test_a_topic_that_one_broker_does_not_know_yet_may_be_known_to_the_leader() 
     assert connection.asked == ["a:1", "b:1"]
 
 
+@pytest.mark.parametrize("hint", [None, "a:1", "b:1"])
+def test_who_does_not_know_its_topics_yet_is_followed_by_the_next_one(hint: str | None) -> None:
+    """It has just started, and knows of no leader, or only of one that has just started."""
+
+    def answer(address: str, _: Any) -> Any:
+        if address != "c:1":
+            return NotLeader("n0" if hint else None, hint)
+        return routes("c")
+
+    async def scenario() -> None:
+        connection = Asked("a:1,b:1,c:1", answer)
+        assert (await connection.route("t")).sets == ["s"]
+        assert asyncio.get_running_loop().time() < 1000.1
+        assert len(connection.script.asked) <= 4
+
+    run(scenario())
+
+
 def test_a_topic_that_nobody_knows_is_not_found_and_only_producers_create_it() -> None:
     requests: list[RouteRequest] = []
 

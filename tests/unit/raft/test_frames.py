@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mq.raft import connection
 from mq.raft.connection import GREETING_BYTES_MAX, FrameReader, Malformed, OpensTls, SendQueue
 from mq.raft.frames import BODY_BYTES_MAX, MESSAGE_BYTES_MAX, PREFIX, Frame, encode
-from mq.raft.handshake import Expected, greeting, objection, refusal
+from mq.raft.handshake import Expected, Past, Restored, greeting, objection, refusal
 from mq.wire.v1.raft_pb2 import Hello, RaftFrame, Refusal
 from tests.support.raft_peers import answer, append, node, parse, stream
 
@@ -283,6 +283,38 @@ def test_a_refusal_names_both_sides_and_what_to_do(
     assert reason is not None
     for word in words:
         assert word in reason
+
+
+ONE, OTHER, LATER = Restored(50, 1), Restored(50, 2), Restored(90, 3)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "is_taken"),
+    [
+        (Past(), Past(), True),
+        (Past(100), Past(7), True),
+        (Past(60, (ONE,)), Past(55, (ONE,)), True),
+        # A node that copies the log has not come to that entry yet.
+        (Past(60, (ONE,)), Past(0), True),
+        (Past(60, (ONE,)), Past(49), True),
+        (Past(99, (ONE, LATER)), Past(89, (ONE,)), True),
+        # Restored next to old nodes, or twice, or from another backup.
+        (Past(50, (ONE,)), Past(50), False),
+        (Past(50, (ONE,)), Past(100), False),
+        (Past(50, (ONE,)), Past(50, (OTHER,)), False),
+        (Past(99, (ONE, LATER)), Past(90, (ONE,)), False),
+        (Past(99, (ONE, LATER)), Past(60, (OTHER,)), False),
+        (Past(99, (LATER,)), Past(60, (ONE,)), False),
+    ],
+)
+def test_a_log_that_was_restored_is_told_from_others(
+    ours: Past, theirs: Past, *, is_taken: bool
+) -> None:
+    for one, other in ((ours, theirs), (theirs, ours)):
+        said = greeting(node("a"), "b", 0, past=other).message.hello
+        reason = objection(said, expected(past=one))
+        assert (reason is None) == is_taken
+        assert reason is None or "different sets" in reason
 
 
 @given(st.text(max_size=2000), st.text(max_size=2000))

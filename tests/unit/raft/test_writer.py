@@ -8,7 +8,8 @@ import pytest
 
 from mq.errors import DiskFull, MqError, OutcomeUnknown, StorageFailed
 from mq.raft.contracts import Limits
-from mq.raft.membership import Membership, read_members
+from mq.raft.handshake import Restored
+from mq.raft.membership import Membership, read_members, read_restorations
 from mq.raft.proposals import Committed, Outcome, Proposal, Proposals
 from mq.raft.writer import Writer
 from mq.store.format import Kind
@@ -118,12 +119,14 @@ def test_a_full_segment_takes_what_fits_and_a_new_one_opens_when_all_is_applied(
 def test_a_roll_that_is_due_brings_the_change_of_members() -> None:
     made = Made()
     made.machine.applied_index = 1
+    made.membership.restorations = (Restored(1, 1 << 63),)
     outcomes: list[Outcome] = []
     made.membership.changes.begin_remove({"a": 1, "b": 1}, "b", "a", 1, outcomes.append)
     made.writer.is_roll_due = True
     made.write()
     assert not made.writer.is_roll_due
     assert read_members(made.log) == {"a": "a:1"}
+    assert read_restorations(made.log) == (Restored(1, 1 << 63),)
     made.membership.changes.applied(2)
     assert outcomes == [Committed(2, 1)]
 

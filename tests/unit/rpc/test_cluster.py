@@ -1,0 +1,33 @@
+"""Routes, as clients ask for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mq.errors import NotLeader
+from mq.rpc.cluster import ClusterService
+from mq.store.identity import Identity
+from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse
+from tests.support.consensus import Node, on_loop
+
+
+async def route(node: Node, *topics: str) -> RouteResponse:
+    context: Any = None
+    service = ClusterService(node.broker, Identity("mq", "a", "node-0"))
+    return await service.route(RouteRequest(topics=topics), context)
+
+
+@on_loop
+async def test_who_has_not_read_its_log_yet_does_not_say_that_its_set_has_no_such_topic() -> None:
+    node = Node()
+    await node.topic("t")
+    node.consensus.depose()
+    with pytest.raises(NotLeader, match="other:8081"):
+        await route(node, "t")
+    # Who leads can be asked all the same.
+    [own] = (await route(node)).broker_sets
+    assert own.leader_id == "other"
+    node.consensus.elect()
+    assert [one.topic for one in (await route(node, "t")).topics] == ["t"]
