@@ -55,8 +55,9 @@ def restore(  # noqa: PLR0913 - one for each option
     BACKUP is the directory of one set, checked before anything is made of it.
     Messages, offsets, transactions and what waits are as they were. For
     several nodes, run it on each with the same --members; or restore one, and
-    let the others join it (`mq cluster add-member`). The old nodes of the set
-    must not run any more.
+    let the others join it (`mq cluster add-member`). A set of three or more
+    serves when all of its nodes have come up once. The old nodes of the set
+    are refused: this is no way to replace one node of a set that runs.
     """
     # Here, so that help and errors of usage do not wait for the broker's modules.
     from mq import logging  # noqa: PLC0415
@@ -89,6 +90,8 @@ def restore(  # noqa: PLR0913 - one for each option
         f"{stored_at(manifest.stored_at_ms)} UTC, as node {node} in {data}."
     )
     click.echo(f"Start it:\n  {_command(restored, data)}")
+    if len(restored.members) > 2:
+        click.echo("The set serves when all of its nodes have come up once.")
 
 
 def _found(directory: str, *, is_partial: bool) -> tuple[str, Manifest]:

@@ -78,12 +78,14 @@ async def ask_until(asked: Asked, question: Question, server: str = "") -> Any:
             return await asked.ask(address, question, min(left_s, question.attempt_s or left_s))
         except NotLeader as error:
             failure: MqError = error
-            # A hint that was not tried is followed at once, a loop of hints with a pause.
-            must_wait = asked.not_leader(address, error.address or "") in ("", *tried, address)
+            hint = asked.not_leader(address, error.address or "")
+            # A hint that was not tried is followed at once, a loop of hints with a pause. Who knows
+            # of nobody is not asked again before the others.
+            must_wait = hint in (*tried, address) if hint else _are_tried(asked, tried, address)
         except Unreachable as error:
             failure = error
             asked.failed(address)
-            must_wait = bool(server) or all(one in (*tried, address) for one in asked.addresses)
+            must_wait = bool(server) or _are_tried(asked, tried, address)
         tried = [] if must_wait else [*tried, address]
         if must_wait:
             pause_s = back_off_s(attempt)
@@ -93,6 +95,10 @@ async def ask_until(asked: Asked, question: Question, server: str = "") -> Any:
             await asyncio.sleep(pause_s)
         elif now_s() >= deadline_s:
             raise _in_the_end(failure, asked.addresses, question.timeout_s) from None
+
+
+def _are_tried(asked: Asked, tried: list[str], last: str) -> bool:
+    return all(one in (*tried, last) for one in asked.addresses)
 
 
 def _in_the_end(failure: MqError, addresses: Iterable[str], timeout_s: float) -> MqError:

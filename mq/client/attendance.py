@@ -177,6 +177,7 @@ class Attendance:
             ),
         )
         start = self._wanted.wire_start(self._start)
+        self._holdings.reclaim(self.name)
         positions = {**self._court.kept(self.name), **self._holdings.positions(self.name)}
         start.positions.extend(offset_calls.to_positions(positions))
         try:

@@ -320,6 +320,18 @@ class Holdings:
 
     # To the broker
 
+    def reclaim(self, broker_set: str) -> None:
+        """Before a new stream: what was let go of on the last one is in hand again, to be let go of
+        once more. If the broker did not hear of it, nobody else knows how far it is. In ordered
+        mode only, where the lock says whether another has it by now.
+        """
+        with self._changed:
+            released = self._reports.unheard(broker_set) if self._is_ordered else {}
+            for ref, (_, done_to) in released.items():
+                if ref not in self._queues:
+                    queue = self._queues[ref] = HeldQueue(ref, done_to, 0)
+                    queue.is_leaving, queue.is_paused = True, self._is_paused
+
     def positions(self, broker_set: str) -> dict[QueueRef, int]:
         """For a new stream: what is wanted next of all that is in hand."""
         with self._changed:

@@ -56,6 +56,12 @@ class Reports:
         """The queue comes again: what was said when it was let go of."""
         return self._of(ref.broker_set).released.pop(ref, None)
 
+    def unheard(self, broker_set: str) -> dict[QueueRef, Released]:
+        """Once: what was let go of on the last stream. The set may not have heard of it."""
+        mine = self._of(broker_set)
+        found, mine.released = mine.released, {}
+        return found
+
     def note(self, queue: HeldQueue, *, is_urgent: bool = False) -> None:
         if queue.is_noted and not is_urgent:
             return

@@ -37,8 +37,10 @@ JOIN_S = 10.0
 OTHERS_S = 2.0
 # How often the consumer looks in which sets its topics are.
 LOOK_S = 5.0
-# A set that nobody knows any more is left when it was not heard for so long.
-FORGOTTEN_S = 30.0
+# A set that nobody knows any more is left when it was not heard for so long. Brokers that were
+# restarted while it was down know nothing of it until it is back, and what is in hand would come
+# again.
+FORGOTTEN_S = 300.0
 _SAVE_S = 1.0
 _COMMIT_S_MAX = 10.0
 _GOODBYE_S_MAX = 5.0

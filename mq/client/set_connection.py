@@ -115,7 +115,11 @@ class SetConnection:
         deadline_s = now_s() + timeout_s
         attempt = 0
         while not self._leader:
-            await self.brokers(timeout_s=deadline_s - now_s())
+            ranking = self.servers.ranking(now_s())
+            # Who knows of nobody is not asked again before the others.
+            first = attempt % len(ranking) if ranking else 0
+            asked = ranking[first:] + ranking[:first]
+            await self.cluster.brokers((), deadline_s - now_s(), first=asked)
             if self.known_leader:
                 return self.known_leader
             pause_s = back_off_s(attempt)

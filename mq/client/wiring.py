@@ -181,6 +181,8 @@ class Connection:
 
     async def home(self, topic: str, timeout_s: float = CALL_TIMEOUT_S) -> SetConnection:
         """The set in which a topic is created that nobody has: all clients agree on it."""
+        # Asked for topics, brokers tell of no set whose topics they do not know.
+        await self.brokers(timeout_s=timeout_s)
         known = await self.sets(timeout_s)
         return known[text_hash(topic) % len(known)]
 

@@ -117,8 +117,8 @@ class Groups:
             self._begin(name, spec.subscriptions, start)
             for queue, in_hand in positions.items():
                 if live.group.owner(queue) == spec.member_id:
-                    at = min(in_hand, self.extent(queue)[1])
-                    subscriber.claim(queue, at, self._commits.position(name, queue) or 0)
+                    done = self._commits.position(name, queue) or 0
+                    subscriber.claim(queue, in_hand, done, self.extent(queue)[1])
         self._arrange(name, live)
         if spec.mode != MODE_BROADCAST:
             # What it came back with counts now or never: what is assigned to it later, it has
@@ -396,7 +396,7 @@ class Groups:
 
     async def _write_locks(self, name: str, live: _Live, changes: Mapping[Queue, str]) -> None:
         try:
-            is_written = await write_locks(self._consensus, name, changes)
+            is_written = await write_locks(self._consensus, self._commits, name, changes)
         finally:
             live.is_locking = False
         if is_written and self._live.get(name) is live:

@@ -115,8 +115,7 @@ class Group:
         self._departed: dict[str, None] = {}
         # Removed, and not yet told to the driver.
         self._buried: list[str] = []
-        self._is_settling = False
-        self._is_waiting = False
+        self._is_settling = self._is_waiting = False
         # Members, queues or claims are others than those that the targets were made for.
         self._is_stale = False
         # Something was let go of, or locked.

@@ -190,13 +190,14 @@ class Subscriber:
         self._is_assignment_due = True
         self._wake.set()
 
-    def claim(self, queue: Queue, next_offset: int, done: int) -> None:
-        """It came back with this queue in hand, and is done with what stands before `done`. Until
-        the queue is assigned again it is one to finish and to release, under epoch 0.
+    def claim(self, queue: Queue, next_offset: int, done: int, end: int) -> None:
+        """It came back with this queue in hand, and is done with what stands before `done`. Unless
+        the queue is in the first assignment, it is one to finish and to release, under epoch 0.
+        Behind the `end`, it has the messages of another topic, which had the name before.
         """
-        cursor = self._leaving[queue] = _Cursor(min(done, next_offset), 0)
-        cursor.has_in_hand(next_offset)
-        cursor.is_told = cursor.is_told_of_end = True
+        cursor = self._leaving[queue] = _Cursor(min(done, next_offset, end), 0)
+        cursor.has_in_hand(min(next_offset, end))
+        cursor.is_told, cursor.is_told_of_end = True, next_offset > end
         self._told.add(queue)
 
     def move(self, positions: Mapping[Queue, int]) -> None:

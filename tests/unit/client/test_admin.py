@@ -22,7 +22,7 @@ from mq.errors import (
     Unreachable,
 )
 from mq.wire.v1 import admin_pb2 as pb
-from mq.wire.v1.cluster_pb2 import BrokerSet, RouteResponse, TopicRoute
+from mq.wire.v1.cluster_pb2 import BrokerSet, NodeRoute, RouteResponse, TopicRoute
 from mq.wire.v1.consumer_pb2 import MODE_CLUSTERING, MODE_ORDERED
 
 T = TypeVar("T")
@@ -302,3 +302,28 @@ def test_a_broker_of_another_cluster_is_not_added(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(IllegalRequest, match="belongs to cluster other, this is mq"):
         cluster.run(cluster.add_broker_set("10.0.0.1:8081"))
     assert cluster.asked == []
+
+
+def test_a_broker_that_has_just_started_is_waited_for_until_it_shows_what_was_created(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sets = [BrokerSet(name="s", nodes=[NodeRoute(node_id=one, address=f"{one}:1") for one in "ab"])]
+    shown = RouteResponse(topics=[TopicRoute(topic="t", broker_set="s", write_queues=2)])
+    refusals = [NotLeader(None, None)] * 3
+
+    async def brokers(*_: Any, **__: Any) -> RouteResponse:
+        return RouteResponse(broker_sets=sets)
+
+    async def answer(*_: Any, server: str) -> RouteResponse:
+        if server == "b:1" and refusals:
+            raise refusals.pop()
+        return shown
+
+    async def scenario() -> None:
+        admin = Admin("a:1")
+        monkeypatch.setattr(admin._connection, "brokers", brokers)
+        monkeypatch.setattr(admin._connection, "call", answer)
+        await admin._until_shown("t", {"s": pb.TopicInfo(topic="t", write_queues=2)})
+
+    asyncio.run(scenario())
+    assert not refusals

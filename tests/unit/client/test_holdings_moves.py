@@ -103,6 +103,43 @@ def test_a_queue_that_is_given_back_while_its_release_is_on_the_way_repeats_noth
     assert offsets(desk.take(100)) == [3, 4]
 
 
+@pytest.mark.parametrize("is_released", [False, True])
+def test_a_queue_that_comes_back_after_a_reconnect_repeats_nothing(is_released: bool) -> None:
+    """The broker has it from the last commit: what was reported on the old stream may be lost."""
+    desk = Desk()
+    desk.assign((0, 0, 3), first=True)
+    deliver(desk.holdings, delivery(0, range(8), epoch=3))
+    taken = desk.take(6)
+    desk.holdings.done(taken[:5])
+    desk.told()
+    desk.assign(first=True)
+    if is_released:
+        desk.holdings.done(taken[5:])
+        assert desk.told() == [("progress", [(0, 6, 0)]), ("released", [(0,)])]
+    desk.assign((0, 2, 1))
+    if not is_released:
+        desk.holdings.done(taken[5:])
+    deliver(desk.holdings, delivery(0, range(2, 9), epoch=1))
+    assert offsets(desk.take(100)) == [6, 7, 8]
+    assert desk.told()[-1] == ("progress", [(0, 6, 1)])
+
+
+@pytest.mark.parametrize("is_released", [False, True])
+def test_a_reset_of_a_queue_that_was_to_leave_voids_what_is_in_hand(is_released: bool) -> None:
+    """It is one epoch more than the return of the queue alone."""
+    desk = Desk()
+    desk.assign((0, 0), first=True)
+    deliver(desk.holdings, delivery(0, range(5)))
+    taken = desk.take(5)
+    if is_released:
+        desk.holdings.done(taken)
+    desk.assign()
+    desk.told()
+    desk.assign((0, 1, 2))
+    deliver(desk.holdings, delivery(0, range(1, 4), epoch=2))
+    assert offsets(desk.take(100)) == [1, 2, 3]
+
+
 def test_a_queue_that_others_had_meanwhile_starts_where_the_broker_says() -> None:
     desk = Desk()
     desk.assign((0, 0, 2), first=True)
@@ -217,6 +254,43 @@ def test_what_was_released_on_a_stream_that_is_gone_counts_no_more() -> None:
     desk.assign((0, 2, 1), first=True)
     deliver(desk.holdings, delivery(0, [2, 3], epoch=1))
     assert offsets(desk.take(100)) == [2, 3]
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_an_ordered_queue_whose_release_may_be_lost_is_claimed_again(is_heard: bool) -> None:
+    """Nobody else knows how far it is. If another has it by now, it is let go of once more."""
+    desk = Desk(is_ordered=True)
+    desk.assign((0, 0), (1, 0), first=True)
+    deliver(desk.holdings, delivery(0, range(5)))
+    for _ in range(3):
+        desk.holdings.done(desk.take(1))
+    desk.assign((1, 0))
+    assert desk.told()[-1] == ("released", [(0,)])
+    for _ in range(2):
+        desk.holdings.reclaim(SET)
+        assert desk.holdings.positions(SET) == {ref(0): 3, ref(1): 0}
+        assert desk.holdings.assignment == {ref(1)}
+    if is_heard:
+        desk.assign((1, 0, 1), first=True)
+        assert ("released", [(0,)]) in desk.told()
+        assert desk.holdings.positions(SET) == {ref(1): 0}
+    else:
+        desk.assign((0, 3, 1), (1, 0, 1), first=True)
+        assert desk.told()[0][1][0] == (0, 3, 1)
+        deliver(desk.holdings, delivery(0, range(3, 5), epoch=1))
+        assert offsets(desk.take(100)) == [3]
+        desk.holdings.reclaim(SET)
+        assert desk.holdings.positions(SET) == {ref(0): 5, ref(1): 0}
+
+
+def test_a_queue_without_locks_is_not_claimed_again_when_it_was_let_go_of() -> None:
+    """Another may have it, and be first or second to come back."""
+    desk = Desk()
+    desk.assign((0, 0), first=True)
+    desk.assign()
+    desk.told()
+    desk.holdings.reclaim(SET)
+    assert desk.holdings.positions(SET) == {}
 
 
 def test_alone_for_long_nothing_is_given_out_until_the_broker_is_there_again() -> None:

@@ -178,6 +178,33 @@ def test_nobody_else_says_that_a_set_lost_its_topic() -> None:
     run(story())
 
 
+def test_a_broker_of_the_set_that_lags_behind_does_not_say_so_either() -> None:
+    """One that was just started has not read its log, and another may not have all of it."""
+
+    async def story() -> None:
+        scene = Pair()
+        _, second = await scene.join_both()
+        second.send(delivery(0, range(3)))
+        taken = await scene.take(3)
+        place = wire.QueuePosition(topic=TOPIC, queue_id=0)
+        scene.b.answers["FindOffsets"] = lambda _: wire.FindOffsetsResponse(positions=[place])
+        del scene.b.topics[TOPIC]
+        for _ in range(20):
+            await asyncio.sleep(0.005)
+        scene.b.answers["FindOffsets"] = refuse_with(Unreachable("nobody leads"))
+        for _ in range(20):
+            await asyncio.sleep(0.005)
+        assert not second.is_half_closed
+        assert not any(one.is_void for one in taken)
+        # The leader does.
+        scene.b.answers["FindOffsets"] = refuse_with(TopicNotFound(TOPIC))
+        await until(lambda: second.is_half_closed)
+        await until(lambda: scene.assigned_sets() == {SET})
+        await scene.session.close()
+
+    run(story())
+
+
 def test_a_set_that_nobody_knows_any_more_is_left_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -243,7 +243,21 @@ def test_a_route_is_asked_for_once_in_half_a_minute() -> None:
 def test_a_topic_that_one_broker_does_not_know_yet_may_be_known_to_the_leader() -> None:
     connection = Asked("a:1", lambda address, _: routes("b", ("t",) if address == "b:1" else ()))
     assert run(connection.route("t")).sets == ["s"]
-    assert connection.asked == ["a:1", "b:1"]
+    assert connection.asked == ["a:1", "a:1", "b:1"]
+
+
+def test_the_home_of_a_topic_is_chosen_among_all_sets_though_one_is_not_shown_with_topics() -> None:
+    def answer(_: str, request: Any) -> Any:
+        return routes("a", (), sets="x" if request.topics else "xy")
+
+    async def scenario() -> None:
+        homes = {(await Asked("xa:1", answer).home(f"t{n}")).name for n in range(20)}
+        assert homes == {"x", "y"}
+        connection = Asked("xa:1", answer)
+        await connection.brokers(["t"])
+        assert {(await connection.home(f"t{n}")).name for n in range(20)} == homes
+
+    run(scenario())
 
 
 @pytest.mark.parametrize("hint", [None, "a:1", "b:1"])
@@ -281,7 +295,8 @@ def test_a_topic_that_nobody_knows_is_not_found_and_only_producers_create_it() -
             await connection.route("no spaces")
 
     run(scenario())
-    assert [request.create_missing for request in requests] == [False, False, False, True]
+    asked = [request for request in requests if request.topics]
+    assert [request.create_missing for request in asked] == [False, False, False, True]
 
 
 def test_a_leader_that_fails_is_not_believed_any_more() -> None:

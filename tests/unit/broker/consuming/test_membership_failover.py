@@ -128,6 +128,36 @@ def test_an_ordered_group_does_not_wait_for_what_is_not_locked() -> None:
     assert driven.assigned("A") == [frozenset(T[:4])]
 
 
+@pytest.mark.parametrize("claims", [T[:3], T[:1]])
+def test_nobody_lets_go_of_an_ordered_queue_while_others_may_come_back(claims: list[Queue]) -> None:
+    """Shares are not made by who happens to be there."""
+    locks = {**dict.fromkeys(T[:3], "A"), T[3]: "B"}
+    driven = Driven(settle_until_ms=SETTLE_MS, locks=locks)
+    driven.join(ordered("B"), 0, T[3:4])
+    driven.join(ordered("C"), 0)
+    driven.join(ordered("A"), 1, claims)
+    driven.pass_time(SETTLE_MS - 1)
+    assert driven.assigned("A", "B", "C") == [frozenset(T[:3]), frozenset(T[3:4]), NOTHING]
+    assert driven.group.is_rebalancing
+    driven.pass_time(SETTLE_MS)
+    assert list(map(len, driven.assigned("A", "B", "C"))) == [2, 1, 0]
+
+
+@pytest.mark.parametrize("mode", [MODE_CLUSTERING, MODE_ORDERED])
+def test_nothing_is_shared_out_or_taken_while_shares_are_not_known(mode: int) -> None:
+    driven = Driven()
+    driven.group.wait(is_waiting=True)
+    driven.join(spec("A", mode), 0, T[:3])
+    driven.join(spec("B", mode), 0)
+    assert driven.group.owner(T[0]) == "A"
+    driven.pass_time(10_000)
+    assert driven.assigned("A", "B") == [frozenset(T[:3]), NOTHING]
+    driven.group.wait(is_waiting=False)
+    driven.settle(10_000)
+    driven.release("A", T[:3])
+    assert list(map(len, driven.assigned("A", "B"))) == [2, 2]
+
+
 @pytest.mark.parametrize("claims", [T[:2], []])
 def test_a_lock_waits_for_its_member_which_gets_its_queues_back(claims: list[Queue]) -> None:
     driven = Driven(locks=dict.fromkeys(T[:2], "A"))

@@ -320,9 +320,74 @@ async def test_a_queue_that_comes_back_before_it_was_released_has_a_new_epoch() 
 
 
 @on_loop
+async def test_a_queue_that_comes_back_before_the_client_knew_was_never_gone() -> None:
+    """It goes on with what it has: the place that is committed lies behind that."""
+    one = await stream({A: 10, B: 0}, Limits(messages=4))
+    one.subscriber.assign(1, {A: 0})
+    await one.assigned()
+    assert await one.offsets() == [0, 1, 2, 3]
+    one.done(2)
+    one.subscriber.assign(2, {})
+    one.subscriber.assign(3, {A: 2})
+    assert (await one.assigned()).positions == [Position(A, 4, 0)]
+    assert await one.offsets() == [4, 5]
+    # Unless somebody else has come further, or an operator has moved it.
+    one.subscriber.assign(4, {})
+    one.subscriber.assign(5, {A: 8})
+    assert (await one.assigned()).positions == [Position(A, 8, 1)]
+    one.subscriber.assign(6, {})
+    one.subscriber.move({A: 1})
+    one.subscriber.assign(7, {A: 1})
+    assert (await one.assigned()).positions == [Position(A, 1, 3)]
+
+
+@on_loop
+async def test_an_epoch_that_the_client_was_not_told_of_is_not_used_up() -> None:
+    """It takes a queue that comes back under the next epoch for the same, and only that."""
+    one = await stream({A: 10})
+    one.subscriber.assign(1, {A: 0})
+    await one.assigned()
+    await one.delivered()
+    one.subscriber.assign(2, {})
+    await one.assigned()
+    for generation in (3, 5, 7):
+        one.subscriber.assign(generation, {A: 0})
+        one.subscriber.assign(generation + 1, {})
+    one.subscriber.assign(9, {A: 0})
+    assert (await one.assigned()).positions == [Position(A, 0, 1)]
+    # A move is one more: what is in hand is void.
+    one.subscriber.assign(10, {})
+    await one.assigned()
+    one.subscriber.move({A: 3})
+    one.subscriber.assign(11, {A: 3})
+    assert (await one.assigned()).positions == [Position(A, 3, 3)]
+
+
+@on_loop
+async def test_a_claim_holds_until_the_first_assignment_whatever_comes_between() -> None:
+    one = await stream({A: 10})
+    one.subscriber.claim(A, 5, 2, 10)
+    one.subscriber.assign(1, {})
+    one.subscriber.assign(2, {A: 2})
+    (position,) = (await one.assigned()).positions
+    assert (position.queue, position.queue_offset) == (A, 5)
+    # Not one of a topic that was made anew, which is shorter.
+    other = await stream({A: 10})
+    other.subscriber.claim(A, 15, 2, 10)
+    other.subscriber.assign(1, {A: 2})
+    assert (await other.assigned()).positions == [Position(A, 2, 1)]
+    late = await stream({A: 10})
+    late.subscriber.claim(A, 5, 2, 10)
+    late.subscriber.assign(1, {})
+    await late.assigned()
+    late.subscriber.assign(2, {A: 2})
+    assert (await late.assigned()).positions == [Position(A, 2, 1)]
+
+
+@on_loop
 async def test_a_claim_counts_against_the_cache_and_can_be_finished() -> None:
     one = await stream({A: 10}, Limits(messages=6))
-    one.subscriber.claim(A, 5, 2)
+    one.subscriber.claim(A, 5, 2, 10)
     assert one.done(4) == {A: 4}
     one.subscriber.assign(1, {A: 5})
     assert (await one.assigned()).positions == [Position(A, 5, 1)]
