@@ -52,6 +52,8 @@ def main() -> None:
     for what, why in engine.unable.items():
         tell(f"left out: faults of the {what}: {why}")
     page_directory = arguments.report / f"{engine.name}-{arguments.seed}"
+    # Of a run before, with the same seed.
+    shutil.rmtree(page_directory, ignore_errors=True)
     try:
         run = _run(engine, arguments, tell, page_directory)
     except (KeyboardInterrupt, SystemExit):

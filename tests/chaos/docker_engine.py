@@ -156,7 +156,10 @@ class DockerEngine:
     # -- what is seen of it ------------------------------------------------------------------------
 
     def logs(self, node: str) -> str:
-        return _run("docker", "logs", self.container(node))
+        # Its standard error is where a broker writes them.
+        command = ("docker", "logs", self.container(node))
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stdout + done.stderr
 
     def ip(self, node: str) -> str:
         """Empty while it runs not, or is on no network."""

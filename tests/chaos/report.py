@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.chaos.timeline import Fault, Timeline
 
 _WIDTH, _LEFT, _RIGHT = 1160, 64, 16
-_LABELS_HEIGHT, _PANEL_HEIGHT, _GAP = 132, 190, 40
+_LABELS_HEIGHT, _PANEL_HEIGHT, _GAP, _FOOT_HEIGHT = 132, 190, 40, 52
 # Readable next to each other, also by those who see few colours.
 _BLUE, _ORANGE, _GREEN, _RED = "#2563a8", "#d97706", "#15803d", "#b91c1c"
 _COLOURS = {
@@ -184,14 +184,15 @@ def plot(timeline: Timeline) -> str:
     ]
     top = _LABELS_HEIGHT
     second = top + _PANEL_HEIGHT + _GAP
-    height = second + _PANEL_HEIGHT + 36
+    bottom = second + _PANEL_HEIGHT
+    height = bottom + _FOOT_HEIGHT
     size = f"viewBox='0 0 {_WIDTH} {height}' width='{_WIDTH}' height='{height}'"
     parts = [
         f"<svg {size} xmlns='http://www.w3.org/2000/svg' role='img' aria-label='timeline'>",
-        *_bands(timeline.faults, end_s, top, height - 36),
-        *_panel(rates, _linear(rates), end_s, top, "messages a second"),
+        *_bands(timeline.faults, end_s, top, bottom),
+        *_panel(rates, _linear(rates), end_s, top, "messages a second, peaks cut"),
         *_panel(latencies, _logarithmic(latencies), end_s, second, "milliseconds of a send"),
-        *_seconds(end_s, second + _PANEL_HEIGHT),
+        *_seconds(end_s, bottom),
         *_phases(timeline, end_s, height),
         "</svg>",
     ]
@@ -257,20 +258,25 @@ def _seconds(end_s: float, y: int) -> Iterable[str]:
 
 
 def _phases(timeline: Timeline, end_s: float, height: int) -> Iterable[str]:
-    for began_s, name in timeline.phases:
+    for number, (began_s, name) in enumerate(timeline.phases):
         x = _x(began_s, end_s)
+        # The last ones are close to each other.
+        y = height - (22 if number % 2 else 6)
         yield (
             f"<line x1='{x}' x2='{x}' y1='{_LABELS_HEIGHT}' y2='{height - 8}' stroke='#6b7280' "
             "stroke-dasharray='3 3' stroke-width='0.8'/>"
         )
         is_last = x > 0.9 * _WIDTH
         place = f"x='{x - 4}' text-anchor='end'" if is_last else f"x='{x + 4}'"
-        yield f"<text {place} y='{height - 6}'>{html.escape(name)}</text>"
+        yield f"<text {place} y='{y}'>{html.escape(name)}</text>"
 
 
 def _linear(lines: Sequence[Line]) -> Scale:
-    limit = _nice(max((value for line in lines for value in line.values.values()), default=1.0))
-    return Scale(lambda value: value / limit, [limit * step / 4 for step in range(5)])
+    """Of what is usual: behind an outage there are peaks that would make the rest flat."""
+    values = sorted(value for line in lines for value in line.values.values() if value)
+    usual = values[int(len(values) * 0.95)] if values else 1.0
+    limit = _nice(1.5 * usual)
+    return Scale(lambda value: min(1.0, value / limit), [limit * step / 4 for step in range(5)])
 
 
 def _logarithmic(lines: Sequence[Line]) -> Scale:

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 
 from mq.broker.consuming.arrivals import Arrivals
 from mq.broker.consuming.assignment import Queue
@@ -21,16 +20,19 @@ from mq.broker.consuming.commits import Commits
 from mq.broker.consuming.filters import CompiledFilter, compile_filter
 from mq.broker.consuming.locking import write_locks
 from mq.broker.consuming.membership import Group, Member, Spec
+from mq.broker.consuming.places import Places, Start
 from mq.broker.consuming.pulling import Puller
 from mq.broker.consuming.subscriber import Limits, Position, Subscriber
 from mq.broker.contracts import Consensus
 from mq.broker.directory import Directory
 from mq.broker.leading import Leadership
 from mq.broker.replicated.machine import Machine
-from mq.errors import GroupNotEmpty, IllegalOffset, MqError, NotAssigned, UnknownMember
+from mq.errors import GroupNotEmpty, MqError, NotAssigned, UnknownMember
 from mq.logging import get_logger
 from mq.wire.v1.consumer_pb2 import MODE_BROADCAST, MODE_ORDERED, Filter
 from mq.wire.v1.state_pb2 import Command
+
+__all__ = ["Groups", "Start", "is_ordered"]
 
 log = get_logger(__name__)
 
@@ -38,13 +40,6 @@ log = get_logger(__name__)
 # a client goes on with its queues while it finds no broker.
 _SETTLE_MS = 4_500
 _RECONNECT_MS = 5_000  # a broken stream: as long as a client may need to find the way back
-
-
-class Start(NamedTuple):
-    """Where a member starts in a queue without an offset: earliest, latest, or a time."""
-
-    is_earliest: bool = False
-    at_ms: int | None = None
 
 
 class _Live:
@@ -78,6 +73,8 @@ class Groups:
         self._machine = machine
         self._leadership = leadership
         self._commits = commits
+        self._places = Places(machine, commits)
+        self.extent, self.start_offset = self._places.extent, self._places.start_offset
         self._puller = puller
         self._arrivals = arrivals
         self._directory = directory
@@ -114,7 +111,7 @@ class Groups:
         subscriber.on_untold = functools.partial(self.released, subscriber)
         live.subscribers[spec.member_id] = subscriber, start, positions
         if spec.mode != MODE_BROADCAST:
-            self._begin(name, spec.subscriptions, start)
+            self._places.begin(name, spec.subscriptions, start)
             for queue, in_hand in positions.items():
                 if live.group.owner(queue) == spec.member_id:
                     done = self._commits.position(name, queue) or 0
@@ -166,15 +163,29 @@ class Groups:
     def released(self, subscriber: Subscriber, queues: Iterable[Queue]) -> None:
         self.alive(subscriber)
         live = self._live.get(subscriber.group)
-        if live is not None:
-            live.group.release(subscriber.member_id, subscriber.released(queues))
-            self._arrange(subscriber.group, live)
+        found = subscriber.released(queues)
+        # A place at first sight is found again by whoever leads.
+        begun = self._machine.state.offsets.positions(subscriber.group).keys() & found
+        if live is not None and self._commits.is_pending(subscriber.group, begun):
+            self._start(self._release_durably(live, subscriber, found))
+        elif live is not None:
+            self._release(live, subscriber, found)
+
+    async def _release_durably(self, live: _Live, former: Subscriber, queues: list[Queue]) -> None:
+        """How far it came is in the log before another starts there: the next leader knows it."""
+        await self._commits.flush()
+        if self._live.get(former.group) is live:
+            self._release(live, former, queues)
+
+    def _release(self, live: _Live, former: Subscriber, queues: list[Queue]) -> None:
+        live.group.release(former.member_id, queues)
+        self._arrange(former.group, live)
 
     def seek(self, subscriber: Subscriber, positions: Mapping[Queue, int]) -> None:
         """IllegalOffset."""
         self.alive(subscriber)
         for queue, queue_offset in positions.items():
-            self._check_offset(queue, queue_offset)
+            self._places.check(queue, queue_offset)
         # What has left its assignment meanwhile is late, not wrong.
         positions = {q: at for q, at in positions.items() if q in subscriber.queues}
         subscriber.move(positions)
@@ -274,7 +285,7 @@ class Groups:
                     f"queue {queue.queue_id} of {queue.topic} is not {member_id}'s any more in "
                     f"group {name}"
                 )
-            self._check_offset(queue, queue_offset)
+            self._places.check(queue, queue_offset)
 
     async def reset(self, name: str, positions: Mapping[Queue, int]) -> None:
         """Moves the group, also while it consumes by streams."""
@@ -289,42 +300,6 @@ class Groups:
             for subscriber, *_ in live.subscribers.values():
                 subscriber.move(positions)
         await self._commits.commit(name, positions)
-
-    def _check_offset(self, queue: Queue, queue_offset: int) -> None:
-        _, end = self.extent(queue)
-        if queue_offset > end:
-            raise IllegalOffset(
-                f"{queue_offset} is behind the end of queue {queue.queue_id} of {queue.topic}, "
-                f"which is {end}"
-            )
-
-    def extent(self, queue: Queue) -> tuple[int, int]:
-        """Start and end; a queue that nobody has written to has neither."""
-        found = self._machine.store.queues.get(*queue)
-        return (found.start, found.end) if found else (0, 0)
-
-    def start_offset(self, queue: Queue, start: Start) -> int:
-        first, end = self.extent(queue)
-        if start.at_ms is not None:
-            found = self._machine.store.offset_at_time(*queue, start.at_ms)
-            return end if found is None else found
-        return first if start.is_earliest else end
-
-    def _begin(self, name: str, topics: Iterable[str], start: Start) -> None:
-        """The first sight of a topic fixes the group's place in all of its queues. So a consumer
-        that stops before its first commit misses nothing, nor does one when queues are added.
-        """
-        known = {queue.topic for queue in self._machine.state.offsets.positions(name)}
-        for topic in topics:
-            queues = [Queue(topic, at) for at in range(self._read_queues(topic))]
-            if (
-                queues
-                and topic not in known
-                and all(self._commits.position(name, queue) is None for queue in queues)
-            ):
-                self._commits.note(
-                    name, {queue: self.start_offset(queue, start) for queue in queues}
-                )
 
     def _position(self, name: str, queue: Queue, member_id: str, live: _Live) -> int:
         _, start, claimed = live.subscribers[member_id]
@@ -370,29 +345,26 @@ class Groups:
         if live.subscribers and not _is_broadcast(group):
             # What comes to this set while the group consumes it elsewhere, it has from the
             # beginning, also when it stops before the first message.
-            self._begin(name, wanted, Start(is_earliest=True))
+            self._places.begin(name, wanted, Start(is_earliest=True))
         queues = {
             Queue(topic, queue_id): surroundings.zone
             for topic in (*wanted, *([retry_topic] if retry_topic else []))
-            for queue_id in range(self._read_queues(topic))
+            for queue_id in range(self._places.read_queues(topic))
         }
         found = [topics.find(topic) for topic in {queue.topic for queue in queues}]
         priorities = {one.name: one.priorities for one in found if one.priorities}
         group.set_queues(queues, priorities, surroundings)
 
-    def _read_queues(self, topic: str) -> int:
-        try:
-            return self._machine.state.topics.readable(topic).read_queues
-        except MqError:
-            return 0  # deleted, or switched off
-
     def _lock(self, name: str, live: _Live) -> None:
         changes = live.group.lock_changes()
         if changes and not live.is_locking:
             live.is_locking = True
-            task = asyncio.get_running_loop().create_task(self._write_locks(name, live, changes))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._start(self._write_locks(name, live, changes))
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _write_locks(self, name: str, live: _Live, changes: Mapping[Queue, str]) -> None:
         try:

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mq.broker.consuming.subscriber import Assigned, Position
+from mq.broker.consuming.subscriber import Assigned
 from mq.wire.v1.cluster_pb2 import PeerSet
 from mq.wire.v1.consumer_pb2 import MODE_CLUSTERING, MODE_ORDERED
 from tests.support.consensus import Node, eventually, on_loop, turns
-from tests.unit.broker.consuming.group_scene import World, drain, world
+from tests.unit.broker.consuming.group_scene import ALL, World, drain, last_assignment, world
 from tests.unit.broker.consuming.test_groups_sets import tell
 
 if TYPE_CHECKING:
     from mq.broker.consuming.assignment import Queue
     from mq.broker.consuming.membership import Group
+    from mq.broker.consuming.subscriber import Position, Subscriber
 
 # By what the sets have, A gets three of the four queues here and B one.
 ZONES = {"A": "x", "B": "z"}
@@ -92,23 +93,45 @@ async def test_a_stream_that_breaks_right_after_it_was_opened_costs_no_place(mod
     assert {at.queue: at.queue_offset for at in assigned.positions} == places
 
 
-@on_loop
-async def test_the_next_holder_of_a_lock_starts_where_the_last_one_was_whoever_leads() -> None:
-    """The leader may die when the lock is in the log, before anybody was told."""
-    before, hands = await shared(MODE_ORDERED)
-    first = before.subscribe("A", MODE_ORDERED, zone="x", positions=dict.fromkeys(hands["A"], 5))
-    (assigned, *_) = await drain(first)
+async def moving(mode: int) -> tuple[World, Subscriber, Position]:
+    """A node where A is to let go of one queue, in which it is done with four messages."""
+    here, hands = await shared(mode)
+    one = here.subscribe("A", mode, zone="x", positions=dict.fromkeys(hands["A"], 5))
+    (assigned, *_) = await drain(one)
     assert isinstance(assigned, Assigned)
-    (epoch,) = {at.epoch for at in assigned.positions}
-    before.node.machine.state.sets.put(PeerSet(name="b"))  # an operator removes the other set
-    list(before.node.broker.directory.targets())
-    before.node.pass_time(0)
-    (moved,) = hands["A"] - before.assigned("A")
-    before.groups.progress(first, [Position(moved, 4, epoch)])
-    before.groups.released(first, [moved])
-    locks = before.node.machine.state.offsets.locks
-    await eventually(lambda: locks("g")[moved] == "B")
-    assert before.node.committed("g")[moved] == 4
+    here.node.machine.state.sets.put(PeerSet(name="b"))  # an operator removes the other set
+    list(here.node.broker.directory.targets())
+    here.node.pass_time(0)
+    await drain(one)
+    (moved,) = hands["A"] - here.assigned("A")
+    (place,) = [at._replace(queue_offset=4) for at in assigned.positions if at.queue == moved]
+    return here, one, place
+
+
+@pytest.mark.parametrize("mode", [MODE_CLUSTERING, MODE_ORDERED])
+@on_loop
+async def test_the_next_member_starts_where_the_last_one_was_whoever_leads(mode: int) -> None:
+    """All may be killed as soon as it has the queue, or the lock, and before it was told."""
+    here, one, place = await moving(mode)
+    moved = place.queue
+    here.groups.progress(one, [place])
+    here.groups.released(one, [moved])
+    locks = here.node.machine.state.offsets.locks
+    await eventually(lambda: moved in here.assigned("B") or locks("g").get(moved) == "B")
+    assert here.node.committed("g")[moved] == 4
+
+
+@pytest.mark.parametrize("mode", [MODE_CLUSTERING, MODE_ORDERED])
+@on_loop
+async def test_a_queue_may_come_back_while_its_release_is_written(mode: int) -> None:
+    here, one, place = await moving(mode)
+    here.groups.progress(one, [place])
+    here.groups.released(one, [place.queue])
+    here.groups.leave("g", "B")
+    await eventually(lambda: here.assigned("A") == ALL)
+    await turns()
+    assert last_assignment(await drain(one))[place.queue].queue_offset in (4, 5)
+    assert here.groups.owner("g", place.queue) == "A"
 
 
 @pytest.mark.parametrize("is_answered", [True, False])
