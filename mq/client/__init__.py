@@ -15,44 +15,44 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 if TYPE_CHECKING:
-    from mq.client.admin_sync import Admin
-    from mq.client.consumer_sync import Consumer, PullConsumer, PushConsumer
-    from mq.client.failing import Nack
+    from mq.client.administering.admin_sync import Admin
+    from mq.client.consuming.consumer_sync import Consumer, PullConsumer, PushConsumer
+    from mq.client.consuming.failing import Nack
+    from mq.client.consuming.pull import PullResult, PullStatus
     from mq.client.model import Message, Origin, QueueRef, ReceivedMessage, SendResult, Sql, Tags
-    from mq.client.processor_sync import Processor
-    from mq.client.producer_sync import Producer
-    from mq.client.pull import PullResult, PullStatus
-    from mq.client.request_sync import Replier, Requester
-    from mq.client.simple_sync import SimpleConsumer
-    from mq.client.transaction_model import HalfMessage, Resolution, TransactionResult
-    from mq.client.transactions_sync import TransactionProducer
+    from mq.client.processing.processor_sync import Processor
+    from mq.client.producing.producer_sync import Producer
+    from mq.client.receiving.simple_sync import SimpleConsumer
+    from mq.client.requesting.request_sync import Replier, Requester
+    from mq.client.transacting.transaction_model import HalfMessage, Resolution, TransactionResult
+    from mq.client.transacting.transactions_sync import TransactionProducer
     from mq.errors import MqError
 
 _HOMES = {
-    "Admin": "mq.client.admin_sync",
-    "Consumer": "mq.client.consumer_sync",
-    "HalfMessage": "mq.client.transaction_model",
+    "Admin": "mq.client.administering.admin_sync",
+    "Consumer": "mq.client.consuming.consumer_sync",
+    "HalfMessage": "mq.client.transacting.transaction_model",
     "Message": "mq.client.model",
     "MqError": "mq.errors",
-    "Nack": "mq.client.failing",
+    "Nack": "mq.client.consuming.failing",
     "Origin": "mq.client.model",
-    "Processor": "mq.client.processor_sync",
-    "Producer": "mq.client.producer_sync",
-    "PullConsumer": "mq.client.consumer_sync",
-    "PullResult": "mq.client.pull",
-    "PullStatus": "mq.client.pull",
-    "PushConsumer": "mq.client.consumer_sync",
+    "Processor": "mq.client.processing.processor_sync",
+    "Producer": "mq.client.producing.producer_sync",
+    "PullConsumer": "mq.client.consuming.consumer_sync",
+    "PullResult": "mq.client.consuming.pull",
+    "PullStatus": "mq.client.consuming.pull",
+    "PushConsumer": "mq.client.consuming.consumer_sync",
     "QueueRef": "mq.client.model",
     "ReceivedMessage": "mq.client.model",
-    "Replier": "mq.client.request_sync",
-    "Requester": "mq.client.request_sync",
-    "Resolution": "mq.client.transaction_model",
+    "Replier": "mq.client.requesting.request_sync",
+    "Requester": "mq.client.requesting.request_sync",
+    "Resolution": "mq.client.transacting.transaction_model",
     "SendResult": "mq.client.model",
-    "SimpleConsumer": "mq.client.simple_sync",
+    "SimpleConsumer": "mq.client.receiving.simple_sync",
     "Sql": "mq.client.model",
     "Tags": "mq.client.model",
-    "TransactionProducer": "mq.client.transactions_sync",
-    "TransactionResult": "mq.client.transaction_model",
+    "TransactionProducer": "mq.client.transacting.transactions_sync",
+    "TransactionResult": "mq.client.transacting.transaction_model",
 }
 
 __all__ = [

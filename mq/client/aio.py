@@ -10,45 +10,45 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mq.client.admin import Admin
-    from mq.client.consumer import Consumer
-    from mq.client.failing import Nack
+    from mq.client.administering.admin import Admin
+    from mq.client.consuming.consumer import Consumer
+    from mq.client.consuming.failing import Nack
+    from mq.client.consuming.pull import PullConsumer, PullResult, PullStatus
+    from mq.client.consuming.push import PushConsumer
     from mq.client.model import Message, Origin, QueueRef, ReceivedMessage, SendResult, Sql, Tags
-    from mq.client.processor import Processor
-    from mq.client.producer_aio import Producer
-    from mq.client.pull import PullConsumer, PullResult, PullStatus
-    from mq.client.push import PushConsumer
-    from mq.client.request import Replier, Requester
-    from mq.client.simple import SimpleConsumer
-    from mq.client.transaction_model import HalfMessage, Resolution, TransactionResult
-    from mq.client.transactions_aio import TransactionProducer
+    from mq.client.processing.processor import Processor
+    from mq.client.producing.producer_aio import Producer
+    from mq.client.receiving.simple import SimpleConsumer
+    from mq.client.requesting.request import Replier, Requester
+    from mq.client.transacting.transaction_model import HalfMessage, Resolution, TransactionResult
+    from mq.client.transacting.transactions_aio import TransactionProducer
     from mq.errors import MqError
 
 _HOMES = {
-    "Admin": "mq.client.admin",
-    "Consumer": "mq.client.consumer",
-    "HalfMessage": "mq.client.transaction_model",
+    "Admin": "mq.client.administering.admin",
+    "Consumer": "mq.client.consuming.consumer",
+    "HalfMessage": "mq.client.transacting.transaction_model",
     "Message": "mq.client.model",
     "MqError": "mq.errors",
-    "Nack": "mq.client.failing",
+    "Nack": "mq.client.consuming.failing",
     "Origin": "mq.client.model",
-    "Processor": "mq.client.processor",
-    "Producer": "mq.client.producer_aio",
-    "PullConsumer": "mq.client.pull",
-    "PullResult": "mq.client.pull",
-    "PullStatus": "mq.client.pull",
-    "PushConsumer": "mq.client.push",
+    "Processor": "mq.client.processing.processor",
+    "Producer": "mq.client.producing.producer_aio",
+    "PullConsumer": "mq.client.consuming.pull",
+    "PullResult": "mq.client.consuming.pull",
+    "PullStatus": "mq.client.consuming.pull",
+    "PushConsumer": "mq.client.consuming.push",
     "QueueRef": "mq.client.model",
     "ReceivedMessage": "mq.client.model",
-    "Replier": "mq.client.request",
-    "Requester": "mq.client.request",
-    "Resolution": "mq.client.transaction_model",
+    "Replier": "mq.client.requesting.request",
+    "Requester": "mq.client.requesting.request",
+    "Resolution": "mq.client.transacting.transaction_model",
     "SendResult": "mq.client.model",
-    "SimpleConsumer": "mq.client.simple",
+    "SimpleConsumer": "mq.client.receiving.simple",
     "Sql": "mq.client.model",
     "Tags": "mq.client.model",
-    "TransactionProducer": "mq.client.transactions_aio",
-    "TransactionResult": "mq.client.transaction_model",
+    "TransactionProducer": "mq.client.transacting.transactions_aio",
+    "TransactionResult": "mq.client.transacting.transaction_model",
 }
 
 __all__ = [

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from mq.client.subscription import Mode
+    from mq.client.consuming.subscription import Mode
 
 QUEUES = 4
 SEED = 20_260

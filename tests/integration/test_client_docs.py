@@ -12,12 +12,12 @@ from tests.support.broker_process import BrokerProcess
 
 MODULES = [
     "model",
-    "producer_sync",
-    "producer_aio",
-    "transactions_sync",
-    "transactions_aio",
-    "admin_sync",
-    "admin",
+    "producing.producer_sync",
+    "producing.producer_aio",
+    "transacting.transactions_sync",
+    "transacting.transactions_aio",
+    "administering.admin_sync",
+    "administering.admin",
 ]
 # What the examples say, and a user has.
 ADDRESS = "127.0.0.1:8081"

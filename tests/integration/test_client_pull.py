@@ -21,7 +21,7 @@ from mq.client import (
     pull,
     push,
 )
-from mq.client import consumer as consumer_module
+from mq.client.consuming import consumer as consumer_module
 from mq.errors import (
     GroupNotEmpty,
     IllegalRequest,

@@ -23,7 +23,7 @@ from mq.client import (
     aio,
     request_sync,
 )
-from mq.client import request as request_module
+from mq.client.requesting import request as request_module
 from mq.errors import IllegalConfig, IllegalTopic, RequestFailed, RequestTimeout
 from tests.support.broker_process import BrokerProcess
 from tests.support.topics import create_topic

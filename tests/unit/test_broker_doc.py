@@ -15,7 +15,7 @@ from mq.broker.consuming.sql92 import compile_sql
 from mq.broker.receive import granting
 from mq.broker.replicated import dedup, transactions
 from mq.broker.transaction import transacting
-from mq.client import encode
+from mq.client.producing import encode
 from mq.errors import MqError
 from mq.rpc import consumer, methods, producer, receive, server, status, subscribe
 from mq.sections import BrokerConfig, StoreConfig, TransactionsConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mq.client.decode import Frames, parse_subscribe_response
+from mq.client.consuming.decode import Frames, parse_subscribe_response
 from mq.client.model import QueueRef
 from mq.wire.v1.consumer_pb2 import (
     AssignedQueue,
@@ -19,7 +19,7 @@ from mq.wire.v1.message_pb2 import Message
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mq.client.holdings import Holdings
+    from mq.client.consuming.holdings import Holdings
 
 TOPIC = "orders"
 FRAME_BYTES = 10

@@ -37,8 +37,8 @@ from tests.unit.client.deliveries import SET, response
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mq.client.asking import Question
-    from mq.client.wiring import Connection
+    from mq.client.connecting.asking import Question
+    from mq.client.connecting.wiring import Connection
     from tests.unit.client.deliveries import Content
 
 DEADLINE_S = 10.0

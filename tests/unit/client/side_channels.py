@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from mq.client.channels import Channels
-from mq.client.wiring import Connection
+from mq.client.connecting.channels import Channels
+from mq.client.connecting.wiring import Connection
 
 
 class Side(Protocol):

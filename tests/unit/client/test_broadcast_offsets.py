@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mq.client.broadcast_offsets import BroadcastOffsets
+from mq.client.consuming.broadcast_offsets import BroadcastOffsets
 from mq.client.model import QueueRef
 from mq.errors import IllegalConfig
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from mq.client import consumer as consumer_module
-from mq.client import consumer_sync as sync_module
-from mq.client.consumer import Consumer
-from mq.client.consumer_sync import Consumer as SyncConsumer
+from mq.client.consuming import consumer as consumer_module
+from mq.client.consuming import consumer_sync as sync_module
+from mq.client.consuming.consumer import Consumer
+from mq.client.consuming.consumer_sync import Consumer as SyncConsumer
 from mq.client.model import ReceivedMessage
 from mq.errors import NotAssigned, SubscriptionMismatch
 from tests.unit.client.deliveries import TOPIC, assignment, delivery, ref

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.client.decode import (
+from mq.client.consuming.decode import (
     Decoded,
     Decoder,
     Frames,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mq.client import detours as detours_module
+from mq.client.consuming import detours as detours_module
 from mq.client.model import Sql
 from mq.errors import Internal, MqError, NotLeader, Unreachable
 from mq.wire.v1 import consumer_pb2 as wire

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from mq.client.held_queue import Taken
+from mq.client.consuming.held_queue import Taken
 from mq.errors import NotAssigned, SubscriptionMismatch
-from tests.unit.client.deliveries import SET, TOPIC, assignment, deliver, delivery, ref
+from tests.unit.client.deliveries import SET, assignment, deliver, delivery, ref
 from tests.unit.client.desk import Desk, offsets
 
 # Taking

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from mq.client.asking import now_s
+from mq.client.connecting.asking import now_s
+from mq.client.connecting.wiring import ROUTE_AGE_S_MAX, Connection
 from mq.client.model import Message
-from mq.client.outputs import NowhereToGo, Outputs
-from mq.client.wiring import ROUTE_AGE_S_MAX, Connection
+from mq.client.processing.outputs import NowhereToGo, Outputs
 from mq.errors import IllegalTopic, PermissionDenied, TopicNotFound
 from tests.unit.client.fake_channels import FakeChannels
 from tests.unit.client.virtual_time import run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mq.client.model import Message, ReceivedMessage
-from mq.client.replies import (
+from mq.client.requesting.replies import (
     CORRELATION_ID,
     ERROR,
     REPLY_TAG,

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from mq.client.model import SendResult
-from mq.client.send_future import SendFuture
+from mq.client.producing.send_future import SendFuture
 from mq.errors import DiskFull
 
 RESULT = SendResult("set-0:7", "t", 0, 0, 0)

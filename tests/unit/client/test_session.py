@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from mq.client import attendance as attendance_module
-from mq.client import stream as stream_module
+from mq.client.consuming import attendance as attendance_module
+from mq.client.consuming import stream as stream_module
 from mq.errors import (
     IllegalFilter,
     IllegalOffset,

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mq.client import attendance as attendance_module
+from mq.client.consuming import attendance as attendance_module
+from mq.client.consuming.retries import Failure
 from mq.client.model import QueueRef
-from mq.client.retries import Failure
 from mq.errors import (
     IllegalRequest,
     NotAssigned,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mq.client import session as session_module
+from mq.client.consuming import session as session_module
 from mq.client.model import QueueRef
 from mq.errors import (
     IllegalOffset,

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from mq.client.channels import Channels
+from mq.client.connecting.channels import Channels
+from mq.client.connecting.set_connection import SetConnection
+from mq.client.connecting.wiring import ROUTE_AGE_S_MAX, Connection, back_off_s, parse_servers
 from mq.client.model import QueueRef
-from mq.client.set_connection import SetConnection
-from mq.client.wiring import ROUTE_AGE_S_MAX, Connection, back_off_s, parse_servers
 from mq.errors import (
     IllegalConfig,
     IllegalRequest,

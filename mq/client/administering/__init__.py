@@ -1,0 +1,1 @@
+"""What operators ask and change, over all sets."""

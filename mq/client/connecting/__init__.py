@@ -1,0 +1,1 @@
+"""Finding brokers and asking them: channels, sets, leaders, routes."""

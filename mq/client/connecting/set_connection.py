@@ -1,0 +1,166 @@
+"""The connection of one client to one broker set: who leads it, and calls to that one.
+
+What is known of the leader may be stale and is only a place to start: a broker that does not lead
+says who does, and calls follow. Retries of sends and of streams are not made here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+from google.protobuf.message import Message as WireMessage
+
+from mq.client.connecting.asking import Question, ask_until, back_off_s, now_s
+from mq.client.connecting.channels import Channels
+from mq.client.connecting.servers import Servers
+from mq.errors import NotLeader
+from mq.wire.v1.cluster_pb2 import BrokerSet, RouteResponse
+
+if TYPE_CHECKING:
+    from mq.client.connecting.wiring import Connection
+
+CALL_TIMEOUT_S = 5.0
+
+
+class SetConnection:
+    """`call` is for single requests. Streams are opened by `stream`, at the address from `leader`;
+    who opens one tells `succeeded`, `failed` and `not_leader` what it saw there.
+    """
+
+    def __init__(
+        self, name: str, cluster: Connection, channels: Channels, seeds: Iterable[str] = ()
+    ) -> None:
+        """`seeds`: where to ask as long as the set was not heard of."""
+        self.name = name
+        self.cluster = cluster
+        self.servers = Servers(seeds, cluster.zone)
+        self._channels = channels
+        self._leader = ""
+        # The newest in which somebody was known to lead.
+        self.term = 0
+
+    @property
+    def zone(self) -> str:
+        return self.cluster.zone
+
+    def learn(self, broker_set: BrokerSet) -> None:
+        """What a broker says of the set; what is older than what is known counts for nothing."""
+        for node in broker_set.nodes:
+            self.servers.learn(node.address, node.zone)
+        self.servers.keep_only(node.address for node in broker_set.nodes if node.address)
+        leaders = [
+            node.address
+            for node in broker_set.nodes
+            if node.node_id == broker_set.leader_id and broker_set.leader_id and node.address
+        ]
+        # Without a leader any answer is a place to start, however old.
+        if broker_set.term > self.term or not self._leader:
+            self._leader = leaders[0] if leaders else ""
+            self.term = broker_set.term
+
+    # Single calls
+
+    async def call(
+        self,
+        service: str,
+        method: str,
+        request: WireMessage,
+        timeout_s: float = CALL_TIMEOUT_S,
+        *,
+        attempt_timeout_s: float | None = None,
+        raw_response: bool = False,
+    ) -> Any:
+        """The answer of whoever leads the set. Asked again until the time is over, so that a
+        request may be carried out twice. Raises what the broker answers; Unreachable.
+        """
+        question = Question(
+            service, method, request, timeout_s, attempt_timeout_s, raw_response=raw_response
+        )
+        return await ask_until(self, question)
+
+    @property
+    def addresses(self) -> Iterable[str]:
+        return self.servers
+
+    def next_address(self, tried: list[str]) -> str:
+        return self._leader or self.servers.best(now_s(), tried)
+
+    async def ask(self, address: str, question: Question, timeout_s: float) -> Any:
+        began_s = now_s()
+        answer = await self._channels.ask(
+            address,
+            question.service,
+            question.method,
+            question.request,
+            timeout_s,
+            raw_response=question.raw_response,
+        )
+        # Calls that wait for messages say nothing about the way there.
+        if question.service != "ConsumerService":
+            self.servers.succeeded(address, now_s() - began_s)
+        return answer
+
+    # Leaders
+
+    @property
+    def known_leader(self) -> str:
+        """Address of who leads, as far as is known; empty: nobody knows."""
+        return self._leader
+
+    async def leader(self, timeout_s: float = CALL_TIMEOUT_S) -> str:
+        """Address of who leads, as far as is known. NotLeader when nobody does until the end."""
+        deadline_s = now_s() + timeout_s
+        attempt = 0
+        while not self._leader:
+            ranking = self.servers.ranking(now_s())
+            # Who knows of nobody is not asked again before the others.
+            first = attempt % len(ranking) if ranking else 0
+            asked = ranking[first:] + ranking[:first]
+            await self.cluster.brokers((), deadline_s - now_s(), first=asked)
+            if self.known_leader:
+                return self.known_leader
+            pause_s = back_off_s(attempt)
+            attempt += 1
+            if now_s() + pause_s >= deadline_s:
+                raise NotLeader(None, None)
+            await asyncio.sleep(pause_s)
+        return self._leader
+
+    async def brokers(self, timeout_s: float = CALL_TIMEOUT_S) -> RouteResponse:
+        """What a broker of this set knows, or another one if none of it answers."""
+        return await self.cluster.brokers((), timeout_s, first=self.servers.ranking(now_s()))
+
+    def not_leader(self, address: str, leader: str = "") -> str:
+        """`address` said that it does not lead, but `leader` does. Who is believed to lead now."""
+        if leader and leader != address:
+            self.servers.learn(leader)
+            self._leader = leader
+        elif self._leader == address:
+            self._leader = ""
+        return self._leader
+
+    def failed(self, address: str) -> None:
+        """It was not reached, or broke off."""
+        self.servers.failed(address, now_s())
+        if self._leader == address:
+            self._leader = ""
+
+    def succeeded(self, address: str, latency_s: float) -> None:
+        self.servers.succeeded(address, latency_s)
+
+    def stream(
+        self,
+        address: str,
+        service: str,
+        method: str,
+        *,
+        raw_requests: bool = False,
+        raw_responses: bool = False,
+    ) -> grpc.aio.StreamStreamCall:
+        """As `Channels.stream`."""
+        return self._channels.stream(
+            address, service, method, raw_requests=raw_requests, raw_responses=raw_responses
+        )

@@ -1,0 +1,1 @@
+"""Members of groups, what they have in hand, and reading by hand."""

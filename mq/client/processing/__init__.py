@@ -1,0 +1,1 @@
+"""Exactly once: messages in, messages out."""

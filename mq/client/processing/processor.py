@@ -1,0 +1,480 @@
+"""Exactly-once processing, for programs with asyncio: messages in, messages out, each input with
+effect once.
+
+The messages of a queue are handled in batches, one after the other. What the handler makes of a
+batch and the new offset of the group are one atom at the broker, with where the group stood and the
+first message of the batch. The broker refuses an atom from elsewhere: when another member had the
+queue in between, when the group was moved, when this one is a ghost. Then everything in hand is
+thrown away, and the processor joins again and goes on from where the group is.
+
+Batches have numbers so that an atom whose answer was lost is not done again; the numbers are those
+of one membership. They could not be made of input offsets: after a crash the same messages may come
+in other batches, and a batch that is longer would pass for the one that is stored.
+
+An atom is of one broker set: what is made of a message goes to a queue of the set it came from. One
+set that does not answer does not keep the messages of others waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import itertools
+import logging
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from mq.client.connecting.failures import retry_after_s
+from mq.client.connecting.wiring import Connection, back_off_s
+from mq.client.consuming import offset_calls
+from mq.client.consuming.held_queue import HeldQueue, Taken
+from mq.client.consuming.session import JOIN_S, Session
+from mq.client.consuming.subscription import (
+    CACHE_BYTES,
+    CACHE_MESSAGES,
+    Start,
+    Subscriptions,
+    Wanted,
+    new_member_id,
+)
+from mq.client.model import Message, QueueRef, ReceivedMessage
+from mq.client.processing.outputs import NowhereToGo, Outputs
+from mq.errors import (
+    IllegalConfig,
+    IllegalOffset,
+    IllegalSequence,
+    Internal,
+    MessageTooLarge,
+    MqError,
+    NotAssigned,
+    UnknownMember,
+    Unreachable,
+)
+from mq.wire.v1.consumer_pb2 import QueuePosition
+from mq.wire.v1.producer_pb2 import AtomicRequest, WorkStart
+
+log = logging.getLogger(__name__)
+
+Output = tuple[str, Message | bytes | str]
+Handler = Callable[
+    [list[ReceivedMessage]], Iterable[Output] | Awaitable[Iterable[Output] | None] | None
+]
+
+_ATTEMPT_S = 10.0
+# How long some sets are waited for when others have answered.
+_ALL_SETS_S = 2.0
+_RETRY_DELAY_S_MAX = 30.0
+# A new leader knows the member when its stream is back.
+_UNKNOWN_S_MAX = 10.0
+# How long an atom without an answer keeps a processor from being closed.
+_GOODBYE_S_MAX = 5.0
+# A broker that takes longer keeps one queue waiting, and not the others.
+_ASIDE_S = 1.0
+# Answers to an atom: the work was somebody else's to do, or was done.
+_REFUSALS = (NotAssigned, UnknownMember, IllegalOffset, IllegalSequence)
+
+
+class _Lost(Exception):
+    """What is in hand may not be this member's any more: it is thrown away, all of it."""
+
+
+class _Line:
+    """The atoms of one queue: numbered, and where the group stands as far as is known."""
+
+    def __init__(self, held: HeldQueue) -> None:
+        self.held = held
+        self.version = -1
+        self.stood_at = 0
+        self.producer_id = uuid.uuid4().hex
+        self.sequence = 1
+
+
+class Processor:
+    """
+    >>> async def shout(messages):
+    ...     return [("loud", message.body.upper()) for message in messages]
+    >>> async def serve() -> None:
+    ...     async with Processor(servers, "shouters", "greetings", shout, start="earliest"):
+    ...         async with Consumer(servers, "listeners", "loud", start="earliest") as listener:
+    ...             heard = await listener.poll(timeout_s=10)
+    ...             print([message.body for message in heard])
+    >>> asyncio.run(serve())
+    [b'HELLO', b'WORLD']
+
+    `handler` gets up to `batch_messages` messages of one queue, in order, and returns pairs of a
+    topic and a message, or nothing. When it fails the same messages come again, after
+    `retry_delay_s`, then later and later. It may be called more than once for a message: only what
+    it returns takes effect once, so what it does besides should bear repetition. `tasks` queues are
+    worked on at the same time.
+
+    What is made of a message stays in its broker set: the topics that are written to need queues in
+    each set that messages come from. One that has none there ends the processor with TopicNotFound,
+    one that is not writable there with PermissionDenied. See `Consumer` for the rest.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        servers: str | Sequence[str],
+        group: str,
+        subscriptions: Subscriptions,
+        handler: Handler,
+        *,
+        start: Start = "latest",
+        batch_messages: int = 32,
+        tasks: int = 4,
+        retry_delay_s: float = 1.0,
+        compress_above_bytes: int = 4096,
+        cache_messages: int = CACHE_MESSAGES,
+        cache_bytes: int = CACHE_BYTES,
+        zone: str = "",
+    ) -> None:
+        if batch_messages < 1 or tasks < 1 or retry_delay_s < 0:
+            raise IllegalConfig(
+                "batch_messages and tasks are at least 1, and retry_delay_s is not negative"
+            )
+        self._servers = servers
+        self._zone = zone
+        self._group = group
+        self._wanted = Wanted(
+            group,
+            subscriptions,
+            start=start,
+            cache_messages=cache_messages,
+            cache_bytes=cache_bytes,
+            zone=zone,
+        )
+        self._handler = handler
+        self._batch_messages = batch_messages
+        self._tasks = tasks
+        self._retry_delay_s = retry_delay_s
+        self._compress_above_bytes = compress_above_bytes
+        self._turns = itertools.count()
+        self._closing = asyncio.Event()
+        self._is_over = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+        self._join_anew()
+
+    def _join_anew(self) -> None:
+        """Another member, with nothing in hand."""
+        self._connection = Connection(self._servers, self._zone)
+        self._wanted = replace(self._wanted, member_id=new_member_id())
+        self._session = Session(self._connection, self._wanted, commits_at_end=False)
+        self._outputs = Outputs(self._connection, self._compress_above_bytes)
+        self._lines: dict[QueueRef, _Line] = {}
+        self._workers: set[asyncio.Task[None]] = set()
+        # What each of them has to process next; who has stepped aside is not here.
+        self._waiting: dict[asyncio.Task[None], deque[list[Taken]]] = {}
+
+    # Beginning and ending
+
+    async def start(self) -> None:
+        """Returns when it has joined its group. Raises why it could not: Unreachable,
+        SubscriptionMismatch, TopicNotFound...
+        """
+        if self._closing.is_set():
+            raise RuntimeError("the processor is closed")
+        if self._running is not None:
+            return
+        try:
+            try:
+                await self._session.joined(_ALL_SETS_S)
+            except Unreachable:
+                await self._session.joined(JOIN_S - _ALL_SETS_S)
+        except MqError:
+            await self._close()
+            raise
+        self._running = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._work_together()
+                if self._closing.is_set() or self._session.holdings.failure is not None:
+                    break
+                await self._session.close()
+                if self._closing.is_set():
+                    break
+                self._join_anew()
+                await self._session.start()
+        except Exception as error:
+            # A mistake of ours. Who waits for the end must not wait for ever.
+            log.exception("a processor of group %s cannot go on", self._group)
+            self._session.holdings.fail(Internal(f"the client has failed: {error!r}"))
+        finally:
+            self._is_over.set()
+
+    async def _work_together(self) -> None:
+        """Until the session gives out no more."""
+        for _ in range(self._tasks):
+            self._add_worker(deque())
+        try:
+            while self._workers:
+                done, _ = await asyncio.wait(self._workers, return_when=asyncio.FIRST_COMPLETED)
+                self._workers -= done
+                for worker in done:
+                    worker.result()
+        finally:
+            for worker in self._workers:
+                worker.cancel()
+
+    @property
+    def assignment(self) -> set[QueueRef]:
+        return self._session.holdings.assignment
+
+    async def join(self) -> None:
+        """Waits until the processor is closed. Raises what it was ended with by the broker."""
+        await self._is_over.wait()
+        self._session.raise_untold()
+
+    async def close(self) -> None:
+        """Takes no more messages, and waits for the batches at work. Raises what ended the
+        processor, if nobody was told.
+        """
+        await self._close()
+        self._session.raise_untold()
+
+    async def _close(self) -> None:
+        self._closing.set()
+        self._session.holdings.stop()
+        if self._running is not None:
+            await asyncio.wait([self._running])
+        await self._session.close()
+        self._is_over.set()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._close()
+        if error is None:
+            self._session.raise_untold()
+
+    # Work
+
+    def _add_worker(self, waiting: deque[list[Taken]]) -> None:
+        worker = asyncio.create_task(self._work(waiting))
+        self._workers.add(worker)
+        self._waiting[worker] = waiting
+
+    @contextlib.contextmanager
+    def _patience(self) -> Iterator[None]:
+        """A broker is asked. When that takes long somebody else does what is next; this worker ends
+        with the batch that it has.
+        """
+        worker = asyncio.current_task()
+
+        def step_aside() -> None:
+            if worker is not None and (waiting := self._waiting.pop(worker, None)) is not None:
+                self._add_worker(waiting)
+
+        timer = asyncio.get_running_loop().call_later(_ASIDE_S, step_aside)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    async def _work(self, waiting: deque[list[Taken]]) -> None:
+        """Until the session takes no more, what was in hand turns out to be somebody else's, or
+        somebody else does what is next.
+        """
+        holdings = self._session.holdings
+        worker = asyncio.current_task()
+        try:
+            while worker in self._waiting:
+                if not waiting and not await self._fetch(waiting):
+                    return
+                taken = waiting.popleft()
+                try:
+                    await self._process(taken)
+                except _Lost as lost:
+                    log.warning("group %s is joined anew: %s", self._group, lost)
+                    holdings.stop()
+                except NowhereToGo as nowhere:
+                    holdings.fail(nowhere.reason)
+                if holdings.is_stopped or holdings.failure is not None:
+                    return
+                with contextlib.suppress(NotAssigned):
+                    holdings.resume([taken[0].queue.ref])
+        finally:
+            if worker is not None and self._waiting.pop(worker, None) is not None:
+                holdings.give_up(one for taken in waiting for one in taken)
+
+    async def _fetch(self, waiting: deque[list[Taken]]) -> bool:
+        """Whether there are batches to process, each of one queue."""
+        try:
+            found = await self._session.take(self._batch_messages, None)
+        except MqError:
+            return False
+        waiting += [list(taken) for _, taken in itertools.groupby(found, lambda one: one.queue)]
+        # One batch of a queue at a time: nobody else is given more of it meanwhile.
+        for taken in waiting:
+            with contextlib.suppress(NotAssigned):
+                self._session.holdings.pause([taken[0].queue.ref])
+        return bool(waiting)
+
+    async def _process(self, taken: list[Taken]) -> bool:
+        """Whether it is done, or void; otherwise it was given up. _Lost, NowhereToGo."""
+        holdings = self._session.holdings
+        failures = 0
+        while not any(one.is_void for one in taken):
+            try:
+                await self._attempt(taken)
+            except (_Lost, NowhereToGo):
+                holdings.give_up(taken)
+                raise
+            except MessageTooLarge as error:
+                if len(taken) > 1:
+                    return await self._process_halves(taken)
+                failure: BaseException = error
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                failure = error  # something within the handler was cancelled
+            except Exception as error:  # noqa: BLE001 # whatever it is, the batch is not done
+                failure = error
+            else:
+                break
+            failures += 1
+            if not await self._put_off(taken, failure, failures):
+                return False
+        holdings.done(taken)
+        return True
+
+    async def _put_off(self, taken: list[Taken], failure: BaseException, failures: int) -> bool:
+        """Whether to try again; it is time for it then. _Lost."""
+        delay_s = self._retry_delay_s * 2.0 ** min(failures - 1, 30)
+        delay_s = min(delay_s, max(_RETRY_DELAY_S_MAX, self._retry_delay_s))
+        _log_failure(taken, failure, failures, delay_s)
+        is_closing = await self._pause(delay_s)
+        if not is_closing and not taken[0].queue.is_leaving:
+            return True
+        self._session.holdings.give_up(taken)
+        if not is_closing:
+            # Somebody else shall have the queue. To go on here with what comes behind, should it
+            # come back, would pass these messages over.
+            raise _Lost("a queue goes to another member while its messages fail")
+        return False
+
+    async def _process_halves(self, taken: list[Taken]) -> bool:
+        """Less fits an entry of the broker's log."""
+        half = len(taken) // 2
+        try:
+            is_done = await self._process(taken[:half])
+        except (_Lost, NowhereToGo):
+            self._session.holdings.give_up(taken[half:])
+            raise
+        if is_done:
+            return await self._process(taken[half:])
+        # Not before the first half: it would be passed over.
+        self._session.holdings.give_up(taken[half:])
+        return False
+
+    async def _attempt(self, taken: list[Taken]) -> None:
+        """Handler and atom. Raises what is wrong with either; then nothing was done."""
+        line = await self._line(taken[0].queue)
+        made = self._handler([one.message for one in taken])
+        outputs = await made if inspect.isawaitable(made) else made
+        topic, queue_id, broker_set = line.held.ref
+        with self._patience():
+            batches = await self._outputs.batches(
+                outputs or (), broker_set, line.producer_id, line.sequence, next(self._turns)
+            )
+        if any(one.is_void for one in taken):
+            return
+        end = taken[-1].message.queue_offset + 1
+        request = AtomicRequest(
+            batches=batches,
+            group=self._group,
+            member_id=self._session.wanted.member_id,
+            positions=[QueuePosition(topic=topic, queue_id=queue_id, queue_offset=end)],
+            starts=[
+                WorkStart(
+                    topic=topic,
+                    queue_id=queue_id,
+                    stood_at=line.stood_at,
+                    first=taken[0].message.queue_offset,
+                )
+            ],
+        )
+        try:
+            with self._patience():
+                await self._send(broker_set, request)
+        except _REFUSALS as error:
+            raise _Lost(str(error)) from error
+        except MqError:
+            self._outputs.forget_routes(batches)
+            raise
+        line.stood_at = end
+        line.sequence += len(batches)
+
+    async def _line(self, held: HeldQueue) -> _Line:
+        line = self._lines.get(held.ref)
+        if line is None or line.held is not held:
+            line = self._lines[held.ref] = _Line(held)
+        if line.version != held.version:
+            version = held.version
+            with self._patience():
+                known = await offset_calls.query_offsets(self._connection, self._group, [held.ref])
+            line.stood_at, line.version = known.get(held.ref, 0), version
+        return line
+
+    async def _send(self, broker_set: str, request: AtomicRequest) -> None:
+        """Until there is an answer: before that nobody knows whether it was done."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        for attempt in itertools.count():
+            try:
+                await self._connection.of(broker_set).call(
+                    "ProducerService", "SendAtomically", request, _ATTEMPT_S
+                )
+            except MqError as error:
+                waited_s = loop.time() - began_s
+                is_early = isinstance(error, UnknownMember) and waited_s < _UNKNOWN_S_MAX
+                if not (error.retryable or is_early):
+                    raise
+                if self._session.holdings.is_stopped and not self._closing.is_set():
+                    # Whether it was done the next member learns from where the group is.
+                    raise _Lost("everything in hand is thrown away") from error
+                is_closing = await self._pause(max(back_off_s(attempt), retry_after_s(error)))
+                if is_closing and waited_s > _GOODBYE_S_MAX:
+                    raise
+            else:
+                return
+
+    async def _pause(self, seconds: float) -> bool:
+        """Whether the processor is being closed."""
+        if self._closing.is_set():
+            # What is under way still has its chance; what fails does not.
+            await asyncio.sleep(min(seconds, 0.1))
+            return True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
+        return self._closing.is_set()
+
+
+def _log_failure(taken: list[Taken], failure: BaseException, failures: int, delay_s: float) -> None:
+    first = taken[0].message
+    log.error(
+        "messages %d to %d of queue %d of topic %s could not be processed, attempt %d; next one in "
+        "%.1f s",
+        first.queue_offset,
+        taken[-1].message.queue_offset,
+        first.queue_id,
+        first.topic,
+        failures,
+        delay_s,
+        exc_info=failure,
+    )

@@ -1,0 +1,312 @@
+"""Requests and replies over topics, for programs with asyncio.
+
+A requester reads the reply topic in broadcast mode, from the moment on when it starts, and by a
+filter that only its own replies pass on the broker. A reply for which nobody waits any more is
+dropped. Repliers are members of a group: each request goes to one of them, and to another when that
+one dies, so a request may be worked on more than once; its sender gets the first reply.
+
+Requests and replies each go to any broker set that has their topic: a requester reads the reply
+topic in all sets, and in one that comes back or is new from before the requester began.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from mq.client.administering.admin import Admin
+from mq.client.connecting.set_connection import SetConnection
+from mq.client.connecting.wiring import Connection, back_off_s
+from mq.client.consuming.push import PushConsumer
+from mq.client.consuming.subscription import Start
+from mq.client.model import Message, ReceivedMessage
+from mq.client.producing.producer_aio import Producer
+from mq.client.requesting import replies
+from mq.client.requesting.replies import REPLY_TOPIC
+from mq.errors import IllegalConfig, MqError, RequestTimeout, TopicExists, Unreachable
+from mq.wire.v1.admin_pb2 import CreateTopicRequest
+
+log = logging.getLogger(__name__)
+
+# How long a broker set may take to store a request or a reply, before another one is tried.
+_SEND_S = 3.0
+_CREATE_S = 1.0
+# How often a reply is sent before its request is worked on once more.
+_REPLY_ATTEMPTS = 3
+
+Reply = Message | bytes | str | None
+Handler = Callable[[ReceivedMessage], Awaitable[Reply] | Reply]
+
+
+class _Sending:
+    """Of a request: why it could not be sent so far."""
+
+    def __init__(self) -> None:
+        self.failure: MqError | None = None
+
+
+class Requester:
+    """
+    >>> async def double(request):
+    ...     return request.body * 2
+    >>> async def main() -> None:
+    ...     async with (
+    ...         Replier(servers, "doublers", "to-double", double),
+    ...         Requester(servers) as requester,
+    ...     ):
+    ...         print((await requester.request("to-double", b"ab")).body)
+    >>> asyncio.run(main())
+    b'abab'
+
+    Replies go to `reply_topic`, which is created when it is missing. `timeout_s` is for requests
+    that say nothing else.
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        *,
+        reply_topic: str = REPLY_TOPIC,
+        timeout_s: float = 10.0,
+        zone: str = "",
+    ) -> None:
+        if timeout_s <= 0:
+            raise IllegalConfig(f"timeout_s is {timeout_s}: it must be more than 0")
+        self._tag = uuid.uuid4().hex
+        self._servers = servers
+        self._zone = zone
+        self._reply_topic = reply_topic
+        self._timeout_s = timeout_s
+        self._numbers = itertools.count(1)
+        self._waiting: dict[str, asyncio.Future[ReceivedMessage]] = {}
+        self._producer = Producer(servers, zone=zone)
+        self._consumer = self._new_consumer()
+        self._starting: asyncio.Task[None] | None = None
+
+    def _new_consumer(self) -> PushConsumer:
+        return PushConsumer(
+            self._servers,
+            # A group of its own: it subscribes to something else than the others.
+            f"requester-{self._tag}",
+            {self._reply_topic: self._tag},
+            self._replied,
+            mode="broadcast",
+            tasks=1,
+            zone=self._zone,
+        )
+
+    async def start(self) -> None:
+        """Returns when replies are heard. Raises why not: Unreachable, IllegalTopic..."""
+        if self._starting is None or (self._starting.done() and self._starting.exception()):
+            self._starting = asyncio.create_task(self._start())
+        await asyncio.shield(self._starting)
+
+    async def _start(self) -> None:
+        await self._create_reply_topic()
+        try:
+            await self._consumer.start()
+        except MqError:
+            self._consumer = self._new_consumer()  # for who tries again
+            raise
+
+    async def _create_reply_topic(self) -> None:
+        """Unless a set has it: one is enough, also when others are down."""
+        connection = Connection(self._servers, self._zone)
+        try:
+            if (await connection.brokers([self._reply_topic])).topics:
+                return
+            try:
+                async with Admin(self._servers) as admin:
+                    await admin.create_topic(self._reply_topic)
+            except TopicExists:
+                pass
+            except Unreachable:
+                for broker_set in await connection.sets():
+                    if await self._is_created_in(broker_set):
+                        return
+                raise
+        finally:
+            await connection.close()
+
+    async def _is_created_in(self, broker_set: SetConnection) -> bool:
+        request = CreateTopicRequest(topic=self._reply_topic)
+        try:
+            await broker_set.call("AdminService", "CreateTopic", request, _CREATE_S)
+        except TopicExists:
+            return True
+        except MqError as error:
+            log.info("broker set %s does not create %s: %s", broker_set.name, request.topic, error)
+            return False
+        return True
+
+    async def request(
+        self, topic: str, message: Message | bytes | str, timeout_s: float | None = None
+    ) -> ReceivedMessage:
+        """The reply. RequestTimeout: none came in time; RequestFailed: the work failed, and why;
+        or why the request could not be sent.
+        """
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        correlation_id = str(next(self._numbers))
+        wanted = replies.request_message(message, self._reply_topic, self._tag, correlation_id)
+        sending = _Sending()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.start()
+                future = asyncio.get_running_loop().create_future()
+                self._waiting[correlation_id] = future
+                await self._send(topic, wanted, future, sending)
+                reply: ReceivedMessage = await future
+        except TimeoutError:
+            if sending.failure is not None:
+                raise sending.failure from None
+            raise RequestTimeout(
+                f"no reply to a request to topic {topic} within {timeout_s:g} s: nobody may serve "
+                "it, or the work takes longer"
+            ) from None
+        finally:
+            self._waiting.pop(correlation_id, None)
+        if (failed := replies.failure(reply)) is not None:
+            raise failed
+        return reply
+
+    async def _send(
+        self,
+        topic: str,
+        message: Message,
+        future: asyncio.Future[ReceivedMessage],
+        sending: _Sending,
+    ) -> None:
+        """Again while nobody knows whether it is stored, which another broker set may do sooner."""
+        for attempt in itertools.count():
+            try:
+                await self._producer.send(topic, message, timeout_s=_SEND_S)
+            except MqError as error:
+                if not error.retryable:
+                    raise
+                sending.failure = error
+                # The reply may come all the same.
+                await asyncio.wait([future], timeout=back_off_s(attempt))
+                if future.done():
+                    return
+            else:
+                sending.failure = None
+                return
+
+    def _replied(self, reply: ReceivedMessage) -> None:
+        future = self._waiting.get(reply.properties.get(replies.CORRELATION_ID, ""))
+        if future is not None and not future.done():
+            future.set_result(reply)
+
+    async def close(self) -> None:
+        """Requests without a reply fail."""
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(RequestTimeout("the requester was closed before a reply came"))
+        await self._producer.close()
+        await self._consumer.close()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self._producer.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class Replier:
+    """Calls `handler` for each request of the topic; what it returns is the reply, and what it
+    raises is told to the requester. `tasks` handlers run at the same time. See `Requester`.
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        group: str,
+        topic: str,
+        handler: Handler,
+        *,
+        start: Start = "latest",
+        tasks: int = 20,
+        zone: str = "",
+    ) -> None:
+        self._handler = handler
+        self._producer = Producer(servers, zone=zone)
+        self._consumer = PushConsumer(
+            servers, group, topic, self._serve, start=start, tasks=tasks, zone=zone
+        )
+
+    async def start(self) -> None:
+        """Returns when it has joined its group."""
+        await self._consumer.start()
+
+    async def _serve(self, request: ReceivedMessage) -> None:
+        if not replies.is_request(request):
+            log.warning("message %s is no request: nobody waits for it", request.message_id)
+            return
+        try:
+            made = self._handler(request)
+            reply = replies.reply_message(
+                request, await made if inspect.isawaitable(made) else made
+            )
+        except Exception as error:  # whatever it is, the requester hears of it
+            log.warning("request %s failed", request.message_id, exc_info=error)
+            reply = replies.error_reply(request, error)
+        for attempt in itertools.count(1):
+            try:
+                await self._producer.send(request.properties[replies.REPLY_TO], reply)
+            except MqError as error:
+                if not is_sent_again(request, error, attempt):
+                    return
+            else:
+                return
+
+    async def join(self) -> None:
+        """Waits until the replier is closed. Raises what it was ended with by the broker."""
+        await self._consumer.join()
+
+    async def close(self, timeout_s: float | None = None) -> None:
+        """No new requests; waits for the handlers at work, so long."""
+        try:
+            await self._consumer.close(timeout_s)
+        finally:
+            await self._producer.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+def is_sent_again(request: ReceivedMessage, error: MqError, attempt: int) -> bool:
+    """Whether a reply is that could not be sent: another broker set may take it. After some
+    attempts raises the error, so that the request comes again.
+    """
+    if not error.retryable:
+        log.error("the reply to request %s cannot be sent: %s", request.message_id, error)
+        return False
+    if attempt >= _REPLY_ATTEMPTS:
+        raise error
+    log.info("the reply to request %s is sent again: %s", request.message_id, error)
+    return True
