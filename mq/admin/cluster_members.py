@@ -201,7 +201,7 @@ def remove_member(brokers: Brokers, node_id: str, broker_set: str, *, is_sure: b
 def transfer_leader(brokers: Brokers, node_id: str, broker_set: str) -> None:
     """Let another node lead: NODE, or the one that has most of the log.
 
-    Producers and consumers with retries notice a pause of a few milliseconds.
+    Producers and consumers with retries notice a pause, and no error.
     """
     with brokers.admin() as admin:
         name = _one_set(admin.route(), broker_set)

@@ -85,7 +85,7 @@ class TransactLane:
         self._producer_group = producer_group
         self._owner = owner
         self._loop = asyncio.get_running_loop()
-        self.started_s = self._loop.time()
+        self.started_s = self._ended_s = self._loop.time()
         self._sequences = Sequences(None)
         self._ids = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
@@ -133,6 +133,14 @@ class TransactLane:
         """Whether an answer has been due for so long and nothing at all was heard."""
         heard_s = 0.0 if self._stream is None else self._stream.heard_s
         return self._loop.time() - max(self._owes_s(), heard_s) > patience_s
+
+    def is_unused(self, seconds: float) -> bool:
+        """No stream for so long, and nobody waits for one."""
+        return (
+            not self.is_started
+            and not self._pending
+            and self._loop.time() - self._ended_s > seconds
+        )
 
     def let_go(self) -> None:
         """Another set is there now: what was not sent yet may go there."""
@@ -235,6 +243,7 @@ class TransactLane:
         finally:
             self._stream = None
             self.is_started = False
+            self._ended_s = self._loop.time()
         self.trouble = error
         if not self._is_closing:
             log.debug("the stream to %s ended: %s", address, error)

@@ -292,8 +292,7 @@ class TransactionCore:
     async def _drop_lanes(self, response: RouteResponse) -> None:
         known = {one.name for one in response.broker_sets}
         for name, lane in list(self._lanes.items()):
-            is_gone = self._loop.time() - lane.started_s > _GONE_S and not lane.is_started
-            if name not in known and is_gone:
+            if name not in known and lane.is_unused(_GONE_S):
                 del self._lanes[name]
                 await lane.close(0.0)
 
