@@ -29,7 +29,7 @@ demo: .venv/.run ## a broker of its own: send, consume, filter, measure, stop
 	@$(BIN)/python -m mq.admin.demo
 
 test: lint type verify-proto ## lint, types, generated code, all tests
-	$(BIN)/python -m pytest --ignore tests/chaos --numprocesses 3 --dist loadfile
+	$(BIN)/python -m pytest --ignore tests/chaos --numprocesses 3 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/chaos
 
 SEEDS ?= 2000

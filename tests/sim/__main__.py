@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import multiprocessing
 import sys
 import time
 import traceback
@@ -54,7 +55,9 @@ def run_seeds(first: int, count: int, *, shows_progress: bool = False) -> Report
     """On all processors."""
     report = Report([], Counter())
     start_s = time.monotonic()
-    with ProcessPoolExecutor(cpu_count(), initializer=be_quiet) as pool:
+    # Not forked: other tests may have left gRPC's threads in this process.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(cpu_count(), context, initializer=be_quiet) as pool:
         results = pool.map(run_quietly, range(first, first + count), chunksize=4)
         for done, (seed, error, counts) in enumerate(results, start=1):
             report.counts.update(counts)
