@@ -95,4 +95,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # By its own name: processes of the pool import what they run.
+    from tests.sim import __main__ as module
+
+    module.main()
