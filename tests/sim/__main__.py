@@ -96,6 +96,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     # By its own name: processes of the pool import what they run.
-    from tests.sim import __main__ as module
+    from tests.sim import __main__ as module  # noqa: PLW0406
 
     module.main()
