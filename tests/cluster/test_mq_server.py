@@ -53,6 +53,11 @@ class Server:
         said = self.events("leadership")
         return said[-1]["leader"] if said else None
 
+    @property
+    def votes(self) -> bool:
+        waits = self.events("this node does not vote until it has caught up")
+        return len(self.events("caught up: this node votes again")) == len(waits)
+
     def end(self, number: signal.Signals) -> int:
         self.process.send_signal(number)
         return self.process.wait(DEADLINE_S)
@@ -75,6 +80,8 @@ def test_three_servers_elect_a_leader_survive_its_death_and_stop_when_told(tmp_p
     }
     try:
         poll(lambda: all(one.events("node is up") for one in servers.values()), "all are up")
+        # One that came late to the first election has to catch up before it may vote.
+        poll(lambda: all(one.votes for one in servers.values()), "all vote")
         leader = same_leader(list(servers.values()))
         assert servers[leader].end(signal.SIGKILL) == -signal.SIGKILL
         left = [server for name, server in servers.items() if name != leader]
