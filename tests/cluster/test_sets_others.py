@@ -23,8 +23,8 @@ from mq.client import (
     Replier,
     Requester,
     SimpleConsumer,
-    simple,
 )
+from mq.client.receiving import simple
 from mq.errors import IllegalRequest, TopicNotFound
 from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse
 from tests.support.broker_cluster import BrokerCluster

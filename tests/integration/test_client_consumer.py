@@ -9,16 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mq.client import (
-    Consumer,
-    PullConsumer,
-    PushConsumer,
-    QueueRef,
-    ReceivedMessage,
-    Sql,
-    aio,
-    consumer_sync,
-)
+from mq.client import Consumer, PullConsumer, PushConsumer, QueueRef, ReceivedMessage, Sql, aio
+from mq.client.consuming import consumer_sync
 from mq.errors import (
     IllegalFilter,
     IllegalOffset,

@@ -26,9 +26,8 @@ from mq.client import (
     PullConsumer,
     ReceivedMessage,
     aio,
-    processor,
-    processor_sync,
 )
+from mq.client.processing import processor, processor_sync
 from mq.errors import IllegalConfig, IllegalTopic, NotAssigned, TopicNotFound
 from mq.wire.v1.consumer_pb2 import QueuePosition
 from mq.wire.v1.message_pb2 import Batch

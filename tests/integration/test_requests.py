@@ -13,17 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mq.client import (
-    Message,
-    Producer,
-    PullConsumer,
-    ReceivedMessage,
-    Replier,
-    Requester,
-    aio,
-    request_sync,
-)
+from mq.client import Message, Producer, PullConsumer, ReceivedMessage, Replier, Requester, aio
 from mq.client.requesting import request as request_module
+from mq.client.requesting import request_sync
 from mq.errors import IllegalConfig, IllegalTopic, RequestFailed, RequestTimeout
 from tests.support.broker_process import BrokerProcess
 from tests.support.topics import create_topic
