@@ -31,7 +31,10 @@ LOG_DIRECTORY = "commitlog"
 ADVICE = "Take another backup of the set, if it still runs, or restore an older one"
 _CHECKSUM = "sha256"
 _CHUNK_BYTES = 1 << 20
-_NOTHING: Callable[[int], None] = lambda _: None  # noqa: E731
+
+
+def tell_nobody(_: int) -> None:
+    """Of how much was read."""
 
 
 class SegmentRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +153,7 @@ def find(vfs: Vfs, directory: str) -> dict[str, str]:
 
 
 def verify(
-    vfs: Vfs, directory: str, manifest: Manifest, on_read: Callable[[int], None] = _NOTHING
+    vfs: Vfs, directory: str, manifest: Manifest, on_read: Callable[[int], None] = tell_nobody
 ) -> int:
     """Reads all of it: every checksum, and that the entries follow each other. How many there are.
     LogDamaged names the first file and position that are not as they should be.

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mq.wire.v1.admin_pb2 import FollowerStatus, MemberList
     from mq.wire.v1.cluster_pb2 import RouteResponse
 
+_AGAIN_S = 0.5
 _SAY_S = 5.0
 
 
@@ -163,7 +164,8 @@ def _watch_adding(
             said_s, said = time.monotonic(), text
             output.note(f"{node_id}: {text}")
         if error is not None:
-            time.sleep(0.5)
+            # An answer takes a second by itself; an error comes at once, such as in an election.
+            time.sleep(_AGAIN_S)
 
 
 def _joining_text(joining: FollowerStatus) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 from zlib import crc32
 
-from mq.admin.backup_manifest import ADVICE, LOG_DIRECTORY, Manifest, chunks, verify
+from mq.admin.backup_manifest import ADVICE, LOG_DIRECTORY, Manifest, chunks, tell_nobody, verify
 from mq.broker.replicated.machine import Machine
 from mq.broker.replicated.state import State
 from mq.config import StoreConfig
@@ -41,7 +41,6 @@ _NOT_CONTENT = frozenset({_STAGING, LOCK_NAME, "lost+found"})
 _APPLY_ENTRIES = 256
 # See `_term`.
 _TERMS = 1 << 16
-_NOTHING: Callable[[int], None] = lambda _: None  # noqa: E731
 
 
 class Restored(NamedTuple):
@@ -71,7 +70,7 @@ def restore(
     data: str,
     identity: Identity,
     members: Mapping[str, str],
-    on_progress: Callable[[int], None] = _NOTHING,
+    on_progress: Callable[[int], None] = tell_nobody,
 ) -> Restored:
     """Durable when this returns. `on_progress` is told how many more bytes were read; each byte is
     read three times. LogDamaged: the backup is not what it was, with file and position.
