@@ -2,8 +2,8 @@
 
 They take turns, one at a time, however many readers there are. What is not in memory is read on a
 thread, so that the loop goes on with appends and with readers near the end. On a node that follows
-they rest in between while much is written: whoever writes waits for this node, too, and keeps most
-of its disk and processors.
+they rest in between while much is written, for longer the longer they took: whoever writes waits
+for this node, too, and what is slow is so because others need the disk and the processors.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from mq.store.reading import Found, ReadResult
 # each has its turn before its client loses patience.
 _READ_BYTES_MAX = 1 << 20
 _READ_BYTES_MIN = 256 << 10
-# For all who are paced together, while the log grows by more than a part of what they read.
-_BYTES_PER_S = 32 << 20
-_GROWTH_PART = 8
+# Of all who are paced together, while this much is written: as many times as long as a read took.
+_RESTS = 4
+_BUSY_BYTES_PER_S = 4 << 20
+_GROWTH_SEEN_OVER_S = 0.1
 
 
 class ColdReads:
@@ -28,7 +29,7 @@ class ColdReads:
         self._log = log
         self._turn = asyncio.Lock()
         self._waiting = 0
-        self._log_end = log.end_offset
+        self._growth = _Growth()
         self._rests_until_s = 0.0
         # Of them, those on a thread.
         self.disk_reads_total = 0
@@ -56,10 +57,9 @@ class ColdReads:
         began_s = loop.time()
         bytes_max = max(_READ_BYTES_MIN, _READ_BYTES_MAX // (1 + self._waiting))
         result = await self._read(find(bytes_max))
-        size_bytes = sum(len(run.frames) for run in result.runs)
-        grown_bytes, self._log_end = self._log.end_offset - self._log_end, self._log.end_offset
-        is_busy = grown_bytes * _GROWTH_PART > size_bytes
-        self._rests_until_s = began_s + (size_bytes / _BYTES_PER_S if is_busy else 0.0)
+        read_s = loop.time()
+        is_busy = self._growth.bytes_per_s(self._log.end_offset, read_s) > _BUSY_BYTES_PER_S
+        self._rests_until_s = read_s + (_RESTS * (read_s - began_s) if is_busy else 0.0)
         return result
 
     async def _read(self, found: ReadResult | Found) -> ReadResult:
@@ -72,6 +72,21 @@ class ColdReads:
         # Whoever asked may go away meanwhile: the files are closed all the same.
         loop = asyncio.get_running_loop()
         return await asyncio.shield(loop.run_in_executor(None, _read_apart, found, apart))
+
+
+class _Growth:
+    """Of the log, over the last while: what is written comes in pieces."""
+
+    def __init__(self) -> None:
+        self._since_s = 0.0
+        self._end_offset = 0
+        self._bytes_per_s = 0.0
+
+    def bytes_per_s(self, end_offset: int, now_s: float) -> float:
+        if (seconds := now_s - self._since_s) >= _GROWTH_SEEN_OVER_S:
+            self._bytes_per_s = (end_offset - self._end_offset) / seconds
+            self._since_s, self._end_offset = now_s, end_offset
+        return self._bytes_per_s
 
 
 def _read_apart(found: Found, apart: LogApart) -> ReadResult:

@@ -1,8 +1,6 @@
 """Reading queues by hand, for programs with asyncio: any place, any number of times.
 
-No membership: whoever uses it decides who reads what, and when an offset is committed. What is far
-behind is read where the leader says, from a follower of the set. A follower is believed in what it
-shows only: at any failure, and whenever it has nothing to show, the leader is asked.
+No membership: whoever uses it decides who reads what, and when an offset is committed.
 """
 
 from __future__ import annotations
@@ -11,25 +9,17 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
-from google.protobuf.message import DecodeError
-
-from mq.client.connecting.asking import Question, now_s
-from mq.client.connecting.wiring import CALL_TIMEOUT_S, Connection
+from mq.client.connecting.wiring import Connection
 from mq.client.consuming import offset_calls
 from mq.client.consuming.decode import Decoder, Frames, parse_pull_response
+from mq.client.consuming.queue_reads import QueueReads
 from mq.client.consuming.subscription import Start, split_tags
 from mq.client.model import FilterLike, QueueRef, ReceivedMessage, wire_filter
-from mq.errors import IllegalConfig, Internal, MqError
+from mq.errors import IllegalConfig
 from mq.names import check_group
 from mq.wire.v1 import consumer_pb2 as wire
-
-_SERVICE = "ConsumerService"
-# What a broker that does not lead may take beyond the wait, before the leader is asked.
-_FOLLOWER_S = 2.0
-# How often an answer without messages may name somebody else.
-_HOPS_MAX = 3
 
 
 class PullStatus(enum.Enum):
@@ -53,7 +43,27 @@ class PullResult:
     end: int
 
 
-_Answer = tuple[wire.PullResponse, list[Frames]]
+class _Answer(NamedTuple):
+    response: wire.PullResponse
+    runs: list[Frames]
+
+    @property
+    def status(self) -> int:
+        return self.response.status
+
+    @property
+    def read_from(self) -> str:
+        return self.response.read_from
+
+    @property
+    def has_messages(self) -> bool:
+        return bool(self.runs)
+
+
+def _parse(data: bytes) -> _Answer:
+    return _Answer(*parse_pull_response(data))
+
+
 # A queue as users name it: the broker set may be left out when only one has the topic.
 QueueLike = tuple[str, int] | QueueRef
 Offsets = Mapping[tuple[str, int], int] | Mapping[QueueRef, int]
@@ -87,8 +97,7 @@ class PullConsumer:
         self._group = group
         self._connection = Connection(servers, zone)
         self._read_followers = read_followers
-        # Where a queue is read, if not at the leader.
-        self._addresses: dict[QueueRef, str] = {}
+        self._reads = QueueReads(self._connection, _parse)
         self._unreadable = 0
 
     async def queues(self, topic: str) -> list[QueueRef]:
@@ -123,7 +132,7 @@ class PullConsumer:
             any_replica=self._read_followers,
             zone=self._connection.zone,
         )
-        response, runs = await self._pull(ref, request)
+        response, runs = await self._reads.pull(ref, request)
         decoder = Decoder(_wanted_tags(topic, filter))
         decoded = decoder.messages(ref, runs, ref.broker_set)
         messages = [one.message for one in decoded if one.message is not None]
@@ -135,51 +144,6 @@ class PullConsumer:
             response.start,
             response.end,
         )
-
-    async def _pull(self, ref: QueueRef, request: wire.PullRequest) -> _Answer:
-        """Of whoever should be asked; what has no messages is the leader's to say."""
-        deadline_s = now_s() + request.wait_ms / 1000
-        for _ in range(_HOPS_MAX if request.any_replica else 0):
-            address = self._addresses.get(ref, "")
-            try:
-                response, runs = await self._ask(ref, request, address)
-            except MqError:
-                if not address:
-                    raise
-                # Dead, or of no use any more.
-                self._addresses.pop(ref, None)
-                continue
-            self._remember(ref, response.read_from or address)
-            if runs or (not response.read_from and (not address or _is_plain(response))):
-                return response, runs
-            if not response.read_from:
-                self._addresses.pop(ref, None)
-            request.wait_ms = max(0, round((deadline_s - now_s()) * 1000))
-        request.any_replica = False
-        return await self._ask(ref, request)
-
-    def _remember(self, ref: QueueRef, address: str) -> None:
-        """Where to read from now on."""
-        if address and address != self._connection.of(ref.broker_set).known_leader:
-            self._addresses[ref] = address
-        else:
-            self._addresses.pop(ref, None)
-
-    async def _ask(self, ref: QueueRef, request: wire.PullRequest, address: str = "") -> _Answer:
-        """One attempt at the address; without one, the leader of the set."""
-        broker_set = self._connection.of(ref.broker_set)
-        wait_s = request.wait_ms / 1000
-        if address:
-            question = Question(_SERVICE, "Pull", request, 0.0, raw_response=True)
-            data: bytes = await broker_set.ask(address, question, wait_s + _FOLLOWER_S)
-        else:
-            data = await broker_set.call(
-                _SERVICE, "Pull", request, wait_s + CALL_TIMEOUT_S, raw_response=True
-            )
-        try:
-            return parse_pull_response(data)
-        except DecodeError as error:
-            raise Internal(f"what the broker sends cannot be read: {error}") from None
 
     @property
     def unreadable_messages(self) -> int:
@@ -225,8 +189,3 @@ def _wanted_tags(topic: str, chosen: FilterLike) -> dict[str, frozenset[str]]:
     if found is None or found.WhichOneof("kind") != "tags":
         return {}
     return {topic: split_tags(found.tags)}
-
-
-def _is_plain(response: wire.PullResponse) -> bool:
-    """Nothing there, as it should be: what is gone, or not there yet, the leader has to say."""
-    return response.status in (wire.PULL_FOUND, wire.PULL_END)

@@ -66,7 +66,7 @@ def test_a_queue_is_read_where_the_leader_says_until_it_is_sent_back() -> None:
             assert (await pull(consumer)).messages[0].queue == QueueRef("t", 0, "a")
         assert asked(brokers) == ["a", "f", "f", "a"]
         assert {(one.any_replica, one.zone) for _, one in brokers.asked("Pull")} == {(True, "east")}
-        assert consumer._addresses == {}
+        assert consumer._reads._addresses == {}
 
     run(scenario())
 

@@ -187,13 +187,19 @@ async def test_on_a_follower_there_is_a_rest_after_each_read_while_much_is_writt
 ) -> None:
     node = await filled()
     node.vfs.is_cold = is_cold
-    monkeypatch.setattr(cold_reads, "_BYTES_PER_S", 10_000)
+    monkeypatch.setattr(cold_reads, "_RESTS", 1e6)
+    monkeypatch.setattr(cold_reads, "_BUSY_BYTES_PER_S", 10_000)
+    monkeypatch.setattr(cold_reads, "_GROWTH_SEEN_OVER_S", 0.0)
     loop, puller = asyncio.get_running_loop(), node.broker.puller
+
+    async def read() -> None:
+        puller._cold._rests_until_s = min(puller._cold._rests_until_s, loop.time() + 0.2)
+        pulled = puller.pull_anywhere(query(messages_max=20), 0, "")
+        assert len(numbers((await soon(pulled)).result)) == 20
 
     async def timed() -> float:
         began_s = loop.time()
-        pulled = puller.pull_anywhere(query(messages_max=20), 0, "")
-        assert len(numbers((await soon(pulled)).result)) == 20  # about 2,000 bytes: 0.2 s
+        await read()
         return loop.time() - began_s
 
     async def grown(size_bytes: int) -> None:
@@ -203,14 +209,14 @@ async def test_on_a_follower_there_is_a_rest_after_each_read_while_much_is_writt
 
     for is_leader in (False, True):
         node.consensus.is_leader = is_leader
-        await timed()
-        for size_bytes in (0, 50):
-            if size_bytes:
-                await grown(size_bytes)
-            await timed()
-            assert puller._cold._rests_until_s <= loop.time(), "hardly anybody writes: no rest"
-        await grown(1000)
-        await timed()
+        await read()
+        await read()
+        assert puller._cold._rests_until_s <= loop.time(), "nobody writes: no rest"
+        await grown(1_000_000)
+        await read()
+        if not is_leader:
+            rests_s = puller._cold._rests_until_s - loop.time()
+            assert rests_s > 1, "for longer the longer the read took"
         assert (await timed() > 0.1) is not is_leader, "the leader is as quick as ever"
 
 
