@@ -1,6 +1,6 @@
 # Every target installs what it needs into .venv by itself, once.
 .DEFAULT_GOAL := help
-.PHONY: help run demo test sim chaos chaos-local up down lint fmt type proto verify-proto bench bench-store bench-raft bench-broker bench-backlog clean
+.PHONY: help run demo test sim chaos chaos-local up down lint fmt type proto verify-proto bench bench-store bench-raft bench-broker bench-backlog bench-spark clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -19,7 +19,7 @@ help: ## show this list
 .venv/.dev: pyproject.toml
 	@test -d .venv || $(PYTHON) -m venv .venv
 	@echo "installing mq and its development tools into .venv"
-	@$(BIN)/pip install --quiet --editable '.[dev]'
+	@$(BIN)/pip install --quiet --editable '.[dev,spark]'
 	@touch .venv/.run $@
 
 run: .venv/.run ## start a node on ./data (DATA=dir for another)
@@ -84,6 +84,9 @@ bench-broker: .venv/.run ## the broker against a bare gRPC server
 
 bench-backlog: .venv/.run ## producers beside a reader of an old backlog; ends with a line of JSON
 	@$(BIN)/python -m bench.backlog
+
+bench-spark: .venv/.dev ## the Spark source and sink against Arrow alone and our producer
+	@$(BIN)/python -m bench.spark
 
 clean: ## remove .venv and caches (never data)
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

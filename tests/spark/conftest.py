@@ -1,0 +1,28 @@
+"""One Spark session for all tests of a process, in which small queries are quick, and brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import mq_spark
+
+_QUIET = Path(__file__).parent / "log4j2.properties"
+_JAVA = f"-Xss64m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dlog4j2.configurationFile={_QUIET}"
+_CONF = {
+    "spark.driver.extraJavaOptions": _JAVA,
+    "spark.driver.memory": "1g",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.streaming.metricsEnabled": "false",
+    "spark.ui.enabled": "false",
+}
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    with mq_spark.session("tests", master="local[2]", conf=_CONF) as made:
+        yield made
