@@ -19,6 +19,8 @@ RETRY_PREFIX, DEAD_LETTER_PREFIX, SYSTEM_PREFIX = "%RETRY%", "%DLQ%", "%SYS%"
 SCHEDULE_TOPIC = f"{SYSTEM_PREFIX}SCHEDULE"
 HALF_TOPIC = f"{SYSTEM_PREFIX}HALF"
 GIVE_UP_TOPIC = f"{SYSTEM_PREFIX}GIVE_UP"
+# Ids of producers that write what can be made again, as sinks of Spark do: their numbers only grow.
+SINK_PREFIX = "%SINK%"
 _GROUP_PREFIXES = (RETRY_PREFIX, DEAD_LETTER_PREFIX)
 
 _NAME = re.compile(rf"[A-Za-z0-9%|_-]{{1,{NAME_CHARACTERS_MAX}}}")

@@ -1,4 +1,6 @@
-"""ProducerService.SendAtomically: exactly-once processing."""
+"""ProducerService.SendAtomically: exactly-once processing. Batches come as the bytes they are, and
+are not opened when they are prepared.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ class AtomicService:
         self._message_bytes_max = broker.settings.config.store.message_bytes_max
 
     async def send_atomically(
-        self, request: pb.AtomicRequest, context: Context
+        self, request: pb.RawAtomicRequest, context: Context
     ) -> pb.AtomicResponse:
         await self._broker.leadership.settled()
         if len(request.batches) > BATCHES_MAX or len(request.handles) > _HANDLES_MAX:
@@ -54,12 +56,9 @@ class AtomicService:
             ]
         )
 
-    async def _send(self, request: pb.AtomicRequest) -> list[StoredAt]:
+    async def _send(self, request: pb.RawAtomicRequest) -> list[StoredAt]:
         return await self._broker.atoms.send(
-            [
-                batches.accept(one.SerializeToString(), self._message_bytes_max)
-                for one in request.batches
-            ],
+            [batches.accept(one, self._message_bytes_max) for one in request.batches],
             request.group,
             request.member_id,
             offsets_of(request.positions),

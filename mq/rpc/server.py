@@ -11,6 +11,7 @@ from typing import Any, cast
 import grpc
 from google.protobuf import message_factory
 from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -38,6 +39,8 @@ from mq.wire.v1 import admin_pb2, cluster_pb2, consumer_pb2, producer_pb2, trans
 # A request beside its batches.
 _REQUEST_OVERHEAD_BYTES = 64 << 10
 _KEEPALIVE_MS = 30_000
+# Requests that are read as another message of the same wire format.
+_RAW: dict[str, type[Message]] = {"SendAtomically": producer_pb2.RawAtomicRequest}
 
 
 def _options(request_bytes_max: int) -> list[tuple[str, int]]:
@@ -143,7 +146,7 @@ class RpcServer:
                     name, self._streams[method.name], self._observe, is_external=is_external
                 )
                 continue
-            request = message_factory.GetMessageClass(method.input_type)
+            request = _RAW.get(method.name) or message_factory.GetMessageClass(method.input_type)
             # CreateTopic is served by create_topic.
             attribute = re.sub(r"(?<!^)([A-Z])", r"_\1", method.name).lower()
             (served,) = (getattr(one, attribute) for one in serving if hasattr(one, attribute))

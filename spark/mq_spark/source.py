@@ -1,16 +1,26 @@
-"""`format("mq")`: what Spark asks for by name. Options are checked here, before any work begins."""
+"""`format("mq")`: what Spark asks for by name. With `path` it reads files, otherwise brokers.
+
+`schema` is where a user's mistakes are found, before any work begins: Spark asks for it when a
+frame is made, and hides or delays what later steps say.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
-import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
-from mq.client import PullConsumer, QueueRef
-from mq.client.consuming.scan import QueueScanner
-from mq_spark.columns import record_batch, rows_of, spark_schema
+from mq_spark.batch_reader import BatchReader
+from mq_spark.cluster import START_PATIENCE_S, Cluster
+from mq_spark.columns import spark_schema
+from mq_spark.errors import MqSparkError, as_our_own
+from mq_spark.options import flag, read_options, text
+from mq_spark.stream_reader import StreamReader
 
 
 class MqDataSource(DataSource):
@@ -19,38 +29,60 @@ class MqDataSource(DataSource):
         return "mq"
 
     def schema(self) -> StructType:
-        return spark_schema(with_properties=self._with_properties)
+        with as_our_own():
+            if self._is_offline:
+                return spark_schema(
+                    with_properties=flag(self.options, "includeProperties", default=False)
+                )
+            options = read_options(self.options)
+            # A stream that may lose data may have lost a topic, too.
+            if options.fail_on_data_loss and not options.topics.pattern:
+                with Cluster(options, patience_s=START_PATIENCE_S) as cluster:
+                    cluster.queues()
+            return spark_schema(with_properties=options.with_properties)
 
     @property
-    def _with_properties(self) -> bool:
-        return bool(self.options.get("includeProperties") == "true")
+    def _is_offline(self) -> bool:
+        path, servers = text(self.options, "path"), text(self.options, "servers")
+        if path and servers:
+            raise MqSparkError(
+                "servers and path are both given: path reads the files of a log without a broker, "
+                "servers a running one"
+            )
+        return bool(path)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return _BatchReader(
-            self.options["servers"],
-            self.options["subscribe"],
-            with_properties=self._with_properties,
+        with as_our_own():
+            if self._is_offline:
+                from mq_spark.log_reader import LogReader  # noqa: PLC0415
+
+                return LogReader(self.options)
+            options = read_options(self.options)
+            _check_schema(schema, with_properties=options.with_properties)
+            return BatchReader(options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return StreamReader(self.options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001
+        from mq_spark.writer import batch_writer  # noqa: PLC0415
+
+        if overwrite:
+            raise MqSparkError("mode 'overwrite': messages cannot be replaced; use mode('append')")
+        return batch_writer(self.options, schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: FBT001
+        from mq_spark.writer import stream_writer  # noqa: PLC0415
+
+        if overwrite:
+            raise MqSparkError("outputMode 'complete': messages cannot be replaced; use 'append'")
+        return stream_writer(self.options, schema)
+
+
+def _check_schema(given: StructType, *, with_properties: bool) -> None:
+    """A user may give one, and then it is taken for granted."""
+    ours = spark_schema(with_properties=with_properties)
+    if given != ours:
+        raise MqSparkError(
+            f"the columns of format mq are {ours.simpleString()}: leave schema(...) out"
         )
-
-
-class _Range(InputPartition):
-    def __init__(self, ref: QueueRef, start: int, end: int) -> None:
-        self.ref, self.start, self.end = ref, start, end
-
-
-class _BatchReader(DataSourceReader):
-    def __init__(self, servers: str, topic: str, *, with_properties: bool) -> None:
-        self._servers, self._topic, self._with_properties = servers, topic, with_properties
-
-    def partitions(self) -> Sequence[InputPartition]:
-        with PullConsumer(self._servers) as consumer:
-            starts = consumer.find_offsets(self._topic, "earliest")
-            ends = consumer.find_offsets(self._topic, "latest")
-        return [_Range(ref, starts[ref], ends[ref]) for ref in sorted(ends)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, _Range)  # noqa: S101
-        with QueueScanner(self._servers) as scanner:
-            for page in scanner.scan(partition.ref, partition.start, partition.end):
-                rows = rows_of(page, partition.start, partition.end)
-                yield record_batch(rows, partition.ref, with_properties=self._with_properties)

@@ -290,7 +290,9 @@ type Batch struct {
 	Topic   string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
 	QueueId uint32                 `protobuf:"varint,2,opt,name=queue_id,json=queueId,proto3" json:"queue_id,omitempty"`
 	// Idempotence: who sent the batch, and its number among the batches of that producer, from 1 on. A batch that comes
-	// again, to whichever queue, is stored once and answered as the first one was. Empty and 0: no such check.
+	// again, to whichever queue, is stored once and answered as the first one was. Empty and 0: no such check. Numbers may
+	// leave 256 gaps, to be filled later. An id that starts with %SINK% may leave any number of gaps, but its numbers only
+	// grow: of its runs of numbers the newest 1024 are known, and older ones forgotten.
 	ProducerId string `protobuf:"bytes,3,opt,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"`
 	Sequence   uint64 `protobuf:"fixed64,4,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	// Prepared batches: the hash of the tag of each message.

@@ -694,6 +694,91 @@ func (x *AtomicRequest) GetStarts() []*WorkStart {
 	return nil
 }
 
+// The same bytes as the broker reads them, see RawBatch: no message is opened.
+type RawAtomicRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Batches       [][]byte               `protobuf:"bytes,1,rep,name=batches,proto3" json:"batches,omitempty"`
+	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
+	MemberId      string                 `protobuf:"bytes,3,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
+	Positions     []*QueuePosition       `protobuf:"bytes,4,rep,name=positions,proto3" json:"positions,omitempty"`
+	Handles       []*Handle              `protobuf:"bytes,5,rep,name=handles,proto3" json:"handles,omitempty"`
+	Starts        []*WorkStart           `protobuf:"bytes,6,rep,name=starts,proto3" json:"starts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RawAtomicRequest) Reset() {
+	*x = RawAtomicRequest{}
+	mi := &file_mq_v1_producer_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RawAtomicRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RawAtomicRequest) ProtoMessage() {}
+
+func (x *RawAtomicRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_producer_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RawAtomicRequest.ProtoReflect.Descriptor instead.
+func (*RawAtomicRequest) Descriptor() ([]byte, []int) {
+	return file_mq_v1_producer_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *RawAtomicRequest) GetBatches() [][]byte {
+	if x != nil {
+		return x.Batches
+	}
+	return nil
+}
+
+func (x *RawAtomicRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *RawAtomicRequest) GetMemberId() string {
+	if x != nil {
+		return x.MemberId
+	}
+	return ""
+}
+
+func (x *RawAtomicRequest) GetPositions() []*QueuePosition {
+	if x != nil {
+		return x.Positions
+	}
+	return nil
+}
+
+func (x *RawAtomicRequest) GetHandles() []*Handle {
+	if x != nil {
+		return x.Handles
+	}
+	return nil
+}
+
+func (x *RawAtomicRequest) GetStarts() []*WorkStart {
+	if x != nil {
+		return x.Starts
+	}
+	return nil
+}
+
 // The group has to stand in [stood_at, first] of the queue. So nothing is worked on twice with effect, and nothing passed
 // over, whoever had the queue in between.
 type WorkStart struct {
@@ -710,7 +795,7 @@ type WorkStart struct {
 
 func (x *WorkStart) Reset() {
 	*x = WorkStart{}
-	mi := &file_mq_v1_producer_proto_msgTypes[8]
+	mi := &file_mq_v1_producer_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -722,7 +807,7 @@ func (x *WorkStart) String() string {
 func (*WorkStart) ProtoMessage() {}
 
 func (x *WorkStart) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_producer_proto_msgTypes[8]
+	mi := &file_mq_v1_producer_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -735,7 +820,7 @@ func (x *WorkStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkStart.ProtoReflect.Descriptor instead.
 func (*WorkStart) Descriptor() ([]byte, []int) {
-	return file_mq_v1_producer_proto_rawDescGZIP(), []int{8}
+	return file_mq_v1_producer_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *WorkStart) GetTopic() string {
@@ -776,7 +861,7 @@ type AtomicResponse struct {
 
 func (x *AtomicResponse) Reset() {
 	*x = AtomicResponse{}
-	mi := &file_mq_v1_producer_proto_msgTypes[9]
+	mi := &file_mq_v1_producer_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -788,7 +873,7 @@ func (x *AtomicResponse) String() string {
 func (*AtomicResponse) ProtoMessage() {}
 
 func (x *AtomicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_producer_proto_msgTypes[9]
+	mi := &file_mq_v1_producer_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -801,7 +886,7 @@ func (x *AtomicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AtomicResponse.ProtoReflect.Descriptor instead.
 func (*AtomicResponse) Descriptor() ([]byte, []int) {
-	return file_mq_v1_producer_proto_rawDescGZIP(), []int{9}
+	return file_mq_v1_producer_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AtomicResponse) GetResults() []*BatchResult {
@@ -875,6 +960,13 @@ const file_mq_v1_producer_proto_rawDesc = "" +
 	"\tmember_id\x18\x03 \x01(\tR\bmemberId\x122\n" +
 	"\tpositions\x18\x04 \x03(\v2\x14.mq.v1.QueuePositionR\tpositions\x12'\n" +
 	"\ahandles\x18\x05 \x03(\v2\r.mq.v1.HandleR\ahandles\x12(\n" +
+	"\x06starts\x18\x06 \x03(\v2\x10.mq.v1.WorkStartR\x06starts\"\xe6\x01\n" +
+	"\x10RawAtomicRequest\x12\x18\n" +
+	"\abatches\x18\x01 \x03(\fR\abatches\x12\x14\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\x12\x1b\n" +
+	"\tmember_id\x18\x03 \x01(\tR\bmemberId\x122\n" +
+	"\tpositions\x18\x04 \x03(\v2\x14.mq.v1.QueuePositionR\tpositions\x12'\n" +
+	"\ahandles\x18\x05 \x03(\v2\r.mq.v1.HandleR\ahandles\x12(\n" +
 	"\x06starts\x18\x06 \x03(\v2\x10.mq.v1.WorkStartR\x06starts\"m\n" +
 	"\tWorkStart\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
@@ -908,50 +1000,54 @@ func file_mq_v1_producer_proto_rawDescGZIP() []byte {
 }
 
 var file_mq_v1_producer_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_mq_v1_producer_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_mq_v1_producer_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_mq_v1_producer_proto_goTypes = []any{
-	(Ack)(0),                // 0: mq.v1.Ack
-	(*SendRequest)(nil),     // 1: mq.v1.SendRequest
-	(*SendResponse)(nil),    // 2: mq.v1.SendResponse
-	(*PublishRequest)(nil),  // 3: mq.v1.PublishRequest
-	(*PublishResponse)(nil), // 4: mq.v1.PublishResponse
-	(*BatchResult)(nil),     // 5: mq.v1.BatchResult
-	(*RecallRequest)(nil),   // 6: mq.v1.RecallRequest
-	(*RecallResponse)(nil),  // 7: mq.v1.RecallResponse
-	(*AtomicRequest)(nil),   // 8: mq.v1.AtomicRequest
-	(*WorkStart)(nil),       // 9: mq.v1.WorkStart
-	(*AtomicResponse)(nil),  // 10: mq.v1.AtomicResponse
-	(*Message)(nil),         // 11: mq.v1.Message
-	(*Batch)(nil),           // 12: mq.v1.Batch
-	(Code)(0),               // 13: mq.v1.Code
-	(*QueuePosition)(nil),   // 14: mq.v1.QueuePosition
-	(*Handle)(nil),          // 15: mq.v1.Handle
+	(Ack)(0),                 // 0: mq.v1.Ack
+	(*SendRequest)(nil),      // 1: mq.v1.SendRequest
+	(*SendResponse)(nil),     // 2: mq.v1.SendResponse
+	(*PublishRequest)(nil),   // 3: mq.v1.PublishRequest
+	(*PublishResponse)(nil),  // 4: mq.v1.PublishResponse
+	(*BatchResult)(nil),      // 5: mq.v1.BatchResult
+	(*RecallRequest)(nil),    // 6: mq.v1.RecallRequest
+	(*RecallResponse)(nil),   // 7: mq.v1.RecallResponse
+	(*AtomicRequest)(nil),    // 8: mq.v1.AtomicRequest
+	(*RawAtomicRequest)(nil), // 9: mq.v1.RawAtomicRequest
+	(*WorkStart)(nil),        // 10: mq.v1.WorkStart
+	(*AtomicResponse)(nil),   // 11: mq.v1.AtomicResponse
+	(*Message)(nil),          // 12: mq.v1.Message
+	(*Batch)(nil),            // 13: mq.v1.Batch
+	(Code)(0),                // 14: mq.v1.Code
+	(*QueuePosition)(nil),    // 15: mq.v1.QueuePosition
+	(*Handle)(nil),           // 16: mq.v1.Handle
 }
 var file_mq_v1_producer_proto_depIdxs = []int32{
 	0,  // 0: mq.v1.SendRequest.ack:type_name -> mq.v1.Ack
-	11, // 1: mq.v1.SendRequest.messages:type_name -> mq.v1.Message
+	12, // 1: mq.v1.SendRequest.messages:type_name -> mq.v1.Message
 	0,  // 2: mq.v1.PublishRequest.ack:type_name -> mq.v1.Ack
-	12, // 3: mq.v1.PublishRequest.batches:type_name -> mq.v1.Batch
+	13, // 3: mq.v1.PublishRequest.batches:type_name -> mq.v1.Batch
 	5,  // 4: mq.v1.PublishResponse.results:type_name -> mq.v1.BatchResult
-	13, // 5: mq.v1.BatchResult.code:type_name -> mq.v1.Code
-	12, // 6: mq.v1.AtomicRequest.batches:type_name -> mq.v1.Batch
-	14, // 7: mq.v1.AtomicRequest.positions:type_name -> mq.v1.QueuePosition
-	15, // 8: mq.v1.AtomicRequest.handles:type_name -> mq.v1.Handle
-	9,  // 9: mq.v1.AtomicRequest.starts:type_name -> mq.v1.WorkStart
-	5,  // 10: mq.v1.AtomicResponse.results:type_name -> mq.v1.BatchResult
-	1,  // 11: mq.v1.ProducerService.Send:input_type -> mq.v1.SendRequest
-	3,  // 12: mq.v1.ProducerService.Publish:input_type -> mq.v1.PublishRequest
-	6,  // 13: mq.v1.ProducerService.Recall:input_type -> mq.v1.RecallRequest
-	8,  // 14: mq.v1.ProducerService.SendAtomically:input_type -> mq.v1.AtomicRequest
-	2,  // 15: mq.v1.ProducerService.Send:output_type -> mq.v1.SendResponse
-	4,  // 16: mq.v1.ProducerService.Publish:output_type -> mq.v1.PublishResponse
-	7,  // 17: mq.v1.ProducerService.Recall:output_type -> mq.v1.RecallResponse
-	10, // 18: mq.v1.ProducerService.SendAtomically:output_type -> mq.v1.AtomicResponse
-	15, // [15:19] is the sub-list for method output_type
-	11, // [11:15] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	14, // 5: mq.v1.BatchResult.code:type_name -> mq.v1.Code
+	13, // 6: mq.v1.AtomicRequest.batches:type_name -> mq.v1.Batch
+	15, // 7: mq.v1.AtomicRequest.positions:type_name -> mq.v1.QueuePosition
+	16, // 8: mq.v1.AtomicRequest.handles:type_name -> mq.v1.Handle
+	10, // 9: mq.v1.AtomicRequest.starts:type_name -> mq.v1.WorkStart
+	15, // 10: mq.v1.RawAtomicRequest.positions:type_name -> mq.v1.QueuePosition
+	16, // 11: mq.v1.RawAtomicRequest.handles:type_name -> mq.v1.Handle
+	10, // 12: mq.v1.RawAtomicRequest.starts:type_name -> mq.v1.WorkStart
+	5,  // 13: mq.v1.AtomicResponse.results:type_name -> mq.v1.BatchResult
+	1,  // 14: mq.v1.ProducerService.Send:input_type -> mq.v1.SendRequest
+	3,  // 15: mq.v1.ProducerService.Publish:input_type -> mq.v1.PublishRequest
+	6,  // 16: mq.v1.ProducerService.Recall:input_type -> mq.v1.RecallRequest
+	8,  // 17: mq.v1.ProducerService.SendAtomically:input_type -> mq.v1.AtomicRequest
+	2,  // 18: mq.v1.ProducerService.Send:output_type -> mq.v1.SendResponse
+	4,  // 19: mq.v1.ProducerService.Publish:output_type -> mq.v1.PublishResponse
+	7,  // 20: mq.v1.ProducerService.Recall:output_type -> mq.v1.RecallResponse
+	11, // 21: mq.v1.ProducerService.SendAtomically:output_type -> mq.v1.AtomicResponse
+	18, // [18:22] is the sub-list for method output_type
+	14, // [14:18] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_mq_v1_producer_proto_init() }
@@ -969,7 +1065,7 @@ func file_mq_v1_producer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mq_v1_producer_proto_rawDesc), len(file_mq_v1_producer_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   10,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

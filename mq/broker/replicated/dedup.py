@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from mq.errors import IllegalSequence
-from mq.names import RETRY_PREFIX
+from mq.names import RETRY_PREFIX, SINK_PREFIX
 from mq.wire.v1.state_pb2 import ProducerState
 
 PRODUCERS_MAX = 10_000
@@ -25,6 +25,10 @@ PRODUCERS_MAX = 10_000
 NEWEST_MIN = 64
 # ... and may leave so many gaps, which it fills later or never.
 RANGES_MAX = 256
+# Producers whose numbers only grow leave gaps that nobody fills: their oldest ranges are forgotten.
+# A sink may send again whatever it made of one part of its input.
+SINK_RANGES_MAX = 1_024
+_GROWING = (RETRY_PREFIX, SINK_PREFIX)
 _FIELDS = 5
 
 
@@ -108,6 +112,8 @@ class Producers:
         producer = self._producers.get(producer_id)
         if producer is None or len(producer.ranges) < 2 * RANGES_MAX:
             return
+        if producer_id.startswith(_GROWING):
+            return
         if sequence not in producer.ranges[1::2]:
             raise IllegalSequence(
                 f"producer {producer_id} left {RANGES_MAX} gaps in its sequences: number batches "
@@ -119,9 +125,9 @@ class Producers:
         producer = self._producers.pop(producer_id, None) or _Producer()
         self._producers[producer_id] = producer  # behind all others: heard of last
         producer.add(sequence)
-        if producer_id.startswith(RETRY_PREFIX):
-            # Numbers of a member's requests: they only grow, and one that is refused leaves a gap.
-            del producer.ranges[: -2 * RANGES_MAX]
+        if producer_id.startswith(_GROWING):
+            is_sink = producer_id.startswith(SINK_PREFIX)
+            del producer.ranges[: -2 * (SINK_RANGES_MAX if is_sink else RANGES_MAX)]
         newest = producer.newest
         queue_id, queue_offset, log_offset, stored_at_ms, _, deliver_at_ms = stored
         place = queue_offset if queue_offset >= 0 else _HELD | deliver_at_ms

@@ -129,6 +129,22 @@ class AtomicRequest(_message.Message):
     starts: _containers.RepeatedCompositeFieldContainer[WorkStart]
     def __init__(self, batches: _Optional[_Iterable[_Union[_message_pb2.Batch, _Mapping]]] = ..., group: _Optional[str] = ..., member_id: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[_consumer_pb2.QueuePosition, _Mapping]]] = ..., handles: _Optional[_Iterable[_Union[_consumer_pb2.Handle, _Mapping]]] = ..., starts: _Optional[_Iterable[_Union[WorkStart, _Mapping]]] = ...) -> None: ...
 
+class RawAtomicRequest(_message.Message):
+    __slots__ = ("batches", "group", "member_id", "positions", "handles", "starts")
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    HANDLES_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    batches: _containers.RepeatedScalarFieldContainer[bytes]
+    group: str
+    member_id: str
+    positions: _containers.RepeatedCompositeFieldContainer[_consumer_pb2.QueuePosition]
+    handles: _containers.RepeatedCompositeFieldContainer[_consumer_pb2.Handle]
+    starts: _containers.RepeatedCompositeFieldContainer[WorkStart]
+    def __init__(self, batches: _Optional[_Iterable[bytes]] = ..., group: _Optional[str] = ..., member_id: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[_consumer_pb2.QueuePosition, _Mapping]]] = ..., handles: _Optional[_Iterable[_Union[_consumer_pb2.Handle, _Mapping]]] = ..., starts: _Optional[_Iterable[_Union[WorkStart, _Mapping]]] = ...) -> None: ...
+
 class WorkStart(_message.Message):
     __slots__ = ("topic", "queue_id", "stood_at", "first")
     TOPIC_FIELD_NUMBER: _ClassVar[int]

@@ -9,7 +9,7 @@ import pytest
 from mq.errors import ReplicationTimeout
 from mq.rpc.atomic import AtomicService
 from mq.wire.v1.message_pb2 import Batch, Message
-from mq.wire.v1.producer_pb2 import AtomicRequest
+from mq.wire.v1.producer_pb2 import RawAtomicRequest
 from tests.support.consensus import Node, on_loop, soon, turns
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ async def test_who_gets_no_answer_in_time_sends_the_same_again() -> None:
     await node.topic("out")
     service = AtomicService(node.broker, "set-0")
     batch = Batch(topic="out", producer_id="p", sequence=1, messages=[Message(body=b"x")])
-    request = AtomicRequest(batches=[batch])
+    request = RawAtomicRequest(batches=[batch.SerializeToString()])
     node.consensus.is_held = True
     for _ in range(2):  # the second waits for its turn behind the first
         with pytest.raises(ReplicationTimeout, match="with the same sequences"):

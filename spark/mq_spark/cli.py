@@ -1,0 +1,86 @@
+"""`mq spark`: the pipelines as commands.
+
+A pipeline is imported when it is used, so that the help of all of them is quick, and one that lacks
+a package (matplotlib, say) says so. An error of Spark's ends a command as our own do: as one line.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from mq.admin.cli import Later
+from mq_spark.java import NoJava
+
+_INSTALL = "pip install 'mq[spark]'"
+
+# In the order in which `mq spark --help` shows them.
+_COMMANDS = (
+    Later("archive", "mq_spark.pipelines.archive:archive", "Topics to Parquet files."),
+    Later("replay", "mq_spark.pipelines.replay:replay", "Parquet files back to a topic."),
+    Later("metrics", "mq_spark.pipelines.metrics:metrics", "Rates, sizes, latencies by window."),
+    Later("etl", "mq_spark.pipelines.etl:etl", "The tutorial: a shop's orders and clicks."),
+)
+
+
+class SparkGroup(click.Group):
+    """Commands that are loaded when they are used. One that lacks a package says which."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        if isinstance(command, Later):
+            try:
+                command = command.load()
+            except ModuleNotFoundError as error:
+                fail(_missing(error))
+        return name, command, rest
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if not _is_of_spark(error):
+                raise
+            # Here, because it needs PySpark; which is there, or its error were not.
+            from mq_spark.errors import explain  # noqa: PLC0415
+
+            fail(explain(error))
+
+
+@click.group(cls=SparkGroup)
+def spark() -> None:
+    """Pipelines on Apache Spark: topics to files and back, figures, an example.
+
+    They run on this machine, or on a cluster with --master, and need the packages of mq[spark].
+    """
+
+
+def fail(text: str) -> None:
+    """Ends the command, as an error of the broker does."""
+    click.echo(f"error: SPARK_FAILED: {' '.join(text.split())}", err=True)
+    raise click.exceptions.Exit(1)
+
+
+def _missing(error: ModuleNotFoundError) -> str:
+    package = (error.name or "").partition(".")[0]
+    if package in ("mq", "mq_spark"):
+        raise error
+    return f"the package {package} is not installed; `mq spark` needs it: {_INSTALL}"
+
+
+def _is_of_spark(error: Exception) -> bool:
+    """Spark's, or raised by us for it: no slip in our own code, whose trace is wanted."""
+    names = {f"{each.__module__.partition('.')[0]}.{each.__name__}" for each in type(error).__mro__}
+    return isinstance(error, NoJava) or bool(
+        names & {"pyspark.PySparkException", "py4j.Py4JError", "mq_spark.MqSparkError"}
+    )
+
+
+for _command in _COMMANDS:
+    spark.add_command(_command)

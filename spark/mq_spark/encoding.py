@@ -1,0 +1,346 @@
+"""Rows of Arrow as frames of messages, a column at a time: nothing here runs Python once a row,
+except for bodies that are compressed, and for texts, of which each distinct one is hashed once.
+
+    frame = 0x7A, varint length | body, tag, keys, properties, ordering key, compression, born at
+
+Fields and limits are those of `mq.client.producing.encode`. A row that does not say when it was
+born has a placeholder there, to be stamped when it leaves: until then the bytes of a row are the
+same whenever it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import lz4.frame
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mq.client.producing.encode import (
+    MESSAGE_BYTES_MAX,
+    PROPERTIES_BYTES_MAX,
+    PROPERTIES_MAX,
+    varint,
+)
+from mq.hashing import text_hash
+from mq_spark.errors import MqSparkError
+
+Int64s = npt.NDArray[np.int64]
+UInt64s = npt.NDArray[np.uint64]
+Bools = npt.NDArray[np.bool_]
+
+# Tags of the fields, as in `mq.client.producing.encode`.
+_BODY, _TAG, _KEY, _PROPERTY, _ORDERING_KEY, _BORN = 0x0A, 0x12, 0x1A, 0x22, 0x2A, 0x30
+_PROPERTY_NAME, _PROPERTY_VALUE = 0x0A, 0x12
+_MESSAGE = 0x7A
+_COMPRESSED = b"\x38\x01"
+# The number of a placeholder has as many bytes as that of any time from 1971 to 2109.
+_BORN_BYTES = 6
+_UNBORN = bytes([_BORN]) + varint(1 << 35)
+# Offsets of Arrow have 32 bits, and memory is to be bounded.
+_SLICE_BYTES = 64 << 20
+
+
+class Encoded(NamedTuple):
+    """One element a row, except for `key_hashes`: those of all rows, one after the other."""
+
+    frames: pa.BinaryArray
+    frame_sizes: Int64s
+    tag_hashes: UInt64s
+    key_counts: Int64s
+    key_hashes: UInt64s
+    # What chooses the queue, of those that have an ordering key.
+    ordering_hashes: UInt64s
+    is_ordered: Bools
+    # The time is still a placeholder.
+    is_unborn: Bools
+
+    def take(self, rows: Int64s) -> Encoded:
+        """Some of them, in that order."""
+        key_starts = np.cumsum(self.key_counts) - self.key_counts
+        key_counts = self.key_counts[rows]
+        return Encoded(
+            self.frames.take(pa.array(rows)),
+            self.frame_sizes[rows],
+            self.tag_hashes[rows],
+            key_counts,
+            self.key_hashes[_spread(key_starts[rows], key_counts)],
+            self.ordering_hashes[rows],
+            self.is_ordered[rows],
+            self.is_unborn[rows],
+        )
+
+    def slice(self, start: int, end: int) -> Encoded:
+        key_ends = np.concatenate(([0], np.cumsum(self.key_counts)))
+        return Encoded(
+            self.frames.slice(start, end - start),
+            self.frame_sizes[start:end],
+            self.tag_hashes[start:end],
+            self.key_counts[start:end],
+            self.key_hashes[key_ends[start] : key_ends[end]],
+            self.ordering_hashes[start:end],
+            self.is_ordered[start:end],
+            self.is_unborn[start:end],
+        )
+
+    def frame_bytes(self) -> npt.NDArray[np.uint8]:
+        """All frames, one after the other."""
+        _, offsets, data = self.frames.buffers()
+        if data is None:
+            return np.empty(0, np.uint8)
+        first = np.frombuffer(offsets, np.int32)[self.frames.offset]
+        return np.frombuffer(data, np.uint8)[first : first + int(self.frame_sizes.sum())]
+
+
+def slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The same rows in parts that can be encoded."""
+    rows = max(1, min(batch.num_rows, _SLICE_BYTES * batch.num_rows // max(batch.nbytes, 1)))
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)
+
+
+def encode(batch: pa.RecordBatch, topic: str, compress_above_bytes: int) -> Encoded:
+    """Columns by name; those that are not known are left alone. MqSparkError: a row cannot be a
+    message, for this `topic`.
+    """
+    columns = {name: batch.column(name) for name in batch.schema.names}
+    count = batch.num_rows
+    bodies, is_compressed = _bodies(_bytes(columns["body"]), topic, compress_above_bytes)
+    pieces = _field(_BODY, bodies)
+    tag_hashes = ordering_hashes = np.zeros(count, np.uint64)
+    key_counts, key_hashes = np.zeros(count, np.int64), np.empty(0, np.uint64)
+    if "tag" in columns:
+        tags = _texts(columns["tag"])
+        pieces += _field(_TAG, tags)
+        tag_hashes = _hashes(columns["tag"])
+    if "keys" in columns:
+        keys, key_counts = _keys(columns["keys"], topic)
+        pieces.append(_joined_by_row(_field(_KEY, _bytes(keys), is_always=True), key_counts))
+        key_hashes = _hashes(keys)
+    if "properties" in columns:
+        pieces.append(_properties(columns["properties"], topic))
+    is_ordered = np.zeros(count, np.bool_)
+    if "ordering_key" in columns:
+        ordering_keys = _texts(columns["ordering_key"])
+        pieces += _field(_ORDERING_KEY, ordering_keys)
+        ordering_hashes = _hashes(columns["ordering_key"])
+        is_ordered = _lengths(ordering_keys) > 0
+    if is_compressed.any():
+        pieces.append(_where(is_compressed, _COMPRESSED))
+    born, is_unborn = _born(columns.get("born_at"), count)
+    pieces.append(born)
+    lengths = sum((_lengths(piece) for piece in pieces), np.zeros(count, np.int64))
+    _check_size(lengths, topic)
+    heads = _numbers(lengths.view(np.uint64), _MESSAGE)
+    frames = _join([heads, *pieces])
+    return Encoded(
+        frames,
+        lengths + _lengths(heads),
+        tag_hashes,
+        key_counts,
+        key_hashes,
+        ordering_hashes,
+        is_ordered,
+        is_unborn,
+    )
+
+
+def stamp(frames: npt.NDArray[np.uint8], frame_ends: Int64s, born_at_ms: int) -> None:
+    """Puts a time where frames that end there have a placeholder."""
+    # The eight bytes that end with the frame, of which the time has the last six.
+    words = np.ndarray((len(frames) - 7,), "<u8", frames.data, strides=(1,))
+    born = int.from_bytes(varint(born_at_ms).ljust(_BORN_BYTES, b"\0"), "little")
+    at = frame_ends - 8
+    words[at] = (words[at] & np.uint64(0xFFFF)) | np.uint64(born << 16)
+
+
+# Fields
+
+
+def _bodies(bodies: pa.Array, topic: str, compress_above_bytes: int) -> tuple[pa.Array, Bools]:
+    """As they are sent, and which of them are compressed."""
+    if bodies.null_count:
+        raise MqSparkError(
+            f"topic {topic}: {bodies.null_count} of {len(bodies)} rows have no body (null): filter "
+            "them out, or give them one, as coalesce(body, '') does"
+        )
+    lengths = _lengths(bodies)
+    is_compressed = np.zeros(len(bodies), np.bool_)
+    large = np.flatnonzero(lengths > compress_above_bytes)
+    if not len(large):
+        return bodies, is_compressed
+    # What a consumer gets is bounded by the same number, not only what is stored.
+    _check_size(lengths, topic)
+    smaller: list[bytes] = []
+    for at in large.tolist():
+        body = bodies[at].as_buffer()
+        compressed = lz4.frame.compress(body)
+        if len(compressed) < body.size:
+            is_compressed[at] = True
+            smaller.append(compressed)
+    return pc.replace_with_mask(
+        bodies, pa.array(is_compressed), pa.array(smaller, pa.binary())
+    ), is_compressed
+
+
+def _keys(column: pa.Array, topic: str) -> tuple[pa.Array, Int64s]:
+    """All keys of all rows, and how many each row has."""
+    if not pa.types.is_list(column.type) and not pa.types.is_large_list(column.type):
+        # A text is one key, and an empty one none.
+        counts = (_lengths(_texts(column)) > 0).astype(np.int64)
+        return column.filter(pa.array(counts > 0)), counts
+    counts = _int64s(pc.fill_null(pc.list_value_length(column), 0))
+    keys = column.flatten()
+    if keys.null_count:
+        raise MqSparkError(
+            f"topic {topic}: column keys has {keys.null_count} keys that are null: leave them out, "
+            "as array_compact(keys) does"
+        )
+    return keys, counts
+
+
+def _properties(column: pa.MapArray, topic: str) -> pa.Array:
+    """The fields of all properties of a row, as one piece."""
+    offsets = _int64s(column.offsets)
+    # A row that is null may have something there all the same.
+    counts = np.where(np.asarray(column.is_valid()), np.diff(offsets), 0)
+    elements = pa.array(_spread(offsets[:-1], counts))
+    names, values = _bytes(column.keys.take(elements)), _bytes(column.items.take(elements))
+    if values.null_count:
+        raise MqSparkError(
+            f"topic {topic}: column properties has {values.null_count} values that are null: leave "
+            "them out, as map_filter(properties, (k, v) -> v is not null) does"
+        )
+    _check_properties(counts, _lengths(names) + _lengths(values), topic)
+    entry = [
+        *_field(_PROPERTY_NAME, names, is_always=True),
+        *_field(_PROPERTY_VALUE, values, is_always=True),
+    ]
+    lengths = sum((_lengths(piece) for piece in entry), np.zeros(len(names), np.int64))
+    return _joined_by_row([_numbers(lengths.view(np.uint64), _PROPERTY), *entry], counts)
+
+
+def _check_properties(counts: Int64s, sizes: Int64s, topic: str) -> None:
+    ends = np.concatenate(([0], np.cumsum(sizes)))
+    last = np.cumsum(counts)
+    bytes_by_row = ends[last] - ends[last - counts]
+    if counts.max(initial=0) > PROPERTIES_MAX or bytes_by_row.max(initial=0) > PROPERTIES_BYTES_MAX:
+        raise MqSparkError(
+            f"topic {topic}: a message with {counts.max()} properties, one with "
+            f"{bytes_by_row.max()} bytes of them: at most {PROPERTIES_MAX} of "
+            f"{PROPERTIES_BYTES_MAX} bytes in all are allowed"
+        )
+
+
+def _check_size(lengths: Int64s, topic: str) -> None:
+    largest = int(lengths.max(initial=0))
+    if largest > MESSAGE_BYTES_MAX:
+        raise MqSparkError(
+            f"topic {topic}: a message of {largest} bytes: at most {MESSAGE_BYTES_MAX} are "
+            "allowed; put the content elsewhere and send where it is"
+        )
+
+
+def _born(column: pa.Array | None, count: int) -> tuple[pa.Array, Bools]:
+    if column is None:
+        offsets = np.arange(count + 1) * len(_UNBORN)
+        return _binary(offsets, np.frombuffer(_UNBORN * count, np.uint8)), np.ones(count, np.bool_)
+    micros = pc.cast(pc.cast(column, pa.timestamp("us", column.type.tz)), pa.int64())
+    is_unborn = np.asarray(pc.is_null(micros))
+    at_ms = _int64s(pc.fill_null(micros, 0)) // 1_000
+    at_ms[is_unborn] = 1 << 35
+    return _numbers(at_ms.view(np.uint64), _BORN), is_unborn
+
+
+# Pieces of frames: arrays with a few bytes of each row
+
+
+def _field(tag: int, values: pa.Array, *, is_always: bool = False) -> list[pa.Array]:
+    """Tag, length and value; nothing for an empty value, unless it is always there."""
+    lengths = _lengths(values)
+    present = None if is_always or lengths.all() else lengths > 0
+    return [_numbers(lengths.view(np.uint64), tag, present), values]
+
+
+def _numbers(values: UInt64s, tag: int, present: Bools | None = None) -> pa.Array:
+    """A tag and a varint for each row, or nothing where it is not present."""
+    widths = np.ones(len(values), np.int64)
+    for bits in range(7, 64, 7):
+        more = values >= np.uint64(1 << bits)
+        if not more.any():
+            break
+        widths += more
+    width = int(widths.max(initial=1))
+    table = np.empty((len(values), 1 + width), np.uint8)
+    table[:, 0] = tag
+    for byte in range(width):
+        groups = (values >> np.uint64(7 * byte)).astype(np.uint8) & np.uint8(0x7F)
+        table[:, 1 + byte] = groups | np.where(widths > byte + 1, np.uint8(0x80), np.uint8(0))
+    sizes = 1 + widths
+    if present is not None:
+        sizes[~present] = 0
+    if present is None and int(widths.min(initial=width)) == width:
+        flat = table.reshape(-1)
+    else:
+        flat = table[np.arange(1 + width) < sizes[:, None]]
+    return _binary(np.concatenate(([0], np.cumsum(sizes))), flat)
+
+
+def _where(rows: Bools, piece: bytes) -> pa.Array:
+    offsets = np.concatenate(([0], np.cumsum(rows) * len(piece)))
+    return _binary(offsets, np.frombuffer(piece * int(rows.sum()), np.uint8))
+
+
+def _joined_by_row(pieces: list[pa.Array], counts: Int64s) -> pa.Array:
+    """Pieces of elements, of which each row has `counts`, as one piece a row."""
+    joined = _join(pieces)
+    _, offsets, data = joined.buffers()
+    ends = np.frombuffer(offsets, np.int32)[np.concatenate(([0], np.cumsum(counts)))]
+    return _binary(ends, data if data is not None else b"")
+
+
+def _join(pieces: list[pa.Array]) -> pa.Array:
+    if len(pieces[0]) == 0:
+        return pa.array([], pa.binary())
+    return pc.binary_join_element_wise(*pieces, b"")
+
+
+def _binary(offsets: npt.NDArray[np.integer], data: object) -> pa.Array:
+    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
+
+
+def _bytes(column: pa.Array) -> pa.Array:
+    return column if pa.types.is_binary(column.type) else pc.cast(column, pa.binary())
+
+
+def _texts(column: pa.Array) -> pa.Array:
+    """As bytes; null is as good as empty."""
+    return pc.fill_null(_bytes(column), b"")
+
+
+def _lengths(values: pa.Array) -> Int64s:
+    return _int64s(pc.binary_length(values))
+
+
+def _int64s(numbers: pa.Array) -> Int64s:
+    return np.asarray(numbers).astype(np.int64)
+
+
+def _hashes(texts: pa.Array) -> UInt64s:
+    """Of each; of no text, 0."""
+    encoded = pc.dictionary_encode(pc.fill_null(texts, ""))
+    distinct = [text_hash(text) for text in encoded.dictionary.to_pylist()]
+    hashes: UInt64s = np.array(distinct, np.uint64)[np.asarray(encoded.indices)]
+    return hashes
+
+
+def _spread(starts: Int64s, counts: Int64s) -> Int64s:
+    """start, start + 1, ... of each, as many as it has."""
+    ends = np.cumsum(counts)
+    within = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64)
+    spread: Int64s = within + np.repeat(starts - (ends - counts), counts)
+    return spread

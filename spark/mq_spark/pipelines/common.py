@@ -1,0 +1,159 @@
+"""What the pipelines have in common on the command line: brokers, Spark's settings, when to run.
+
+    @click.command()
+    @with_pipeline          # first argument: Pipeline, of --server --json --master --conf
+    @with_runs              # keyword `runs`: Runs, of --checkpoint --once --every
+    def archive(pipeline: Pipeline, runs: Runs, ...) -> None:
+        with pipeline.session("archive") as session:
+            query = runs.start(frame.writeStream.foreachBatch(...), default_checkpoint)
+            progress.follow(query, "archive")
+
+A session is stopped with its block. Nothing here knows what a pipeline does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mq.admin.options import Brokers, Duration, with_brokers
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+Command = Callable[..., Any]
+
+_EVERY_MIN_S = 0.2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pipeline:
+    """What the options say about brokers and Spark."""
+
+    brokers: Brokers
+    master: str
+    conf: Mapping[str, str]
+
+    @property
+    def servers(self) -> str:
+        """For the option `servers` of `format("mq")`."""
+        return self.brokers.servers
+
+    @property
+    def as_json(self) -> bool:
+        """Print the result as JSON."""
+        return self.brokers.as_json
+
+    @contextmanager
+    def session(self, name: str, *, needs_broker: bool = True) -> Iterator[SparkSession]:
+        """A session with these settings, which ends with the block.
+
+        Unreachable before Java is started, when no broker is there and one is needed.
+        """
+        if needs_broker:
+            self.brokers.check()
+        # Here, so that help and errors of usage do not wait for PySpark.
+        from mq_spark.session import session  # noqa: PLC0415
+
+        with session(f"mq spark {name}", master=self.master, conf=self.conf) as made:
+            yield made
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Runs:
+    """When batches are made, and where it is written how far they got."""
+
+    checkpoint: str | None
+    is_once: bool
+    every_s: float
+
+    def start(self, writer: DataStreamWriter, default_checkpoint: str) -> StreamingQuery:
+        """The query, with its trigger and checkpoint."""
+        writer = writer.option("checkpointLocation", self.checkpoint or default_checkpoint)
+        if self.is_once:
+            return writer.trigger(availableNow=True).start()
+        return writer.trigger(processingTime=f"{round(self.every_s * 1000)} milliseconds").start()
+
+
+def with_pipeline(command: Command) -> Command:
+    """Adds --server, --json, --master and --conf; the command gets them as Pipeline, its first
+    argument.
+    """
+    with_conf = click.option(
+        "--conf",
+        metavar="KEY=VALUE",
+        multiple=True,
+        callback=_conf,
+        help="A setting of Spark's; may be given several times.",
+    )
+    with_master = click.option(
+        "--master",
+        metavar="URL",
+        default="local[*]",
+        show_default=True,
+        help="Where Spark runs: local[N] with N tasks at a time, or a cluster's address.",
+    )
+
+    @functools.wraps(command)
+    def called(
+        brokers: Brokers, *args: Any, master: str, conf: dict[str, str], **others: Any
+    ) -> Any:
+        return command(Pipeline(brokers, master, conf), *args, **others)
+
+    return with_brokers("")(with_master(with_conf(called)))
+
+
+def with_runs(command: Command) -> Command:
+    """Adds --checkpoint, --once and --every; the command gets them as `runs`."""
+    with_checkpoint = click.option(
+        "--checkpoint",
+        metavar="DIR",
+        help="Where it is written how far this got; a restart goes on from there. "
+        "[default: beside the result]",
+    )
+    with_once = click.option(
+        "--once", "is_once", is_flag=True, help="End when all that is there now is done."
+    )
+    with_every = click.option(
+        "--every",
+        "every_s",
+        metavar="DURATION",
+        type=Duration(),
+        default="5s",
+        show_default=True,
+        callback=_every,
+        help="Time between batches, at least 200ms.",
+    )
+
+    @functools.wraps(command)
+    def called(
+        *args: Any, checkpoint: str | None, is_once: bool, every_s: float, **others: Any
+    ) -> Any:
+        return command(*args, runs=Runs(checkpoint, is_once, every_s), **others)
+
+    return with_checkpoint(with_once(with_every(called)))
+
+
+def _conf(
+    _context: click.Context, _option: click.Parameter, given: tuple[str, ...]
+) -> dict[str, str]:
+    conf = {}
+    for each in given:
+        key, sign, value = each.partition("=")
+        if not sign or not key.startswith("spark."):
+            raise click.BadParameter(f"{each!r} is not like spark.driver.memory=4g")
+        conf[key] = value
+    return conf
+
+
+def _every(_context: click.Context, _option: click.Parameter, every_s: float) -> float:
+    if every_s < _EVERY_MIN_S:
+        raise click.BadParameter(f"a batch costs Spark about {_EVERY_MIN_S:g} s: take longer")
+    return every_s

@@ -1,0 +1,157 @@
+"""The two queries of the tutorial, in plain PySpark. Read this file from top to bottom.
+
+    shop-clicks ──────────────► sessions ─► topic shop-sessions, Parquet
+    shop-orders ──┬─ join ────► sales ────► topic shop-sales, Parquet
+    shop-payments ┘
+
+Each query has a checkpoint, which says how far it is, and writes a batch that it has to repeat
+after a crash under the same number: into the topic once, into the same Parquet folder. So the
+results are exact, whenever and however often the program is killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+import mq_spark
+from mq_spark.pipelines.etl.shop import CLOSES_HOUR, PAY_WITHIN_MINUTES, SESSION_GAP_MINUTES
+from mq_spark.pipelines.etl.traffic import Topics
+
+# How much later than the latest event another one may come in and still be counted. Spark keeps
+# what it may need for so long, and has results final after it.
+LATENESS = "10 minutes"
+
+SESSION_COLUMNS = ["user", "began_at", "ended_at", "clicks", "has_cart", "has_checkout"]
+SALE_COLUMNS = ["order_id", "user", "amount_cents", "ordered_at", "paid_at", "method", "status"]
+
+WriteBatch = Callable[[DataFrame, int], None]
+
+
+def read_topic(spark: SparkSession, servers: str, topic: str, group: str, fields: str) -> DataFrame:
+    """The messages of a topic as a stream of rows with these fields, out of their JSON.
+
+    `group` makes the query visible to operators: `mq group describe` shows how far it is behind.
+    """
+    messages = (
+        spark.readStream.format("mq")
+        .option("servers", servers)
+        .option("subscribe", topic)
+        .option("group", group)
+        # A new query begins with the oldest message. A restarted one goes on at its checkpoint.
+        .option("startingOffsets", "earliest")
+        .load()
+    )
+    # A body that is no such JSON makes a row of nulls, which the condition of is_open drops.
+    event = F.from_json(messages.body.cast("string"), fields)
+    return messages.select(event.alias("event")).select("event.*")
+
+
+def is_open(at: Column) -> Column:
+    """True for events of the day, false for the mark that ends a topic.
+
+    The mark has to reach the watermark first, so this stands behind `withWatermark`. And it has to
+    ask for the time: Spark's optimizer moves conditions on other columns before the watermark.
+    """
+    return F.hour(at) < CLOSES_HOUR
+
+
+def sessions(spark: SparkSession, servers: str, topics: Topics) -> DataFrame:
+    """Clicks of one user, as long as they are not further apart than the gap. A session is there
+    once the watermark has passed its end: then no click can be added any more.
+    """
+    clicks = (
+        read_topic(
+            spark, servers, topics.clicks, topics.sessions, "user string, page string, at timestamp"
+        )
+        .withWatermark("at", LATENESS)
+        .where(is_open(F.col("at")))
+    )
+    return (
+        clicks.groupBy(F.session_window("at", f"{SESSION_GAP_MINUTES} minutes"), "user")
+        .agg(
+            F.min("at").alias("began_at"),
+            F.max("at").alias("ended_at"),
+            F.count("*").alias("clicks"),
+            F.max(F.col("page") == "/cart").alias("has_cart"),
+            F.max(F.col("page") == "/checkout").alias("has_checkout"),
+        )
+        .select(SESSION_COLUMNS)
+    )
+
+
+def sales(spark: SparkSession, servers: str, topics: Topics) -> DataFrame:
+    """Every order with its payment. An order is there when it is paid; or, without a payment, once
+    the watermarks of both streams have passed the time in which it could have been paid.
+    """
+    orders = (
+        read_topic(
+            spark,
+            servers,
+            topics.orders,
+            topics.sales,
+            "order_id string, user string, amount_cents long, at timestamp",
+        )
+        .withColumnRenamed("at", "ordered_at")
+        .withWatermark("ordered_at", LATENESS)
+        .where(is_open(F.col("ordered_at")))
+    )
+    payments = (
+        read_topic(
+            spark,
+            servers,
+            topics.payments,
+            topics.sales,
+            "order_id string, method string, at timestamp",
+        )
+        .withColumnRenamed("at", "paid_at")
+        .withWatermark("paid_at", LATENESS)
+        .where(is_open(F.col("paid_at")))
+    )
+    # The bounds in time tell Spark how long it has to keep an order that waits for its payment.
+    in_time = F.expr(
+        "orders.order_id = payments.order_id AND paid_at BETWEEN ordered_at AND "
+        f"ordered_at + INTERVAL {PAY_WITHIN_MINUTES} MINUTES"
+    )
+    joined = orders.alias("orders").join(payments.alias("payments"), in_time, "left_outer")
+    status = F.when(F.col("paid_at").isNull(), "unpaid").otherwise("paid")
+    return joined.withColumn("status", status).select("orders.order_id", *SALE_COLUMNS[1:])
+
+
+def messages_of_sessions(rows: DataFrame) -> DataFrame:
+    """The columns that the sink makes messages of: the body, and what goes with it."""
+    return rows.select(
+        F.to_json(F.struct(*SESSION_COLUMNS)).alias("body"), F.col("user").alias("ordering_key")
+    )
+
+
+def messages_of_sales(rows: DataFrame) -> DataFrame:
+    """With the status as the tag, so that a consumer can ask for what is unpaid alone."""
+    return rows.select(
+        F.to_json(F.struct(*SALE_COLUMNS)).alias("body"),
+        F.array("order_id").alias("keys"),
+        F.col("status").alias("tag"),
+    )
+
+
+def to_topic_and_parquet(
+    servers: str, topic: str, folder: str, messages_of: Callable[[DataFrame], DataFrame]
+) -> WriteBatch:
+    """What is done with each batch of results, for `foreachBatch`."""
+    to_topic = mq_spark.sink(servers=servers, topic=topic, keys="keys")
+
+    def write(rows: DataFrame, batch_id: int) -> None:
+        # After a crash Spark makes the same batch once more. The broker knows the rows that it has
+        # by their place in it, so they need an order that does not depend on chance.
+        rows = rows.sortWithinPartitions(*rows.columns)
+        # Two outputs: without this Spark would read and compute everything twice.
+        rows.persist()
+        try:
+            to_topic(messages_of(rows), batch_id)
+            rows.coalesce(1).write.mode("overwrite").parquet(f"{folder}/batch={batch_id}")
+        finally:
+            rows.unpersist()
+
+    return write

@@ -1,0 +1,73 @@
+"""The progress of a stream, committed to the broker as the offsets of a group, so that its lag can
+be seen there.
+
+Nothing is read from there again: the checkpoint says where the stream goes on. So a commit that
+fails is logged, and the stream goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from concurrent.futures import Future
+
+from mq.client import QueueRef
+from mq.client.aio import PullConsumer
+from mq.client.sync import background
+from mq.errors import MqError
+
+_log = logging.getLogger(__name__)
+
+_WAIT_S = 5.0
+
+
+class Progress:
+    """Of a stream with a group."""
+
+    def __init__(self, servers: tuple[str, ...], group: str) -> None:
+        self._group = group
+        self._background = background()
+        self._consumer = PullConsumer(servers, group)
+        self._told: dict[QueueRef, int] = {}
+        self._under_way: Future[None] | None = None
+        self._is_warned = False
+
+    def done(self, queues: Mapping[QueueRef, int], *, wait: bool) -> None:
+        """All messages before these are done with. Without `wait` it is on its way when this
+        returns, or left to the next one while another is.
+        """
+        changed = {ref: at for ref, at in queues.items() if self._told.get(ref) != at}
+        is_busy = self._under_way is not None and not self._under_way.done()
+        if not changed or (is_busy and not wait):
+            return
+        self._settle()
+        self._under_way = self._background.submit(self._commit(changed))
+        self._told |= changed
+        if wait:
+            self._settle()
+
+    async def _commit(self, queues: dict[QueueRef, int]) -> None:
+        try:
+            await self._consumer.commit(queues)
+            self._is_warned = False
+        except MqError as error:
+            self._told = {ref: at for ref, at in self._told.items() if ref not in queues}
+            # Each batch would say it again.
+            if not self._is_warned:
+                _log.warning("group %s: progress was not committed: %s", self._group, error)
+            self._is_warned = True
+
+    def _settle(self) -> None:
+        """Waits for what is under way, for a while."""
+        if self._under_way is None:
+            return
+        try:
+            self._under_way.result(_WAIT_S)
+        except TimeoutError:
+            self._under_way.cancel()
+            _log.warning("group %s: a commit of progress takes too long", self._group)
+        self._under_way = None
+
+    def close(self) -> None:
+        self._settle()
+        self._background.run(self._consumer.close())

@@ -1,0 +1,234 @@
+"""Many frames at once are read as protobuf reads each, whatever stands in them."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mq.client.model import Message as ClientMessage
+from mq.client.producing.encode import encode_message, varint
+from mq.wire.v1.message_pb2 import Batch, Message, Origin
+from mq_spark import frames
+from mq_spark.columns import Rows
+from mq_spark.frames import Many, Opened, Slices, open_frames
+from tests.unit.spark.frame_rows import frame_of, parsed, rows_with
+
+INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+TEXTS = st.text(max_size=5)
+
+origins = st.builds(
+    Origin,
+    topic=TEXTS,
+    queue_id=st.integers(0, 300),
+    queue_offset=st.integers(0, (1 << 64) - 1),
+    message_id=TEXTS,
+    stored_at_ms=INT64,
+    attempts=st.integers(0, (1 << 32) - 1),
+    reason=TEXTS,
+)
+messages = st.builds(
+    Message,
+    body=st.binary(max_size=300),
+    tag=TEXTS,
+    keys=st.lists(TEXTS, max_size=4),
+    properties=st.dictionaries(TEXTS, TEXTS, max_size=4),
+    ordering_key=TEXTS,
+    born_at_ms=INT64,
+    compression=st.integers(0, 2),
+    origin=st.none() | origins,
+    priority=st.integers(0, 9),
+)
+
+
+def field_of(number: int, wire_type: int, content: bytes) -> bytes:
+    """With a value of that wire type made of the content."""
+    tag = varint(number << 3 | wire_type)
+    value = int.from_bytes(content[:8].ljust(8, b"\1"), "little")
+    if wire_type == 0:
+        return tag + varint(value)
+    if wire_type in (1, 5):
+        return tag + content[:8].ljust(8, b"\0")[: 8 if wire_type == 1 else 4]
+    if wire_type == 3:
+        return tag + b"\x08\x01" + varint(number << 3 | 4)
+    return tag + varint(len(content)) + content
+
+
+# Known and unknown fields of all kinds, in any order, any number of times.
+loose_fields = st.builds(
+    field_of,
+    st.integers(1, 20) | st.sampled_from([1, 2, 3, 4, 5, 8]),
+    st.sampled_from([2, 2, 2, 0, 0, 1, 5, 3]),
+    st.binary(max_size=20)
+    | TEXTS.map(str.encode)
+    | st.lists(
+        st.builds(
+            field_of,
+            st.integers(1, 8),
+            st.sampled_from([2, 2, 0, 5]),
+            TEXTS.map(str.encode) | st.binary(max_size=3),
+        ),
+        max_size=3,
+    ).map(b"".join),
+)
+loose_messages = st.lists(loose_fields, max_size=6).map(b"".join)
+# Pieces of several messages, one behind the other, are one message, with fields that repeat.
+joined_messages = st.lists(messages.map(Message.SerializeToString), max_size=3).map(b"".join)
+
+
+@st.composite
+def mutated_messages(draw: st.DrawFn) -> bytes:
+    data = bytearray(draw(messages).SerializeToString())
+    for _ in range(draw(st.integers(1, 3))):
+        if data:
+            at = draw(st.integers(0, len(data) - 1))
+            data[at : at + draw(st.integers(0, 2))] = draw(st.binary(max_size=2))
+    return bytes(data)
+
+
+anything = joined_messages | loose_messages | mutated_messages() | st.binary(max_size=12)
+
+
+def opened_rows(opened: Opened, count: int) -> list[dict[str, Any] | None]:
+    """As `parsed` shows them. What is no text is shown as bytes: it is for others to see."""
+
+    def slices_of(slices: Slices) -> list[bytes]:
+        pairs = zip(slices.starts.tolist(), slices.sizes.tolist(), strict=True)
+        return [bytes(opened.data[start : start + size]) for start, size in pairs]
+
+    def lists_of(many: Many) -> list[list[bytes]]:
+        made: list[list[bytes]] = [[] for _ in range(count)]
+        assert sorted(many.rows) == many.rows.tolist()
+        for row, value in zip(many.rows.tolist(), slices_of(Slices(*many[1:])), strict=True):
+            made[row].append(value)
+        return made
+
+    columns = {
+        "body": slices_of(opened.body),
+        "tag": list(map(readable, slices_of(opened.tag))),
+        "ordering_key": list(map(readable, slices_of(opened.ordering_key))),
+        "keys": [list(map(readable, keys)) for keys in lists_of(opened.keys)],
+        "properties": [
+            dict(zip(map(readable, names), map(readable, values), strict=True))
+            for names, values in zip(
+                lists_of(opened.property_names), lists_of(opened.property_values), strict=True
+            )
+        ],
+        "born_at_ms": opened.born_at_ms.tolist(),
+        "compression": opened.compression.tolist(),
+        "attempts": opened.attempts.tolist(),
+    }
+    return [
+        None
+        if row in opened.unreadable
+        else {name: column[row] for name, column in columns.items()}
+        for row in range(count)
+    ]
+
+
+def readable(text: bytes) -> str | bytes:
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return text
+
+
+def has_text_only(opened: Opened, row: int) -> bool:
+    """What is asked by whoever makes text of it."""
+
+    def is_text(start: int, size: int) -> bool:
+        return isinstance(readable(bytes(opened.data[start : start + size])), str)
+
+    singles = (opened.tag, opened.ordering_key)
+    manys = (opened.keys, opened.property_names, opened.property_values, opened.origin_texts)
+    return all(is_text(one.starts[row], one.sizes[row]) for one in singles) and all(
+        is_text(start, size)
+        for many in manys
+        for owner, start, size in zip(*many, strict=True)
+        if owner == row
+    )
+
+
+def opened_of(rows: Rows, closely: Any = None) -> Opened:
+    return open_frames(rows.data, rows.frames_at, rows.frame_sizes, closely)
+
+
+@given(st.lists(messages, max_size=6))
+def test_messages_are_read_as_protobuf_reads_them(given_messages: list[Message]) -> None:
+    rows = rows_with([frame_of(message) for message in given_messages])
+    expected = [parsed(message.SerializeToString()) for message in given_messages]
+    assert opened_rows(opened_of(rows), len(expected)) == expected
+
+
+@given(st.lists(anything, max_size=6))
+def test_whatever_stands_in_a_frame_is_read_or_refused_as_by_protobuf(
+    contents: list[bytes],
+) -> None:
+    rows = rows_with(list(map(frame_of, contents)))
+    expected = list(map(parsed, contents))
+    opened = opened_of(rows)
+    # What is not UTF-8 is seen by the caller, who looks again.
+    doubtful = np.array([not has_text_only(opened, row) for row in range(len(contents))], np.bool_)
+    assert opened_rows(opened_of(rows, doubtful), len(expected)) == expected
+
+
+@given(st.lists(anything, min_size=2, max_size=6), st.data())
+def test_a_frame_that_is_damaged_hurts_no_neighbour(contents: list[bytes], data: Any) -> None:
+    damaged = data.draw(st.integers(0, len(contents) - 1))
+    made = list(map(frame_of, contents))
+    length = varint(len(contents[damaged]) + data.draw(st.sampled_from([1, 200, 1 << 40, 1 << 60])))
+    made[damaged] = data.draw(
+        st.sampled_from([b"\x7b" + made[damaged][1:], b"\x7a" + length + contents[damaged], b""])
+    )
+    opened = opened_of(rows_with(made))
+    doubtful = np.array([not has_text_only(opened, row) for row in range(len(contents))], np.bool_)
+    found = opened_rows(opened_of(rows_with(made), doubtful), len(contents))
+    assert found[damaged] is None
+    for row, content in enumerate(contents):
+        assert row == damaged or found[row] == parsed(content)
+
+
+def client_frame(number: int) -> bytes:
+    """As our producer writes it."""
+    message = ClientMessage(
+        bytes(random.Random(number).randbytes(number % 300)),
+        tag="a" * (number % 3),
+        keys=[f"key-{number}-{at}" for at in range(number % 4)],
+        properties={"name": "vält", "empty": ""} if number % 2 else {},
+        ordering_key=f"o{number}" if number % 5 == 0 else "",
+        priority=number % 7,
+    )
+    return encode_message(message, 1_700_000_000_000 + number, 1 << 30)[0]
+
+
+def test_what_our_clients_write_is_never_left_to_protobuf() -> None:
+    rows = rows_with([client_frame(number) for number in range(300)])
+    with patch.object(frames, "Message", None):
+        opened = opened_of(rows)
+    messages_in = [Batch.FromString(client_frame(number)).messages[0] for number in range(300)]
+    expected = [parsed(message.SerializeToString()) for message in messages_in]
+    assert opened_rows(opened, 300) == expected
+
+
+@pytest.mark.parametrize("keys", [30, 5000])
+def test_one_message_with_many_fields_does_not_hold_up_the_others(keys: int) -> None:
+    contents = [Message(body=b"x", keys=["k"] * keys).SerializeToString(), b"\x0a\x01y"]
+    opened = opened_of(rows_with(list(map(frame_of, contents))))
+    assert opened_rows(opened, 2) == list(map(parsed, contents))
+
+
+def test_the_same_positions_hold_wherever_in_a_buffer_the_frames_stand() -> None:
+    frame = frame_of(Message(body=b"body", tag="t", born_at_ms=-1))
+    data = memoryview(b"\xff" * 1000 + frame + b"\xff" * 1000)
+    opened = open_frames(data, np.array([1000]), np.array([len(frame)]))
+    assert opened_rows(opened, 1) == [parsed(frame[2:])]
+
+
+def test_no_frames_are_no_fields() -> None:
+    opened = opened_of(rows_with([]))
+    assert (len(opened.body.starts), len(opened.keys.rows), opened.unreadable) == (0, 0, {})
