@@ -3,5 +3,6 @@
 """
 
 from mq_spark.session import session
+from mq_spark.sink import sink
 
-__all__ = ["session"]
+__all__ = ["session", "sink"]

@@ -34,6 +34,10 @@ class BatchReader(DataSourceReader):
     def _ranges(self, cluster: Cluster) -> list[QueueRange]:
         options = self._options
         starts = cluster.places(options.starting or "earliest")
+        if options.topics.pattern and not starts:
+            raise MqSparkError(
+                f"subscribePattern = {options.topics.pattern!r} matches none of the topics"
+            )
         ends = cluster.places(options.ending or "latest")
         earliest, latest = cluster.find("earliest", "latest")
         fail = options.fail_on_data_loss

@@ -18,6 +18,7 @@ _INSTALL = "pip install 'mq[spark]'"
 # In the order in which `mq spark --help` shows them.
 _COMMANDS = (
     Later("archive", "mq_spark.pipelines.archive:archive", "Topics to Parquet files."),
+    Later("compact", "mq_spark.pipelines.compact:compact", "Few files of many small ones."),
     Later("replay", "mq_spark.pipelines.replay:replay", "Parquet files back to a topic."),
     Later("metrics", "mq_spark.pipelines.metrics:metrics", "Rates, sizes, latencies by window."),
     Later("etl", "mq_spark.pipelines.etl:etl", "The tutorial: a shop's orders and clicks."),

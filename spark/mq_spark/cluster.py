@@ -53,11 +53,9 @@ class Cluster:
 
     # Questions
 
-    def queues(self) -> set[QueueRef]:
-        """All that are selected, by the word of all broker sets. What is named and does not exist
-        is an error.
-        """
-        return self._ask(self._existing)
+    def check(self, *, all_exist: bool) -> None:
+        """That brokers answer; and, if that is asked for, that all that is named is there."""
+        self._ask(self._existing if all_exist else self._reached)
 
     def find(self, *starts: Start) -> list[Queues]:
         """Where each of these is, in all queues that are selected; all answers have the same
@@ -108,33 +106,37 @@ class Cluster:
     def _ask(self, question: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Again, while nobody leads or nobody answers."""
         deadline_s = time.monotonic() + self._patience_s
+        why = "nothing came back"
         while True:
             try:
                 left_s = deadline_s - time.monotonic()
                 return self._background.run(question(), max(left_s, _PAUSE_S))
             except TimeoutError:
-                raise self._silent("they do not answer") from None
+                raise self._silent(why) from None
             except MqError as error:
                 if not error.retryable:
                     raise MqSparkError(str(error)) from None
+                why = str(error)
                 if time.monotonic() + _PAUSE_S > deadline_s:
-                    raise self._silent(str(error)) from None
+                    raise self._silent(why) from None
             time.sleep(_PAUSE_S)
 
     def _silent(self, why: str) -> MqSparkError:
         return MqSparkError(
-            f"servers = {','.join(self._servers)}: no answer for {self._patience_s:g} s; is the "
-            f"broker running, and is this its address? ({why})"
+            f"servers = {','.join(self._servers)}: no answer within {self._patience_s:g} s; is a "
+            f"broker running there? ({why})"
         )
 
     # Which queues there are
 
+    async def _reached(self) -> None:
+        await self._connection.brokers()
+
     async def _existing(self) -> set[QueueRef]:
+        """All that are selected, by the word of all broker sets. What is named and does not exist
+        is an error.
+        """
         names = await self._topic_names(fresh=True)
-        if not names:
-            raise MqSparkError(
-                f"subscribePattern = {self._topics.pattern!r} matches none of the topics"
-            )
         parts = await asyncio.gather(*(self._queues_of(name) for name in names))
         missing = [name for name, part in zip(names, parts, strict=True) if part is None]
         if missing:

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import lz4.frame
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -33,10 +32,10 @@ from pyspark.sql.types import (
 )
 
 from mq.client import QueueRef
-from mq.client.consuming.pages import Page
 from mq.names import DEAD_LETTER_PREFIX, GIVE_UP_TOPIC, RETRY_PREFIX, message_id
 from mq.wire.v1.message_pb2 import COMPRESSION_LZ4
-from mq_spark.frames import Flags, Many, Numbers, Opened, Slices, open_frames
+from mq_spark.frames import Opened, open_frames
+from mq_spark.runs import Rows, rows_of
 from mq_spark.slices import (
     binary_array,
     is_ascii,
@@ -45,6 +44,9 @@ from mq_spark.slices import (
     or_null,
     text_array,
 )
+from mq_spark.walking import Flags, Many, Numbers, Slices
+
+__all__ = ["Rows", "arrow_schema", "record_batch", "record_batches", "rows_of", "spark_schema"]
 
 log = logging.getLogger(__name__)
 
@@ -77,45 +79,6 @@ def spark_schema(*, with_properties: bool) -> StructType:
         StructField("delivery_attempt", IntegerType()),
     ]
     return StructType(fields)
-
-
-class Rows(NamedTuple):
-    """Where messages of one queue stand in `data`, and what is known of them without opening any:
-    arrays of the same length, one element a message.
-    """
-
-    data: bytes
-    frames_at: npt.NDArray[np.int64]
-    frame_sizes: npt.NDArray[np.int64]
-    queue_offsets: npt.NDArray[np.int64]
-    log_offsets: npt.NDArray[np.int64]
-    stored_at_ms: npt.NDArray[np.int64]
-
-
-def rows_of(page: Page, start: int, end: int) -> Rows:
-    """The messages of the page that are in [start, end) of their queue."""
-    counts = [len(run.frame_sizes) // 4 for run in page.runs]
-    sizes = np.concatenate(
-        [np.frombuffer(run.frame_sizes, "<u4") for run in page.runs] or [np.empty(0, "<u4")]
-    ).astype(np.int64)
-    ends = np.cumsum(sizes)
-    firsts = np.cumsum([0, *counts])[:-1]
-    within_run = np.arange(len(sizes)) - np.repeat(firsts, counts)
-    bytes_before = (ends - sizes) - np.repeat((ends - sizes)[firsts] if counts else ends, counts)
-
-    def spread(values: list[int]) -> npt.NDArray[np.int64]:
-        return np.repeat(np.array(values, np.int64), counts)
-
-    queue_offsets = spread([run.queue_offset for run in page.runs]) + within_run
-    chosen = (queue_offsets >= start) & (queue_offsets < end)
-    return Rows(
-        page.data,
-        (spread([run.frames_at for run in page.runs]) + bytes_before)[chosen],
-        sizes[chosen],
-        queue_offsets[chosen],
-        (spread([run.log_offset for run in page.runs]) + bytes_before)[chosen],
-        spread([run.stored_at_ms for run in page.runs])[chosen],
-    )
 
 
 def record_batches(

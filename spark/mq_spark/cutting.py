@@ -24,6 +24,7 @@ import numpy as np
 
 from mq.client import QueueRef
 from mq.client.producing.encode import place, varint
+from mq.hashing import text_hash
 from mq.names import SINK_PREFIX
 from mq_spark.encoding import Encoded, Int64s, stamp
 from mq_spark.errors import MqSparkError
@@ -120,6 +121,8 @@ class Cutter:
         self._batch_id = batch_id & ((1 << _BATCH_BITS) - 1)
         self._topic = topic
         self._producer_id = producer_id(writer, topic, queues, partition)
+        # So that small batches do not all go to the same queues.
+        self._first = text_hash(writer) + batch_id + partition
         self._lanes: dict[int, _Lane] = {}
         self._rows = 0
         self._number = 0
@@ -157,7 +160,7 @@ class Cutter:
         for cut in cuts:
             queue = self._queues[cut.lane]
             if cut.lane == self.ANY:
-                queue = self._queues[(self._partition + self._any) % len(self._queues)]
+                queue = self._queues[(self._first + self._any) % len(self._queues)]
                 self._any += 1
             self._number += 1
             if self._number > _NUMBER_MAX:

@@ -1,8 +1,8 @@
 """What goes wrong, in one line that names the option, topic or server and what to do.
 
 Spark wraps an exception of a Python data source into several of its own, with the traces of both
-languages. `explain` gets our line out of them again; `as_our_own` is for code that the driver runs,
-in a process of its own, whose trace would tell a user nothing.
+languages. `explain` gets our line out of them again. What Spark calls in this package is wrapped
+into `as_our_own`: a trace of it would tell a user nothing.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def explain(error: BaseException) -> str:
 
 @contextmanager
 def as_our_own(doing: str = "") -> Iterator[None]:
-    """Errors of the client become ours, and are reported without a trace. For processes that serve
-    one data source and nobody else: a worker may run other people's functions later.
+    """Errors of the client become ours, and are reported without a trace. For what a Python process
+    of Spark calls, which ends by the error: others that come later keep their traces.
     """
     try:
         yield

@@ -8,6 +8,7 @@ fails is logged, and the stream goes on.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 
@@ -19,6 +20,8 @@ from mq.errors import MqError
 _log = logging.getLogger(__name__)
 
 _WAIT_S = 5.0
+# After one that failed.
+_PAUSE_S = 5.0
 
 
 class Progress:
@@ -30,7 +33,7 @@ class Progress:
         self._consumer = PullConsumer(servers, group)
         self._told: dict[QueueRef, int] = {}
         self._under_way: Future[None] | None = None
-        self._is_warned = False
+        self._failed_at_s = -_PAUSE_S
 
     def done(self, queues: Mapping[QueueRef, int], *, wait: bool) -> None:
         """All messages before these are done with. Without `wait` it is on its way when this
@@ -38,24 +41,22 @@ class Progress:
         """
         changed = {ref: at for ref, at in queues.items() if self._told.get(ref) != at}
         is_busy = self._under_way is not None and not self._under_way.done()
-        if not changed or (is_busy and not wait):
+        is_failing = time.monotonic() < self._failed_at_s + _PAUSE_S
+        if not changed or is_failing or (is_busy and not wait):
             return
         self._settle()
+        self._told = {**self._told, **changed}
         self._under_way = self._background.submit(self._commit(changed))
-        self._told |= changed
         if wait:
             self._settle()
 
     async def _commit(self, queues: dict[QueueRef, int]) -> None:
         try:
             await self._consumer.commit(queues)
-            self._is_warned = False
         except MqError as error:
-            self._told = {ref: at for ref, at in self._told.items() if ref not in queues}
-            # Each batch would say it again.
-            if not self._is_warned:
-                _log.warning("group %s: progress was not committed: %s", self._group, error)
-            self._is_warned = True
+            self._told = {}
+            self._failed_at_s = time.monotonic()
+            _log.warning("group %s: progress was not committed: %s", self._group, error)
 
     def _settle(self) -> None:
         """Waits for what is under way, for a while."""

@@ -19,7 +19,7 @@ from mq.client.consuming.scan import QueueScanner
 from mq.errors import MqError, QueueNotFound, TopicNotFound
 from mq.wire.v1 import consumer_pb2 as wire
 from mq_spark.columns import record_batch, rows_of
-from mq_spark.errors import MqSparkError
+from mq_spark.errors import MqSparkError, as_our_own
 from mq_spark.offsets import Loss, QueueRange
 from mq_spark.options import ReadOptions
 
@@ -41,6 +41,11 @@ def _scanner(servers: tuple[str, ...], zone: str) -> QueueScanner:
 
 def record_batches(ranges: Iterable[QueueRange], options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """In the order of the ranges, and of the queue in each."""
+    with as_our_own():
+        yield from _record_batches(ranges, options)
+
+
+def _record_batches(ranges: Iterable[QueueRange], options: ReadOptions) -> Iterator[pa.RecordBatch]:
     scanner = _scanner(options.servers, options.zone)
     for one in ranges:
         for page in _pages(scanner, one, options):

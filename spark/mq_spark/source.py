@@ -19,7 +19,7 @@ from mq_spark.batch_reader import BatchReader
 from mq_spark.cluster import START_PATIENCE_S, Cluster
 from mq_spark.columns import spark_schema
 from mq_spark.errors import MqSparkError, as_our_own
-from mq_spark.options import flag, read_options, text
+from mq_spark.options import read_options, text
 from mq_spark.stream_reader import StreamReader
 
 
@@ -31,14 +31,13 @@ class MqDataSource(DataSource):
     def schema(self) -> StructType:
         with as_our_own():
             if self._is_offline:
-                return spark_schema(
-                    with_properties=flag(self.options, "includeProperties", default=False)
-                )
+                from mq_spark.log_reader import log_options  # noqa: PLC0415
+
+                return spark_schema(with_properties=log_options(self.options).with_properties)
             options = read_options(self.options)
-            # A stream that may lose data may have lost a topic, too.
-            if options.fail_on_data_loss and not options.topics.pattern:
-                with Cluster(options, patience_s=START_PATIENCE_S) as cluster:
-                    cluster.queues()
+            with Cluster(options, patience_s=START_PATIENCE_S) as cluster:
+                # A stream that may lose data may have lost a topic, too.
+                cluster.check(all_exist=options.fail_on_data_loss)
             return spark_schema(with_properties=options.with_properties)
 
     @property
@@ -67,16 +66,18 @@ class MqDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001
         from mq_spark.writer import batch_writer  # noqa: PLC0415
 
-        if overwrite:
-            raise MqSparkError("mode 'overwrite': messages cannot be replaced; use mode('append')")
-        return batch_writer(self.options, schema)
+        with as_our_own():
+            if overwrite:
+                raise MqSparkError("mode overwrite: messages are not replaced; use mode('append')")
+            return batch_writer(self.options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: FBT001
         from mq_spark.writer import stream_writer  # noqa: PLC0415
 
-        if overwrite:
-            raise MqSparkError("outputMode 'complete': messages cannot be replaced; use 'append'")
-        return stream_writer(self.options, schema)
+        with as_our_own():
+            if overwrite:
+                raise MqSparkError("outputMode complete: messages are not replaced; use 'append'")
+            return stream_writer(self.options, schema)
 
 
 def _check_schema(given: StructType, *, with_properties: bool) -> None:

@@ -36,7 +36,7 @@ from mq_spark.offsets import (
     to_json,
     within,
 )
-from mq_spark.options import AtOffsets, ReadOptions, check_stream, read_options
+from mq_spark.options import AtOffsets, ReadOptions, check_stream, read_options, text
 from mq_spark.planning import QueuePartition, partitions
 from mq_spark.progress import Progress
 from mq_spark.reading import ADVICE, record_batches
@@ -55,6 +55,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @functools.cached_property
     def _options(self) -> ReadOptions:
+        if text(self._given, "path"):
+            raise MqSparkError("path is for spark.read: files of a log are no stream")
         options = read_options(self._given)
         check_stream(options)
         return options
@@ -154,6 +156,11 @@ class _Stream:
     def _next(self, start: StreamOffset, rows_max: int | None) -> StreamOffset | None:
         known = {ref: at for ref, at in start.queues.items() if self._cluster.is_selected(ref)}
         earliest, latest = self._look(known)
+        absent = known.keys() - latest.keys()
+        hidden = absent - (self._cluster.gone(absent) if absent else set())
+        # Whoever answered has not heard of them yet: they stay where they are.
+        earliest |= {ref: known[ref] for ref in hidden}
+        latest |= {ref: known[ref] for ref in hidden}
         self._check_losses(losses(known, earliest, latest))
         return next_offset(
             StreamOffset(known, start.layout), earliest, latest, self.layout, rows_max
@@ -162,22 +169,20 @@ class _Stream:
     def _look(self, known: Queues) -> tuple[Queues, Queues]:
         """Earliest and latest; as earliest, what is known will do where nothing is new."""
         if self._bounds is not None:
-            self.latest = self._bounds[1]
-            return self._bounds
+            earliest, latest = self._bounds
+            self.latest = latest
+            return dict(earliest), dict(latest)
         time.sleep(max(0.0, self._looked_at_s + _LOOK_EVERY_S - time.monotonic()))
         self._looked_at_s = time.monotonic()
         (latest,) = self._cluster.find("latest")
         if latest == known:
             self.latest = latest
-            return latest, latest
+            return dict(latest), latest
         earliest, latest = self._cluster.find("earliest", "latest")
         self.latest = latest
         return earliest, latest
 
     def _check_losses(self, found: list[Loss]) -> None:
-        absent = {loss.ref for loss in found if loss.start is None}
-        gone = self._cluster.gone(absent) if absent else set()
-        found = [loss for loss in found if loss.start is not None or loss.ref in gone]
         if found and self._options.fail_on_data_loss:
             raise MqSparkError(f"messages are lost: {named(found)}; {ADVICE}")
         fresh = [loss for loss in found if loss not in self._warned]

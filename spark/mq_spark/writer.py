@@ -36,7 +36,7 @@ from pyspark.sql.types import (
 from mq.errors import MqError
 from mq.names import check_topic
 from mq_spark import options as opts
-from mq_spark.errors import MqSparkError
+from mq_spark.errors import MqSparkError, as_our_own
 from mq_spark.sending import Counts, Origin, Target, write_partition
 
 log = logging.getLogger(__name__)
@@ -81,8 +81,7 @@ class Written(WriterCommitMessage):
 
 
 class BatchWriter(DataSourceArrowWriter):
-    def __init__(self, schema: StructType, options: Mapping[str, str], *, overwrite: bool) -> None:
-        _refuse_overwrite(overwrite=overwrite)
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._target = write_target(options)
         check_columns(schema, self._target.topic)
         self._writer, self._batch_id = _job(options)
@@ -96,8 +95,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    def __init__(self, schema: StructType, options: Mapping[str, str], *, overwrite: bool) -> None:
-        _refuse_overwrite(overwrite=overwrite)
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._target = write_target(options)
         check_columns(schema, self._target.topic)
         if opts.text(options, "txnAppId") or opts.text(options, "txnVersion"):
@@ -115,11 +113,21 @@ class StreamWriter(DataSourceStreamArrowWriter):
         origin = Origin(f"query {query_id}", int(batch_id), task.partitionId())
         return Written(write_partition(iterator, self._target, origin))
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         _log_counts(self._target, messages)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """What is stored stays: the batch runs again, and is stored once."""
+
+
+def batch_writer(options: Mapping[str, str], schema: StructType) -> BatchWriter:
+    with as_our_own():
+        return BatchWriter(options, schema)
+
+
+def stream_writer(options: Mapping[str, str], schema: StructType) -> StreamWriter:
+    with as_our_own():
+        return StreamWriter(options, schema)
 
 
 def write_target(options: Mapping[str, str]) -> Target:
@@ -194,14 +202,6 @@ def _number(options: Mapping[str, str], name: str, default: int, least: int) -> 
     if given and (not re.fullmatch(r"[0-9]{1,9}", given) or int(given) < least):
         raise MqSparkError(f"{name} = {given!r}: use a whole number, {least} or more")
     return int(given) if given else default
-
-
-def _refuse_overwrite(*, overwrite: bool) -> None:
-    if overwrite:
-        raise MqSparkError(
-            "a topic cannot be overwritten: use mode('append'), and outputMode 'append' or "
-            "'update' in a stream"
-        )
 
 
 def _task() -> TaskContext:

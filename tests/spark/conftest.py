@@ -12,7 +12,7 @@ import mq_spark
 
 _QUIET = Path(__file__).parent / "log4j2.properties"
 _JAVA = f"-Xss64m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dlog4j2.configurationFile={_QUIET}"
-_CONF = {
+CONF = {
     "spark.driver.extraJavaOptions": _JAVA,
     "spark.driver.memory": "1g",
     "spark.sql.adaptive.enabled": "false",
@@ -24,5 +24,5 @@ _CONF = {
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    with mq_spark.session("tests", master="local[2]", conf=_CONF) as made:
+    with mq_spark.session("tests", master="local[2]", conf=CONF) as made:
         yield made

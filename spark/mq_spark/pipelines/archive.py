@@ -9,11 +9,10 @@ between two batches, `--compact` merges when the day is over.
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,16 +24,16 @@ from mq.admin.tables import counted, size
 from mq_spark.pipelines import offset_log, progress
 from mq_spark.pipelines.archive_directory import ArchiveDirectory, Stored
 from mq_spark.pipelines.common import Pipeline, Runs, with_pipeline, with_runs
-from mq_spark.pipelines.compaction import Compacted, compact
+from mq_spark.pipelines.compact import today
+from mq_spark.pipelines.compaction import FILE_MIB, MIB, Compacted, compact
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
 _ROWS_PER_TRIGGER = 500_000
 # What one task writes, and a file has at most.
 _ROWS_PER_TASK = 250_000
-_FILE_MIB = 128
-_MIB = 1 << 20
 _CONF = {
     # The other form, INT96, is read by few programs and deprecated by Parquet.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -54,7 +53,7 @@ class Archiving:
     rows_per_trigger: int
     file_bytes: int
     with_compaction: bool = False
-    today: Callable[[], str] = lambda: dt.datetime.now(dt.UTC).date().isoformat()
+    today: Callable[[], str] = today
     stored: Stored = dataclasses.field(default_factory=Stored)
     compacted: Compacted = dataclasses.field(default_factory=lambda: Compacted(0, 0, 0))
     _compacted_on: str = ""
@@ -86,11 +85,11 @@ class Archiving:
 
     def compact_once_a_day(self) -> None:
         """Also when the archive ran through midnight."""
-        today = self.today()
-        if self.with_compaction and today != self._compacted_on:
-            done = compact(self.directory, today, self.file_bytes)
+        date = self.today()
+        if self.with_compaction and date != self._compacted_on:
+            done = compact(self.directory, date, self.file_bytes)
             self.compacted = Compacted(*map(sum, zip(self.compacted, done, strict=True)))
-            self._compacted_on = today
+            self._compacted_on = date
 
     def details(self) -> str:
         """For the line of progress."""
@@ -101,6 +100,15 @@ class Archiving:
         if bytes_per_row is None:
             return _ROWS_PER_TASK
         return max(1, min(_ROWS_PER_TASK, int(self.file_bytes / bytes_per_row)))
+
+
+def start(
+    session: SparkSession, options: Mapping[str, str], archiving: Archiving, runs: Runs
+) -> StreamingQuery:
+    """The query, with these options of the source. For the one who holds the directory's lock."""
+    frame = session.readStream.format("mq").options(**options).load()
+    writer = frame.writeStream.queryName("archive").foreachBatch(archiving.take)
+    return runs.start(writer, archiving.checkpoint)
 
 
 def write_batch(
@@ -160,7 +168,7 @@ def write_batch(
     "file_mib",
     metavar="N",
     type=click.IntRange(1),
-    default=_FILE_MIB,
+    default=FILE_MIB,
     show_default=True,
     help="How large a file gets, about.",
 )
@@ -208,13 +216,11 @@ def archive(  # noqa: PLR0913 - one a flag
     began_s = time.monotonic()
     with directory.locked(), pipeline.session("archive") as session:
         archiving = Archiving(
-            directory, checkpoint, rows_per_trigger, file_mib * _MIB, with_compaction
+            directory, checkpoint, rows_per_trigger, file_mib * MIB, with_compaction
         )
         archiving.compact_once_a_day()
-        frame = session.readStream.format("mq").options(**options).load()
-        stream = frame.writeStream.foreachBatch(archiving.take)
         total = offset_log.backlog(options, checkpoint) if runs.is_once else None
-        query = runs.start(stream.queryName("archive"), checkpoint)
+        query = start(session, options, archiving, runs)
         progress.follow(query, "archive", total=total, details=archiving.details)
     _print_result(archiving, target, time.monotonic() - began_s, as_json=pipeline.as_json)
 

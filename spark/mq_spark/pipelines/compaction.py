@@ -30,6 +30,10 @@ from mq_spark.pipelines.archive_directory import (
     sync,
 )
 
+MIB = 1 << 20
+# How large files get, about, unless one is told otherwise.
+FILE_MIB = 128
+
 # Rows that are in memory at a time, and in a group of a file.
 _BATCH_ROWS = 16_384
 _GROUP_BYTES = 64 << 20

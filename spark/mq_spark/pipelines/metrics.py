@@ -34,6 +34,7 @@ _CONF = {
     "spark.sql.session.timeZone": "UTC",
 }
 _WINDOW_MIN_S = 1.0
+_WINDOW_MAX_S = 366 * 86_400.0
 _WINDOWS_IN_TABLE = 20
 _WINDOWS_IN_PLOT = 500
 _PICTURES = (".png", ".svg", ".pdf")
@@ -71,6 +72,10 @@ class Shown:
         """The same while a stream runs: each window when it is complete."""
         from mq_spark.pipelines.metrics_stream import documents  # noqa: PLC0415
 
+        if sys.stderr.isatty():
+            # The line of progress, which comes again.
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
         if self.as_json:
             sys.stdout.writelines(map(output.json_line, documents(figures)))
             sys.stdout.flush()
@@ -329,10 +334,17 @@ def _check_usage(
     for flag, place in (("--to", target), ("--checkpoint", runs.checkpoint)):
         if place is not None and re.match(r"[a-z0-9]+:/", str(place)):
             raise click.UsageError(f"{flag} {place}: give a directory that is mounted here")
-    if to_topic and (to_topic in topics.split(",") or _matches(pattern, to_topic)):
+    if to_topic and (to_topic in map(str.strip, topics.split(",")) or _matches(pattern, to_topic)):
         raise click.UsageError(f"--to-topic {to_topic} is measured itself: that would never end")
-    if shown.plot is not None and shown.plot.suffix.lower() not in _PICTURES:
-        raise click.UsageError(f"--plot {shown.plot}: the name ends with {', '.join(_PICTURES)}")
+    if shown.plot is not None:
+        _check_plot(shown.plot)
+
+
+def _check_plot(path: Path) -> None:
+    if path.suffix.lower() not in _PICTURES:
+        raise click.UsageError(f"--plot {path}: the name ends with {', '.join(_PICTURES)}")
+    if not path.absolute().parent.is_dir():
+        raise click.UsageError(f"--plot {path}: there is no such directory")
 
 
 def _matches(pattern: str, topic: str) -> bool:
@@ -343,10 +355,10 @@ def _matches(pattern: str, topic: str) -> bool:
 
 
 def _check_windows(window_s: float, watermark_s: float) -> None:
-    if window_s < _WINDOW_MIN_S:
-        raise click.UsageError(f"--window is at least {_WINDOW_MIN_S:g} s")
-    if watermark_s < 0:
-        raise click.UsageError("--watermark is not negative")
+    if not _WINDOW_MIN_S <= window_s <= _WINDOW_MAX_S:
+        raise click.UsageError("--window is between 1s and 366d")
+    if watermark_s > _WINDOW_MAX_S:
+        raise click.UsageError("--watermark is at most 366d")
 
 
 def _start(starting: Place) -> dict[str, str]:

@@ -13,6 +13,7 @@ has none. Batch and stream have the same figures; nothing here knows where they 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -181,10 +182,10 @@ def collected(frame: DataFrame, measure: Measure, *, is_final: bool) -> pa.Table
     return made.sort_by([(name, "ascending") for name in KEYS])
 
 
-def late(observed: Any, watermark_ms: int) -> int:
+def late(observed: Mapping[str, Any], watermark_ms: int) -> int:
     """How many messages of a batch were dropped, by what `figures` observed of it.
 
     The watermark is that of the batch before: in its own a batch only closes windows.
     """
-    bins = getattr(observed, "by_window_end", None) or ()
-    return sum(int(each.y) for each in bins if each.x <= watermark_ms)
+    bins = observed.get("by_window_end") or ()
+    return sum(round(each["y"]) for each in bins if each["x"] <= watermark_ms)

@@ -85,8 +85,8 @@ class FigureFiles:
         parts: list[pa.Table] = []
         starts: set[object] = set()
         for day in sorted(self._directory.glob("date=*"), reverse=True):
-            found = [pq.read_table(path, partitioning=None) for path in sorted(day.glob("[!.]*"))]
-            parts += [part.replace_schema_metadata(None).cast(SCHEMA) for part in found]
+            found = [_read_marked(path)[0] for path in sorted(day.glob("*.parquet"))]
+            parts += found
             starts.update(*(part["window_start"].unique().to_pylist() for part in found))
             if windows_max is not None and len(starts) >= windows_max:
                 break
@@ -124,25 +124,36 @@ def _next(path: Path) -> Path:
 
 def _read_marked(path: Path) -> tuple[pa.Table, list[object]]:
     """With the query and batch that it took last, and how many rows there were before."""
-    if not path.exists():
+    try:
+        found = pq.read_table(path, partitioning=None)
+    except FileNotFoundError:
+        # Not there yet; or the open windows, which a run that began just now has taken away.
         return SCHEMA.empty_table(), ["", -1, 0]
-    found = pq.read_table(path, partitioning=None)
+    except (OSError, pa.ArrowException) as error:
+        raise MqSparkError(f"{path} cannot be read: {error}") from error
     last = json.loads((found.schema.metadata or {}).get(_LAST_WRITE, b'["", -1, 0]'))
     return found.replace_schema_metadata(None).cast(SCHEMA), last
 
 
 def _write(path: Path, rows: pa.Table, last_write: list[object] | None) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     if last_write is not None:
         rows = rows.replace_schema_metadata({_LAST_WRITE: json.dumps(last_write)})
     # Readers skip names that begin with a dot; one that was left behind is written over.
     fresh = path.with_name(f".{path.name}.fresh")
-    with fresh.open("wb") as file:
-        pq.write_table(rows, file)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with fresh.open("wb") as file:
+            pq.write_table(rows, file)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+        _sync_directory(path.parent)
+    except OSError as error:
+        raise MqSparkError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)
     finally:

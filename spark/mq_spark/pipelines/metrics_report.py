@@ -9,6 +9,7 @@ import datetime as dt
 import itertools
 import math
 import operator
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -146,7 +147,10 @@ def plot_figures(figures: pa.Table, path: Path) -> None:
     if left_out:
         figure.supxlabel(f"the busiest {len(names)}; {left_out} more are not shown", fontsize=8)
     fresh = path.with_name(f".{path.name}.fresh")
-    figure.savefig(fresh, format=path.suffix.lstrip(".").lower() or "png", dpi=_DPI)
+    with warnings.catch_warnings():
+        # A name in a script that the font lacks is shown as boxes.
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        figure.savefig(fresh, format=path.suffix.lstrip(".").lower(), dpi=_DPI)
     fresh.replace(path)
 
 
@@ -197,23 +201,27 @@ def _plot_series(
         panel.plot(times, found, style, color=colour, marker=mark, label=label, linewidth=1.4)
 
     rate, sizes, latencies = panels[:3]
-    rate.set_ylabel(_shortened(name), fontsize=9)
+    rate.set_ylabel(_label(name), fontsize=9)
     draw(rate, "messages_per_s", "", _BLUE)
     draw(sizes, "size_p99", "p99", _ORANGE, "--")
     draw(sizes, "size_avg", "average", _BLUE)
     draw(latencies, "latency_p99_ms", "p99", _ORANGE, "--")
     draw(latencies, "latency_p95_ms", "p95", _GREEN, "-.")
     draw(latencies, "latency_p50_ms", "p50", _BLUE)
-    for panel, text in ((rate, _rate), (sizes, lambda v: size(round(v))), (latencies, latency)):
-        _finish(panel, rows, text)
+    _finish(rate, rows, _rate, "still open")
+    _finish(sizes, rows, lambda value: size(round(value)))
+    _finish(latencies, rows, latency)
+    _mark_powers_of_two(sizes)
     if groups:
         for group, colour in zip(groups, itertools.cycle(_GROUP_COLOURS), strict=False):
             lags = [dict(row["lag"] or ()).get(group, math.nan) for row in rows]
-            panels[3].plot(times, lags, color=colour, marker=".", label=group, linewidth=1.4)
+            panels[3].plot(
+                times, lags, color=colour, marker=".", label=_label(group), linewidth=1.4
+            )
         _finish(panels[3], rows, lambda value: f"{value:,.0f}")
 
 
-def _finish(panel: Axes, rows: Sequence[Row], text: Any) -> None:
+def _finish(panel: Axes, rows: Sequence[Row], text: Any, open_label: str = "") -> None:
     panel.set_ylim(bottom=0)
     panel.grid(visible=True, color="#DDDDDD", linewidth=0.6)
     panel.set_axisbelow(True)
@@ -224,11 +232,19 @@ def _finish(panel: Axes, rows: Sequence[Row], text: Any) -> None:
     still_open = [row for row in rows if not row["is_complete"]]
     if still_open:
         start, end = still_open[0]["window_start"], still_open[-1]["window_end"]
-        panel.axvspan(start, end, color="#EEEEEE", zorder=0, label="still open")
+        panel.axvspan(start, end, color="#EEEEEE", zorder=0, label=open_label)
     if panel.get_legend_handles_labels()[1]:
         panel.legend(fontsize=7, frameon=False, loc="upper left", ncols=4, handlelength=1.6)
         # Room for it above the lines.
         panel.set_ylim(top=panel.get_ylim()[1] * 1.25)
+
+
+def _mark_powers_of_two(panel: Axes) -> None:
+    """1 KiB and 2 KiB, not 1000 B."""
+    from matplotlib.ticker import MultipleLocator  # noqa: PLC0415
+
+    top = max(4.0, panel.get_ylim()[1])
+    panel.yaxis.set_major_locator(MultipleLocator(2 ** math.ceil(math.log2(top / 4))))
 
 
 def _label_times(panel: Axes) -> None:
@@ -240,5 +256,7 @@ def _label_times(panel: Axes) -> None:
     panel.xaxis.set_major_formatter(concise)
 
 
-def _shortened(name: str, width: int = 24) -> str:
-    return name if len(name) <= width else f"{name[: width - 1]}…"
+def _label(name: str, width: int = 24) -> str:
+    """As it is: matplotlib takes $ for mathematics, and hides what begins with _."""
+    short = name if len(name) <= width else f"{name[: width - 1]}…"
+    return short.replace("$", r"\$").replace("_", "\u200b_", 1)

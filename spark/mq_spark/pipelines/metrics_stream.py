@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from mq.admin.output import json_line
@@ -62,7 +63,8 @@ class Measuring:
         topic: str = "",
         show: Callable[[pa.Table], None] | None = None,
     ) -> None:
-        self._wanted, self._files, self._topic, self._show = wanted, files, topic, show
+        self._wanted, self._files, self._show = wanted, files, show
+        self._send = _sink(wanted.servers, topic) if topic else None
         self._checkpoint = checkpoint
         self._query = _settled(checkpoint, wanted.measure, files)
         self.windows = 0
@@ -91,8 +93,10 @@ class Measuring:
             made = with_lags(made, self._lags(batch_id))
         if self._files:
             self._files.add(made, self._query, batch_id)
-        if self._topic:
-            self._send(frame.sparkSession, made, batch_id)
+        if self._send:
+            # One task, and rows in a fixed order: a repeated batch sends the same under the same
+            # numbers. The windows of a topic stay in order.
+            self._send(frame.sparkSession.createDataFrame(messages_of(made)).coalesce(1), batch_id)
         self.rows += len(made)
         self.windows += len(made["window_start"].unique())
         if self._show:
@@ -102,28 +106,14 @@ class Measuring:
         directory = self._checkpoint / "mq-lags"
         return lags_of_batch(directory, batch_id, self._wanted.servers, self._wanted.groups)
 
-    def _send(self, session: SparkSession, made: pa.Table, batch_id: int) -> None:
-        from mq_spark.sink import sink  # noqa: PLC0415 - needed with --to-topic only
-
-        send = sink(
-            servers=self._wanted.servers,
-            topic=self._topic,
-            body="body",
-            keys="keys",
-            ordering_key="topic",
-        )
-        # One task, and rows in a fixed order: a repeated batch sends the same under the same
-        # numbers. The windows of a topic stay in order.
-        send(session.createDataFrame(messages_of(made)).coalesce(1), batch_id)
-
-    def count_late(self, records: Iterable[Any]) -> int:
+    def count_late(self, records: Iterable[StreamingQueryProgress]) -> int:
         """How many messages came too late in this run, by Spark's progress records."""
         for record in records:
-            batch_id = record["batchId"]
-            observed = (record.get("observedMetrics") or {}).get(OBSERVED)
-            if batch_id > self._counted_batch and observed is not None:
-                self._counted_batch = batch_id
-                self.late += late(observed, watermark_ms(self._checkpoint, batch_id - 1))
+            if record.batchId > self._counted_batch and record.observedMetrics:
+                self._counted_batch = record.batchId
+                # Its own form of what was observed has rows within rows.
+                observed = json.loads(record.json)["observedMetrics"][OBSERVED]
+                self.late += late(observed, watermark_ms(self._checkpoint, record.batchId - 1))
         return self.late
 
     def finish(self, session: SparkSession) -> int:
@@ -156,6 +146,12 @@ def measured(session: SparkSession, wanted: Wanted, starting: Mapping[str, str])
     )
     made = collected(figures(messages, wanted.measure), wanted.measure, is_final=False)
     return with_lags(made, lags_of(wanted.servers, wanted.groups)) if wanted.groups else made
+
+
+def _sink(servers: str, topic: str) -> Callable[[DataFrame, int], None]:
+    from mq_spark.sink import sink  # noqa: PLC0415 - needed with --to-topic only
+
+    return sink(servers=servers, topic=topic, keys="keys", ordering_key="topic")
 
 
 # -- what a message of figures is ------------------------------------------------------------------
@@ -210,7 +206,8 @@ def _settled(checkpoint: Path, measure: Measure, files: FigureFiles | None) -> s
         "time": measure.time,
         "by": sorted(measure.by),
     }
-    if path.exists():
+    has_begun = any(path.name.isdigit() for path in (checkpoint / "offsets").glob("*"))
+    if has_begun and path.exists():
         known = json.loads(path.read_text())
         name = str(known.pop("name"))
         if known != settings:

@@ -11,9 +11,11 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 from mq_spark.errors import MqSparkError
 from mq_spark.pipelines.archive_directory import ArchiveDirectory, merged_name
+from mq_spark.pipelines.compact import compact as command
 from mq_spark.pipelines.compaction import compact, exchange, plan
 from tests.support import power
 
@@ -232,3 +234,14 @@ def test_directories_change_places(tmp_path: Path) -> None:
     assert (tmp_path / "b" / "of-a").exists()
     with pytest.raises(FileNotFoundError):
         exchange(tmp_path / "a", tmp_path / "c")
+
+
+def test_the_command_compacts_and_says_what_it_did(tmp_path: Path) -> None:
+    _days_of_small_files(tmp_path)
+    run = CliRunner().invoke
+    assert "1 day, 6 files to 1" in run(command, [str(tmp_path), "--before", "2026-11-16"]).output
+    dry = run(command, [str(tmp_path), "--before", "2026-11-17", "--dry-run", "--json"])
+    assert json.loads(dry.output) == {"days": 1, "files_before": 2, "files_after": 1}
+    assert "is no day" in run(command, [str(tmp_path), "--before", "yesterday"]).output
+    (tmp_path / "empty").mkdir()
+    assert "is no archive" in str(run(command, [str(tmp_path / "empty")]).exception)

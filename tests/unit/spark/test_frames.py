@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mq.client.model import Message as ClientMessage
@@ -16,7 +16,8 @@ from mq.client.producing.encode import encode_message, varint
 from mq.wire.v1.message_pb2 import Batch, Message, Origin
 from mq_spark import frames
 from mq_spark.columns import Rows
-from mq_spark.frames import Many, Opened, Slices, open_frames
+from mq_spark.frames import Opened, open_frames
+from mq_spark.walking import Many, Slices
 from tests.unit.spark.frame_rows import frame_of, parsed, rows_with
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -166,6 +167,8 @@ def test_messages_are_read_as_protobuf_reads_them(given_messages: list[Message])
 
 
 @given(st.lists(anything, max_size=6))
+@example([b"\x12\x01\x80\x12\x00"])  # a tag that is no text, and another one
+@example([b"\x22\x05\x0a\x01\x80\x0a\x00"])  # the same, of a property
 def test_whatever_stands_in_a_frame_is_read_or_refused_as_by_protobuf(
     contents: list[bytes],
 ) -> None:

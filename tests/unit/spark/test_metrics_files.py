@@ -78,7 +78,7 @@ def test_open_windows_are_replaced_as_a_whole(tmp_path: Path) -> None:
 
 def test_the_newest_windows_are_read_over_days_with_all_their_topics(tmp_path: Path) -> None:
     files = FigureFiles(tmp_path)
-    assert files.is_empty
+    assert FigureFiles(tmp_path).is_empty
     assert len(files.read(3)) == 0
     rows = [row(0), row(_MIDNIGHT - 1), row(_MIDNIGHT, "a"), row(_MIDNIGHT, "b")]
     files.add(table(*rows), "q", 0)
@@ -99,5 +99,5 @@ def test_one_program_writes_at_a_time(tmp_path: Path) -> None:
     with files.locked():
         pass
     (tmp_path / "file").write_text("")
-    with pytest.raises(MqSparkError, match="--to .*file"), FigureFiles(tmp_path / "file").locked():
+    with pytest.raises(MqSparkError, match=r"--to .*file"), FigureFiles(tmp_path / "file").locked():
         pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -61,9 +62,9 @@ def test_latency_is_told_in_the_unit_that_suits(latency_ms: int, told: str) -> N
 def test_plots_are_drawn_of_gaps_missing_latencies_open_windows_and_many_topics(
     tmp_path: Path,
 ) -> None:
-    nothing = {f"latency_{name}_ms": None for name in ("p50", "p95", "p99", "max")}
-    rows = [row(0), row(5, **nothing), row(6, is_complete=False, lag=[("g", 5)])]
-    rows += [row(3, f"topic-{number}", tag="$a_b$") for number in range(9)]
+    nothing: dict[str, Any] = {f"latency_{name}_ms": None for name in ("p50", "p95", "p99", "max")}
+    rows = [row(0), row(5, **nothing), row(6, is_complete=False, lag=[("_$", 5), ("组", 1)])]
+    rows += [row(3, f"topic-{number}", tag="$a_$") for number in range(9)]
     for name in ("plot.png", "plot.svg"):
         plot_figures(table(*rows), tmp_path / name)
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _LOOK_S = 0.5
 # Spark's own default is 200, made for clusters: here each would be a task, for nothing.
 _CONF = {"spark.sql.shuffle.partitions": "2"}
+# The queries ask for the hour of an event, and the hours of the shop are in UTC.
+_FIXED_CONF = {"spark.sql.session.timeZone": "UTC"}
 _TITLES = {
     "day": "day",
     "clicks": "clicks",
@@ -141,26 +143,15 @@ def run(pipeline: Pipeline, *, runs: Runs, shop: str, folder: Path) -> None:
     The results go to the topics NAME-sessions and NAME-sales, and to Parquet in DIR. It may be
     stopped or killed at any time: started again it goes on, and nothing is lost or doubled.
     """
-    pipeline = dataclasses.replace(pipeline, conf={**_CONF, **pipeline.conf})
+    pipeline = dataclasses.replace(pipeline, conf={**_CONF, **pipeline.conf, **_FIXED_CONF})
     with pipeline.session("etl") as session:
         # Here, because they need PySpark.
-        from mq_spark.pipelines.etl import queries  # noqa: PLC0415
+        from mq_spark.pipelines.etl.queries import start  # noqa: PLC0415
         from mq_spark.pipelines.etl.traffic import Topics, create_topics  # noqa: PLC0415
 
-        servers, topics = pipeline.servers, Topics.of(shop)
-        create_topics(servers, topics)
-        checkpoints = runs.checkpoint or str(folder / "checkpoints")
-        found = {"sessions": queries.sessions, "sales": queries.sales}
-        messages = {"sessions": queries.messages_of_sessions, "sales": queries.messages_of_sales}
-        started = {}
-        for name, query in found.items():
-            write = queries.to_topic_and_parquet(
-                servers, getattr(topics, name), str(folder / name), messages[name]
-            )
-            writer = query(session, servers, topics).writeStream.queryName(name)
-            own = dataclasses.replace(runs, checkpoint=f"{checkpoints}/{name}")
-            started[name] = own.start(writer.foreachBatch(write), "")
-        _follow(started)
+        topics = Topics.of(shop)
+        create_topics(pipeline.servers, topics)
+        _follow(start(session, pipeline.servers, topics, str(folder), runs))
 
 
 def _follow(queries: Mapping[str, StreamingQuery]) -> None:

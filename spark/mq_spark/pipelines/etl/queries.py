@@ -11,14 +11,16 @@ results are exact, whenever and however often the program is killed.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-import mq_spark
 from mq_spark.pipelines.etl.shop import CLOSES_HOUR, PAY_WITHIN_MINUTES, SESSION_GAP_MINUTES
 from mq_spark.pipelines.etl.traffic import Topics
+from mq_spark.sink import sink
 
 # How much later than the latest event another one may come in and still be counted. Spark keeps
 # what it may need for so long, and has results final after it.
@@ -26,6 +28,11 @@ LATENESS = "10 minutes"
 
 SESSION_COLUMNS = ["user", "began_at", "ended_at", "clicks", "has_cart", "has_checkout"]
 SALE_COLUMNS = ["order_id", "user", "amount_cents", "ordered_at", "paid_at", "method", "status"]
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from mq_spark.pipelines.common import Runs
 
 WriteBatch = Callable[[DataFrame, int], None]
 
@@ -120,27 +127,21 @@ def sales(spark: SparkSession, servers: str, topics: Topics) -> DataFrame:
     return joined.withColumn("status", status).select("orders.order_id", *SALE_COLUMNS[1:])
 
 
-def messages_of_sessions(rows: DataFrame) -> DataFrame:
-    """The columns that the sink makes messages of: the body, and what goes with it."""
-    return rows.select(
-        F.to_json(F.struct(*SESSION_COLUMNS)).alias("body"), F.col("user").alias("ordering_key")
-    )
+def sessions_to_topic(servers: str, topic: str) -> WriteBatch:
+    """Rows become messages by what the sink is told of their columns."""
+    body = F.to_json(F.struct(*SESSION_COLUMNS))
+    return sink(servers=servers, topic=topic, body=body, ordering_key="user")
 
 
-def messages_of_sales(rows: DataFrame) -> DataFrame:
+def sales_to_topic(servers: str, topic: str) -> WriteBatch:
     """With the status as the tag, so that a consumer can ask for what is unpaid alone."""
-    return rows.select(
-        F.to_json(F.struct(*SALE_COLUMNS)).alias("body"),
-        F.array("order_id").alias("keys"),
-        F.col("status").alias("tag"),
-    )
+    body = F.to_json(F.struct(*SALE_COLUMNS))
+    keys = F.array("order_id")
+    return sink(servers=servers, topic=topic, body=body, keys=keys, tag="status")
 
 
-def to_topic_and_parquet(
-    servers: str, topic: str, folder: str, messages_of: Callable[[DataFrame], DataFrame]
-) -> WriteBatch:
+def also_to_parquet(to_topic: WriteBatch, folder: str) -> WriteBatch:
     """What is done with each batch of results, for `foreachBatch`."""
-    to_topic = mq_spark.sink(servers=servers, topic=topic, keys="keys")
 
     def write(rows: DataFrame, batch_id: int) -> None:
         # After a crash Spark makes the same batch once more. The broker knows the rows that it has
@@ -149,9 +150,28 @@ def to_topic_and_parquet(
         # Two outputs: without this Spark would read and compute everything twice.
         rows.persist()
         try:
-            to_topic(messages_of(rows), batch_id)
+            to_topic(rows, batch_id)
+            # A batch that is repeated replaces its own files.
             rows.coalesce(1).write.mode("overwrite").parquet(f"{folder}/batch={batch_id}")
         finally:
             rows.unpersist()
 
     return write
+
+
+def start(
+    spark: SparkSession, servers: str, topics: Topics, folder: str, runs: Runs
+) -> dict[str, StreamingQuery]:
+    """Both queries, by name. `runs` says whether they end when all of now is done."""
+    parts = {
+        "sessions": (sessions(spark, servers, topics), sessions_to_topic(servers, topics.sessions)),
+        "sales": (sales(spark, servers, topics), sales_to_topic(servers, topics.sales)),
+    }
+    started = {}
+    for name, (rows, to_topic) in parts.items():
+        write = also_to_parquet(to_topic, f"{folder}/{name}")
+        # Each query has a checkpoint of its own: two must never share one.
+        checkpoint = f"{runs.checkpoint or f'{folder}/checkpoints'}/{name}"
+        own = dataclasses.replace(runs, checkpoint=checkpoint)
+        started[name] = own.start(rows.writeStream.queryName(name).foreachBatch(write), checkpoint)
+    return started

@@ -1,0 +1,1 @@
+"""Benchmarks of the Spark source and sink: `python -m bench.spark`."""

@@ -1,0 +1,61 @@
+"""When the next messages of a replay are due, at a rate or at a multiple of their own speed.
+
+One schedule holds for a whole replay: a task takes it over from the one before, as how long from
+now its next message is due. What is sent late moves what follows, except for one second that may be
+made up: a broker that was away is not flooded. So there are never more messages than the rate times
+the time that has passed, and one chunk.
+
+Pure: the time comes in as an argument, in seconds of whatever clock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+MADE_UP_S = 1.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pace:
+    """What travels from task to task. One of `rate` (messages a second) and `speed` (2: twice as
+    fast as they were stored) is above 0.
+    """
+
+    rate: float = 0.0
+    speed: float = 0.0
+    # With a rate: until the next message is due. With a speed: until that of `base_ms` is.
+    due_in_s: float = 0.0
+    base_ms: int | None = None
+
+
+class Schedule:
+    """Of one task."""
+
+    def __init__(self, pace: Pace, now_s: float) -> None:
+        self._pace = pace
+        self._due_s = now_s + pace.due_in_s
+        self._base_ms = pace.base_ms
+
+    def wait_s(self, stored_at_ms: int, now_s: float) -> float:
+        """How long a message that was stored then has to wait."""
+        due_s = self._due(stored_at_ms)
+        late_s = now_s - due_s - MADE_UP_S
+        if late_s > 0:
+            self._due_s += late_s
+        return max(0.0, due_s - now_s)
+
+    def sent(self, rows: int) -> None:
+        """So many, in what waited last."""
+        if self._pace.rate:
+            self._due_s += rows / self._pace.rate
+
+    def handed_on(self, now_s: float) -> Pace:
+        """For the next task."""
+        return dataclasses.replace(self._pace, due_in_s=self._due_s - now_s, base_ms=self._base_ms)
+
+    def _due(self, stored_at_ms: int) -> float:
+        if self._pace.rate:
+            return self._due_s
+        if self._base_ms is None:
+            self._base_ms = stored_at_ms
+        return self._due_s + (stored_at_ms - self._base_ms) / 1000 / self._pace.speed

@@ -1,0 +1,201 @@
+"""Rows as frames, against what the client itself writes and reads."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import lz4.frame
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mq.client import Message
+from mq.client.producing.encode import MESSAGE_BYTES_MAX, encode_message
+from mq.hashing import text_hash
+from mq.wire.v1.message_pb2 import Batch
+from mq.wire.v1.message_pb2 import Message as WireMessage
+from mq_spark.encoding import Encoded, encode, slices, stamp
+from mq_spark.errors import MqSparkError
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=150)
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "body": st.binary(max_size=300),
+            "keys": st.none() | st.lists(TEXT, max_size=4),
+            "tag": st.none() | TEXT,
+            "ordering_key": st.none() | TEXT,
+            "properties": st.none() | st.dictionaries(TEXT, TEXT, max_size=4),
+            "born_at": st.none() | st.integers(0, 4_000_000_000_000),
+        }
+    ),
+    min_size=1,
+    max_size=20,
+)
+SCHEMA = pa.schema(
+    {
+        "keys": pa.list_(pa.string()),
+        "body": pa.binary(),
+        "tag": pa.string(),
+        "ordering_key": pa.string(),
+        "properties": pa.map_(pa.string(), pa.string()),
+        "born_at": pa.timestamp("us", "UTC"),
+    }
+)
+NOW_MS = 1_800_000_000_000
+
+
+def batch_of(rows: list[dict[str, object]]) -> pa.RecordBatch:
+    filled = [
+        {
+            **row,
+            "properties": None if row["properties"] is None else list(row["properties"].items()),
+            "born_at": None if row["born_at"] is None else row["born_at"] * 1_000 + 999,
+        }
+        for row in rows
+    ]
+    return pa.RecordBatch.from_pylist(filled, SCHEMA)
+
+
+def frames_of(encoded: Encoded, born_at_ms: int = NOW_MS) -> list[bytes]:
+    data, ends = encoded.frame_bytes().copy(), np.cumsum(encoded.frame_sizes)
+    if encoded.is_unborn.any():
+        stamp(data, ends[encoded.is_unborn], born_at_ms)
+    return [bytes(one) for one in np.split(data, ends[:-1])]
+
+
+def messages_of(frames: list[bytes]) -> list[WireMessage]:
+    return list(Batch.FromString(b"".join(frames)).messages)
+
+
+def expected(row: dict[str, object], compress_above: int) -> tuple[WireMessage, int, list[int]]:
+    message = Message(
+        row["body"],
+        tag=row["tag"] or "",
+        keys=row["keys"] or (),
+        properties=row["properties"] or {},
+        ordering_key=row["ordering_key"] or "",
+    )
+    born_at_ms = NOW_MS if row["born_at"] is None else row["born_at"]
+    frame, tag_hash, key_hashes, _ = encode_message(message, born_at_ms, compress_above)
+    return Batch.FromString(frame).messages[0], tag_hash, list(key_hashes)
+
+
+@settings(max_examples=150)
+@given(ROWS, st.sampled_from([0, 20, 4096]), st.integers(0, 5))
+def test_frames_are_those_that_the_client_writes(
+    rows: list[dict[str, object]], compress_above: int, cut: int
+) -> None:
+    # Spark hands over slices of larger batches, too.
+    start = min(cut, len(rows) - 1)
+    batch, rows = batch_of(rows).slice(start), rows[start:]
+    encoded = encode(batch, "t", compress_above)
+    frames = frames_of(encoded)
+    want = [expected(row, compress_above) for row in rows]
+    assert messages_of(frames) == [message for message, _, _ in want]
+    assert [len(frame) for frame in frames] == encoded.frame_sizes.tolist()
+    assert encoded.tag_hashes.tolist() == [tag_hash for _, tag_hash, _ in want]
+    assert encoded.key_hashes.tolist() == [key for _, _, keys in want for key in keys]
+    assert encoded.key_counts.tolist() == [len(keys) for _, _, keys in want]
+    ordering = [row["ordering_key"] or "" for row in rows]
+    assert encoded.is_ordered.tolist() == [key != "" for key in ordering]
+    assert encoded.ordering_hashes.tolist() == [text_hash(key) for key in ordering]
+
+
+@given(ROWS, st.randoms())
+def test_some_rows_are_the_same_rows(rows: list[dict[str, object]], random: object) -> None:
+    encoded = encode(batch_of(rows), "t", 4096)
+    chosen = sorted(random.sample(range(len(rows)), random.randint(1, len(rows))))  # type: ignore[attr-defined]
+    start, end = sorted((chosen[0], chosen[-1] + 1))
+    whole = frames_of(encoded)
+    for some, numbers in (
+        (encoded.take(np.array(chosen)), chosen),
+        (encoded.slice(start, end), list(range(start, end))),
+        (encoded.take(np.array(chosen)).slice(0, 1), chosen[:1]),
+    ):
+        assert frames_of(some) == [whole[number] for number in numbers]
+        keys = [text_hash(key) for number in numbers for key in rows[number]["keys"] or ()]
+        assert some.key_hashes.tolist() == keys
+
+
+def test_a_body_alone_is_enough_and_texts_may_be_columns() -> None:
+    batch = pa.RecordBatch.from_pydict({"body": ["", "é"], "keys": ["one", None]})
+    first, second = messages_of(frames_of(encode(batch, "t", 4096)))
+    assert (first.body, list(first.keys), first.born_at_ms) == (b"", ["one"], NOW_MS)
+    assert (second.body, list(second.keys)) == ("é".encode(), [])
+
+
+def test_bytes_do_not_depend_on_the_time_until_they_are_stamped() -> None:
+    encoded = encode(pa.RecordBatch.from_pydict({"body": [b"x"]}), "t", 4096)
+    before = bytes(encoded.frame_bytes())
+    assert messages_of(frames_of(encoded, 1_700_000_000_000))[0].born_at_ms == 1_700_000_000_000
+    assert bytes(encoded.frame_bytes()) == before
+
+
+def test_large_bodies_are_compressed_if_that_helps() -> None:
+    bodies = [b"a" * 10_000, b"b", np.random.default_rng(1).bytes(10_000)]
+    batch = pa.RecordBatch.from_pydict({"body": bodies})
+    messages = messages_of(frames_of(encode(batch, "t", 4096)))
+    assert [message.compression for message in messages] == [1, 0, 0]
+    assert lz4.frame.decompress(messages[0].body) == bodies[0]
+    assert [message.body for message in messages[1:]] == bodies[1:]
+
+
+def test_times_before_1971_and_without_a_zone() -> None:
+    times = [dt.datetime(1970, 1, 1), dt.datetime(2150, 1, 1), dt.datetime(1969, 12, 31)]  # noqa: DTZ001
+    batch = pa.RecordBatch.from_pydict(
+        {"body": ["a", "b", "c"], "born_at": pa.array(times, pa.timestamp("us"))}
+    )
+    found = [message.born_at_ms for message in messages_of(frames_of(encode(batch, "t", 4096)))]
+    assert found == [0, 5_680_281_600_000, -86_400_000]
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        ({"body": pa.array([b"a", None, None])}, "topic t: 2 of 3 rows have no body"),
+        ({"body": [bytes(MESSAGE_BYTES_MAX + 1)]}, "a message of 4194305 bytes: at most 4194304"),
+        (
+            {"body": [np.random.default_rng(1).bytes(MESSAGE_BYTES_MAX)]},
+            "a message of 41943.. bytes: at most",
+        ),
+        ({"body": [b""], "keys": pa.array([["a", None]])}, "1 keys that are null"),
+        (
+            {
+                "body": [b""],
+                "properties": pa.array([[("a", None)]], pa.map_(pa.string(), pa.string())),
+            },
+            "1 values that are null",
+        ),
+        (
+            {
+                "body": [b"", b""],
+                "properties": pa.array(
+                    [[], [("a", "b" * 16_384)]], pa.map_(pa.string(), pa.string())
+                ),
+            },
+            "one with 16385 bytes of them: at most 128 of 16384",
+        ),
+        (
+            {
+                "body": [b""],
+                "properties": pa.array(
+                    [[(str(at), "") for at in range(129)]], pa.map_(pa.string(), pa.string())
+                ),
+            },
+            "a message with 129 properties",
+        ),
+    ],
+)
+def test_what_cannot_be_a_message_is_named(columns: dict[str, object], text: str) -> None:
+    with pytest.raises(MqSparkError, match=text):
+        encode(pa.RecordBatch.from_pydict(columns), "t", 4096)
+
+
+def test_large_batches_are_encoded_in_parts() -> None:
+    batch = pa.RecordBatch.from_pydict({"body": [bytes(30 << 20)] * 5})
+    parts = list(slices(batch))
+    assert [part.num_rows for part in parts] == [2, 2, 1]
+    assert [part.num_rows for part in slices(batch.slice(0, 0))] == []

@@ -1,0 +1,145 @@
+"""Options of the source: meanings, defaults, and mistakes that are named."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq.client import QueueRef
+from mq_spark.errors import MqSparkError
+from mq_spark.options import (
+    AtOffsets,
+    AtTime,
+    ReadOptions,
+    Topics,
+    check_batch,
+    check_stream,
+    read_options,
+)
+
+LEAST = {"servers": "a:1", "subscribe": "t"}
+
+
+def test_what_is_not_said_is_the_default() -> None:
+    assert read_options(LEAST) == ReadOptions(("a:1",), Topics(names=("t",)))
+    assert read_options(LEAST).fail_on_data_loss
+    assert read_options(LEAST).exact_tags is None
+
+
+def test_names_are_the_same_in_upper_and_lower_case() -> None:
+    given = {
+        "SERVERS": "a:1, b:2",
+        "Subscribe": "t, u,t",
+        "startingtimestamp": "1970-01-01T00:00:01Z",
+        "ENDINGOFFSETS": '{"t": {"set-0/1": 5, "0": -1}}',
+        "maxoffsetspertrigger": "10",
+        "minPARTITIONS": "3",
+        "failondataloss": "FALSE",
+        "includeproperties": "True",
+        "tags": "a || b",
+        "group": "g",
+        "zone": "z",
+        "checkpointlocation": "/x",
+        "queryname": "q",
+    }
+    assert read_options(given) == ReadOptions(
+        servers=("a:1", "b:2"),
+        topics=Topics(names=("t", "u")),
+        starting=AtTime(1000),
+        ending=AtOffsets("endingOffsets", {QueueRef("t", 1, "set-0"): 5, QueueRef("t", 0): -1}),
+        offsets_per_trigger_max=10,
+        partitions_min=3,
+        fail_on_data_loss=False,
+        with_properties=True,
+        tags="a || b",
+        group="g",
+        zone="z",
+    )
+    assert read_options(given).exact_tags == {"a", "b"}
+
+
+def test_topics_are_chosen_in_one_of_three_ways() -> None:
+    base = {"servers": "a:1"}
+    pattern = read_options(base | {"subscribePattern": "o.*"}).topics
+    assert pattern.matches("orders")
+    assert not pattern.matches("no-orders")
+    assigned = read_options(base | {"assign": '{"t": ["b/1", 0], "a": ["2"]}'}).topics
+    assert assigned.queues == (QueueRef("a", 2), QueueRef("t", 0), QueueRef("t", 1, "b"))
+
+
+@pytest.mark.parametrize(
+    ("given", "at_ms"),
+    [
+        ("1500", 1500),
+        ("1970-01-01T00:00:01", 1000),
+        ("1970-01-01T01:00:01+01:00", 1000),
+        ("1970-01-02", 86_400_000),
+    ],
+)
+def test_a_time_is_in_milliseconds_or_as_people_write_it(given: str, at_ms: int) -> None:
+    assert read_options(LEAST | {"startingTimestamp": given}).starting == AtTime(at_ms)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"server": "a:1"}, "did you mean servers?"),
+        ({"startingOffset": "latest"}, "did you mean startingOffsets?"),
+        ({"xyzzy": "1"}, "there are: servers, subscribe"),
+        ({"servers": ""}, "option servers is missing"),
+        ({"servers": "a"}, "give one or more of host:port"),
+        ({"subscribe": ""}, "exactly one of subscribe, subscribePattern, assign: none is given"),
+        ({"assign": '{"t": [0]}'}, "subscribe and assign is given"),
+        ({"subscribe": ","}, "name one or more topics"),
+        ({"subscribe": "a b"}, "subscribe: topic 'a b' is not legal"),
+        ({"subscribe": "", "subscribePattern": "("}, "is no regular expression"),
+        ({"subscribe": "", "assign": "t"}, "assign = 't': use JSON such as"),
+        ({"subscribe": "", "assign": '{"t": 1}'}, "t needs a list of queues"),
+        ({"subscribe": "", "assign": '{"t": ["x"]}'}, "'x' is no queue of t"),
+        ({"startingOffsets": "soon"}, "use earliest, latest or JSON"),
+        ({"startingOffsets": "{}"}, "use earliest, latest or JSON"),
+        ({"startingOffsets": '{"t": 3}'}, "t needs offsets of its queues"),
+        ({"startingOffsets": '{"t": {"0": -3}}'}, "t 0 is -3: use a queue offset"),
+        ({"startingOffsets": '{"t": {"0": true}}'}, "t 0 is True"),
+        ({"startingOffsets": '{"t": {"/0": 1}}'}, "'/0' is no queue"),
+        ({"endingOffsets": '{"t": {"0": -2}}'}, "leaves nothing to read"),
+        ({"startingOffsets": "latest", "startingTimestamp": "1"}, "are both given"),
+        ({"endingOffsets": "latest", "endingTimestamp": "1"}, "are both given"),
+        ({"startingTimestamp": "yesterday"}, "use milliseconds since 1970"),
+        ({"startingTimestamp": "1960-01-01"}, "before 1970"),
+        ({"minPartitions": "0"}, "minPartitions = '0': use a whole number above 0"),
+        ({"maxOffsetsPerTrigger": "many"}, "maxOffsetsPerTrigger = 'many'"),
+        ({"failOnDataLoss": "yes"}, "failOnDataLoss = 'yes': use true or false"),
+        ({"group": "%g"}, "group: group '%g' is not legal"),
+        ({"tags": "a || "}, "tags = 'a ||': use tags such as"),
+    ],
+)
+def test_a_mistake_is_named(given: dict[str, str], told: str) -> None:
+    with pytest.raises(MqSparkError) as caught:
+        read_options(LEAST | given)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"startingOffsets": "latest"}, "startingOffsets: 'latest' (-1) leaves nothing"),
+        ({"startingOffsets": '{"t": {"0": -1}}'}, "startingOffsets: 'latest' (-1)"),
+        ({"endingOffsets": "earliest"}, "endingOffsets: 'earliest' leaves nothing"),
+        ({"maxOffsetsPerTrigger": "1"}, "maxOffsetsPerTrigger cannot be used here"),
+        ({"group": "g"}, "group cannot be used here"),
+    ],
+)
+def test_what_makes_no_sense_in_a_batch_is_refused(given: dict[str, str], told: str) -> None:
+    options = read_options(LEAST | given)
+    with pytest.raises(MqSparkError) as caught:
+        check_batch(options)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [{"endingOffsets": "latest"}, {"endingTimestamp": "5"}])
+def test_a_stream_has_no_end(given: dict[str, str]) -> None:
+    options = read_options(LEAST | given)
+    check_batch(options)
+    with pytest.raises(MqSparkError, match=f"{next(iter(given))} cannot be used here"):
+        check_stream(options)
