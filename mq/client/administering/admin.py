@@ -7,20 +7,18 @@ them. The modules of its bases have the calls.
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
 from mq.client.administering.admin_calls import Answers
 from mq.client.administering.admin_groups import GroupAdmin, OffsetTarget
 from mq.client.administering.admin_messages import MessageAdmin
 from mq.client.administering.admin_operations import Operations
 from mq.client.administering.admin_sets import SetAdmin
 from mq.client.administering.admin_topics import TopicAdmin, TypeName
+from mq.client.closing import AsyncClosing
 
 __all__ = ["Admin", "Answers", "OffsetTarget", "TypeName"]
 
 
-class Admin(TopicAdmin, GroupAdmin, MessageAdmin, SetAdmin, Operations):
+class Admin(TopicAdmin, GroupAdmin, MessageAdmin, SetAdmin, Operations, AsyncClosing):
     """As `mq.client.Admin`, with coroutines.
 
     >>> import asyncio
@@ -36,14 +34,3 @@ class Admin(TopicAdmin, GroupAdmin, MessageAdmin, SetAdmin, Operations):
 
     async def close(self) -> None:
         await self._connection.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from mq.client.administering import admin
 from mq.client.administering.admin import Answers, OffsetTarget, TypeName
 from mq.client.administering.admin_operations import OperationsSync
+from mq.client.closing import Closing
 from mq.client.connecting.wiring import CALL_TIMEOUT_S
 from mq.client.model import FilterLike
 from mq.client.sync import background
@@ -19,7 +19,7 @@ from mq.wire.v1.transaction_pb2 import EndTransactionResponse
 T = TypeVar("T")
 
 
-class Admin(OperationsSync):
+class Admin(OperationsSync, Closing):
     """Topics, groups, single messages, the brokers. Any number of threads may use one.
 
     >>> from mq.client import Admin
@@ -283,14 +283,3 @@ class Admin(OperationsSync):
 
     def close(self) -> None:
         self._run(self._core.close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from mq.client.closing import Closing
 from mq.client.connecting.wiring import Connection
 from mq.client.consuming.failing import Failing, Nack, RetryDelay
 from mq.client.consuming.held_queue import Taken
@@ -352,7 +353,7 @@ class PushConsumer:
             self._session.raise_untold()
 
 
-class PullConsumer:
+class PullConsumer(Closing):
     """Reads queues by hand: any place, any number of times, without a membership.
 
     >>> with PullConsumer(servers) as consumer:
@@ -428,14 +429,3 @@ class PullConsumer:
 
     def close(self) -> None:
         self._background.run(self._consumer.close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -8,9 +8,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
+from mq.client.closing import AsyncClosing
 from mq.client.connecting.wiring import Connection
 from mq.client.consuming import offset_calls
 from mq.client.consuming.decode import Decoder, Frames, parse_pull_response
@@ -69,7 +69,7 @@ QueueLike = tuple[str, int] | QueueRef
 Offsets = Mapping[tuple[str, int], int] | Mapping[QueueRef, int]
 
 
-class PullConsumer:
+class PullConsumer(AsyncClosing):
     """
     >>> async def read() -> None:
     ...     async with PullConsumer(servers) as consumer:
@@ -171,17 +171,6 @@ class PullConsumer:
 
     async def close(self) -> None:
         await self._connection.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
 
 def _wanted_tags(topic: str, chosen: FilterLike) -> dict[str, frozenset[str]]:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
+from mq.client.closing import Closing
 from mq.client.connecting.asking import Question, ask_until, back_off_s, now_s
 from mq.client.connecting.failures import retry_after_s
 from mq.client.connecting.wiring import Connection
@@ -115,7 +115,7 @@ class AsyncExactSender:
         await self._connection.close()
 
 
-class ExactSender:
+class ExactSender(Closing):
     """The same for programs without asyncio."""
 
     def __init__(self, servers: str | Sequence[str], *, zone: str = "") -> None:
@@ -134,14 +134,3 @@ class ExactSender:
 
     def close(self) -> None:
         self._background.run(self._core.close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

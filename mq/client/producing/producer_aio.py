@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
+from mq.client.closing import AsyncClosing
 from mq.client.connecting.wiring import Connection
 from mq.client.model import AckName, Message, SendResult
 from mq.client.producing.accumulator import NOT_ADDED, Outcome
@@ -20,7 +19,7 @@ from mq.client.producing.recall import recall, recall_request
 from mq.errors import IllegalRequest
 
 
-class Producer:
+class Producer(AsyncClosing):
     """As `mq.client.Producer`, with coroutines; see there for the settings.
 
     >>> import asyncio
@@ -182,17 +181,6 @@ class Producer:
         self._is_closed = True
         if self._core is not None:
             await self._core.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def _started(self) -> ProducerCore:
         if self._core is None:

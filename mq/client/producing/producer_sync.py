@@ -9,9 +9,8 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from types import TracebackType
-from typing import Self
 
+from mq.client.closing import Closing
 from mq.client.connecting.wiring import Connection
 from mq.client.model import AckName, Message, SendResult
 from mq.client.producing.accumulator import NOT_ADDED, Outcome
@@ -26,7 +25,7 @@ from mq.client.sync import background
 from mq.errors import IllegalRequest
 
 
-class Producer:
+class Producer(Closing):
     """Sends messages. Any number of threads may use one.
 
     >>> from mq.client import Message, Producer
@@ -223,17 +222,6 @@ class Producer:
         atexit.unregister(self.close)
         if not self._background.is_forked:
             self._background.run(self._core.close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _encode(self, message: Message | bytes | str) -> Encoded:
         return encode_message(message, time.time_ns() // 1_000_000, self._compress_above_bytes)

@@ -12,11 +12,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from mq.client.closing import AsyncClosing
 from mq.client.connecting.asking import now_s
 from mq.client.connecting.repeating import call_repeatedly
 from mq.client.connecting.wiring import CALL_TIMEOUT_S, Connection
@@ -44,7 +44,7 @@ _UNHEARD_S_MAX = 30.0
 Messages = ReceivedMessage | Iterable[ReceivedMessage]
 
 
-class SimpleConsumer:
+class SimpleConsumer(AsyncClosing):
     """Receives when it is asked to; there is nothing to join.
 
     >>> async def work() -> None:
@@ -172,17 +172,6 @@ class SimpleConsumer:
                 await self._settling.settle(never_given, back, _LEAVE_S)
         await self._reception.leave()
         await self._connection.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
 
 class _Reception:

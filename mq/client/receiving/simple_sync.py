@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
+from mq.client.closing import Closing
 from mq.client.consuming.subscription import Start, Subscriptions
 from mq.client.model import ReceivedMessage
 from mq.client.receiving.simple import Messages
@@ -13,7 +12,7 @@ from mq.client.receiving.simple import SimpleConsumer as AsyncSimpleConsumer
 from mq.client.sync import background
 
 
-class SimpleConsumer:
+class SimpleConsumer(Closing):
     """Receives when it is asked to; there is nothing to join. For any number of threads.
 
     >>> with SimpleConsumer(servers, "sync-workers", "greetings", start="earliest") as consumer:
@@ -87,14 +86,3 @@ class SimpleConsumer:
         over.
         """
         self._background.run(self._consumer.close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

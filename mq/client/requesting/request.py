@@ -17,10 +17,10 @@ import itertools
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from types import TracebackType
 from typing import Self
 
 from mq.client.administering.admin import Admin
+from mq.client.closing import AsyncClosing
 from mq.client.connecting.set_connection import SetConnection
 from mq.client.connecting.wiring import Connection, back_off_s
 from mq.client.consuming.push import PushConsumer
@@ -51,7 +51,7 @@ class _Sending:
         self.failure: MqError | None = None
 
 
-class Requester:
+class Requester(AsyncClosing):
     """
     >>> async def double(request):
     ...     return request.body * 2
@@ -219,16 +219,8 @@ class Requester:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
-
-class Replier:
+class Replier(AsyncClosing):
     """Calls `handler` for each request of the topic; what it returns is the reply, and what it
     raises is told to the requester. `tasks` handlers run at the same time. See `Requester`.
     """
@@ -289,14 +281,6 @@ class Replier:
     async def __aenter__(self) -> Self:
         await self.start()
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
 
 def is_sent_again(request: ReceivedMessage, error: MqError, attempt: int) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Self
 
+from mq.client.closing import Closing
 from mq.client.consuming.consumer_sync import PushConsumer
 from mq.client.consuming.subscription import Start
 from mq.client.model import Message, ReceivedMessage
@@ -21,7 +21,7 @@ from mq.errors import MqError
 log = logging.getLogger(__name__)
 
 
-class Requester:
+class Requester(Closing):
     """For any number of threads.
 
     >>> def double(request):
@@ -67,16 +67,8 @@ class Requester:
         self._background.run(self._core.__aenter__())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
-
-class Replier:
+class Replier(Closing):
     """Calls `handler` for each request of the topic, on threads of its own; what it returns is the
     reply, and what it raises is told to the requester.
     """
@@ -136,11 +128,3 @@ class Replier:
     def __enter__(self) -> Self:
         self.start()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

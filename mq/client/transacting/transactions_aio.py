@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from types import TracebackType
 from typing import Any, Self
 
+from mq.client.closing import AsyncClosing
 from mq.client.connecting.wiring import Connection
 from mq.client.model import Message
 from mq.client.transacting.transaction_model import (
@@ -22,7 +22,7 @@ from mq.client.transacting.transactions import TransactionCore
 log = logging.getLogger(__name__)
 
 
-class TransactionProducer:
+class TransactionProducer(AsyncClosing):
     """As `mq.client.TransactionProducer`, with coroutines; see there for the settings.
 
     >>> import asyncio
@@ -117,14 +117,6 @@ class TransactionProducer:
     async def __aenter__(self) -> Self:
         await self.start()
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def _started(self) -> TransactionCore:
         if self._is_closed:

@@ -9,9 +9,9 @@ import atexit
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from mq.client.closing import Closing
 from mq.client.connecting.wiring import Connection
 from mq.client.model import Message
 from mq.client.sync import background
@@ -28,7 +28,7 @@ from mq.client.transacting.transactions import Answering, TransactionCore
 log = logging.getLogger(__name__)
 
 
-class TransactionProducer:
+class TransactionProducer(Closing):
     """Sends messages that are seen when a local transaction has succeeded, and only then. Any
     number of threads may use one.
 
@@ -140,17 +140,6 @@ class TransactionProducer:
             if not self._background.is_forked:
                 self._background.run(self._core.close())
             self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     async def _answer(self, half: HalfMessage) -> Resolution:
         loop = asyncio.get_running_loop()
