@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from mq_spark.cluster import START_PATIENCE_S, Cluster
 from mq_spark.errors import MqSparkError, as_our_own
-from mq_spark.offsets import Layout, QueueRange, queue_name, within
+from mq_spark.offsets import Layout, QueueRange, queue_name
 from mq_spark.options import AtOffsets, ReadOptions, check_batch
 from mq_spark.planning import QueuePartition, partitions
 from mq_spark.reading import record_batches
@@ -33,21 +33,17 @@ class BatchReader(DataSourceReader):
 
     def _ranges(self, cluster: Cluster) -> list[QueueRange]:
         options = self._options
-        starts = cluster.places(options.starting or "earliest")
+        starts, ends = cluster.between(
+            options.starting or "earliest",
+            options.ending or "latest",
+            fail=options.fail_on_data_loss,
+        )
         if options.topics.pattern and not starts:
             raise MqSparkError(
                 f"subscribePattern = {options.topics.pattern!r} matches none of the topics"
             )
-        ends = cluster.places(options.ending or "latest")
-        earliest, latest = cluster.find("earliest", "latest")
-        fail = options.fail_on_data_loss
-        if isinstance(options.starting, AtOffsets):
-            starts = within("startingOffsets", starts, earliest, latest, fail=fail)
-        if isinstance(options.ending, AtOffsets):
-            ends = within("endingOffsets", ends, earliest, latest, fail=fail)
-        common = sorted(starts.keys() & ends.keys())
         is_named = isinstance(options.starting, AtOffsets) and isinstance(options.ending, AtOffsets)
-        backwards = [ref for ref in common if starts[ref] > ends[ref]]
+        backwards = [ref for ref in sorted(starts) if starts[ref] > ends[ref]]
         if is_named and backwards:
             ref = backwards[0]
             raise MqSparkError(
@@ -55,5 +51,7 @@ class BatchReader(DataSourceReader):
                 f"its endingOffsets, {ends[ref]}"
             )
         return [
-            QueueRange(ref, starts[ref], ends[ref]) for ref in common if starts[ref] < ends[ref]
+            QueueRange(ref, starts[ref], ends[ref])
+            for ref in sorted(starts)
+            if starts[ref] < ends[ref]
         ]

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from mq.client import QueueRef
 from mq.client.administering.admin import Admin
@@ -22,7 +22,7 @@ from mq.client.sync import background
 from mq.errors import MqError, TopicNotFound, Unreachable
 from mq.names import is_internal_topic
 from mq_spark.errors import MqSparkError
-from mq_spark.offsets import named, queue_name
+from mq_spark.offsets import named, queue_name, within
 from mq_spark.options import EARLIEST, LATEST, AtOffsets, AtTime, Position, ReadOptions
 
 Queues = dict[QueueRef, int]
@@ -48,8 +48,9 @@ class Cluster:
         self._admin = Admin(options.servers)
         self._names: list[str] = []
         self._names_at_s = 0.0
-        # Queues that `assign` names, with their sets.
-        self._assigned: frozenset[QueueRef] = frozenset()
+        self._named = frozenset(options.topics.queues)
+        # Which set a queue is in that `assign` names without one. None: nobody was asked yet.
+        self._homes: dict[QueueRef, str] | None = None
 
     # Questions
 
@@ -63,14 +64,25 @@ class Cluster:
         """
         return self._ask(lambda: self._find(starts))
 
-    def places(self, position: Position) -> Queues:
-        """Where that is in all queues that are selected. Offsets are taken as they are, and have to
-        be given for each of the queues.
+    def find_all(self, *starts: Start) -> list[Queues]:
+        """As `find`, but by the word of all broker sets no queue is left out."""
+
+        async def found() -> list[Queues]:
+            return await self._find_these(await self._existing(all_exist=False), starts)
+
+        return self._ask(found)
+
+    def places(self, position: Position, *, fail: bool = True) -> Queues:
+        """Where that is in all queues that are selected, by the word of all broker sets. Offsets
+        have to be given for each of the queues; those outside of one are an error, or, unless it is
+        to fail, the nearest that are inside.
         """
-        if isinstance(position, AtOffsets):
-            return self._ask(lambda: self._given_places(position))
-        start: Start = position.at_ms if isinstance(position, AtTime) else position
-        return self._ask(lambda: self._found_places([start]))[0]
+        return self._ask(lambda: self._places([position], fail=fail))[0]
+
+    def between(self, starting: Position, ending: Position, *, fail: bool) -> tuple[Queues, Queues]:
+        """As `places`, of two positions at the same moment; both have the same queues."""
+        starts, ends = self._ask(lambda: self._places([starting, ending], fail=fail))
+        return starts, ends
 
     def gone(self, refs: Iterable[QueueRef]) -> set[QueueRef]:
         """Those that do not exist any more, by the word of all broker sets."""
@@ -78,10 +90,13 @@ class Cluster:
         return self._ask(lambda: self._gone(wanted))
 
     def is_selected(self, ref: QueueRef) -> bool:
-        """Whether the options ask for it. A queue of `assign` may be named without its set."""
-        if self._topics.queues:
+        """Whether the options ask for it. A queue of `assign` that is named without a set is the
+        one of the set that had the topic first.
+        """
+        if self._named:
             plain = ref._replace(broker_set="")
-            return ref in self._topics.queues or plain in self._topics.queues
+            is_at_home = (self._homes or {}).get(plain, ref.broker_set) == ref.broker_set
+            return ref in self._named or (plain in self._named and is_at_home)
         if self._topics.pattern:
             return self._topics.matches(ref.topic)
         return ref.topic in self._topics.names
@@ -132,23 +147,27 @@ class Cluster:
     async def _reached(self) -> None:
         await self._connection.brokers()
 
-    async def _existing(self) -> set[QueueRef]:
+    async def _existing(self, *, all_exist: bool = True) -> set[QueueRef]:
         """All that are selected, by the word of all broker sets. What is named and does not exist
-        is an error.
+        is an error, or left out.
         """
         names = await self._topic_names(fresh=True)
         parts = await asyncio.gather(*(self._queues_of(name) for name in names))
         missing = [name for name, part in zip(names, parts, strict=True) if part is None]
-        if missing:
+        if missing and all_exist:
             raise MqSparkError(
                 f"topic {named(missing)} does not exist: create it (mq topic create NAME), or "
-                f"correct {'assign' if self._topics.queues else 'subscribe'}"
+                f"correct {'assign' if self._named else 'subscribe'}"
             )
         existing = {ref for part in parts for ref in part or ()}
-        if not self._topics.queues:
+        if not self._named:
             return existing
-        self._assigned = frozenset(resolved("assign", self._topics.queues, existing))
-        return set(self._assigned)
+        given = self._named if all_exist else _those_of(self._named, existing)
+        assigned = resolved("assign", given, existing)
+        self._homes = {
+            name: ref.broker_set for ref, name in assigned.items() if not name.broker_set
+        }
+        return set(assigned)
 
     async def _topic_names(self, *, fresh: bool = False) -> list[str]:
         is_old = time.monotonic() > self._names_at_s + _NAMES_AGE_S
@@ -157,7 +176,7 @@ class Cluster:
         if self._topics.pattern:
             self._names = await self._matching()
         else:
-            self._names = sorted({*self._topics.names, *(ref.topic for ref in self._topics.queues)})
+            self._names = sorted({*self._topics.names, *(ref.topic for ref in self._named)})
         for name in self._names:
             self._connection.forget_route(name)
         self._names_at_s = time.monotonic()
@@ -196,8 +215,8 @@ class Cluster:
 
     async def _find(self, starts: Sequence[Start]) -> list[Queues]:
         names = await self._topic_names()
-        if self._topics.queues and not self._assigned:
-            await self._existing()
+        if self._named and self._homes is None:
+            await self._existing(all_exist=False)
         answers = await asyncio.gather(
             *(self._find_in(name, start) for start in starts for name in names)
         )
@@ -219,57 +238,92 @@ class Cluster:
             self._names_at_s = 0.0
             return {}
 
-    async def _found_places(self, starts: Sequence[Start]) -> list[Queues]:
-        """Of all that there are."""
-        existing = await self._existing()
+    async def _find_these(self, wanted: set[QueueRef], starts: Sequence[Start]) -> list[Queues]:
+        """Of just these. Unreachable when somebody leaves one out."""
         found = await self._find(starts)
-        if any(existing - one.keys() for one in found):
+        if any(wanted - one.keys() for one in found):
             self._names_at_s = 0.0
-            raise Unreachable(f"nobody tells of {_list(existing - found[0].keys())}")
-        return [{ref: one[ref] for ref in sorted(existing)} for one in found]
+            raise Unreachable(f"nobody tells of {_list(wanted - found[0].keys())}")
+        return [{ref: one[ref] for ref in sorted(wanted)} for one in found]
 
-    async def _given_places(self, position: AtOffsets) -> Queues:
+    async def _places(self, positions: Sequence[Position], *, fail: bool) -> list[Queues]:
         existing = await self._existing()
-        given = resolved(position.option, position.queue_offsets, existing)
-        if existing - given.keys():
-            raise MqSparkError(
-                f"{position.option} must name every queue: add {_list(existing - given.keys())} "
-                "(-2 for earliest, -1 for latest)"
-            )
-        earliest, latest = await self._found_places(["earliest", "latest"])
-        known = {EARLIEST: earliest, LATEST: latest}
-        places = {ref: position.queue_offsets[name] for ref, name in given.items()}
-        return {ref: known[at][ref] if at in known else at for ref, at in places.items()}
+        given = {
+            at: _given(one, existing)
+            for at, one in enumerate(positions)
+            if isinstance(one, AtOffsets)
+        }
+        # The ends of the queues, by which offsets are judged, and what stands for one of them.
+        plain = [_start(one) for one in positions if not isinstance(one, AtOffsets)]
+        starts = list(dict.fromkeys([*(("earliest", "latest") if given else ()), *plain]))
+        found = dict(zip(starts, await self._find_these(existing, starts), strict=True))
+        places = []
+        for at, position in enumerate(positions):
+            if isinstance(position, AtOffsets):
+                earliest, latest = found["earliest"], found["latest"]
+                known = {EARLIEST: earliest, LATEST: latest}
+                wanted = {
+                    ref: known[place][ref] if place in known else place
+                    for ref, place in given[at].items()
+                }
+                places.append(within(position.option, wanted, earliest, latest, fail=fail))
+            else:
+                places.append(found[_start(position)])
+        return places
+
+
+def _start(position: Literal["earliest", "latest"] | AtTime) -> Start:
+    return position.at_ms if isinstance(position, AtTime) else position
+
+
+def _given(position: AtOffsets, existing: Collection[QueueRef]) -> Queues:
+    """By the queues that exist, of which none may be left out."""
+    names = resolved(position.option, position.queue_offsets, existing)
+    left_out = set(existing) - names.keys()
+    if left_out:
+        raise MqSparkError(
+            f"{position.option} must name every queue: add {_list(left_out)} "
+            "(-2 for earliest, -1 for latest)"
+        )
+    return {ref: position.queue_offsets[name] for ref, name in names.items()}
 
 
 def resolved(
     option: str, given: Collection[QueueRef], existing: Collection[QueueRef]
 ) -> dict[QueueRef, QueueRef]:
     """By the queues that exist: what they were called. MqSparkError for others."""
-    sets: dict[QueueRef, list[QueueRef]] = {}
+    homes: dict[QueueRef, list[QueueRef]] = {}
+    sets: dict[str, set[str]] = {}
     for ref in existing:
-        sets.setdefault(ref._replace(broker_set=""), []).append(ref)
+        homes.setdefault(ref._replace(broker_set=""), []).append(ref)
+        sets.setdefault(ref.topic, set()).add(ref.broker_set)
     found: dict[QueueRef, QueueRef] = {}
     for name in sorted(given):
-        plain = name._replace(broker_set="")
-        matching = [ref for ref in sets.get(plain, ()) if name.broker_set in ("", ref.broker_set)]
-        topics = {ref.topic for ref in existing}
-        if name.topic not in topics:
+        here = homes.get(name._replace(broker_set=""), ())
+        matching = [ref for ref in here if name.broker_set in ("", ref.broker_set)]
+        if name.topic not in sets:
             raise MqSparkError(
-                f"{option}: topic {name.topic} is none of those that are read: {named(topics)}"
+                f"{option}: topic {name.topic} is none of those that are read: "
+                f"{named(sorted(sets))}"
             )
         if not matching:
             has = _list(ref for ref in existing if ref.topic == name.topic)
             raise MqSparkError(f"{option}: there is no queue {_text(name)}; there are: {has}")
-        if len({ref.broker_set for ref in existing if ref.topic == name.topic}) > 1 and (
-            not name.broker_set
-        ):
+        if not name.broker_set and len(sets[name.topic]) > 1:
             raise MqSparkError(
                 f"{option}: topic {name.topic} is in several broker sets: say which one has queue "
-                f"{name.queue_id}, as in {queue_name(matching[0])!r}"
+                f"{name.queue_id}, as in {queue_name(min(matching))!r}"
             )
+        if matching[0] in found:
+            raise MqSparkError(f"{option}: {_text(matching[0])} is named twice")
         found[matching[0]] = name
     return found
+
+
+def _those_of(given: Collection[QueueRef], existing: Collection[QueueRef]) -> list[QueueRef]:
+    """Those of the given ones that there are."""
+    there = {*existing, *(ref._replace(broker_set="") for ref in existing)}
+    return [name for name in given if name in there]
 
 
 def _check_complete(missing_sets: Collection[str]) -> None:

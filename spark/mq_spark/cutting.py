@@ -7,6 +7,7 @@ partition that is written again makes the same batches, and the broker stores th
     producer id = %SINK%, hash of (what writes, topic, queues), partition
     sequence    = batch id | number in the partition | check of the content     30, 14, 19 bits
 
+A batch id that is larger, as one that a user makes of the time, has the rest in what writes.
 Rows with an ordering key go where a producer sends them. The others fill one batch after the other,
 each for the next queue. The check is for plans that are not the same when they run again, or whose
 partitions are cut otherwise: what differs is stored again then. A batch that passed for another one
@@ -118,9 +119,11 @@ class Cutter:
     ) -> None:
         self._queues = queues
         self._partition = partition
-        self._batch_id = batch_id & ((1 << _BATCH_BITS) - 1)
+        # Numbers of one producer must grow: the broker forgets the lowest first.
+        era, self._batch_id = divmod(batch_id, 1 << _BATCH_BITS)
         self._topic = topic
-        self._producer_id = producer_id(writer, topic, queues, partition)
+        era_writer = f"{writer}\n{era}" if era else writer
+        self._producer_id = producer_id(era_writer, topic, queues, partition)
         # So that small batches do not all go to the same queues.
         self._first = text_hash(writer) + batch_id + partition
         self._lanes: dict[int, _Lane] = {}

@@ -113,20 +113,20 @@ def encode(batch: pa.RecordBatch, topic: str, compress_above_bytes: int) -> Enco
     tag_hashes = ordering_hashes = np.zeros(count, np.uint64)
     key_counts, key_hashes = np.zeros(count, np.int64), np.empty(0, np.uint64)
     if "tag" in columns:
-        tags = _texts(columns["tag"])
+        tags = _texts(columns["tag"], "tag", topic)
         pieces += _field(_TAG, tags)
-        tag_hashes = _hashes(columns["tag"])
+        tag_hashes = _hashes(tags)
     if "keys" in columns:
         keys, key_counts = _keys(columns["keys"], topic)
-        pieces.append(_joined_by_row(_field(_KEY, _bytes(keys), is_always=True), key_counts))
+        pieces.append(_joined_by_row(_field(_KEY, keys, is_always=True), key_counts))
         key_hashes = _hashes(keys)
     if "properties" in columns:
         pieces.append(_properties(columns["properties"], topic))
     is_ordered = np.zeros(count, np.bool_)
     if "ordering_key" in columns:
-        ordering_keys = _texts(columns["ordering_key"])
+        ordering_keys = _texts(columns["ordering_key"], "ordering_key", topic)
         pieces += _field(_ORDERING_KEY, ordering_keys)
-        ordering_hashes = _hashes(columns["ordering_key"])
+        ordering_hashes = _hashes(ordering_keys)
         is_ordered = _lengths(ordering_keys) > 0
     if is_compressed.any():
         pieces.append(_where(is_compressed, _COMPRESSED))
@@ -190,8 +190,9 @@ def _keys(column: pa.Array, topic: str) -> tuple[pa.Array, Int64s]:
     """All keys of all rows, and how many each row has."""
     if not pa.types.is_list(column.type) and not pa.types.is_large_list(column.type):
         # A text is one key, and an empty one none.
-        counts = (_lengths(_texts(column)) > 0).astype(np.int64)
-        return column.filter(pa.array(counts > 0)), counts
+        keys = _texts(column, "keys", topic)
+        is_there = _lengths(keys) > 0
+        return keys.filter(pa.array(is_there)), is_there.astype(np.int64)
     counts = _int64s(pc.fill_null(pc.list_value_length(column), 0))
     keys = column.flatten()
     if keys.null_count:
@@ -199,7 +200,7 @@ def _keys(column: pa.Array, topic: str) -> tuple[pa.Array, Int64s]:
             f"topic {topic}: column keys has {keys.null_count} keys that are null: leave them out, "
             "as array_compact(keys) does"
         )
-    return keys, counts
+    return _texts(keys, "keys", topic), counts
 
 
 def _properties(column: pa.MapArray, topic: str) -> pa.Array:
@@ -208,12 +209,13 @@ def _properties(column: pa.MapArray, topic: str) -> pa.Array:
     # A row that is null may have something there all the same.
     counts = np.where(np.asarray(column.is_valid()), np.diff(offsets), 0)
     elements = pa.array(_spread(offsets[:-1], counts))
-    names, values = _bytes(column.keys.take(elements)), _bytes(column.items.take(elements))
+    names, values = column.keys.take(elements), column.items.take(elements)
     if values.null_count:
         raise MqSparkError(
             f"topic {topic}: column properties has {values.null_count} values that are null: leave "
             "them out, as map_filter(properties, (k, v) -> v is not null) does"
         )
+    names, values = _texts(names, "properties", topic), _texts(values, "properties", topic)
     _check_properties(counts, _lengths(names) + _lengths(values), topic)
     entry = [
         *_field(_PROPERTY_NAME, names, is_always=True),
@@ -317,9 +319,19 @@ def _bytes(column: pa.Array) -> pa.Array:
     return column if pa.types.is_binary(column.type) else pc.cast(column, pa.binary())
 
 
-def _texts(column: pa.Array) -> pa.Array:
-    """As bytes; null is as good as empty."""
-    return pc.fill_null(_bytes(column), b"")
+def _texts(column: pa.Array, name: str, topic: str) -> pa.Array:
+    """As bytes; null is as good as empty. Texts of Spark may be any bytes, as those are that
+    cast(body as string) made: a consumer could not read a message with one that is not UTF-8.
+    """
+    texts = pc.fill_null(_bytes(column), b"")
+    try:
+        pc.cast(texts, pa.string())
+    except pa.ArrowInvalid:
+        raise MqSparkError(
+            f"topic {topic}: column {name} has bytes that are no text (UTF-8): put them into the "
+            "body, or write them as text, as hex and base64 do"
+        ) from None
+    return texts
 
 
 def _lengths(values: pa.Array) -> Int64s:
@@ -332,8 +344,8 @@ def _int64s(numbers: pa.Array) -> Int64s:
 
 def _hashes(texts: pa.Array) -> UInt64s:
     """Of each; of no text, 0."""
-    encoded = pc.dictionary_encode(pc.fill_null(texts, ""))
-    distinct = [text_hash(text) for text in encoded.dictionary.to_pylist()]
+    encoded = pc.dictionary_encode(texts)
+    distinct = [text_hash(text.decode()) for text in encoded.dictionary.to_pylist()]
     hashes: UInt64s = np.array(distinct, np.uint64)[np.asarray(encoded.indices)]
     return hashes
 

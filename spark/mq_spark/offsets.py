@@ -2,7 +2,7 @@
 decisions about the next one.
 
     {"begins": {topic: {"set/queue": n}},          only where a queue does not go on where it stood
-     "layout": {"minPartitions": 4, "rowsPerTask": 20000},
+     "layout": {"minPartitions": 4, "queuesPerTask": 64, "rowsPerTask": 20000},
      "queues": {topic: {"set/queue": n}},          the next message of each
      "version": 1}
 
@@ -25,6 +25,8 @@ from mq_spark.options import queue_named
 VERSION = 1
 # A task costs as much as reading so many small messages: fewer are not worth one of their own.
 ROWS_PER_TASK = 20_000
+# A range is at least one question to a broker: thousands of them are work for many tasks.
+QUEUES_PER_TASK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class Layout:
 
     partitions_min: int | None = None
     rows_per_task: int = ROWS_PER_TASK
+    queues_per_task: int = QUEUES_PER_TASK
 
 
 class QueueRange(NamedTuple):
@@ -75,7 +78,11 @@ def ranges(start: StreamOffset, end: StreamOffset) -> list[QueueRange]:
 def to_json(stream_offset: StreamOffset) -> dict[str, Any]:
     layout = stream_offset.layout
     written: dict[str, Any] = {
-        "layout": {"minPartitions": layout.partitions_min, "rowsPerTask": layout.rows_per_task},
+        "layout": {
+            "minPartitions": layout.partitions_min,
+            "queuesPerTask": layout.queues_per_task,
+            "rowsPerTask": layout.rows_per_task,
+        },
         "queues": _by_topic(stream_offset.queues),
         "version": VERSION,
     }
@@ -97,7 +104,7 @@ def from_json(given: Mapping[str, Any]) -> StreamOffset:
         layout = given["layout"]
         return StreamOffset(
             _by_ref(given["queues"]),
-            Layout(layout["minPartitions"], layout["rowsPerTask"]),
+            Layout(layout["minPartitions"], layout["rowsPerTask"], layout["queuesPerTask"]),
             _by_ref(given.get("begins", {})),
         )
     except (KeyError, TypeError, AttributeError, ValueError):
@@ -141,6 +148,10 @@ class Loss(NamedTuple):
     wanted: int
     start: int | None = None
     end: int | None = None
+
+    @property
+    def is_behind_end(self) -> bool:
+        return self.end is not None and self.wanted > self.end
 
     def __str__(self) -> str:
         where = f"{self.ref.topic} {queue_name(self.ref)} at {self.wanted}"

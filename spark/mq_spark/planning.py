@@ -29,16 +29,17 @@ class QueuePartition(InputPartition):
 def partitions(ranges: Sequence[QueueRange], layout: Layout) -> list[InputPartition]:
     """None for no ranges."""
     if layout.partitions_min is None:
-        return [QueuePartition(one) for one in packed(ranges, layout.rows_per_task)]
+        return [QueuePartition(one) for one in packed(ranges, layout)]
     return [QueuePartition([one]) for one in split(ranges, layout.partitions_min)]
 
 
-def packed(ranges: Sequence[QueueRange], rows_max: int) -> list[list[QueueRange]]:
-    """Neighbours together as long as they have no more rows than that."""
+def packed(ranges: Sequence[QueueRange], layout: Layout) -> list[list[QueueRange]]:
+    """Neighbours together as long as they are no more, and have no more rows, than a task takes."""
     packs: list[list[QueueRange]] = []
     rows = 0
     for one in ranges:
-        if not packs or rows + one.rows > rows_max:
+        is_full = not packs or len(packs[-1]) >= layout.queues_per_task
+        if is_full or rows + one.rows > layout.rows_per_task:
             packs.append([])
             rows = 0
         packs[-1].append(one)

@@ -13,12 +13,13 @@ import time
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
+from pyspark.sql.types import StructType
 
 from mq.client.consuming.pages import Page
 from mq.client.consuming.scan import QueueScanner
 from mq.errors import MqError, QueueNotFound, TopicNotFound
 from mq.wire.v1 import consumer_pb2 as wire
-from mq_spark.columns import record_batch, rows_of
+from mq_spark.columns import record_batch, rows_of, spark_schema
 from mq_spark.errors import MqSparkError, as_our_own
 from mq_spark.offsets import Loss, QueueRange
 from mq_spark.options import ReadOptions
@@ -31,6 +32,15 @@ ADVICE = (
     "with failOnDataLoss = false reading goes on at what is there; messages are kept by the "
     "broker's retention settings"
 )
+
+
+def check_schema(given: StructType, options: ReadOptions) -> None:
+    """Of who reads: a user may give one, and then Spark takes it for granted."""
+    ours = spark_schema(with_properties=options.with_properties)
+    if given != ours:
+        raise MqSparkError(
+            f"the columns of format mq are {ours.simpleString()}: leave schema(...) out"
+        )
 
 
 @functools.cache

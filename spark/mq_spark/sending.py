@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mq.client import QueueRef
 from mq.client.producing.exact import ExactSender, Shipment, Stored
 from mq.errors import MqError
 from mq_spark.cutting import Cutter, NumberedBatch
@@ -58,21 +59,21 @@ class Counts:
 
 def write_partition(batches: Iterator[pa.RecordBatch], target: Target, origin: Origin) -> Counts:
     """MqSparkError: says why, and for which topic."""
-    sending = _Sending(target)
+    sending = InFlight(target.servers, target.zone, target.timeout_s)
     cutters: dict[str, Cutter] = {}
     try:
         for batch in batches:
-            for topic, rows in _by_topic(batch, target.topic):
+            for topic, rows in by_topic(batch, target.topic):
                 cutter = cutters.get(topic)
                 if cutter is None:
-                    queues = sending.sender.layout(topic, target.timeout_s)
+                    queues = sending.layout(topic)
                     cutter = Cutter(origin.writer, topic, queues, origin.partition, origin.batch_id)
                     cutters[topic] = cutter
                 for part in slices(rows):
                     encoded = encode(part, topic, target.compress_above_bytes)
-                    sending.send(cutter.add(encoded, _now_ms()))
+                    sending.send(cutter.add(encoded, now_ms()))
         for cutter in cutters.values():
-            sending.send(cutter.flush(_now_ms()))
+            sending.send(cutter.flush(now_ms()))
         return sending.finish()
     except MqError as error:
         raise MqSparkError(f"rows cannot be written: {error}") from None
@@ -80,52 +81,59 @@ def write_partition(batches: Iterator[pa.RecordBatch], target: Target, origin: O
         sending.cancel()
 
 
-class _Sending:
-    """What is under way, in the order in which it was handed over."""
+class InFlight:
+    """Batches that are under way, in the order in which they were handed over, and what became of
+    those before them. Of one task.
+    """
 
-    def __init__(self, target: Target) -> None:
-        self.sender = _sender(target.servers, target.zone)
-        self._timeout_s = target.timeout_s
+    def __init__(self, servers: str | tuple[str, ...], zone: str, timeout_s: float) -> None:
+        self.counts = Counts()
+        self._sender = _sender(servers, zone)
+        self._timeout_s = timeout_s
         self._under_way: deque[tuple[NumberedBatch, Future[Stored]]] = deque()
         self._bytes = 0
-        self._counts = Counts()
+
+    def layout(self, topic: str) -> list[QueueRef]:
+        """As `ExactSender.layout`."""
+        return self._sender.layout(topic, self._timeout_s)
 
     def send(self, batches: Iterator[NumberedBatch]) -> None:
         """Waits while there is too much under way. Raises why an earlier one failed."""
         for batch in batches:
             while self._under_way and self._bytes + len(batch.data) > _IN_FLIGHT_BYTES:
                 self._settle()
-            future = self.sender.submit(Shipment(batch.queue, batch.data), self._timeout_s)
+            future = self._sender.submit(Shipment(batch.queue, batch.data), self._timeout_s)
             self._under_way.append((batch, future))
             self._bytes += len(batch.data)
 
     def finish(self) -> Counts:
+        """Everything is stored when it returns; more may be sent."""
         while self._under_way:
             self._settle()
-        return self._counts
-
-    def _settle(self) -> None:
-        batch, future = self._under_way[0]
-        stored = future.result()
-        self._under_way.popleft()
-        self._bytes -= len(batch.data)
-        self._counts.rows += batch.row_count
-        self._counts.batches += 1
-        self._counts.repeated_rows += batch.row_count if stored.is_duplicate else 0
+        return self.counts
 
     def cancel(self) -> None:
         """Nobody waits for the rest any more."""
         for _, future in self._under_way:
             future.cancel()
 
+    def _settle(self) -> None:
+        batch, future = self._under_way[0]
+        stored = future.result()
+        self._under_way.popleft()
+        self._bytes -= len(batch.data)
+        self.counts.rows += batch.row_count
+        self.counts.batches += 1
+        self.counts.repeated_rows += batch.row_count if stored.is_duplicate else 0
+
 
 @functools.cache
-def _sender(servers: tuple[str, ...], zone: str) -> ExactSender:
+def _sender(servers: str | tuple[str, ...], zone: str) -> ExactSender:
     return ExactSender(servers, zone=zone)
 
 
-def _by_topic(batch: pa.RecordBatch, topic: str) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Rows of each topic, in their order."""
+def by_topic(batch: pa.RecordBatch, topic: str = "") -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Rows of each topic, in their order; without a `topic` each row says it."""
     if batch.num_rows == 0:
         return
     if topic:
@@ -147,5 +155,5 @@ def _by_topic(batch: pa.RecordBatch, topic: str) -> Iterator[tuple[str, pa.Recor
             yield name, batch.take(pa.array(np.flatnonzero(indices == at)))
 
 
-def _now_ms() -> int:
+def now_ms() -> int:
     return time.time_ns() // 1_000_000

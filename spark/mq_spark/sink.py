@@ -8,6 +8,7 @@ once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -73,11 +74,11 @@ def sink(  # noqa: PLR0913
         "born_at": born_at,
         "topic": topic_column,
     }
-    if message is not None and any(one is not None for one in columns.values()):
+    chosen = {"body": body, **{key: one for key, one in columns.items() if one is not None}}
+    if message is not None and (len(chosen) > 1 or isinstance(body, Column) or body != "body"):
         raise MqSparkError("sink: give columns, or a function `message`, not both")
     if bool(topic) == (topic_column is not None):
         raise MqSparkError("sink: give either topic or topic_column")
-    chosen = {"body": body, **{key: one for key, one in columns.items() if one is not None}}
     options = {
         "servers": servers if isinstance(servers, str) else ",".join(servers),
         "compressAboveBytes": str(compress_above_bytes),
@@ -87,14 +88,13 @@ def sink(  # noqa: PLR0913
     write_target(options)
 
     def write(frame: DataFrame, batch_id: int) -> None:
-        app_id = _app_id(frame, batch_id, name or topic or "topics")
-        if message is not None:
-            made = frame.mapInArrow(_messages(message, frame.schema), _MADE)
-        else:
-            made = frame.select(*(_column(one).alias(key) for key, one in chosen.items()))
-        check_columns(made.schema, topic)
-        identity = {"txnAppId": app_id, "txnVersion": str(batch_id)}
-        made.write.format("mq").mode("append").options(**options, **identity).save()
+        with _identity(frame, batch_id, name or topic or "topics") as identity:
+            if message is not None:
+                made = frame.mapInArrow(_messages(message, frame.schema), _MADE)
+            else:
+                made = frame.select(*(_column(one).alias(key) for key, one in chosen.items()))
+            check_columns(made.schema, topic)
+            made.write.format("mq").mode("append").options(**options, **identity).save()
 
     return write
 
@@ -103,7 +103,9 @@ def _column(one: ColumnLike) -> Column:
     return fn.col(one) if isinstance(one, str) else one
 
 
-def _app_id(frame: DataFrame, batch_id: int, name: str) -> str:
+@contextmanager
+def _identity(frame: DataFrame, batch_id: int, name: str) -> Iterator[dict[str, str]]:
+    """The options that name the batch, while it is written."""
     context = frame.sparkSession.sparkContext
     query_id, run_id = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_RUN_ID) or ""
     if not query_id:
@@ -118,7 +120,12 @@ def _app_id(frame: DataFrame, batch_id: int, name: str) -> str:
             "first. Give each sink of a query a name of its own: sink(..., name=...)"
         )
     _newest[app_id, run_id] = batch_id
-    return app_id
+    try:
+        yield {"txnAppId": app_id, "txnVersion": str(batch_id)}
+    except BaseException:
+        # It may be tried again, by a function that catches this.
+        del _newest[app_id, run_id]
+        raise
 
 
 def _messages(
@@ -129,9 +136,17 @@ def _messages(
     def convert(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             rows = ArrowTableToRowsConversion.convert(pa.Table.from_batches([batch]), schema)
-            yield pa.RecordBatch.from_pylist([_parts(message(row)) for row in rows], _MADE_ARROW)
+            yield _record_batch([message(row) for row in rows])
 
     return convert
+
+
+def _record_batch(made: Sequence[Message | bytes | str]) -> pa.RecordBatch:
+    """MqSparkError: one of them is no message."""
+    try:
+        return pa.RecordBatch.from_pylist([_parts(one) for one in made], _MADE_ARROW)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeError) as error:
+        raise MqSparkError(f"what `message` gave is no message: {error}") from None
 
 
 def _parts(made: Message | bytes | str) -> dict[str, object]:

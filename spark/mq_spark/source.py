@@ -20,6 +20,7 @@ from mq_spark.cluster import START_PATIENCE_S, Cluster
 from mq_spark.columns import spark_schema
 from mq_spark.errors import MqSparkError, as_our_own
 from mq_spark.options import read_options, text
+from mq_spark.reading import check_schema
 from mq_spark.stream_reader import StreamReader
 
 
@@ -57,11 +58,11 @@ class MqDataSource(DataSource):
 
                 return LogReader(self.options)
             options = read_options(self.options)
-            _check_schema(schema, with_properties=options.with_properties)
+            check_schema(schema, options)
             return BatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return StreamReader(self.options)
+        return StreamReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001
         from mq_spark.writer import batch_writer  # noqa: PLC0415
@@ -78,12 +79,3 @@ class MqDataSource(DataSource):
             if overwrite:
                 raise MqSparkError("outputMode complete: messages are not replaced; use 'append'")
             return stream_writer(self.options, schema)
-
-
-def _check_schema(given: StructType, *, with_properties: bool) -> None:
-    """A user may give one, and then it is taken for granted."""
-    ours = spark_schema(with_properties=with_properties)
-    if given != ours:
-        raise MqSparkError(
-            f"the columns of format mq are {ours.simpleString()}: leave schema(...) out"
-        )

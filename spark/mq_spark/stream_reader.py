@@ -21,7 +21,9 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
+from pyspark.sql.types import StructType
 
+from mq.client import QueueRef
 from mq_spark.cluster import Cluster, Queues
 from mq_spark.errors import MqSparkError, as_our_own
 from mq_spark.offsets import (
@@ -34,12 +36,11 @@ from mq_spark.offsets import (
     next_offset,
     ranges,
     to_json,
-    within,
 )
-from mq_spark.options import AtOffsets, ReadOptions, check_stream, read_options, text
+from mq_spark.options import ReadOptions, check_stream, read_options, text
 from mq_spark.planning import QueuePartition, partitions
 from mq_spark.progress import Progress
-from mq_spark.reading import ADVICE, record_batches
+from mq_spark.reading import ADVICE, check_schema, record_batches
 
 _log = logging.getLogger(__name__)
 
@@ -47,11 +48,16 @@ _log = logging.getLogger(__name__)
 # none. A broker need not be asked so often: what comes is still seen at once by any measure of a
 # batch, which takes several times as long.
 _LOOK_EVERY_S = 0.1
+# A leader that has just lost the others does not know it for a moment, and may have less than the
+# next one has shown. That messages are behind its end is believed when it still says so later.
+_BEHIND_END_S = 2.0
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, options: Mapping[str, str]) -> None:
+    def __init__(self, options: Mapping[str, str], schema: StructType | None = None) -> None:
+        """`schema`: what Spark takes the columns to be."""
         self._given = dict(options)
+        self._schema = schema
 
     @functools.cached_property
     def _options(self) -> ReadOptions:
@@ -59,6 +65,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise MqSparkError("path is for spark.read: files of a log are no stream")
         options = read_options(self._given)
         check_stream(options)
+        if self._schema is not None:
+            check_schema(self._schema, options)
         return options
 
     @functools.cached_property
@@ -66,7 +74,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _Stream(self._options)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_given": self._given}
+        return {"_given": self._given, "_schema": self._schema}
 
     # In the driver
 
@@ -127,20 +135,24 @@ class _Stream:
         self._looked_at_s = 0.0
         # Earliest and latest, when the stream is to end there.
         self._bounds: tuple[Queues, Queues] | None = None
+        # What is lost, and those of it that do not exist any more; and which of it was told.
+        self._lost: set[QueueRef] = set()
+        self._gone: set[QueueRef] = set()
         self._warned: set[Loss] = set()
 
     def initial(self) -> StreamOffset:
-        position = self._options.starting or "latest"
-        places = self._cluster.places(position)
-        if isinstance(position, AtOffsets):
-            earliest, latest = self._cluster.find("earliest", "latest")
-            fail = self._options.fail_on_data_loss
-            places = within(position.option, places, earliest, latest, fail=fail)
+        fail = self._options.fail_on_data_loss
+        places = self._cluster.places(self._options.starting or "latest", fail=fail)
+        if self._bounds is not None:
+            # Spark asks for the end first: what has come in between is not behind it.
+            earliest, latest = self._bounds
+            latest |= {ref: max(latest.get(ref, place), place) for ref, place in places.items()}
+            self._bounds = places | earliest, latest
         return StreamOffset(places, self.layout)
 
     def end_here(self) -> None:
         """Messages that come later are left to the next run."""
-        earliest, latest = self._cluster.find("earliest", "latest")
+        earliest, latest = self._cluster.find_all("earliest", "latest")
         self._bounds = earliest, latest
 
     def next(self, start: StreamOffset, rows_max: int | None) -> StreamOffset | None:
@@ -155,16 +167,31 @@ class _Stream:
 
     def _next(self, start: StreamOffset, rows_max: int | None) -> StreamOffset | None:
         known = {ref: at for ref, at in start.queues.items() if self._cluster.is_selected(ref)}
-        earliest, latest = self._look(known)
-        absent = known.keys() - latest.keys()
-        hidden = absent - (self._cluster.gone(absent) if absent else set())
-        # Whoever answered has not heard of them yet: they stay where they are.
-        earliest |= {ref: known[ref] for ref in hidden}
-        latest |= {ref: known[ref] for ref in hidden}
-        self._check_losses(losses(known, earliest, latest))
+        doubtful_until_s = time.monotonic() + _BEHIND_END_S
+        while True:
+            earliest, latest = self._look(known)
+            self._keep_hidden(known, earliest, latest)
+            found = losses(known, earliest, latest)
+            is_doubtful = any(loss.is_behind_end for loss in found if loss not in self._warned)
+            if not is_doubtful or time.monotonic() > doubtful_until_s:
+                break
+            if self._bounds is not None:
+                time.sleep(_LOOK_EVERY_S)
+                self.end_here()
+        self._check_losses(found)
         return next_offset(
             StreamOffset(known, start.layout), earliest, latest, self.layout, rows_max
         )
+
+    def _keep_hidden(self, known: Queues, earliest: Queues, latest: Queues) -> None:
+        """Queues of which whoever answered has not heard yet stay where they are."""
+        absent = known.keys() - latest.keys()
+        self._gone &= absent
+        if absent - self._gone:
+            self._gone = self._cluster.gone(absent)
+        hidden = {ref: known[ref] for ref in absent - self._gone}
+        earliest |= hidden
+        latest |= hidden
 
     def _look(self, known: Queues) -> tuple[Queues, Queues]:
         """Earliest and latest; as earliest, what is known will do where nothing is new."""
@@ -177,12 +204,13 @@ class _Stream:
         (latest,) = self._cluster.find("latest")
         if latest == known:
             self.latest = latest
-            return dict(latest), latest
+            return dict(latest), dict(latest)
         earliest, latest = self._cluster.find("earliest", "latest")
         self.latest = latest
-        return earliest, latest
+        return earliest, dict(latest)
 
     def _check_losses(self, found: list[Loss]) -> None:
+        self._lost = {loss.ref for loss in found}
         if found and self._options.fail_on_data_loss:
             raise MqSparkError(f"messages are lost: {named(found)}; {ADVICE}")
         fresh = [loss for loss in found if loss not in self._warned]
@@ -192,7 +220,13 @@ class _Stream:
 
     def done(self, stream_offset: StreamOffset, *, wait: bool = False) -> None:
         if self._progress is not None:
-            self._progress.done(stream_offset.queues, wait=wait)
+            # The broker takes all of it or nothing: what it does not have any more is left out.
+            queues = {
+                ref: at
+                for ref, at in stream_offset.queues.items()
+                if ref not in self._lost and self._cluster.is_selected(ref)
+            }
+            self._progress.done(queues, wait=wait)
 
     def close(self) -> None:
         if self._progress is not None:

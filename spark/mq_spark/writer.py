@@ -34,7 +34,7 @@ from pyspark.sql.types import (
 )
 
 from mq.errors import MqError
-from mq.names import check_topic
+from mq.names import check_topic, is_internal_topic
 from mq_spark import options as opts
 from mq_spark.errors import MqSparkError, as_our_own
 from mq_spark.sending import Counts, Origin, Target, write_partition
@@ -139,6 +139,10 @@ def write_target(options: Mapping[str, str]) -> Target:
             check_topic(topic)
         except MqError as error:
             raise MqSparkError(f"topic: {error}") from None
+        if is_internal_topic(topic):
+            raise MqSparkError(f"topic: {topic} is written by the broker alone")
+    if opts.text(options, "path"):
+        raise MqSparkError("path is for reading without a broker: leave it out of save and start")
     return Target(
         opts.servers_of(options),
         topic,

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.functions import spark_partition_id
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from mq_spark.stream_reader import StreamReader
 
@@ -25,9 +25,16 @@ DEADLINE_S = 120
 class Stream:
     """One checkpoint, and all batches that were read with it, over any number of runs."""
 
-    def __init__(self, spark: SparkSession, directory: Path) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        directory: Path,
+        through: Callable[[DataFrame], DataFrame] = lambda frame: frame,
+    ) -> None:
+        """`through`: what is done with the rows before they are collected."""
         self._spark = spark
         self.directory = directory
+        self._through = through
         self.batches: dict[int, list[Row]] = {}
 
     def run(self, options: Mapping[str, str]) -> list[Row]:
@@ -46,7 +53,7 @@ class Stream:
         self, options: Mapping[str, str], trigger: Mapping[str, Any] | None = None
     ) -> StreamingQuery:
         frame = self._spark.readStream.format("mq").options(**options).load()
-        writer = frame.writeStream.foreachBatch(self._collect)
+        writer = self._through(frame).writeStream.foreachBatch(self._collect)
         writer = writer.option("checkpointLocation", str(self.directory))
         return writer.trigger(**(trigger or {"processingTime": "0 seconds"})).start()
 

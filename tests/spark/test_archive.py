@@ -12,10 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from mq.client import Admin, Message, Producer
-from mq_spark.pipelines.archive import Archiving, start
 from mq_spark.pipelines.archive_directory import ArchiveDirectory
-from mq_spark.pipelines.common import Runs
 from mq_spark.pipelines.compaction import compact
+from tests.spark.archives import archive, send_numbers
 from tests.spark.commands import DEADLINE_S, SparkCommand
 from tests.support.broker_process import BrokerProcess
 
@@ -28,19 +27,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         yield broker
 
 
-def _send(broker: BrokerProcess, topic: str, numbers: range) -> None:
-    with Producer(broker.address) as producer:
-        for number in numbers:
-            message = Message(
-                b"%d" % number,
-                tag="ab"[number % 2],
-                keys=[f"k{number}"],
-                properties={"n": str(number)},
-                ordering_key=f"c{number % 7}" if number % 3 == 0 else "",
-            )
-            producer.send_async(topic, message)
-
-
 def _numbers(directory: Path) -> list[int]:
     """As a reader has them that knows nothing of Spark."""
     return sorted(
@@ -48,23 +34,10 @@ def _numbers(directory: Path) -> list[int]:
     )
 
 
-def _archive(
-    spark: SparkSession, directory: Path, options: dict[str, str], **more: str
-) -> Archiving:
-    """One run, until nothing is left."""
-    archive = ArchiveDirectory(directory)
-    archiving = Archiving(archive, str(archive.checkpoint), 1_000, 1 << 20)
-    options = {"includeProperties": "true", "startingOffsets": "earliest", **options, **more}
-    with archive.locked():
-        query = start(spark, options, archiving, Runs(None, is_once=True, every_s=1.0))
-        assert query.awaitTermination(DEADLINE_S)
-    return archiving
-
-
 def test_an_archive_that_is_killed_goes_on_and_has_each_message_once(
     broker: BrokerProcess, tmp_path: Path
 ) -> None:
-    _send(broker, "orders", range(4_000))
+    send_numbers(broker.address, "orders", range(4_000))
     target = tmp_path / "archive"
     arguments = ("archive", "--server", broker.address, "--topics", "orders", "--to", str(target))
     arguments += ("--once", "--rows-per-trigger", "500", "--group", "keeper")
@@ -80,7 +53,7 @@ def test_an_archive_that_is_killed_goes_on_and_has_each_message_once(
     assert len(seen) == len(set(seen))
     assert 1_000 <= len(seen) < 4_000
     # A death behind the last batch would leave the command nothing to do.
-    _send(broker, "orders", range(4_000, 4_100))
+    send_numbers(broker.address, "orders", range(4_000, 4_100))
     with SparkCommand(tmp_path, *arguments, "--json") as command:
         result = json.loads(command.result())
         assert "4,100 of 4,100 messages" not in command.errors
@@ -95,14 +68,14 @@ def test_an_archive_that_is_killed_goes_on_and_has_each_message_once(
 def test_archives_have_all_columns_and_only_what_is_new(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
-    _send(broker, _ODD, range(40))
-    _send(broker, "shop-2", range(40, 60))
+    send_numbers(broker.address, _ODD, range(40))
+    send_numbers(broker.address, "shop-2", range(40, 60))
     with Producer(broker.address) as producer:
         producer.send("shop-2", Message(b""))
         producer.send("shop-2", Message(bytes(500_000), tag="a"))
     options = {"servers": broker.address, "subscribePattern": "shop.*"}
-    assert _archive(spark, tmp_path, options).stored[:2] == (62, 2)
-    assert _archive(spark, tmp_path, options).stored == (0, 0, 0)
+    assert archive(spark, tmp_path, options).stored[:2] == (62, 2)
+    assert archive(spark, tmp_path, options).stored == (0, 0, 0)
 
     expected = spark.read.format("mq").options(**options, includeProperties="true").load()
     columns = [name for name in expected.columns if name != "topic"]
@@ -119,11 +92,11 @@ def test_archives_have_all_columns_and_only_what_is_new(
     assert str(plain.schema.field("stored_at").type) == "timestamp[us, tz=UTC]"
 
     # More messages and a topic of the pattern that was not there before.
-    _send(broker, _ODD, range(60, 65))
-    _send(broker, "shop-3", range(65, 70))
-    assert _archive(spark, tmp_path, options).stored[:2] == (10, 2)
-    archive = ArchiveDirectory(tmp_path)
-    assert [(day.topic, len(day.files())) for day in archive.days()] == [
+    send_numbers(broker.address, _ODD, range(60, 65))
+    send_numbers(broker.address, "shop-3", range(65, 70))
+    assert archive(spark, tmp_path, options).stored[:2] == (10, 2)
+    directory = ArchiveDirectory(tmp_path)
+    assert [(day.topic, len(day.files())) for day in directory.days()] == [
         ("shop-2", 1),
         ("shop-3", 1),
         (_ODD, 2),
@@ -131,8 +104,8 @@ def test_archives_have_all_columns_and_only_what_is_new(
 
     # Merged files are read as the others are.
     before = read.select("topic", *columns).orderBy(order).collect()
-    with archive.locked():
-        assert compact(archive, "9999-12-31", 1 << 20) == (1, 2, 1)
+    with directory.locked():
+        assert compact(directory, "9999-12-31", 1 << 20) == (1, 2, 1)
     again = spark.read.parquet(str(tmp_path))
     assert again.schema == read.schema
     rows = again.select("topic", *columns).orderBy(order).collect()
@@ -145,11 +118,11 @@ def test_archives_have_all_columns_and_only_what_is_new(
 def test_tags_are_filtered_and_a_lost_checkpoint_is_refused(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
-    _send(broker, "tagged", range(30))
+    send_numbers(broker.address, "tagged", range(30))
     options = {"servers": broker.address, "subscribe": "tagged", "tags": "a"}
-    assert _archive(spark, tmp_path, options).stored.rows == 15
+    assert archive(spark, tmp_path, options).stored.rows == 15
     assert _numbers(tmp_path) == list(range(0, 30, 2))
     (tmp_path / "_mq_archive" / "checkpoint").rename(tmp_path / "_lost")
     with pytest.raises(Exception, match="archived with another checkpoint"):
-        _archive(spark, tmp_path, options)
+        archive(spark, tmp_path, options)
     assert _numbers(tmp_path) == list(range(0, 30, 2))

@@ -9,13 +9,15 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from mq.client import Admin, Message, Producer, SendResult
+from mq.client import Admin, Consumer, Message, Producer, SendResult
 from mq_spark.cluster import Cluster
 from mq_spark.columns import spark_schema
 from mq_spark.errors import MqSparkError, explain
 from mq_spark.options import read_options
 from mq_spark.source import MqDataSource
+from tests.spark.streams import DEADLINE_S
 from tests.support.broker_process import BrokerProcess
+from tests.support.raft_cluster import poll
 
 MESSAGES, QUEUES = 100, 4
 
@@ -47,6 +49,13 @@ class Topic:
 
     def numbers(self, **options: str) -> list[int]:
         return sorted(int(row.body) for row in self.read(subscribe="t", **options).collect())
+
+    def ends(self, topic: str) -> list[int]:
+        """Of its queues; none while there is no such topic."""
+        with Admin(self.servers) as admin:
+            listed = [one.info.topic for one in admin.list_topics(include_internal=True)]
+            found = admin.describe_topic(topic).queues if topic in listed else []
+            return [int(one.end) for one in found]
 
     def fails(self, **options: str) -> str:
         with pytest.raises(Exception) as caught:  # noqa: PT011
@@ -113,8 +122,22 @@ def test_topics_are_chosen_by_names_pattern_or_queues(topic: Topic) -> None:
     assert topic.read(subscribe="empty").collect() == []
 
 
-def test_tags_are_filtered(topic: Topic) -> None:
-    assert topic.numbers(tags="even || none") == list(range(0, MESSAGES, 2))
+def test_tags_are_filtered_and_a_zone_without_brokers_is_no_hindrance(topic: Topic) -> None:
+    assert topic.numbers(tags="even || none", zone="east") == list(range(0, MESSAGES, 2))
+
+
+def test_a_message_that_is_tried_again_says_how_often(topic: Topic) -> None:
+    with Consumer(topic.servers, "tries", "t-other", start="earliest") as consumer:
+        for _ in range(2):
+            (message,) = consumer.poll(1, DEADLINE_S)
+            consumer.nack(message, 0.0)
+        poll(lambda: topic.ends("%RETRY%tries") == [2], "two more attempts", DEADLINE_S)
+    # By name only: a pattern does not match what is the broker's own.
+    rows = topic.read(subscribe="%RETRY%tries,t-other").collect()
+    found = sorted((row.topic, row.delivery_attempt, bytes(row.body)) for row in rows)
+    again = [("%RETRY%tries", attempt, b"other") for attempt in (2, 3)]
+    assert found == [*again, ("t-other", 1, b"other")]
+    assert topic.read(subscribePattern=".*tries|t-other").count() == 1
 
 
 def test_mistakes_are_told_in_one_line(topic: Topic) -> None:

@@ -200,6 +200,23 @@ class Crash(Exception):
     """Of the driver, behind the writes of a batch and before Spark knows that it is done."""
 
 
+def _crash(_made: pa.Table) -> None:
+    raise Crash
+
+
+def _measured(spark: SparkSession, measuring: Measuring, checkpoint: Path) -> Measuring:
+    """One run, until nothing is left."""
+    writer = measuring.writer(spark, {"startingOffsets": "earliest"})
+    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    running = query.start()
+    try:
+        running.awaitTermination(_DEADLINE_S)
+    finally:
+        measuring.count_late(running.recentProgress)
+    measuring.finish(spark)
+    return measuring
+
+
 def test_windows_are_written_once_and_late_messages_are_counted(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
@@ -212,18 +229,7 @@ def test_windows_are_written_once_and_late_messages_are_counted(
 
     def run(show: Callable[[pa.Table], None] | None = None) -> Measuring:
         measuring = Measuring(wanted, checkpoint, files=files, topic="figures", show=show)
-        writer = measuring.writer(spark, {"startingOffsets": "earliest"})
-        query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
-        running = query.start()
-        try:
-            running.awaitTermination(_DEADLINE_S)
-        finally:
-            measuring.count_late(running.recentProgress)
-        measuring.finish(spark)
-        return measuring
-
-    def crash(_made: pa.Table) -> None:
-        raise Crash
+        return _measured(spark, measuring, checkpoint)
 
     # Windows over midnight; the newest message closes those that end at 60 s.
     send(broker.address, "shop", 0, [_message(at / 4, at, "ab"[at % 2]) for at in range(300)])
@@ -231,7 +237,7 @@ def test_windows_are_written_once_and_late_messages_are_counted(
     with PullConsumer(broker.address, "readers") as readers:
         readers.commit({("shop", 0): 100, ("shop", 1): 2})
     with pytest.raises(StreamingQueryException, match="Crash"):
-        run(crash)
+        run(_crash)
     with PullConsumer(broker.address, "readers") as readers:
         readers.commit({("shop", 0): 200})
     first = run()

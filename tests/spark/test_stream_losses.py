@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from random import randbytes
 
 import pytest
 from pyspark.sql import SparkSession
@@ -11,6 +12,7 @@ from pyspark.sql import SparkSession
 from mq.client import Admin, Consumer, Message, Producer
 from mq_spark.errors import MqSparkError, explain
 from mq_spark.progress import Progress
+from mq_spark.source import MqDataSource
 from tests.spark.streams import DEADLINE_S, Steps, Stream
 from tests.support.broker_process import BrokerProcess
 from tests.support.raft_cluster import poll
@@ -28,16 +30,28 @@ class Broker:
     def __init__(self, servers: str) -> None:
         self.servers = servers
         self.admin = Admin(servers)
-        self.producer = Producer(servers)
+        # No batch that is more than one of the small entries of its log.
+        self.producer = Producer(servers, batch_bytes=64 << 10)
 
     def make(self, topic: str, *bodies: bytes) -> None:
         self.admin.create_topic(topic, queues=1)
         self.send(topic, *bodies)
 
     def send(self, topic: str, *bodies: bytes) -> None:
-        for body in bodies:
-            self.producer.send_async(topic, Message(body), queue_id=0)
+        sent = [self.producer.send_async(topic, Message(one), queue_id=0) for one in bodies]
         self.producer.flush()
+        assert [one.result().status for one in sent] == ["SEND_OK"] * len(bodies)
+
+    def forget(self, topic: str, least: int) -> int:
+        """At least so many messages of the topic, by retention; where its queue begins then."""
+
+        def start() -> int:
+            return int(self.admin.describe_topic(topic).queues[0].start)
+
+        self.admin.set_config("retention.bytes", "600KiB")
+        poll(lambda: start() >= least, "the oldest messages go", DEADLINE_S)
+        self.admin.set_config("retention.bytes", "0")
+        return start()
 
     def follow(self, *topics: str, **options: str) -> Steps:
         options = {"startingOffsets": "earliest", **options}
@@ -92,27 +106,30 @@ def test_a_topic_that_was_deleted_stops_the_stream_or_is_left_out(
     assert {row.topic for row in stream.rows} == {"gone", "stays"}
 
 
-def test_a_topic_that_was_made_anew_with_fewer_messages_is_a_loss(
+def test_of_a_topic_that_was_made_anew_only_what_was_not_read_before_is_lost(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker.make("anew", *(b"old" for _ in range(10)))
     steps = broker.follow("anew", maxOffsetsPerTrigger="5")
     planned = steps.plan()
     assert len(steps.read(planned)) == 5
+    up_to_date = broker.follow("anew")
+    assert len(up_to_date.step()) == 10
+    # Its queues count on.
     broker.admin.delete_topic("anew")
     broker.make("anew", b"new", b"er")
 
-    with pytest.raises(MqSparkError, match=r"anew set-0/0 at 5 \(it has 0 to 2\)"):
+    assert up_to_date.step() == [b"new", b"er"]
+    with pytest.raises(MqSparkError, match=r"anew set-0/0 at 5 \(it has 10 to 12\)"):
         steps.step()
     steps.restart(failOnDataLoss="false", maxOffsetsPerTrigger="1")
     assert [steps.step(), steps.step(), steps.step()] == [[b"new"], [b"er"], []]
-    # What was planned before, and is read now: as much of it as is there.
+    assert "messages are lost: anew set-0/0 at 5" in caplog.text
+    # What was planned before, and is read now.
+    assert steps.read(planned) == []
     steps.restart(failOnDataLoss="true")
-    with pytest.raises(MqSparkError, match=r"anew set-0/0 at 2 \(it has 0 to 2\)"):
+    with pytest.raises(MqSparkError, match=r"anew set-0/0 at 0 \(it has 10 to 12\)"):
         steps.read(planned)
-    steps.restart(failOnDataLoss="false")
-    assert steps.read(planned) == [b"new", b"er"]
-    assert "messages are lost: anew set-0/0 at 2" in caplog.text
 
 
 def test_messages_that_are_kept_no_longer_are_a_loss(broker: Broker) -> None:
@@ -120,16 +137,8 @@ def test_messages_that_are_kept_no_longer_are_a_loss(broker: Broker) -> None:
     steps = broker.follow("kept", maxOffsetsPerTrigger="4")
     planned = steps.plan()
     assert steps.read(planned) == [b"0", b"1", b"2", b"3"]
-    broker.admin.set_config("retention.bytes", "600KiB")
-
-    broker.send("kept", *(bytes(60_000) for _ in range(40)))
-    poll(
-        lambda: int(broker.admin.describe_topic("kept").queues[0].start),
-        "the oldest messages go",
-        DEADLINE_S,
-    )
-    broker.admin.set_config("retention.bytes", "0")
-    first = int(broker.admin.describe_topic("kept").queues[0].start)
+    broker.send("kept", *(randbytes(60_000) for _ in range(40)))
+    first = broker.forget("kept", 10)
     with pytest.raises(MqSparkError, match=rf"kept set-0/0 at 4 \(it has {first} to "):
         steps.step()
     # Planned before, read after.
@@ -142,6 +151,32 @@ def test_messages_that_are_kept_no_longer_are_a_loss(broker: Broker) -> None:
     steps.restart(maxOffsetsPerTrigger="1000")
     count = int(broker.admin.describe_topic("kept").queues[0].end) - first - 4
     assert len(steps.step()) == count
+
+
+def test_messages_that_go_while_a_batch_is_read_are_a_loss(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Several answers of the broker: the first one is there, and the second on its way, by then.
+    sent = [randbytes(60_000) for _ in range(250)]
+    broker.make("middle", *sent)
+    pages = {}
+    for fail in ("true", "false"):
+        source = MqDataSource(
+            {"servers": broker.servers, "subscribe": "middle", "failOnDataLoss": fail}
+        )
+        reader = source.reader(source.schema())
+        (whole,) = reader.partitions()
+        pages[fail] = iter(reader.read(whole))
+    found = {fail: next(pages[fail]).column("body").to_pylist() for fail in pages}
+    start = broker.forget("middle", 200)
+    for page in pages["false"]:
+        found["false"] += page.column("body").to_pylist()
+    read = len(found["false"]) - (250 - start)
+    assert found["false"] == sent[:read] + sent[start:]
+    assert f"messages are lost: middle set-0/0 at {read} (it has {start} to 250)" in caplog.text
+    lost = rf"messages are lost: middle set-0/0 at {read} \(it has {start} to 250\); with failOn"
+    with pytest.raises(MqSparkError, match=lost):
+        list(pages["true"])
 
 
 def test_where_a_stream_begins_must_be_there(broker: Broker) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 
 from mq.client import Admin, Message, Producer
 from mq.wire.v1.admin_pb2 import GroupQueue
@@ -68,7 +69,7 @@ def test_a_stream_goes_on_where_it_stopped_whatever_its_options_are_by_then(
     assert {row.partition for row in stream.batches[0]} == {0}
     assert stream.bodies == numbers(100)
     assert stream.logged_offset(2) == {
-        "layout": {"minPartitions": None, "rowsPerTask": 20_000},
+        "layout": {"minPartitions": None, "queuesPerTask": 64, "rowsPerTask": 20_000},
         "queues": {"t": {"set-0/0": 50, "set-0/1": 50}},
         "version": 1,
     }
@@ -160,6 +161,19 @@ def test_a_stream_begins_where_it_is_told(
     starting = '{"begin": {"set-0/0": 4, "1": -2}}'
     by_offset.run(options | {"startingOffsets": starting, "failOnDataLoss": "false"})
     assert [int(body) for body in by_offset.bodies] == [1, 3, 5, 7, 8, 9]
-    by_time = Stream(spark, tmp_path / "time")
-    by_time.run(options | {"startingTimestamp": "0"})
-    assert len(by_time.rows) == 10
+    last = broker.producer.send("begin", Message(b"10", properties={"p": "q"}))
+    by_time = dt.datetime.fromtimestamp(last.stored_at_ms / 1000, dt.UTC).isoformat()
+    frame = (
+        spark.readStream.format("mq")
+        .options(**options, startingTimestamp=by_time, includeProperties="true", zone="east")
+        .load()
+    )
+    found: list[Row] = []
+    query = (
+        frame.writeStream.foreachBatch(lambda batch, _: found.extend(batch.collect()))
+        .option("checkpointLocation", str(tmp_path / "time"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(DEADLINE_S)
+    assert [(bytes(row.body), row.properties) for row in found] == [(b"10", {"p": "q"})]

@@ -156,13 +156,19 @@ class PullConsumer(AsyncClosing):
 
     async def commit(self, offsets: Offsets) -> None:
         """Durable when it returns. GroupNotEmpty when the group has members."""
-        places = {QueueRef(*ref): queue_offset for ref, queue_offset in offsets.items()}
+        places = dict(zip(await self._found(offsets), offsets.values(), strict=True))
         await offset_calls.commit_offsets(self._connection, self._named_group(), places)
 
     async def committed(self, queues: Iterable[QueueLike] = ()) -> dict[QueueRef, int]:
         """Of these queues, or all that the group has; those without an offset are left out."""
-        refs = [QueueRef(*ref) for ref in queues]
+        refs = await self._found(queues)
         return await offset_calls.query_offsets(self._connection, self._named_group(), refs)
+
+    async def _found(self, queues: Iterable[QueueLike]) -> list[QueueRef]:
+        """With their sets, of which brokers are known then: those of another set would take a queue
+        for one of their own.
+        """
+        return [await self._connection.queue(*QueueRef(*ref)) for ref in queues]
 
     def _named_group(self) -> str:
         if self._group is None:

@@ -55,6 +55,7 @@ class RangeRead:
             return None
         if self._stuck_s is None:
             self._stuck_s = now_s()
+        await self._find_set()
         page = await self._pull()
         while page.status == wire.PULL_TOO_LARGE and now_s() < self._stuck_s + _BEHIND_END_S:
             await asyncio.sleep(_PAUSE_S)
@@ -70,6 +71,16 @@ class RangeRead:
                 f"{self._end}, and shows none at {self._place}, for {_PATIENCE_S:g} s"
             )
         return page
+
+    async def _find_set(self) -> None:
+        """A broker that is asked for a queue takes it for one of its own set: who is asked has to
+        be of the right one.
+        """
+        broker_set = self._ref.broker_set
+        if broker_set not in self._connection.known_sets:
+            await self._connection.brokers()
+        if broker_set not in self._connection.known_sets:
+            raise Unreachable(f"nobody tells of broker set {broker_set}")
 
     async def _pull(self) -> Page:
         request = wire.PullRequest(

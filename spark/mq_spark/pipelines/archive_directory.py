@@ -195,6 +195,12 @@ def part_order(path: Path) -> tuple[int, int, str]:
     return (int(found[1]), int(found[2]), "") if found else (1 << 62, 0, path.name)
 
 
+def part_batches(path: Path) -> tuple[int, int]:
+    """The first and the last batch that a file has; files of others have one, behind all."""
+    found = _PART.fullmatch(path.name)
+    return (int(found[1]), int(found[3] or found[1])) if found else (1 << 62, 1 << 62)
+
+
 def merged_name(first: Path, last: Path) -> str:
     """Of a file that takes the place of these and all between them."""
     starts, ends = _PART.fullmatch(first.name), _PART.fullmatch(last.name)

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import logging
 import re
 import secrets
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from mq.admin.options import TIME_HELP, Moment
 from mq.admin.tables import Column, counted, print_table, stored_at
 from mq.client.consuming.subscription import split_tags
 from mq.names import check_topic
-from mq_spark.errors import MqSparkError
+from mq_spark.errors import MqSparkError, explain
 from mq_spark.pipelines.archive_directory import ArchiveDirectory
 from mq_spark.pipelines.common import Pipeline, with_pipeline
 from mq_spark.pipelines.pacing import Pace
@@ -38,6 +39,7 @@ from mq_spark.pipelines.replay_plan import (
     Wanted,
     check_same,
     checked_id,
+    rows_in,
 )
 
 if TYPE_CHECKING:
@@ -49,9 +51,9 @@ PROPERTIES = ("mq.replayed.message_id", "mq.replayed.topic", "mq.replayed.stored
 _CHUNK_ROWS = 1_000
 # A paced chunk has at most so many rows, and what is due in a tenth of a second.
 _PACED_ROWS = 500
-_CHUNKS_PER_S = 10
-_QUEUE_ORDER = ("topic", "broker_set", "queue_id", "queue_offset")
-_SHOW_EVERY_S = 0.5
+_CHUNK_S = 0.1
+_QUEUE = ("topic", "broker_set", "queue_id")
+_SHOW_EVERY_S, _STOP_AGAIN_S = 0.5, 0.2
 
 
 # -- rows ------------------------------------------------------------------------------------------
@@ -92,13 +94,18 @@ def messages(frame: DataFrame, wanted: Wanted, tasks: int) -> DataFrame:
     from pyspark.sql import functions as f  # noqa: PLC0415
 
     if wanted.is_paced:
-        # In a queue a message was never stored before the one in front of it.
-        frame = frame.coalesce(1).sortWithinPartitions("stored_at", *_QUEUE_ORDER)
+        frame = frame.coalesce(1)
+        order = ("stored_at", *_QUEUE, "queue_offset")
     else:
-        frame = frame.repartition(tasks, *_QUEUE_ORDER[:3]).sortWithinPartitions(*_QUEUE_ORDER)
+        frame = frame.repartition(tasks, *_QUEUE)
+        # In a queue a message was never stored before the one in front of it; and if the topic was
+        # created anew, its offsets begin again.
+        order = (*_QUEUE, "stored_at", "queue_offset")
+    frame = frame.sortWithinPartitions(*order)
     properties = f.coalesce("properties", f.create_map().cast("map<string,string>"))
     if not wanted.is_plain:
-        values = [f.col("message_id"), f.col("topic"), f.unix_millis("stored_at").cast("string")]
+        message_id = f.coalesce("message_id", f.lit(""))
+        values = [message_id, f.col("topic"), f.unix_millis("stored_at").cast("string")]
         pairs = [part for pair in zip(map(f.lit, PROPERTIES), values, strict=True) for part in pair]
         # Those of an earlier replay are replaced.
         others = f.map_filter(properties, lambda name, _: ~name.isin(*PROPERTIES))
@@ -124,28 +131,34 @@ class Replaying:
     ) -> None:
         self._session, self._servers = session, servers
         self._state, self._plan, self._pace = state, plan, pace
-        self._due_s = time.monotonic()
-        self.done = state.done()
-        self.rows = self.repeated = 0
+        self._paced_at_s = 0.0
+        self.done = self._before = state.done()
+        self.repeated = 0
+
+    @property
+    def rows(self) -> int:
+        """What the steps of this run have sent, those that an earlier one had stored included."""
+        return self.done.sent - self._before.sent
 
     def run(self) -> None:
         """All steps that are left; each is stored, and that is written down, before the next."""
         while self.done.steps < len(self._plan.steps):
             rows = self._step(self.done.steps)
-            self.done = Done(self.done.steps + 1, self.done.sent + rows)
-            self._state.record(self.done, self._plan)
-        if self._pace is not None and self._pace.rate:
-            # The last message has its time, too.
-            time.sleep(max(0.0, self._due_s - time.monotonic()))
+            done = Done(self.done.steps + 1, self.done.sent + rows)
+            self._state.record(done, self._plan)
+            self.done = done
 
     def text(self, began_s: float) -> str:
-        """For the line of progress."""
-        read = sum(step.rows for step in self._plan.steps[: self.done.steps])
-        sent = self.rows + self._state.sent_in_step()
+        """For the line of progress. Another thread asks."""
+        done, steps = self.done, self._plan.steps
+        sent = done.sent - self._before.sent + self._state.sent_in_step(done.steps)
         rate = sent / max(time.monotonic() - began_s, 0.001)
+        # How many rows a filter leaves is known when they are sent.
+        total = sum(step.rows for step in steps[self._before.steps :])
+        count = f"{sent:,} of {total:,}" if self._plan.wanted.is_all else f"{sent:,}"
         return (
-            f"replay  {sent:,} messages  {rate:,.0f}/s  step {self.done.steps + 1} of "
-            f"{len(self._plan.steps)}  {read:,} of {self._plan.rows:,} rows done"
+            f"replay  {count} messages  {rate:,.{1 if 0 < rate < 10 else 0}f}/s  "
+            f"step {min(done.steps + 1, len(steps)):,} of {len(steps):,}"
         )
 
     def _step(self, number: int) -> int:
@@ -153,29 +166,44 @@ class Replaying:
 
         plan = self._plan
         files = list(plan.steps[number].files)
-        frame = wanted_rows(self._session, plan.root, files, plan.wanted)
+        _check_there(plan.root, files)
         job = Job(
             servers=self._servers,
-            writer=f"replay {self._state.replay_id}",
+            writer=plan.writer,
             step=number,
             chunk_rows=plan.chunk_rows,
+            window_ms=plan.window_ms,
             pace=self._pace_now(),
-            progress=str(self._state.progress),
+            progress=str(self._state.progress_of(number)),
         )
+        frame = wanted_rows(self._session, plan.root, files, plan.wanted)
         sending = messages(frame, plan.wanted, plan.tasks).mapInArrow(job, RESULT)
         results = sending.collect()
-        rows: int = sum(result["rows"] for result in results)
-        self.rows += rows
         self.repeated += sum(result["repeated"] for result in results)
         if self._pace is not None and results:
             (last,) = results
-            self._due_s = time.monotonic() + last["due_in_s"]
-            self._pace = dataclasses.replace(self._pace, base_ms=last["base_ms"])
+            due = {name: last[name] for name in ("due_in_s", "base_ms")}
+            self._pace = dataclasses.replace(self._pace, **due)
+            self._paced_at_s = time.monotonic()
+        rows: int = sum(result["rows"] for result in results)
         return rows
 
     def _pace_now(self) -> Pace | None:
-        due_in_s = self._due_s - time.monotonic()
-        return dataclasses.replace(self._pace, due_in_s=due_in_s) if self._pace else None
+        """As the step before has left it, some time ago."""
+        if self._pace is None or self._pace.due_in_s is None:
+            return self._pace
+        due_in_s = self._pace.due_in_s - (time.monotonic() - self._paced_at_s)
+        return dataclasses.replace(self._pace, due_in_s=due_in_s)
+
+
+def _check_there(root: Path, files: list[str]) -> None:
+    for name in files:
+        if not (root / name).exists():
+            raise MqSparkError(
+                f"{root / name} is gone: the archive was compacted or changed since the replay "
+                "began, and its file system has no hard links that would have kept the file. What "
+                "is left has to be replayed by another one, with --since"
+            )
 
 
 def counts(session: SparkSession, archive: ArchiveDirectory, wanted: Wanted) -> list[Any]:
@@ -188,6 +216,8 @@ def counts(session: SparkSession, archive: ArchiveDirectory, wanted: Wanted) -> 
         if wanted.has_day(day)
         for file in day.files()
     ]
+    for file in files:
+        rows_in(archive.path / file)
     if not files:
         return []
     found = wanted_rows(session, archive.path, files, wanted).groupBy("topic")
@@ -284,7 +314,8 @@ def replay(  # noqa: PLR0913 - one a flag
     mq spark replay --from /archive --to-topic t --where "tag = 'paid'" --dry-run
 
     What the archive has at the start is replayed, in the order of its queues.
-    A replay that was interrupted goes on with its --id and the same options.
+    A replay that was interrupted goes on with its --id and the same options; only
+    the number behind --rate or --speed may be another one.
     """
     if bool(to_topic) == same_topics:
         raise click.UsageError("give --to-topic or --same-topics, one of them")
@@ -294,10 +325,11 @@ def replay(  # noqa: PLR0913 - one a flag
         check_topic(to_topic)
     wanted = _wanted(to_topic, filters, is_paced=bool(rate or speed))
     archive = ArchiveDirectory(source.absolute())
-    if not archive.days():
-        raise MqSparkError(f"{source} has no topic=.../date=.../*.parquet: give an archive's --to")
+    _check_archive(archive, source, wanted)
     if is_dry:
         with pipeline.session("replay", needs_broker=False) as session:
+            if wanted.where:
+                _check_condition(session, wanted.where)
             _print_counts(counts(session, archive, wanted), as_json=pipeline.as_json)
         return
     pipeline.brokers.check()
@@ -320,38 +352,62 @@ def _run(
         check_same(state.replay_id, plan.wanted, wanted)
     with pipeline.session("replay") as session:
         if plan is None:
+            if wanted.where:
+                _check_condition(session, wanted.where)
             tasks = max(2, session.sparkContext.defaultParallelism)
-            plan = state.begin(archive, wanted, tasks=tasks, chunk_rows=_chunk_rows(pace))
+            plan = state.begin(archive, wanted, tasks=tasks, **_cuts(pace))
             output.note(f"Replay {state.replay_id}: if it is cut off, add --id {state.replay_id}")
         began_s = time.monotonic()
         replaying = Replaying(session, pipeline.servers, state, plan, pace)
-        _follow(replaying.run, lambda: replaying.text(began_s))
+        _follow(replaying, session.sparkContext.cancelAllJobs)
     _print_result(state, replaying, time.monotonic() - began_s, as_json=pipeline.as_json)
 
 
-def _follow(run: Callable[[], None], text: Callable[[], str]) -> None:
-    """Shows how far it is while it runs."""
-    line, is_over = ProgressLine(), threading.Event()
+def _follow(replaying: Replaying, stop: Callable[[], None]) -> None:
+    """Shows how far it is while it runs. Ctrl-C and SIGTERM stop it, at any moment."""
+    line, began_s = ProgressLine(), time.monotonic()
+    # In a thread of its own: Spark's answer to Ctrl-C needs the line to Java that a job waits at.
+    with ThreadPoolExecutor(1, "replay") as pool, sigterm_as_interrupt():
+        running = pool.submit(replaying.run)
+        try:
+            while not wait([running], _SHOW_EVERY_S).done:
+                line.show(replaying.text(began_s))
+        except BaseException:
+            # Between two steps nothing runs that could be stopped.
+            while not wait([running], _STOP_AGAIN_S).done:
+                stop()
+            raise
+        finally:
+            line.end()
+        running.result()
 
-    def show() -> None:
-        while not is_over.wait(_SHOW_EVERY_S):
-            line.show(text())
 
-    showing = threading.Thread(target=show, daemon=True)
-    showing.start()
+def _check_archive(archive: ArchiveDirectory, source: Path, wanted: Wanted) -> None:
+    there = sorted({day.topic for day in archive.days()})
+    if not there:
+        raise MqSparkError(f"{source} has no topic=.../date=.../*.parquet: give an archive's --to")
+    unknown = [topic for topic in wanted.topics if topic not in there]
+    if unknown:
+        raise MqSparkError(f"{source} has no topic {unknown[0]}, it has {', '.join(there)}")
+
+
+def _check_condition(session: SparkSession, where: str) -> None:
+    """Before anything is fixed. MqSparkError: what is wrong with it."""
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+
+    # It would print the stacks of both languages.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     try:
-        with sigterm_as_interrupt():
-            run()
-    finally:
-        is_over.set()
-        showing.join()
-        line.end()
+        session.createDataFrame([], archive_schema()).where(where)
+    except PySparkException as error:
+        text = re.sub(r"\s*SQLSTATE: .*", "", explain(error))
+        raise MqSparkError(f"--where {where!r}: {text}") from None
 
 
 def _wanted(to_topic: str, filters: dict[str, Any], *, is_paced: bool) -> Wanted:
     tags, topics = filters["tags"], filters["topics"]
     times = {
-        f"{name}_ms": Moment().convert(filters[name], None, None)
+        f"{name}_ms": _moment_ms(name, filters[name])
         for name in ("since", "until")
         if filters[name]
     }
@@ -363,10 +419,23 @@ def _wanted(to_topic: str, filters: dict[str, Any], *, is_paced: bool) -> Wanted
     return Wanted(to_topic=to_topic, is_paced=is_paced, **{**filters, **times, **chosen})
 
 
-def _chunk_rows(pace: Pace | None) -> int:
+def _moment_ms(name: str, text: str) -> int:
+    """Not by the option itself: a plan has both, what was said and what it meant."""
+    try:
+        return Moment().convert(text, None, None)
+    except click.BadParameter as error:
+        error.param_hint = f"'--{name}'"
+        raise
+
+
+def _cuts(pace: Pace | None) -> dict[str, int]:
     if pace is None:
-        return _CHUNK_ROWS
-    return max(1, min(_PACED_ROWS, int(pace.rate / _CHUNKS_PER_S))) if pace.rate else _PACED_ROWS
+        return {"chunk_rows": _CHUNK_ROWS, "window_ms": 0}
+    if pace.rate:
+        rows = min(_PACED_ROWS, int(pace.rate * _CHUNK_S))
+        return {"chunk_rows": max(1, rows), "window_ms": 0}
+    window_ms = int(pace.speed * _CHUNK_S * 1000)
+    return {"chunk_rows": _PACED_ROWS, "window_ms": max(1, window_ms)}
 
 
 def _new_id() -> str:
@@ -413,7 +482,7 @@ def _print_result(
         return
     text = f"Replayed {counted(replaying.rows, 'message')} in {took_s:.1f} s"
     if replaying.repeated:
-        text += f", {replaying.repeated:,} of them were stored by an earlier run"
+        text += f", {replaying.repeated:,} of them stored before"
     if replaying.done.sent != replaying.rows:
         text += f"; {replaying.done.sent:,} in all runs of {state.replay_id}"
     click.echo(text)

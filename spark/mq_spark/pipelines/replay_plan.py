@@ -3,6 +3,7 @@
     <archive>/_mq_archive/replays/<id>/plan.json    what is wanted, and the files, in steps
                                        done.json    how many steps are stored
                                        files/       the files as they were then, as hard links
+                                       progress/    what the tasks of a step say, while they run
 
 The links are the snapshot: an archive that goes on, or is compacted, does not change them. A step
 is stored before the next one begins, files are in the order in which they were written, and a
@@ -18,6 +19,7 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,13 +30,30 @@ import pyarrow.parquet as pq
 
 from mq.admin.tables import stored_at
 from mq_spark.errors import MqSparkError
-from mq_spark.pipelines.archive_directory import ArchiveDirectory, Day, part_order, write_whole
+from mq_spark.pipelines.archive_directory import (
+    ArchiveDirectory,
+    Day,
+    part_batches,
+    part_order,
+    sync,
+    write_whole,
+)
 
 VERSION = 1
-# What is done again after a crash, at most, and how finely progress is told.
+# A step has one file or more, and no more than this if it has more: what is done again after a
+# crash, and how finely progress is told.
 STEP_ROWS = 250_000
 STEP_BYTES = 64 << 20
 _SNAPSHOT_TRIES = 5
+# By these messages are put in order and dealt to queues; what else is missing is null.
+_COLUMNS = ("body", "broker_set", "queue_id", "queue_offset", "stored_at")
+# As users know them.
+_OPTIONS = {
+    "keys": "--key",
+    "is_plain": "--plain",
+    "is_paced": "--rate or --speed",
+    "to_topic": "--to-topic",
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,6 +77,11 @@ class Wanted:
     # One task sends all, in the order of time.
     is_paced: bool = False
 
+    @property
+    def is_all(self) -> bool:
+        """Of the topics, every message."""
+        return not (self.since or self.until or self.tags or self.keys or self.where)
+
     def has_day(self, day: Day) -> bool:
         """Whether something of it may be wanted."""
         return (
@@ -77,9 +101,15 @@ class Step(NamedTuple):
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
     wanted: Wanted
-    # How rows are dealt to tasks and cut: part of the numbers under which they are stored.
+    # Names the replay to brokers. Not by the id alone: one of the same name, of another archive or
+    # begun anew, is another replay.
+    writer: str
+    # How rows are dealt to tasks and cut: part of the numbers under which they are stored, so that
+    # they stay, though the pace may be another one. `window_ms`: what was stored within so long is
+    # sent together; 0: that does not matter.
     tasks: int
     chunk_rows: int
+    window_ms: int
     # What the files' names are relative to.
     root: Path
     steps: tuple[Step, ...]
@@ -101,7 +131,7 @@ class ReplayState:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.replay_id = path.name
-        self.progress = path / "progress"
+        self._progress = path / "progress"
         self._files = path / "files"
 
     @contextmanager
@@ -140,25 +170,35 @@ class ReplayState:
             for name, value in found["wanted"].items()
         }
         root = Path(found["root"]) if found["root"] else self._files
-        return Plan(Wanted(**wanted), found["tasks"], found["chunk_rows"], root, steps)
+        cuts = {name: found[name] for name in ("writer", "tasks", "chunk_rows", "window_ms")}
+        return Plan(Wanted(**wanted), **cuts, root=root, steps=steps)
 
     def begin(
-        self, archive: ArchiveDirectory, wanted: Wanted, *, tasks: int, chunk_rows: int
+        self,
+        archive: ArchiveDirectory,
+        wanted: Wanted,
+        *,
+        tasks: int,
+        chunk_rows: int,
+        window_ms: int,
     ) -> Plan:
         """Takes the snapshot. From here on the replay is what it is."""
         shutil.rmtree(self._files, ignore_errors=True)
         root, files = self._snapshot(archive, wanted)
-        steps = steps_of(root, files)
-        document: dict[str, Any] = {
-            "version": VERSION,
-            "wanted": dataclasses.asdict(wanted),
-            "tasks": tasks,
-            "chunk_rows": chunk_rows,
-            "root": "" if root == self._files else str(root),
-            "steps": steps,
-        }
+        plan = Plan(
+            wanted,
+            f"replay {self.replay_id} {secrets.token_hex(8)}",
+            tasks,
+            chunk_rows,
+            window_ms,
+            root,
+            # Only where times matter: such steps may be large.
+            tuple(steps_of(root, files, are_batches_whole=window_ms > 0)),
+        )
+        document = dataclasses.asdict(plan)
+        document |= {"version": VERSION, "root": "" if root == self._files else str(root)}
         write_whole(self.path / "plan.json", json.dumps(document))
-        return Plan(wanted, tasks, chunk_rows, root, tuple(steps))
+        return plan
 
     def done(self) -> Done:
         try:
@@ -169,36 +209,41 @@ class ReplayState:
     def record(self, done: Done, plan: Plan) -> None:
         """These steps are stored, and are not done again. Behind the last one the snapshot goes."""
         write_whole(self.path / "done.json", json.dumps(dataclasses.asdict(done)))
-        shutil.rmtree(self.progress, ignore_errors=True)
+        shutil.rmtree(self._progress, ignore_errors=True)
         if done.steps == len(plan.steps):
             shutil.rmtree(self._files, ignore_errors=True)
 
-    def sent_in_step(self) -> int:
+    def progress_of(self, step: int) -> Path:
+        """A place for its tasks to say how far they are; what an earlier run said is gone."""
+        shutil.rmtree(self._progress, ignore_errors=True)
+        place = self._progress / str(step)
+        place.mkdir(parents=True)
+        return place
+
+    def sent_in_step(self, step: int) -> int:
         """As far as its tasks have said."""
-        return sum(
-            int(text)
-            for path in self.progress.glob("*")
-            if (text := _text(path)) and text.isdecimal()
-        )
+        texts = [_text(path) for path in (self._progress / str(step)).glob("*")]
+        return sum(int(text) for text in texts if text.isdecimal())
 
     def _snapshot(self, archive: ArchiveDirectory, wanted: Wanted) -> tuple[Path, list[Path]]:
         """The files, and where they are: hard links, or the files themselves where the file system
         cannot link them.
         """
+        # The latest first: what an archive that runs adds meanwhile is then seen of a queue up to
+        # some message, and not a later day of it without an earlier one.
+        days = [day for day in reversed(archive.days()) if wanted.has_day(day)]
         try:
-            files = [
-                file
-                for day in archive.days()
-                if wanted.has_day(day)
-                for file in self._linked(archive, day)
-            ]
+            files = [file for day in days for file in self._linked(archive, day)]
         except OSError as error:
             if error.errno not in (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
                 raise
             shutil.rmtree(self._files, ignore_errors=True)
-            return archive.path, [
-                file for day in archive.days() if wanted.has_day(day) for file in day.files()
-            ]
+            return archive.path, [file for day in days for file in day.files()]
+        for directory in {file.parent for file in files}:
+            sync(directory)
+            sync(directory.parent)
+        if files:
+            sync(self._files)
         return self._files, files
 
     def _linked(self, archive: ArchiveDirectory, day: Day) -> list[Path]:
@@ -216,25 +261,47 @@ class ReplayState:
         raise MqSparkError(f"{day.path} changes all the time: try again when it is at rest")
 
 
-def steps_of(root: Path, files: Sequence[Path]) -> list[Step]:
-    """In the order in which they were written: by day, then by batch, topics side by side."""
+def steps_of(root: Path, files: Sequence[Path], *, are_batches_whole: bool) -> list[Step]:
+    """In the order in which they were written: by day, then by batch, topics side by side. Batches
+    of an archive follow each other in time, their files do not: with whole batches in a step, so do
+    steps.
+    """
 
     def order(path: Path) -> tuple[str, tuple[int, int, str], str]:
         return path.parent.name, part_order(path), path.parent.parent.name
 
     steps: list[Step] = []
-    step_bytes = 0
+    step_bytes, step_end = 0, ("", 0)
     for path in sorted(files, key=order):
-        rows, size_bytes = pq.read_metadata(path).num_rows, path.stat().st_size
-        name = str(path.relative_to(root))
-        is_room = steps and steps[-1].rows + rows <= STEP_ROWS
-        if is_room and step_bytes + size_bytes <= STEP_BYTES:
+        rows, size_bytes = rows_in(path), path.stat().st_size
+        if not rows:
+            continue
+        name, day = str(path.relative_to(root)), path.parent.name
+        first, last = part_batches(path)
+        is_bound = are_batches_whole and (day, first) <= step_end
+        is_room = bool(steps) and steps[-1].rows + rows <= STEP_ROWS
+        if is_bound or (is_room and step_bytes + size_bytes <= STEP_BYTES):
             steps[-1] = Step((*steps[-1].files, name), steps[-1].rows + rows)
             step_bytes += size_bytes
-        elif rows:
+            step_end = max(step_end, (day, last))
+        else:
             steps.append(Step((name,), rows))
-            step_bytes = size_bytes
+            step_bytes, step_end = size_bytes, (day, last)
     return steps
+
+
+def rows_in(path: Path) -> int:
+    """How many; MqSparkError when they cannot be replayed."""
+    found = pq.read_metadata(path)
+    names = found.schema.to_arrow_schema().names
+    missing = [name for name in _COLUMNS if name not in names]
+    if missing:
+        raise MqSparkError(
+            f"{'/'.join(path.parts[-3:])} has no column {missing[0]}: `mq spark archive` did not "
+            "write it. Take it out of the archive"
+        )
+    rows: int = found.num_rows
+    return rows
 
 
 def check_same(replay_id: str, before: Wanted, now: Wanted) -> None:
@@ -244,10 +311,19 @@ def check_same(replay_id: str, before: Wanted, now: Wanted) -> None:
     for field in dataclasses.fields(Wanted):
         was, wanted = getattr(before, field.name), getattr(now, field.name)
         if was != wanted and not field.name.endswith("_ms"):
+            option = _OPTIONS.get(field.name, f"--{field.name}")
             raise MqSparkError(
-                f"replay {replay_id} was started with {field.name} = {was!r}, now it is "
-                f"{wanted!r}: give the same options to continue it, or another --id"
+                f"replay {replay_id} was started {_given(option, was)}, now it is "
+                f"{_given(option, wanted)}: give the same options to continue it, or another --id"
             )
+
+
+def _given(option: str, value: Any) -> str:
+    if not value:
+        return f"without {option}"
+    if value is True:
+        return f"with {option}"
+    return f"with {option} {(value if isinstance(value, str) else ','.join(value))!r}"
 
 
 def checked_id(replay_id: str) -> str:

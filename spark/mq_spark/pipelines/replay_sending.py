@@ -4,17 +4,14 @@ As the sink does it, with two differences. Rows without an ordering key go to th
 number of the one they come from, so that a queue's order is kept. And with a pace, chunks of rows
 leave when they are due, one after the other is stored.
 
-Where batches end and which numbers they have depends on the rows and the plan alone: a step that is
-done again makes the same ones, which the broker stores once.
+Where batches end and which numbers they have depends on the rows and the plan alone, not on the
+pace of this run: a step that is done again makes the same ones, which the broker stores once.
 """
 
 from __future__ import annotations
 
-import functools
 import time
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,18 +21,17 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from mq.client import QueueRef
-from mq.client.producing.exact import ExactSender, Shipment, Stored
 from mq.errors import MqError
 from mq_spark.cutting import Cutter, NumberedBatch
 from mq_spark.encoding import Encoded, UInt64s, encode, slices
 from mq_spark.errors import MqSparkError
 from mq_spark.pipelines.pacing import Pace, Schedule
+from mq_spark.sending import InFlight, by_topic, now_ms
 
 # The broker remembers a thousand batches of a producer: half of them may be sent again.
 _BATCHES_PER_WRITER = 512
-_IN_FLIGHT_BYTES = 8 << 20
-# Messages that were stored within so long of each other are sent together.
-_WINDOW_S = 0.1
+# Of the bodies of a chunk, which is in memory as a whole.
+CHUNK_BYTES = 16 << 20
 _COMPRESS_ABOVE_BYTES = 4096
 _TIMEOUT_S = 120.0
 _TELL_EVERY_S = 1.0
@@ -59,9 +55,11 @@ class Job:
     # Names the replay to the broker.
     writer: str
     step: int
+    # Where chunks end, as the plan has it.
     chunk_rows: int
+    window_ms: int
     pace: Pace | None
-    # Where a task writes how far it is; whoever cannot read it there knows less.
+    # Where a task writes how far it is, if it is there.
     progress: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -80,30 +78,45 @@ class Job:
 
 
 def chunks(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """The same rows, so many at a time, however they come."""
+    """The same rows, so many at a time, or fewer that are large, however they come."""
     held: list[pa.RecordBatch] = []
-    room = rows
+    room, room_bytes = rows, CHUNK_BYTES
     for batch in batches:
+        sizes = np.asarray(pc.fill_null(pc.binary_length(batch.column("body")), 0), np.int64)
+        ends = np.concatenate(([0], np.cumsum(sizes)))
         start = 0
         while start < batch.num_rows:
-            part = batch.slice(start, room)
-            held.append(part)
-            start += part.num_rows
-            room -= part.num_rows
-            if room == 0:
-                yield from _joined(held)
-                held, room = [], rows
+            fitting = int(np.searchsorted(ends, ends[start] + room_bytes, "right")) - 1 - start
+            count = min(room, fitting if held else max(1, fitting), batch.num_rows - start)
+            if count:
+                held.append(batch.slice(start, count))
+                room_bytes -= int(ends[start + count] - ends[start])
+                room -= count
+                start += count
+            if room == 0 or start < batch.num_rows:
+                yield _joined(held)
+                held, room, room_bytes = [], rows, CHUNK_BYTES
     if held:
-        yield from _joined(held)
+        yield _joined(held)
 
 
-def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """One, unless there are more bytes than an array can have."""
-    return (
-        batches
-        if len(batches) == 1
-        else pa.Table.from_batches(batches).combine_chunks().to_batches()
-    )
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    (whole,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return whole
+
+
+def windows(chunk: pa.RecordBatch, window_ms: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Rows that are due together, and when the first of them was stored. They were stored in the
+    same `window_ms`; 0: all of them.
+    """
+    at_ms = np.asarray(chunk.column("stored_at").cast(pa.int64())) // 1000
+    cuts = [0]
+    if window_ms:
+        cuts += (np.flatnonzero(np.diff(at_ms // window_ms)) + 1).tolist()
+    for start, end in zip(cuts, [*cuts[1:], chunk.num_rows], strict=True):
+        yield chunk.slice(start, end - start), int(at_ms[start])
 
 
 class _Sending:
@@ -111,11 +124,8 @@ class _Sending:
         self._job = job
         self._partition = partition
         self._schedule = Schedule(job.pace, time.monotonic()) if job.pace else None
-        self._sender = _sender(job.servers)
-        self._cutters: dict[str, _Cutting] = {}
-        self._under_way: deque[tuple[NumberedBatch, Future[Stored]]] = deque()
-        self._bytes = 0
-        self._rows = self._repeated = 0
+        self._in_flight = InFlight(job.servers, "", _TIMEOUT_S)
+        self._cuttings: dict[str, _Cutting] = {}
         self._told_at_s = 0.0
 
     def send(self, chunk: pa.RecordBatch) -> None:
@@ -123,84 +133,53 @@ class _Sending:
         if self._schedule is None:
             self._hand_over(chunk)
             return
-        for part, stored_at_ms in self._windows(chunk):
+        counts = self._in_flight.counts
+        for part, stored_at_ms in windows(chunk, self._job.window_ms):
             time.sleep(self._schedule.wait_s(stored_at_ms, time.monotonic()))
-            repeated = self._repeated
+            repeated = counts.repeated_rows
             self._hand_over(part)
-            self._flush()
+            self.finish()
             # What an earlier run had sent takes no time of this one.
-            self._schedule.sent(part.num_rows - (self._repeated - repeated))
+            self._schedule.sent(part.num_rows - (counts.repeated_rows - repeated))
 
     def finish(self) -> None:
-        self._flush()
+        """Everything is stored when it returns."""
+        for cutting in self._cuttings.values():
+            self._in_flight.send(cutting.flush())
+        self._in_flight.finish()
+        self._tell()
 
     def result(self) -> pa.RecordBatch:
         pace = self._schedule.handed_on(time.monotonic()) if self._schedule else Pace()
-        columns = [[self._rows], [self._repeated], [pace.due_in_s], [pace.base_ms]]
+        counts = self._in_flight.counts
+        columns = [[counts.rows], [counts.repeated_rows], [pace.due_in_s], [pace.base_ms]]
         return pa.RecordBatch.from_arrays(
             [pa.array(column, field.type) for column, field in zip(columns, _RESULT, strict=True)],
             schema=_RESULT,
         )
 
     def cancel(self) -> None:
-        for _, future in self._under_way:
-            future.cancel()
-
-    def _windows(self, chunk: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """Rows that are due together, and when the first of them was stored."""
-        at_ms = np.asarray(chunk.column("stored_at").cast(pa.int64())) // 1000
-        pace = self._job.pace
-        cuts = [0]
-        if pace is not None and pace.speed:
-            windows = at_ms // max(1, int(_WINDOW_S * 1000 * pace.speed))
-            cuts += (np.flatnonzero(np.diff(windows)) + 1).tolist()
-        for start, end in zip(cuts, [*cuts[1:], chunk.num_rows], strict=True):
-            yield chunk.slice(start, end - start), int(at_ms[start])
+        self._in_flight.cancel()
 
     def _hand_over(self, chunk: pa.RecordBatch) -> None:
-        for topic, rows in _by_topic(chunk):
-            cutting = self._cutters.get(topic)
+        for topic, rows in by_topic(chunk):
+            cutting = self._cuttings.get(topic)
             if cutting is None:
-                queues = self._sender.layout(topic, _TIMEOUT_S)
+                queues = self._in_flight.layout(topic)
                 cutting = _Cutting(self._job, topic, queues, self._partition)
-                self._cutters[topic] = cutting
-            for part in slices(rows):
-                for batch in cutting.add(part):
-                    self._submit(batch)
-
-    def _flush(self) -> None:
-        """Everything is stored when it returns."""
-        for cutting in self._cutters.values():
-            for batch in cutting.flush():
-                self._submit(batch)
-        while self._under_way:
-            self._settle()
-
-    def _submit(self, batch: NumberedBatch) -> None:
-        while self._under_way and self._bytes + len(batch.data) > _IN_FLIGHT_BYTES:
-            self._settle()
-        future = self._sender.submit(Shipment(batch.queue, batch.data), _TIMEOUT_S)
-        self._under_way.append((batch, future))
-        self._bytes += len(batch.data)
-
-    def _settle(self) -> None:
-        batch, future = self._under_way[0]
-        stored = future.result()
-        self._under_way.popleft()
-        self._bytes -= len(batch.data)
-        self._rows += batch.row_count
-        self._repeated += batch.row_count if stored.is_duplicate else 0
+                self._cuttings[topic] = cutting
+            self._in_flight.send(cutting.add(rows))
         self._tell()
 
     def _tell(self) -> None:
+        """How many rows are stored, now and then."""
         now_s = time.monotonic()
         if now_s < self._told_at_s + _TELL_EVERY_S:
             return
         self._told_at_s = now_s
         path = Path(self._job.progress) / str(self._partition)
         try:
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(str(self._rows), encoding="utf-8")
+            path.write_text(str(self._in_flight.counts.rows), encoding="utf-8")
         except OSError:
             # Another machine: the driver counts whole steps.
             self._told_at_s = float("inf")
@@ -217,14 +196,16 @@ class _Cutting:
         self._next_cutter()
 
     def add(self, rows: pa.RecordBatch) -> Iterator[NumberedBatch]:
-        encoded = encode(rows, self._topic, _COMPRESS_ABOVE_BYTES)
-        yield from self._counted(self._cutter.add(self._routed(encoded, rows), _now_ms()))
+        """Those of a whole chunk: what comes behind them does not depend on how they are sliced."""
+        for part in slices(rows):
+            encoded = self._routed(encode(part, self._topic, _COMPRESS_ABOVE_BYTES), part)
+            yield from self._counted(self._cutter.add(encoded, now_ms()))
         if self._count >= _BATCHES_PER_WRITER:
             yield from self.flush()
             self._next_cutter()
 
     def flush(self) -> Iterator[NumberedBatch]:
-        return self._counted(self._cutter.flush(_now_ms()))
+        return self._counted(self._cutter.flush(now_ms()))
 
     def _counted(self, batches: Iterator[NumberedBatch]) -> Iterator[NumberedBatch]:
         for batch in batches:
@@ -258,19 +239,3 @@ class _Cutting:
 
     def _lane(self, ref: QueueRef) -> int:
         return self._queues.index(ref) if ref in self._queues else ref.queue_id % len(self._queues)
-
-
-def _by_topic(chunk: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    topics = chunk.column("topic")
-    names = pc.unique(topics).to_pylist()
-    for name in names:
-        yield name, chunk if len(names) == 1 else chunk.filter(pc.equal(topics, name))
-
-
-@functools.cache
-def _sender(servers: str) -> ExactSender:
-    return ExactSender(servers)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -184,6 +184,23 @@ def test_queues_of_several_sets_are_told_apart() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("first", ["commit", "committed"])
+def test_a_consumer_that_knows_nobody_yet_finds_the_set_of_a_queue_first(first: str) -> None:
+    async def scenario() -> None:
+        brokers = FakeChannels(lambda *_: wire.QueryOffsetsResponse(), "a", "b")
+        brokers.have("t", "a", "b")
+        consumer = PullConsumer("a:1", "g")
+        brokers.replace_those_of(consumer._connection)
+        if first == "commit":
+            await consumer.commit({QueueRef("t", 1, "b"): 6})
+        else:
+            await consumer.committed([QueueRef("t", 1, "b")])
+        # Brokers of set a would have taken it for a queue of their own.
+        assert [name for name, *_ in brokers.calls] == ["b"]
+
+    run(scenario())
+
+
 def test_offsets_without_a_group_make_no_sense() -> None:
     async def scenario() -> None:
         with pytest.raises(IllegalConfig):

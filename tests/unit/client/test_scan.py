@@ -85,6 +85,28 @@ def test_an_empty_range_asks_nobody(start: int, end: int) -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("broker_set", ["b", "c"])
+def test_only_brokers_of_the_set_are_asked_for_its_queues(broker_set: str) -> None:
+    """Others would take a queue for one of their own, and may have one of the same name."""
+
+    async def scenario() -> None:
+        brokers = FakeChannels(lambda *_: page_of(0, 5), "a", "b")
+        brokers.have("t", "a", "b")
+        connection = Connection("a:1")
+        brokers.replace_those_of(connection)
+        reads = QueueReads(connection, parse_page)
+        read = RangeRead(connection, reads, QueueRef("t", 1, broker_set), 0, 5)
+        if broker_set == "c":
+            with pytest.raises(Unreachable, match="nobody tells of broker set c"):
+                await read.next()
+            assert brokers.calls == []
+        else:
+            assert len(await all_pages(read)) == 1
+            assert [name for name, _ in brokers.asked("Pull")] == ["b"]
+
+    run(scenario())
+
+
 def test_pages_without_messages_lead_on() -> None:
     async def scenario() -> None:
         read, _ = range_read(

@@ -122,11 +122,22 @@ def test_later_batches_are_larger() -> None:
 def test_a_number_has_batch_number_and_check() -> None:
     first, second = cut([(300, None), (300, None)], [])
     assert (first.sequence >> 19, second.sequence >> 19) == (7 << 14 | 1, 7 << 14 | 2)
-    assert max(one.sequence for one in cut([(1, None)], [], batch_id=2**40 - 1)) < 1 << 63
+    (last,) = cut([(1, None)], [], batch_id=2**30 - 1)
+    assert 1 << 62 < last.sequence < 1 << 63
+
+
+def test_batch_ids_that_are_too_large_for_a_number_make_another_producer() -> None:
+    """Such as times in milliseconds, of which the lower bits alone would come back."""
+    batches = [cut([(1, None)], [], batch_id=one)[0].data for one in (5, 2**30 + 5, 2**33 + 5)]
+    ids = [accept(data, 4 << 20).producer_id for data in batches]
+    assert len(set(ids)) == 3
+    assert ids[0] == producer_id("query q", "t", QUEUES, 0)
+    (again,) = cut([(1, None)], [], batch_id=2**33 + 5)
+    assert again.data == batches[2]
 
 
 def test_what_differs_has_another_number_and_time_makes_no_difference() -> None:
-    (one,) = cut([(50, "a"), (50, "b")][:1], [])
+    (one,) = cut([(50, "a")], [])
     (later,) = cut([(50, "a")], [], born_at_ms=NOW_MS + 1)
     assert (later.sequence, later.data == one.data) == (one.sequence, False)
     others = [cut([(51, "a")], []), cut([(50, "b")], []), cut([(50, "a")], [], batch_id=8)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+from random import Random
+from typing import Any
 
 import lz4.frame
 import numpy as np
@@ -44,10 +46,21 @@ SCHEMA = pa.schema(
         "born_at": pa.timestamp("us", "UTC"),
     }
 )
+# As Spark has them with spark.sql.execution.arrow.useLargeVarTypes.
+LARGE_SCHEMA = pa.schema(
+    {
+        "keys": pa.list_(pa.large_string()),
+        "body": pa.large_binary(),
+        "tag": pa.large_string(),
+        "ordering_key": pa.large_string(),
+        "properties": pa.map_(pa.large_string(), pa.large_string()),
+        "born_at": pa.timestamp("us", "Europe/Berlin"),
+    }
+)
 NOW_MS = 1_800_000_000_000
 
 
-def batch_of(rows: list[dict[str, object]]) -> pa.RecordBatch:
+def batch_of(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     filled = [
         {
             **row,
@@ -70,7 +83,7 @@ def messages_of(frames: list[bytes]) -> list[WireMessage]:
     return list(Batch.FromString(b"".join(frames)).messages)
 
 
-def expected(row: dict[str, object], compress_above: int) -> tuple[WireMessage, int, list[int]]:
+def expected(row: dict[str, Any], compress_above: int) -> tuple[WireMessage, int, list[int]]:
     message = Message(
         row["body"],
         tag=row["tag"] or "",
@@ -84,13 +97,17 @@ def expected(row: dict[str, object], compress_above: int) -> tuple[WireMessage, 
 
 
 @settings(max_examples=150)
-@given(ROWS, st.sampled_from([0, 20, 4096]), st.integers(0, 5))
+@given(ROWS, st.sampled_from([0, 20, 4096]), st.integers(0, 5), st.integers(0, 5), st.booleans())
 def test_frames_are_those_that_the_client_writes(
-    rows: list[dict[str, object]], compress_above: int, cut: int
+    rows: list[dict[str, Any]], compress_above: int, cut: int, end_cut: int, is_large: bool
 ) -> None:
+    batch = batch_of(rows)
+    if is_large:
+        batch = batch.cast(LARGE_SCHEMA)
     # Spark hands over slices of larger batches, too.
     start = min(cut, len(rows) - 1)
-    batch, rows = batch_of(rows).slice(start), rows[start:]
+    end = max(start + 1, len(rows) - end_cut)
+    batch, rows = batch.slice(start, end - start), rows[start:end]
     encoded = encode(batch, "t", compress_above)
     frames = frames_of(encoded)
     want = [expected(row, compress_above) for row in rows]
@@ -105,9 +122,9 @@ def test_frames_are_those_that_the_client_writes(
 
 
 @given(ROWS, st.randoms())
-def test_some_rows_are_the_same_rows(rows: list[dict[str, object]], random: object) -> None:
+def test_some_rows_are_the_same_rows(rows: list[dict[str, Any]], random: Random) -> None:
     encoded = encode(batch_of(rows), "t", 4096)
-    chosen = sorted(random.sample(range(len(rows)), random.randint(1, len(rows))))  # type: ignore[attr-defined]
+    chosen = sorted(random.sample(range(len(rows)), random.randint(1, len(rows))))
     start, end = sorted((chosen[0], chosen[-1] + 1))
     whole = frames_of(encoded)
     for some, numbers in (
@@ -189,9 +206,30 @@ def test_times_before_1971_and_without_a_zone() -> None:
         ),
     ],
 )
-def test_what_cannot_be_a_message_is_named(columns: dict[str, object], text: str) -> None:
+def test_what_cannot_be_a_message_is_named(columns: dict[str, Any], text: str) -> None:
     with pytest.raises(MqSparkError, match=text):
         encode(pa.RecordBatch.from_pydict(columns), "t", 4096)
+
+
+@pytest.mark.parametrize("name", ["tag", "ordering_key", "keys", "key array", "name", "value"])
+def test_bytes_that_no_consumer_could_read_as_a_text_are_refused(name: str) -> None:
+    # As cast(unhex('FF') as string) makes them.
+    odd = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
+    text = pa.array(["text"])
+    column, values = {
+        "key array": ("keys", pa.ListArray.from_arrays([0, 1], odd)),
+        "name": ("properties", pa.MapArray.from_arrays([0, 1], odd, text)),
+        "value": ("properties", pa.MapArray.from_arrays([0, 1], text, odd)),
+    }.get(name, (name, odd))
+    batch = pa.RecordBatch.from_pydict({"body": ["a"], column: values})
+    with pytest.raises(MqSparkError, match=rf"topic t: column {column} has bytes that are no text"):
+        encode(batch, "t", 4096)
+
+
+def test_a_body_may_be_any_bytes_also_in_a_column_of_texts() -> None:
+    odd = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
+    batch = pa.RecordBatch.from_pydict({"body": odd})
+    assert messages_of(frames_of(encode(batch, "t", 4096)))[0].body == b"\xff"
 
 
 def test_large_batches_are_encoded_in_parts() -> None:

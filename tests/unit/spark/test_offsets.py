@@ -25,6 +25,7 @@ from mq_spark.offsets import (
     within,
 )
 
+LAYOUT = {"minPartitions": None, "queuesPerTask": 1, "rowsPerTask": 1}
 A, B, C = QueueRef("t", 0, "s"), QueueRef("t", 1, "s"), QueueRef("u", 10, "s")
 
 
@@ -40,7 +41,12 @@ queue_offsets = st.dictionaries(queue_refs, st.integers(0, 1 << 62))
     st.builds(
         StreamOffset,
         queue_offsets,
-        st.builds(Layout, st.none() | st.integers(1, 1000), st.integers(1, 1 << 30)),
+        st.builds(
+            Layout,
+            st.none() | st.integers(1, 1000),
+            st.integers(1, 1 << 30),
+            st.integers(1, 1 << 30),
+        ),
         queue_offsets,
     )
 )
@@ -49,7 +55,9 @@ def test_an_offset_comes_back_as_it_was_and_is_always_the_same_text(made: Stream
     assert from_json(json.loads(text)) == made
     assert text == json.dumps(json.loads(text), sort_keys=True)
     shuffled = StreamOffset(
-        dict(reversed(made.queues.items())), made.layout, dict(reversed(made.begins.items()))
+        dict(reversed(list(made.queues.items()))),
+        made.layout,
+        dict(reversed(list(made.begins.items()))),
     )
     assert json.dumps(to_json(shuffled)) == text
 
@@ -60,13 +68,10 @@ def test_an_offset_comes_back_as_it_was_and_is_always_the_same_text(made: Stream
         {"index": 3},
         {"version": 2, "queues": {}},
         {"version": 1},
-        {"version": 1, "queues": {"t": 5}, "layout": {"minPartitions": None, "rowsPerTask": 1}},
-        {"version": 1, "queues": [], "layout": {"minPartitions": None, "rowsPerTask": 1}},
-        {
-            "version": 1,
-            "queues": {"t": {"x": 5}},
-            "layout": {"minPartitions": None, "rowsPerTask": 1},
-        },
+        {"version": 1, "queues": {"t": {"s/0": 5}}, "layout": {"minPartitions": None}},
+        {"version": 1, "queues": {"t": 5}, "layout": LAYOUT},
+        {"version": 1, "queues": [], "layout": LAYOUT},
+        {"version": 1, "queues": {"t": {"x": 5}}, "layout": LAYOUT},
     ],
 )
 def test_a_checkpoint_of_another_format_is_refused(strange: dict[str, object]) -> None:
@@ -112,6 +117,7 @@ def test_what_is_lost_is_told_and_passed_over() -> None:
         "t s/1 at 50 (it has 0 to 2)",
         "u s/10 at 5 (the queue is gone)",
     ]
+    assert [loss.is_behind_end for loss in losses(start, earliest, latest)] == [False, True, False]
     found = next_offset(StreamOffset(start), earliest, latest, Layout(), None)
     assert found is not None
     assert ranges(StreamOffset(start), found) == [QueueRange(A, 10, 12), QueueRange(B, 0, 2)]

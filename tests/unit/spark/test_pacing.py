@@ -6,11 +6,13 @@ import itertools
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mq_spark.pipelines import replay_sending
 from mq_spark.pipelines.pacing import Pace, Schedule
-from mq_spark.pipelines.replay_sending import chunks
+from mq_spark.pipelines.replay_sending import chunks, windows
 
 
 def _run(pace: Pace, took_s: list[float], rows: int) -> list[float]:
@@ -69,15 +71,60 @@ def test_a_speed_keeps_the_distances_of_the_messages() -> None:
     assert np.isclose(later.wait_s(17_000, 510.0), 1.0)
 
 
-@given(st.lists(st.integers(0, 20)), st.integers(1, 7))
-def test_chunks_do_not_depend_on_how_rows_come(sizes: list[int], rows: int) -> None:
-    whole = np.arange(sum(sizes))
-    ends = np.cumsum([0, *sizes])
-    batches = [
-        pa.RecordBatch.from_pydict({"n": whole[start:end]})
-        for start, end in itertools.pairwise(ends)
-    ]
-    found = [chunk.column("n").to_pylist() for chunk in chunks(iter(batches), rows)]
-    assert found == [
-        list(range(at, min(at + rows, len(whole)))) for at in range(0, len(whole), rows)
-    ]
+def test_the_schedule_begins_with_the_first_message() -> None:
+    """And not with the job that has to find it: nothing is made up then."""
+    for pace in (Pace(rate=1), Pace(speed=1)):
+        schedule = Schedule(pace, 0.0)
+        untouched = schedule.handed_on(5.0)
+        assert untouched == pace
+        later = Schedule(untouched, 60.0)
+        assert later.wait_s(1_000, 90.0) == 0.0
+        later.sent(1)
+        assert later.wait_s(2_000, 90.0) == 1.0
+
+
+def test_a_message_that_is_older_than_the_one_before_it_does_not_wait_nor_keep_others_waiting() -> (
+    None
+):
+    schedule = Schedule(Pace(speed=1), 0.0)
+    assert schedule.wait_s(100_000, 0.0) == 0.0
+    assert schedule.wait_s(40_000, 0.0) == 0.0
+    assert schedule.wait_s(103_000, 0.0) == 3.0
+
+
+def test_a_speed_does_not_wait_again_for_what_an_earlier_run_had_stored() -> None:
+    schedule = Schedule(Pace(speed=1), 0.0)
+    for stored_at_ms in (0, 60_000, 120_000):
+        assert schedule.wait_s(stored_at_ms, 0.0) == 0.0
+        schedule.sent(0)
+    assert schedule.wait_s(180_000, 0.0) == 0.0
+    schedule.sent(1)
+    assert schedule.wait_s(182_000, 0.0) == 2.0
+
+
+@given(st.lists(st.lists(st.integers(0, 12), max_size=20)), st.integers(1, 7))
+def test_chunks_do_not_depend_on_how_rows_come(batches: list[list[int]], rows: int) -> None:
+    sizes = [size for batch in batches for size in batch]
+    ends = np.cumsum([0, *map(len, batches)])
+    bodies = [bytes([number % 256]) * size for number, size in enumerate(sizes)]
+    whole = pa.RecordBatch.from_arrays([pa.array(bodies, pa.binary())], ["body"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replay_sending, "CHUNK_BYTES", 20)
+        parts = (whole.slice(start, end - start) for start, end in itertools.pairwise(ends))
+        found = [chunk.column("body").to_pylist() for chunk in chunks(parts, rows)]
+    expected: list[list[bytes]] = []
+    for body in bodies:
+        last = expected[-1] if expected else []
+        if not last or len(last) == rows or sum(map(len, last)) + len(body) > 20:
+            expected.append([])
+        expected[-1].append(body)
+    assert found == expected
+
+
+def test_a_window_has_what_was_stored_in_it() -> None:
+    at_ms = [100, 199, 200, 399, 400, 1_000]
+    stored_at = pa.array([at * 1000 for at in at_ms], pa.timestamp("us", tz="UTC"))
+    chunk = pa.RecordBatch.from_arrays([stored_at], ["stored_at"])
+    found = [(part.num_rows, first_ms) for part, first_ms in windows(chunk, 200)]
+    assert found == [(2, 100), (2, 200), (1, 400), (1, 1_000)]
+    assert [(part.num_rows, first_ms) for part, first_ms in windows(chunk, 0)] == [(6, 100)]

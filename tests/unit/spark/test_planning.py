@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 
 from hypothesis import given
@@ -25,12 +26,19 @@ def offsets_of(ranges: list[QueueRange]) -> list[tuple[QueueRef, int]]:
     return [(one.ref, at) for one in ranges for at in range(one.start, one.end)]
 
 
-@given(some_ranges, st.integers(1, 3000))
-def test_small_ranges_share_a_task(ranges: list[QueueRange], rows_max: int) -> None:
-    packs = packed(ranges, rows_max)
+@given(some_ranges, st.integers(1, 3000), st.integers(1, 10))
+def test_small_ranges_share_a_task(
+    ranges: list[QueueRange], rows_max: int, queues_max: int
+) -> None:
+    packs = packed(ranges, Layout(None, rows_max, queues_max))
     assert [one for pack in packs for one in pack] == ranges
     assert all(packs)
     assert all(len(pack) == 1 or sum(one.rows for one in pack) <= rows_max for pack in packs)
+    assert all(len(pack) <= queues_max for pack in packs)
+    # And no fewer of them than there must be: the next one did not fit.
+    for pack, following in itertools.pairwise(packs):
+        rows = sum(one.rows for one in (*pack, following[0]))
+        assert len(pack) == queues_max or rows > rows_max
 
 
 @given(some_ranges, st.integers(1, 50))

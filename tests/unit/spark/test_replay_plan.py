@@ -23,6 +23,10 @@ from mq_spark.pipelines.replay_plan import (
     checked_id,
 )
 
+_ROWS = pa.table(
+    {name: [1, 2] for name in ("body", "broker_set", "queue_id", "queue_offset", "stored_at")}
+)
+
 
 def _archive(path: Path) -> ArchiveDirectory:
     """Two topics, two days, three batches."""
@@ -33,7 +37,7 @@ def _archive(path: Path) -> ArchiveDirectory:
             for date in ("2026-11-15", "2026-11-16"):
                 day = staged / f"topic={topic}" / f"date={date}"
                 day.mkdir(parents=True)
-                pq.write_table(pa.table({"number": [1, 2]}), day / "part-0.parquet")
+                pq.write_table(_ROWS, day / "part-0.parquet")
 
     with archive.locked():
         for batch_id in range(3):
@@ -41,8 +45,10 @@ def _archive(path: Path) -> ArchiveDirectory:
     return archive
 
 
-def _begin(state: ReplayState, archive: ArchiveDirectory, wanted: Wanted) -> Plan:
-    return state.begin(archive, wanted, tasks=2, chunk_rows=10)
+def _begin(
+    state: ReplayState, archive: ArchiveDirectory, wanted: Wanted, window_ms: int = 0
+) -> Plan:
+    return state.begin(archive, wanted, tasks=2, chunk_rows=10, window_ms=window_ms)
 
 
 def _names(plan: Plan) -> list[str]:
@@ -60,7 +66,37 @@ def test_files_come_by_day_then_by_batch(tmp_path: Path) -> None:
             for topic in "ab"
         ]
         assert plan.rows == 24
-        assert state.load() == plan
+
+
+def test_a_plan_is_the_same_for_whoever_continues_it(tmp_path: Path) -> None:
+    archive = _archive(tmp_path)
+    wanted = Wanted(
+        topics=("a", "b"),
+        since="-2d",
+        since_ms=1,
+        tags=("x",),
+        keys=("k",),
+        where="true",
+        to_topic="again",
+        is_plain=True,
+        is_paced=True,
+    )
+    state = ReplayState(archive.state / "replays" / "one")
+    with state.locked():
+        plan = state.begin(archive, wanted, tasks=3, chunk_rows=7, window_ms=200)
+    assert ReplayState(state.path).load() == plan
+    assert (plan.tasks, plan.chunk_rows, plan.window_ms) == (3, 7, 200)
+
+
+def test_replays_of_the_same_name_are_others_to_the_broker(tmp_path: Path) -> None:
+    archive = _archive(tmp_path / "archive")
+    plans = []
+    for place in ("one", "other"):
+        state = ReplayState(tmp_path / place / "monday")
+        with state.locked():
+            plans.append(_begin(state, archive, Wanted()))
+    assert all(plan.writer.startswith("replay monday ") for plan in plans)
+    assert plans[0].writer != plans[1].writer
 
 
 def test_topics_and_days_that_are_not_wanted_are_left_out(tmp_path: Path) -> None:
@@ -106,11 +142,58 @@ def test_steps_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert [step.rows for step in _begin(state, archive, Wanted()).steps] == [2] * 12
 
 
+def test_where_times_matter_batches_are_not_torn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = _archive(tmp_path / "archive")
+    state = ReplayState(tmp_path / "replays" / "one")
+    monkeypatch.setattr(replay_plan, "STEP_ROWS", 3)
+    with archive.locked(), state.locked():
+        assert [step.rows for step in _begin(state, archive, Wanted()).steps] == [2] * 12
+        plan = _begin(state, archive, Wanted(), window_ms=1)
+        assert [step.rows for step in plan.steps] == [4] * 6
+        # One topic of the first day is one file now, which has batches of all files of the other.
+        (day,) = (day for day in archive.days() if day[:2] == ("a", "2026-11-15"))
+        for file in day.files()[1:]:
+            file.unlink()
+        day.files()[0].rename(day.path / "part-0000000000-0000-to-0000000001.parquet")
+        plan = _begin(state, archive, Wanted(), window_ms=1)
+        assert [step.rows for step in plan.steps] == [6, 2, 4, 4, 4]
+
+
+def test_files_that_no_archive_wrote_are_told(tmp_path: Path) -> None:
+    archive = _archive(tmp_path / "archive")
+    day = archive.days()[1]
+    pq.write_table(_ROWS.drop_columns("queue_offset"), day.path / "more.parquet")
+    state = ReplayState(tmp_path / "one")
+    told = "topic=a/date=2026-11-16/more.parquet has no column queue_offset"
+    with state.locked(), pytest.raises(MqSparkError, match=told):
+        _begin(state, archive, Wanted())
+    assert state.load() is None
+
+
+def test_progress_is_that_of_the_tasks_of_this_run(tmp_path: Path) -> None:
+    state = ReplayState(tmp_path / "one")
+    place = state.progress_of(4)
+    for partition in range(3):
+        (place / str(partition)).write_text("100")
+    assert state.sent_in_step(4) == 300
+    assert state.sent_in_step(5) == 0
+    state.progress_of(4)
+    assert state.sent_in_step(4) == 0
+
+
 def test_a_replay_is_continued_with_the_same_options_only() -> None:
     before = Wanted(topics=("a",), since="-2d", since_ms=1, where="true")
     check_same("one", before, dataclasses.replace(before, since_ms=2))
-    with pytest.raises(MqSparkError, match=r"where = 'true', now it is ''.*another --id"):
-        check_same("one", before, dataclasses.replace(before, where=""))
+    for change, told in (
+        ({"where": ""}, "with --where 'true', now it is without --where"),
+        ({"topics": ("a", "b")}, "with --topics 'a', now it is with --topics 'a,b'"),
+        ({"is_paced": True}, "without --rate or --speed, now it is with --rate or --speed"),
+        ({"since": "-1d"}, "with --since '-2d', now it is with --since '-1d'"),
+    ):
+        with pytest.raises(MqSparkError, match=f"{told}: .*another --id"):
+            check_same("one", before, dataclasses.replace(before, **change))
 
 
 def test_one_process_has_a_replay(tmp_path: Path) -> None:
