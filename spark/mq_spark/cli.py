@@ -56,9 +56,10 @@ class SparkGroup(click.Group):
 
 @click.group(cls=SparkGroup)
 def spark() -> None:
-    """Pipelines on Apache Spark: topics to files and back, figures, an example.
+    """Archive, replay, measure topics with Apache Spark.
 
-    They run on this machine, or on a cluster with --master, and need the packages of mq[spark].
+    The pipelines run on this machine, or on a cluster with --master, and need the packages of
+    mq[spark].
     """
 
 

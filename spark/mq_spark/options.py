@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import difflib
 import json
+import logging
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from mq.client.consuming.subscription import split_tags
 from mq.errors import MqError
 from mq.names import check_group, check_topic
 from mq_spark.errors import MqSparkError
+
+_log = logging.getLogger(__name__)
 
 READ_OPTIONS = (
     "servers",
@@ -128,8 +131,11 @@ def check_batch(options: ReadOptions) -> None:
         )
     if options.ending == "earliest":
         raise MqSparkError("endingOffsets: 'earliest' leaves nothing to read: use 'latest'")
-    _reject(options.offsets_per_trigger_max, "maxOffsetsPerTrigger", "a batch has no triggers")
-    _reject(options.group or None, "group", "progress is committed by streams only")
+    # As Spark's Kafka source has it, so that a batch and a stream may share their options.
+    if options.offsets_per_trigger_max is not None:
+        _log.warning("maxOffsetsPerTrigger does nothing here: a batch has no triggers")
+    if options.group:
+        _log.warning("group does nothing here: only streams commit their progress")
 
 
 def check_stream(options: ReadOptions) -> None:

@@ -38,6 +38,7 @@ from mq.names import check_topic, is_internal_topic
 from mq_spark import options as opts
 from mq_spark.errors import MqSparkError, as_our_own
 from mq_spark.sending import Counts, Origin, Target, write_partition
+from mq_spark.whole_input import whole
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         origin = Origin(self._writer, self._batch_id, _task().partitionId())
-        return Written(write_partition(iterator, self._target, origin))
+        return Written(write_partition(whole(iterator), self._target, origin))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         _log_counts(self._target, messages)
@@ -111,7 +112,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 "mq_spark.sink"
             )
         origin = Origin(f"query {query_id}", int(batch_id), task.partitionId())
-        return Written(write_partition(iterator, self._target, origin))
+        return Written(write_partition(whole(iterator), self._target, origin))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         _log_counts(self._target, messages)

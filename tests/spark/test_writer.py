@@ -5,25 +5,28 @@ is told when they cannot. Crashes are in `test_exactly_once`.
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import grpc
+import pyarrow as pa
 import pytest
+from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as fn
 
 import mq_spark
-from mq.client import Admin, Message, Producer, ReceivedMessage
+from mq.client import Admin, Message, Producer, PullConsumer, ReceivedMessage
 from mq.client.producing.encode import MESSAGE_BYTES_MAX
 from mq_spark.errors import MqSparkError, explain
 from tests.conformance.calls import CHANNEL_OPTIONS, Calls
 from tests.spark.stored import bodies, count, stored
 from tests.support.broker_process import BrokerProcess
 
-DEADLINE_S = 120
+DEADLINE_S = 60
 COLUMNS = (
     "body string, keys array<string>, tag string, ordering_key string, "
     "properties map<string,string>, born_at timestamp"
@@ -212,6 +215,35 @@ def test_a_topic_that_is_not_created_by_itself_must_be_there(
             admin.set_config("broker.auto_create_topics", "yes")
         assert "nowhere" not in [one.info.topic for one in admin.list_topics()]
     assert error == "rows cannot be written: topic nowhere does not exist: create it first"
+
+
+def test_rows_that_a_failing_task_holds_are_not_stored_as_if_they_were_all(
+    spark: SparkSession, broker: BrokerProcess
+) -> None:
+    with Admin(broker.address) as admin:
+        admin.create_topic("broken", 4)
+    servers, deadline_s = broker.address, time.monotonic() + DEADLINE_S
+
+    def break_off(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with PullConsumer(servers) as consumer:
+            yield from itertools.islice(batches, 4)
+            # The writer has stored some of them, and waits for more to go with the others.
+            while not sum(consumer.find_offsets("broken", "latest").values()):
+                assert time.monotonic() < deadline_s
+                time.sleep(0.02)
+            raise RuntimeError("no more")
+
+    rows = spark.range(0, 600, 1, 2).selectExpr("rpad(id, 4000, '.') body")
+    job = {"topic": "broken", "txnAppId": "broken", "txnVersion": "1"}
+    setting = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    spark.conf.set(setting, "50")
+    try:
+        with pytest.raises(PythonException, match="no more"):
+            write(rows.mapInArrow(break_off, rows.schema), broker, **job)
+        write(rows, broker, **job)
+    finally:
+        spark.conf.unset(setting)
+    assert count(servers, "broken") == 600
 
 
 @pytest.mark.parametrize(

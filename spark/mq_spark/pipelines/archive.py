@@ -29,7 +29,7 @@ from mq_spark.pipelines.compaction import FILE_MIB, MIB, Compacted, compact
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 _ROWS_PER_TRIGGER = 500_000
 # What one task writes, and a file has at most.

@@ -5,7 +5,9 @@ number of the one they come from, so that a queue's order is kept. And with a pa
 leave when they are due, one after the other is stored.
 
 Where batches end and which numbers they have depends on the rows and the plan alone, not on the
-pace of this run: a step that is done again makes the same ones, which the broker stores once.
+pace of this run: a step that is done again makes the same ones, which the broker stores once. Rows
+that break off, because Java is gone, must not pass for all of them: they would end in a batch that
+is never made again.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from mq_spark.encoding import Encoded, UInt64s, encode, slices
 from mq_spark.errors import MqSparkError
 from mq_spark.pipelines.pacing import Pace, Schedule
 from mq_spark.sending import InFlight, by_topic, now_ms
+from mq_spark.whole_input import whole
 
 # The broker remembers a thousand batches of a producer: half of them may be sent again.
 _BATCHES_PER_WRITER = 512
@@ -67,7 +70,7 @@ class Job:
         assert task is not None  # noqa: S101 - Spark runs it
         sending = _Sending(self, task.partitionId())
         try:
-            for chunk in chunks(batches, self.chunk_rows):
+            for chunk in chunks(whole(batches), self.chunk_rows):
                 sending.send(chunk)
             sending.finish()
         except MqError as error:

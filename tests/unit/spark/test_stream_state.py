@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from pyspark.sql.types import StructType
+from pyspark.sql.types import IntegerType, StructField, StructType
 
 from mq.client import QueueRef
 from mq_spark import stream_reader
@@ -150,6 +150,7 @@ def test_columns_that_are_not_those_of_messages_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SPARK_HIDE_TRACEBACK", "")
-    wrong = StreamReader({"servers": "a:1", "subscribe": "t"}, StructType().add("x", "int"))
+    schema = StructType([StructField("x", IntegerType())])
+    wrong = StreamReader({"servers": "a:1", "subscribe": "t"}, schema)
     with pytest.raises(MqSparkError, match="the columns of format mq are struct<keys:"):
         wrong.getDefaultReadLimit()
