@@ -142,21 +142,24 @@ def _rows(data: bytes, chunk_at: int, parts: list[_Part]) -> Rows:
 
 def _chunks(file: File, segment: SegmentFile, chunk_bytes: int) -> Iterator[_Chunk]:
     """All entries of [0, end). LogDamaged."""
-    position, last, wanted_bytes = 0, None, chunk_bytes
+    position, last, next_bytes = 0, None, 0
     while position < segment.end:
-        data = file.pread(min(wanted_bytes, segment.end - position), position)
+        wanted_bytes = min(max(chunk_bytes, next_bytes), segment.end - position)
+        data = file.pread(wanted_bytes, position)
         entries, end, problem = _whole_entries(data, last)
         if entries:
             yield _Chunk(data, position, entries)
             last = entries[-1][1]
         position += end
         # An entry may be longer than a chunk, or stand over the end of one.
-        missing = _entry_bytes(data, end)
-        if not problem and position + missing > segment.end:
-            problem = "the entry is cut short" if len(data) > end else "the file is too short"
+        next_bytes = _entry_bytes(data, end)
+        left_bytes = segment.end - position
+        if not problem and left_bytes and len(data) < wanted_bytes:
+            problem = "the file is too short"
+        elif not problem and 0 < left_bytes < next_bytes:
+            problem = "the entry is cut short"
         if problem:
             raise damaged(segment.path, position, problem)
-        wanted_bytes = max(chunk_bytes, missing)
 
 
 def _whole_entries(

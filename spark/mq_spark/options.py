@@ -162,7 +162,9 @@ def reject_unknown(options: Mapping[str, str], known: Collection[str], doing: st
             continue
         near = difflib.get_close_matches(given.lower(), names, n=1)
         hint = f"did you mean {names[near[0]]}?" if near else f"there are: {', '.join(known)}"
-        raise MqSparkError(f"option {given} is none of {doing} with format mq: {hint}")
+        # Spark has made small letters of it.
+        spelled = next((one for one in READ_OPTIONS if one.lower() == given.lower()), given)
+        raise MqSparkError(f"option {spelled} is none of {doing} with format mq: {hint}")
 
 
 def servers_of(options: Mapping[str, str]) -> tuple[str, ...]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,13 +26,14 @@ from mq_spark.pipelines import replay_plan
 from mq_spark.pipelines.archive_directory import ArchiveDirectory
 from mq_spark.pipelines.common import Pipeline
 from mq_spark.pipelines.compaction import compact
-from mq_spark.pipelines.replay import PROPERTIES
-from mq_spark.pipelines.replay_plan import ReplayState
+from mq_spark.pipelines.pacing import Pace
+from mq_spark.pipelines.replay import PROPERTIES, Replaying
+from mq_spark.pipelines.replay_plan import ReplayState, Wanted
 from tests.spark.archives import archive, send_numbers
 from tests.spark.commands import DEADLINE_S, SparkCommand
 from tests.spark.stored import count, stored
 from tests.support.broker_process import BrokerProcess
-from tests.support.topics import create_topic
+from tests.support.topics import create_topic, eventually
 
 # Commands as users have them, with the errors that end them.
 _MQ = type(main)("mq", commands={"spark": spark_commands})
@@ -143,6 +146,21 @@ def _content(message: ReceivedMessage) -> tuple[object, ...]:
     return (*parts, own)
 
 
+def _write_sparse(path: Path, bodies: list[bytes]) -> None:
+    """An archive with no more columns than it needs, of one queue of topic 12, the last first."""
+    numbers = range(len(bodies))[::-1]
+    rows = {
+        "body": bodies[::-1],
+        "broker_set": ["set-9"] * len(bodies),
+        "queue_id": pa.array([7] * len(bodies), pa.int32()),
+        "queue_offset": pa.array(numbers, pa.int64()),
+        "stored_at": pa.array(numbers, pa.timestamp("us", tz="UTC")),
+    }
+    day = path / "topic=12" / "date=2026-11-16"
+    day.mkdir(parents=True)
+    pq.write_table(pa.table(rows), day / "part-0000000000-0000.parquet")
+
+
 def _crash(*_: object) -> None:
     raise OSError("the machine is gone")
 
@@ -171,6 +189,35 @@ def test_a_replay_that_is_killed_in_a_step_goes_on_and_each_message_is_there_onc
     assert before <= done["repeated"] < 240
     _check_once_in_order(broker.address, "killed", archived.messages)
     assert replays.result(*arguments, "--rate", "9")["rows"] == 0
+
+
+def test_a_task_that_is_stopped_does_not_take_the_rows_it_has_for_all(
+    replays: Replays, spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    """As Ctrl-C stops it: Spark ends the rows, and lets the task run on for a while."""
+    create_topic(broker.address, "stopped", 1)
+    # More than all buffers between Java and the task hold, and chunks that they do not fill.
+    bodies = [os.urandom(64 << 10) for _ in range(300)]
+    _write_sparse(tmp_path, bodies)
+    setting = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    spark.conf.set(setting, "7")
+    state = ReplayState(tmp_path / "_mq_archive" / "replays" / "stopped")
+    wanted = Wanted(to_topic="stopped", is_paced=True)
+    try:
+        with state.locked(), ThreadPoolExecutor(1) as pool:
+            directory = ArchiveDirectory(tmp_path)
+            plan = state.begin(directory, wanted, tasks=2, chunk_rows=50, window_ms=0)
+            replaying = Replaying(spark, broker.address, state, plan, Pace(rate=200))
+            running = pool.submit(replaying.run)
+            eventually(lambda: running.done() or count(broker.address, "stopped"))
+            spark.sparkContext.cancelAllJobs()
+            assert running.exception() is not None
+    finally:
+        spark.conf.unset(setting)
+    arguments = ("--to-topic", "stopped", "--id", "stopped", "--rate", "1000")
+    assert replays.result(*arguments, source=tmp_path)["rows"] == 300
+    (messages,) = stored(broker.address, "stopped").values()
+    assert [one.body for one in messages] == bodies
 
 
 def test_messages_are_as_they_were_in_the_order_of_their_queues(
@@ -336,16 +383,7 @@ def test_columns_that_an_archive_did_not_have_are_empty(
     replays: Replays, broker: BrokerProcess, tmp_path: Path
 ) -> None:
     create_topic(broker.address, "sparse", 1)
-    day = tmp_path / "topic=12" / "date=2026-11-16"
-    day.mkdir(parents=True)
-    rows = {
-        "body": [b"1", b"0", b"2"],
-        "broker_set": ["set-9"] * 3,
-        "queue_id": pa.array([7] * 3, pa.int32()),
-        "queue_offset": [1, 0, 2],
-        "stored_at": pa.array([1, 0, 2], pa.timestamp("us", tz="UTC")),
-    }
-    pq.write_table(pa.table(rows), day / "part-0000000000-0000.parquet")
+    _write_sparse(tmp_path, [b"0", b"1", b"2"])
     assert replays.result("--to-topic", "sparse", source=tmp_path)["rows"] == 3
     (messages,) = stored(broker.address, "sparse").values()
     assert [one.body for one in messages] == [b"0", b"1", b"2"]

@@ -106,8 +106,8 @@ def chunks(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBa
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     if len(batches) == 1:
         return batches[0]
-    (whole,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return whole
+    (joined,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return joined
 
 
 def windows(chunk: pa.RecordBatch, window_ms: int) -> Iterator[tuple[pa.RecordBatch, int]]:
