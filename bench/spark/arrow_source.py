@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from mq.client import PullConsumer
 from mq.client.consuming.scan import QueueScanner
-from mq_spark.columns import arrow_schema, record_batch, rows_of, spark_schema
+from mq_spark.decoding.columns import arrow_schema, record_batch, rows_of, spark_schema
 
 
 class ArrowFiles(DataSource):

@@ -3,6 +3,6 @@
 """
 
 from mq_spark.session import session
-from mq_spark.sink import sink
+from mq_spark.writing.sink import sink
 
 __all__ = ["session", "sink"]

@@ -15,13 +15,19 @@ from mq_spark.java import NoJava
 
 _INSTALL = "pip install 'mq[spark]'"
 
+
+def _pipeline(place: str, short_help: str) -> Later:
+    """Called as the function that it is."""
+    return Later(place.rpartition(":")[2], f"mq_spark.pipelines.{place}", short_help)
+
+
 # In the order in which `mq spark --help` shows them.
 _COMMANDS = (
-    Later("archive", "mq_spark.pipelines.archive:archive", "Topics to Parquet files."),
-    Later("compact", "mq_spark.pipelines.compact:compact", "Few files of many small ones."),
-    Later("replay", "mq_spark.pipelines.replay:replay", "Parquet files back to a topic."),
-    Later("metrics", "mq_spark.pipelines.metrics:metrics", "Rates, sizes, latencies by window."),
-    Later("etl", "mq_spark.pipelines.etl:etl", "The tutorial: a shop's orders and clicks."),
+    _pipeline("archiving.archive:archive", "Topics to Parquet files."),
+    _pipeline("archiving.compact:compact", "Few files of many small ones."),
+    _pipeline("replaying.replay:replay", "Parquet files back to a topic."),
+    _pipeline("measuring.metrics:metrics", "Rates, sizes, latencies by window."),
+    _pipeline("etl:etl", "The tutorial: a shop's orders and clicks."),
 )
 
 

@@ -15,13 +15,13 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from mq_spark.batch_reader import BatchReader
-from mq_spark.cluster import START_PATIENCE_S, Cluster
-from mq_spark.columns import spark_schema
+from mq_spark.decoding.columns import spark_schema
 from mq_spark.errors import MqSparkError, as_our_own
 from mq_spark.options import read_options, text
-from mq_spark.reading import check_schema
-from mq_spark.stream_reader import StreamReader
+from mq_spark.reading.batch_reader import BatchReader
+from mq_spark.reading.cluster import START_PATIENCE_S, Cluster
+from mq_spark.reading.ranges import check_schema
+from mq_spark.reading.stream_reader import StreamReader
 
 
 class MqDataSource(DataSource):
@@ -32,7 +32,7 @@ class MqDataSource(DataSource):
     def schema(self) -> StructType:
         with as_our_own():
             if self._is_offline:
-                from mq_spark.log_reader import log_options  # noqa: PLC0415
+                from mq_spark.offline.log_reader import log_options  # noqa: PLC0415
 
                 return spark_schema(with_properties=log_options(self.options).with_properties)
             options = read_options(self.options)
@@ -54,7 +54,7 @@ class MqDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         with as_our_own():
             if self._is_offline:
-                from mq_spark.log_reader import LogReader  # noqa: PLC0415
+                from mq_spark.offline.log_reader import LogReader  # noqa: PLC0415
 
                 return LogReader(self.options)
             options = read_options(self.options)
@@ -65,7 +65,7 @@ class MqDataSource(DataSource):
         return StreamReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001
-        from mq_spark.writer import batch_writer  # noqa: PLC0415
+        from mq_spark.writing.writer import batch_writer  # noqa: PLC0415
 
         with as_our_own():
             if overwrite:
@@ -73,7 +73,7 @@ class MqDataSource(DataSource):
             return batch_writer(self.options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: FBT001
-        from mq_spark.writer import stream_writer  # noqa: PLC0415
+        from mq_spark.writing.writer import stream_writer  # noqa: PLC0415
 
         with as_our_own():
             if overwrite:

@@ -9,8 +9,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from mq.client import Message, Producer
-from mq_spark.pipelines.archive import Archiving, start
-from mq_spark.pipelines.archive_directory import ArchiveDirectory
+from mq_spark.pipelines.archiving.archive import Archiving, start
+from mq_spark.pipelines.archiving.archive_directory import ArchiveDirectory
 from mq_spark.pipelines.common import Runs
 from tests.spark.commands import DEADLINE_S
 

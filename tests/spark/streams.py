@@ -17,7 +17,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.functions import spark_partition_id
 from pyspark.sql.streaming.query import StreamingQuery
 
-from mq_spark.stream_reader import StreamReader
+from mq_spark.reading.stream_reader import StreamReader
 
 DEADLINE_S = 120
 

@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from mq.client import Admin, Message, Producer
-from mq_spark.pipelines.archive_directory import ArchiveDirectory
-from mq_spark.pipelines.compaction import compact
+from mq_spark.pipelines.archiving.archive_directory import ArchiveDirectory
+from mq_spark.pipelines.archiving.compaction import compact
 from tests.spark.archives import archive, send_numbers
 from tests.spark.commands import DEADLINE_S, SparkCommand
 from tests.support.broker_process import BrokerProcess

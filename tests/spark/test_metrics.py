@@ -25,9 +25,9 @@ from pyspark.sql import SparkSession
 from mq.client import PullConsumer
 from mq.wire.v1.message_pb2 import Message
 from mq_spark.errors import MqSparkError
-from mq_spark.pipelines.metrics_figures import Measure, collected, figures
-from mq_spark.pipelines.metrics_files import FigureFiles
-from mq_spark.pipelines.metrics_stream import Measuring, Wanted, documents, measured
+from mq_spark.pipelines.measuring.metrics_figures import Measure, collected, figures
+from mq_spark.pipelines.measuring.metrics_files import FigureFiles
+from mq_spark.pipelines.measuring.metrics_stream import Measuring, Wanted, documents, measured
 from tests.support.broker_process import BrokerProcess
 from tests.support.topics import create_topic, send
 

@@ -22,13 +22,13 @@ from pyspark.sql import SparkSession
 from mq.admin.cli import main
 from mq.client import QueueRef, ReceivedMessage
 from mq_spark.cli import spark as spark_commands
-from mq_spark.pipelines import replay_plan
-from mq_spark.pipelines.archive_directory import ArchiveDirectory
+from mq_spark.pipelines.archiving.archive_directory import ArchiveDirectory
+from mq_spark.pipelines.archiving.compaction import compact
 from mq_spark.pipelines.common import Pipeline
-from mq_spark.pipelines.compaction import compact
-from mq_spark.pipelines.pacing import Pace
-from mq_spark.pipelines.replay import PROPERTIES, Replaying
-from mq_spark.pipelines.replay_plan import ReplayState, Wanted
+from mq_spark.pipelines.replaying import replay_plan
+from mq_spark.pipelines.replaying.pacing import Pace
+from mq_spark.pipelines.replaying.replay import PROPERTIES, Replaying
+from mq_spark.pipelines.replaying.replay_plan import ReplayState, Wanted
 from tests.spark.archives import archive, send_numbers
 from tests.spark.commands import DEADLINE_S, SparkCommand
 from tests.spark.stored import count, stored

@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from mq.client import Admin, Message, Producer, QueueRef
-from mq_spark import reading
 from mq_spark.errors import MqSparkError
+from mq_spark.reading import ranges
 from mq_spark.source import MqDataSource
 from tests.spark.streams import DEADLINE_S, Steps, Stream
 from tests.support.broker_cluster import BrokerCluster
@@ -164,7 +164,7 @@ def test_a_reader_of_a_zone_reads_there_and_goes_on_when_that_broker_dies(
     )
     planned = steps.plan()
     assert steps.read(planned) == sent[:5]
-    scanner = reading._scanner((brokers.address(leader),), f"zone-{near}")
+    scanner = ranges._scanner((brokers.address(leader),), f"zone-{near}")
     there = {QueueRef("near", 0, "set-0"): brokers.address(near)}
 
     def is_near() -> bool:

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from mq.client import Admin, Consumer, Message, Producer
 from mq_spark.errors import MqSparkError, explain
-from mq_spark.progress import Progress
+from mq_spark.reading.group_progress import Progress
 from mq_spark.source import MqDataSource
 from tests.spark.streams import DEADLINE_S, Steps, Stream
 from tests.support.broker_process import BrokerProcess

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import Self
 
+from mq.client.closing import Closing
 from mq.client.connecting.asking import now_s
 from mq.client.connecting.wiring import Connection
 from mq.client.consuming.pages import Page, parse_page
@@ -96,7 +95,7 @@ class RangeRead:
         return await self._reads.pull(self._ref, request)
 
 
-class QueueScanner:
+class QueueScanner(Closing):
     """For programs without asyncio, and for one thread at a time. Not of the public API: its pages
     are bytes.
     """
@@ -128,14 +127,3 @@ class QueueScanner:
 
     def close(self) -> None:
         self._background.run(self._connection.close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -14,9 +14,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from mq_spark.cluster import Cluster
-from mq_spark.offsets import StreamOffset, from_json, ranges
 from mq_spark.options import read_options
+from mq_spark.reading.cluster import Cluster
+from mq_spark.reading.offsets import StreamOffset, from_json, ranges
 
 _LOCAL = "file:"
 

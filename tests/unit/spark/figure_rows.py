@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mq_spark.pipelines.metrics_figures import SCHEMA
+from mq_spark.pipelines.measuring.metrics_figures import SCHEMA
 
 NOON = dt.datetime(2026, 11, 16, 12, tzinfo=dt.UTC)
 

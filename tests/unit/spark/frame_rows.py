@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from mq.client.producing.encode import varint
 from mq.wire.v1.message_pb2 import Message
-from mq_spark.columns import Rows
+from mq_spark.decoding.columns import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from mq_spark.errors import MqSparkError
-from mq_spark.pipelines.archive_directory import ArchiveDirectory, merged_name
-from mq_spark.pipelines.compact import compact as command
-from mq_spark.pipelines.compaction import compact, exchange, plan
+from mq_spark.pipelines.archiving.archive_directory import ArchiveDirectory, merged_name
+from mq_spark.pipelines.archiving.compact import compact as command
+from mq_spark.pipelines.archiving.compaction import compact, exchange, plan
 from tests.support import power
 
 _QUERY = "query-1"

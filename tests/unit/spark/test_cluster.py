@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from mq.client import QueueRef
-from mq_spark.cluster import resolved
 from mq_spark.errors import MqSparkError
+from mq_spark.reading.cluster import resolved
 
 
 class Counted(set[QueueRef]):

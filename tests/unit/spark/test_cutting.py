@@ -14,10 +14,10 @@ from mq.client import QueueRef
 from mq.hashing import text_hash
 from mq.store.batch import Batch, accept
 from mq.wire.v1.message_pb2 import Batch as WireBatch
-from mq_spark import cutting
-from mq_spark.cutting import Cutter, NumberedBatch, producer_id
-from mq_spark.encoding import encode
 from mq_spark.errors import MqSparkError
+from mq_spark.writing import cutting
+from mq_spark.writing.cutting import Cutter, NumberedBatch, producer_id
+from mq_spark.writing.encoding import encode
 
 QUEUES = [QueueRef("t", number, name) for name in ("set-0", "set-1") for number in range(3)]
 NOW_MS = 1_800_000_000_000

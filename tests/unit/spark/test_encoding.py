@@ -18,8 +18,8 @@ from mq.client.producing.encode import MESSAGE_BYTES_MAX, encode_message
 from mq.hashing import text_hash
 from mq.wire.v1.message_pb2 import Batch
 from mq.wire.v1.message_pb2 import Message as WireMessage
-from mq_spark.encoding import Encoded, encode, slices, stamp
 from mq_spark.errors import MqSparkError
+from mq_spark.writing.encoding import Encoded, encode, slices, stamp
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=150)
 ROWS = st.lists(

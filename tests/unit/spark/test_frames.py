@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from mq.client.model import Message as ClientMessage
 from mq.client.producing.encode import encode_message, varint
 from mq.wire.v1.message_pb2 import Batch, Message, Origin
-from mq_spark import frames
-from mq_spark.columns import Rows
-from mq_spark.frames import Opened, open_frames
-from mq_spark.walking import Many, Slices
+from mq_spark.decoding import frames
+from mq_spark.decoding.columns import Rows
+from mq_spark.decoding.frames import Opened, open_frames
+from mq_spark.decoding.walking import Many, Slices
 from tests.unit.spark.frame_rows import frame_of, parsed, rows_with
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)

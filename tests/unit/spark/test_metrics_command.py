@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from mq_spark.pipelines.metrics import metrics
-from mq_spark.pipelines.metrics_files import FigureFiles
+from mq_spark.pipelines.measuring.metrics import metrics
+from mq_spark.pipelines.measuring.metrics_files import FigureFiles
 from tests.unit.spark.figure_rows import row, table
 
 

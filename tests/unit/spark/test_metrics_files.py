@@ -9,7 +9,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from mq_spark.errors import MqSparkError
-from mq_spark.pipelines.metrics_files import FigureFiles
+from mq_spark.pipelines.measuring.metrics_files import FigureFiles
 from tests.unit.spark.figure_rows import row, table
 
 _MIDNIGHT = 12 * 60

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from mq_spark.pipelines.metrics_lag import with_lags
-from mq_spark.pipelines.metrics_report import latency, plot_figures, print_figures
-from mq_spark.pipelines.metrics_stream import messages_of
+from mq_spark.pipelines.measuring.metrics_lag import with_lags
+from mq_spark.pipelines.measuring.metrics_report import latency, plot_figures, print_figures
+from mq_spark.pipelines.measuring.metrics_stream import messages_of
 from tests.unit.spark.figure_rows import row, table
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mq.client import QueueRef
 from mq_spark.errors import MqSparkError
-from mq_spark.offsets import (
+from mq_spark.reading.offsets import (
     Layout,
     Loss,
     QueueRange,

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq_spark.pipelines import replay_sending
-from mq_spark.pipelines.pacing import Pace, Schedule
-from mq_spark.pipelines.replay_sending import chunks, windows
+from mq_spark.pipelines.replaying import replay_sending
+from mq_spark.pipelines.replaying.pacing import Pace, Schedule
+from mq_spark.pipelines.replaying.replay_sending import chunks, windows
 
 
 def _run(pace: Pace, took_s: list[float], rows: int) -> list[float]:

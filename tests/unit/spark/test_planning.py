@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.client import QueueRef
-from mq_spark.offsets import Layout, QueueRange
-from mq_spark.planning import QueuePartition, packed, partitions, split
+from mq_spark.reading.offsets import Layout, QueueRange
+from mq_spark.reading.planning import QueuePartition, packed, partitions, split
 
 
 def of(*lengths: int) -> list[QueueRange]:

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from mq_spark.errors import MqSparkError
-from mq_spark.pipelines import replay_plan
-from mq_spark.pipelines.archive_directory import ArchiveDirectory
-from mq_spark.pipelines.compaction import compact
-from mq_spark.pipelines.replay_plan import (
+from mq_spark.pipelines.archiving.archive_directory import ArchiveDirectory
+from mq_spark.pipelines.archiving.compaction import compact
+from mq_spark.pipelines.replaying import replay_plan
+from mq_spark.pipelines.replaying.replay_plan import (
     Done,
     Plan,
     ReplayState,

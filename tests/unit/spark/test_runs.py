@@ -13,7 +13,7 @@ from mq.client.consuming.pages import parse_page
 from mq.errors import Internal
 from mq.wire.v1.consumer_pb2 import PullResponse, Run
 from mq.wire.v1.message_pb2 import Message
-from mq_spark.runs import Rows, rows_of
+from mq_spark.decoding.runs import Rows, rows_of
 from tests.unit.spark.frame_rows import frame_of
 
 INT62 = st.integers(0, 1 << 62)

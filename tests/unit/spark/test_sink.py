@@ -9,7 +9,7 @@ from pyspark.sql import Row
 
 from mq.client import Message
 from mq_spark.errors import MqSparkError
-from mq_spark.sink import _record_batch, sink
+from mq_spark.writing.sink import _record_batch, sink
 
 
 def _plain(row: Row) -> str:

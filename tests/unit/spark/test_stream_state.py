@@ -8,11 +8,11 @@ import pytest
 from pyspark.sql.types import IntegerType, StructField, StructType
 
 from mq.client import QueueRef
-from mq_spark import stream_reader
 from mq_spark.errors import MqSparkError
-from mq_spark.offsets import StreamOffset
 from mq_spark.options import Position, read_options
-from mq_spark.stream_reader import StreamReader, _Stream
+from mq_spark.reading import stream_reader
+from mq_spark.reading.offsets import StreamOffset
+from mq_spark.reading.stream_reader import StreamReader, _Stream
 
 A, B = QueueRef("t", 0, "s"), QueueRef("t", 1, "s")
 Queues = dict[QueueRef, int]

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from mq_spark.errors import MqSparkError
-from mq_spark.whole_input import whole
+from mq_spark.writing.whole_input import whole
 
 BATCH = pa.RecordBatch.from_pydict({"body": [b"a", b"b"]})
 END = b"\xff\xff\xff\xfc"

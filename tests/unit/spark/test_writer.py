@@ -19,9 +19,9 @@ from pyspark.sql.types import (
 )
 
 from mq_spark.errors import MqSparkError
-from mq_spark.sending import Target
 from mq_spark.source import MqDataSource
-from mq_spark.writer import BatchWriter, StreamWriter, check_columns, write_target
+from mq_spark.writing.sending import Target
+from mq_spark.writing.writer import BatchWriter, StreamWriter, check_columns, write_target
 
 OPTIONS = {"servers": "b-0:1, b-1:2", "topic": "t"}
 TEXT, INT, LONG, TIME = StringType(), IntegerType(), LongType(), TimestampType()

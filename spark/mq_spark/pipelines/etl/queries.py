@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from mq_spark.pipelines.etl.shop import CLOSES_HOUR, PAY_WITHIN_MINUTES, SESSION_GAP_MINUTES
 from mq_spark.pipelines.etl.traffic import Topics
-from mq_spark.sink import sink
+from mq_spark.writing.sink import sink
 
 # How much later than the latest event another one may come in and still be counted. Spark keeps
 # what it may need for so long, and has results final after it.

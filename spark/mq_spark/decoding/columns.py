@@ -1,0 +1,340 @@
+"""The columns of the source, and messages as Arrow record batches in them.
+
+    keys, body, topic, broker_set, queue_id, queue_offset, tag, ordering_key, [properties,]
+    born_at, stored_at, message_id, delivery_attempt
+
+A tag or an ordering key that a message does not have is null. Times are those of the message: its
+producer's clock, and the leader's when it was stored. `properties` is there when it is asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import lz4.frame
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from mq.client import QueueRef
+from mq.names import DEAD_LETTER_PREFIX, GIVE_UP_TOPIC, RETRY_PREFIX, message_id
+from mq.wire.v1.message_pb2 import COMPRESSION_LZ4
+from mq_spark.decoding.frames import Opened, open_frames
+from mq_spark.decoding.runs import Rows, rows_of
+from mq_spark.decoding.slices import (
+    binary_array,
+    is_ascii,
+    list_offsets,
+    number_array,
+    or_null,
+    text_array,
+)
+from mq_spark.decoding.walking import Flags, Many, Numbers, Slices
+
+__all__ = ["Rows", "arrow_schema", "record_batch", "record_batches", "rows_of", "spark_schema"]
+
+log = logging.getLogger(__name__)
+
+# Of one Arrow batch, about; and of one body, that nobody should be able to blow up for ever.
+_BATCH_BYTES_MAX, _BODY_BYTES_MAX = 16 << 20, 64 << 20
+# As our clients write them, decompressed.
+_BODY_BYTES_USUAL = 4 << 20
+_YEAR_1_MS, _YEAR_10000_MS = -62_135_596_800_000, 253_402_300_800_000
+# Messages of one batch that are named when they cannot be read.
+_LOGGED_MAX = 20
+
+
+def spark_schema(*, with_properties: bool) -> StructType:
+    fields = [
+        StructField("keys", ArrayType(StringType())),
+        StructField("body", BinaryType()),
+        StructField("topic", StringType()),
+        StructField("broker_set", StringType()),
+        StructField("queue_id", IntegerType()),
+        StructField("queue_offset", LongType()),
+        StructField("tag", StringType()),
+        StructField("ordering_key", StringType()),
+    ]
+    if with_properties:
+        fields.append(StructField("properties", MapType(StringType(), StringType())))
+    fields += [
+        StructField("born_at", TimestampType()),
+        StructField("stored_at", TimestampType()),
+        StructField("message_id", StringType()),
+        StructField("delivery_attempt", IntegerType()),
+    ]
+    return StructType(fields)
+
+
+def record_batches(
+    rows: Rows, ref: QueueRef, *, with_properties: bool, tags: frozenset[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """As `record_batch`; none is empty, and none has much more than 16 MiB, however well the bodies
+    were compressed, unless one message has.
+    """
+    opened, texts = _open(rows)
+    parts = _parts(rows, opened)
+    for part in parts:
+        if len(parts) > 1:
+            opened, texts = _open(part)
+        batch = _batch(part, opened, texts, ref, with_properties=with_properties, tags=tags)
+        if batch.num_rows:
+            yield batch
+
+
+def record_batch(
+    rows: Rows, ref: QueueRef, *, with_properties: bool, tags: frozenset[str] | None = None
+) -> pa.RecordBatch:
+    """One row a message, in the order of the queue; with `tags` only those that have one of them.
+    A message that cannot be read is logged and left out.
+    """
+    opened, texts = _open(rows)
+    return _batch(rows, opened, texts, ref, with_properties=with_properties, tags=tags)
+
+
+def _batch(
+    rows: Rows,
+    opened: Opened,
+    texts: _Texts,
+    ref: QueueRef,
+    *,
+    with_properties: bool,
+    tags: frozenset[str] | None,
+) -> pa.RecordBatch:
+    count = len(rows.queue_offsets)
+    is_wanted = np.ones(count, np.bool_) if tags is None else _has_one_of(texts.tag, tags)
+    body, unreadable = _bodies(opened, is_wanted)
+    unreadable |= opened.unreadable
+    is_wanted[list(unreadable)] = False
+    _log_unreadable(rows, ref, unreadable)
+    schema = arrow_schema(with_properties=with_properties)
+    kinds = {field.name: field.type for field in schema}
+    columns = {
+        "keys": _list_array(kinds["keys"], opened.keys, texts.keys, count),
+        "body": body,
+        "topic": pa.repeat(pa.scalar(ref.topic), count),
+        "broker_set": pa.repeat(pa.scalar(ref.broker_set), count),
+        "queue_id": pa.repeat(pa.scalar(ref.queue_id, pa.int32()), count),
+        "queue_offset": pa.array(rows.queue_offsets),
+        "tag": or_null(texts.tag, opened.tag.sizes > 0),
+        "ordering_key": or_null(texts.ordering_key, opened.ordering_key.sizes > 0),
+        "born_at": _times(kinds["born_at"], opened.born_at_ms),
+        "stored_at": _times(kinds["stored_at"], rows.stored_at_ms),
+        "message_id": _message_ids(ref.broker_set, rows.log_offsets),
+        "delivery_attempt": _attempts(ref.topic, opened),
+    }
+    if with_properties:
+        entries = pa.StructArray.from_arrays(
+            [texts.property_names, texts.property_values],
+            fields=[kinds["properties"].key_field, kinds["properties"].item_field],
+        )
+        columns["properties"] = _list_array(
+            kinds["properties"], opened.property_names, entries, count
+        )
+    batch = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+    return batch if is_wanted.all() else batch.filter(pa.array(is_wanted))
+
+
+class _Texts(NamedTuple):
+    """Of the fields of the same names; no nulls in them."""
+
+    tag: pa.StringArray
+    ordering_key: pa.StringArray
+    keys: pa.StringArray
+    property_names: pa.StringArray
+    property_values: pa.StringArray
+
+
+def _open(rows: Rows) -> tuple[Opened, _Texts]:
+    """What is not plain in any way is left to protobuf: text that may not be text, and properties
+    of the same name, of which Spark would keep both.
+    """
+    closely = np.zeros(len(rows.frames_at), np.bool_)
+    while True:
+        opened = open_frames(rows.data, rows.frames_at, rows.frame_sizes, closely)
+        try:
+            texts = _texts(opened)
+        except pa.ArrowInvalid:
+            closely |= _is_beyond_ascii(opened)
+            continue
+        doubtful = _with_repeated_names(opened.property_names, texts.property_names)
+        if not len(doubtful):
+            return opened, texts
+        closely[doubtful] = True
+
+
+def _texts(opened: Opened) -> _Texts:
+    """ArrowInvalid when something is not UTF-8."""
+    data = opened.data
+    text_array(data, Slices(*opened.origin_texts[1:]))
+    return _Texts(
+        text_array(data, opened.tag),
+        text_array(data, opened.ordering_key),
+        text_array(data, Slices(*opened.keys[1:])),
+        text_array(data, Slices(*opened.property_names[1:])),
+        text_array(data, Slices(*opened.property_values[1:])),
+    )
+
+
+def _is_beyond_ascii(opened: Opened) -> Flags:
+    """Messages with such a text."""
+    found = ~is_ascii(opened.data, opened.tag) | ~is_ascii(opened.data, opened.ordering_key)
+    for many in (
+        opened.keys,
+        opened.property_names,
+        opened.property_values,
+        opened.origin_texts,
+    ):
+        found[many.rows[~is_ascii(opened.data, Slices(*many[1:]))]] = True
+    return found
+
+
+def _with_repeated_names(many: Many, names: pa.StringArray) -> Numbers:
+    """Messages that have two properties of the same name."""
+    if not (many.rows[1:] == many.rows[:-1]).any():
+        return many.rows[:0]
+    encoded = names.dictionary_encode()
+    codes = np.sort(many.rows * len(encoded.dictionary) + encoded.indices.to_numpy())
+    repeated: Numbers = codes[1:][codes[1:] == codes[:-1]] // len(encoded.dictionary)
+    return repeated
+
+
+def _has_one_of(tag: pa.StringArray, tags: frozenset[str]) -> Flags:
+    chosen = pc.is_in(tag, pa.array(sorted(tags), pa.string()))
+    return np.array(chosen.to_numpy(zero_copy_only=False), np.bool_)
+
+
+# -- bodies ---------------------------------------------------------------------------------------
+
+
+def _bodies(opened: Opened, is_wanted: Flags) -> tuple[pa.BinaryArray, dict[int, str]]:
+    """Decompressed, where they are wanted; and by row, why that is not possible."""
+    compressed = np.flatnonzero((opened.compression != 0) & is_wanted)
+    if not len(compressed):
+        return binary_array(opened.data, opened.body), {}
+    starts, sizes = opened.body.starts.copy(), opened.body.sizes.copy()
+    pieces = [opened.data]
+    unreadable: dict[int, str] = {}
+    end = len(opened.data)
+    for row in compressed.tolist():
+        body = _decompressed(opened, row)
+        if isinstance(body, str):
+            unreadable[row], body = body, b""
+        starts[row], sizes[row] = end, len(body)
+        pieces.append(body)
+        end += len(body)
+    return binary_array(b"".join(pieces), Slices(starts, sizes)), unreadable
+
+
+def _decompressed(opened: Opened, row: int) -> bytes | str:
+    """Or what is wrong with it."""
+    if opened.compression[row] != COMPRESSION_LZ4:
+        return f"this client does not know its compression {opened.compression[row]}"
+    try:
+        reader = lz4.frame.LZ4FrameDecompressor()
+        body = reader.decompress(_body(opened, row), max_length=_BODY_BYTES_MAX)
+    except RuntimeError as error:
+        return f"its body cannot be decompressed: {error}"
+    if reader.eof:
+        return bytes(body)
+    what = "larger" if len(body) >= _BODY_BYTES_MAX else "cut short"
+    return f"its body cannot be decompressed: it is {what}, at {len(body)} bytes"
+
+
+def _body(opened: Opened, row: int) -> bytes:
+    start, size = int(opened.body.starts[row]), int(opened.body.sizes[row])
+    return bytes(opened.data[start : start + size])
+
+
+def _parts(rows: Rows, opened: Opened) -> list[Rows]:
+    """Runs of rows that are not too much for one batch when they are decompressed."""
+    sizes = rows.frame_sizes.copy()
+    for row in np.flatnonzero(opened.compression).tolist():
+        sizes[row] += _told_size(_body(opened, row))
+    ends = np.cumsum(sizes)
+    parts, first = [], 0
+    while first < len(ends):
+        before = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, before + _BATCH_BYTES_MAX, "right")))
+        parts.append(Rows(rows.data, *(column[first:last] for column in rows[1:])))
+        first = last
+    return parts
+
+
+def _told_size(compressed: bytes) -> int:
+    try:
+        told: int = lz4.frame.get_frame_info(compressed)["content_size"]
+    except RuntimeError:
+        return 0
+    return min(told or _BODY_BYTES_USUAL, _BODY_BYTES_MAX)
+
+
+# -- other columns --------------------------------------------------------------------------------
+
+
+def _list_array(kind: pa.DataType, many: Many, values: pa.Array, count: int) -> pa.Array:
+    """Lists, or maps, of the values."""
+    buffers = [None, list_offsets(many, count)]
+    return pa.Array.from_buffers(kind, count, buffers, children=[values])
+
+
+def _times(kind: pa.DataType, times_ms: Numbers) -> pa.Array:
+    """A time that is not in the years 1 to 9999, which somebody made up, is null."""
+    is_time = (times_ms >= _YEAR_1_MS) & (times_ms < _YEAR_10000_MS)
+    return number_array(kind, np.where(is_time, times_ms, 0) * 1000, is_time)
+
+
+def _message_ids(broker_set: str, log_offsets: Numbers) -> pa.StringArray:
+    """As `mq.names.message_id` makes one."""
+    return pc.binary_join_element_wise(
+        pa.scalar(broker_set), pa.array(log_offsets).cast(pa.string()), ":"
+    )
+
+
+def _attempts(topic: str, opened: Opened) -> pa.Array:
+    """Elsewhere an origin is what a producer made up."""
+    if not topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX, GIVE_UP_TOPIC)):
+        return pa.repeat(pa.scalar(1, pa.int32()), len(opened.attempts))
+    attempts = np.minimum(opened.attempts + 1, np.iinfo(np.int32).max)
+    return pa.array(attempts.astype(np.int32))
+
+
+def _log_unreadable(rows: Rows, ref: QueueRef, unreadable: Mapping[int, str]) -> None:
+    for row, reason in sorted(unreadable.items())[:_LOGGED_MAX]:
+        log.error(
+            "message %s, at %d of queue %d of topic %s, is passed over: %s",
+            message_id(ref.broker_set, int(rows.log_offsets[row])),
+            rows.queue_offsets[row],
+            ref.queue_id,
+            ref.topic,
+            reason,
+        )
+    if len(unreadable) > _LOGGED_MAX:
+        log.error(
+            "%d more messages, up to %d of queue %d of topic %s, are passed over",
+            len(unreadable) - _LOGGED_MAX,
+            rows.queue_offsets[max(unreadable)],
+            ref.queue_id,
+            ref.topic,
+        )
+
+
+@functools.cache
+def arrow_schema(*, with_properties: bool) -> pa.Schema:
+    """What Spark expects for `spark_schema`, to the letter."""
+    return to_arrow_schema(spark_schema(with_properties=with_properties), timezone="UTC")

@@ -1,0 +1,73 @@
+"""Slices of a buffer as Arrow arrays: one copy, in C++.
+
+An array of Arrow may share its bytes with others, but between two of its values there is no gap. So
+the gaps are made values too, and every second value is taken.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mq_spark.decoding.walking import Flags, Many, Numbers, Slices
+
+
+def binary_array(data: bytes | memoryview, slices: Slices) -> pa.BinaryArray:
+    """They must not overlap; their order is free."""
+    starts, sizes = slices
+    count = len(starts)
+    if not sizes.any():
+        nothing = pa.py_buffer(np.zeros(count + 1, np.int32))
+        return pa.Array.from_buffers(pa.binary(), count, [None, nothing, pa.py_buffer(b"")])
+    chosen = np.arange(1, 2 * count, 2, dtype=np.int32)
+    if (starts[1:] < (starts + sizes)[:-1]).any():
+        # Empty ones before what begins at the same place.
+        order = np.lexsort((sizes, starts))
+        starts, sizes = starts[order], sizes[order]
+        ranks = np.empty(count, np.int32)
+        ranks[order] = chosen
+        chosen = ranks
+    offsets = np.empty(2 * count + 1, np.int32)
+    offsets[0] = 0
+    offsets[1::2] = starts
+    offsets[2::2] = starts + sizes
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    gaps_and_values = pa.Array.from_buffers(pa.binary(), 2 * count, buffers)
+    return gaps_and_values.take(pa.array(chosen))
+
+
+def text_array(data: bytes | memoryview, slices: Slices) -> pa.StringArray:
+    """ArrowInvalid when one of them is not UTF-8."""
+    return binary_array(data, slices).cast(pa.string())
+
+
+def is_ascii(data: bytes | memoryview, slices: Slices) -> Flags:
+    """Of each one."""
+    array = binary_array(data, slices)
+    offsets = np.frombuffer(array.buffers()[1], np.int32)[array.offset :][: len(array) + 1]
+    highs = np.flatnonzero(np.frombuffer(array.buffers()[2] or b"", np.uint8) >= 0x80)
+    made: Flags = np.searchsorted(highs, offsets[:-1]) == np.searchsorted(highs, offsets[1:])
+    return made
+
+
+def or_null(array: pa.Array, is_valid: Flags) -> pa.Array:
+    """The same values, and null where it is not valid; of an array without nulls."""
+    if is_valid.all():
+        return array
+    bitmap = pa.py_buffer(np.packbits(is_valid, bitorder="little"))
+    return pa.Array.from_buffers(array.type, len(array), [bitmap, *array.buffers()[1:]])
+
+
+def list_offsets(many: Many, count: int) -> pa.Buffer:
+    """Where the values of each of so many rows begin."""
+    offsets: npt.NDArray[np.int32] = np.zeros(count + 1, np.int32)
+    if len(many.rows):
+        np.cumsum(np.bincount(many.rows, minlength=count), out=offsets[1:])
+    return pa.py_buffer(offsets)
+
+
+def number_array(kind: pa.DataType, numbers: Numbers, is_valid: Flags | None = None) -> pa.Array:
+    """Of the same bytes, whatever they mean."""
+    array = pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
+    return array if is_valid is None else or_null(array, is_valid)
