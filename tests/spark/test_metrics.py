@@ -5,11 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,6 +24,7 @@ from mq_spark.errors import MqSparkError
 from mq_spark.pipelines.measuring.metrics_figures import Measure, collected, figures
 from mq_spark.pipelines.measuring.metrics_files import FigureFiles
 from mq_spark.pipelines.measuring.metrics_stream import Measuring, Wanted, documents, measured
+from tests.spark.commands import SparkCommand
 from tests.support.broker_process import BrokerProcess
 from tests.support.topics import create_topic, send
 
@@ -332,38 +329,26 @@ def test_a_run_that_is_killed_goes_on_and_each_window_is_there_once(
 ) -> None:
     create_topic(broker.address, "killed", 2)
     files = FigureFiles(tmp_path)
-    command = [sys.executable, "-m", "mq", "spark", "metrics", "--topics", "killed"]
-    command += ["--server", broker.address, "--window", "10s", "--watermark", "20s"]
-    command += ["--time", "born", "--to", str(tmp_path), "--to-topic", "killed-figures"]
-    command += ["--master", "local[2]", "--conf", "spark.sql.shuffle.partitions=2"]
+    command = ["metrics", "--topics", "killed", "--server", broker.address, "--window", "10s"]
+    command += ["--watermark", "20s", "--time", "born"]
+    command += ["--to", str(tmp_path), "--to-topic", "killed-figures"]
     send(broker.address, "killed", 0, [_message(at, at) for at in range(90)])
-    running = subprocess.Popen(
-        [*command, "--every", "200ms"], start_new_session=True, stderr=subprocess.PIPE, text=True
-    )
-    try:
+    outputs = tmp_path / "_outputs"
+    outputs.mkdir()
+    with SparkCommand(outputs, *command, "--every", "200ms") as running:
         deadline = time.monotonic() + _DEADLINE_S
-        while files.is_empty and time.monotonic() < deadline and running.poll() is None:
+        while files.is_empty and time.monotonic() < deadline and running.is_running:
             time.sleep(0.05)
         # In the middle of a batch, or before it.
         send(broker.address, "killed", 1, [_message(at, 500 + at) for at in range(80, 300)])
-        assert running.poll() is None, running.communicate()[1]
-    finally:
-        os.killpg(running.pid, signal.SIGKILL)
-        running.communicate()
+        assert running.is_running, running.errors
+        running.kill()
     assert not files.is_empty
 
-    done = subprocess.run(
-        [*command, "--once", "--json", "--last", "100"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_DEADLINE_S,
-    )
-    assert done.returncode == 0, done.stderr
+    with SparkCommand(outputs, *command, "--once", "--json", "--last", "100") as again:
+        told = json.loads(again.result())
+        assert "rows of windows that are still open" in again.errors
     stored = _stored(broker, "killed")
     assert _found(files.read()) == _expected(stored, Measure(10, 20, "born"))
-    assert json.loads(done.stdout) == documents(files.read())
-    assert _sent(broker, "killed-figures") == [
-        one for one in json.loads(done.stdout) if one["is_complete"]
-    ]
-    assert "rows of windows that are still open" in done.stderr
+    assert told == documents(files.read())
+    assert _sent(broker, "killed-figures") == [one for one in told if one["is_complete"]]
