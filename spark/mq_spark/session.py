@@ -33,14 +33,20 @@ _CONF = {
 def session(
     name: str = "mq", *, master: str = "local[*]", conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The one of this process, made when there is none. NoJava."""
+    """The one of this process, made when there is none; also that of this thread, which has to call
+    it before it writes with `df.write.format("mq")`. NoJava.
+    """
     if SparkSession.getActiveSession() is None:
         use_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name).master(master)
     for key, value in merged(conf or {}).items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    made = builder.getOrCreate()
+    # Spark looks for data sources of Python by the session of the thread, which is known to Java
+    # from here on.
+    made.createDataFrame([], "nothing int")
+    return made
 
 
 def merged(conf: Mapping[str, str]) -> dict[str, str]:

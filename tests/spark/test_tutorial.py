@@ -23,16 +23,17 @@ from tests.support.broker_process import BrokerProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "SPARK.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 ADDRESS = "127.0.0.1:8081"
 DEADLINE_S = 300  # of a busy machine
 # A Java that lives for seconds is done sooner without its second compiler.
 QUICK_JAVA = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 
-def section(heading: str) -> str:
+def section(heading: str, page: str = PAGE) -> str:
     """Up to the next heading of the same depth or less."""
     depth = heading.index(" ")
-    text = PAGE.partition(f"\n{heading}\n")[2]
+    text = page.partition(f"\n{heading}\n")[2]
     assert text, heading
     return re.split(rf"^#{{1,{depth}}} ", text, maxsplit=1, flags=re.MULTILINE)[0]
 
@@ -112,7 +113,9 @@ def test_the_links_within_the_page_lead_somewhere() -> None:
 def test_the_programs_run(
     spark: SparkSession, server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    programs = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    # That of the README takes another topic for its own.
+    readme = section("## Spark", README).replace('"orders"', '"greetings"')
+    programs = re.findall(r"^```python\n(.*?)^```", PAGE + readme, re.DOTALL | re.MULTILINE)
     source = inspect.getsource(queries)
     excerpts = [program for program in programs if program in source]
     assert len(excerpts) == 1
@@ -125,14 +128,23 @@ def test_the_programs_run(
             "/backups/2026-11-16", f"{tmp_path}/backup"
         )
         # A relative path would be Java's, which is where the tests were started.
-        ready = re.sub(r'checkpointLocation="', f'checkpointLocation="{tmp_path}/', ready)
+        ready = re.sub(r'"(\w+\.checkpoint)"', rf'"{tmp_path}/\1"', ready)
         exec(compile(ready, "docs/SPARK.md", "exec"), {})  # noqa: S102 - our own page
     printed = capsys.readouterr().out
     assert "body='hello" in printed
     assert printed.splitlines()[1] == "100"
     assert "greetings" in printed
-    shouts = spark.read.format("mq").options(servers=server, subscribe="shouts").load()
-    assert {bytes(row.body) for row in shouts.collect()} == {b"HELLO %d" % at for at in range(100)}
+    for topic in ("shouts", "loud-orders"):
+        shouts = spark.read.format("mq").options(servers=server, subscribe=topic).load()
+        found = [bytes(row.body) for row in shouts.collect()]
+        assert sorted(found) == sorted(b"HELLO %d" % at for at in range(100))
+
+
+def test_the_commands_of_the_readme_and_the_page_are_legal(server: str, tmp_path: Path) -> None:
+    typed = commands(section("## Spark", README)) + commands(section("## Pipelines"))
+    assert len(typed) >= 10
+    for command in typed:
+        assert "Usage" in shell(f"{command} --help", tmp_path, server)
 
 
 # -- the tutorial ----------------------------------------------------------------------------------

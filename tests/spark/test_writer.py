@@ -8,6 +8,7 @@ import datetime as dt
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -451,3 +452,15 @@ def test_a_sink_is_for_streams_only(spark: SparkSession, broker: BrokerProcess) 
     rows = spark.range(1).selectExpr("'a' body")
     with pytest.raises(MqSparkError, match=r"is for foreachBatch .* use df.write.format\('mq'\)"):
         mq_spark.sink(servers=broker.address, topic="t")(rows, 0)
+
+
+def test_a_thread_writes_when_it_has_asked_for_the_session(
+    spark: SparkSession, broker: BrokerProcess
+) -> None:
+    def work() -> None:
+        mq_spark.session()
+        write(spark.range(3).selectExpr("cast(id as string) body"), broker, topic="by-thread")
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result(DEADLINE_S)
+    assert bodies(broker.address, "by-thread") == [b"0", b"1", b"2"]
