@@ -408,7 +408,7 @@ def test_columns_that_an_archive_did_not_have_are_empty(
 def test_an_error_is_one_line(replays: Replays, arguments: str, told: str) -> None:
     failed = replays.run(*arguments.split())
     assert failed.exit_code == 1
-    lines = [line for line in failed.stderr.splitlines() if not line.startswith("Replay ")]
+    lines = [line for line in failed.stderr.splitlines() if not line.lower().startswith("replay ")]
     assert len(lines) == 1
     assert lines[0].startswith("error: ")
     assert told in lines[0]
