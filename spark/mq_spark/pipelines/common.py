@@ -60,7 +60,7 @@ class Pipeline:
         if needs_broker:
             self.brokers.check()
         # Here, so that help and errors of usage do not wait for PySpark.
-        from mq_spark.session import session  # noqa: PLC0415
+        from mq_spark.session import session
 
         with session(f"mq spark {name}", master=self.master, conf=self.conf) as made:
             yield made

@@ -115,7 +115,7 @@ def write_batch(
     frame: DataFrame, target: Path, *, tasks: int, topics: int, rows_per_file: int
 ) -> None:
     """Parquet files by topic and day, few of them."""
-    from pyspark.sql import functions as f  # noqa: PLC0415
+    from pyspark.sql import functions as f
 
     # Each task has a file for each of its topics: many topics are better brought together, though
     # it costs a shuffle.

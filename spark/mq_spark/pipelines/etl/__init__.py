@@ -111,8 +111,8 @@ def produce(brokers: Brokers, *, shop: str, users: int, seed: int, over_s: float
     """
     brokers.check()
     # Here, so that help does not wait for gRPC.
-    from mq_spark.pipelines.etl.shop import make_day  # noqa: PLC0415
-    from mq_spark.pipelines.etl.traffic import (  # noqa: PLC0415
+    from mq_spark.pipelines.etl.shop import make_day
+    from mq_spark.pipelines.etl.traffic import (
         Topics,
         create_topics,
         last_day,
@@ -146,8 +146,8 @@ def run(pipeline: Pipeline, *, runs: Runs, shop: str, folder: Path) -> None:
     pipeline = dataclasses.replace(pipeline, conf={**_CONF, **pipeline.conf, **_FIXED_CONF})
     with pipeline.session("etl") as session:
         # Here, because they need PySpark.
-        from mq_spark.pipelines.etl.queries import start  # noqa: PLC0415
-        from mq_spark.pipelines.etl.traffic import Topics, create_topics  # noqa: PLC0415
+        from mq_spark.pipelines.etl.queries import start
+        from mq_spark.pipelines.etl.traffic import Topics, create_topics
 
         topics = Topics.of(shop)
         create_topics(pipeline.servers, topics)
@@ -199,7 +199,7 @@ def _raise_failure(queries: Iterable[StreamingQuery]) -> None:
 def report(folder: Path, plot: Path | None, *, as_json: bool) -> None:
     """Print what was found, day by day, and draw it."""
     # Here, because it needs matplotlib.
-    from mq_spark.pipelines.etl.results import days, draw, read_results  # noqa: PLC0415
+    from mq_spark.pipelines.etl.results import days, draw, read_results
 
     results = read_results(folder)
     plot = plot or folder / "report.png"

@@ -56,9 +56,9 @@ class Shown:
 
     def show(self, figures: pa.Table) -> None:
         """The newest windows."""
-        from mq_spark.pipelines.measuring.metrics_files import newest_windows  # noqa: PLC0415
-        from mq_spark.pipelines.measuring.metrics_report import print_figures  # noqa: PLC0415
-        from mq_spark.pipelines.measuring.metrics_stream import documents  # noqa: PLC0415
+        from mq_spark.pipelines.measuring.metrics_files import newest_windows
+        from mq_spark.pipelines.measuring.metrics_report import print_figures
+        from mq_spark.pipelines.measuring.metrics_stream import documents
 
         newest = newest_windows(figures, self.windows_max or _WINDOWS_IN_TABLE)
         if self.as_json:
@@ -70,7 +70,7 @@ class Shown:
 
     def show_lines(self, figures: pa.Table) -> None:
         """The same while a stream runs: each window when it is complete."""
-        from mq_spark.pipelines.measuring.metrics_stream import documents  # noqa: PLC0415
+        from mq_spark.pipelines.measuring.metrics_stream import documents
 
         if sys.stderr.isatty():
             # The line of progress, which comes again.
@@ -84,8 +84,8 @@ class Shown:
 
     def draw(self, figures: pa.Table) -> None:
         if self.plot is not None and len(figures):
-            from mq_spark.pipelines.measuring.metrics_files import newest_windows  # noqa: PLC0415
-            from mq_spark.pipelines.measuring.metrics_report import plot_figures  # noqa: PLC0415
+            from mq_spark.pipelines.measuring.metrics_files import newest_windows
+            from mq_spark.pipelines.measuring.metrics_report import plot_figures
 
             plot_figures(newest_windows(figures, self.windows_read_max), self.plot)
             output.note(f"Drawn: {self.plot}")
@@ -205,8 +205,8 @@ def metrics(  # noqa: PLR0913 - one a flag
         assert target is not None  # noqa: S101 - checked above
         _show_written(target, shown)
         return
-    from mq_spark.pipelines.measuring.metrics_figures import Measure  # noqa: PLC0415
-    from mq_spark.pipelines.measuring.metrics_stream import Wanted  # noqa: PLC0415
+    from mq_spark.pipelines.measuring.metrics_figures import Measure
+    from mq_spark.pipelines.measuring.metrics_stream import Wanted
 
     source = {"subscribe": topics} if topics else {"subscribePattern": pattern}
     source |= {"tags": tags} if tags else {}
@@ -223,7 +223,7 @@ def metrics(  # noqa: PLR0913 - one a flag
 
 
 def _show_written(target: Path, shown: Shown) -> None:
-    from mq_spark.pipelines.measuring.metrics_files import FigureFiles  # noqa: PLC0415
+    from mq_spark.pipelines.measuring.metrics_files import FigureFiles
 
     if not target.is_dir():
         raise click.UsageError(f"--to {target}: there is no such directory; --topics makes one")
@@ -236,7 +236,7 @@ def _show_written(target: Path, shown: Shown) -> None:
 def _show_now(
     pipeline: Pipeline, wanted: Wanted, starting: Mapping[str, str], shown: Shown
 ) -> None:
-    from mq_spark.pipelines.measuring.metrics_stream import measured  # noqa: PLC0415
+    from mq_spark.pipelines.measuring.metrics_stream import measured
 
     with pipeline.session("metrics") as session:
         found = measured(session, wanted, starting)
@@ -254,7 +254,7 @@ def _run(
     to_topic: str,
     shown: Shown,
 ) -> None:
-    from mq_spark.pipelines.measuring.metrics_files import FigureFiles  # noqa: PLC0415
+    from mq_spark.pipelines.measuring.metrics_files import FigureFiles
 
     if target is None:
         assert runs.checkpoint is not None  # noqa: S101 - checked with the options
@@ -279,8 +279,8 @@ def _stream(
     to_topic: str,
     shown: Shown,
 ) -> None:
-    from mq_spark.pipelines import progress  # noqa: PLC0415
-    from mq_spark.pipelines.measuring.metrics_stream import Measuring  # noqa: PLC0415
+    from mq_spark.pipelines import progress
+    from mq_spark.pipelines.measuring.metrics_stream import Measuring
 
     def show(figures: pa.Table) -> None:
         if shown.as_table or shown.as_json:

@@ -122,7 +122,7 @@ def plot_figures(figures: pa.Table, path: Path) -> None:
     The file is written anew in one step. Of many topics the busiest are shown.
     """
     # Here, because it takes a second and only plots need it.
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.figure import Figure
 
     rows = figures.to_pylist()
     series = _series(rows)
@@ -241,14 +241,14 @@ def _finish(panel: Axes, rows: Sequence[Row], text: Any, open_label: str = "") -
 
 def _mark_powers_of_two(panel: Axes) -> None:
     """1 KiB and 2 KiB, not 1000 B."""
-    from matplotlib.ticker import MultipleLocator  # noqa: PLC0415
+    from matplotlib.ticker import MultipleLocator
 
     top = max(4.0, panel.get_ylim()[1])
     panel.yaxis.set_major_locator(MultipleLocator(2 ** math.ceil(math.log2(top / 4))))
 
 
 def _label_times(panel: Axes) -> None:
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter  # noqa: PLC0415
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
     locator = AutoDateLocator(minticks=2, maxticks=5, tz=dt.UTC)  # type: ignore[no-untyped-call]
     panel.xaxis.set_major_locator(locator)

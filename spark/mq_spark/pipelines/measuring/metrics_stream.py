@@ -149,7 +149,7 @@ def measured(session: SparkSession, wanted: Wanted, starting: Mapping[str, str])
 
 
 def _sink(servers: str, topic: str) -> Callable[[DataFrame, int], None]:
-    from mq_spark.writing.sink import sink  # noqa: PLC0415 - needed with --to-topic only
+    from mq_spark.writing.sink import sink
 
     return sink(servers=servers, topic=topic, keys="keys", ordering_key="topic")
 

@@ -61,9 +61,9 @@ _SHOW_EVERY_S, _STOP_AGAIN_S = 0.5, 0.2
 
 def archive_schema() -> StructType:
     """Of the files and their directories, so that nothing is guessed: a topic may be called 12."""
-    from pyspark.sql.types import StringType, StructField, StructType  # noqa: PLC0415
+    from pyspark.sql.types import StringType, StructField, StructType
 
-    from mq_spark.decoding.columns import spark_schema  # noqa: PLC0415
+    from mq_spark.decoding.columns import spark_schema
 
     fields = [field for field in spark_schema(with_properties=True) if field.name != "topic"]
     parts = [StructField("topic", StringType()), StructField("date", StringType())]
@@ -72,7 +72,7 @@ def archive_schema() -> StructType:
 
 def wanted_rows(session: SparkSession, root: Path, files: list[str], wanted: Wanted) -> DataFrame:
     """The rows of the files that pass the filters, with the columns of the archive."""
-    from pyspark.sql import functions as f  # noqa: PLC0415
+    from pyspark.sql import functions as f
 
     paths = [str(root / file) for file in files]
     frame = session.read.schema(archive_schema()).option("basePath", str(root)).parquet(*paths)
@@ -91,7 +91,7 @@ def wanted_rows(session: SparkSession, root: Path, files: list[str], wanted: Wan
 
 def messages(frame: DataFrame, wanted: Wanted, tasks: int) -> DataFrame:
     """What is sent, in the order in which it is sent, and by which task."""
-    from pyspark.sql import functions as f  # noqa: PLC0415
+    from pyspark.sql import functions as f
 
     if wanted.is_paced:
         frame = frame.coalesce(1)
@@ -162,7 +162,7 @@ class Replaying:
         )
 
     def _step(self, number: int) -> int:
-        from mq_spark.pipelines.replaying.replay_sending import RESULT, Job  # noqa: PLC0415
+        from mq_spark.pipelines.replaying.replay_sending import RESULT, Job
 
         plan = self._plan
         files = list(plan.steps[number].files)
@@ -208,7 +208,7 @@ def _check_there(root: Path, files: list[str]) -> None:
 
 def counts(session: SparkSession, archive: ArchiveDirectory, wanted: Wanted) -> list[Any]:
     """By topic: how many messages a replay would send, and from when to when they were stored."""
-    from pyspark.sql import functions as f  # noqa: PLC0415
+    from pyspark.sql import functions as f
 
     files = [
         str(file.relative_to(archive.path))
@@ -393,7 +393,7 @@ def _check_archive(archive: ArchiveDirectory, source: Path, wanted: Wanted) -> N
 
 def _check_condition(session: SparkSession, where: str) -> None:
     """Before anything is fixed. MqSparkError: what is wrong with it."""
-    from pyspark.errors import PySparkException  # noqa: PLC0415
+    from pyspark.errors import PySparkException
 
     # It would print the stacks of both languages.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
