@@ -315,7 +315,7 @@ def replay(  # noqa: PLR0913 - one a flag
 
     What the archive has at the start is replayed, in the order of its queues.
     A replay that was interrupted goes on with its --id and the same options; only
-    the number behind --rate or --speed may be another one.
+    its pace, --rate or --speed, may be another one.
     """
     if bool(to_topic) == same_topics:
         raise click.UsageError("give --to-topic or --same-topics, one of them")
