@@ -1,7 +1,8 @@
 """`format("mq")`: what Spark asks for by name. With `path` it reads files, otherwise brokers.
 
 `schema` is where a user's mistakes are found, before any work begins: Spark asks for it when a
-frame is made, and hides or delays what later steps say.
+frame is made, and hides or delays what later steps say. Every process of Spark's that reads or
+writes imports this: what only some of them need, writers and files of logs, is imported there.
 """
 
 from __future__ import annotations
