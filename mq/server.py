@@ -38,6 +38,7 @@ from mq.raft.node import Node as RaftNode
 from mq.raft.vote import VoteFile
 from mq.rpc.greeting import Greeter
 from mq.rpc.server import RpcServer
+from mq.store.damage import DamageLog
 from mq.store.flush import Flusher
 from mq.store.format import Kind
 from mq.store.identity import Identity
@@ -147,6 +148,7 @@ class Server:
                 identity,
                 broker_state=state.encode,
                 filing=state.hold,
+                damage=DamageLog(self._clock.now_ms),
             )
             stack.push_async_callback(asyncio.to_thread, store.close)
             vote = VoteFile(vfs, f"{node.data}/vote")

@@ -16,6 +16,7 @@ from mq.config import Config
 from mq.errors import IllegalConfig
 from mq.raft.contracts import Follower, Status
 from mq.raft.node import Node as RaftNode
+from mq.store.damage import Damage, DamageKind
 from mq.store.vfs import Vfs
 from mq.wire.v1 import admin_pb2 as pb
 
@@ -90,6 +91,8 @@ class Control:
                 pb.SetMember(node_id=node_id, address=address)
                 for node_id, address in sorted(raft.members.items())
             ],
+            damages=[_damage(one) for one in broker.store.damage.records()],
+            open_damages=sum(map(broker.store.damage.open_count, DamageKind)),
         )
 
     def options(self) -> pb.ConfigList:
@@ -126,6 +129,20 @@ def _follower(raft: Status, one: Follower) -> pb.FollowerStatus:
         behind=max(0, raft.last_index - one.match_index),
         is_connected=one.is_connected,
         is_voter=one.is_voter,
+    )
+
+
+def _damage(one: Damage) -> pb.StorageDamage:
+    return pb.StorageDamage(
+        kind=one.kind.value,
+        file=one.path,
+        position=one.position,
+        reason=one.reason,
+        start_log_offset=one.start,
+        end_log_offset=one.end,
+        affected=one.affected,
+        found_at_ms=one.found_at_ms,
+        mended_at_ms=one.mended_at_ms,
     )
 
 

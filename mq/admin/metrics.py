@@ -21,6 +21,7 @@ from mq.errors import PortUnavailable
 from mq.logging import get_logger
 from mq.raft.contracts import Status
 from mq.raft.hooks import Role
+from mq.store.damage import DamageKind, DamageLog
 
 log = get_logger(__name__)
 
@@ -167,6 +168,7 @@ def _picture(broker: Broker, raft: Status) -> Iterator[Metric]:
     ]
     for name, text, value in gauges:
         yield GaugeMetricFamily(name, text, value)
+    yield from _damage(store.damage)
     yield from _transactions(broker)
     yield _by_follower(raft)
     yield from _sets(broker)
@@ -202,6 +204,22 @@ def _sets(broker: Broker) -> Iterator[Metric]:
     for one in sets:
         ages.add_metric([one.name], one.age_ms / 1000)
     yield ages
+
+
+def _damage(damage: DamageLog) -> Iterator[Metric]:
+    labels = ["kind"]
+    found = CounterMetricFamily(
+        "mq_storage_damage_found",
+        "Places on the disk that are not what was written.",
+        labels=labels,
+    )
+    mended = CounterMetricFamily("mq_storage_damage_mended", "Of those, mended.", labels=labels)
+    open_now = GaugeMetricFamily("mq_storage_damage_open", "Of those, not mended.", labels=labels)
+    for kind in DamageKind:
+        found.add_metric([kind.value], damage.found_total[kind])
+        mended.add_metric([kind.value], damage.mended_total[kind])
+        open_now.add_metric([kind.value], damage.open_count(kind))
+    yield from (found, mended, open_now)
 
 
 def _transactions(broker: Broker) -> Iterator[Metric]:

@@ -64,7 +64,19 @@ class Seen(NamedTuple):
             return f"not ready: {counted(behind, 'entry', 'entries')} to apply"
         if not self.status.is_voter:
             return "does not vote: it is no member, or has to catch up"
+        return _damage(self.status)
+
+
+def _damage(status: BrokerStatusResponse) -> str:
+    """What is damaged on the disk and not mended; empty when there is none."""
+    if not status.open_damages:
         return ""
+    text = f"{counted(status.open_damages, 'place')} on the disk damaged"
+    found = next((one for one in status.damages if not one.mended_at_ms), None)
+    if found is None:
+        return text
+    affected = f" ({found.affected})" if found.affected else ""
+    return f"{text}: {found.kind} file {found.file} at byte {found.position}{affected}"
 
 
 def look(admin: Admin, found: RouteResponse, broker_set: str = "") -> list[Seen]:

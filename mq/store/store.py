@@ -23,6 +23,7 @@ from mq.store import checkpoint, identity, retention
 from mq.store.batch import Batch, data_offsets, decode_payload, encode_payload
 from mq.store.commitlog import CommitLog, NewEntry
 from mq.store.consumequeue import QueueExtent
+from mq.store.damage import DamageLog
 from mq.store.derived import CheckpointPlan, Derived
 from mq.store.format import Kind
 from mq.store.holding import Filing, file_plainly
@@ -54,7 +55,7 @@ class Dropped(NamedTuple):
 
 
 class Store:
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what its owner decides, each with its default
         self,
         vfs: Vfs,
         directory: str,
@@ -64,14 +65,17 @@ class Store:
         broker_state: Callable[[], bytes] = bytes,
         filing: Filing = file_plainly,
         background: bool = True,
+        damage: DamageLog | None = None,
     ) -> None:
         """Takes the directory, checks the log, restores the derived state of the last checkpoint.
 
         Nothing behind `applied_index` is visible yet: call `apply_through` with what is known to be
         committed. `broker_state` gives what a checkpoint keeps for the broker; what the last one
         kept is in `restored_broker_state`. `filing` says where batches go that are held back.
-        `background` False: no thread of our own, for simulations.
+        `background` False: no thread of our own, for simulations. `damage` is told what is found
+        that is not what was written.
         """
+        self.damage = damage or DamageLog()
         self._vfs = vfs
         self._directory = directory
         self._config = config

@@ -47,6 +47,12 @@ def status(node_id: str, **fields: Any) -> pb.BrokerStatusResponse:
     return pb.BrokerStatusResponse(**{**given, **fields})
 
 
+DAMAGES = [
+    pb.StorageDamage(kind="queue", file="q", position=20, mended_at_ms=5),
+    pb.StorageDamage(kind="log", file="0.log", position=80, affected="orders/0: 5 to 9"),
+]
+
+
 class Nodes(FakeAdmin):
     """Three of them; those in `fields` say something else, those in `silent` nothing."""
 
@@ -112,6 +118,11 @@ def test_a_healthy_cluster_ends_with_0() -> None:
     assert result.stdout.count("healthy") == 3
 
 
+def test_damage_that_was_mended_is_no_problem() -> None:
+    nodes = Nodes(node_0={"damages": DAMAGES[:1]})
+    assert run(cluster, "health", admin=nodes).exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("admin", "problem"),
     [
@@ -119,6 +130,8 @@ def test_a_healthy_cluster_ends_with_0() -> None:
         (Nodes(routed(unknown="node-0")), "its address is not known"),
         (Nodes(node_0={"leader_id": ""}), "nobody leads"),
         (Nodes(node_0={"is_ready": False, "applied_index": (1 << 40) - 3}), "3 entries to apply"),
+        (Nodes(node_0={"damages": DAMAGES, "open_damages": 1}), "1 place on the disk damaged"),
+        (Nodes(node_0={"damages": DAMAGES, "open_damages": 1}), "byte 80"),
     ],
 )
 def test_a_cluster_with_a_problem_ends_with_1_and_names_it(admin: Nodes, problem: str) -> None:

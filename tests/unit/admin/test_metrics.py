@@ -1,8 +1,9 @@
-"""What a scrape shows of other broker sets."""
+"""What a scrape shows of other broker sets, and of damage on the disk."""
 
 from __future__ import annotations
 
 from mq.admin import metrics
+from mq.store.damage import Damage, DamageKind, DamageLog
 from mq.wire.v1.cluster_pb2 import BrokerSet, GreetResponse
 from tests.support.consensus import Node, on_loop
 
@@ -18,3 +19,20 @@ async def test_sets_are_counted_and_grow_old() -> None:
     found = {one.labels["broker_set"]: one.value for one in ages.samples}
     assert found["set-0"] == 0
     assert 7 <= found["b"] < 60
+
+
+def test_damage_is_counted_by_kind() -> None:
+    damage = DamageLog()
+    damage.found(Damage(DamageKind.LOG, "a.log", 40, "the checksum does not match"))
+    damage.found(Damage(DamageKind.QUEUE, "orders/0", 0, "a bad unit"))
+    damage.mended(DamageKind.QUEUE, "orders/0")
+    shown = {
+        (one.name, one.labels["kind"]): one.value
+        for family in metrics._damage(damage)
+        for one in family.samples
+    }
+    assert shown["mq_storage_damage_found_total", "log"] == 1
+    assert shown["mq_storage_damage_open", "log"] == 1
+    assert shown["mq_storage_damage_mended_total", "queue"] == 1
+    assert shown["mq_storage_damage_open", "queue"] == 0
+    assert shown["mq_storage_damage_found_total", "index"] == 0
