@@ -39,6 +39,17 @@ from mq.wire.v1 import admin_pb2, cluster_pb2, consumer_pb2, producer_pb2, trans
 # A request beside its batches.
 _REQUEST_OVERHEAD_BYTES = 64 << 10
 _KEEPALIVE_MS = 30_000
+# Limits of one connection, as far as gRPC enforces them; `tests/cluster/test_floods.py` has the
+# floods that it does not cut off.
+METADATA_BYTES_MAX = 16 << 10
+CALLS_MAX = 1_024
+PING_MS_MIN = 5_000
+PINGS_FORGIVEN = 10
+# gRPC holds a client to these limits only once the client has acknowledged its SETTINGS: one that
+# does not within this time is disconnected, as is one that never speaks HTTP/2.
+GREETING_MS_MAX = 5_000
+# As gRPC's own clients do: what is idle for longer was forgotten.
+IDLE_MS_MAX = 1_800_000
 # Requests that are read as another message of the same wire format.
 _RAW: dict[str, type[Message]] = {"SendAtomically": producer_pb2.RawAtomicRequest}
 
@@ -49,13 +60,20 @@ def _options(request_bytes_max: int) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", request_bytes_max),
         ("grpc.max_send_message_length", -1),
-        ("grpc.max_metadata_size", 16 << 10),
-        # Dead peers are found, and their streams ended; clients may ask as often.
+        # A soft limit below the hard one would refuse some requests at random.
+        ("grpc.max_metadata_size", METADATA_BYTES_MAX),
+        ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
+        ("grpc.max_concurrent_streams", CALLS_MAX),
+        ("grpc.server_handshake_timeout_ms", GREETING_MS_MAX),
+        ("grpc.http2.settings_timeout", GREETING_MS_MAX),
+        ("grpc.max_connection_idle_ms", IDLE_MS_MAX),
+        # Dead peers are found, and their streams ended; clients may ask as often, and oftener
+        # while messages come and go.
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", PING_MS_MIN),
+        ("grpc.http2.max_ping_strikes", PINGS_FORGIVEN),
     ]
 
 

@@ -116,6 +116,7 @@ def limits() -> dict[str, str]:
             f"{lookup.QUERY_RESULTS_MAX}; {inspect.BROWSE_MAX:,}"
         ),
         **message_type_limits(),
+        **connection_limits(),
     }
 
 
@@ -140,6 +141,20 @@ def message_type_limits() -> dict[str, str]:
         "messages in hand of one group in one queue": f"{granting.IN_HAND_MAX:,}",
         "handles in a request; messages in a receive": (
             f"{receive.HANDLES_MAX:,}; {receive.MESSAGES_MAX:,}"
+        ),
+    }
+
+
+def connection_limits() -> dict[str, str]:
+    return {
+        "metadata of a call; calls at once on a connection": (
+            f"{size(server.METADATA_BYTES_MAX)}; {server.CALLS_MAX:,}"
+        ),
+        "between two pings without data; sooner ones forgiven": (
+            f"{seconds(server.PING_MS_MIN)}; {server.PINGS_FORGIVEN}"
+        ),
+        "HTTP/2 greeting of a client; connection without calls": (
+            f"{seconds(server.GREETING_MS_MAX)}; {server.IDLE_MS_MAX // 60_000} min"
         ),
     }
 
