@@ -49,7 +49,9 @@ __all__ = [
     "RaftConfig",
     "RetentionConfig",
     "StoreConfig",
+    "check_variables",
     "load",
+    "of_kubernetes",
     "options",
     "to_toml",
 ]
@@ -59,6 +61,20 @@ FILE_VARIABLE = "MQ_CONFIG"
 SERVER_VARIABLE = "MQ_SERVER"
 
 _PREFIX = "MQ_"
+# Kubernetes writes the place of every Service of a namespace into the environment of its pods. A
+# Service called mq, or mq-<anything>, gets variables that start like ours; one called mq-broker
+# even an MQ_BROKER_PORT, whose value tells it from the option.
+_KUBERNETES = {
+    re.compile(rf"{_PREFIX}(?:[A-Z0-9_]+_)?{name}"): re.compile(value)
+    for name, value in (
+        ("SERVICE_HOST", r"[0-9a-fA-F.:]+"),
+        (r"SERVICE_PORT(?:_[A-Z0-9_]+)?", r"[0-9]{1,5}"),
+        (r"PORT(?:_[0-9]{1,5}_(?:TCP|UDP|SCTP))?", r"(?:tcp|udp|sctp)://\S+"),
+        (r"PORT_[0-9]{1,5}_(?:TCP|UDP|SCTP)_PROTO", r"tcp|udp|sctp"),
+        (r"PORT_[0-9]{1,5}_(?:TCP|UDP|SCTP)_PORT", r"[0-9]{1,5}"),
+        (r"PORT_[0-9]{1,5}_(?:TCP|UDP|SCTP)_ADDR", r"[0-9a-fA-F.:]+"),
+    )
+}
 _SIZE_UNITS = {
     "b": 1,
     **{f"{letter}ib": 1 << (10 * power) for power, letter in enumerate("kmgtpe", start=1)},
@@ -142,6 +158,27 @@ def load(file: str | None, environ: Mapping[str, str], flags: Mapping[str, Any])
     return config
 
 
+def check_variables(environ: Mapping[str, str]) -> None:
+    """IllegalConfig for a variable that looks like one of ours and is none. For commands that load
+    no configuration: a slip is told there as well, and not passed over.
+    """
+    if any(name.startswith(_PREFIX) and name != SERVER_VARIABLE for name in environ):
+        _own_variables(environ)
+
+
+def of_kubernetes(environ: Mapping[str, str]) -> list[str]:
+    """The variables that Kubernetes has written for Services whose names start with mq."""
+    return sorted(
+        variable
+        for variable, value in environ.items()
+        if variable.startswith(_PREFIX)
+        and any(
+            name.fullmatch(variable) and form.fullmatch(value)
+            for name, form in _KUBERNETES.items()
+        )
+    )
+
+
 def to_toml(config: Config) -> str:
     """A file that `load` reads back as the same configuration, each key under its description."""
     lines: list[str] = []
@@ -180,18 +217,27 @@ def _from_file(path: str, origin: str) -> Iterator[_Setting]:
 
 
 def _from_environ(environ: Mapping[str, str]) -> Iterator[_Setting]:
-    by_variable = {option.env: option for option in options()}
-    for variable, value in environ.items():
-        if not variable.startswith(_PREFIX) or variable in (FILE_VARIABLE, SERVER_VARIABLE):
-            continue
-        option = by_variable.get(variable)
-        if option is None:
-            hint = _nearest(variable, {each: each for each in (FILE_VARIABLE, *by_variable)})
+    for variable, option in _own_variables(environ).items():
+        if option is not None:
+            yield _checked(option, environ[variable], f"variable {variable}")
+
+
+def _own_variables(environ: Mapping[str, str]) -> dict[str, Option | None]:
+    """The variables that are ours, and the option that each sets; None: it sets none of a node.
+    IllegalConfig for one that is not known.
+    """
+    by_variable: dict[str, Option | None] = {FILE_VARIABLE: None, SERVER_VARIABLE: None}
+    by_variable |= {option.env: option for option in options()}
+    others = set(of_kubernetes(environ))
+    own = [name for name in environ if name.startswith(_PREFIX) and name not in others]
+    for variable in own:
+        if variable not in by_variable:
+            hint = _nearest(variable, {each: each for each in by_variable})
             raise IllegalConfig(
-                f"unknown variable {variable}{hint} Legal: {FILE_VARIABLE}, "
+                f"unknown variable {variable}{hint} Legal: {FILE_VARIABLE}, {SERVER_VARIABLE}, "
                 f"and {_PREFIX}<SECTION>_<KEY> of all that `mq config` prints"
             )
-        yield _checked(option, value, f"variable {variable}")
+    return {variable: by_variable[variable] for variable in own}
 
 
 def _from_flags(flags: Mapping[str, Any]) -> Iterator[_Setting]:

@@ -120,6 +120,10 @@ def server_command(run: Callable[[Config], None]) -> click.Command:
         from mq import logging  # noqa: PLC0415
 
         logging.configure(effective.log.level, effective.log.format)
+        if ignored := configuration.of_kubernetes(os.environ):
+            logging.get_logger(__name__).info(
+                "variables of a Kubernetes Service are ignored", variables=", ".join(ignored)
+            )
         run(effective)
 
     return _ConfigCommand(

@@ -28,6 +28,7 @@ import click
 from mq.admin import hints, output
 from mq.admin.nodes import set_column
 from mq.admin.tables import Column, counted, print_table
+from mq.config import check_variables
 from mq.errors import IllegalConfig, MqError, NodeStopped, PortUnavailable
 
 if TYPE_CHECKING:
@@ -287,6 +288,7 @@ def dev_cluster(
 
     Options of the nodes are taken from MQ_... variables, as by `mq server`.
     """
+    check_variables(os.environ)
     cluster = Cluster(data, plan(data, nodes, port, sets))
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import functools
+import os
 import re
 import socket
 import time
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from mq.config import SERVER_VARIABLE
+from mq.config import SERVER_VARIABLE, check_variables
 from mq.errors import Unreachable
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ def with_brokers(
         def called(
             *args: Any, server: str, as_json: bool, timeout_s: float = TIMEOUT_S, **others: Any
         ) -> Any:
+            check_variables(os.environ)
             brokers = Brokers(server, timeout_s, as_json)
             result = command(brokers, *args, **others)
             _tell_missing(brokers.missing)

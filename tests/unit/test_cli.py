@@ -162,6 +162,15 @@ def test_an_unknown_variable_ends_the_command() -> None:
     )
 
 
+def test_a_server_beside_a_kubernetes_service_called_mq_starts_and_says_what_it_ignores() -> None:
+    server = Server()
+    result = run("server", server=server, environ={"MQ_PORT": "tcp://10.96.0.17:8081"})
+    assert result.exit_code == 0
+    assert len(server.started) == 1
+    assert "variables of a Kubernetes Service are ignored" in result.output
+    assert "MQ_PORT" in result.output
+
+
 @pytest.mark.parametrize(
     ("error", "exit_code", "line"),
     [

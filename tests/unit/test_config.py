@@ -297,6 +297,58 @@ def test_the_variable_that_names_brokers_to_commands_is_no_option_of_a_node() ->
     assert config.load(None, {"MQ_SERVER": "127.0.0.1:8081"}, {}) == Config()
 
 
+def test_the_variable_that_names_brokers_is_guessed_too() -> None:
+    assert refusal(environ={"MQ_SERVERS": "x:1"}).startswith(
+        "unknown variable MQ_SERVERS, did you mean MQ_SERVER?"
+    )
+
+
+# As Kubernetes writes them into every pod beside a Service called mq, and one called mq-broker.
+KUBERNETES = {
+    "MQ_SERVICE_HOST": "10.96.0.17",
+    "MQ_SERVICE_PORT": "8081",
+    "MQ_SERVICE_PORT_GRPC": "8081",
+    "MQ_PORT": "tcp://10.96.0.17:8081",
+    "MQ_PORT_8081_TCP": "tcp://10.96.0.17:8081",
+    "MQ_PORT_8081_TCP_PROTO": "tcp",
+    "MQ_PORT_8081_TCP_PORT": "8081",
+    "MQ_PORT_8081_TCP_ADDR": "10.96.0.17",
+    "MQ_BROKER_SERVICE_HOST": "fd00::17",
+    "MQ_BROKER_SERVICE_PORT": "8081",
+    "MQ_BROKER_PORT": "tcp://[fd00::17]:8081",
+    "MQ_BROKER_PORT_53_UDP": "udp://[fd00::17]:53",
+    "MQ_BROKER_PORT_53_UDP_ADDR": "fd00::17",
+}
+
+
+def test_variables_of_a_kubernetes_service_are_passed_over() -> None:
+    assert config.load(None, KUBERNETES, {}) == Config()
+    assert config.of_kubernetes({**KUBERNETES, "MQ_STORE_FLUSH": "sync", "PATH": "/bin"}) == sorted(
+        KUBERNETES
+    )
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("MQ_PORT", "8081"),
+        ("MQ_SERVICE_HOST", "mq.example.org"),
+        ("MQ_SERVICE_NAME", "10.96.0.17"),
+        ("MQ_BROKR_PORT", "8081"),
+        ("MQ_PORT_8081_TCP_ADDR", ""),
+    ],
+)
+def test_a_variable_that_only_looks_like_one_of_kubernetes_is_refused(
+    variable: str, value: str
+) -> None:
+    assert refusal(environ={variable: value}).startswith(f"unknown variable {variable}")
+
+
+def test_an_option_whose_variable_kubernetes_also_writes_can_still_be_set() -> None:
+    assert config.load(None, {"MQ_BROKER_PORT": "9000"}, {}).broker.port == 9000
+    assert "is not legal" in refusal(environ={"MQ_BROKER_PORT": "tcp:8081"})
+
+
 def test_an_unknown_flag_is_refused_with_a_near_one() -> None:
     text = refusal(flags={"store.flus": "sync"})
     assert text.startswith("unknown flag for store.flus, did you mean store.flush?")

@@ -49,6 +49,21 @@ def test_an_address_without_host_and_port_is_a_usage_error(server: str) -> None:
     assert shown("--server", server).startswith("2 ")
 
 
+def test_a_variable_with_a_slip_in_its_name_is_refused_by_client_commands_too() -> None:
+    group = cli._Group("mq", commands={"show": show})
+    result = CliRunner(env={"MQ_SEVER": "far:1"}).invoke(group, ["show"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(
+        "error: ILLEGAL_CONFIG: unknown variable MQ_SEVER, did you mean MQ_SERVER?"
+    )
+    assert shown("--help", environ={"MQ_SEVER": "far:1"}).startswith("Usage:")
+
+
+def test_options_of_a_server_and_variables_of_kubernetes_do_not_disturb_client_commands() -> None:
+    environ = {"MQ_STORE_FLUSH": "async", "MQ_SERVICE_HOST": "10.0.0.1", "MQ_SERVER": "a:1"}
+    assert shown(environ=dict(environ)) == "('a:1', 5.0, False)"
+
+
 def refuse(address: tuple[str, int], timeout: float) -> None:
     errors: dict[str, OSError] = {
         "refused": ConnectionRefusedError(111, "Connection refused"),
