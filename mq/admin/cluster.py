@@ -69,9 +69,13 @@ def show_status(brokers: Brokers) -> None:
 
 
 def _has(leading: BrokerStatusResponse) -> str:
-    counts = [(leading.topics, "topic"), (leading.queues, "queue"), (leading.groups, "group")]
-    counts.append((leading.members, "consumer"))
-    return ", ".join(counted(number, noun) for number, noun in counts)
+    """As `mq topic list` and `mq group list` count them."""
+    topics = counted(leading.topics - leading.internal_topics, "topic")
+    text = f"{topics} with {counted(leading.topic_queues, 'queue')}"
+    if leading.internal_topics:
+        text += f" (and {counted(leading.internal_topics, 'internal topic')})"
+    groups, consumers = counted(leading.groups, "group"), counted(leading.members, "consumer")
+    return f"{text}, {groups}, {consumers}"
 
 
 @cluster.command()

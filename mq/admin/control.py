@@ -72,6 +72,8 @@ class Control:
             disk_total_bytes=disk.total_bytes,
             disk_used_bytes=disk.total_bytes - disk.free_bytes,
             topics=len(broker.state.topics),
+            internal_topics=broker.state.topics.internal_count,
+            topic_queues=broker.state.topics.queue_count,
             groups=len(broker.groups.names()),
             queues=len(broker.store.queues),
             members=broker.groups.member_count,

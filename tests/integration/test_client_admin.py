@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mq.client import Admin, Message, Producer, Sql, aio
+from mq.client import Admin, Consumer, Message, Producer, Sql, aio
 from mq.errors import (
     GroupNotFound,
     IllegalConfig,
@@ -118,6 +118,23 @@ def test_groups_that_do_not_exist_are_not_found(admin: Admin) -> None:
         admin.reset_offsets("nobody", "read", "earliest")
     with pytest.raises(GroupNotFound):
         admin.delete_group("nobody")
+
+
+def test_a_broker_counts_topics_and_queues_as_their_list_does(
+    admin: Admin, broker: BrokerProcess
+) -> None:
+    admin.create_topic("counted", queues=5)
+    with Producer(broker.address) as producer:
+        producer.send("counted", b"fails once")
+    with Consumer(broker.address, "counters", "counted", start="earliest") as consumer:
+        consumer.nack(*consumer.poll(timeout_s=30))
+        consumer.commit()
+    shown, every = admin.list_topics(), admin.list_topics(include_internal=True)
+    assert len(every) > len(shown)
+    status = admin.broker_status()
+    assert status.topics - status.internal_topics == len(shown)
+    assert status.internal_topics == len(every) - len(shown)
+    assert status.topic_queues == sum(one.info.read_queues for one in shown)
 
 
 def test_a_broker_tells_of_itself(admin: Admin, broker: BrokerProcess) -> None:

@@ -74,6 +74,17 @@ class Topics:
     def __contains__(self, name: object) -> bool:
         return name in self._topics
 
+    @property
+    def internal_count(self) -> int:
+        """Topics of the broker's own."""
+        return sum(topic.is_internal for topic in self._topics.values())
+
+    @property
+    def queue_count(self) -> int:
+        """Queues to read, of all other topics; as `mq topic list` shows them."""
+        own = (topic for topic in self._topics.values() if not topic.is_internal)
+        return sum(topic.read_queues for topic in own)
+
     def find(self, name: str) -> Topic:
         """TopicNotFound."""
         topic = self._topics.get(name)

@@ -457,7 +457,7 @@ class BrokerStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class BrokerStatusResponse(_message.Message):
-    __slots__ = ("cluster", "broker_set", "node_id", "version", "role", "leader_id", "term", "commit_index", "applied_index", "last_index", "first_index", "log_bytes", "disk_total_bytes", "disk_used_bytes", "topics", "groups", "queues", "members", "messages_in", "messages_out", "rss_bytes", "started_at_ms", "cpu_seconds", "followers", "is_ready", "half_messages", "timing_messages", "dead_letters", "is_voter", "joining", "set_members", "damages", "open_damages")
+    __slots__ = ("cluster", "broker_set", "node_id", "version", "role", "leader_id", "term", "commit_index", "applied_index", "last_index", "first_index", "log_bytes", "disk_total_bytes", "disk_used_bytes", "topics", "groups", "queues", "members", "messages_in", "messages_out", "rss_bytes", "started_at_ms", "cpu_seconds", "followers", "is_ready", "half_messages", "timing_messages", "dead_letters", "is_voter", "joining", "set_members", "damages", "open_damages", "internal_topics", "topic_queues")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     BROKER_SET_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -491,6 +491,8 @@ class BrokerStatusResponse(_message.Message):
     SET_MEMBERS_FIELD_NUMBER: _ClassVar[int]
     DAMAGES_FIELD_NUMBER: _ClassVar[int]
     OPEN_DAMAGES_FIELD_NUMBER: _ClassVar[int]
+    INTERNAL_TOPICS_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_QUEUES_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     broker_set: str
     node_id: str
@@ -524,7 +526,9 @@ class BrokerStatusResponse(_message.Message):
     set_members: _containers.RepeatedCompositeFieldContainer[SetMember]
     damages: _containers.RepeatedCompositeFieldContainer[StorageDamage]
     open_damages: int
-    def __init__(self, cluster: _Optional[str] = ..., broker_set: _Optional[str] = ..., node_id: _Optional[str] = ..., version: _Optional[str] = ..., role: _Optional[str] = ..., leader_id: _Optional[str] = ..., term: _Optional[int] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., last_index: _Optional[int] = ..., first_index: _Optional[int] = ..., log_bytes: _Optional[int] = ..., disk_total_bytes: _Optional[int] = ..., disk_used_bytes: _Optional[int] = ..., topics: _Optional[int] = ..., groups: _Optional[int] = ..., queues: _Optional[int] = ..., members: _Optional[int] = ..., messages_in: _Optional[int] = ..., messages_out: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., started_at_ms: _Optional[int] = ..., cpu_seconds: _Optional[float] = ..., followers: _Optional[_Iterable[_Union[FollowerStatus, _Mapping]]] = ..., is_ready: _Optional[bool] = ..., half_messages: _Optional[int] = ..., timing_messages: _Optional[int] = ..., dead_letters: _Optional[int] = ..., is_voter: _Optional[bool] = ..., joining: _Optional[_Union[FollowerStatus, _Mapping]] = ..., set_members: _Optional[_Iterable[_Union[SetMember, _Mapping]]] = ..., damages: _Optional[_Iterable[_Union[StorageDamage, _Mapping]]] = ..., open_damages: _Optional[int] = ...) -> None: ...
+    internal_topics: int
+    topic_queues: int
+    def __init__(self, cluster: _Optional[str] = ..., broker_set: _Optional[str] = ..., node_id: _Optional[str] = ..., version: _Optional[str] = ..., role: _Optional[str] = ..., leader_id: _Optional[str] = ..., term: _Optional[int] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., last_index: _Optional[int] = ..., first_index: _Optional[int] = ..., log_bytes: _Optional[int] = ..., disk_total_bytes: _Optional[int] = ..., disk_used_bytes: _Optional[int] = ..., topics: _Optional[int] = ..., groups: _Optional[int] = ..., queues: _Optional[int] = ..., members: _Optional[int] = ..., messages_in: _Optional[int] = ..., messages_out: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., started_at_ms: _Optional[int] = ..., cpu_seconds: _Optional[float] = ..., followers: _Optional[_Iterable[_Union[FollowerStatus, _Mapping]]] = ..., is_ready: _Optional[bool] = ..., half_messages: _Optional[int] = ..., timing_messages: _Optional[int] = ..., dead_letters: _Optional[int] = ..., is_voter: _Optional[bool] = ..., joining: _Optional[_Union[FollowerStatus, _Mapping]] = ..., set_members: _Optional[_Iterable[_Union[SetMember, _Mapping]]] = ..., damages: _Optional[_Iterable[_Union[StorageDamage, _Mapping]]] = ..., open_damages: _Optional[int] = ..., internal_topics: _Optional[int] = ..., topic_queues: _Optional[int] = ...) -> None: ...
 
 class StorageDamage(_message.Message):
     __slots__ = ("kind", "file", "position", "reason", "start_log_offset", "end_log_offset", "affected", "found_at_ms", "mended_at_ms")

@@ -87,6 +87,14 @@ def test_the_status_fits_the_terminal(columns: int) -> None:
     assert "1.0 TiB" in text
 
 
+def test_the_status_counts_internal_topics_apart() -> None:
+    has = {"topics": 5, "internal_topics": 3, "topic_queues": 16, "queues": 9, "groups": 1}
+    text = run(cluster, "status", admin=Nodes(node_1=has), columns=120).stdout
+    assert "2 topics with 16 queues (and 3 internal topics), 1 group, 0 consumers" in text
+    text = run(cluster, "status", admin=Nodes(node_1={**has, "internal_topics": 0})).stdout
+    assert "5 topics with 16 queues, 1 group, 0 consumers" in text
+
+
 def test_the_status_as_json_has_what_each_node_says() -> None:
     document = run_json(cluster, "status", admin=Nodes())
     assert [each["node_id"] for each in document["nodes"]] == list(NODES)
