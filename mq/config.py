@@ -173,8 +173,7 @@ def of_kubernetes(environ: Mapping[str, str]) -> list[str]:
         for variable, value in environ.items()
         if variable.startswith(_PREFIX)
         and any(
-            name.fullmatch(variable) and form.fullmatch(value)
-            for name, form in _KUBERNETES.items()
+            name.fullmatch(variable) and form.fullmatch(value) for name, form in _KUBERNETES.items()
         )
     )
 

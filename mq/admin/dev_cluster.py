@@ -14,7 +14,6 @@ import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -27,6 +26,7 @@ import click
 
 from mq.admin import hints, output
 from mq.admin.nodes import set_column
+from mq.admin.ports import free_ports, is_free
 from mq.admin.tables import Column, counted, print_table
 from mq.config import check_variables
 from mq.errors import IllegalConfig, MqError, NodeStopped, PortUnavailable
@@ -38,12 +38,16 @@ if TYPE_CHECKING:
 _HOST = "127.0.0.1"
 _FILE = "dev-cluster.json"
 _FIRST_SET = "set-0"
+_PORT = 8081
+# So much higher the ports begin when those are taken, and so often that is tried.
+_PORT_HOP, _PORT_TRIES = 100, 10
 # Client, Raft and metrics ports of a node stand together, those of the next one so much higher.
 _PORT_STEP = 10
 _START_S = 60.0
 _STOP_S = 30.0
 _LOOK_S = 0.2
 _ASK_S = 1.0
+_ELECTION_S = 5.0
 _LOG_LINES = 5
 
 
@@ -97,15 +101,32 @@ def plan(
             )
         _check_free(nodes)
         return nodes
-    nodes = _new_nodes(
-        3 if count is None else count, 8081 if port is None else port, 1 if sets is None else sets
-    )
-    _check_free(nodes)
+    nodes = _new_nodes(3 if count is None else count, port, 1 if sets is None else sets)
     _write(file, nodes)
     return nodes
 
 
-def _new_nodes(count: int, port: int, sets: int) -> list[Node]:
+def _new_nodes(count: int, port: int | None, sets: int) -> list[Node]:
+    """On free ports. PortUnavailable: not those that were asked for."""
+    if port is not None:
+        nodes = _numbered_nodes(count, port, sets)
+        _check_free(nodes)
+        return nodes
+    # A broker of `make run` is on the default port: a cluster beside it takes the next ports.
+    first_taken = ""
+    for first in range(_PORT, _PORT + _PORT_TRIES * _PORT_HOP, _PORT_HOP):
+        nodes = _numbered_nodes(count, first, sets)
+        taken = _taken(nodes)
+        if not taken:
+            if first_taken:
+                last = nodes[-1].metrics_port
+                output.note(f"{first_taken}; the ports are {first} to {last} instead")
+            return nodes
+        first_taken = first_taken or taken
+    return _numbered_nodes(count, 0, sets)
+
+
+def _numbered_nodes(count: int, port: int, sets: int) -> list[Node]:
     total = count * sets
     if port:
         firsts = [port + _PORT_STEP * at for at in range(total)]
@@ -113,7 +134,7 @@ def _new_nodes(count: int, port: int, sets: int) -> list[Node]:
             raise IllegalConfig(f"--port {port}: {total} nodes need ports up to {firsts[-1] + 2}")
         triples = [(first, first + 1, first + 2) for first in firsts]
     else:
-        free = iter(_free_ports(3 * total))
+        free = iter(free_ports(_HOST, 3 * total))
         triples = list(zip(free, free, free, strict=True))
     return [
         Node(f"node-{at}", *ports, broker_set=f"set-{at // count}")
@@ -121,37 +142,23 @@ def _new_nodes(count: int, port: int, sets: int) -> list[Node]:
     ]
 
 
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((_HOST, 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
 def _check_free(nodes: Sequence[Node]) -> None:
-    taken = [
-        f"{port} ({node.name}, {use})"
-        for node in nodes
-        for use, port in node.ports()
-        if not _is_free(port)
-    ]
-    if taken:
+    if taken := _taken(nodes):
         raise PortUnavailable(
-            f"taken on {_HOST}: port {', '.join(taken)}. Stop what listens there, or start on an "
+            f"{taken}. Stop what listens there, or start on an "
             "empty directory with another --port; --port 0 takes any that are free"
         )
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        # As the server does: connections of a former run that linger do not count.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((_HOST, port))
-        except OSError:
-            return False
-        return True
+def _taken(nodes: Sequence[Node]) -> str:
+    """Which ports are not free, in words; empty when all are."""
+    taken = [
+        f"{port} ({node.name}, {use})"
+        for node in nodes
+        for use, port in node.ports()
+        if not is_free(_HOST, port)
+    ]
+    return f"taken on {_HOST}: port {', '.join(taken)}" if taken else ""
 
 
 def _read(file: Path) -> list[Node]:
@@ -274,7 +281,8 @@ class Cluster:
     "--port",
     metavar="PORT",
     type=click.IntRange(0, 65_535),
-    help="First port; the next node's is 10 higher. 0: any that are free.  [default: 8081]",
+    help="First port; the next node's is 10 higher. 0: any that are free.  "
+    "[default: 8081, or 8181, 8281... when that is taken]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the nodes as JSON when they are up.")
 def dev_cluster(
@@ -394,8 +402,11 @@ def _print_nodes(cluster: Cluster, roles: dict[str, str], *, as_json: bool) -> N
 
 
 def _watch(cluster: Cluster, admin: Admin, stop: threading.Event) -> None:
-    """Until it is to stop. Says when a node dies and who leads then."""
+    """Until it is to stop. Says when a node dies, who leads its set then, and when a set that had
+    no leader has one again: nodes can be started by hand.
+    """
     alive = list(cluster.nodes)
+    leaderless: set[str] = set()
     while not stop.wait(_LOOK_S):
         for node in [one for one in alive if cluster.exit_code(one) is not None]:
             alive.remove(node)
@@ -406,18 +417,37 @@ def _watch(cluster: Cluster, admin: Admin, stop: threading.Event) -> None:
             output.note(f"  start it again: {again}")
             if not alive:
                 raise NodeStopped("all nodes have ended")
-            left = [one for one in alive if one.broker_set == node.broker_set]
-            leader = _leader(admin, left, stop.is_set)
-            output.note(f"  {leader} leads now" if leader else "  nobody leads")
+            leader, state = _leadership(cluster, admin, node.broker_set, stop.is_set)
+            output.note(f"  {state}")
+            (leaderless.discard if leader else leaderless.add)(node.broker_set)
+        for name in sorted(leaderless):
+            leader, state = _leadership(cluster, admin, name, lambda: True)
+            if leader:
+                output.note(state)
+                leaderless.remove(name)
 
 
-def _leader(admin: Admin, alive: Sequence[Node], is_over: Callable[[], bool]) -> str:
-    """Empty when they elect none within a while: too few are left."""
-    deadline_s = time.monotonic() + 5.0
-    while time.monotonic() < deadline_s and not is_over():
-        for node in alive:
-            status: Any = _status(admin, node)
-            if status is not None and status.role == "leader":
-                return node.name
+def _leadership(
+    cluster: Cluster, admin: Admin, broker_set: str, is_over: Callable[[], bool]
+) -> tuple[str, str]:
+    """Who leads the set, and that in words. Waits a while for nodes that can elect one.
+
+    A leader that has lost the majority says for a moment that it leads: it does not count.
+    """
+    nodes = [one for one in cluster.nodes if one.broker_set == broker_set]
+    needed = len(nodes) // 2 + 1
+    deadline_s = time.monotonic() + _ELECTION_S
+    while True:
+        found: dict[str, Any] = {node.name: _status(admin, node) for node in nodes}
+        up = [name for name, status in found.items() if status is not None]
+        leader = next((name for name in up if found[name].role == "leader"), "")
+        if leader and len(up) >= needed:
+            return leader, f"{broker_set} is led by {leader}"
+        if len(up) < needed or time.monotonic() > deadline_s or is_over():
+            break
         time.sleep(_LOOK_S)
-    return ""
+    names = f" ({', '.join(up)})" if up else ""
+    state = f"{len(up)} of {len(nodes)} nodes {'is' if len(up) == 1 else 'are'} up{names}"
+    if len(up) >= needed:
+        return "", f"{broker_set} has no leader yet: {state}"
+    return "", f"{broker_set} has no leader: {state}, {needed} are needed"

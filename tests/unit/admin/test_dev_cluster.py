@@ -16,7 +16,7 @@ from mq.errors import IllegalConfig, PortUnavailable
 def taken(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """Ports that are not free."""
     ports: set[int] = set()
-    monkeypatch.setattr(module, "_is_free", lambda port: port not in ports)
+    monkeypatch.setattr(module, "is_free", lambda _host, port: port not in ports)
     return ports
 
 
@@ -46,12 +46,22 @@ def test_other_nodes_or_ports_than_those_of_the_directory_are_refused(tmp_path: 
 def test_taken_ports_are_named_with_what_they_are_for(tmp_path: Path, taken: set[int]) -> None:
     taken.update({8081, 8092, 8103})
     with pytest.raises(PortUnavailable) as caught:
-        plan(tmp_path, None, None)
+        plan(tmp_path, None, 8081)
     text = str(caught.value)
     assert "port 8081 (node-0, for clients), 8092 (node-1, for the other nodes), 8103" in text
     assert "--port 0" in text
     # Nothing is fixed by a start that did not happen.
     assert list(tmp_path.iterdir()) == []
+
+
+def test_beside_a_broker_on_the_default_port_a_new_cluster_takes_other_ports(
+    tmp_path: Path, taken: set[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken.update({8081, 8192})
+    assert [node.port for node in plan(tmp_path, None, None)] == [8281, 8291, 8301]
+    said = capsys.readouterr().err
+    assert "taken on 127.0.0.1: port 8081 (node-0, for clients)" in said
+    assert "the ports are 8281 to 8303" in said
 
 
 def test_taken_ports_are_found_at_a_second_start_too(tmp_path: Path, taken: set[int]) -> None:
