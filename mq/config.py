@@ -50,6 +50,7 @@ __all__ = [
     "RetentionConfig",
     "StoreConfig",
     "check_variables",
+    "given",
     "load",
     "of_kubernetes",
     "options",
@@ -136,17 +137,7 @@ def load(file: str | None, environ: Mapping[str, str], flags: Mapping[str, Any])
     `file` None means the one that MQ_CONFIG names, or none. A flag whose value is None was not
     given. Reads nothing but the file.
     """
-    origin = "--config"
-    if file is None:
-        file, origin = environ.get(FILE_VARIABLE), FILE_VARIABLE
-    settings = {
-        setting.option.name: setting
-        for setting in itertools.chain(
-            _from_file(file, origin) if file is not None else (),
-            _from_environ(environ),
-            _from_flags(flags),
-        )
-    }
+    settings = _settings(file, environ, flags)
     sections: dict[str, dict[str, Any]] = {}
     for option, value, _ in settings.values():
         sections.setdefault(option.section, {})[option.key] = value
@@ -156,6 +147,11 @@ def load(file: str | None, environ: Mapping[str, str], flags: Mapping[str, Any])
     _check_rising(config, settings, *(f"retention.{key}" for key in ratios))
     _check_rising(config, settings, "store.message_bytes_max", "store.entry_bytes_max")
     return config
+
+
+def given(file: str | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> set[str]:
+    """The names of the options that a source sets; the others are at their default. As `load`."""
+    return set(_settings(file, environ, flags))
 
 
 def check_variables(environ: Mapping[str, str]) -> None:
@@ -194,6 +190,22 @@ def to_toml(config: Config) -> str:
 
 
 # The three sources.
+
+
+def _settings(
+    file: str | None, environ: Mapping[str, str], flags: Mapping[str, Any]
+) -> dict[str, _Setting]:
+    origin = "--config"
+    if file is None:
+        file, origin = environ.get(FILE_VARIABLE), FILE_VARIABLE
+    return {
+        setting.option.name: setting
+        for setting in itertools.chain(
+            _from_file(file, origin) if file is not None else (),
+            _from_environ(environ),
+            _from_flags(flags),
+        )
+    }
 
 
 def _from_file(path: str, origin: str) -> Iterator[_Setting]:

@@ -20,7 +20,7 @@ from mq import config as configuration
 from mq.errors import IllegalConfig, MqError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from mq.config import Config, Option
 
@@ -116,6 +116,7 @@ def server_command(run: Callable[[Config], None]) -> click.Command:
 
     def server(config: str | None, **flags: str | None) -> None:
         effective = _load(config, flags)
+        given = configuration.given(config, os.environ, _named(flags))
         # Here, so that commands that log nothing do not wait for structlog.
         from mq import logging  # noqa: PLC0415
 
@@ -124,7 +125,7 @@ def server_command(run: Callable[[Config], None]) -> click.Command:
             logging.get_logger(__name__).info(
                 "variables of a Kubernetes Service are ignored", variables=", ".join(ignored)
             )
-        run(effective)
+        run(_beside_another(effective, given))
 
     return _ConfigCommand(
         "server",
@@ -176,8 +177,31 @@ def _parameter(option: Option) -> str:
 
 
 def _load(file: str | None, flags: dict[str, str | None]) -> Config:
-    given = {option.name: flags[_parameter(option)] for option in configuration.options()}
-    return configuration.load(file, os.environ, given)
+    return configuration.load(file, os.environ, _named(flags))
+
+
+def _named(flags: dict[str, str | None]) -> dict[str, str | None]:
+    return {option.name: flags[_parameter(option)] for option in configuration.options()}
+
+
+def _beside_another(config: Config, given: Collection[str]) -> Config:
+    """A broker that was given a port of its own, beside one that has the default port of the
+    metrics: any free port will do for them, unless one was asked for.
+    """
+    metrics = config.metrics
+    if metrics.enabled == "no" or "broker.port" not in given or "metrics.port" in given:
+        return config
+    # Here, as in `server_command`.
+    from mq import logging  # noqa: PLC0415
+    from mq.admin.ports import is_free  # noqa: PLC0415
+
+    if is_free(metrics.host, metrics.port):
+        return config
+    logging.get_logger(__name__).warning(
+        "the metrics port is taken: another free one is used, which --metrics-port can name",
+        taken=metrics.port,
+    )
+    return msgspec.structs.replace(config, metrics=msgspec.structs.replace(metrics, port=0))
 
 
 main.add_command(_config_command())

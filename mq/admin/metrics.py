@@ -157,14 +157,6 @@ def _picture(broker: Broker, raft: Status) -> Iterator[Metric]:
             "Delayed messages that wait for their time.",
             broker.state.schedule.messages,
         ),
-        ("mq_topics", "Topics.", len(broker.state.topics) - broker.state.topics.internal_count),
-        (
-            "mq_internal_topics",
-            "Topics of the broker's own.",
-            broker.state.topics.internal_count,
-        ),
-        ("mq_topic_queues", "Queues of topics.", broker.state.topics.queue_count),
-        ("mq_queues", "Queues that have messages or had some.", len(store.queues)),
         ("mq_groups", "Consumer groups.", len(broker.groups.names())),
         ("mq_group_members", "Consumers in groups.", broker.groups.member_count),
         ("mq_raft_term", "Term of this node.", raft.leadership.term),
@@ -174,6 +166,7 @@ def _picture(broker: Broker, raft: Status) -> Iterator[Metric]:
     ]
     for name, text, value in gauges:
         yield GaugeMetricFamily(name, text, value)
+    yield from _topics(broker)
     yield from _damage(store.damage)
     yield from _transactions(broker)
     yield _by_follower(raft)
@@ -210,6 +203,17 @@ def _sets(broker: Broker) -> Iterator[Metric]:
     for one in sets:
         ages.add_metric([one.name], one.age_ms / 1000)
     yield ages
+
+
+def _topics(broker: Broker) -> Iterator[Metric]:
+    """Topics counted as `mq topic list` counts them, those of the broker's own apart."""
+    topics = broker.state.topics
+    internal, queues = topics.internal_count, topics.queue_count
+    yield GaugeMetricFamily("mq_topics", "Topics.", len(topics) - internal)
+    yield GaugeMetricFamily("mq_internal_topics", "Topics of the broker's own.", internal)
+    yield GaugeMetricFamily("mq_topic_queues", "Queues of topics.", queues)
+    stored = len(broker.store.queues)
+    yield GaugeMetricFamily("mq_queues", "Queues that have messages or had some.", stored)
 
 
 def _damage(damage: DamageLog) -> Iterator[Metric]:

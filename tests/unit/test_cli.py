@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 import mq.__main__
 from mq import config
-from mq.admin import cli
+from mq.admin import cli, ports
 from mq.config import Config
 from mq.errors import DiskFull, IllegalConfig, LogDamaged
 from mq.sections import MIB
@@ -68,6 +68,39 @@ def raising(error: BaseException) -> Server:
         raise error
 
     return Server(action)
+
+
+# The port of the metrics.
+
+
+@pytest.fixture
+def taken_metrics_port(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The default one, which another broker has."""
+    port = Config().metrics.port
+    monkeypatch.setattr(ports, "is_free", lambda _host, asked: asked != port)
+    return port
+
+
+def test_a_second_broker_on_a_port_of_its_own_serves_its_metrics_elsewhere(
+    taken_metrics_port: int,
+) -> None:
+    server = Server()
+    result = run("server", "--port", "9000", server=server)
+    assert (result.exit_code, server.started[0].metrics.port) == (0, 0)
+    assert "the metrics port is taken" in result.output
+    assert str(taken_metrics_port) in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("--port", "9000", "--metrics-port", "5557"), ("--metrics-enabled", "no")]
+)
+def test_a_metrics_port_that_was_asked_for_stays(
+    taken_metrics_port: int, arguments: tuple[str, ...]
+) -> None:
+    server = Server()
+    result = run("server", *arguments, server=server)
+    assert server.started[0].metrics.port == taken_metrics_port
+    assert "the metrics port" not in result.output
 
 
 # Configuration.
