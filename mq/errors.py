@@ -55,6 +55,7 @@ class Code(enum.Enum):
     NOT_ASSIGNED = "NOT_ASSIGNED"
     INTERNAL = "INTERNAL"
     UNREACHABLE = "UNREACHABLE"
+    CLIENT_CLOSED = "CLIENT_CLOSED"
     REQUEST_TIMEOUT = "REQUEST_TIMEOUT"
     REQUEST_FAILED = "REQUEST_FAILED"
 
@@ -322,6 +323,12 @@ class Unreachable(MqError):
 
     code = Code.UNREACHABLE
     retryable = True
+
+
+class ClientClosed(MqError, RuntimeError):
+    """The client was closed, by the program itself; raised by clients. Make another one."""
+
+    code = Code.CLIENT_CLOSED
 
 
 class RequestTimeout(MqError):

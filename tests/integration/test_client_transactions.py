@@ -12,6 +12,7 @@ import pytest
 
 from mq.client import Admin, HalfMessage, Message, Resolution, TransactionProducer, aio
 from mq.errors import (
+    ClientClosed,
     IllegalConfig,
     IllegalGroup,
     IllegalTopic,
@@ -234,7 +235,7 @@ def test_without_a_half_message_execute_does_not_run(broker: BrokerProcess) -> N
         with pytest.raises(TypeError):
             producer.send_in_transaction("t", 5)  # type: ignore[arg-type]
         assert producer.send_in_transaction("none", b"x").state == "COMMIT"
-    with pytest.raises(Unreachable, match="closed"):
+    with pytest.raises(ClientClosed, match="closed"):
         producer.send_in_transaction("none", b"x")
     assert len(ran) == 1
     with (

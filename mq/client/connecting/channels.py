@@ -14,7 +14,7 @@ from google.protobuf import message_factory
 from google.protobuf.message import Message as WireMessage
 
 from mq.client.connecting.failures import error_of_call
-from mq.errors import Unreachable
+from mq.errors import ClientClosed
 from mq.wire.v1 import admin_pb2, cluster_pb2, consumer_pb2, producer_pb2, transaction_pb2
 
 MESSAGE_BYTES_MAX = 64 << 20
@@ -35,6 +35,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
+_CLOSED = "the client is closed: make another one"
+
 _SERVICES: dict[str, ModuleType] = {
     "AdminService": admin_pb2,
     "ClusterService": cluster_pb2,
@@ -53,7 +55,7 @@ class Channels:
 
     def channel(self, address: str) -> grpc.aio.Channel:
         if self._is_closed:
-            raise Unreachable(f"{address}: the client is closed")
+            raise ClientClosed(_CLOSED)
         channel = self._channels.get(address)
         if channel is None:
             channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
@@ -70,7 +72,7 @@ class Channels:
         *,
         raw_response: bool = False,
     ) -> Any:
-        """One attempt. Raises what the broker answers; Unreachable when it does not."""
+        """One attempt. Raises what the broker answers; Unreachable if it does not; ClientClosed."""
         path, response_class = _method(service, method)
         ask = self.channel(address).unary_unary(
             path,
@@ -83,7 +85,7 @@ class Channels:
             raise error_of_call(failure, address) from None
         except grpc.aio.UsageError:
             # The channel was closed under the call.
-            raise Unreachable(f"{address}: the client is closed") from None
+            raise ClientClosed(_CLOSED) from None
 
     def stream(
         self,

@@ -26,7 +26,15 @@ from mq.client.consuming.retries import Retries
 from mq.client.consuming.subscription import Start, Wanted
 from mq.client.consuming.whereabouts import Whereabouts
 from mq.client.model import QueueRef
-from mq.errors import Code, IllegalOffset, IllegalRequest, Internal, MqError, Unreachable
+from mq.errors import (
+    ClientClosed,
+    Code,
+    IllegalOffset,
+    IllegalRequest,
+    Internal,
+    MqError,
+    Unreachable,
+)
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +161,7 @@ class Session:
 
     def check_open(self) -> None:
         if self.holdings.is_stopped:
-            raise RuntimeError("the consumer is closed")
+            raise ClientClosed("the consumer is closed: make another one")
 
     def told(self) -> None:
         """The user knows what ended the consumer."""

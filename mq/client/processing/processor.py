@@ -45,6 +45,7 @@ from mq.client.consuming.subscription import (
 from mq.client.model import Message, QueueRef, ReceivedMessage
 from mq.client.processing.outputs import NowhereToGo, Outputs
 from mq.errors import (
+    ClientClosed,
     IllegalConfig,
     IllegalOffset,
     IllegalSequence,
@@ -177,7 +178,7 @@ class Processor:
         SubscriptionMismatch, TopicNotFound...
         """
         if self._closing.is_set():
-            raise RuntimeError("the processor is closed")
+            raise ClientClosed("the processor is closed: make another one")
         if self._running is not None:
             return
         try:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 from mq.client.producing.encode import Encoded
 from mq.client.producing.lines import MESSAGE_OVERHEAD_BYTES, Awaited, Batch, Kind, Line, TopicLines
 from mq.client.producing.waiting import Harvest, Waiting
+from mq.errors import ClientClosed
 from mq.wire.v1.cluster_pb2 import TopicRoute
 
 
@@ -180,7 +181,7 @@ class Accumulator:
 
     def _reserve(self, size: int) -> bool:
         if self._is_closed:
-            raise RuntimeError("the producer is closed")
+            raise ClientClosed("the producer is closed: make another one")
         # Whatever its size, one message fits an empty buffer.
         if self._bytes and self._bytes + size > self._buffer_bytes:
             return False

@@ -17,7 +17,7 @@ from mq.client.connecting.failures import error_of_call
 from mq.client.connecting.set_connection import SetConnection
 from mq.client.producing import encode
 from mq.client.producing.lines import Batch
-from mq.errors import MqError, Unreachable
+from mq.errors import ClientClosed, MqError, Unreachable
 from mq.wire.v1.producer_pb2 import PublishResponse
 
 _CONNECT_TIMEOUT_S = 2.0
@@ -123,7 +123,7 @@ class Link:
                 raise
             error = Unreachable(f"{self.address} did not answer any more")
         except grpc.aio.UsageError:
-            error = Unreachable(f"{self.address}: the client is closed")
+            error = ClientClosed("the client is closed")
         self._owner.ended(self, error)
 
 

@@ -25,7 +25,7 @@ from mq.client.producing.producer_lane import Lane
 from mq.client.producing.producer_routes import ProducerRoutes
 from mq.client.producing.producer_settings import ACKS, Settings
 from mq.client.producing.verdicts import Verdict, is_in_doubt, verdict
-from mq.errors import Internal, MqError, Unreachable
+from mq.errors import ClientClosed, Internal, MqError, Unreachable
 from mq.wire.v1.cluster_pb2 import TopicRoute
 from mq.wire.v1.producer_pb2 import BatchResult, PublishResponse
 
@@ -72,8 +72,10 @@ class ProducerCore:
 
     async def prepare(self, topic: str, timeout_s: float) -> None:
         """Learns the queues of a topic, and creates it where the broker allows that. Only then can
-        messages for it be added.
+        messages for it be added. ClientClosed.
         """
+        if self._closing is not None:
+            raise ClientClosed("the producer is closed: make another one")
         await self._route(topic, timeout_s)
 
     async def is_route_newer(self) -> bool:

@@ -16,7 +16,7 @@ from mq.client.producing.lines import Awaited
 from mq.client.producing.producer import ProducerCore
 from mq.client.producing.producer_settings import GRACE_S, Settings, too_late
 from mq.client.producing.recall import recall, recall_request
-from mq.errors import IllegalRequest
+from mq.errors import ClientClosed, IllegalRequest
 
 
 class Producer(AsyncClosing):
@@ -185,7 +185,7 @@ class Producer(AsyncClosing):
     def _started(self) -> ProducerCore:
         if self._core is None:
             if self._is_closed:
-                raise RuntimeError("the producer is closed")
+                raise ClientClosed("the producer is closed: make another one")
             self._core = ProducerCore(self._connection, self._settings)
         return self._core
 

@@ -27,7 +27,7 @@ from mq.client.model import QueueRef, ReceivedMessage, wire_filter
 from mq.client.receiving import settling
 from mq.client.receiving.gathering import Gathering, Place
 from mq.client.receiving.settling import Settling, Verdict
-from mq.errors import IllegalConfig, IllegalHandle, Internal, MqError, TopicNotFound
+from mq.errors import ClientClosed, IllegalConfig, IllegalHandle, Internal, MqError, TopicNotFound
 from mq.names import retry_topic
 from mq.wire.v1 import consumer_pb2 as wire
 from mq.wire.v1.cluster_pb2 import RouteResponse, TopicRoute
@@ -155,7 +155,7 @@ class SimpleConsumer(AsyncClosing):
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise RuntimeError("the consumer is closed")
+            raise ClientClosed("the consumer is closed: make another one")
 
     async def close(self) -> None:
         """Leaves the group. What was received and not acknowledged comes again when its time is

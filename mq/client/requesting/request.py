@@ -29,7 +29,7 @@ from mq.client.model import Message, ReceivedMessage
 from mq.client.producing.producer_aio import Producer
 from mq.client.requesting import replies
 from mq.client.requesting.replies import REPLY_TOPIC
-from mq.errors import IllegalConfig, MqError, RequestTimeout, TopicExists, Unreachable
+from mq.errors import ClientClosed, IllegalConfig, MqError, RequestTimeout, TopicExists, Unreachable
 from mq.wire.v1.admin_pb2 import CreateTopicRequest
 
 log = logging.getLogger(__name__)
@@ -88,6 +88,7 @@ class Requester(AsyncClosing):
         self._producer = Producer(servers, zone=zone)
         self._consumer = self._new_consumer()
         self._starting: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     def _new_consumer(self) -> PushConsumer:
         return PushConsumer(
@@ -103,6 +104,8 @@ class Requester(AsyncClosing):
 
     async def start(self) -> None:
         """Returns when replies are heard. Raises why not: Unreachable, IllegalTopic..."""
+        if self._is_closed:
+            raise ClientClosed("the requester is closed: make another one")
         if self._starting is None or (self._starting.done() and self._starting.exception()):
             self._starting = asyncio.create_task(self._start())
         await asyncio.shield(self._starting)
@@ -205,6 +208,7 @@ class Requester(AsyncClosing):
 
     async def close(self) -> None:
         """Requests without a reply fail."""
+        self._is_closed = True
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(RequestTimeout("the requester was closed before a reply came"))

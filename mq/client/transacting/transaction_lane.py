@@ -22,7 +22,7 @@ from mq.client.connecting.set_connection import SetConnection
 from mq.client.producing.sequences import Sequences
 from mq.client.producing.verdicts import Verdict, is_in_doubt, verdict
 from mq.client.transacting.transaction_stream import TransactStream
-from mq.errors import IllegalSequence, MqError, NotLeader, Unreachable
+from mq.errors import ClientClosed, IllegalSequence, MqError, NotLeader, Unreachable
 from mq.wire.v1.status_pb2 import Status
 from mq.wire.v1.transaction_pb2 import CheckTransaction, TransactResponse, TransactStart
 
@@ -153,7 +153,7 @@ class TransactLane:
     ) -> TransactResponse:
         """Sends until there is an answer, or no time left."""
         if self._is_closing:
-            raise Unreachable("the client is closed")
+            raise ClientClosed("the producer is closed: make another one")
         self._pending[request_id] = pending
         self._write(pending)
         try:
@@ -305,4 +305,7 @@ class TransactLane:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for pending in self._pending.values():
             if not pending.future.done():
-                pending.future.set_exception(Unreachable("the client is closed"))
+                doubt = "it may have been stored" if pending.in_doubt else "it was not sent"
+                pending.future.set_exception(
+                    ClientClosed(f"the producer was closed before an answer came; {doubt}")
+                )

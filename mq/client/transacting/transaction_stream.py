@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from mq.client.connecting.failures import error_of_call
 from mq.client.connecting.set_connection import SetConnection
 from mq.client.transacting.transaction_encode import more_request
-from mq.errors import MqError, Unreachable
+from mq.errors import ClientClosed, MqError, Unreachable
 from mq.wire.v1.transaction_pb2 import TransactRequest, TransactResponse, TransactStart
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class TransactStream:
                 raise
             return Unreachable(f"{self.address} did not answer any more")
         except grpc.aio.UsageError:
-            return Unreachable(f"{self.address}: the client is closed")
+            return ClientClosed("the client is closed")
         finally:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)

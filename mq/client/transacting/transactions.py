@@ -35,7 +35,14 @@ from mq.client.transacting.transaction_model import (
     TransactionResult,
     TransactionSettings,
 )
-from mq.errors import IllegalRequest, MqError, PermissionDenied, QueueNotFound, TopicNotFound
+from mq.errors import (
+    ClientClosed,
+    IllegalRequest,
+    MqError,
+    PermissionDenied,
+    QueueNotFound,
+    TopicNotFound,
+)
 from mq.wire.v1.cluster_pb2 import RouteResponse
 from mq.wire.v1.transaction_pb2 import (
     CheckTransaction,
@@ -105,6 +112,8 @@ class TransactionCore:
         """The half message is stored when this returns, and its transaction open: call `end` or
         `leave` for it.
         """
+        if self._is_closing:
+            raise ClientClosed("the producer is closed: make another one")
         timeout_s = self.settings.timeout_s if timeout_s is None else timeout_s
         born_at_ms = time.time_ns() // 1_000_000
         encoded = encode_message(message, born_at_ms, self.settings.compress_above_bytes)
@@ -152,7 +161,8 @@ class TransactionCore:
                     f"the end of transaction {transaction_id}",
                 )
             except MqError as error:
-                if not error.retryable:
+                # Closed meanwhile: the broker asks another producer of the group.
+                if not error.retryable and not isinstance(error, ClientClosed):
                     raise
                 return unknown._replace(reason=str(error))
         finally:

@@ -18,6 +18,7 @@ from mq.client.transacting.transaction_model import (
     resolution_of,
 )
 from mq.client.transacting.transactions import TransactionCore
+from mq.errors import ClientClosed
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ class TransactionProducer(AsyncClosing):
 
     def _started(self) -> TransactionCore:
         if self._is_closed:
-            raise RuntimeError("the producer is closed")
+            raise ClientClosed("the producer is closed: make another one")
         if self._core is None:
             self._core = TransactionCore(self._connection, self._settings, self._answer)
         return self._core

@@ -13,6 +13,7 @@ from mq.client.connecting.set_connection import SetConnection
 from mq.client.connecting.wiring import ROUTE_AGE_S_MAX, Connection, back_off_s, parse_servers
 from mq.client.model import QueueRef
 from mq.errors import (
+    ClientClosed,
     IllegalConfig,
     IllegalRequest,
     IllegalTopic,
@@ -386,7 +387,7 @@ def test_a_closed_connection_opens_no_channels() -> None:
     async def scenario() -> None:
         connection = Connection("127.0.0.1:1")
         await connection.close()
-        with pytest.raises(Unreachable, match="closed"):
+        with pytest.raises(ClientClosed, match="closed"):
             await create(connection, 0.1)
 
     asyncio.run(scenario())
