@@ -111,7 +111,9 @@ class SegmentFull(MqError):
 
 
 class DiskFull(MqError):
-    """Nothing was written. Reads go on; writing resumes by itself when there is room."""
+    """Nothing was written: no space on the disk, or no descriptor left to open a file with. Reads
+    go on; writing resumes by itself when there is room.
+    """
 
     code = Code.DISK_FULL
     retryable = True

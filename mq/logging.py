@@ -11,6 +11,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
+from collections import deque
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO, cast
 
@@ -37,6 +40,39 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
         cache_logger_on_first_use=True,
     )
     return cast("structlog.stdlib.BoundLogger", logger)
+
+
+class RateLimit:
+    """For lines that others can cause at will, such as strangers at a port: at most `count` of
+    them within any `interval_s`.
+    """
+
+    def __init__(
+        self, count: int, interval_s: float, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._count = count
+        self._interval_s = interval_s
+        self._now_s = now_s
+        self._admitted_s: deque[float] = deque()
+        self._omitted = 0
+
+    def admit(self) -> bool:
+        """Whether the next line may be written."""
+        now_s = self._now_s()
+        while self._admitted_s and now_s - self._admitted_s[0] >= self._interval_s:
+            self._admitted_s.popleft()
+        if len(self._admitted_s) >= self._count:
+            self._omitted += 1
+            return False
+        self._admitted_s.append(now_s)
+        return True
+
+    def omitted(self) -> dict[str, int]:
+        """Fields for the line that is written: how many were left out since the last one, if any
+        were.
+        """
+        omitted, self._omitted = self._omitted, 0
+        return {"omitted_lines": omitted} if omitted else {}
 
 
 def configure(level: str, output: str) -> None:

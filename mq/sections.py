@@ -128,6 +128,14 @@ class BrokerConfig(_Section, frozen=True, kw_only=True):
         int,
         Meta(ge=0, le=1_000, description="Retries of a message before it is a dead letter."),
     ] = 16
+    connections_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="Connections of clients; 0: a quarter of the open files, at most 10,000.",
+        ),
+    ] = 0
     in_flight_bytes: Annotated[
         int,
         Meta(ge=8 * MIB, le=GIB, description="Messages in memory that are not committed yet."),

@@ -17,7 +17,7 @@ import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from mq import memory
+from mq import descriptors, memory
 from mq.admin import hints
 from mq.admin.control import Control
 from mq.admin.metrics import Metrics
@@ -178,9 +178,9 @@ class Server:
                 functools.partial(secrets.randbits, 64),
             )
             metrics = Metrics()
-            metrics.watch(broker, raft.status)
             control = Control(broker, raft.status, lambda: raft.is_ready, vfs, raft)
-            rpc = RpcServer(broker, identity, control, metrics.observe)
+            rpc = RpcServer(broker, identity, control, metrics.observe, self._connections_max())
+            metrics.watch(broker, raft.status, rpc.connections)
             options = self._config.broker
             port = rpc.bind(options.host, options.port)
             address = options.advertised or f"{_reachable(options.host)}:{port}"
@@ -194,10 +194,19 @@ class Server:
             stack.push_async_callback(raft.step_aside)
             # And before that, their progress is in the log.
             stack.push_async_callback(broker.commits.flush)
-            greeting = asyncio.create_task(Greeter(broker.directory, broker.steady_ms).run())
-            stack.callback(greeting.cancel)
+            for work in (Greeter(broker.directory, broker.steady_ms).run(), rpc.connections.run()):
+                stack.callback(asyncio.create_task(work).cancel)
             metrics_port = self._serve_metrics(metrics, stack)
             yield Parts(store, raft, broker, rpc, address, metrics_port)
+
+    def _connections_max(self) -> int:
+        """Of clients, at each listener."""
+        options = self._config.broker
+        return descriptors.connections_max(
+            options.connections_max,
+            descriptors.claim(),
+            listeners=2 if options.external_listen else 1,
+        )
 
     def _open_external(self, rpc: RpcServer) -> str:
         """Where clients are told to connect that come by the second listener; empty: there is

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Histogram, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -29,6 +29,15 @@ _SCRAPE_S = 5.0
 _REQUEST_S = 10.0
 _AGES_MAX = 256  # a look at a message each, on the broker's loop
 _LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
+
+
+class Connections(Protocol):
+    """Of clients: how many there are at one listener, and how many may be."""
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def limit(self) -> int: ...
 
 
 class Metrics:
@@ -51,9 +60,15 @@ class Metrics:
             child = self._children[method, code] = self._latency.labels(method, code)
         child.observe(seconds)
 
-    def watch(self, broker: Broker, raft_status: Callable[[], Status]) -> None:
+    def watch(
+        self, broker: Broker, raft_status: Callable[[], Status], connections: Connections
+    ) -> None:
         loop = asyncio.get_running_loop()
-        self.registry.register(_OnLoop(loop, lambda: list(_picture(broker, raft_status()))))
+
+        def picture() -> list[Metric]:
+            return [*_picture(broker, raft_status()), *_connections(connections)]
+
+        self.registry.register(_OnLoop(loop, picture))
 
     def start(self, host: str, port: int) -> int:
         """The port that Prometheus connects to. PortUnavailable."""
@@ -174,6 +189,15 @@ def _picture(broker: Broker, raft: Status) -> Iterator[Metric]:
     if broker.leadership.is_serving:
         yield from _lag(broker)
         yield from _failed(broker)
+
+
+def _connections(connections: Connections) -> Iterator[Metric]:
+    gauges = [
+        ("mq_client_connections", "Connections of clients.", connections.count),
+        ("mq_client_connections_max", "Beyond so many, more are refused.", connections.limit),
+    ]
+    for name, text, value in gauges:
+        yield GaugeMetricFamily(name, text, value)
 
 
 def _unapplied(broker: Broker) -> int:

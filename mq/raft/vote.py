@@ -32,7 +32,7 @@ from typing import NamedTuple
 from isal.isal_zlib import crc32
 
 from mq.errors import DiskFull, LogDamaged, MqError, StorageFailed
-from mq.store.vfs import File, Vfs, is_no_space, write_file_atomically
+from mq.store.vfs import File, Vfs, is_shortage, shortage, write_file_atomically
 
 MAGIC = b"MQV\x01"
 _HEADER = struct.Struct("<4sIQQBB")
@@ -173,6 +173,6 @@ class VoteFile:
     def _unusable(self, error: OSError) -> MqError:
         """Nothing was promised yet: the node just does not start."""
         text = f"{self._path}: {error.strerror or error}"
-        if is_no_space(error):
-            return DiskFull(f"{text}: free some space, the node needs some to start")
+        if is_shortage(error):
+            return DiskFull(f"{text}: {shortage(error)}; free some, the node needs it to start")
         return StorageFailed(f"{text}. The file cannot be used: check its rights and the disk")

@@ -25,6 +25,7 @@ from mq.rpc.admin_sets import SetAdmin
 from mq.rpc.admin_transactions import TransactionAdmin
 from mq.rpc.atomic import AtomicService
 from mq.rpc.cluster import ClusterService
+from mq.rpc.connections import ClientConnections
 from mq.rpc.consumer import ConsumerService
 from mq.rpc.methods import Observer, stream, unary
 from mq.rpc.producer import ProducerService
@@ -54,8 +55,10 @@ IDLE_MS_MAX = 1_800_000
 _RAW: dict[str, type[Message]] = {"SendAtomically": producer_pb2.RawAtomicRequest}
 
 
-def _options(request_bytes_max: int) -> list[tuple[str, int]]:
+def _options(request_bytes_max: int, connections_max: int) -> list[tuple[str, int]]:
     return [
+        # Of each listener. One more is closed as soon as it is accepted.
+        ("grpc.max_allowed_incoming_connections", connections_max),
         # By default a second broker on the same port would bind silently.
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", request_bytes_max),
@@ -84,14 +87,20 @@ class RpcServer:
     """Made on a running loop."""
 
     def __init__(
-        self, broker: Broker, identity: Identity, node: NodeControl, observe: Observer
+        self,
+        broker: Broker,
+        identity: Identity,
+        node: NodeControl,
+        observe: Observer,
+        connections_max: int,
     ) -> None:
         self._broker = broker
         self._observe = observe
         config = broker.settings.config
         # As much as one entry of the log may hold; a batch beyond that gets a typed answer.
         request_bytes_max = 2 * config.store.entry_bytes_max + _REQUEST_OVERHEAD_BYTES
-        self._options = _options(request_bytes_max)
+        self._options = _options(request_bytes_max, connections_max)
+        self.connections = ClientConnections(connections_max)
         self._health = health.aio.HealthServicer()
         self._producer = ProducerService(broker, identity.broker_set)
         self._services, self._streams = self._serving(identity, node)
@@ -176,12 +185,18 @@ class RpcServer:
     def bind_external(self, host: str, port: int) -> int:
         """As `bind`, for clients that cannot use the other addresses."""
         self._external = self._made(is_external=True)
-        return _bound(self._external, host, port, "another one with --broker-external-listen")
+        remedy = "another one with --broker-external-listen"
+        return self._bound(self._external, host, port, remedy)
 
     def bind(self, host: str, port: int) -> int:
         """The port that clients connect to; they are served from `start` on. PortUnavailable."""
         remedy = "another port with --port, 0 for any, or another host with --broker-host"
-        return _bound(self._server, host, port, remedy)
+        return self._bound(self._server, host, port, remedy)
+
+    def _bound(self, server: grpc.aio.Server, host: str, port: int, remedy: str) -> int:
+        bound = _bound(server, host, port, remedy)
+        self.connections.ports.append(bound)
+        return bound
 
     async def start(self) -> None:
         for server in self._all:

@@ -39,7 +39,7 @@ from mq.store.logreader import EntryRef, LogReader
 from mq.store.recovery import recover
 from mq.store.scan import PAYLOAD_BYTES_MAX, check_entries
 from mq.store.segment import Segment
-from mq.store.vfs import Vfs, is_no_space
+from mq.store.vfs import Vfs, is_shortage, shortage
 
 
 class NewEntry(NamedTuple):
@@ -358,12 +358,14 @@ class CommitLog(LogReader):
             raise self._failure
 
     def _write_failed(self, error: OSError, path: str) -> MqError:
-        """No space is a state of the disk and passes; anything else is a state of the file and does
-        not.
+        """A shortage is a state of the disk or the process and passes; anything else is a state of
+        the file and does not.
         """
-        if is_no_space(error):
+        if is_shortage(error):
             self._must_undo = True
-            return DiskFull(f"no space to write {path}: free some or extend the disk; reads go on")
+            return DiskFull(
+                f"{shortage(error)} to write {path}: free some or extend it; reads go on"
+            )
         return self._stop(error, path)
 
     def _undo_failed_append(self) -> None:

@@ -28,7 +28,7 @@ from mq.store.consumequeue import ConsumeQueues, QueueExtent, QueueWrites, make_
 from mq.store.filepool import PendingWrite
 from mq.store.holding import Filing, file_plainly
 from mq.store.keyindex import IndexPosition, KeyIndex, key_slot_hashes
-from mq.store.vfs import Vfs, is_no_space
+from mq.store.vfs import Vfs, is_shortage, shortage
 from mq.store.writeback import Writeback
 
 log = get_logger(__name__)
@@ -140,7 +140,7 @@ class Derived:
             future.result()
         except OSError as error:
             self.is_stalled = True
-            if not is_no_space(error):
+            if not is_shortage(error):
                 raise self._failed(error) from error
         else:
             self.is_stalled = False
@@ -297,8 +297,9 @@ class Derived:
         self.index.clear()
 
     def _failed(self, error: OSError) -> MqError:
-        if is_no_space(error):
-            return DiskFull(f"no space for queues, index and checkpoint in {self._directory}")
+        if is_shortage(error):
+            missing = shortage(error)
+            return DiskFull(f"{missing} for queues, index and checkpoint in {self._directory}")
         return self._stop(error)
 
     def _stop(self, error: OSError) -> MqError:

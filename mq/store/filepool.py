@@ -6,6 +6,7 @@ One thread only: a file that another thread reads could be closed under it.
 
 from __future__ import annotations
 
+import errno
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -35,11 +36,21 @@ class FilePool:
         if file is not None:
             self._files.move_to_end(path)
             return file
-        file = self._vfs.open(path, create=create)
+        file = self._open(path, create=create)
         self._files[path] = file
         if len(self._files) > self._open_max:
             self._files.popitem(last=False)[1].close()
         return file
+
+    def _open(self, path: str, *, create: bool) -> File:
+        """Gives up one that was not used for long when the process has no descriptor left."""
+        while True:
+            try:
+                return self._vfs.open(path, create=create)
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._files:
+                    raise
+                self._files.popitem(last=False)[1].close()
 
     def write(self, write: PendingWrite) -> None:
         """Creates the file and its directories when they are not there."""

@@ -30,7 +30,7 @@ from mq.store.holding import Filing, file_plainly
 from mq.store.logreader import EntryRef
 from mq.store.lookup import Lookup
 from mq.store.reading import Found, ReadResult, Status, find_in_queue
-from mq.store.vfs import Vfs, is_no_space
+from mq.store.vfs import Vfs, is_shortage, shortage
 
 log = get_logger(__name__)
 
@@ -449,8 +449,8 @@ class Store:
 def _unusable(directory: str, error: OSError) -> MqError:
     """Nothing was acknowledged yet: whatever the disk says, the node just does not start."""
     text = f"{error.filename or directory}: {error.strerror or error}"
-    if is_no_space(error):
-        return DiskFull(f"{text}: free some space, the node needs some to start")
+    if is_shortage(error):
+        return DiskFull(f"{text}: {shortage(error)}; free some, the node needs it to start")
     return StorageFailed(
         f"{text}. The data directory cannot be used: check its rights and the disk"
     )

@@ -17,13 +17,14 @@ import errno
 import fcntl
 import mmap
 import os
-import resource
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from typing_extensions import Buffer
+
+from mq import descriptors
 
 # Linux takes at most this many buffers in one call (IOV_MAX).
 _BUFFERS_MAX = 1024
@@ -217,7 +218,7 @@ class RealFile:
 class RealVfs:
     def open(self, path: str, *, create: bool = False, read_only: bool = False) -> RealFile:
         flags = (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC
-        return RealFile(os.open(path, flags | (os.O_CREAT if create else 0), 0o644))
+        return RealFile(_open(path, flags | (os.O_CREAT if create else 0)))
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)
@@ -244,7 +245,7 @@ class RealVfs:
         # The name goes at once. Giving back the pages of a large file takes as long as it is large,
         # and happens when it is closed for the last time: by a thread that nobody waits for.
         with contextlib.suppress(FileNotFoundError):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = _open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 is_large = os.fstat(fd).st_size >= _LARGE_FILE_BYTES
                 os.remove(path)
@@ -280,10 +281,7 @@ class RealVfs:
         return DiskUsage(stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize)
 
     def open_files_max(self) -> int:
-        # Many systems start a process with 1,024 descriptors and let it ask for far more.
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        return min(_OPEN_FILES_MAX, hard // 2)
+        return min(_OPEN_FILES_MAX, descriptors.hard_limit() // 2)
 
     def lock(self, path: str) -> RealFile:
         file = self.open(path, create=True)
@@ -295,9 +293,19 @@ class RealVfs:
         return file
 
 
+def _open(path: str, flags: int) -> int:
+    try:
+        return os.open(path, flags, 0o644)
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+    with descriptors.reserve():
+        return os.open(path, flags, 0o644)
+
+
 @contextlib.contextmanager
 def _directory(path: str) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = _open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield fd
     finally:
@@ -307,9 +315,24 @@ def _directory(path: str) -> Iterator[int]:
 _SYNCFS = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
 
 
-def is_no_space(error: OSError) -> bool:
-    """A state of the disk, which passes; any other error is a state of the file, and does not."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+_SHORTAGES = {
+    errno.ENOSPC: "no space on the disk",
+    errno.EDQUOT: "no space within the disk quota",
+    errno.EMFILE: "no free descriptor in this process, whose limit on open files is too low,",
+    errno.ENFILE: "no free descriptor in this system",
+}
+
+
+def is_shortage(error: OSError) -> bool:
+    """A state of the disk or the process, which passes; any other error is a state of the file, and
+    does not.
+    """
+    return error.errno in _SHORTAGES
+
+
+def shortage(error: OSError) -> str:
+    """What is missing, for a sentence."""
+    return _SHORTAGES[error.errno or 0]
 
 
 def write_file_atomically(vfs: Vfs, path: str, content: Buffer) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mq.logging import configure, get_logger
+from mq.logging import RateLimit, configure, get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -190,3 +190,17 @@ def test_a_second_configuration_replaces_the_first(capsys: Captured) -> None:
     configure("info", "json")
     get_logger("mq").info("once")
     assert len(json_lines(capsys)) == 1
+
+
+def test_lines_that_strangers_cause_are_few_and_the_next_one_says_how_many_were_left_out() -> None:
+    now_s = [100.0]
+    lines = RateLimit(2, 60.0, lambda: now_s[0])
+    assert [lines.admit() for _ in range(5)] == [True, True, False, False, False]
+    now_s[0] += 59.9
+    assert not lines.admit()
+    now_s[0] += 0.1
+    assert lines.admit()
+    assert lines.omitted() == {"omitted_lines": 4}
+    assert lines.admit()
+    assert lines.omitted() == {}
+    assert not lines.admit()

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 SEEDS = range(30)
 BIG = b"x" * 1500
 NO_SPACE = [errno.ENOSPC, errno.EDQUOT]
+NO_DESCRIPTOR = [errno.EMFILE, errno.ENFILE]
 
 
 def full(vfs: FaultyVfs) -> None:
@@ -157,6 +158,24 @@ def test_a_failed_roll_never_comes_back_in_the_way_of_the_next_entry(
         assert payloads(log) in ([b"a"], [b"a", b"next"]), f"seed {seed}"
         assert log.recovery.synced_bytes_lost == 0
         assert len(log.segments()) == 1
+
+
+@pytest.mark.parametrize("error", NO_DESCRIPTOR)
+@pytest.mark.parametrize("part", [".idx", ".log"])
+def test_a_roll_without_a_descriptor_passes(part: str, error: int) -> None:
+    vfs = disk()
+    log = new_log(vfs)
+    append(log, b"a")
+    log.sync()
+    vfs.fail("open", part, error)
+    with pytest.raises(DiskFull, match="no free descriptor"):
+        log.roll(checkpoint(b"failed"))
+    append(log, b"b")
+    log.roll(checkpoint(b"second"))
+    append(log, b"c")
+    log.sync()
+    vfs.crash(0, keep=0)
+    assert payloads(open_log(vfs)) == [b"a", b"b", b"c"]
 
 
 def test_a_roll_after_a_failed_append_starts_from_a_clean_end() -> None:

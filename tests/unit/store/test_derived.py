@@ -224,7 +224,7 @@ def test_a_rebuild_forgets_the_checkpoint_before_it_touches_a_file() -> None:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("part", ["consumequeue", "index"])
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE])
 def test_without_space_for_queues_writes_wait_and_reads_go_on(part: str, error: int) -> None:
     vfs, store = new_store(ONE_SEGMENT)
     sent = messages_of(20, keys=["k"])

@@ -89,3 +89,19 @@ def test_with_a_thread_closing_waits_for_what_was_asked_for() -> None:
     writeback.close()
     assert all(future.done() for future in futures)
     assert vfs.read_all("/data/x") == b"0123456789"
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE])
+def test_without_a_descriptor_files_are_given_up_for_the_next(error: int) -> None:
+    vfs = disk("/data/a", "/data/b", "/data/c")
+    pool = FilePool(vfs, 9)
+    pool.get("/data/a")
+    pool.get("/data/b")
+    vfs.fail("open", "/data/c", error, times=2)
+    assert pool.get("/data/c").pread(9, 0) == b"/data/c"
+    assert len(vfs._handles) == 1
+    vfs.fail("open", "/data/a", error, times=2)
+    with pytest.raises(OSError, match="Too many open files"):
+        pool.get("/data/a")
+    assert pool.get("/data/a").pread(9, 0) == b"/data/a"
+    pool.close()
