@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 import click
@@ -59,6 +60,9 @@ _COMMANDS = (
 
 
 def main() -> None:
+    # As Ctrl-C, also in a background job, which ignores SIGINT: what a command has printed is
+    # committed, and the processes that it has started end with it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     others = list(cli.main.commands.values())
     cli.main.commands.clear()
     for command in (cli.server_command(_run_server), *_COMMANDS, *others):

@@ -12,6 +12,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
+from mq.admin import loop
 from mq.admin.bench_load import Load, Measured, Show, produce
 from mq.errors import Unreachable
 
@@ -31,8 +32,8 @@ _YIELD_EVERY = 64
 def measure_delay(load: Load, group: str, admin: Admin, show: Show) -> tuple[Measured, Measured]:
     """Of delivery, with the lateness of single messages as latency; and of plain sending."""
     plain = produce(load, 1, show)
-    delivered = asyncio.run(_deliver(load, admin, plain.seconds, show))
-    delivered.latencies_ms = asyncio.run(_lateness(load, group))
+    delivered = loop.run(_deliver(load, admin, plain.seconds, show))
+    delivered.latencies_ms = loop.run(_lateness(load, group))
     return delivered, plain
 
 

@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection as _Pipe
 from multiprocessing.connection import wait as wait_for_any
 from typing import TYPE_CHECKING, Any, cast
 
+from mq.admin import loop
 from mq.errors import Internal, MqError, Unreachable
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def produce(load: Load, producers: int, show: Show) -> Measured:
     if producers == 1:
-        return asyncio.run(_produce(load, show, lambda: None))
+        return loop.run(_produce(load, show, lambda: None))
     return _produce_in_processes(load, producers, show)
 
 
@@ -280,7 +281,7 @@ def _gather(pipes: Sequence[_Pipe], load: Load, began_s: float, show: Show) -> l
 
 def consume(load: Load, group: str, show: Show) -> Measured:
     """From the start of the topic; a latency is how long one poll takes."""
-    return asyncio.run(_consume(load, group, show))
+    return loop.run(_consume(load, group, show))
 
 
 async def _consume(load: Load, group: str, show: Show) -> Measured:
@@ -320,7 +321,7 @@ def measure_latency(
     """End to end, and until the send is answered. Both count from the moment at which a message was
     to be sent, so that a stall counts for all that had to wait for it.
     """
-    return asyncio.run(_measure_latency(load, group, rate_per_s, show))
+    return loop.run(_measure_latency(load, group, rate_per_s, show))
 
 
 async def _measure_latency(

@@ -11,6 +11,7 @@ import dataclasses
 import time
 from typing import TYPE_CHECKING
 
+from mq.admin import loop
 from mq.admin.bench_load import Load, Measured, Show, produce
 from mq.errors import Unreachable
 
@@ -24,9 +25,9 @@ def measure_receive(
     load: Load, group: str, consumers: int, show: Show
 ) -> tuple[Measured, Measured]:
     """Of receiving and acknowledging, with the latency of rounds; and of plain sending."""
-    asyncio.run(_begin(load, group))
+    loop.run(_begin(load, group))
     plain = produce(dataclasses.replace(load, batch=0), 1, show)
-    return asyncio.run(_receive(load, group, consumers, plain.messages, show)), plain
+    return loop.run(_receive(load, group, consumers, plain.messages, show)), plain
 
 
 async def _begin(load: Load, group: str) -> None:

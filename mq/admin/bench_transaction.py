@@ -10,6 +10,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
+from mq.admin import loop
 from mq.admin.bench_load import Load, Measured, Show, produce
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _PLAIN_MESSAGES = 50_000
 
 def measure_transactions(load: Load, parallel: int, show: Show) -> tuple[Measured, Measured]:
     """Half message, local transaction that does nothing, commit; and plain sending."""
-    whole = asyncio.run(_transact(load, parallel, show))
+    whole = loop.run(_transact(load, parallel, show))
     plain = Load(load.servers, load.topic, load.size_bytes, _PLAIN_MESSAGES, load.seconds)
     return whole, produce(plain, 1, lambda _count, _done: None)
 

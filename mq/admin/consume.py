@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import heapq
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import click
 
-from mq.admin import output
+from mq.admin import loop, output
 from mq.admin.options import (
     PLACE_METAVAR,
     SECONDS,
@@ -177,7 +176,7 @@ def browse(brokers: Brokers, wish: Wish, sink: Sink) -> None:
             sink.write(page)
         unreadable = consumer.unreadable_messages
     if wish.idle_s is not None and wish.left(sink.written):
-        unreadable += asyncio.run(_follow(brokers.servers, reader.positions, wish, sink))
+        unreadable += loop.run(_follow(brokers.servers, reader.positions, wish, sink))
     _note_unreadable(unreadable)
 
 
@@ -372,8 +371,6 @@ def consume(  # noqa: PLR0913 - one a flag
         raise click.UsageError("JSON has everything: --meta is for text")
     wish = Wish(topics, place, filter_of(tags, sql), count, float("inf") if follow else idle_s)
     brokers.check()
-    # As Ctrl-C: what was written is committed.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with click.open_file(path, "wb") as file:
             sink = Sink(cast("BinaryIO", file), as_json=brokers.as_json, with_meta=meta)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,8 @@ _ORDERS = (
 
 
 def main() -> None:
+    # As Ctrl-C: the broker ends with the demo.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with tempfile.TemporaryDirectory(prefix="mq-demo-") as directory:
             run(Path(directory))

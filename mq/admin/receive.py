@@ -6,7 +6,6 @@ when its invisible time is over.
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from typing import TYPE_CHECKING, BinaryIO, cast
@@ -104,8 +103,6 @@ def receive(  # noqa: PLR0913 - one a flag
     brokers.check()
     from mq.client import SimpleConsumer  # noqa: PLC0415
 
-    # As Ctrl-C: what was written is acknowledged.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     consumer = SimpleConsumer(
         brokers.servers, group, dict.fromkeys(topics, wanted), start=place, is_ordered=is_ordered
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import signal
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import pytest
@@ -195,15 +194,12 @@ clock = Clock()
 
 
 @pytest.fixture(autouse=True)
-def _stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     made.clear()
     pages.clear()
     monkeypatch.setattr("mq.client.Consumer", FakeConsumer)
     monkeypatch.setattr(Brokers, "check", lambda _: None)
     monkeypatch.setattr(module, "time", clock)
-    handler = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, handler)
 
 
 def receive(*arguments: str) -> Result:
