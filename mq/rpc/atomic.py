@@ -6,17 +6,15 @@ from __future__ import annotations
 
 import asyncio
 
-from mq.broker.atoms import BATCHES_MAX, Start
+from mq.broker.atoms import Start
 from mq.broker.broker import Broker
 from mq.broker.consuming.assignment import Queue
 from mq.broker.replicated.dedup import StoredAt
-from mq.errors import IllegalRequest, ReplicationTimeout
+from mq.errors import ReplicationTimeout
+from mq.rpc import limits
 from mq.rpc.consumer import offsets_of
 from mq.rpc.methods import Context
-from mq.store import batch as batches
 from mq.wire.v1 import producer_pb2 as pb
-
-_HANDLES_MAX = 2_000
 
 
 class AtomicService:
@@ -30,11 +28,6 @@ class AtomicService:
         self, request: pb.RawAtomicRequest, context: Context
     ) -> pb.AtomicResponse:
         await self._broker.leadership.settled()
-        if len(request.batches) > BATCHES_MAX or len(request.handles) > _HANDLES_MAX:
-            raise IllegalRequest(
-                f"{len(request.batches)} batches and {len(request.handles)} handles: at most "
-                f"{BATCHES_MAX} and {_HANDLES_MAX}"
-            )
         try:
             async with asyncio.timeout(self._timeout_s):
                 stored = await self._send(request)
@@ -58,7 +51,7 @@ class AtomicService:
 
     async def _send(self, request: pb.RawAtomicRequest) -> list[StoredAt]:
         return await self._broker.atoms.send(
-            [batches.accept(one, self._message_bytes_max) for one in request.batches],
+            [limits.accept_batch(one, self._message_bytes_max) for one in request.batches],
             request.group,
             request.member_id,
             offsets_of(request.positions),

@@ -6,13 +6,10 @@ from __future__ import annotations
 
 from mq import names
 from mq.broker.broker import Broker
-from mq.errors import IllegalRequest
 from mq.rpc import listeners
 from mq.rpc.methods import Context
 from mq.store.identity import Identity
 from mq.wire.v1 import cluster_pb2 as pb
-
-_TOPICS_MAX = 10_000
 
 
 class ClusterService:
@@ -21,10 +18,6 @@ class ClusterService:
         self._identity = identity
 
     async def route(self, request: pb.RouteRequest, context: Context) -> pb.RouteResponse:
-        if len(request.topics) > _TOPICS_MAX:
-            raise IllegalRequest(
-                f"{len(request.topics)} topics in one request: at most {_TOPICS_MAX}"
-            )
         for name in request.topics:
             names.check_topic(name)
         directory = self._broker.directory

@@ -14,12 +14,10 @@ from mq.broker.consuming.pulling import Query
 from mq.broker.inspect import positions_of
 from mq.errors import IllegalRequest
 from mq.rpc import framing, listeners
+from mq.rpc.limits import TOPICS_MAX
 from mq.rpc.methods import Context
 from mq.wire.v1 import consumer_pb2 as pb
 
-# Queues in one request, and topics of one member.
-POSITIONS_MAX = 20_000
-TOPICS_MAX = 256
 MEMBER_ID_CHARACTERS_MAX = 255
 _MODES = frozenset(pb.ConsumeMode.values())
 
@@ -128,7 +126,7 @@ def member_spec(
         )
     if request.mode not in _MODES:
         raise IllegalRequest(f"mode = {request.mode} is none: 0 clustering, 1 ordered, 2 broadcast")
-    if not 0 < len(request.subscriptions) <= TOPICS_MAX:
+    if not request.subscriptions:
         raise IllegalRequest(f"a member subscribes to 1 to {TOPICS_MAX} topics")
     subscriptions = {one.topic: canonical(one.filter) for one in request.subscriptions}
     if len(subscriptions) < len(request.subscriptions):
@@ -137,17 +135,11 @@ def member_spec(
 
 
 def queues_of(wire: Iterable[pb.QueueId]) -> list[Queue]:
-    queues = [Queue(one.topic, one.queue_id) for one in wire]
-    if len(queues) > POSITIONS_MAX:
-        raise IllegalRequest(f"{len(queues)} queues in one request: at most {POSITIONS_MAX}")
-    return queues
+    return [Queue(one.topic, one.queue_id) for one in wire]
 
 
 def offsets_of(wire: Iterable[pb.QueuePosition]) -> dict[Queue, int]:
-    positions = {Queue(one.topic, one.queue_id): one.queue_offset for one in wire}
-    if len(positions) > POSITIONS_MAX:
-        raise IllegalRequest(f"{len(positions)} queues in one request: at most {POSITIONS_MAX}")
-    return positions
+    return {Queue(one.topic, one.queue_id): one.queue_offset for one in wire}
 
 
 def start_of(kind: int, at_ms: int) -> Start:
@@ -171,8 +163,6 @@ def topic_queues(broker: Broker, name: str, queue_ids: Iterable[int]) -> list[Qu
     """Those that are named, or all. TopicNotFound, QueueNotFound."""
     topic = broker.state.topics.readable(name)
     wanted = list(queue_ids) or range(topic.read_queues)
-    if len(wanted) > names.QUEUE_ID_MAX + 1:
-        raise IllegalRequest(f"{len(wanted)} queue_ids: name each queue once")
     for queue_id in wanted:
         broker.state.topics.readable(name, queue_id)
     return [Queue(name, queue_id) for queue_id in wanted]

@@ -21,6 +21,7 @@ from mq.broker.consuming.subscriber import Delivered
 from mq.broker.receive.granting import Given
 from mq.broker.receive.handles import lease_bytes
 from mq.errors import IllegalRequest
+from mq.rpc.limits import PUBLISHED_MAX, TRANSACTED_MAX, exceeded
 from mq.store.reading import ReadResult, Run, Status
 from mq.wire.v1 import consumer_pb2
 
@@ -37,7 +38,7 @@ class Publish(NamedTuple):
 
 
 def read_publish(data: bytes) -> Publish:
-    """IllegalRequest: the bytes are no PublishRequest."""
+    """IllegalRequest: the bytes are no PublishRequest, or it has too many batches."""
     view = memoryview(data)
     request_id = ack = position = 0
     batches = []
@@ -46,6 +47,8 @@ def read_publish(data: bytes) -> Publish:
         if key == 0x7A:
             length, position = _read_varint(data, position)
             batches.append(view[position : position + length])
+            if len(batches) > PUBLISHED_MAX:
+                raise exceeded("PublishRequest.batches", len(batches))
             position += length
         elif key == 0x08:
             request_id, position = _read_varint(data, position)
@@ -170,7 +173,7 @@ _TRANSACT_KINDS = {0x12: "start", 0x1A: "half", 0x22: "end", 0x2A: "checked"}
 
 def read_transact(data: bytes) -> list[Transact]:
     """What the request says, and what the ones in its `more` do. IllegalRequest: the bytes are no
-    TransactRequest, or say nothing.
+    TransactRequest, say nothing, or have too much in `more`.
     """
     found: list[Transact] = []
     own, more = _transact_fields(memoryview(data))
@@ -199,6 +202,8 @@ def _transact_fields(view: memoryview) -> tuple[Transact | None, list[memoryview
         position = start + length
         if key == 0x7A:
             more.append(view[start:position])
+            if len(more) > TRANSACTED_MAX:
+                raise exceeded("TransactRequest.more", len(more))
         elif key in _TRANSACT_KINDS:
             kind, content = _TRANSACT_KINDS[key], view[start:position]
         else:

@@ -43,11 +43,13 @@ def unary(
                 response = await method(request_type(data), context)
         except TimeoutError:
             code = FlowControl.code.name
+            data = b""
             await status.abort(context, FlowControl(f"{name} took longer than {UNARY_S_MAX} s"))
             raise
         except Exception as error:
             known = status.known_error(error)
             code = known.code.name
+            data = b""
             await status.abort(context, known)
             raise
         finally:

@@ -15,10 +15,9 @@ from mq.broker.publishing import Slot
 from mq.broker.replicated.dedup import StoredAt
 from mq.errors import IllegalDelay, IllegalRequest, MqError, NodeStopped, NotLeader, TopicNotFound
 from mq.hashing import text_hash
-from mq.rpc import framing, status
+from mq.rpc import framing, limits, status
 from mq.rpc.methods import Context
 from mq.store import batch as batches
-from mq.store.batch import Batch
 from mq.wire.v1 import message_pb2, producer_pb2
 from mq.wire.v1.producer_pb2 import ACK_LEADER, ACK_NONE, Ack, BatchResult, PublishResponse
 
@@ -28,11 +27,13 @@ _ANSWERS_MAX = 256
 
 
 class _Pending(NamedTuple):
-    """A request whose answer is due; of each batch what is under way, or why it is not."""
+    """A request whose answer is due; of each batch what is under way, or why it is not: as it is
+    answered, because an exception would keep all that its traceback sees.
+    """
 
     request_id: int
     ack: int
-    slots: list[Slot | MqError]
+    slots: list[Slot | BatchResult]
     began_s: float
 
 
@@ -149,7 +150,7 @@ class ProducerService:
     async def _take(self, data: bytes) -> _Pending:
         request_id, ack, blobs = framing.read_publish(data)
         _check_ack(ack)
-        slots: list[Slot | MqError] = []
+        slots: list[Slot | BatchResult] = []
         for blob in blobs:
             try:
                 slots.append(await self._submit(blob, ack))
@@ -157,12 +158,12 @@ class ProducerService:
                 # One-way: the end of the stream is the only way to say that another node leads.
                 if ack == ACK_NONE and isinstance(error, NotLeader):
                     raise
-                slots.append(error)
+                slots.append(_failed(error))
         # Waiting for room is over; from here on it is the outcome that takes its time.
         return _Pending(request_id, ack, slots, asyncio.get_running_loop().time())
 
     async def _submit(self, blob: memoryview, ack: int) -> Slot:
-        batch: Batch = batches.accept(blob, self._message_bytes_max)
+        batch = limits.accept_batch(blob, self._message_bytes_max)
         await self._broker.publisher.room(len(blob), self._timeout_s)
         return await self._broker.submit(batch, tells_appended=ack == ACK_LEADER)
 
@@ -173,21 +174,13 @@ class ProducerService:
             response = PublishResponse(request_id=request.request_id, results=results)
             await context.write(response.SerializeToString())
 
-    async def _result(self, slot: Slot | MqError, ack: int, deadline_s: float) -> BatchResult:
+    async def _result(self, slot: Slot | BatchResult, ack: int, deadline_s: float) -> BatchResult:
+        if isinstance(slot, BatchResult):
+            return slot
         try:
-            if isinstance(slot, MqError):
-                raise slot
             stored = await self._outcome(slot, ack, deadline_s)
         except MqError as error:
-            details = status.wire_status(error)
-            return BatchResult(
-                code=details.code,
-                text=details.text,
-                queue_offset=-1,
-                log_offset=-1,
-                leader_address=details.leader_address,
-                retry_after_ms=details.retry_after_ms,
-            )
+            return _failed(error)
         return BatchResult(
             queue_id=stored.queue_id,
             queue_offset=stored.queue_offset,
@@ -209,6 +202,18 @@ class ProducerService:
             return slot.outcome.result()
         waited.result()
         return StoredAt(slot.batch.queue_id, -1, -1, 0, deliver_at_ms=slot.batch.deliver_at_ms)
+
+
+def _failed(error: MqError) -> BatchResult:
+    details = status.wire_status(error)
+    return BatchResult(
+        code=details.code,
+        text=details.text,
+        queue_offset=-1,
+        log_offset=-1,
+        leader_address=details.leader_address,
+        retry_after_ms=details.retry_after_ms,
+    )
 
 
 def _delay_ms(request: producer_pb2.SendRequest) -> int:

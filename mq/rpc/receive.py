@@ -13,6 +13,7 @@ from mq.broker.receive.taking import Spec
 from mq.errors import IllegalRequest
 from mq.rpc import framing
 from mq.rpc.consumer import MEMBER_ID_CHARACTERS_MAX
+from mq.rpc.limits import HANDLES_MAX
 from mq.rpc.methods import Context
 from mq.rpc.subscribe import start_position
 from mq.wire.v1 import consumer_pb2 as pb
@@ -20,7 +21,6 @@ from mq.wire.v1.status_pb2 import Code
 
 MESSAGES_DEFAULT, MESSAGES_MAX = 32, 1_000
 INVISIBLE_MS_MIN, INVISIBLE_MS_DEFAULT, INVISIBLE_MS_MAX = 10_000, 60_000, 12 * 3_600_000
-HANDLES_MAX = 2_000
 _REASON_CHARACTERS_MAX = 1_000
 # What an answer may take to its client.
 _ANSWER_S = 1.0
@@ -81,8 +81,8 @@ class ReceiveService:
     async def _check(self, group: str, handles: Sequence[pb.Handle]) -> None:
         await self._broker.leadership.settled()
         names.check_group(group)
-        if not 0 < len(handles) <= HANDLES_MAX:
-            raise IllegalRequest(f"{len(handles)} handles in one request: 1 to {HANDLES_MAX}")
+        if not handles:
+            raise IllegalRequest(f"no handles in the request: 1 to {HANDLES_MAX}")
 
 
 def _codes(good: Sequence[bool]) -> list[Code]:

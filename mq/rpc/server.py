@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from mq.broker.broker import Broker
 from mq.errors import PortUnavailable
+from mq.rpc import limits
 from mq.rpc.admin import AdminService, NodeControl
 from mq.rpc.admin_dead_letters import DeadLetterAdmin
 from mq.rpc.admin_log import LogAdmin
@@ -178,7 +179,7 @@ class RpcServer:
             attribute = re.sub(r"(?<!^)([A-Z])", r"_\1", method.name).lower()
             (served,) = (getattr(one, attribute) for one in serving if hasattr(one, attribute))
             handlers[method.name] = unary(
-                name, request.FromString, served, self._observe, is_external=is_external
+                name, limits.Reader(request), served, self._observe, is_external=is_external
             )
         return handlers
 

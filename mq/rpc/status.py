@@ -79,17 +79,32 @@ def wire_status(error: MqError) -> status_pb2.Status:
 
 
 def known_error(error: Exception) -> MqError:
-    """As something that a client can make sense of; what is a mistake of ours is logged."""
+    """As something that a client can make sense of; what is a mistake of ours is logged. The error
+    loses its traceback.
+    """
+    known: MqError
     match error:
         case MqError():
-            return error
+            known = error
         case DecodeError():
-            return IllegalRequest(
+            known = IllegalRequest(
                 f"the bytes of the request are not the message it should be: {error}"
             )
         case _:
             log.error("a request failed by a mistake of the broker", exc_info=error)
-            return Internal("the broker made a mistake; its log says more")
+            known = Internal("the broker made a mistake; its log says more")
+    _forget_frames(error)
+    return known
+
+
+def _forget_frames(error: BaseException) -> None:
+    """gRPC keeps the exception that ends a call in a cycle with the call: what the frames of a
+    traceback hold, such as the request, would stay until the collector comes by, which is seldom.
+    """
+    chain: BaseException | None = error
+    while chain is not None:
+        chain.__traceback__ = None
+        chain = chain.__context__
 
 
 async def abort(context: grpc.aio.ServicerContext, known: MqError) -> None:

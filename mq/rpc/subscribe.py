@@ -14,7 +14,7 @@ from mq.broker.consuming.groups import Start
 from mq.broker.consuming.pulling import READ_BYTES_MAX
 from mq.broker.consuming.subscriber import Assigned, Limits, Position, Redirected, Subscriber
 from mq.errors import IllegalRequest, UnknownMember
-from mq.rpc import framing, listeners
+from mq.rpc import framing, limits, listeners
 from mq.rpc.consumer import checked_time, member_spec, offsets_of, queues_of
 from mq.rpc.methods import Context
 from mq.wire.v1 import consumer_pb2 as pb
@@ -22,6 +22,7 @@ from mq.wire.v1 import consumer_pb2 as pb
 _CACHE_MESSAGES_MAX = 1_000_000
 _CACHE_BYTES_MAX = 1 << 30
 _BREAK_S = 0.05
+_parse = limits.Reader(pb.SubscribeRequest)
 
 
 class SubscribeService:
@@ -128,10 +129,6 @@ class SubscribeService:
             expires_ms=self._options.member_expires_ms,
         )
         return pb.SubscribeResponse(assignment=assignment).SerializeToString()
-
-
-def _parse(data: bytes) -> pb.SubscribeRequest:
-    return pb.SubscribeRequest.FromString(data)
 
 
 def _positions(wire: Iterable[pb.QueuePosition]) -> list[Position]:

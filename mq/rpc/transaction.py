@@ -27,9 +27,8 @@ from mq.errors import (
     ReplicationTimeout,
     TransactionNotFound,
 )
-from mq.rpc import framing, status
+from mq.rpc import framing, limits, status
 from mq.rpc.methods import Context
-from mq.store import batch as batches
 from mq.store.batch import Batch
 from mq.wire.v1 import transaction_pb2 as pb
 from mq.wire.v1.message_pb2 import Half
@@ -100,7 +99,7 @@ class TransactionService:
         )
 
     async def submit(self, data: memoryview, producer_group: str) -> Slot:
-        batch = batches.accept(data, self._message_bytes_max)
+        batch = limits.accept_batch(data, self._message_bytes_max)
         _check_half(batch, producer_group)
         await self._broker.publisher.room(len(data), self.timeout_s)
         return await self._broker.submit(batch)
@@ -250,15 +249,14 @@ class _Stream:
     async def _take_half(self, request_id: int, content: memoryview) -> None:
         """Submits in the order of the stream; the answer comes when it comes."""
         try:
-            slot: Slot | MqError = await self._service.submit(content, self._respondent.group)
+            slot = await self._service.submit(content, self._respondent.group)
         except MqError as error:
-            slot = error
-        self._start(self._half(request_id, slot))
+            self._start(self._out.put(_failed(request_id, error).SerializeToString()))
+        else:
+            self._start(self._half(request_id, slot))
 
-    async def _half(self, request_id: int, slot: Slot | MqError) -> None:
+    async def _half(self, request_id: int, slot: Slot) -> None:
         try:
-            if isinstance(slot, MqError):
-                raise slot
             stored = await self._service.half_stored(slot)
             response = pb.TransactResponse(request_id=request_id, half=stored)
         except MqError as error:

@@ -14,7 +14,7 @@ opens messages. Nothing here runs Python once a message except `prepare`.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,14 +72,21 @@ class Decoded(NamedTuple):
     command: bytes
 
 
-def accept(data: bytes | memoryview, message_bytes_max: int) -> Batch:
-    """Checks what a producer sent, all of it, before anything is written.
+def accept(
+    data: bytes | memoryview,
+    message_bytes_max: int,
+    check_plain: Callable[[bytes | memoryview], None] | None = None,
+) -> Batch:
+    """Checks what a producer sent, all of it, before anything is written. `check_plain` sees a
+    batch before its messages are opened, and raises if there are too many.
 
     MalformedBatch, IllegalTopic and MessageTooLarge say what is wrong with it.
     """
     start = _region_start(data)
     batch = _parse(data, start) if start else None
     if batch is None or not len(batch.frame_sizes):
+        if check_plain is not None:
+            check_plain(data)
         batch = parse_stored(prepare(data))
     _check(batch, message_bytes_max)
     return batch

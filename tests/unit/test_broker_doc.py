@@ -18,6 +18,7 @@ from mq.broker.transaction import transacting
 from mq.client.producing import encode
 from mq.errors import MqError
 from mq.rpc import consumer, methods, producer, receive, server, status, subscribe
+from mq.rpc import limits as request
 from mq.sections import BrokerConfig, StoreConfig, TransactionsConfig
 from mq.store import lookup
 
@@ -78,9 +79,6 @@ def limits() -> dict[str, str]:
             f"{names.NAME_CHARACTERS_MAX} and {consumer.MEMBER_ID_CHARACTERS_MAX} "
             "printable characters"
         ),
-        "topics of a member; positions in a request": (
-            f"{consumer.TOPICS_MAX}; {consumer.POSITIONS_MAX:,}"
-        ),
         "tags in a filter; characters of tags or SQL": (
             f"{filters.TAGS_MAX}; {sql92.TEXT_CHARACTERS_MAX:,}"
         ),
@@ -139,9 +137,7 @@ def message_type_limits() -> dict[str, str]:
             f"{receive.INVISIBLE_MS_MAX // 3_600_000} h"
         ),
         "messages in hand of one group in one queue": f"{granting.IN_HAND_MAX:,}",
-        "handles in a request; messages in a receive": (
-            f"{receive.HANDLES_MAX:,}; {receive.MESSAGES_MAX:,}"
-        ),
+        "messages in a receive": f"{receive.MESSAGES_MAX:,}",
     }
 
 
@@ -161,6 +157,29 @@ def connection_limits() -> dict[str, str]:
 
 def test_the_table_of_limits_has_the_numbers_of_the_code() -> None:
     assert dict(rows("### Limits and times")) == limits()
+
+
+def request_limits() -> dict[str, str]:
+    found = {field: f"{limit:,}" for field, limit in request.LIMITS.items()}
+    found["Batch.messages"] += f"; of a prepared batch {request.PREPARED_MAX:,}"
+    return found
+
+
+def test_the_table_of_requests_has_the_limits_of_the_code() -> None:
+    expected = {f"`{field}`": text for field, text in request_limits().items()}
+    assert dict(rows("### Limits of requests")) == expected
+
+
+def test_comments_of_the_protocol_have_the_limits_of_the_code() -> None:
+    found = {}
+    for path in (ROOT / "proto" / "mq" / "v1").glob("*.proto"):
+        message = ""
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if begins := re.match(r"message (\w+)", line):
+                message = begins[1]
+            if field := re.match(r"  .* (\w+) = \d+;  // at most ([\d,]+)", line):
+                found[f"{message}.{field[1]}"] = int(field[2].replace(",", ""))
+    assert found == request.LIMITS
 
 
 def test_numbers_in_the_text_are_those_of_the_code() -> None:

@@ -76,7 +76,7 @@ func (TopicType) EnumDescriptor() ([]byte, []int) {
 type RouteRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Empty: the brokers only.
-	Topics []string `protobuf:"bytes,1,rep,name=topics,proto3" json:"topics,omitempty"`
+	Topics []string `protobuf:"bytes,1,rep,name=topics,proto3" json:"topics,omitempty"` // at most 10,000
 	// For producers: topics that are missing are created, where the broker allows it.
 	CreateMissing bool `protobuf:"varint,2,opt,name=create_missing,json=createMissing,proto3" json:"create_missing,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -444,7 +444,7 @@ func (x *TopicRoute) GetPriorities() uint32 {
 type PeerSet struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Addresses     []string               `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	Addresses     []string               `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"` // at most 32,032 in a request
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -499,7 +499,7 @@ type GreetRequest struct {
 	// Who asks.
 	Sender *PeerSet `protobuf:"bytes,2,opt,name=sender,proto3" json:"sender,omitempty"`
 	// What else it knows of.
-	Others []*PeerSet `protobuf:"bytes,3,rep,name=others,proto3" json:"others,omitempty"`
+	Others []*PeerSet `protobuf:"bytes,3,rep,name=others,proto3" json:"others,omitempty"` // at most 1,000
 	// Of the topics that it has from this broker; 0: none.
 	TopicsVersion uint64 `protobuf:"varint,4,opt,name=topics_version,json=topicsVersion,proto3" json:"topics_version,omitempty"`
 	unknownFields protoimpl.UnknownFields

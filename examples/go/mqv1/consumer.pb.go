@@ -994,7 +994,7 @@ type SubscribeStart struct {
 	Zone     string      `protobuf:"bytes,3,opt,name=zone,proto3" json:"zone,omitempty"`
 	Mode     ConsumeMode `protobuf:"varint,4,opt,name=mode,proto3,enum=mq.v1.ConsumeMode" json:"mode,omitempty"`
 	// The same for all members of a group.
-	Subscriptions []*Subscription `protobuf:"bytes,5,rep,name=subscriptions,proto3" json:"subscriptions,omitempty"`
+	Subscriptions []*Subscription `protobuf:"bytes,5,rep,name=subscriptions,proto3" json:"subscriptions,omitempty"` // at most 256
 	// Where to start in a queue of which the group has no offset.
 	StartPosition StartPosition `protobuf:"varint,6,opt,name=start_position,json=startPosition,proto3,enum=mq.v1.StartPosition" json:"start_position,omitempty"`
 	StartAtMs     int64         `protobuf:"varint,7,opt,name=start_at_ms,json=startAtMs,proto3" json:"start_at_ms,omitempty"`
@@ -1003,7 +1003,7 @@ type SubscribeStart struct {
 	CacheBytes    uint64 `protobuf:"varint,9,opt,name=cache_bytes,json=cacheBytes,proto3" json:"cache_bytes,omitempty"`
 	// After a reconnect: the queues that are still in hand, with the offsets of the next messages that are wanted.
 	// In broadcast mode: the client's offsets.
-	Positions []*QueuePosition `protobuf:"bytes,10,rep,name=positions,proto3" json:"positions,omitempty"`
+	Positions []*QueuePosition `protobuf:"bytes,10,rep,name=positions,proto3" json:"positions,omitempty"` // at most 20,000
 	// The most in one delivery. 0: 1 MiB.
 	DeliveryBytes uint32 `protobuf:"varint,11,opt,name=delivery_bytes,json=deliveryBytes,proto3" json:"delivery_bytes,omitempty"`
 	// The client understands Redirect: what is far behind may be read from another broker.
@@ -1130,7 +1130,7 @@ func (x *SubscribeStart) GetTakesRedirects() bool {
 // more against the client's cache.
 type Progress struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Positions     []*QueuePosition       `protobuf:"bytes,1,rep,name=positions,proto3" json:"positions,omitempty"`
+	Positions     []*QueuePosition       `protobuf:"bytes,1,rep,name=positions,proto3" json:"positions,omitempty"` // at most 20,000
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1175,7 +1175,7 @@ func (x *Progress) GetPositions() []*QueuePosition {
 // The client has let go of these queues after they had left its assignment; its progress was sent before.
 type Released struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Queues        []*QueueId             `protobuf:"bytes,1,rep,name=queues,proto3" json:"queues,omitempty"`
+	Queues        []*QueueId             `protobuf:"bytes,1,rep,name=queues,proto3" json:"queues,omitempty"` // at most 20,000
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1257,7 +1257,7 @@ func (*Alive) Descriptor() ([]byte, []int) {
 // Deliveries go on from here, with a higher epoch, after an Assignment that has it.
 type Seek struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Positions     []*QueuePosition       `protobuf:"bytes,1,rep,name=positions,proto3" json:"positions,omitempty"`
+	Positions     []*QueuePosition       `protobuf:"bytes,1,rep,name=positions,proto3" json:"positions,omitempty"` // at most 20,000
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1303,7 +1303,7 @@ func (x *Seek) GetPositions() []*QueuePosition {
 // the epoch of the Redirect. At any time; needed once the other broker sends it back or does not answer.
 type Resume struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Positions     []*QueuePosition       `protobuf:"bytes,1,rep,name=positions,proto3" json:"positions,omitempty"`
+	Positions     []*QueuePosition       `protobuf:"bytes,1,rep,name=positions,proto3" json:"positions,omitempty"` // at most 20,000
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1771,9 +1771,9 @@ type JoinRequest struct {
 	MemberId      string                 `protobuf:"bytes,2,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
 	Zone          string                 `protobuf:"bytes,3,opt,name=zone,proto3" json:"zone,omitempty"`
 	Mode          ConsumeMode            `protobuf:"varint,4,opt,name=mode,proto3,enum=mq.v1.ConsumeMode" json:"mode,omitempty"`
-	Subscriptions []*Subscription        `protobuf:"bytes,5,rep,name=subscriptions,proto3" json:"subscriptions,omitempty"`
+	Subscriptions []*Subscription        `protobuf:"bytes,5,rep,name=subscriptions,proto3" json:"subscriptions,omitempty"` // at most 256
 	// The queues that are still in hand, when it joins again.
-	Owned         []*QueueId `protobuf:"bytes,6,rep,name=owned,proto3" json:"owned,omitempty"`
+	Owned         []*QueueId `protobuf:"bytes,6,rep,name=owned,proto3" json:"owned,omitempty"` // at most 20,000
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1855,7 +1855,7 @@ type HeartbeatRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
 	MemberId      string                 `protobuf:"bytes,2,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
-	Owned         []*QueueId             `protobuf:"bytes,3,rep,name=owned,proto3" json:"owned,omitempty"`
+	Owned         []*QueueId             `protobuf:"bytes,3,rep,name=owned,proto3" json:"owned,omitempty"` // at most 20,000
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2082,7 +2082,7 @@ type CommitOffsetsRequest struct {
 	Group string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
 	// Empty: from outside of the group, which must have no members then.
 	MemberId      string           `protobuf:"bytes,2,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
-	Positions     []*QueuePosition `protobuf:"bytes,3,rep,name=positions,proto3" json:"positions,omitempty"`
+	Positions     []*QueuePosition `protobuf:"bytes,3,rep,name=positions,proto3" json:"positions,omitempty"` // at most 20,000
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2178,7 +2178,7 @@ type QueryOffsetsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Group string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
 	// Empty: all that the group has.
-	Queues        []*QueueId `protobuf:"bytes,2,rep,name=queues,proto3" json:"queues,omitempty"`
+	Queues        []*QueueId `protobuf:"bytes,2,rep,name=queues,proto3" json:"queues,omitempty"` // at most 20,000
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2276,7 +2276,7 @@ type FindOffsetsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// queue_ids empty: all queues of the topic.
 	Topic         string     `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
-	QueueIds      []uint32   `protobuf:"varint,2,rep,packed,name=queue_ids,json=queueIds,proto3" json:"queue_ids,omitempty"`
+	QueueIds      []uint32   `protobuf:"varint,2,rep,packed,name=queue_ids,json=queueIds,proto3" json:"queue_ids,omitempty"` // at most 65,536
 	Kind          OffsetKind `protobuf:"varint,3,opt,name=kind,proto3,enum=mq.v1.OffsetKind" json:"kind,omitempty"`
 	AtMs          int64      `protobuf:"varint,4,opt,name=at_ms,json=atMs,proto3" json:"at_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2392,7 +2392,7 @@ type RetryRequest struct {
 	MemberId string `protobuf:"bytes,2,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
 	// Sent again with the same number, greater than those before, it is done once. 0: no such check.
 	Sequence      uint64           `protobuf:"varint,3,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	Messages      []*FailedMessage `protobuf:"bytes,4,rep,name=messages,proto3" json:"messages,omitempty"`
+	Messages      []*FailedMessage `protobuf:"bytes,4,rep,name=messages,proto3" json:"messages,omitempty"` // at most 1,000
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2979,7 +2979,7 @@ func (x *Handle) GetCount() uint32 {
 type AckRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
-	Handles       []*Handle              `protobuf:"bytes,2,rep,name=handles,proto3" json:"handles,omitempty"`
+	Handles       []*Handle              `protobuf:"bytes,2,rep,name=handles,proto3" json:"handles,omitempty"` // at most 2,000
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3031,7 +3031,7 @@ func (x *AckRequest) GetHandles() []*Handle {
 type NackRequest struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Group   string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
-	Handles []*Handle              `protobuf:"bytes,2,rep,name=handles,proto3" json:"handles,omitempty"`
+	Handles []*Handle              `protobuf:"bytes,2,rep,name=handles,proto3" json:"handles,omitempty"` // at most 2,000
 	// 0: at once; at most 12 h. Left out: by the number of its attempts, as a retry.
 	DelayMs       *uint64 `protobuf:"varint,3,opt,name=delay_ms,json=delayMs,proto3,oneof" json:"delay_ms,omitempty"`
 	Reason        string  `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
@@ -3100,7 +3100,7 @@ func (x *NackRequest) GetReason() string {
 type ChangeInvisibleRequest struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Group   string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
-	Handles []*Handle              `protobuf:"bytes,2,rep,name=handles,proto3" json:"handles,omitempty"`
+	Handles []*Handle              `protobuf:"bytes,2,rep,name=handles,proto3" json:"handles,omitempty"` // at most 2,000
 	// 10 s to 12 h.
 	InvisibleMs   uint32 `protobuf:"varint,3,opt,name=invisible_ms,json=invisibleMs,proto3" json:"invisible_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields

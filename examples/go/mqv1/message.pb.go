@@ -74,8 +74,8 @@ type Message struct {
 	// One word that consumers filter by; the empty string is "no tag".
 	Tag string `protobuf:"bytes,2,opt,name=tag,proto3" json:"tag,omitempty"`
 	// What the message can be looked up by.
-	Keys       []string          `protobuf:"bytes,3,rep,name=keys,proto3" json:"keys,omitempty"`
-	Properties map[string]string `protobuf:"bytes,4,rep,name=properties,proto3" json:"properties,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Keys       []string          `protobuf:"bytes,3,rep,name=keys,proto3" json:"keys,omitempty"`                                                                                       // at most 8,000 in a plain batch
+	Properties map[string]string `protobuf:"bytes,4,rep,name=properties,proto3" json:"properties,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // at most 20,000 in a plain batch
 	// Messages of one ordering key are consumed in the order they were sent.
 	OrderingKey string `protobuf:"bytes,5,opt,name=ordering_key,json=orderingKey,proto3" json:"ordering_key,omitempty"`
 	// The producer's clock.
@@ -296,13 +296,13 @@ type Batch struct {
 	ProducerId string `protobuf:"bytes,3,opt,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"`
 	Sequence   uint64 `protobuf:"fixed64,4,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	// Prepared batches: the hash of the tag of each message.
-	TagHashes []uint64 `protobuf:"fixed64,5,rep,packed,name=tag_hashes,json=tagHashes,proto3" json:"tag_hashes,omitempty"`
+	TagHashes []uint64 `protobuf:"fixed64,5,rep,packed,name=tag_hashes,json=tagHashes,proto3" json:"tag_hashes,omitempty"` // at most 200,000
 	// Prepared batches: the size of each frame of `messages`, with its field tag and length prefix.
-	FrameSizes []uint32 `protobuf:"fixed32,6,rep,packed,name=frame_sizes,json=frameSizes,proto3" json:"frame_sizes,omitempty"`
+	FrameSizes []uint32 `protobuf:"fixed32,6,rep,packed,name=frame_sizes,json=frameSizes,proto3" json:"frame_sizes,omitempty"` // at most 200,000
 	// Prepared batches with keys: the hashes of all keys of all messages, in order ...
-	KeyHashes []uint64 `protobuf:"fixed64,7,rep,packed,name=key_hashes,json=keyHashes,proto3" json:"key_hashes,omitempty"`
+	KeyHashes []uint64 `protobuf:"fixed64,7,rep,packed,name=key_hashes,json=keyHashes,proto3" json:"key_hashes,omitempty"` // at most 500,000
 	// ... and how many of them each message has.
-	KeyCounts []uint32 `protobuf:"fixed32,8,rep,packed,name=key_counts,json=keyCounts,proto3" json:"key_counts,omitempty"`
+	KeyCounts []uint32 `protobuf:"fixed32,8,rep,packed,name=key_counts,json=keyCounts,proto3" json:"key_counts,omitempty"` // at most 200,000
 	// Delivered then, and not before; milliseconds since 1970, at most 40 days ahead. 0: at once.
 	DeliverAtMs int64 `protobuf:"fixed64,9,opt,name=deliver_at_ms,json=deliverAtMs,proto3" json:"deliver_at_ms,omitempty"`
 	// The same, from the moment on when the broker has it. One of the two.
@@ -311,7 +311,7 @@ type Batch struct {
 	Half *Half `protobuf:"bytes,11,opt,name=half,proto3" json:"half,omitempty"`
 	// The broker's own, of a batch that waits and was written again: where its first message stood at first.
 	OriginLogOffset uint64     `protobuf:"fixed64,12,opt,name=origin_log_offset,json=originLogOffset,proto3" json:"origin_log_offset,omitempty"`
-	Messages        []*Message `protobuf:"bytes,15,rep,name=messages,proto3" json:"messages,omitempty"`
+	Messages        []*Message `protobuf:"bytes,15,rep,name=messages,proto3" json:"messages,omitempty"` // at most 4,000; prepared 200,000
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }

@@ -85,7 +85,7 @@ type SendRequest struct {
 	DeliverAtMs   int64      `protobuf:"varint,6,opt,name=deliver_at_ms,json=deliverAtMs,proto3" json:"deliver_at_ms,omitempty"`
 	DelayMs       uint64     `protobuf:"varint,7,opt,name=delay_ms,json=delayMs,proto3" json:"delay_ms,omitempty"`
 	DelayLevel    uint32     `protobuf:"varint,8,opt,name=delay_level,json=delayLevel,proto3" json:"delay_level,omitempty"`
-	Messages      []*Message `protobuf:"bytes,15,rep,name=messages,proto3" json:"messages,omitempty"`
+	Messages      []*Message `protobuf:"bytes,15,rep,name=messages,proto3" json:"messages,omitempty"` // at most 4,000
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -277,7 +277,7 @@ type PublishRequest struct {
 	RequestId uint64 `protobuf:"varint,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	Ack       Ack    `protobuf:"varint,2,opt,name=ack,proto3,enum=mq.v1.Ack" json:"ack,omitempty"`
 	// Each of one queue. All of a request together are bounded by the largest log entry.
-	Batches       []*Batch `protobuf:"bytes,15,rep,name=batches,proto3" json:"batches,omitempty"`
+	Batches       []*Batch `protobuf:"bytes,15,rep,name=batches,proto3" json:"batches,omitempty"` // at most 2,000
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -609,15 +609,15 @@ type AtomicRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Prepared or plain, with a producer_id and a sequence each; none of them delayed or half. All together are bounded by
 	// the largest log entry. Sent again with the same sequences, all of it is done once.
-	Batches []*Batch `protobuf:"bytes,1,rep,name=batches,proto3" json:"batches,omitempty"`
+	Batches []*Batch `protobuf:"bytes,1,rep,name=batches,proto3" json:"batches,omitempty"` // at most 1,000
 	// Offsets of a group, committed by a member that has the queues ...
 	Group     string           `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
 	MemberId  string           `protobuf:"bytes,3,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
-	Positions []*QueuePosition `protobuf:"bytes,4,rep,name=positions,proto3" json:"positions,omitempty"`
+	Positions []*QueuePosition `protobuf:"bytes,4,rep,name=positions,proto3" json:"positions,omitempty"` // at most 20,000
 	// ... or messages that were received, acknowledged by their handles.
-	Handles []*Handle `protobuf:"bytes,5,rep,name=handles,proto3" json:"handles,omitempty"`
+	Handles []*Handle `protobuf:"bytes,5,rep,name=handles,proto3" json:"handles,omitempty"` // at most 2,000
 	// With positions: where the work began. A queue that is left out may only not go back.
-	Starts        []*WorkStart `protobuf:"bytes,6,rep,name=starts,proto3" json:"starts,omitempty"`
+	Starts        []*WorkStart `protobuf:"bytes,6,rep,name=starts,proto3" json:"starts,omitempty"` // at most 20,000
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

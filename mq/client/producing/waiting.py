@@ -20,18 +20,21 @@ from mq.wire.v1.cluster_pb2 import TopicRoute
 # Batches without a line that are with a broker set: of so many it remembers where they are, when
 # an answer was lost.
 LOOSE_UNDER_WAY_MAX = 48
+# Batches in one request. A broker takes twice as many.
+REQUEST_BATCHES_MAX = 1_000
 
 
 class Harvest:
     """What one `take` has gathered, and when the next one is due."""
 
-    __slots__ = ("batches", "look_s", "now_s", "room_bytes", "well")
+    __slots__ = ("batches", "look_s", "now_s", "room", "room_bytes", "well")
 
     def __init__(
         self, now_s: float, room_bytes: int, free: Collection[str], well: Collection[str]
     ) -> None:
         self.now_s = now_s
         self.room_bytes = dict.fromkeys(free, room_bytes)
+        self.room = dict.fromkeys(free, REQUEST_BATCHES_MAX)
         self.well = frozenset(well)
         self.batches: list[Batch] = []
         self.look_s = math.inf
@@ -40,6 +43,7 @@ class Harvest:
         batch.is_out = True
         self.batches.append(batch)
         self.room_bytes[batch.broker_set] -= batch.size_bytes
+        self.room[batch.broker_set] -= 1
 
     def is_full(self) -> bool:
         return not any(map(self.has_room, self.room_bytes))
@@ -47,9 +51,12 @@ class Harvest:
     def has_room(self, broker_set: str) -> bool:
         """Not for a set that is not free: once it is, it is looked at again."""
         left = self.room_bytes.get(broker_set)
-        if left is not None and left <= 0:
+        if left is None:
+            return False
+        if left <= 0 or not self.room[broker_set]:
             self.look_s = self.now_s
-        return left is not None and left > 0
+            return False
+        return True
 
     def sets(self, choice: Choice) -> list[str]:
         """Those for whatever may go to any: that are well, or all if none is."""
