@@ -158,7 +158,9 @@ class DockerEngine:
     def logs(self, node: str) -> str:
         # Its standard error is where a broker writes them.
         command = ("docker", "logs", self.container(node))
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_COMMAND_S
+        )
         return done.stdout + done.stderr
 
     def ip(self, node: str) -> str:

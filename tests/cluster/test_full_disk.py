@@ -36,12 +36,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     try:
         yield path
     finally:
-        subprocess.run(["umount", "--lazy", str(path)], check=True)  # noqa: S607
+        subprocess.run(["umount", "--lazy", str(path)], check=True, timeout=120)  # noqa: S607
 
 
 def mount(path: Path, options: str) -> int:
     command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
-    return subprocess.run(command, check=False, capture_output=True).returncode
+    return subprocess.run(command, check=False, capture_output=True, timeout=120).returncode
 
 
 def make_leader(cluster: Cluster, name: str) -> None:

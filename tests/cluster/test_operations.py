@@ -43,7 +43,7 @@ def mq(brokers: BrokerSet, *arguments: str) -> Any:
     """What the command printed, as JSON."""
     command = [sys.executable, "-m", "mq", *arguments, "--json", "--server", brokers.servers]
     command += ["--timeout", "60"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return json.loads(ended.stdout)
 
@@ -228,7 +228,11 @@ def test_with_a_node_down_no_other_one_is_restarted(brokers: BrokerSet) -> None:
     brokers.nodes[down].kill()
     command = [sys.executable, "-m", "mq", "cluster", "restart-plan", "--run", "false"]
     ended = subprocess.run(
-        [*command, "--server", brokers.servers], capture_output=True, text=True, check=False
+        [*command, "--server", brokers.servers],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert ended.returncode == 1
     assert f"no node may be restarted now: set-0: {down}: connection refused" in ended.stderr

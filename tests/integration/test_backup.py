@@ -28,7 +28,7 @@ from tests.support.raft_cluster import free_port, poll
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PATIENCE_S = 300.0
+PATIENCE_S = 120.0
 WAITING = 3
 TOPIC, QUEUES, GROUP = "orders", 3, "billing"
 # Several segments in a second.
@@ -42,6 +42,7 @@ def mq(*arguments: str) -> Any:
         capture_output=True,
         text=True,
         check=False,
+        timeout=120,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return json.loads(ended.stdout)
@@ -49,7 +50,7 @@ def mq(*arguments: str) -> Any:
 
 def refused(*arguments: str) -> str:
     command = [sys.executable, "-m", "mq", *arguments]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert ended.returncode == 1, ended.stdout
     return ended.stderr
 

@@ -40,6 +40,7 @@ def health(address: str, *flags: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
+        timeout=120,
     )
 
 
@@ -109,7 +110,7 @@ def compose() -> dict[str, Any]:
         pytest.skip("there is no docker command")
     command = ["docker", "compose", "--file", str(COMPOSE), "--profile", "monitoring", "config"]
     done = subprocess.run(
-        [*command, "--format", "json"], capture_output=True, text=True, check=False
+        [*command, "--format", "json"], capture_output=True, text=True, check=False, timeout=120
     )
     if "is not a docker command" in done.stderr or "unknown" in done.stderr:
         pytest.skip(f"docker has no compose: {done.stderr.strip()}")

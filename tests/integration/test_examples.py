@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GROUP = "example"
 DEADLINE_S = 20
 BUILD_DEADLINE_S = 240
+pytestmark = pytest.mark.timeout(2 * BUILD_DEADLINE_S)
 # Go's installer puts it there and leaves the PATH to the user.
 SEARCH_PATH = os.pathsep.join([os.environ["PATH"], "/usr/local/go/bin"])
 CANNOT_HAVE = re.compile(

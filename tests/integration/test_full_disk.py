@@ -32,13 +32,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", "size=24M", "tmpfs", str(tmp_path)],  # noqa: S607
         check=False,
         capture_output=True,
+        timeout=120,
     )
     if mounted.returncode != 0:
         pytest.skip("needs the right to mount a tmpfs: run as root")
     try:
         yield tmp_path
     finally:
-        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)  # noqa: S607
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True, timeout=120)  # noqa: S607
 
 
 @contextlib.contextmanager

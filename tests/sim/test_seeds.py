@@ -73,6 +73,7 @@ def test_a_seed_tells_the_same_story_alone_and_after_others(seed: int) -> None:
         capture_output=True,
         check=True,
         text=True,
+        timeout=120,
     )
     assert fresh.stdout.splitlines()[-1] == story
 

@@ -58,7 +58,9 @@ def logs(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Logs:
         frame = spark.read.format("mq").options(servers=cluster.servers, subscribe=TOPICS)
         rows = frame.option("includeProperties", "true").load().collect()
         command = [sys.executable, "-m", "mq", "backup", str(directory / "backup")]
-        subprocess.run([*command, "--server", cluster.servers], check=True, capture_output=True)
+        subprocess.run(
+            [*command, "--server", cluster.servers], check=True, capture_output=True, timeout=120
+        )
         for one in cluster.sets.values():
             for node in one.nodes.values():
                 node.stop()

@@ -20,7 +20,7 @@ from tests.support.topics import call
 if TYPE_CHECKING:
     from pathlib import Path
 
-_DEADLINE_S = 300.0
+_DEADLINE_S = 120.0
 
 
 class BrokerCluster:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# Machines that are shared stand still for minutes.
-_DEADLINE_S = 300.0
+# Machines that are shared stand still for a minute.
+_DEADLINE_S = 120.0
 _WAITS = "this node does not vote until it has caught up"
 _VOTES = "caught up: this node votes again"
 

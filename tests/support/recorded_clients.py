@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-# A killed broker comes back within that, also on a machine that stands still for minutes.
-PATIENCE_S = 300.0
+# A killed broker comes back within that, also on a machine that stands still for a minute.
+PATIENCE_S = 150.0
 
 
 class RecordedProducer:

@@ -310,7 +310,9 @@ def test_help_starts_without_the_broker_and_structlog() -> None:
         "loaded = {'mq.server', 'mq.store', 'numpy', 'structlog'} & set(sys.modules)\n"
         "sys.exit(', '.join(sorted(loaded)) or 0)\n"
     )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, check=False, timeout=120
+    )
     assert result.returncode == 0, result.stderr
 
 

@@ -59,5 +59,6 @@ def test_the_store_opens_a_file_when_all_other_descriptors_are_taken(
         text=True,
         check=True,
         cwd=str(tmp_path),
+        timeout=120,
     )
     assert done.stdout.splitlines() == ["128 96", "Too many open files", "96"]

@@ -62,7 +62,9 @@ def test_help_of_a_command_does_not_load_grpc() -> None:
         "for one in mq.__main__._COMMANDS: type(one) is mq.__main__.Later and one.load()\n"
         "sys.exit(', '.join({'grpc', 'numpy'} & set(sys.modules)) or 0)\n"
     )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, check=False, timeout=120
+    )
     assert result.returncode == 0, result.stderr
 
 
@@ -75,7 +77,7 @@ def test_the_help_of_the_program_loads_no_command() -> None:
         "sys.exit(', '.join(sorted(loaded - {'mq.admin.cli'})))\n"
     )
     result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120
     )
     assert result.stderr.strip() == ""
     assert max(map(len, result.stdout.splitlines())) <= 80
@@ -85,7 +87,11 @@ def test_the_help_of_the_program_loads_no_command() -> None:
 
 def test_a_name_that_is_no_command_is_a_usage_error() -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "mq", "produc"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "mq", "produc"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert result.returncode == 2
     assert "No such command 'produc'" in result.stderr

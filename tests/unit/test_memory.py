@@ -17,7 +17,7 @@ print(gc.get_threshold()[0] >= 10_000, gc.get_freeze_count() > before, memory.ke
 
 def test_the_collector_looks_seldom_and_the_allocator_keeps_what_is_freed() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=120
     )
     is_seldom, is_frozen, is_kept = done.stdout.split()
     assert (is_seldom, is_frozen) == ("True", "True")
@@ -43,7 +43,7 @@ for _ in range(20):
 print(kept, faults() - before)
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
     )
     kept, count = done.stdout.split()
     # By default each of the twenty would fault a thousand pages in.

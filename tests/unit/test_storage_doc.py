@@ -72,6 +72,7 @@ def test_the_page_is_a_program_of_its_own(tmp_path: Path, written: list[Line]) -
         capture_output=True,
         text=True,
         check=True,
+        timeout=120,
     )
     assert result.stdout.splitlines() == [
         " ".join(map(str, (*line[:4], line[4].body))) for line in written

@@ -47,6 +47,7 @@ def functions(path: Path) -> Iterator[Function]:
 ALL = python_files("mq", "tests", "bench", "tools", "spark")
 PACKAGE = python_files("mq")
 STORE = python_files("mq/store")
+TESTS = python_files("tests")
 
 
 def test_there_is_something_to_check() -> None:
@@ -119,6 +120,21 @@ def test_the_store_reads_no_clock_and_rolls_no_dice(path: Path) -> None:
     assert "mq.clock" not in path.read_text(encoding="utf-8")
 
 
+def runs_without_deadline(path: Path) -> Iterator[int]:
+    for node in ast.walk(tree(path)):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="subprocess"), attr="run"), keywords=keywords
+            ):
+                if "timeout" not in {keyword.arg for keyword in keywords}:
+                    yield node.lineno
+
+
+@pytest.mark.parametrize("path", TESTS, ids=ids(TESTS))
+def test_a_program_that_a_test_runs_has_a_deadline(path: Path) -> None:
+    assert list(runs_without_deadline(path)) == []
+
+
 def texts() -> Iterator[Path]:
     """Whatever is or could be committed, and is text."""
     listed = subprocess.run(
@@ -126,6 +142,7 @@ def texts() -> Iterator[Path]:
         cwd=ROOT,
         capture_output=True,
         check=True,
+        timeout=120,
     )
     for name in filter(None, listed.stdout.decode().split("\0")):
         path = ROOT / name

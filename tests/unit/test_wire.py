@@ -214,6 +214,11 @@ def test_field_numbers_of_what_is_stored_never_change(name: str) -> None:
 def test_the_generated_code_is_current() -> None:
     tool = ROOT / "tools" / "generate_proto.py"
     done = subprocess.run(
-        [sys.executable, tool, "--check"], capture_output=True, text=True, check=False, cwd=ROOT
+        [sys.executable, tool, "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -148,7 +148,7 @@ def test_the_script_drops_the_module_that_is_not_there_and_keeps_all_else() -> N
 
     def said(arguments: list[str]) -> str:
         return subprocess.run(
-            [script, *arguments], check=True, capture_output=True, text=True
+            [script, *arguments], check=True, capture_output=True, text=True, timeout=120
         ).stdout
 
     assert said(given) == "<-cp><a b:c><><-Dx=$y \"z\" '*'><--><-x>"

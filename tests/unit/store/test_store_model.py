@@ -5,7 +5,7 @@ times, ids, keys. After every restart: nothing synced is lost, what is there is 
 appended, and every message has the queue offset it always had.
 
 A failure prints the steps that lead to it. `MQ_MODEL_EXAMPLES=5000` looks longer, with other steps
-each time.
+each time; CONTRIBUTING.md has the command.
 """
 
 from __future__ import annotations
