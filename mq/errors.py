@@ -24,6 +24,7 @@ class Code(enum.Enum):
     DISK_FULL = "DISK_FULL"
     STORAGE_FAILED = "STORAGE_FAILED"
     LOG_DAMAGED = "LOG_DAMAGED"
+    MESSAGES_DAMAGED = "MESSAGES_DAMAGED"
     QUEUE_DAMAGED = "QUEUE_DAMAGED"
     WRONG_DATA_DIRECTORY = "WRONG_DATA_DIRECTORY"
     DATA_DIRECTORY_IN_USE = "DATA_DIRECTORY_IN_USE"
@@ -135,6 +136,29 @@ class LogDamaged(MqError):
         self.path = path
         self.position = position
         self.reason = reason
+
+
+class EntryDamaged(LogDamaged):
+    """An entry of a log that is in use; nothing of it is served. `[start, end)` are its log
+    offsets. A retry helps as soon as the node has mended it, from another node.
+    """
+
+    code = Code.MESSAGES_DAMAGED
+    retryable = True
+
+    def __init__(
+        self, path: str, position: int, reason: str, start: int, end: int, *, is_lost: bool
+    ) -> None:
+        """`is_lost`: no other node has it, so that it is passed over."""
+        advice = (
+            "No other node has it: what it held is lost"
+            if is_lost
+            else "The node mends it from another node of its set; ask again, or ask another node"
+        )
+        super().__init__(path, position, reason, advice)
+        self.start = start
+        self.end = end
+        self.is_lost = is_lost
 
 
 class QueueDamaged(MqError):

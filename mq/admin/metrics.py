@@ -144,6 +144,11 @@ def _picture(broker: Broker, raft: Status) -> Iterator[Metric]:
             "Reads that this node answered without leading.",
             puller.follower_reads_total,
         ),
+        (
+            "mq_messages_lost_to_damage",
+            "Messages that readers were led past: damaged, and no node has them.",
+            puller.lost_total,
+        ),
         ("mq_raft_elections", "Elections that this node stood for.", raft.elections_total),
     ]
     for name, text, value in counters:
@@ -205,7 +210,7 @@ def _unapplied(broker: Broker) -> int:
     applied_index = broker.store.applied_index
     if not log.first_index <= applied_index <= log.last_index:
         return log.end_offset - log.start_offset
-    return log.end_offset - log.ref(applied_index).end_log_offset
+    return log.end_offset - log.place_of(applied_index)[1]
 
 
 def _by_follower(raft: Status) -> Metric:

@@ -27,6 +27,7 @@ from mq.errors import (
     SegmentFull,
     StorageFailed,
 )
+from mq.store.damage import DamageKind, DamageLog
 from mq.store.format import (
     HEADER_BYTES,
     SEGMENT_BYTES_MAX,
@@ -68,6 +69,7 @@ class CommitLog(LogReader):
         verify_bytes: int,
         zero_ahead: bool = False,
         background: bool = True,
+        damage: DamageLog | None = None,
     ) -> None:
         """Opens the directory, creates it when it is not there. Raises LogDamaged; cuts a torn tail
         (see `recovery`).
@@ -85,7 +87,8 @@ class CommitLog(LogReader):
             vfs.make_dirs(directory)
             vfs.sync_dir(os.path.dirname(directory) or ".")
         segments, self.recovery = recover(vfs, directory, verify_bytes, self._executor)
-        super().__init__(segments)
+        super().__init__(segments, damage)
+        self.verified.start_at(self.end_offset)
         self._names_changed = True
         self._last_term = self._last_stored_at_ms = 0
         if self._segments:
@@ -206,6 +209,7 @@ class CommitLog(LogReader):
         except OSError as error:
             raise self._write_failed(error, active.log_path) from error
         self._last_term, self._last_stored_at_ms = block.last.term, block.last.stored_at_ms
+        self.verified.appended(active.end_log_offset)
 
     def _open_with(self, segment: Segment, block: _Block) -> None:
         """Seals the active segment; the new one starts with these entries, or does not exist."""
@@ -261,13 +265,15 @@ class CommitLog(LogReader):
             try:
                 while self._segments[-1].first_index >= from_index:
                     path = self._segments[-1].log_path
-                    self._segments.pop().remove()
+                    self._remove(self._segments.pop())
                 active = self._segments[-1]
                 path = active.log_path
                 if active.is_sealed:
                     active.unseal()
                     self._activate(active)
                 active.truncate(from_index - active.first_index)
+                self.damage.dropped(DamageKind.LOG, active.log_path, active.end)
+                self.verified.cut(active.end_log_offset)
             except OSError as error:
                 raise self._stop(error, path) from error
         last = self._segments[-1].records()[-1]
@@ -286,10 +292,11 @@ class CommitLog(LogReader):
             while self._segments:
                 path = self._segments[-1].log_path
                 try:
-                    self._segments.pop().remove()
+                    self._remove(self._segments.pop())
                 except OSError as error:
                     raise self._stop(error, path) from error
         self._origin = first_index, log_offset
+        self.verified.start_at(log_offset)
         self._must_undo = False
         self._last_term = self._last_stored_at_ms = 0
 
@@ -304,7 +311,7 @@ class CommitLog(LogReader):
             for _ in range(count):
                 segment = self._segments.pop(0)
                 try:
-                    segment.remove()
+                    self._remove(segment)
                 except OSError as error:
                     raise self._stop(error, segment.log_path) from error
 
@@ -317,6 +324,10 @@ class CommitLog(LogReader):
                 segment.close()
 
     # -- inside -----------------------------------------------------------------------------------
+
+    def _remove(self, segment: Segment) -> None:
+        segment.remove()
+        self.damage.dropped(DamageKind.LOG, segment.log_path)
 
     def _encode(
         self, entries: Sequence[NewEntry], segment: Segment

@@ -42,6 +42,7 @@ class Damage:
     start: int = 0
     end: int = 0
     affected: str = ""  # in words for operators: which topic, queue and offsets, as far as known
+    is_lost: bool = False  # no other node has it: it cannot be mended, and is passed over
     found_at_ms: int = 0
     mended_at_ms: int = 0  # 0: still open
 
@@ -60,6 +61,8 @@ class DamageLog:
         # By kind, file and position, in the order in which they were found.
         self._records: dict[tuple[DamageKind, str, int], Damage] = {}
         self._unlisted = Counter[tuple[DamageKind, str]]()
+        # Log offsets where entries start that are lost.
+        self._lost: dict[int, str] = {}
         self.found_total = Counter[DamageKind]()
         self.mended_total = Counter[DamageKind]()
 
@@ -89,6 +92,23 @@ class DamageLog:
         )
         return True
 
+    def lose(self, path: str, start: int, affected: str) -> None:
+        """The entry at this log offset is damaged, and no node has it."""
+        with self._lock:
+            if start in self._lost:
+                return
+            self._lost[start] = path
+            for key, damage in self._records.items():
+                if damage.kind == DamageKind.LOG and damage.is_open and damage.start == start:
+                    self._records[key] = dataclasses.replace(
+                        damage, is_lost=True, affected=affected or damage.affected
+                    )
+        log.error("messages are lost: no node has them", file=path, affected=affected or "none")
+
+    def is_lost(self, start: int) -> bool:
+        """Whether the entry at this log offset is damaged and cannot be mended."""
+        return start in self._lost
+
     def mended(self, kind: DamageKind, path: str, position: int | None = None) -> int:
         """The file is as it was written again: all of it, or what was damaged at one position.
         Returns how many places that were open are not any longer.
@@ -102,18 +122,24 @@ class DamageLog:
             for key in keys:
                 now_ms = self._now_ms()
                 self._records[key] = dataclasses.replace(self._records[key], mended_at_ms=now_ms)
+            self._find_again(kind, path)
             count = len(keys) + (self._unlisted.pop((kind, path), 0) if position is None else 0)
             self.mended_total[kind] += count
         if count:
             log.warning("damage mended", kind=kind.value, file=path, places=count)
         return count
 
-    def dropped(self, kind: DamageKind, path: str) -> None:
-        """The file is gone, by retention or because the log starts over: so is its damage."""
+    def dropped(self, kind: DamageKind, path: str, from_position: int = 0) -> None:
+        """The file is gone from here on, by retention or because the log was cut: so is what was
+        damaged in it.
+        """
         with self._lock:
             for key in [key for key in self._records if key[:2] == (kind, path)]:
-                del self._records[key]
-            self._unlisted.pop((kind, path), None)
+                if key[2] >= from_position:
+                    self._lost.pop(self._records.pop(key).start, None)
+            if from_position == 0:
+                self._unlisted.pop((kind, path), None)
+                self._find_again(kind, path)
 
     def open_count(self, kind: DamageKind) -> int:
         with self._lock:
@@ -124,6 +150,11 @@ class DamageLog:
         """Open and mended ones, in the order in which they were found."""
         with self._lock:
             return list(self._records.values())
+
+    def _find_again(self, kind: DamageKind, path: str) -> None:
+        """What was lost in this file is not."""
+        if kind == DamageKind.LOG:
+            self._lost = {start: each for start, each in self._lost.items() if each != path}
 
     def _has_room(self) -> bool:
         """Makes some by forgetting the oldest place that was mended."""

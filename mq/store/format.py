@@ -34,6 +34,21 @@ _CRC_AT = 4
 COVERED_FROM = 8
 
 
+# The same header as a dtype, for many entries at once.
+HEADER = np.dtype(
+    [
+        ("magic", "S4"),
+        ("crc", "<u4"),
+        ("kind", "u1"),
+        ("zero", "V3"),
+        ("length", "<u4"),
+        ("raft_index", "<u8"),
+        ("term", "<u8"),
+        ("stored_at_ms", "<u8"),
+    ]
+)
+
+
 class Kind(enum.IntEnum):
     NOOP = 0
     MESSAGES = 1

@@ -1,20 +1,25 @@
 """Reading a log: entries by raft index, bytes by log offset, both by time.
 
-Indexes are contiguous from `first_index` to `last_index`, log offsets over segments. Every entry is
-checked when it is read; nothing is kept in memory but the list of segments. Reads may run on any
-thread, but segments that leave the log are closed under them: see `apart`.
+Indexes are contiguous from `first_index` to `last_index`, log offsets over segments. What leaves as
+messages or entries is checked against the crc of its entry: always when it is read by raft index,
+and when it is read as a range unless `verified` knows it. An entry that is not what was written, or
+cannot be read, is reported to `damage` and raises EntryDamaged. Nothing is kept in memory but the
+list of segments. Reads may run on any thread, but segments that leave the log are closed under
+them: see `apart`.
 """
 
 from __future__ import annotations
 
 import bisect
+import contextlib
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from mq.errors import LogDamaged, OffsetOutOfRange
+from mq.errors import EntryDamaged, LogDamaged, OffsetOutOfRange
+from mq.store.damage import Damage, DamageKind, DamageLog
 from mq.store.format import (
     HEADER_BYTES,
     KINDS,
@@ -25,6 +30,7 @@ from mq.store.format import (
 )
 from mq.store.recovery import ADVICE
 from mq.store.segment import Segment
+from mq.store.verified import VerifiedRanges, first_damaged
 
 _READ_AHEAD_BYTES = 1 << 20
 
@@ -73,8 +79,15 @@ class SegmentInfo(NamedTuple):
 
 
 class LogReader:
-    def __init__(self, segments: list[Segment]) -> None:
+    def __init__(
+        self,
+        segments: list[Segment],
+        damage: DamageLog | None = None,
+        verified: VerifiedRanges | None = None,
+    ) -> None:
         self._segments = segments
+        self.damage = damage or DamageLog()
+        self.verified = verified or VerifiedRanges()
         # Where a log without segments stands: raft index and log offset of the entry to come.
         self._origin = 1, 0
 
@@ -116,10 +129,15 @@ class LogReader:
             for segment in self._segments
         ]
 
+    def segment_around(self, log_offset: int) -> tuple[int, int]:
+        """Log offsets [start, end) of the segment that has this byte."""
+        segment = self._segment_at(log_offset)
+        return segment.base, segment.end_log_offset
+
     # -- reading ----------------------------------------------------------------------------------
 
     def read(self, log_offset: int, length: int) -> bytes:
-        """Bytes as they stand, also over the border of two segments."""
+        """Bytes as they stand, unchecked, also over the border of two segments."""
         segment = self._segment_at(log_offset)
         wanted = min(length, segment.end_log_offset - log_offset)
         data = segment.read(log_offset - segment.base, wanted)
@@ -128,17 +146,40 @@ class LogReader:
             raise LogDamaged(segment.log_path, position, "the file is too short", ADVICE)
         return data if wanted == length else data + self.read(log_offset + wanted, length - wanted)
 
-    def read_ranges(self, ranges: Iterable[tuple[int, int]]) -> list[bytes]:
-        """The bytes of each range [start, end) of log offsets."""
-        result = []
+    def read_ranges(self, ranges: Iterable[tuple[int, int]]) -> list[bytes | memoryview]:
+        """The bytes of each range [start, end) of log offsets, which are those of intact entries.
+        EntryDamaged.
+        """
+        result: list[bytes | memoryview] = []
         base = limit = 0
+        covers = self.verified.covers
         for start, end in ranges:
             if not base <= start < end <= limit:
                 segment = self._segment_at(start)
                 base, limit = segment.base, segment.end_log_offset
-            data = segment.read(start - base, end - start) if end <= limit else b""
-            result.append(data if len(data) == end - start else self.read(start, end - start))
+            if end > limit:
+                parts = self.read_ranges([(start, limit), (limit, end)])
+                result.append(b"".join(parts))
+            elif covers(start, end):
+                data = self._pread(segment, start - base, end - base)
+                # It was cut since: the check finds out where.
+                is_whole = len(data) == end - start
+                result.append(
+                    data if is_whole else self._read_checked(segment, start - base, end - base)
+                )
+            else:
+                result.append(self._read_checked(segment, start - base, end - base))
         return result
+
+    def check(self, start: int, end: int) -> None:
+        """Reads the entries that have bytes in [start, end), whatever is known of them.
+        EntryDamaged.
+        """
+        while start < end:
+            segment = self._segment_at(start)
+            stop = min(end, segment.end_log_offset)
+            self._read_checked(segment, start - segment.base, stop - segment.base)
+            start = stop
 
     def is_in_memory(self, start: int, end: int) -> bool:
         """Whether a read of these log offsets would most likely not wait for the disk."""
@@ -154,26 +195,30 @@ class LogReader:
         """What the log has between these log offsets, by files of its own."""
         return LogApart(
             [
-                segment.twin()
+                segment.twin(max(0, start - segment.base), min(end - segment.base, segment.end))
                 for segment in self._segments
                 if segment.base < end and start < segment.end_log_offset
-            ]
+            ],
+            self.damage,
+            self.verified,
         )
 
     def region(self, first_index: int, bytes_max: int) -> Region:
         """The entries from `first_index` on as they stand, as many of its segment as fit
         `bytes_max`, but at least one. In one read, and unchecked: `CommitLog.extend` checks them
-        where they arrive.
+        where they arrive. What cannot be read is zeros, which are refused there.
         """
         segment = self._segment_of(first_index)
         records = segment.records()
         first = first_index - segment.first_index
         stop, end = _stop_within(records, first, len(records), bytes_max)
         position = int(records["position"][first])
-        data = segment.read(position, end - position)
-        if len(data) < end - position:
-            reason = "the file is too short"
-            raise LogDamaged(segment.log_path, position + len(data), reason, ADVICE)
+        data = b""
+        with contextlib.suppress(EntryDamaged):
+            data = self._pread(segment, position, end)
+            if len(data) < end - position:
+                self._read_checked(segment, position, end)
+        data = data.ljust(end - position, b"\0")
         return Region(
             first_index, segment.first_index + stop - 1, int(records["term"][stop - 1]), data
         )
@@ -183,15 +228,22 @@ class LogReader:
         segment = self._segment_of(raft_index)
         return segment.term_of(raft_index - segment.first_index)
 
+    def place_of(self, raft_index: int) -> tuple[int, int]:
+        """Log offsets [start, end) of one entry, by the `.idx` alone."""
+        segment = self._segment_of(raft_index)
+        position, length = segment.place_of(raft_index - segment.first_index)
+        start = segment.base + position
+        return start, start + HEADER_BYTES + length
+
     def ref(self, raft_index: int) -> EntryRef:
         segment = self._segment_of(raft_index)
         record = segment.records()[raft_index - segment.first_index]
         position, length, term, stored_at_ms = record.item()
         try:
             kind = Kind(segment.read(position + 8, 1)[0])
-        except (IndexError, ValueError):
+        except (IndexError, OSError, ValueError):
             reason = f"entry {raft_index} is of no known kind"
-            raise LogDamaged(segment.log_path, position, reason, ADVICE) from None
+            raise self._damaged(segment, raft_index - segment.first_index, reason) from None
         return EntryRef(raft_index, term, kind, stored_at_ms, segment.base + position, length)
 
     def entry(self, raft_index: int) -> Entry:
@@ -208,7 +260,7 @@ class LogReader:
             last = min(end - segment.first_index, len(records))
             position = int(records["position"][first])
             stop, position_end = _stop_within(records, first, last, _READ_AHEAD_BYTES)
-            chunk = memoryview(segment.read(position, position_end - position))
+            chunk = memoryview(self._pread(segment, position, position_end))
             yield from self._decode(segment, chunk, position, start, stop - first)
             start = segment.first_index + stop
 
@@ -252,6 +304,47 @@ class LogReader:
 
     # -- inside -----------------------------------------------------------------------------------
 
+    def _pread(self, segment: Segment, start: int, end: int) -> bytes:
+        """Positions [start, end) of a segment, or fewer where the file ends. EntryDamaged when the
+        disk does not give them.
+        """
+        try:
+            return segment.read(start, end - start)
+        except OSError as error:
+            number, records = segment.records_between(start, end)
+            reason = f"it cannot be read: {error.strerror or error}"
+            number += _first_unreadable(segment, records)
+            raise self._damaged(segment, number, reason) from error
+
+    def _read_checked(self, segment: Segment, start: int, end: int) -> bytes | memoryview:
+        """Reads and checks the whole entries that these positions are part of."""
+        number, records = segment.records_between(start, end)
+        first, last = int(records["position"][0]), records[-1]
+        stop = int(last["position"]) + HEADER_BYTES + int(last["length"])
+        data = memoryview(self._pread(segment, first, stop))
+        bad = first_damaged(data, records, segment.first_index + number)
+        if bad is not None:
+            intact_end = int(records["position"][bad])
+            if intact_end > first:
+                self.verified.add(segment.base + first, segment.base + intact_end)
+            reason = f"entry {segment.first_index + number + bad} is not what was written"
+            raise self._damaged(segment, number + bad, reason)
+        self.verified.add(segment.base + first, segment.base + stop)
+        part = data[start - first : end - first]
+        # A small part must not keep the whole in memory.
+        return part if 2 * len(part) >= len(data) else bytes(part)
+
+    def _damaged(self, segment: Segment, number: int, reason: str) -> EntryDamaged:
+        """Reports it."""
+        position, length = segment.place_of(number)
+        start = segment.base + position
+        end = min(start + HEADER_BYTES + length, segment.end_log_offset)
+        self.damage.found(
+            Damage(DamageKind.LOG, segment.log_path, position, reason, start=start, end=end)
+        )
+        is_lost = self.damage.is_lost(start)
+        return EntryDamaged(segment.log_path, position, reason, start, end, is_lost=is_lost)
+
     def _decode(
         self, segment: Segment, chunk: memoryview, position: int, raft_index: int, count: int
     ) -> Iterator[Entry]:
@@ -259,7 +352,7 @@ class LogReader:
             header = decode_header(chunk)
             if header is None or header.raft_index != raft_index or not is_intact(chunk, header):
                 reason = f"entry {raft_index} is not what was written"
-                raise LogDamaged(segment.log_path, position, reason, ADVICE)
+                raise self._damaged(segment, raft_index - segment.first_index, reason)
             _, kind, length, _, term, stored_at_ms = header
             if kind not in KINDS:
                 reason = f"entry {raft_index} has kind {kind}, which this version does not know"
@@ -322,3 +415,13 @@ def _stop_within(
         if stop < last:
             return stop, int(positions[stop])
     return last, end
+
+
+def _first_unreadable(segment: Segment, records: npt.NDArray[np.void]) -> int:
+    """Of the entries of these records, tried one by one; the first when all can be read now."""
+    for number, (position, length, _, _) in enumerate(records.tolist()):
+        try:
+            segment.read(position, HEADER_BYTES + length)
+        except OSError:
+            return number
+    return 0

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mq.errors import OffsetOutOfRange, QueueDamaged
+from mq.errors import EntryDamaged, OffsetOutOfRange, QueueDamaged
 from mq.store.batch import FRAME_TAG
 from mq.store.consumequeue import REBUILD_ADVICE, SCAN_UNITS, ConsumeQueue, Units, matching
 from mq.store.logreader import LogReader
@@ -55,10 +55,11 @@ class ReadResult(NamedTuple):
     next_offset: int
     start: int  # of the queue
     end: int
+    lost: int = 0  # messages that were passed over: they are damaged, and no node has them
 
 
 # The bytes of ranges [start, end) of log offsets.
-ReadRanges: TypeAlias = Callable[[Sequence[tuple[int, int]]], list[bytes]]
+ReadRanges: TypeAlias = Callable[[Sequence[tuple[int, int]]], list[bytes | memoryview]]
 
 
 class _Chosen(NamedTuple):
@@ -106,12 +107,39 @@ class Found(NamedTuple):
         return all(map(log.is_in_memory, starts, ends))
 
     def read(self, read_ranges: ReadRanges) -> ReadResult:
-        """QueueDamaged."""
+        """Less, when something of it is damaged: what stands before. QueueDamaged; EntryDamaged
+        when nothing does.
+        """
         try:
             runs = _runs(read_ranges, self)
+        except EntryDamaged as error:
+            return self._around(error, read_ranges)
         except (OffsetOutOfRange, QueueDamaged):
             raise _damaged(self.topic, self.queue_id, self.queue_offset) from None
         return ReadResult(Status.FOUND, runs, self.chosen.next_offset, self.start, self.end)
+
+    def _around(self, error: EntryDamaged, read_ranges: ReadRanges) -> ReadResult:
+        """The messages before a damaged entry. If there are none and the entry is lost, the reader
+        goes on behind it.
+        """
+        chosen = self.chosen
+        log_offsets = chosen.units["log_offset"]
+        before = int(np.searchsorted(log_offsets, np.uint64(error.start)))
+        if before:
+            chosen = _cut(chosen, self.queue_offset, before)
+            extents = _extents(chosen)
+            # A run ends where its entry ends.
+            stored_at_ms = self.stored_at_ms[: len(extents.starts)]
+            part = self._replace(chosen=chosen, extents=extents, stored_at_ms=stored_at_ms)
+            return part.read(read_ranges)
+        if not error.is_lost:
+            raise error
+        lost = int(np.searchsorted(log_offsets, np.uint64(error.end)))
+        next_offset = chosen.next_offset
+        if lost < len(chosen.units):
+            place = lost if chosen.places is None else int(chosen.places[lost])
+            next_offset = self.queue_offset + place
+        return ReadResult(Status.NOTHING_MATCHED, [], next_offset, self.start, self.end, lost)
 
 
 def find_in_queue(

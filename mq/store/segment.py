@@ -22,6 +22,7 @@ from mq.store.format import (
     IDX_RECORD_BYTES,
     IDX_TERM_AT,
     IDX_TERM_BYTES,
+    SEGMENT_BYTES_MAX,
     IdxHeader,
     encode_idx_header,
     segment_name,
@@ -54,7 +55,10 @@ class Segment:
         self._directory = directory
         self._log_file: File | None = None
         self._idx_file: File | None = None
-        self._retired: list[File] = []  # handles for reading only, of a segment that was unsealed
+        # Handles for reading only, of a segment that was unsealed or mended.
+        self._retired: list[File] = []
+        # Of a twin: the number of an entry, and the records from there on.
+        self._known: tuple[int, npt.NDArray[np.void]] | None = None
         self._log_room: Room | None = None
         self._idx_room: Room | None = None
 
@@ -86,13 +90,17 @@ class Segment:
         """Both files, open from now on: reads come from many threads, and one has to open them."""
         return self.log, self.idx
 
-    def twin(self) -> Segment:
+    def twin(self, start: int, end: int) -> Segment:
         """The same entries by a file of its own, for reading only: good whatever becomes of this
-        one, also when it is removed. Its owner closes it.
+        one, also when it is removed. Its owner closes it. It knows the records of the entries
+        between these positions alone.
         """
         twin = Segment(self._vfs, self._directory, self.base, self.first_index)
         twin.count, twin.end, twin.is_sealed = self.count, self.end, True
         twin._log_file = self._vfs.open(self.log_path, read_only=True)
+        number, records = self.records_between(start, end)
+        # Copied: a map of the `.idx` must not be touched any more when the file is cut.
+        twin._known = number, records.copy()
         return twin
 
     # -- writing: the active segment only ---------------------------------------------------------
@@ -202,6 +210,23 @@ class Segment:
         """The `.idx` records of all entries, mapped, not loaded."""
         view = self.idx.view(self._idx_end(self.count))
         return np.frombuffer(view, IDX_RECORD, offset=IDX_HEADER_BYTES)
+
+    def records_between(self, start: int, end: int) -> tuple[int, npt.NDArray[np.void]]:
+        """The records of the entries that have bytes in [start, end), and the number of the first
+        one.
+        """
+        first, records = self._known or (0, self.records())
+        positions = records["position"]
+        # Numbers of the column's own type: for any other, numpy copies the whole column.
+        begin = max(0, int(np.searchsorted(positions, np.uint32(start), side="right")) - 1)
+        stop = int(np.searchsorted(positions, np.uint32(min(end, SEGMENT_BYTES_MAX))))
+        return first + begin, records[begin : max(stop, begin + 1)]
+
+    def place_of(self, number: int) -> tuple[int, int]:
+        """Position of entry `first_index + number`, and the length of its payload."""
+        first, records = self._known or (0, self.records())
+        position, length, _, _ = records[number - first].item()
+        return position, length
 
     def synced_count(self) -> int:
         """How many entries are known to be durable. Takes one look at `synced`, which another

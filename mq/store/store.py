@@ -105,6 +105,7 @@ class Store:
                 verify_bytes=config.verify_bytes,
                 zero_ahead=config.flush == "sync",
                 background=background,
+                damage=self.damage,
             )
             self.applied_index, self.restored_broker_state = self._derived.restore(self.log)
         except OSError as error:
@@ -357,7 +358,7 @@ class Store:
     def _offset_of(self, raft_index: int) -> int:
         if raft_index < self.log.first_index:
             return self.log.start_offset
-        return self.log.ref(raft_index).log_offset
+        return self.log.place_of(raft_index)[0]
 
     # -- retention --------------------------------------------------------------------------------
 

@@ -84,7 +84,7 @@ def _check_queue(store: Store, model: Model, queue: Queue) -> None:
         (end + 1, Status.TOO_LARGE, end),
     ]:
         result = store.read(*queue, at)
-        assert result == (status, [], next_offset, start, end)
+        assert result == (status, [], next_offset, start, end, 0)
     for at in (0, start, (start + end) // 2, end, end + 5):
         assert found.backlog(at) == len(model.queues()[queue][max(at, start) :])
     units = found.read(start, end)

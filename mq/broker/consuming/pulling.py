@@ -17,7 +17,7 @@ from mq.broker.consuming.filters import CompiledFilter, select
 from mq.broker.consuming.replicas import Reader, Replicas
 from mq.broker.contracts import Peer
 from mq.broker.replicated.topics import Topics
-from mq.errors import MqError
+from mq.errors import EntryDamaged, MqError
 from mq.store.reading import Found, ReadResult, Status
 from mq.store.store import Store
 
@@ -28,6 +28,9 @@ READ_MESSAGES_MAX = 1 << 16
 # With a predicate each message is opened, in Python.
 _OPENED_MAX = 512
 _WAIT_S_MAX = 60.0
+# Before a reader is sent to another node because of damage, so that two damaged ones do not keep it
+# running between them.
+_DAMAGED_S = 0.1
 # Another node may show a moment before this one what is committed.
 _AHEAD_S = 0.3
 
@@ -56,6 +59,8 @@ class Puller:
         self._replicas = replicas
         self._cold = ColdReads(store.log)
         self.messages_total = self.bytes_total = 0
+        # Passed over: damaged, and no node has them.
+        self.lost_total = 0
         # Answers with messages while another node led.
         self.follower_reads_total = 0
         self._is_draining = False
@@ -141,9 +146,10 @@ class Puller:
 
     def _taken(self, query: Query, result: ReadResult) -> ReadResult:
         if result.status == Status.NO_QUEUE:
-            # Nobody has written to it yet.
+            # There was no message for it yet.
             status = Status.TOO_LARGE if query.queue_offset else Status.END
             return ReadResult(status, [], 0, 0, 0)
+        self.lost_total += result.lost
         predicate = query.filter.predicate
         if predicate and result.status == Status.FOUND:
             runs = select(result.runs, predicate)
@@ -158,7 +164,7 @@ class Puller:
 
     async def pull(self, query: Query, wait_s: float) -> ReadResult:
         """Waits for messages that the filter lets through, so long; then END says where to go on.
-        TopicNotFound, QueueNotFound, PermissionDenied, NotLeader.
+        TopicNotFound, QueueNotFound, PermissionDenied, NotLeader, EntryDamaged.
         """
 
         async def step(query: Query) -> Pulled:
@@ -187,7 +193,15 @@ class Puller:
         if not isinstance(found, Found):
             return Pulled(self.take(query, found))
         place = self._replicas.better_place(Reader(zone, self.behind_bytes(found)))
-        return Pulled(await self._took(query, found), place)
+        try:
+            return Pulled(await self._took(query, found), place)
+        except EntryDamaged:
+            place = self._replicas.other_place()
+            if place is None:
+                raise
+        await asyncio.sleep(_DAMAGED_S)
+        at = query.queue_offset
+        return Pulled(ReadResult(Status.END, [], at, found.start, found.end), place)
 
     async def _following(self, query: Query, zone: str, leader: Peer) -> Pulled:
         unknown = ReadResult(Status.END, [], query.queue_offset, 0, query.queue_offset)
@@ -197,7 +211,11 @@ class Puller:
             self._topics.readable(*query.queue)
         except MqError:
             return Pulled(unknown, leader)
-        result = await self._fetch(query)
+        try:
+            result = await self._fetch(query)
+        except EntryDamaged:
+            await asyncio.sleep(_DAMAGED_S)
+            return Pulled(unknown, leader)
         if result.status in (Status.TOO_SMALL, Status.TOO_LARGE):
             # Not applied yet, or dropped from this disk alone.
             return Pulled(unknown, leader)

@@ -99,7 +99,7 @@ class Replicas:
         return self._log.first_index <= peer.match_index <= self._log.last_index
 
     def _behind_bytes(self, peer: Peer) -> int:
-        return self._log.end_offset - self._log.ref(peer.match_index).end_log_offset
+        return self._log.end_offset - self._log.place_of(peer.match_index)[1]
 
     @property
     def is_serving(self) -> bool:
@@ -124,6 +124,12 @@ class Replicas:
         found = better_place(reader, own_zone, self._followers, self.backlog_bytes, self._turn)
         self._turn += found is not None
         return found
+
+    def other_place(self) -> Peer | None:
+        """On the leader: a follower that has nearly all, for what this node cannot show."""
+        able = [one.peer for one in self._followers if one.behind_bytes <= self.backlog_bytes // 2]
+        self._turn += 1
+        return able[self._turn % len(able)] if able else None
 
     def way_back(self, reader: Reader, leader: Peer) -> Peer | None:
         """On a follower: the leader, if this reader should go there; None: it may stay."""

@@ -25,7 +25,7 @@ from mq.broker.consuming.filters import CompiledFilter
 from mq.broker.consuming.pulling import Puller, Query
 from mq.broker.consuming.replicas import Reader, Replicas
 from mq.broker.contracts import Peer
-from mq.errors import IllegalOffset, MqError
+from mq.errors import EntryDamaged, IllegalOffset, MqError
 from mq.store.reading import ReadResult, Status
 
 # One delivery of so many goes by who has waited longest.
@@ -33,6 +33,8 @@ _FAIR_EACH = 10
 # A queue that came back from another node is delivered here for a while, wherever it stands: the
 # other node may be one that cannot serve it, and looks well from here.
 _STAYS_S = 5.0
+# After what is damaged on this node, and cannot be read elsewhere, is looked at again.
+_MENDED_S = 0.5
 
 
 class Limits(NamedTuple):
@@ -156,7 +158,7 @@ class Subscriber:
         self._zone = ""
         # Reads of what is far behind, and what they have brought.
         self._fetching: dict[Queue, asyncio.Task[None]] = {}
-        self._fetched: dict[Queue, tuple[int, ReadResult]] = {}
+        self._fetched: dict[Queue, tuple[int, ReadResult | EntryDamaged]] = {}
 
     def allow_redirects(self, replicas: Replicas, zone: str) -> None:
         """Before the first `next`: the client understands them."""
@@ -372,7 +374,12 @@ class Subscriber:
             if self._puller.is_cold(found):
                 self._fetch(query)
                 return None
-            result = self._puller.take(query, found)
+            try:
+                result = self._puller.take(query, found)
+            except EntryDamaged as error:
+                result = error
+        if isinstance(result, EntryDamaged):
+            return self._evade(queue, cursor)
         return self._took(queue, cursor, result)
 
     def _took(self, queue: Queue, cursor: _Cursor, result: ReadResult) -> Delivered | None:
@@ -415,6 +422,24 @@ class Subscriber:
             return None
         return self._replicas.better_place(Reader(self._zone, behind_bytes))
 
+    def _evade(self, queue: Queue, cursor: _Cursor) -> Redirected | None:
+        """What comes next is damaged on this node: another one has it, or this one mends it. The
+        other queues go on meanwhile.
+        """
+        now_s = asyncio.get_running_loop().time()
+        if self._replicas is not None and not self._ranks and now_s >= cursor.stays_until_s:
+            place = self._replicas.other_place()
+            if place is not None:
+                cursor.is_redirected, cursor.has_unsent_gap = True, False
+                return Redirected(queue, cursor.epoch, cursor.next_offset, place)
+        asyncio.get_running_loop().call_later(_MENDED_S, self._look_again, queue)
+        return None
+
+    def _look_again(self, queue: Queue) -> None:
+        if queue in self._cursors:
+            self._ready[queue] = None
+            self._wake.set()
+
     def _fetch(self, query: Query) -> None:
         """The other queues do not wait for it."""
         if query.queue not in self._fetching:
@@ -425,6 +450,8 @@ class Subscriber:
         queue = query.queue
         try:
             result = await self._puller.take_cold(query)
+        except EntryDamaged as error:
+            self._fetched[queue] = query.queue_offset, error
         except Exception as error:  # noqa: BLE001 - whoever waits in `next` gets it
             self._error = self._error or error
         else:
@@ -435,7 +462,7 @@ class Subscriber:
             self._ready[queue] = None
         self._wake.set()
 
-    def _fetched_for(self, queue: Queue, cursor: _Cursor) -> ReadResult | None:
+    def _fetched_for(self, queue: Queue, cursor: _Cursor) -> ReadResult | EntryDamaged | None:
         """What was read on the side, unless the queue was moved meanwhile."""
         queue_offset, result = self._fetched.pop(queue, (-1, None))
         return result if queue_offset == cursor.next_offset else None

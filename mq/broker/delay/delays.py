@@ -286,7 +286,7 @@ class Delays(Service):
         store = self._core.store
         units = sorted((unit.log_offset, unit) for some in taken.values() for unit in some)
         there = [unit for at, unit in units if at >= store.log.start_offset]
-        found = dict(zip(there, self._lanes.read(there), strict=True))
+        found = self._lanes.read_present(there)
         for number, some in taken.items():
             for unit in some:
                 yield Leaving(number, unit, found.get(unit))

@@ -7,13 +7,14 @@ come in; who needs that nothing leaves meanwhile sees to it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 
 import numpy as np
 
 from mq.broker.delay.due import DueUnit, units_of
 from mq.broker.replicated.schedule import Lane
 from mq.broker.replicated.state import State
+from mq.errors import EntryDamaged
 from mq.names import SCHEDULE_TOPIC
 from mq.store.consumequeue import SCAN_UNITS, ConsumeQueue, Units
 from mq.store.holding import HeldBatch, lane_of, read_held
@@ -57,7 +58,7 @@ class Lanes:
         log, applied_index = self._store.log, self._store.applied_index
         if applied_index < log.first_index:
             return log.start_offset
-        return log.ref(applied_index).end_log_offset
+        return log.place_of(applied_index)[1]
 
     def waits_before(self, number: int, log_offset: int) -> bool:
         """Whether any unit of the lane waits that stands before."""
@@ -130,6 +131,22 @@ class Lanes:
 
     def read(self, units: list[DueUnit]) -> list[HeldBatch]:
         return read_held(self._store.log, [(one.log_offset, one.size) for one in units])
+
+    def read_present(self, units: list[DueUnit]) -> dict[DueUnit, HeldBatch]:
+        """Without those that are lost: damaged, and no node has them. EntryDamaged: one is being
+        mended.
+        """
+        try:
+            return dict(zip(units, self.read(units), strict=True))
+        except EntryDamaged as error:
+            if len(units) > 1:
+                return {unit: held for one in units for unit, held in self._present(one)}
+            if not error.is_lost:
+                raise
+            return {}
+
+    def _present(self, unit: DueUnit) -> Iterable[tuple[DueUnit, HeldBatch]]:
+        return self.read_present([unit]).items()
 
     def _queue(self, number: int) -> ConsumeQueue | None:
         return self._store.queues.get(SCHEDULE_TOPIC, number)

@@ -101,6 +101,8 @@ class LeaseTurn:
         reached = one.start
         if result.status == Status.TOO_SMALL:
             reached = min(result.start, one.end)
+        elif result.status == Status.NOTHING_MATCHED:  # lost: see `ReadResult.lost`
+            reached = min(result.next_offset, one.end)
         elif result.status == Status.FOUND:
             letters = [
                 Letter(stored, attempts_before(group, stored) + one.attempts, reason)

@@ -31,7 +31,14 @@ from mq.broker.receive.takings import Takings
 from mq.broker.replicated.dedup import StoredAt
 from mq.broker.replicated.leases import Range
 from mq.broker.turns import Turns, Verdict
-from mq.errors import IllegalHandle, Internal, MqError, QueueDamaged, SubscriptionMismatch
+from mq.errors import (
+    EntryDamaged,
+    IllegalHandle,
+    Internal,
+    MqError,
+    QueueDamaged,
+    SubscriptionMismatch,
+)
 from mq.logging import get_logger
 from mq.store.batch import Batch
 from mq.wire.v1 import consumer_pb2, state_pb2
@@ -40,6 +47,8 @@ log = get_logger(__name__)
 
 _WAIT_S_MAX = 60.0
 # A filter that matches little: for so long it is searched on, also for who does not wait.
+# After what is damaged is looked at again.
+_MENDED_S = 0.5
 _SEARCH_S = 1.0
 # Queues that one receive looks at, before others have their turn.
 _QUEUES_MAX = 64
@@ -222,6 +231,10 @@ class Receiving(Service):
         decide = take_in_order if hand.wanted.is_ordered else take
         try:
             has_more = decide(hand, queue, memory, self._end(queue), now_ms)
+        except EntryDamaged:
+            # Being mended, or just found to be lost: looked at again a little later.
+            asyncio.get_running_loop().call_later(_MENDED_S, taking.look_again, queue)
+            return
         except QueueDamaged as error:
             log.warning("a queue cannot be received from", queue=str(queue), error=str(error))
             return

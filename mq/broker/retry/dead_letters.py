@@ -198,7 +198,10 @@ class DeadLetters:
     ) -> list[StoredMessage]:
         """At least one, if there is one."""
         at = max(queue_offset, self._extent(queue)[0])
-        result = self._core.store.read(*queue, at, messages_max=count, bytes_max=bytes_max)
+        read = self._core.store.read
+        result = read(*queue, at, messages_max=count, bytes_max=bytes_max)
+        while result.status == Status.NOTHING_MATCHED:  # lost: see `ReadResult.lost`
+            result = read(*queue, result.next_offset, messages_max=count, bytes_max=bytes_max)
         if result.status != Status.FOUND:
             return []
         return [one for run in result.runs for one in retries.stored_messages(queue, run)]

@@ -289,7 +289,7 @@ def _read(store: Store, places: Iterable[Place], bytes_max: int) -> Iterator[Sto
         at = queue_offset
         while at < end:
             result = store.read(*queue, at, messages_max=end - at, bytes_max=max(1, room))
-            if result.status not in (Status.FOUND, Status.TOO_SMALL):
+            if result.status not in (Status.FOUND, Status.TOO_SMALL, Status.NOTHING_MATCHED):
                 break
             for run in result.runs:
                 count += run.message_count

@@ -16,6 +16,7 @@ class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DISK_FULL: _ClassVar[Code]
     NODE_STOPPED: _ClassVar[Code]
     REBALANCING: _ClassVar[Code]
+    MESSAGES_DAMAGED: _ClassVar[Code]
     ILLEGAL_REQUEST: _ClassVar[Code]
     ILLEGAL_TOPIC: _ClassVar[Code]
     ILLEGAL_GROUP: _ClassVar[Code]
@@ -52,6 +53,7 @@ FLOW_CONTROL: Code
 DISK_FULL: Code
 NODE_STOPPED: Code
 REBALANCING: Code
+MESSAGES_DAMAGED: Code
 ILLEGAL_REQUEST: Code
 ILLEGAL_TOPIC: Code
 ILLEGAL_GROUP: Code

@@ -30,7 +30,7 @@ def test_neighbours_share_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
     reads = []
     read_ranges = store.log.read_ranges
 
-    def counted(ranges: object) -> list[bytes]:
+    def counted(ranges: object) -> list[bytes | memoryview]:
         reads.extend(found := list(ranges))  # type: ignore[call-overload]
         return read_ranges(found)
 

@@ -94,7 +94,7 @@ def test_a_filter_that_matches_nothing_comes_back_and_says_where_to_go_on(
     sent[120].tag = "rare"
     put(store, batch(sent))
     result = store.read("orders", 0, 0, tag_hashes=[text_hash("rare")])
-    assert result == (Status.NOTHING_MATCHED, [], 100, 0, 150)
+    assert result == (Status.NOTHING_MATCHED, [], 100, 0, 150, 0)
     result = store.read("orders", 0, 100, tag_hashes=[text_hash("rare")])
     assert (messages_in(result), result.next_offset) == ([sent[120]], 150)
 

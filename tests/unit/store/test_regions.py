@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mq.errors import DiskFull, LogDamaged, MalformedEntries, OffsetOutOfRange, StorageFailed
+from mq.errors import DiskFull, MalformedEntries, OffsetOutOfRange, StorageFailed
 from mq.store import scan
 from mq.store.commitlog import NewEntry
 from mq.store.format import HEADER_BYTES, Kind, encode_header
@@ -100,12 +100,26 @@ def test_a_region_is_one_read(log: CommitLog, vfs: FaultyVfs) -> None:
     assert log.region(8, 2000).last_index > 40
 
 
-def test_a_region_of_a_file_that_became_shorter_is_damaged(log: CommitLog, vfs: FaultyVfs) -> None:
+def test_a_region_of_a_file_that_became_shorter_is_reported_and_refused_elsewhere(
+    log: CommitLog, vfs: FaultyVfs
+) -> None:
     info = log.segments()[1]
+    whole = log.region(4, 1 << 20)
     vfs.truncate_file(info.path, info.size_bytes - 1)
-    with pytest.raises(LogDamaged, match="too short") as caught:
-        log.region(4, 1 << 20)
-    assert (caught.value.path, caught.value.position) == (info.path, info.size_bytes - 1)
+    region = log.region(4, 1 << 20)
+    assert region.data == whole.data[:-1] + b"\0" != whole.data
+    (found,) = log.damage.records()
+    assert (found.path, found.end) == (info.path, info.base_log_offset + info.size_bytes)
+    with pytest.raises(MalformedEntries):
+        scan.check_opening(memoryview(region.data), 4)
+
+
+def test_a_region_that_the_disk_does_not_give_is_reported(log: CommitLog, vfs: FaultyVfs) -> None:
+    vfs.fail("pread", ".log", times=2)
+    region = log.region(4, 1 << 20)
+    assert not any(region.data)
+    (found,) = log.damage.records()
+    assert "cannot be read" in found.reason
 
 
 # -- extend

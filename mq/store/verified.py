@@ -1,0 +1,139 @@
+"""Which bytes of the log are known to be what was written, and the check that makes them so.
+
+Every entry has a crc, but consumers get slices out of the middle of entries. So the whole entry is
+read and checked the first time a slice of it leaves the broker, and remembered here: as ranges of
+log offsets, in chunks, the least recently used chunk forgotten first. What this process appended
+last counts as well: it has just been in memory. The cache is small on purpose. What is read again
+after a long time comes from the disk again, and is checked again.
+
+Any thread may ask and add.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections import OrderedDict
+
+import numpy as np
+import numpy.typing as npt
+from isal.isal_zlib import crc32
+
+from mq.store.format import COVERED_FROM, HEADER, HEADER_BYTES, MAGIC
+
+_CHUNK_BITS = 20
+CHUNK_BYTES = 1 << _CHUNK_BITS
+CHUNKS_MAX = 256
+# Of one chunk. Entries are mostly read one after another, and their ranges merge.
+_SPANS_MAX = 64
+APPENDED_BYTES = 256 << 20
+
+
+class VerifiedRanges:
+    def __init__(
+        self, *, chunks_max: int = CHUNKS_MAX, appended_bytes: int = APPENDED_BYTES
+    ) -> None:
+        self._chunks_max = chunks_max
+        self._appended_bytes = appended_bytes
+        self._lock = threading.Lock()
+        # By log offset / CHUNK_BYTES: spans [start, end), sorted, not touching each other.
+        self._chunks: OrderedDict[int, list[tuple[int, int]]] = OrderedDict()
+        # All that stands behind was appended by this process not long ago.
+        self._appended_from = 0
+
+    def start_at(self, end_offset: int) -> None:
+        """Nothing that stands before is known."""
+        with self._lock:
+            self._chunks.clear()
+            self._appended_from = end_offset
+
+    def appended(self, end_offset: int) -> None:
+        """The log ends here now."""
+        self._appended_from = max(self._appended_from, end_offset - self._appended_bytes)
+
+    def cut(self, end_offset: int) -> None:
+        """The log was truncated: what comes next is appended by this process."""
+        self.discard(end_offset)
+        self._appended_from = min(self._appended_from, end_offset)
+
+    def covers(self, start: int, end: int) -> bool:
+        """Whether all of [start, end) is known to be intact."""
+        if start >= self._appended_from:
+            return True
+        with self._lock:
+            return all(
+                self._has(number, start, end)
+                for number in range(start >> _CHUNK_BITS, ((end - 1) >> _CHUNK_BITS) + 1)
+            )
+
+    def add(self, start: int, end: int) -> None:
+        """[start, end) was read and found intact."""
+        with self._lock:
+            for number in range(start >> _CHUNK_BITS, ((end - 1) >> _CHUNK_BITS) + 1):
+                base = number << _CHUNK_BITS
+                self._merge(number, max(start, base), min(end, base + CHUNK_BYTES))
+            while len(self._chunks) > self._chunks_max:
+                self._chunks.popitem(last=False)
+
+    def discard(self, start: int, end: int | None = None) -> None:
+        """[start, end), or all from `start` on, has to be read again; with it some of what is
+        around it.
+        """
+        first = start >> _CHUNK_BITS
+        with self._lock:
+            for number in list(self._chunks):
+                if first <= number and (end is None or number << _CHUNK_BITS < end):
+                    del self._chunks[number]
+
+    def _has(self, number: int, start: int, end: int) -> bool:
+        spans = self._chunks.get(number)
+        if spans is None:
+            return False
+        self._chunks.move_to_end(number)
+        base = number << _CHUNK_BITS
+        start, end = max(start, base), min(end, base + CHUNK_BYTES)
+        at = bisect.bisect_right(spans, start, key=lambda span: span[0]) - 1
+        return at >= 0 and end <= spans[at][1]
+
+    def _merge(self, number: int, start: int, end: int) -> None:
+        spans = self._chunks.setdefault(number, [])
+        self._chunks.move_to_end(number)
+        first = bisect.bisect_left(spans, start, key=lambda span: span[1])
+        last = bisect.bisect_right(spans, end, key=lambda span: span[0])
+        if first < last:
+            start, end = min(start, spans[first][0]), max(end, spans[last - 1][1])
+        spans[first:last] = [(start, end)]
+        if len(spans) > _SPANS_MAX:
+            spans[:] = [(start, end)]
+
+
+def first_damaged(data: memoryview, records: npt.NDArray[np.void], first_index: int) -> int | None:
+    """The number of the first entry that is not what its header and its record in the `.idx` say;
+    None when all are intact. `data` starts with the first of them; the records are consecutive.
+    Work in Python is a comparison of two numbers an entry.
+    """
+    starts = records["position"].astype(np.int64)
+    starts -= starts[0]
+    ends = starts + records["length"] + HEADER_BYTES
+    bad = np.zeros(len(records), np.bool_)
+    bad[:-1] = ends[:-1] != starts[1:]
+    bad |= ends > len(data)
+    # Nothing behind the first one with a wrong place can be looked at.
+    count = int(bad.argmax()) if bad.any() else len(records)
+    if count:
+        places = starts[:count, None] + np.arange(HEADER_BYTES)
+        headers = np.frombuffer(data, np.uint8)[places].view(HEADER).reshape(-1)
+        bad[:count] |= headers["magic"] != MAGIC
+        bad[:count] |= headers["raft_index"] != np.arange(
+            first_index, first_index + count, dtype=np.uint64
+        )
+        for name in ("length", "term", "stored_at_ms"):
+            bad[:count] |= headers[name] != records[name][:count]
+        crcs = [
+            crc32(data[start:end])
+            for start, end in zip(
+                (starts[:count] + COVERED_FROM).tolist(), ends[:count].tolist(), strict=True
+            )
+        ]
+        bad[:count] |= headers["crc"] != np.array(crcs, np.uint32)
+    return int(bad.argmax()) if bad.any() else None

@@ -1,0 +1,126 @@
+"""Ranges of the log that are known to be intact: merged, bounded, forgotten when they must be."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from mq.store.format import HEADER_BYTES, IDX_RECORD, Kind, encode_header
+from mq.store.verified import CHUNK_BYTES, VerifiedRanges, first_damaged
+
+
+def ranges(*spans: tuple[int, int], chunks_max: int = 8) -> VerifiedRanges:
+    verified = VerifiedRanges(chunks_max=chunks_max, appended_bytes=1000)
+    verified.start_at(1 << 40)
+    for start, end in spans:
+        verified.add(start, end)
+    return verified
+
+
+def test_ranges_merge_and_only_what_was_added_is_covered() -> None:
+    verified = ranges((10, 20), (30, 40))
+    assert verified.covers(10, 20)
+    assert verified.covers(32, 33)
+    assert not verified.covers(15, 35)
+    verified.add(20, 30)
+    assert verified.covers(10, 40)
+    assert not verified.covers(9, 10)
+    assert not verified.covers(39, 41)
+
+
+def test_ranges_are_as_a_set_of_bytes_says() -> None:
+    rng = random.Random(7)
+    for _ in range(50):
+        verified, known = ranges(), set[int]()
+        base = CHUNK_BYTES - 50
+        for _ in range(12):
+            start = base + rng.randrange(100)
+            end = start + rng.randrange(1, 20)
+            verified.add(start, end)
+            known.update(range(start, end))
+            for _ in range(20):
+                start = base + rng.randrange(110)
+                end = start + rng.randrange(1, 30)
+                assert verified.covers(start, end) == (known >= set(range(start, end)))
+
+
+def test_the_least_recently_used_chunk_is_forgotten() -> None:
+    verified = ranges((0, 10), (CHUNK_BYTES, CHUNK_BYTES + 10), chunks_max=2)
+    assert verified.covers(0, 10)
+    verified.add(5 * CHUNK_BYTES, 5 * CHUNK_BYTES + 10)
+    assert verified.covers(0, 10)
+    assert not verified.covers(CHUNK_BYTES, CHUNK_BYTES + 10)
+
+
+def test_many_small_ranges_take_little_memory() -> None:
+    verified = ranges(*((at, at + 1) for at in range(0, 4000, 2)))
+    assert len(verified._chunks[0]) <= 64
+    assert verified.covers(3998, 3999)
+
+
+def test_what_was_just_appended_is_known_and_is_not_for_ever() -> None:
+    verified = VerifiedRanges(appended_bytes=1000)
+    verified.start_at(500)
+    verified.appended(1200)
+    assert verified.covers(500, 1200)
+    assert not verified.covers(499, 1200)
+    verified.appended(3000)
+    assert not verified.covers(1999, 2010)
+    assert verified.covers(2000, 3000)
+    verified.cut(100)
+    assert verified.covers(100, 110)
+
+
+def test_what_is_cut_or_replaced_has_to_be_read_again() -> None:
+    verified = ranges((0, 10), (CHUNK_BYTES, CHUNK_BYTES + 10))
+    verified.discard(CHUNK_BYTES + 5, CHUNK_BYTES + 6)
+    assert verified.covers(0, 10)
+    assert not verified.covers(CHUNK_BYTES, CHUNK_BYTES + 1)
+    verified.discard(0)
+    assert not verified.covers(0, 1)
+
+
+def entries(*lengths: int) -> tuple[bytearray, np.ndarray]:
+    data, records = bytearray(), []
+    for at, length in enumerate(lengths):
+        payload = bytes([at]) * length
+        records.append((1000 + len(data), length, 3, 70 + at))
+        data += encode_header(Kind.MESSAGES, 5 + at, 3, 70 + at, [payload], length) + payload
+    return data, np.array(records, IDX_RECORD)
+
+
+def test_intact_entries_pass() -> None:
+    data, records = entries(100, 0, 3000)
+    assert first_damaged(memoryview(data), records, 5) is None
+    # More may stand behind.
+    assert first_damaged(memoryview(data + b"x"), records, 5) is None
+
+
+def test_a_flipped_bit_anywhere_is_found_in_its_entry() -> None:
+    data, records = entries(60, 0, 5)
+    ends = np.cumsum([HEADER_BYTES + length for length in (60, 0, 5)])
+    for at in range(len(data)):
+        data[at] ^= 4
+        found = first_damaged(memoryview(data), records, 5)
+        assert found == int(np.searchsorted(ends, at, side="right"))
+        data[at] ^= 4
+
+
+@pytest.mark.parametrize("field", ["position", "length", "term", "stored_at_ms"])
+def test_a_record_of_the_idx_that_says_something_else_is_found(field: str) -> None:
+    data, records = entries(60, 30, 5)
+    records[field][1] += 1
+    assert first_damaged(memoryview(data), records, 5) is not None
+
+
+def test_another_raft_index_is_found() -> None:
+    data, records = entries(60, 30)
+    assert first_damaged(memoryview(data), records, 6) == 0
+
+
+def test_a_file_that_is_too_short_is_found() -> None:
+    data, records = entries(60, 30)
+    assert first_damaged(memoryview(data)[:-1], records, 5) == 1
+    assert first_damaged(memoryview(b""), records, 5) == 0
