@@ -35,11 +35,12 @@ const (
 	Code_FLUSH_TIMEOUT       Code = 2 // the leader's disk did not sync it in time
 	Code_REPLICATION_TIMEOUT Code = 3 // no majority had it in time
 	// Nothing was written; the same request may succeed later or elsewhere.
-	Code_NOT_LEADER   Code = 10 // Status.leader_address has the one to ask, if it is known
-	Code_FLOW_CONTROL Code = 11 // too much waits already: try again after Status.retry_after_ms
-	Code_DISK_FULL    Code = 12
-	Code_NODE_STOPPED Code = 13
-	Code_REBALANCING  Code = 14 // the group is just being arranged
+	Code_NOT_LEADER       Code = 10 // Status.leader_address has the one to ask, if it is known
+	Code_FLOW_CONTROL     Code = 11 // too much waits already: try again after Status.retry_after_ms
+	Code_DISK_FULL        Code = 12
+	Code_NODE_STOPPED     Code = 13
+	Code_REBALANCING      Code = 14 // the group is just being arranged
+	Code_MESSAGES_DAMAGED Code = 15 // they are damaged on this node's disk, and being mended; other nodes have them
 	// Nothing was written; the request has to change.
 	Code_ILLEGAL_REQUEST       Code = 20
 	Code_ILLEGAL_TOPIC         Code = 21
@@ -83,6 +84,7 @@ var (
 		12: "DISK_FULL",
 		13: "NODE_STOPPED",
 		14: "REBALANCING",
+		15: "MESSAGES_DAMAGED",
 		20: "ILLEGAL_REQUEST",
 		21: "ILLEGAL_TOPIC",
 		22: "ILLEGAL_GROUP",
@@ -121,6 +123,7 @@ var (
 		"DISK_FULL":             12,
 		"NODE_STOPPED":          13,
 		"REBALANCING":           14,
+		"MESSAGES_DAMAGED":      15,
 		"ILLEGAL_REQUEST":       20,
 		"ILLEGAL_TOPIC":         21,
 		"ILLEGAL_GROUP":         22,
@@ -258,7 +261,7 @@ const file_mq_v1_status_proto_rawDesc = "" +
 	"\x04code\x18\x01 \x01(\x0e2\v.mq.v1.CodeR\x04code\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\x12%\n" +
 	"\x0eleader_address\x18\x03 \x01(\tR\rleaderAddress\x12$\n" +
-	"\x0eretry_after_ms\x18\x04 \x01(\rR\fretryAfterMs*\xd6\x05\n" +
+	"\x0eretry_after_ms\x18\x04 \x01(\rR\fretryAfterMs*\xec\x05\n" +
 	"\x04Code\x12\v\n" +
 	"\aSEND_OK\x10\x00\x12\x13\n" +
 	"\x0fOUTCOME_UNKNOWN\x10\x01\x12\x11\n" +
@@ -270,7 +273,8 @@ const file_mq_v1_status_proto_rawDesc = "" +
 	"\fFLOW_CONTROL\x10\v\x12\r\n" +
 	"\tDISK_FULL\x10\f\x12\x10\n" +
 	"\fNODE_STOPPED\x10\r\x12\x0f\n" +
-	"\vREBALANCING\x10\x0e\x12\x13\n" +
+	"\vREBALANCING\x10\x0e\x12\x14\n" +
+	"\x10MESSAGES_DAMAGED\x10\x0f\x12\x13\n" +
 	"\x0fILLEGAL_REQUEST\x10\x14\x12\x11\n" +
 	"\rILLEGAL_TOPIC\x10\x15\x12\x11\n" +
 	"\rILLEGAL_GROUP\x10\x16\x12\x12\n" +

@@ -47,9 +47,9 @@ log = get_logger(__name__)
 
 _WAIT_S_MAX = 60.0
 # A filter that matches little: for so long it is searched on, also for who does not wait.
+_SEARCH_S = 1.0
 # After what is damaged is looked at again.
 _MENDED_S = 0.5
-_SEARCH_S = 1.0
 # Queues that one receive looks at, before others have their turn.
 _QUEUES_MAX = 64
 # How far a filter has left out everything may be told so much later: only lag depends on it.
