@@ -160,7 +160,7 @@ class LogReader:
             if end > limit:
                 parts = self.read_ranges([(start, limit), (limit, end)])
                 result.append(b"".join(parts))
-            elif covers(start, end):
+            elif covers(start, end) or self._is_as_written(segment, start, end):
                 data = self._pread(segment, start - base, end - base)
                 # It was cut since: the check finds out where.
                 is_whole = len(data) == end - start
@@ -315,6 +315,15 @@ class LogReader:
             reason = f"it cannot be read: {error.strerror or error}"
             number += _first_unreadable(segment, records)
             raise self._damaged(segment, number, reason) from error
+
+    def _is_as_written(self, segment: Segment, start: int, end: int) -> bool:
+        """Whether this process wrote it and it never left the page cache."""
+        if not self.verified.is_appended(start):
+            return False
+        if segment.log.is_in_memory(start - segment.base, end - start):
+            return True
+        self.verified.left_memory(end)
+        return False
 
     def _read_checked(self, segment: Segment, start: int, end: int) -> bytes | memoryview:
         """Reads and checks the whole entries that these positions are part of."""

@@ -2,9 +2,12 @@
 
 Every entry has a crc, but consumers get slices out of the middle of entries. So the whole entry is
 read and checked the first time a slice of it leaves the broker, and remembered here: as ranges of
-log offsets, in chunks, the least recently used chunk forgotten first. What this process appended
-last counts as well: it has just been in memory. The cache is small on purpose. What is read again
-after a long time comes from the disk again, and is checked again.
+log offsets, in chunks, the least recently used chunk forgotten first. The cache is small on
+purpose: what is read again after a long time comes from the disk again, and is checked again.
+
+What this process appended is trusted while it has not left the page cache, because that is what it
+wrote. The kernel lets go of the oldest first, so a mark suffices: where something was missing, all
+before is unknown, and so is what the kernel may have read ahead behind it.
 
 Any thread may ask and add.
 """
@@ -26,45 +29,54 @@ CHUNK_BYTES = 1 << _CHUNK_BITS
 CHUNKS_MAX = 256
 # Of one chunk. Entries are mostly read one after another, and their ranges merge.
 _SPANS_MAX = 64
-APPENDED_BYTES = 256 << 20
+# Of what was appended last: taken to be in memory without a look.
+HOT_BYTES = 32 << 20
+_READ_AHEAD_BYTES = 4 << 20
 
 
 class VerifiedRanges:
-    def __init__(
-        self, *, chunks_max: int = CHUNKS_MAX, appended_bytes: int = APPENDED_BYTES
-    ) -> None:
+    def __init__(self, *, chunks_max: int = CHUNKS_MAX, hot_bytes: int = HOT_BYTES) -> None:
         self._chunks_max = chunks_max
-        self._appended_bytes = appended_bytes
+        self._hot_bytes = hot_bytes
         self._lock = threading.Lock()
         # By log offset / CHUNK_BYTES: spans [start, end), sorted, not touching each other.
         self._chunks: OrderedDict[int, list[tuple[int, int]]] = OrderedDict()
-        # All that stands behind was appended by this process not long ago.
-        self._appended_from = 0
+        # All that stands behind was appended by this process; the hot part not long ago.
+        self._appended_from = self._hot_from = 0
 
     def start_at(self, end_offset: int) -> None:
         """Nothing that stands before is known."""
         with self._lock:
             self._chunks.clear()
-            self._appended_from = end_offset
+            self._appended_from = self._hot_from = end_offset
 
     def appended(self, end_offset: int) -> None:
         """The log ends here now."""
-        self._appended_from = max(self._appended_from, end_offset - self._appended_bytes)
+        self._hot_from = max(self._hot_from, end_offset - self._hot_bytes)
 
     def cut(self, end_offset: int) -> None:
         """The log was truncated: what comes next is appended by this process."""
         self.discard(end_offset)
         self._appended_from = min(self._appended_from, end_offset)
+        self._hot_from = min(self._hot_from, end_offset)
 
     def covers(self, start: int, end: int) -> bool:
         """Whether all of [start, end) is known to be intact."""
-        if start >= self._appended_from:
+        if start >= self._hot_from:
             return True
         with self._lock:
             return all(
                 self._has(number, start, end)
                 for number in range(start >> _CHUNK_BITS, ((end - 1) >> _CHUNK_BITS) + 1)
             )
+
+    def is_appended(self, log_offset: int) -> bool:
+        """Whether this process wrote it, and it is intact if it is still in memory."""
+        return log_offset >= self._appended_from
+
+    def left_memory(self, end: int) -> None:
+        """Something before `end` is not in memory any more."""
+        self._appended_from = max(self._appended_from, end + _READ_AHEAD_BYTES)
 
     def add(self, start: int, end: int) -> None:
         """[start, end) was read and found intact."""

@@ -12,7 +12,7 @@ from mq.store.verified import CHUNK_BYTES, VerifiedRanges, first_damaged
 
 
 def ranges(*spans: tuple[int, int], chunks_max: int = 8) -> VerifiedRanges:
-    verified = VerifiedRanges(chunks_max=chunks_max, appended_bytes=1000)
+    verified = VerifiedRanges(chunks_max=chunks_max, hot_bytes=1000)
     verified.start_at(1 << 40)
     for start, end in spans:
         verified.add(start, end)
@@ -61,7 +61,7 @@ def test_many_small_ranges_take_little_memory() -> None:
 
 
 def test_what_was_just_appended_is_known_and_is_not_for_ever() -> None:
-    verified = VerifiedRanges(appended_bytes=1000)
+    verified = VerifiedRanges(hot_bytes=1000)
     verified.start_at(500)
     verified.appended(1200)
     assert verified.covers(500, 1200)
@@ -71,6 +71,19 @@ def test_what_was_just_appended_is_known_and_is_not_for_ever() -> None:
     assert verified.covers(2000, 3000)
     verified.cut(100)
     assert verified.covers(100, 110)
+
+
+def test_what_this_process_wrote_is_trusted_from_where_nothing_has_left_memory() -> None:
+    verified = VerifiedRanges(hot_bytes=10)
+    verified.start_at(500)
+    verified.appended(100 << 20)
+    assert verified.is_appended(500)
+    assert not verified.is_appended(499)
+    verified.left_memory(10 << 20)
+    assert not verified.is_appended(10 << 20), "the kernel may have read ahead"
+    assert verified.is_appended(20 << 20)
+    verified.left_memory(600)
+    assert not verified.is_appended(10 << 20), "what is missing once was missing"
 
 
 def test_what_is_cut_or_replaced_has_to_be_read_again() -> None:
