@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
-from mq import names
+from mq import errors, names
 from mq.broker.consuming.assignment import Queue
 from mq.broker.consuming.filters import CompiledFilter
 from mq.broker.consuming.groups import Groups, Start
@@ -31,14 +31,7 @@ from mq.broker.receive.takings import Takings
 from mq.broker.replicated.dedup import StoredAt
 from mq.broker.replicated.leases import Range
 from mq.broker.turns import Turns, Verdict
-from mq.errors import (
-    EntryDamaged,
-    IllegalHandle,
-    Internal,
-    MqError,
-    QueueDamaged,
-    SubscriptionMismatch,
-)
+from mq.errors import IllegalHandle, Internal, MqError, QueueDamaged, SubscriptionMismatch
 from mq.logging import get_logger
 from mq.store.batch import Batch
 from mq.wire.v1 import consumer_pb2, state_pb2
@@ -231,7 +224,7 @@ class Receiving(Service):
         decide = take_in_order if hand.wanted.is_ordered else take
         try:
             has_more = decide(hand, queue, memory, self._end(queue), now_ms)
-        except EntryDamaged:
+        except errors.EntryDamaged:
             # Being mended, or just found to be lost: looked at again a little later.
             asyncio.get_running_loop().call_later(_MENDED_S, taking.look_again, queue)
             return
