@@ -144,11 +144,6 @@ def _picture(broker: Broker, raft: Status) -> Iterator[Metric]:
             "Reads that this node answered without leading.",
             puller.follower_reads_total,
         ),
-        (
-            "mq_messages_lost_to_damage",
-            "Messages that readers were led past: damaged, and no node has them.",
-            puller.lost_total,
-        ),
         ("mq_raft_elections", "Elections that this node stood for.", raft.elections_total),
     ]
     for name, text, value in counters:
@@ -187,7 +182,7 @@ def _picture(broker: Broker, raft: Status) -> Iterator[Metric]:
     for name, text, value in gauges:
         yield GaugeMetricFamily(name, text, value)
     yield from _topics(broker)
-    yield from _damage(store.damage)
+    yield from _damage(store.damage, puller.lost_total)
     yield from _transactions(broker)
     yield _by_follower(raft)
     yield from _sets(broker)
@@ -245,7 +240,7 @@ def _topics(broker: Broker) -> Iterator[Metric]:
     yield GaugeMetricFamily("mq_queues", "Queues that have messages or had some.", stored)
 
 
-def _damage(damage: DamageLog) -> Iterator[Metric]:
+def _damage(damage: DamageLog, messages_lost: int) -> Iterator[Metric]:
     labels = ["kind"]
     found = CounterMetricFamily(
         "mq_storage_damage_found",
@@ -259,6 +254,8 @@ def _damage(damage: DamageLog) -> Iterator[Metric]:
         mended.add_metric([kind.value], damage.mended_total[kind])
         open_now.add_metric([kind.value], damage.open_count(kind))
     yield from (found, mended, open_now)
+    lost = "Messages that readers were led past: damaged, and no node has them."
+    yield CounterMetricFamily("mq_messages_lost_to_damage", lost, messages_lost)
 
 
 def _transactions(broker: Broker) -> Iterator[Metric]:

@@ -27,8 +27,8 @@ def test_damage_is_counted_by_kind() -> None:
     damage.found(Damage(DamageKind.QUEUE, "orders/0", 0, "a bad unit"))
     damage.mended(DamageKind.QUEUE, "orders/0")
     shown = {
-        (one.name, one.labels["kind"]): one.value
-        for family in metrics._damage(damage)
+        (one.name, one.labels.get("kind")): one.value
+        for family in metrics._damage(damage, 7)
         for one in family.samples
     }
     assert shown["mq_storage_damage_found_total", "log"] == 1
@@ -36,3 +36,4 @@ def test_damage_is_counted_by_kind() -> None:
     assert shown["mq_storage_damage_mended_total", "queue"] == 1
     assert shown["mq_storage_damage_open", "queue"] == 0
     assert shown["mq_storage_damage_found_total", "index"] == 0
+    assert shown["mq_messages_lost_to_damage_total", None] == 7
