@@ -138,7 +138,7 @@ class LogDamaged(MqError):
         self.reason = reason
 
 
-class EntryDamaged(LogDamaged):
+class MessagesDamaged(LogDamaged):
     """An entry of a log that is in use; nothing of it is served. `[start, end)` are its log
     offsets. A retry helps as soon as the node has mended it, from another node.
     """

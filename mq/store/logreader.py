@@ -3,7 +3,7 @@
 Indexes are contiguous from `first_index` to `last_index`, log offsets over segments. What leaves as
 messages or entries is checked against the crc of its entry: always when it is read by raft index,
 and when it is read as a range unless `verified` knows it. An entry that is not what was written, or
-cannot be read, is reported to `damage` and raises EntryDamaged. Nothing is kept in memory but the
+cannot be read, is reported to `damage` and raises MessagesDamaged. Nothing is kept in memory but the
 list of segments. Reads may run on any thread, but segments that leave the log are closed under
 them: see `apart`.
 """
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mq.errors import EntryDamaged, LogDamaged, OffsetOutOfRange
+from mq.errors import LogDamaged, MessagesDamaged, OffsetOutOfRange
 from mq.store.damage import Damage, DamageKind, DamageLog
 from mq.store.format import (
     HEADER_BYTES,
@@ -148,7 +148,7 @@ class LogReader:
 
     def read_ranges(self, ranges: Iterable[tuple[int, int]]) -> list[bytes | memoryview]:
         """The bytes of each range [start, end) of log offsets, which are those of intact entries.
-        EntryDamaged.
+        MessagesDamaged.
         """
         result: list[bytes | memoryview] = []
         base = limit = 0
@@ -173,7 +173,7 @@ class LogReader:
 
     def check(self, start: int, end: int) -> None:
         """Reads the entries that have bytes in [start, end), whatever is known of them.
-        EntryDamaged.
+        MessagesDamaged.
         """
         while start < end:
             segment = self._segment_at(start)
@@ -214,7 +214,7 @@ class LogReader:
         stop, end = _stop_within(records, first, len(records), bytes_max)
         position = int(records["position"][first])
         data = b""
-        with contextlib.suppress(EntryDamaged):
+        with contextlib.suppress(MessagesDamaged):
             data = self._pread(segment, position, end)
             if len(data) < end - position:
                 self._read_checked(segment, position, end)
@@ -305,7 +305,7 @@ class LogReader:
     # -- inside -----------------------------------------------------------------------------------
 
     def _pread(self, segment: Segment, start: int, end: int) -> bytes:
-        """Positions [start, end) of a segment, or fewer where the file ends. EntryDamaged when the
+        """Positions [start, end) of a segment, or fewer where the file ends. MessagesDamaged when the
         disk does not give them.
         """
         try:
@@ -343,7 +343,7 @@ class LogReader:
         # A small part must not keep the whole in memory.
         return part if 2 * len(part) >= len(data) else bytes(part)
 
-    def _damaged(self, segment: Segment, number: int, reason: str) -> EntryDamaged:
+    def _damaged(self, segment: Segment, number: int, reason: str) -> MessagesDamaged:
         """Reports it."""
         position, length = segment.place_of(number)
         start = segment.base + position
@@ -352,7 +352,7 @@ class LogReader:
             Damage(DamageKind.LOG, segment.log_path, position, reason, start=start, end=end)
         )
         is_lost = self.damage.is_lost(start)
-        return EntryDamaged(segment.log_path, position, reason, start, end, is_lost=is_lost)
+        return MessagesDamaged(segment.log_path, position, reason, start, end, is_lost=is_lost)
 
     def _decode(
         self, segment: Segment, chunk: memoryview, position: int, raft_index: int, count: int

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mq.errors import EntryDamaged, OffsetOutOfRange, QueueDamaged
+from mq.errors import MessagesDamaged, OffsetOutOfRange, QueueDamaged
 from mq.store.batch import FRAME_TAG
 from mq.store.consumequeue import REBUILD_ADVICE, SCAN_UNITS, ConsumeQueue, Units, matching
 from mq.store.logreader import LogReader
@@ -107,18 +107,18 @@ class Found(NamedTuple):
         return all(map(log.is_in_memory, starts, ends))
 
     def read(self, read_ranges: ReadRanges) -> ReadResult:
-        """Less, when something of it is damaged: what stands before. QueueDamaged; EntryDamaged
+        """Less, when something of it is damaged: what stands before. QueueDamaged; MessagesDamaged
         when nothing does.
         """
         try:
             runs = _runs(read_ranges, self)
-        except EntryDamaged as error:
+        except MessagesDamaged as error:
             return self._around(error, read_ranges)
         except (OffsetOutOfRange, QueueDamaged):
             raise _damaged(self.topic, self.queue_id, self.queue_offset) from None
         return ReadResult(Status.FOUND, runs, self.chosen.next_offset, self.start, self.end)
 
-    def _around(self, error: EntryDamaged, read_ranges: ReadRanges) -> ReadResult:
+    def _around(self, error: MessagesDamaged, read_ranges: ReadRanges) -> ReadResult:
         """The messages before a damaged entry. If there are none and the entry is lost, the reader
         goes on behind it.
         """

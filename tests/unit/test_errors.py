@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from mq import errors
-from mq.errors import ClientClosed, Code, LogDamaged, MqError
+from mq.errors import ClientClosed, Code, LogDamaged, MessagesDamaged, MqError
 
 CLASSES = [
     value
@@ -27,9 +27,13 @@ RETRYABLE = {
     Code.REPLICATION_TIMEOUT,
     Code.REBALANCING,
     Code.UNREACHABLE,
+    Code.MESSAGES_DAMAGED,
 }
 # Who catches the second kind catches these too; all others are of no other kind.
-ALSO: dict[type[MqError], tuple[type[Exception], ...]] = {ClientClosed: (MqError, RuntimeError)}
+ALSO: dict[type[MqError], tuple[type[Exception], ...]] = {
+    ClientClosed: (MqError, RuntimeError),
+    MessagesDamaged: (LogDamaged,),
+}
 
 
 @pytest.mark.parametrize("error", CLASSES)

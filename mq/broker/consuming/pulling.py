@@ -17,7 +17,7 @@ from mq.broker.consuming.filters import CompiledFilter, select
 from mq.broker.consuming.replicas import Reader, Replicas
 from mq.broker.contracts import Peer
 from mq.broker.replicated.topics import Topics
-from mq.errors import EntryDamaged, MqError
+from mq.errors import MessagesDamaged, MqError
 from mq.store.reading import Found, ReadResult, Status
 from mq.store.store import Store
 
@@ -164,7 +164,7 @@ class Puller:
 
     async def pull(self, query: Query, wait_s: float) -> ReadResult:
         """Waits for messages that the filter lets through, so long; then END says where to go on.
-        TopicNotFound, QueueNotFound, PermissionDenied, NotLeader, EntryDamaged.
+        TopicNotFound, QueueNotFound, PermissionDenied, NotLeader, MessagesDamaged.
         """
 
         async def step(query: Query) -> Pulled:
@@ -195,7 +195,7 @@ class Puller:
         place = self._replicas.better_place(Reader(zone, self.behind_bytes(found)))
         try:
             return Pulled(await self._took(query, found), place)
-        except EntryDamaged:
+        except MessagesDamaged:
             place = self._replicas.other_place()
             if place is None:
                 raise
@@ -213,7 +213,7 @@ class Puller:
             return Pulled(unknown, leader)
         try:
             result = await self._fetch(query)
-        except EntryDamaged:
+        except MessagesDamaged:
             await asyncio.sleep(_DAMAGED_S)
             return Pulled(unknown, leader)
         if result.status in (Status.TOO_SMALL, Status.TOO_LARGE):

@@ -25,7 +25,7 @@ from mq.broker.consuming.filters import CompiledFilter
 from mq.broker.consuming.pulling import Puller, Query
 from mq.broker.consuming.replicas import Reader, Replicas
 from mq.broker.contracts import Peer
-from mq.errors import EntryDamaged, IllegalOffset, MqError
+from mq.errors import IllegalOffset, MessagesDamaged, MqError
 from mq.store.reading import ReadResult, Status
 
 # One delivery of so many goes by who has waited longest.
@@ -158,7 +158,7 @@ class Subscriber:
         self._zone = ""
         # Reads of what is far behind, and what they have brought.
         self._fetching: dict[Queue, asyncio.Task[None]] = {}
-        self._fetched: dict[Queue, tuple[int, ReadResult | EntryDamaged]] = {}
+        self._fetched: dict[Queue, tuple[int, ReadResult | MessagesDamaged]] = {}
 
     def allow_redirects(self, replicas: Replicas, zone: str) -> None:
         """Before the first `next`: the client understands them."""
@@ -376,9 +376,9 @@ class Subscriber:
                 return None
             try:
                 result = self._puller.take(query, found)
-            except EntryDamaged as error:
+            except MessagesDamaged as error:
                 result = error
-        if isinstance(result, EntryDamaged):
+        if isinstance(result, MessagesDamaged):
             return self._evade(queue, cursor)
         return self._took(queue, cursor, result)
 
@@ -450,7 +450,7 @@ class Subscriber:
         queue = query.queue
         try:
             result = await self._puller.take_cold(query)
-        except EntryDamaged as error:
+        except MessagesDamaged as error:
             self._fetched[queue] = query.queue_offset, error
         except Exception as error:  # noqa: BLE001 - whoever waits in `next` gets it
             self._error = self._error or error
@@ -462,7 +462,7 @@ class Subscriber:
             self._ready[queue] = None
         self._wake.set()
 
-    def _fetched_for(self, queue: Queue, cursor: _Cursor) -> ReadResult | EntryDamaged | None:
+    def _fetched_for(self, queue: Queue, cursor: _Cursor) -> ReadResult | MessagesDamaged | None:
         """What was read on the side, unless the queue was moved meanwhile."""
         queue_offset, result = self._fetched.pop(queue, (-1, None))
         return result if queue_offset == cursor.next_offset else None

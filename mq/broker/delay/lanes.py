@@ -14,7 +14,7 @@ import numpy as np
 from mq.broker.delay.due import DueUnit, units_of
 from mq.broker.replicated.schedule import Lane
 from mq.broker.replicated.state import State
-from mq.errors import EntryDamaged
+from mq.errors import MessagesDamaged
 from mq.names import SCHEDULE_TOPIC
 from mq.store.consumequeue import SCAN_UNITS, ConsumeQueue, Units
 from mq.store.holding import HeldBatch, lane_of, read_held
@@ -133,12 +133,12 @@ class Lanes:
         return read_held(self._store.log, [(one.log_offset, one.size) for one in units])
 
     def read_present(self, units: list[DueUnit]) -> dict[DueUnit, HeldBatch]:
-        """Without those that are lost: damaged, and no node has them. EntryDamaged: one is being
+        """Without those that are lost: damaged, and no node has them. MessagesDamaged: one is being
         mended.
         """
         try:
             return dict(zip(units, self.read(units), strict=True))
-        except EntryDamaged as error:
+        except MessagesDamaged as error:
             if len(units) > 1:
                 return {unit: held for one in units for unit, held in self._present(one)}
             if not error.is_lost:

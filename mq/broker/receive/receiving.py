@@ -224,7 +224,7 @@ class Receiving(Service):
         decide = take_in_order if hand.wanted.is_ordered else take
         try:
             has_more = decide(hand, queue, memory, self._end(queue), now_ms)
-        except errors.EntryDamaged:
+        except errors.MessagesDamaged:
             # Being mended, or just found to be lost: looked at again a little later.
             asyncio.get_running_loop().call_later(_MENDED_S, taking.look_again, queue)
             return

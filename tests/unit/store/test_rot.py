@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from mq.errors import EntryDamaged
+from mq.errors import MessagesDamaged
 from mq.hashing import text_hash
 from mq.store.damage import DamageKind
 from mq.store.reading import Status
@@ -50,7 +50,7 @@ def test_what_stands_before_the_rot_is_served_and_the_rot_is_not() -> None:
     result = store.read("orders", 0, 0)
     assert messages_in(result) == rotten.sent[:20]
     assert (result.status, result.next_offset) == (Status.FOUND, 20)
-    with pytest.raises(EntryDamaged) as raised:
+    with pytest.raises(MessagesDamaged) as raised:
         store.read("orders", 0, result.next_offset)
     found = rotten.ref.log_offset, rotten.ref.end_log_offset
     assert (raised.value.start, raised.value.end) == found
@@ -60,14 +60,14 @@ def test_what_stands_before_the_rot_is_served_and_the_rot_is_not() -> None:
 
 @pytest.mark.parametrize("at", range(20, 30))
 def test_not_even_the_messages_of_the_entry_that_look_well(at: int) -> None:
-    with pytest.raises(EntryDamaged):
+    with pytest.raises(MessagesDamaged):
         Rotten().store.read("orders", 0, at, messages_max=1)
 
 
 def test_it_is_reported_once() -> None:
     rotten = Rotten()
     for _ in range(3):
-        with pytest.raises(EntryDamaged):
+        with pytest.raises(MessagesDamaged):
             rotten.store.read("orders", 0, 25)
     (found,) = rotten.store.damage.records()
     assert (found.kind, found.path) == (DamageKind.LOG, rotten.path)
@@ -79,12 +79,12 @@ def test_filters_stop_before_it_too() -> None:
     rotten = Rotten()
     result = rotten.store.read("orders", 0, 1, tag_hashes=[text_hash("even")])
     assert messages_in(result) == rotten.sent[2:20:2]
-    with pytest.raises(EntryDamaged):
+    with pytest.raises(MessagesDamaged):
         rotten.store.read("orders", 0, result.next_offset, tag_hashes=[text_hash("even")])
 
 
 def lose(rotten: Rotten) -> None:
-    with pytest.raises(EntryDamaged):
+    with pytest.raises(MessagesDamaged):
         rotten.store.read("orders", 0, 25)
     rotten.store.damage.lose(rotten.path, rotten.ref.log_offset, "orders/0: 20 to 29")
 
@@ -112,7 +112,7 @@ def test_what_is_lost_is_passed_over_by_filters() -> None:
 def test_a_lost_end_of_a_queue_is_passed_over() -> None:
     rotten = Rotten()
     rotten.vfs.flip_bit(rotten.path, rotten.refs[4].log_offset + 50)
-    with pytest.raises(EntryDamaged):
+    with pytest.raises(MessagesDamaged):
         rotten.store.read("orders", 0, 40)
     rotten.store.damage.lose(rotten.path, rotten.refs[4].log_offset, "")
     result = rotten.store.read("orders", 0, 40)
@@ -124,7 +124,7 @@ def test_what_the_disk_does_not_give_is_damage_of_its_entry() -> None:
     # The read of all, then the entries one by one: the second of those.
     rotten.vfs.fail("pread", ".log", errno.EIO)
     rotten.vfs.fail("pread", ".log", errno.EIO, after=1)
-    with pytest.raises(EntryDamaged) as raised:
+    with pytest.raises(MessagesDamaged) as raised:
         rotten.store.log.read_ranges([(rotten.refs[0].log_offset, rotten.refs[1].end_log_offset)])
     assert raised.value.start == rotten.refs[1].log_offset
     assert "cannot be read" in str(raised.value)
@@ -139,7 +139,7 @@ def test_an_entry_is_checked_once_while_it_is_known() -> None:
     # So rot that comes while it is known is not seen; the scrubber does not ask what is known.
     rotten.vfs.flip_bit(rotten.path, first.payload_log_offset + 5)
     assert log.read_ranges([(first.log_offset, first.end_log_offset)])
-    with pytest.raises(EntryDamaged):
+    with pytest.raises(MessagesDamaged):
         log.check(first.log_offset, first.log_offset + 1)
 
 
@@ -147,11 +147,11 @@ def test_what_this_process_wrote_is_trusted_while_it_is_in_memory() -> None:
     rotten = Rotten(is_fresh=True)
     assert rotten.store.read("orders", 0, 20).next_offset == 50
     rotten.vfs.is_cold = True
-    with pytest.raises(EntryDamaged):
+    with pytest.raises(MessagesDamaged):
         rotten.store.read("orders", 0, 20)
     # The kernel has read it again meanwhile: it is not what this process wrote any more.
     rotten.vfs.is_cold = False
-    with pytest.raises(EntryDamaged):
+    with pytest.raises(MessagesDamaged):
         rotten.store.read("orders", 0, 20)
 
 
@@ -159,7 +159,7 @@ def test_rot_is_found_by_a_reader_with_files_of_its_own() -> None:
     rotten = Rotten()
     apart = rotten.store.log.apart(rotten.refs[1].log_offset, rotten.refs[3].end_log_offset)
     apart.read_ranges([(rotten.refs[1].log_offset + 50, rotten.refs[1].log_offset + 60)])
-    with pytest.raises(EntryDamaged):
+    with pytest.raises(MessagesDamaged):
         apart.read_ranges([(rotten.ref.log_offset + 50, rotten.ref.log_offset + 60)])
     assert rotten.store.damage.open_count(DamageKind.LOG) == 1
     # What it has checked, all readers know.
@@ -172,7 +172,7 @@ def test_a_dropped_segment_takes_its_damage_with_it() -> None:
     store = reopen(vfs)
     info = store.log.segments()[0]
     vfs.flip_bit(info.path, info.size_bytes - 10)
-    with pytest.raises(EntryDamaged):
+    with pytest.raises(MessagesDamaged):
         store.log.check(0, info.size_bytes)
     assert store.damage.open_count(DamageKind.LOG) == 1
     store.drop_front(1)
@@ -186,7 +186,7 @@ def test_every_flipped_bit_of_a_segment_is_found() -> None:
     (info,) = store.log.segments()
     for position in range(ref.log_offset, ref.end_log_offset):
         vfs.flip_bit(info.path, position, position % 8)
-        with pytest.raises(EntryDamaged):
+        with pytest.raises(MessagesDamaged):
             store.read("orders", 0, 0)
         vfs.flip_bit(info.path, position, position % 8)
     assert len(read_all(store)) == 3

@@ -14,7 +14,7 @@ from mq.broker.consuming.subscriber import Assigned, Delivered, Limits, Redirect
 from mq.broker.contracts import Peer
 from mq.broker.receive import receiving
 from mq.broker.receive.granting import Given
-from mq.errors import EntryDamaged
+from mq.errors import MessagesDamaged
 from mq.store.damage import DamageKind
 from mq.store.reading import Status
 from mq.wire.v1.consumer_pb2 import Filter
@@ -57,7 +57,7 @@ def flip(node: Damaged) -> None:
 
 
 def lose(node: Damaged) -> None:
-    with pytest.raises(EntryDamaged):
+    with pytest.raises(MessagesDamaged):
         node.store.read("t", 0, 10)
     (found,) = node.store.damage.records()
     node.store.damage.lose(found.path, found.start, "t/0: 10 to 19")
@@ -73,7 +73,7 @@ async def test_a_plain_pull_gets_what_is_intact_and_then_an_error_that_a_retry_m
     pull = node.broker.puller.pull
     result = await soon(pull(query(0), 0.0))
     assert (len(messages_in(result)), result.next_offset) == (10, 10)
-    with pytest.raises(EntryDamaged) as raised:
+    with pytest.raises(MessagesDamaged) as raised:
         await soon(pull(query(10), 0.0))
     assert raised.value.retryable
     assert node.store.damage.open_count(DamageKind.LOG) == 1
@@ -93,7 +93,7 @@ async def test_a_reader_of_any_replica_is_sent_to_a_follower() -> None:
 @on_loop
 async def test_a_reader_of_any_replica_hears_of_it_when_there_is_no_follower() -> None:
     node = await damaged(followers=False)
-    with pytest.raises(EntryDamaged):
+    with pytest.raises(MessagesDamaged):
         await soon(node.broker.puller.pull_anywhere(query(12), 5.0, ""))
 
 
