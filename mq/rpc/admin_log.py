@@ -23,7 +23,10 @@ class LogAdmin:
         self._broker = broker
 
     async def read_log(self, request: pb.ReadLogRequest, context: Context) -> pb.LogChunk:
-        """Empty, and `next_offset` as asked, when there is nothing from there on. MessagesDamaged."""
+        """Empty, and `next_offset` as asked, when there is nothing from there on.
+
+        MessagesDamaged.
+        """
         log = self._broker.store.log
         end_index = min(self._broker.store.applied_index, log.durable_index)
         term = self._broker.consensus.leading.term

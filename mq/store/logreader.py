@@ -3,8 +3,8 @@
 Indexes are contiguous from `first_index` to `last_index`, log offsets over segments. What leaves as
 messages or entries is checked against the crc of its entry: always when it is read by raft index,
 and when it is read as a range unless `verified` knows it. An entry that is not what was written, or
-cannot be read, is reported to `damage` and raises MessagesDamaged. Nothing is kept in memory but the
-list of segments. Reads may run on any thread, but segments that leave the log are closed under
+cannot be read, is reported to `damage` and raises MessagesDamaged. Nothing is kept in memory but
+the list of segments. Reads may run on any thread, but segments that leave the log are closed under
 them: see `apart`.
 """
 
@@ -305,8 +305,8 @@ class LogReader:
     # -- inside -----------------------------------------------------------------------------------
 
     def _pread(self, segment: Segment, start: int, end: int) -> bytes:
-        """Positions [start, end) of a segment, or fewer where the file ends. MessagesDamaged when the
-        disk does not give them.
+        """Positions [start, end) of a segment, or fewer where the file ends. MessagesDamaged when
+        the disk does not give them.
         """
         try:
             return segment.read(start, end - start)
