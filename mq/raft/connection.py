@@ -1,7 +1,7 @@
 """One TCP connection to another node: bytes in and frames out, frames in and bytes out.
 
-    opening ──► greeting ──► established ──► closed
-                    └──────► refusing ─────────┘
+    opening ──► greeting ──► (held) ──► established ──► closed
+                    └──────────┴──────► refusing ─────────┘
 
 Before the handshake a frame is small and has no body. Frames are handed over in the order of their
 bytes, each once, and none after `on_closed`. A large body is received straight into a buffer of its
@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 
 from mq.logging import get_logger
 from mq.raft.frames import BODY_BYTES_MAX, MESSAGE_BYTES_MAX, PREFIX, Frame, encode
-from mq.raft.handshake import printable, refusal
+from mq.raft.handshake import ABSENT, printable, refusal
 from mq.wire.v1.raft_pb2 import Hello, RaftFrame
 
 log = get_logger(__name__)
@@ -170,6 +170,8 @@ class SendQueue:
 class State(enum.Enum):
     OPENING = enum.auto()
     GREETING = enum.auto()
+    # The Hello was good, and the owner has still to decide: it calls `admit` or `refuse`.
+    HELD = enum.auto()
     # A Refusal is on its way. Closing at once could destroy it, so the other side closes.
     REFUSING = enum.auto()
     ESTABLISHED = enum.auto()
@@ -183,6 +185,7 @@ class Owner(Protocol):
 
     def greeting(self, connection: Connection) -> Frame: ...
     def objection(self, connection: Connection, hello: Hello) -> str | None: ...
+    def is_held(self, connection: Connection, hello: Hello) -> bool: ...
     def on_established(self, connection: Connection) -> None: ...
     def on_frame(self, connection: Connection, frame: Frame) -> None: ...
     def on_writable(self, connection: Connection) -> None: ...
@@ -205,6 +208,8 @@ class Connection(asyncio.BufferedProtocol):
         self.dialed = dialed
         # Claimed by the other side, and true as soon as the connection is established.
         self.peer_id = dialed or ""
+        # What its hello tells clients of the peer.
+        self.presence = ABSENT
         self.state = State.OPENING
         # Set by the owner, when the event loop has handed over the socket for good.
         self.was_opened = False
@@ -216,6 +221,8 @@ class Connection(asyncio.BufferedProtocol):
         # For the owner's watch over idle connections, which resets the first two.
         self.has_received = False
         self.has_sent = False
+        # Grows with everything that arrives.
+        self.received_count = 0
         self.is_paused = False
         self._owner = owner
         self._reader = FrameReader()
@@ -231,6 +238,17 @@ class Connection(asyncio.BufferedProtocol):
     def refuse_at_once(self, reason: str) -> None:
         """Before it opens: whoever comes gets a Refusal."""
         self._refusal = reason
+
+    def admit(self) -> None:
+        """Ends a hold: the peer is answered, and connected."""
+        if self.state is State.HELD:
+            with self._guarded():
+                self._establish()
+
+    def refuse(self, reason: str) -> None:
+        """Ends a hold: the peer is told why."""
+        if self.state is State.HELD:
+            self._refuse(reason)
 
     def send(self, frame: Frame) -> bool:
         """Never blocks. False: the frame is dropped."""
@@ -299,10 +317,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.has_received = True
+        self.received_count += 1
         if not self._takes_frames():
             return
         with self._guarded():
+            # To its end, while it is held: the reader has to forget what it has handed over.
             for frame in self._reader.received(nbytes):
+                if self.state is State.HELD:
+                    raise Malformed("it talks before it was answered")
                 self._on_frame(frame)
                 if not self._takes_frames():
                     return
@@ -347,7 +369,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._owner.on_writable(self)
 
     def _takes_frames(self) -> bool:
-        return self.state is State.ESTABLISHED or self.state is State.GREETING
+        return self.state in (State.ESTABLISHED, State.GREETING, State.HELD)
 
     def _on_end(self, error: Exception | None) -> None:
         reason = f"the connection broke: {error}" if error else "the other side closed it"
@@ -375,6 +397,12 @@ class Connection(asyncio.BufferedProtocol):
             self._refuse(reason)
             return
         self.peer_id = hello.node_id
+        if self._owner.is_held(self, hello):
+            self.state = State.HELD
+        else:
+            self._establish()
+
+    def _establish(self) -> None:
         if self.dialed is None:
             self._write(self._owner.greeting(self))
         self.state = State.ESTABLISHED

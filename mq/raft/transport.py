@@ -1,14 +1,16 @@
 """Frames between the nodes of a broker set: one TCP connection a pair of nodes.
 
-The node with the smaller id dials, again and again with growing pauses; the other accepts, and
-takes a new connection of a peer for the end of its old one. TCP keeps the order; what was not
-delivered when a connection ends is lost, and the core sends it again.
+The node with the smaller id dials, again and again with growing pauses; the other accepts. A new
+connection of a peer that is connected already takes the place of the old one: with TLS at once,
+since both have shown a certificate; without, where anybody can say Hello in the name of a peer,
+only when the old one ends or stays silent while the new one is held. TCP keeps the order; what was
+not delivered when a connection ends is lost, and the core sends it again.
 
 The core hears of everything on the event loop, never inside one of its own calls: first
 `on_connected`, then frames, then `on_disconnected`, once each and in this order. An exception out
 of the core ends the connection that it concerned and goes to `on_failure`, by default the event
 loop's exception handler. What the other side does wrong costs it the connection, and a log line
-when it is not the same as the last time.
+when it is not the same as the last time; strangers cause a bounded number of lines a minute.
 
 Nothing here knows terms, logs or votes.
 """
@@ -18,17 +20,18 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-import ssl
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Protocol
 
-from mq.errors import IllegalConfig, PortUnavailable
+from mq.errors import IllegalConfig
 from mq.logging import get_logger
+from mq.raft.complaints import Complaints
 from mq.raft.connection import Connection
 from mq.raft.frames import Frame
 from mq.raft.handshake import Expected, Past, Presence, greeting, objection, printable
-from mq.raft.tls import TlsContexts, explain
+from mq.raft.listening import listen, opens_tls, reason_of, split_address
+from mq.raft.tls import TlsContexts
 from mq.store.identity import Identity
 from mq.wire.v1.raft_pb2 import Hello
 
@@ -38,9 +41,8 @@ log = get_logger(__name__)
 # slept, what arrived meanwhile is read before as many ticks have passed.
 _TICKS = 4
 _ACCEPT_RETRY_S = 0.1
-_COMPLAINTS_MAX = 256
-# How a TLS connection begins.
-_TLS_HANDSHAKE = b"\x16"
+# How often a connection is looked at while a newer one is held.
+_LOOKS = 10
 
 
 class Listener(Protocol):
@@ -75,6 +77,7 @@ class Transport:
         send_timeout_ms: int = 10_000,
         connect_timeout_ms: int = 2_000,
         handshake_timeout_ms: int = 5_000,
+        hold_ms: int = 1_500,
         backoff_ms: tuple[int, int] = (50, 1_000),
         handshakes_max: int = 64,
         on_failure: Callable[[Exception], None] | None = None,
@@ -90,6 +93,8 @@ class Transport:
         self._send_timeout_ms = send_timeout_ms
         self._connect_timeout_ms = connect_timeout_ms
         self._handshake_timeout_ms = handshake_timeout_ms
+        # A peer sends something about once a second, whatever happens.
+        self._hold_ms = hold_ms
         self._backoff_ms = backoff_ms
         self._handshakes_max = handshakes_max
         self._failure_hook = on_failure
@@ -118,7 +123,7 @@ class Transport:
         first one is taken.
         """
         if address is not None:
-            self._listening = await _listen(address)
+            self._listening = await listen(address)
             self._resume_accepting()
         self._spawn(self._watch())
 
@@ -198,15 +203,19 @@ class Transport:
         expected = Expected(
             self._identity, known, connection.dialed, self._birth_crc(), self._past()
         )
-        reason = objection(hello, expected)
-        if reason is None:
-            told = Presence(
-                printable(hello.client_address),
-                printable(hello.zone),
-                printable(hello.external_address),
-            )
-            self.presences[hello.node_id] = told
-        return reason
+        return objection(hello, expected)
+
+    def is_held(self, connection: Connection, hello: Hello) -> bool:
+        """Whether a peer that is connected already has to be found silent first."""
+        connection.presence = Presence(
+            printable(hello.client_address),
+            printable(hello.zone),
+            printable(hello.external_address),
+        )
+        if self._tls is not None or hello.node_id not in self._established:
+            return False
+        self._spawn(self._hold(connection))
+        return True
 
     def on_established(self, connection: Connection) -> None:
         peer = connection.peer_id
@@ -214,6 +223,7 @@ class Transport:
         if previous is not None:
             previous.close("a newer connection takes its place")
         self._established[peer] = connection
+        self.presences[peer] = connection.presence
         self._handshakes.pop(connection, None)
         self._complaints.forget(_origin(connection))
         log.info("peer connected", peer=peer, address=connection.address)
@@ -240,8 +250,10 @@ class Transport:
             self._farewells.append((peer, was_lost))
             asyncio.get_running_loop().call_soon(self._tell_farewells)
         elif reason and self._complaints.is_new(_origin(connection), reason):
-            event = "peer not reached" if connection.dialed else "connection not accepted"
-            log.warning(event, peer=peer, address=address, reason=reason)
+            if connection.dialed:
+                log.warning("peer not reached", peer=peer, address=address, reason=reason)
+            else:
+                self._complaints.of_stranger(peer=peer, address=address, reason=reason)
 
     def _is_current(self, connection: Connection) -> bool:
         """Not closed meanwhile, by what the core did when it heard of the end of another one."""
@@ -284,7 +296,7 @@ class Transport:
             connection.close("it does not answer")
         # RuntimeError: what uvloop makes of sockets that end at the wrong moment.
         except (OSError, RuntimeError, ValueError, IllegalConfig) as error:
-            connection.close(_reason(error))
+            connection.close(reason_of(error))
         finally:
             connection.close() if connection.was_opened else connection.abandon()
         return 0
@@ -307,8 +319,8 @@ class Transport:
         except BlockingIOError:
             return
         except OSError as error:  # no descriptors left, or already gone again
-            if self._complaints.is_new("", _reason(error)):
-                log.warning("cannot accept connections", reason=_reason(error))
+            if self._complaints.is_new("", reason_of(error)):
+                log.warning("cannot accept connections", reason=reason_of(error))
             loop.remove_reader(listening)
             loop.call_later(_ACCEPT_RETRY_S, self._resume_accepting)
             return
@@ -333,7 +345,7 @@ class Transport:
         try:
             async with asyncio.timeout(self._handshake_timeout_ms / 1000):
                 tls = self._tls and self._tls.server
-                if tls is not None and not await _opens_tls(sock):
+                if tls is not None and not await opens_tls(sock):
                     tls = None
                     connection.refuse_at_once(
                         f"node {self._identity.node} accepts TLS only, and the other side opens "
@@ -347,7 +359,38 @@ class Transport:
         except TimeoutError:
             connection.close(f"no handshake within {self._handshake_timeout_ms} ms")
         except (OSError, RuntimeError) as error:
-            connection.close(_reason(error))
+            connection.close(reason_of(error))
+
+    async def _hold(self, newer: Connection) -> None:
+        """Until the connection that its peer has ends, or is silent for long enough, which makes
+        room for the newer one; or until it is heard, and the newer one is refused.
+        """
+        peer = newer.peer_id
+        while (current := self._established.get(peer)) is not None:
+            if await self._is_heard(current):
+                newer.refuse(
+                    f"node {self._identity.node} is connected to {peer} at {current.address} and "
+                    "hears from it: if that is another node, give each its own name; if it is a "
+                    "stranger, use TLS between the nodes"
+                )
+                return
+            if self._established.get(peer) is current:
+                break
+        if peer in self._addresses:
+            newer.admit()
+        else:
+            newer.refuse(f"node {peer} is not a member any more")
+
+    async def _is_heard(self, connection: Connection) -> bool:
+        """False when it is over, or was silent all the time."""
+        count = connection.received_count
+        for _ in range(_LOOKS):
+            await asyncio.wait([connection.gone], timeout=self._hold_ms / 1000 / _LOOKS)
+            if not self._is_current(connection):
+                return False
+            if connection.received_count != count:
+                return True
+        return False
 
     def _end_handshake(self, connection: Connection, sock: socket.socket) -> None:
         self._handshakes.pop(connection, None)
@@ -419,78 +462,8 @@ class Transport:
             self.on_failure(error)
 
 
-class Complaints:
-    """What was last said about whom, so that it is not said again at each redial."""
-
-    def __init__(self) -> None:
-        self._last: OrderedDict[str, str] = OrderedDict()
-
-    def is_new(self, origin: str, reason: str) -> bool:
-        is_new = self._last.get(origin) != reason
-        self._last[origin] = reason
-        self._last.move_to_end(origin)
-        while len(self._last) > _COMPLAINTS_MAX:  # strangers choose their names
-            self._last.popitem(last=False)
-        return is_new
-
-    def forget(self, origin: str) -> None:
-        self._last.pop(origin, None)
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of "host:port" or "[IPv6]:port"."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise IllegalConfig(f"{address!r} is no address: use host:port, with a port up to 65535")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-async def _listen(address: str) -> socket.socket:
-    host, port = split_address(address)
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        family, kind, protocol, _, where = found[0]
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.setblocking(False)  # noqa: FBT003 - the standard library's signature
-            # Not SO_REUSEPORT, with which two nodes could share a port without noticing.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(where)
-            sock.listen()
-        except BaseException:
-            sock.close()
-            raise
-    except (OSError, ValueError) as error:
-        raise PortUnavailable(
-            f"cannot listen on {address} for other nodes: {_reason(error)}; stop the process that "
-            "has the port, or set another address"
-        ) from error
-    return sock
-
-
-async def _opens_tls(sock: socket.socket) -> bool:
-    """Waits for the first byte and leaves it where it is."""
-    loop = asyncio.get_running_loop()
-    readable = asyncio.Event()
-    loop.add_reader(sock, readable.set)
-    try:
-        await readable.wait()
-    finally:
-        loop.remove_reader(sock)
-    # Nothing: already closed, which is for TLS to find out.
-    return sock.recv(1, socket.MSG_PEEK) in {b"", _TLS_HANDSHAKE}
-
-
 def _origin(connection: Connection) -> str:
     """Whose fault it is. Ports of dialing sides change each time."""
     if connection.dialed is not None:
         return connection.dialed
     return f"{connection.address.rpartition(':')[0]} {connection.peer_id}"
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, ssl.SSLError):
-        return explain(error)
-    return str(error) or type(error).__name__

@@ -10,6 +10,7 @@ import struct
 
 import pytest
 
+from mq.raft.handshake import greeting
 from mq.raft.transport import Transport
 from tests.support.raft_peers import (
     ANY_PORT,
@@ -81,9 +82,13 @@ def test_the_end_of_the_other_side_is_told_as_a_loss(loop: str, how: str, lines:
     run(scenario(), loop)
 
 
-def test_a_newer_connection_takes_the_place_of_the_older_one(loop: str) -> None:
+def test_a_newer_connection_takes_the_place_of_an_older_one_that_is_silent(loop: str) -> None:
     async def scenario() -> None:
-        async with started("b") as b, dialed(b.address) as old, dialed(b.address) as new:
+        async with (
+            started("b", hold_ms=50) as b,
+            dialed(b.address) as old,
+            dialed(b.address) as new,
+        ):
             b.transport.set_peers({"a": NOWHERE})
             await old.greet("a", "b")
             await b.core.until_connected("a")
@@ -102,6 +107,31 @@ def test_a_newer_connection_takes_the_place_of_the_older_one(loop: str) -> None:
             ]
             assert b.transport.send("a", append(3))
             assert (await new.read()).message.append.prev_index == 3
+
+    run(scenario(), loop)
+
+
+def test_a_newer_connection_does_not_wait_when_the_older_one_ends(loop: str) -> None:
+    """As that of a peer that was started again: its old connection ends in the same moment."""
+
+    async def scenario() -> None:
+        patient = 600_000
+        async with (
+            started("b", hold_ms=patient, handshake_timeout_ms=patient) as b,
+            dialed(b.address) as old,
+            dialed(b.address) as new,
+        ):
+            b.transport.set_peers({"a": NOWHERE})
+            await old.greet("a", "b")
+            await b.core.until_connected("a")
+            new.send(greeting(node("a"), "b", 0))
+            await until(lambda: any(one.peer_id == "a" for one in b.transport._handshakes))
+            old.writer.transport.abort()
+            assert (await new.read()).message.hello.node_id == "b"
+            new.send(append(2))
+            await b.core.until_frames(1)
+            kinds = [each.kind for each in b.core.events]
+            assert kinds == ["connected", "disconnected", "connected", "frame"]
 
     run(scenario(), loop)
 
