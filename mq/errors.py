@@ -300,6 +300,8 @@ class PermissionDenied(MqError):
 
 class TopicNotFound(MqError):
     code = Code.TOPIC_NOT_FOUND
+    # The name that no topic has, if the text leaves room for a guess at what was meant.
+    topic = ""
 
 
 class QueueNotFound(MqError):

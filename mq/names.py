@@ -6,8 +6,12 @@ Names of topics become directories, so a name that is let in here is safe as a f
 
 from __future__ import annotations
 
+import difflib
 import functools
+import heapq
+import itertools
 import re
+from collections.abc import Iterable
 
 from mq.errors import IllegalGroup, IllegalRequest, IllegalTopic
 
@@ -22,6 +26,8 @@ GIVE_UP_TOPIC = f"{SYSTEM_PREFIX}GIVE_UP"
 # Ids of producers that write what can be made again, as sinks of Spark do: their numbers only grow.
 SINK_PREFIX = "%SINK%"
 _GROUP_PREFIXES = (RETRY_PREFIX, DEAD_LETTER_PREFIX)
+
+_COMPARED_MAX, _LIKELY_MAX, _SIMILAR_MAX, _SIMILAR_RATIO = 4_000, 10, 3, 0.65
 
 _NAME = re.compile(rf"[A-Za-z0-9%|_-]{{1,{NAME_CHARACTERS_MAX}}}")
 
@@ -44,6 +50,34 @@ def check_topic(topic: str) -> None:
             f"topic {topic[:200]!r} is not legal: "
             f"use 1 to {NAME_CHARACTERS_MAX} of letters, digits and %|_-"
         )
+
+
+def similar_names(name: str, known: Iterable[str]) -> list[str]:
+    """Up to three of the known names that may have been meant, the likeliest first. Names that are
+    known beyond the first few thousand are not looked at.
+    """
+    pairs = _pairs(name)
+    candidates = (
+        (len(pairs & _pairs(one)) / max(len(pairs), len(one)), one)
+        for one in itertools.islice(known, _COMPARED_MAX)
+    )
+    # An exact comparison costs a hundred times as much: for the few that share most.
+    nearest = [one for shared, one in heapq.nlargest(_LIKELY_MAX, candidates) if shared > 0]
+    lower = {one.lower(): one for one in nearest}
+    found = difflib.get_close_matches(name.lower(), lower, _SIMILAR_MAX, _SIMILAR_RATIO)
+    return [lower[one] for one in found]
+
+
+def did_you_mean(similar: Iterable[str]) -> str:
+    """To go on with after "create it": empty without such names."""
+    names = " or ".join(similar)
+    return f", or did you mean {names}?" if names else ""
+
+
+def _pairs(name: str) -> set[str]:
+    """Its neighbouring characters, whatever their case."""
+    text = name.lower()
+    return {text[at : at + 2] for at in range(len(text) - 1)} or {text}
 
 
 def check_group(group: str) -> None:

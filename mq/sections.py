@@ -110,6 +110,10 @@ class BrokerConfig(_Section, frozen=True, kw_only=True):
         Literal["no", "yes"],
         Meta(description="Whether a producer's first message creates its topic."),
     ] = "yes"
+    auto_create_by_consumers: Annotated[
+        Literal["no", "yes"],
+        Meta(description="yes: a consumer creates its topic, too; no: it waits for the topic."),
+    ] = "no"
     default_queues: Annotated[
         int,
         Meta(ge=1, le=65_536, description="Queues of a topic that is created without a number."),

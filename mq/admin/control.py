@@ -24,6 +24,7 @@ from mq.wire.v1 import admin_pb2 as pb
 DYNAMIC = frozenset(
     {
         "broker.auto_create_topics",
+        "broker.auto_create_by_consumers",
         "log.level",
         "retention.hours",
         "retention.bytes",

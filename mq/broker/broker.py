@@ -23,6 +23,7 @@ from mq.broker.delay.delays import Delays
 from mq.broker.delay.underway import UnderWay
 from mq.broker.directory import Directory
 from mq.broker.leading import Leadership
+from mq.broker.missing_topics import MissingTopics
 from mq.broker.publishing import Publisher, Slot
 from mq.broker.receive.receiving import Receiving
 from mq.broker.replicated.machine import Machine
@@ -86,6 +87,9 @@ class Broker:
             in_flight_bytes_max=options.in_flight_bytes,
             entry_bytes_max=settings.config.store.entry_bytes_max,
         )
+        self.missing_topics = MissingTopics(
+            settings, self.state.topics, self.directory, self.steady_ms
+        )
         self._make_consuming(consensus)
         self._make_services(
             Core(
@@ -141,6 +145,7 @@ class Broker:
             self.arrivals,
             _steady_ms,
             directory=self.directory,
+            is_awaited=self.missing_topics.is_awaited,
             expires_ms=options.member_expires_ms,
         )
 
@@ -213,6 +218,7 @@ class Broker:
         self._step_down(error if error.address else stopped)
 
     def _step_down(self, error: MqError) -> None:
+        self.missing_topics.step_down(error)
         self.groups.step_down(error)
         for service in self._services:
             service.step_down(error)
@@ -256,6 +262,13 @@ class Broker:
         given = sum(min(one.end, end) - max(one.start, first) for one in leases.within(first, end))
         return given + max(0, end - max(first, leases.next))
 
+    async def expect(self, topics: Iterable[str]) -> None:
+        """Of consumers, which wait for topics that are missing; they are created if the operator
+        wants that. IllegalTopic: none is.
+        """
+        if self.settings.creates_for_consumers:
+            await self.create_missing(topics)
+
     async def create_missing(self, topics: Iterable[str]) -> None:
         """Creates topics that somebody asks for, where that is allowed. IllegalTopic: none is."""
         wanted = [name for name in topics if not self.directory.topic(name)]
@@ -277,6 +290,8 @@ class Broker:
             await asyncio.sleep(_POLL_S)
 
     def _on_command(self, command: Command) -> None:
+        if command.HasField("put_topic"):
+            self.missing_topics.on_topics()
         if command.HasField("drop_topic"):
             self.commits.drop_topic(command.drop_topic.topic)
         if self.leadership.is_serving:

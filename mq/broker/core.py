@@ -35,6 +35,10 @@ class Settings:
     def creates_topics(self) -> bool:
         return self.config.broker.auto_create_topics == "yes"
 
+    @property
+    def creates_for_consumers(self) -> bool:
+        return self.creates_topics and self.config.broker.auto_create_by_consumers == "yes"
+
 
 @dataclass(slots=True, frozen=True)
 class Core:

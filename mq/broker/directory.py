@@ -9,6 +9,7 @@ others merely tell of is not told on before it has answered here, and forgotten 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from mq import names
@@ -105,6 +106,13 @@ class Directory:
         topics = self._state.topics
         found = [self._route(topics.find(name))] if name in topics else []
         return sorted([*found, *self.elsewhere(name)], key=lambda one: one.broker_set)
+
+    def topic_names(self) -> Iterator[str]:
+        """Of the whole cluster, each once, without those of the brokers' own."""
+        own = {topic.name: None for topic in self._state.topics}
+        others = (name for one in self._known() for name in one.topics)
+        every = itertools.chain(own, (name for name in others if name not in own))
+        return (name for name in dict.fromkeys(every) if not names.is_internal_topic(name))
 
     def elsewhere(self, name: str) -> list[TopicRoute]:
         """What other sets have of the topic."""

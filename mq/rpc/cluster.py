@@ -11,6 +11,9 @@ from mq.rpc.methods import Context
 from mq.store.identity import Identity
 from mq.wire.v1 import cluster_pb2 as pb
 
+# Missing topics of one request for which others with such names are looked for.
+_GUESSED_MAX = 4
+
 
 class ClusterService:
     def __init__(self, broker: Broker, identity: Identity) -> None:
@@ -33,10 +36,16 @@ class ClusterService:
             for node in broker_set.nodes:
                 node.address = listeners.chosen(node.address, node.external_address)
                 node.external_address = ""
+        found = {name: directory.topic(name) for name in request.topics}
+        missing = [name for name in request.topics if not found[name]][:_GUESSED_MAX]
         return pb.RouteResponse(
             cluster=self._identity.cluster,
             broker_sets=sets,
-            topics=[one for name in request.topics for one in directory.topic(name)],
+            topics=[one for name in request.topics for one in found[name]],
+            missing=[
+                pb.MissingTopic(topic=name, similar=self._broker.missing_topics.similar(name))
+                for name in missing
+            ],
         )
 
     async def greet(self, request: pb.GreetRequest, context: Context) -> pb.GreetResponse:

@@ -53,7 +53,7 @@ class ConsumerService:
         for one in request.subscriptions:
             compile_filter(one.filter)
         owned = queues_of(request.owned)
-        await self._broker.create_missing(spec.subscriptions)
+        await self._broker.expect(spec.subscriptions)
         self._broker.receiving.check_inactive(request.group)
         group = self._broker.groups.join(request.group, spec, owned)
         return self._membership(group, request.member_id)

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import grpc
 from google.protobuf.message import Message
 
-from mq.errors import FlowControl
+from mq.errors import FlowControl, MqError
 from mq.rpc import listeners, status
 
 Context: TypeAlias = grpc.aio.ServicerContext
@@ -26,12 +26,17 @@ class Observer(Protocol):
     def __call__(self, method: str, seconds: float, code: str) -> None: ...
 
 
+class Explainer(Protocol):
+    def __call__(self, error: MqError, /) -> MqError: ...
+
+
 def unary(
     name: str,
     request_type: Callable[[bytes], Any],
     method: Callable[[Any, Context], Awaitable[Message | bytes]],
     observe: Observer,
     *,
+    explained: Explainer = lambda error: error,
     is_external: bool = False,
 ) -> grpc.RpcMethodHandler:
     async def serve(data: bytes, context: Context) -> bytes:
@@ -47,7 +52,7 @@ def unary(
             await status.abort(context, FlowControl(f"{name} took longer than {UNARY_S_MAX} s"))
             raise
         except Exception as error:
-            known = status.known_error(error)
+            known = explained(status.known_error(error))
             code = known.code.name
             data = b""
             await status.abort(context, known)
@@ -64,6 +69,7 @@ def stream(
     method: Callable[[Context], Awaitable[None]],
     observe: Observer,
     *,
+    explained: Explainer = lambda error: error,
     is_external: bool = False,
 ) -> grpc.RpcMethodHandler:
     async def serve(_: object, context: Context) -> None:
@@ -79,7 +85,7 @@ def stream(
             # What is written to a client that is gone fails; nobody would hear why.
             code = "CANCELLED"
         except Exception as error:
-            known = status.known_error(error)
+            known = explained(status.known_error(error))
             code = known.code.name
             await status.abort(context, known)
             raise

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from mq import names
 from mq.broker.broker import Broker
 from mq.broker.consuming.filters import canonical, compile_filter
+from mq.broker.consuming.places import Start
 from mq.broker.consuming.pulling import READ_BYTES_MAX
+from mq.broker.receive.granting import Given
 from mq.broker.receive.receiving import Receive
 from mq.broker.receive.taking import Spec
 from mq.errors import IllegalRequest
@@ -49,8 +52,21 @@ class ReceiveService:
             _wait_s(request.wait_ms, context.time_remaining()),
             start_position(request),
         )
-        await self._broker.create_missing([request.topic])
-        return framing.receive_response(await self._broker.receiving.receive(wanted))
+        await self._broker.expect([request.topic])
+        return framing.receive_response(await self._received(wanted))
+
+    async def _received(self, wanted: Receive) -> list[Given]:
+        missing = self._broker.missing_topics
+        if missing.is_awaited(wanted.topic):
+            began_s = asyncio.get_running_loop().time()
+            if not await missing.until_created(wanted.topic, wanted.wait_s):
+                return []
+            passed_s = asyncio.get_running_loop().time() - began_s
+            # It was asked for before its first message, which is therefore not too old.
+            wanted = wanted._replace(
+                wait_s=max(0.0, wanted.wait_s - passed_s), start=Start(is_earliest=True)
+            )
+        return await self._broker.receiving.receive(wanted)
 
     async def ack(self, request: pb.AckRequest, context: Context) -> pb.HandleResponse:
         await self._check(request.group, request.handles)

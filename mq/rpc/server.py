@@ -171,7 +171,11 @@ class RpcServer:
             name = f"{descriptor.name}/{method.name}"
             if method.name in self._streams:
                 handlers[method.name] = stream(
-                    name, self._streams[method.name], self._observe, is_external=is_external
+                    name,
+                    self._streams[method.name],
+                    self._observe,
+                    explained=self._broker.missing_topics.explained,
+                    is_external=is_external,
                 )
                 continue
             request = _RAW.get(method.name) or message_factory.GetMessageClass(method.input_type)
@@ -179,7 +183,12 @@ class RpcServer:
             attribute = re.sub(r"(?<!^)([A-Z])", r"_\1", method.name).lower()
             (served,) = (getattr(one, attribute) for one in serving if hasattr(one, attribute))
             handlers[method.name] = unary(
-                name, limits.Reader(request), served, self._observe, is_external=is_external
+                name,
+                limits.Reader(request),
+                served,
+                self._observe,
+                explained=self._broker.missing_topics.explained,
+                is_external=is_external,
             )
         return handlers
 

@@ -66,8 +66,7 @@ class SubscribeService:
             start_position(start),
             offsets_of(start.positions),
         )
-        # A consumer may well start before the first message is sent.
-        await self._broker.create_missing(filters)
+        await self._broker.expect(filters)
         self._broker.receiving.check_inactive(start.group)
         subscriber = self._broker.groups.subscribe(
             start.group, spec, filters, limits, first, positions

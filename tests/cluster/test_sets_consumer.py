@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mq.client import Consumer, PushConsumer, QueueRef, ReceivedMessage
+from mq.client import Admin, Consumer, PushConsumer, QueueRef, ReceivedMessage
 from mq.client.consuming.detours import Detours
 from mq.errors import IllegalRequest, NotAssigned, TopicNotFound
 from mq.wire.v1 import admin_pb2
@@ -229,6 +229,29 @@ def test_topics_of_different_sets_are_one_subscription(cluster: Cluster) -> None
         pytest.raises(TopicNotFound, match="nowhere"),
     ):
         consumer.poll(timeout_s=DEADLINE_S)
+
+
+def test_a_consumer_waits_for_its_topic_in_whichever_set_it_appears(cluster: Cluster) -> None:
+    """In the one where clients would create it, and in the other."""
+    with Admin(cluster.servers) as admin:
+        set_everywhere(cluster, admin, "broker.auto_create_topics", "yes")
+        try:
+            for broker_set in SETS:
+                topic = f"late-in-{broker_set}"
+                with Consumer(cluster.servers, topic, topic) as consumer:
+                    assert consumer.poll(timeout_s=0.5) == []
+                    assert admin.route([topic]).topics == []
+                    sent = cluster.send(broker_set, topic, 0, range(3))
+                    assert bodies(take(consumer, 3)) == Counter(sent)
+                    # It is consumed where it is, and only there.
+                    assert {one.broker_set for one in consumer.assignment} == {broker_set}
+        finally:
+            set_everywhere(cluster, admin, "broker.auto_create_topics", "no")
+
+
+def set_everywhere(cluster: Cluster, admin: Admin, name: str, value: str) -> None:
+    for broker_set in SETS:
+        admin.set_config(name, value, cluster.address(broker_set))
 
 
 def test_a_set_that_dies_stops_no_other_and_goes_on_when_it_is_back(cluster: Cluster) -> None:

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mq.client import Consumer, PullConsumer, PushConsumer, QueueRef, ReceivedMessage, Sql, aio
+from mq.client import (
+    Admin,
+    Consumer,
+    PullConsumer,
+    PushConsumer,
+    QueueRef,
+    ReceivedMessage,
+    Sql,
+    aio,
+)
 from mq.client.consuming import consumer_sync
 from mq.errors import (
     IllegalFilter,
@@ -394,6 +403,27 @@ def test_a_consumer_may_be_there_before_its_topic(server: str, name: str) -> Non
         assert consumer.poll(timeout_s=0.2) == []
         send(server, name, 0, [b"first"])
         assert bodies(take(consumer, 1)) == [b"first"]
+
+
+def test_a_consumer_of_a_topic_with_a_slip_in_its_name_creates_none_and_says_once_what_is_there(
+    server: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    send(server, f"{name}-orders", 0, [b"elsewhere"])
+    slip = f"{name}-ordres"
+    with Consumer(server, name, slip) as consumer:
+        eventually(lambda: consumer.poll(timeout_s=0.1) == [] and said(caplog, slip))
+        assert consumer.poll(timeout_s=1.5) == []
+        with Admin(server) as admin:
+            assert slip not in {one.info.topic for one in admin.list_topics()}
+        [text] = said(caplog, slip)
+        assert text == (
+            f"topic {slip} does not exist: group {name} waits until it is created, "
+            f"or did you mean {name}-orders?"
+        )
+
+
+def said(caplog: pytest.LogCaptureFixture, topic: str) -> list[str]:
+    return [text for text in caplog.messages if f"topic {topic} does not exist" in text]
 
 
 def test_a_topic_that_does_not_exist_is_an_error_where_none_is_made(tmp_path: Path) -> None:

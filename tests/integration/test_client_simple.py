@@ -227,6 +227,18 @@ def test_messages_of_a_key_come_in_their_order_whoever_takes_them(server: str, n
     assert overtaken == []
 
 
+def test_a_consumer_that_was_there_before_its_topic_has_its_first_messages(
+    server: str, name: str
+) -> None:
+    with SimpleConsumer(server, name, name) as consumer:
+        assert consumer.receive(wait_s=0.0) == []
+        with Admin(server) as admin:
+            assert admin.route([name]).topics == []
+        # Between two receives, of a group that starts at the end of what there is.
+        send(server, name, 0, [b"first"])
+        assert bodies(consumer.receive(wait_s=DEADLINE_S)) == [b"first"]
+
+
 def test_several_topics_at_once(server: str, name: str) -> None:
     topics = [f"{name}-{at}" for at in range(3)]
     for topic in topics:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import difflib
 import string
+from collections.abc import Collection
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.errors import Code, IllegalTopic
-from mq.names import NAME_CHARACTERS_MAX, QUEUE_ID_MAX, check_topic, is_legal_name
+from mq.names import (
+    NAME_CHARACTERS_MAX,
+    QUEUE_ID_MAX,
+    check_topic,
+    did_you_mean,
+    is_legal_name,
+    similar_names,
+)
 
 LEGAL_CHARACTERS = string.ascii_letters + string.digits + "%|_-"
 
@@ -82,3 +92,46 @@ def test_names_that_are_too_long_do_not_fill_the_memory() -> None:
 def test_limits_are_the_documented_ones() -> None:
     assert NAME_CHARACTERS_MAX == 127
     assert QUEUE_ID_MAX == 65_535
+
+
+KNOWN = ["orders", "orders-v2", "invoices", "shop-orders", "weather", "Payments"]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("ordrs", "orders"),
+        ("ordres", "orders"),
+        ("Orders", "orders"),
+        ("payments", "Payments"),
+        ("invoice", "invoices"),
+        ("shop_orders", "shop-orders"),
+        ("wether", "weather"),
+    ],
+)
+def test_a_slip_in_a_name_finds_the_name_that_was_meant(name: str, meant: str) -> None:
+    assert similar_names(name, KNOWN)[0] == meant
+
+
+@pytest.mark.parametrize("name", ["x", "zebra", "o", "%%%%", "billing"])
+def test_a_name_that_is_like_no_other_finds_none(name: str) -> None:
+    assert similar_names(name, KNOWN) == []
+    assert did_you_mean(similar_names(name, KNOWN)) == ""
+
+
+def test_of_thousands_of_names_that_are_alike_only_a_few_are_compared_letter_by_letter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: list[int] = []
+    close_matches = difflib.get_close_matches
+
+    def counting(word: str, possibilities: Collection[str], *limits: Any) -> list[str]:
+        compared.append(len(possibilities))
+        return close_matches(word, possibilities, *limits)
+
+    monkeypatch.setattr(difflib, "get_close_matches", counting)
+    known = [f"shop-orders-{number}" for number in range(5_000)]
+    found = similar_names("shop-ordres-17", known)
+    assert "shop-orders-17" in found
+    assert len(found) == 3
+    assert compared == [10]

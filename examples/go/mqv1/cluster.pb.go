@@ -133,7 +133,9 @@ type RouteResponse struct {
 	// All that the broker knows of, by name.
 	BrokerSets []*BrokerSet `protobuf:"bytes,2,rep,name=broker_sets,json=brokerSets,proto3" json:"broker_sets,omitempty"`
 	// One for each set that has queues of the topic, by the name of the set. Topics that do not exist are left out.
-	Topics        []*TopicRoute `protobuf:"bytes,3,rep,name=topics,proto3" json:"topics,omitempty"`
+	Topics []*TopicRoute `protobuf:"bytes,3,rep,name=topics,proto3" json:"topics,omitempty"`
+	// The first few of those that do not exist.
+	Missing       []*MissingTopic `protobuf:"bytes,4,rep,name=missing,proto3" json:"missing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -189,6 +191,66 @@ func (x *RouteResponse) GetTopics() []*TopicRoute {
 	return nil
 }
 
+func (x *RouteResponse) GetMissing() []*MissingTopic {
+	if x != nil {
+		return x.Missing
+	}
+	return nil
+}
+
+type MissingTopic struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// Topics whose names are like it, the likeliest first: for the text of an error.
+	Similar       []string `protobuf:"bytes,2,rep,name=similar,proto3" json:"similar,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MissingTopic) Reset() {
+	*x = MissingTopic{}
+	mi := &file_mq_v1_cluster_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MissingTopic) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MissingTopic) ProtoMessage() {}
+
+func (x *MissingTopic) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_v1_cluster_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MissingTopic.ProtoReflect.Descriptor instead.
+func (*MissingTopic) Descriptor() ([]byte, []int) {
+	return file_mq_v1_cluster_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *MissingTopic) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *MissingTopic) GetSimilar() []string {
+	if x != nil {
+		return x.Similar
+	}
+	return nil
+}
+
 type BrokerSet struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -204,7 +266,7 @@ type BrokerSet struct {
 
 func (x *BrokerSet) Reset() {
 	*x = BrokerSet{}
-	mi := &file_mq_v1_cluster_proto_msgTypes[2]
+	mi := &file_mq_v1_cluster_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -216,7 +278,7 @@ func (x *BrokerSet) String() string {
 func (*BrokerSet) ProtoMessage() {}
 
 func (x *BrokerSet) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_cluster_proto_msgTypes[2]
+	mi := &file_mq_v1_cluster_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -229,7 +291,7 @@ func (x *BrokerSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokerSet.ProtoReflect.Descriptor instead.
 func (*BrokerSet) Descriptor() ([]byte, []int) {
-	return file_mq_v1_cluster_proto_rawDescGZIP(), []int{2}
+	return file_mq_v1_cluster_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *BrokerSet) GetName() string {
@@ -281,7 +343,7 @@ type NodeRoute struct {
 
 func (x *NodeRoute) Reset() {
 	*x = NodeRoute{}
-	mi := &file_mq_v1_cluster_proto_msgTypes[3]
+	mi := &file_mq_v1_cluster_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -293,7 +355,7 @@ func (x *NodeRoute) String() string {
 func (*NodeRoute) ProtoMessage() {}
 
 func (x *NodeRoute) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_cluster_proto_msgTypes[3]
+	mi := &file_mq_v1_cluster_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -306,7 +368,7 @@ func (x *NodeRoute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRoute.ProtoReflect.Descriptor instead.
 func (*NodeRoute) Descriptor() ([]byte, []int) {
-	return file_mq_v1_cluster_proto_rawDescGZIP(), []int{3}
+	return file_mq_v1_cluster_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *NodeRoute) GetNodeId() string {
@@ -356,7 +418,7 @@ type TopicRoute struct {
 
 func (x *TopicRoute) Reset() {
 	*x = TopicRoute{}
-	mi := &file_mq_v1_cluster_proto_msgTypes[4]
+	mi := &file_mq_v1_cluster_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -368,7 +430,7 @@ func (x *TopicRoute) String() string {
 func (*TopicRoute) ProtoMessage() {}
 
 func (x *TopicRoute) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_cluster_proto_msgTypes[4]
+	mi := &file_mq_v1_cluster_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -381,7 +443,7 @@ func (x *TopicRoute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicRoute.ProtoReflect.Descriptor instead.
 func (*TopicRoute) Descriptor() ([]byte, []int) {
-	return file_mq_v1_cluster_proto_rawDescGZIP(), []int{4}
+	return file_mq_v1_cluster_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *TopicRoute) GetTopic() string {
@@ -451,7 +513,7 @@ type PeerSet struct {
 
 func (x *PeerSet) Reset() {
 	*x = PeerSet{}
-	mi := &file_mq_v1_cluster_proto_msgTypes[5]
+	mi := &file_mq_v1_cluster_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -463,7 +525,7 @@ func (x *PeerSet) String() string {
 func (*PeerSet) ProtoMessage() {}
 
 func (x *PeerSet) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_cluster_proto_msgTypes[5]
+	mi := &file_mq_v1_cluster_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -476,7 +538,7 @@ func (x *PeerSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerSet.ProtoReflect.Descriptor instead.
 func (*PeerSet) Descriptor() ([]byte, []int) {
-	return file_mq_v1_cluster_proto_rawDescGZIP(), []int{5}
+	return file_mq_v1_cluster_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *PeerSet) GetName() string {
@@ -508,7 +570,7 @@ type GreetRequest struct {
 
 func (x *GreetRequest) Reset() {
 	*x = GreetRequest{}
-	mi := &file_mq_v1_cluster_proto_msgTypes[6]
+	mi := &file_mq_v1_cluster_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -520,7 +582,7 @@ func (x *GreetRequest) String() string {
 func (*GreetRequest) ProtoMessage() {}
 
 func (x *GreetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_cluster_proto_msgTypes[6]
+	mi := &file_mq_v1_cluster_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -533,7 +595,7 @@ func (x *GreetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GreetRequest.ProtoReflect.Descriptor instead.
 func (*GreetRequest) Descriptor() ([]byte, []int) {
-	return file_mq_v1_cluster_proto_rawDescGZIP(), []int{6}
+	return file_mq_v1_cluster_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GreetRequest) GetCluster() string {
@@ -577,7 +639,7 @@ type GreetResponse struct {
 
 func (x *GreetResponse) Reset() {
 	*x = GreetResponse{}
-	mi := &file_mq_v1_cluster_proto_msgTypes[7]
+	mi := &file_mq_v1_cluster_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -589,7 +651,7 @@ func (x *GreetResponse) String() string {
 func (*GreetResponse) ProtoMessage() {}
 
 func (x *GreetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_v1_cluster_proto_msgTypes[7]
+	mi := &file_mq_v1_cluster_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -602,7 +664,7 @@ func (x *GreetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GreetResponse.ProtoReflect.Descriptor instead.
 func (*GreetResponse) Descriptor() ([]byte, []int) {
-	return file_mq_v1_cluster_proto_rawDescGZIP(), []int{7}
+	return file_mq_v1_cluster_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GreetResponse) GetBrokerSet() *BrokerSet {
@@ -640,12 +702,16 @@ const file_mq_v1_cluster_proto_rawDesc = "" +
 	"\x13mq/v1/cluster.proto\x12\x05mq.v1\"M\n" +
 	"\fRouteRequest\x12\x16\n" +
 	"\x06topics\x18\x01 \x03(\tR\x06topics\x12%\n" +
-	"\x0ecreate_missing\x18\x02 \x01(\bR\rcreateMissing\"\x87\x01\n" +
+	"\x0ecreate_missing\x18\x02 \x01(\bR\rcreateMissing\"\xb6\x01\n" +
 	"\rRouteResponse\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x121\n" +
 	"\vbroker_sets\x18\x02 \x03(\v2\x10.mq.v1.BrokerSetR\n" +
 	"brokerSets\x12)\n" +
-	"\x06topics\x18\x03 \x03(\v2\x11.mq.v1.TopicRouteR\x06topics\"\x8f\x01\n" +
+	"\x06topics\x18\x03 \x03(\v2\x11.mq.v1.TopicRouteR\x06topics\x12-\n" +
+	"\amissing\x18\x04 \x03(\v2\x13.mq.v1.MissingTopicR\amissing\">\n" +
+	"\fMissingTopic\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x18\n" +
+	"\asimilar\x18\x02 \x03(\tR\asimilar\"\x8f\x01\n" +
 	"\tBrokerSet\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
 	"\tleader_id\x18\x02 \x01(\tR\bleaderId\x12\x12\n" +
@@ -709,37 +775,39 @@ func file_mq_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_mq_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_mq_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_mq_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_mq_v1_cluster_proto_goTypes = []any{
 	(TopicType)(0),        // 0: mq.v1.TopicType
 	(*RouteRequest)(nil),  // 1: mq.v1.RouteRequest
 	(*RouteResponse)(nil), // 2: mq.v1.RouteResponse
-	(*BrokerSet)(nil),     // 3: mq.v1.BrokerSet
-	(*NodeRoute)(nil),     // 4: mq.v1.NodeRoute
-	(*TopicRoute)(nil),    // 5: mq.v1.TopicRoute
-	(*PeerSet)(nil),       // 6: mq.v1.PeerSet
-	(*GreetRequest)(nil),  // 7: mq.v1.GreetRequest
-	(*GreetResponse)(nil), // 8: mq.v1.GreetResponse
+	(*MissingTopic)(nil),  // 3: mq.v1.MissingTopic
+	(*BrokerSet)(nil),     // 4: mq.v1.BrokerSet
+	(*NodeRoute)(nil),     // 5: mq.v1.NodeRoute
+	(*TopicRoute)(nil),    // 6: mq.v1.TopicRoute
+	(*PeerSet)(nil),       // 7: mq.v1.PeerSet
+	(*GreetRequest)(nil),  // 8: mq.v1.GreetRequest
+	(*GreetResponse)(nil), // 9: mq.v1.GreetResponse
 }
 var file_mq_v1_cluster_proto_depIdxs = []int32{
-	3,  // 0: mq.v1.RouteResponse.broker_sets:type_name -> mq.v1.BrokerSet
-	5,  // 1: mq.v1.RouteResponse.topics:type_name -> mq.v1.TopicRoute
-	4,  // 2: mq.v1.BrokerSet.nodes:type_name -> mq.v1.NodeRoute
-	0,  // 3: mq.v1.TopicRoute.type:type_name -> mq.v1.TopicType
-	6,  // 4: mq.v1.GreetRequest.sender:type_name -> mq.v1.PeerSet
-	6,  // 5: mq.v1.GreetRequest.others:type_name -> mq.v1.PeerSet
-	3,  // 6: mq.v1.GreetResponse.broker_set:type_name -> mq.v1.BrokerSet
-	6,  // 7: mq.v1.GreetResponse.others:type_name -> mq.v1.PeerSet
-	5,  // 8: mq.v1.GreetResponse.topics:type_name -> mq.v1.TopicRoute
-	1,  // 9: mq.v1.ClusterService.Route:input_type -> mq.v1.RouteRequest
-	7,  // 10: mq.v1.ClusterService.Greet:input_type -> mq.v1.GreetRequest
-	2,  // 11: mq.v1.ClusterService.Route:output_type -> mq.v1.RouteResponse
-	8,  // 12: mq.v1.ClusterService.Greet:output_type -> mq.v1.GreetResponse
-	11, // [11:13] is the sub-list for method output_type
-	9,  // [9:11] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	4,  // 0: mq.v1.RouteResponse.broker_sets:type_name -> mq.v1.BrokerSet
+	6,  // 1: mq.v1.RouteResponse.topics:type_name -> mq.v1.TopicRoute
+	3,  // 2: mq.v1.RouteResponse.missing:type_name -> mq.v1.MissingTopic
+	5,  // 3: mq.v1.BrokerSet.nodes:type_name -> mq.v1.NodeRoute
+	0,  // 4: mq.v1.TopicRoute.type:type_name -> mq.v1.TopicType
+	7,  // 5: mq.v1.GreetRequest.sender:type_name -> mq.v1.PeerSet
+	7,  // 6: mq.v1.GreetRequest.others:type_name -> mq.v1.PeerSet
+	4,  // 7: mq.v1.GreetResponse.broker_set:type_name -> mq.v1.BrokerSet
+	7,  // 8: mq.v1.GreetResponse.others:type_name -> mq.v1.PeerSet
+	6,  // 9: mq.v1.GreetResponse.topics:type_name -> mq.v1.TopicRoute
+	1,  // 10: mq.v1.ClusterService.Route:input_type -> mq.v1.RouteRequest
+	8,  // 11: mq.v1.ClusterService.Greet:input_type -> mq.v1.GreetRequest
+	2,  // 12: mq.v1.ClusterService.Route:output_type -> mq.v1.RouteResponse
+	9,  // 13: mq.v1.ClusterService.Greet:output_type -> mq.v1.GreetResponse
+	12, // [12:14] is the sub-list for method output_type
+	10, // [10:12] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_mq_v1_cluster_proto_init() }
@@ -753,7 +821,7 @@ func file_mq_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mq_v1_cluster_proto_rawDesc), len(file_mq_v1_cluster_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   8,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -67,8 +67,10 @@ class Groups:
         now_ms: Callable[[], int],
         *,
         directory: Directory,
+        is_awaited: Callable[[str], bool],
         expires_ms: int,
     ) -> None:
+        """`is_awaited`: no set has this topic yet, and consumers may wait for it."""
         self._consensus = consensus
         self._machine = machine
         self._leadership = leadership
@@ -78,6 +80,7 @@ class Groups:
         self._puller = puller
         self._arrivals = arrivals
         self._directory = directory
+        self._is_awaited = is_awaited
         self._now_ms = now_ms
         self._expires_ms = expires_ms
         self._live: dict[str, _Live] = {}
@@ -230,10 +233,10 @@ class Groups:
 
     def _check_readable(self, topics: Iterable[str]) -> None:
         """TopicNotFound, PermissionDenied: neither here nor in another set. What is there and not
-        here has no queues here, as yet.
+        here has no queues here, as yet; nor has what is awaited.
         """
         for topic in topics:
-            if not self._directory.is_readable_elsewhere(topic):
+            if not self._directory.is_readable_elsewhere(topic) and not self._is_awaited(topic):
                 self._machine.state.topics.readable(topic)
 
     def _join(self, name: str, spec: Spec, owned: Collection[Queue]) -> _Live:

@@ -90,9 +90,11 @@ class Topics:
         topic = self._topics.get(name)
         if topic is None:
             names.check_topic(name)
-            raise TopicNotFound(
+            error = TopicNotFound(
                 f"there is no topic {name}: create it with `mq topic create {name}`"
             )
+            error.topic = name
+            raise error
         return topic
 
     def writable(self, name: str, queue_id: int) -> Topic:

@@ -29,6 +29,7 @@ __all__ = [
     "Route",
     "back_off_s",
     "parse_servers",
+    "topic_not_found",
 ]
 
 # A broker that holds a call for so long is frozen or gone; another may answer.
@@ -207,7 +208,7 @@ class Connection:
             self.learn(response)
             parts = _parts(topic, response)
         if not parts:
-            raise TopicNotFound(f"topic {topic} does not exist: create it first")
+            raise topic_not_found(topic, response)
         route = Route(topic, parts)
         self._routes[topic] = route, now_s()
         return route
@@ -305,3 +306,11 @@ class _InOrder:
 
 def _parts(topic: str, response: RouteResponse) -> tuple[TopicRoute, ...]:
     return tuple(one for one in response.topics if one.topic == topic)
+
+
+def topic_not_found(topic: str, response: RouteResponse) -> TopicNotFound:
+    """By a broker's answer, which knows of topics with such names."""
+    similar = [name for one in response.missing if one.topic == topic for name in one.similar]
+    return TopicNotFound(
+        f"topic {topic} does not exist: create it first{names.did_you_mean(similar)}"
+    )

@@ -45,6 +45,8 @@ JOIN_S = 10.0
 OTHERS_S = 2.0
 # How often the consumer looks in which sets its topics are.
 LOOK_S = 5.0
+# ... and while one of them does not exist.
+AWAIT_S = 1.0
 # A set that nobody knows any more is left when it was not heard for so long. Brokers that were
 # restarted while it was down know nothing of it until it is back, and what is in hand would come
 # again.
@@ -221,6 +223,8 @@ class Session:
                 return
             else:
                 failures = 0
+                if self._whereabouts.is_waiting:
+                    pause_s = AWAIT_S
             self._look_now.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):

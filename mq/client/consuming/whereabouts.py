@@ -17,6 +17,7 @@ from collections.abc import Iterable
 
 from mq.client.connecting.wiring import CALL_TIMEOUT_S, Connection
 from mq.client.consuming import offset_calls
+from mq.client.consuming.awaited import AwaitedTopics
 from mq.client.consuming.broadcast_offsets import BroadcastOffsets
 from mq.client.consuming.subscription import Start, Wanted
 from mq.errors import MqError, PermissionDenied, TopicNotFound
@@ -50,6 +51,7 @@ class Whereabouts:
         self._retrying = _NONE
         # Where topics are looked for that nobody has.
         self._homes = _NONE
+        self._awaited = AwaitedTopics(wanted.group)
         self._starts: dict[str, Start] | None = None
         self._began_ms = time.time_ns() // 1_000_000
         # By the last answer: sets that there are, and those that have something for the consumer.
@@ -89,6 +91,20 @@ class Whereabouts:
         self.listed = frozenset(one.name for one in response.broker_sets)
         self.told = frozenset(one.broker_set for one in response.topics if one.is_readable)
         self._learn(response)
+        self.learn_missing(response)
+
+    def learn_missing(self, response: RouteResponse) -> None:
+        """From a broker's answer that is about all topics of the consumer. One that was known is
+        not missing: a broker that has just started knows few.
+        """
+        found = {part.topic for part in response.topics}
+        missing = [topic for topic, sets in self._any.items() if not sets and topic not in found]
+        self._awaited.learn(missing, response, time.monotonic())
+
+    @property
+    def is_waiting(self) -> bool:
+        """A topic does not exist, as far as is known."""
+        return bool(self._awaited.missing)
 
     @property
     def _asked(self) -> list[str]:
@@ -168,13 +184,17 @@ class Whereabouts:
 
     # Beginnings
 
-    def start_in(self, name: str) -> Start:
-        """Where to begin in the queues of a set of which the group has no offset."""
+    def start_in(self, name: str, topic: str = "") -> Start:
+        """Where to begin in the queues of a set of which the group has no offset; `topic`: in
+        those of this topic alone.
+        """
         if self._wanted.start != "latest":
             return self._wanted.start
-        known = self._starts or {}
-        # A set that was not there when the consumer began: "latest" was then, not now.
-        return known.get(name, self._began_ms - _CLOCKS_DIFFER_MS)
+        # A set or a topic that was not there when the consumer began: "latest" was then, not now.
+        then_ms = self._began_ms - _CLOCKS_DIFFER_MS
+        if self._awaited.was_missing(topic):
+            return then_ms
+        return (self._starts or {}).get(name, then_ms)
 
     async def _first_starts(self) -> dict[str, Start]:
         starts: dict[str, Start] = dict.fromkeys(self.sets, self._wanted.start)

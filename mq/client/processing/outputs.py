@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable
 
 from mq.client.connecting.asking import now_s
-from mq.client.connecting.wiring import ROUTE_AGE_S_MAX, Connection
+from mq.client.connecting.wiring import ROUTE_AGE_S_MAX, Connection, topic_not_found
 from mq.client.model import Message
 from mq.client.producing import encode
 from mq.client.producing.priorities import queue_for
@@ -109,7 +109,7 @@ class Outputs:
                 self._parts[topic, broker_set] = own[0], now_s()
                 return own[0]
         if not response.topics:
-            raise TopicNotFound(f"topic {topic} does not exist: create it first")
+            raise topic_not_found(topic, response)
         raise NowhereToGo(_why_nowhere(topic, broker_set, is_there=bool(own)))
 
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from mq import names
 from mq.client.connecting.asking import back_off_s
 from mq.client.connecting.set_connection import CALL_TIMEOUT_S, SetConnection
-from mq.client.connecting.wiring import Connection
+from mq.client.connecting.wiring import Connection, topic_not_found
 from mq.client.producing.topic_parts import TopicParts
-from mq.errors import NotLeader, PermissionDenied, TopicNotFound, Unreachable
+from mq.errors import NotLeader, PermissionDenied, Unreachable
 from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse, TopicRoute
 
 # How long the leader of a set that refused something may take to say why.
@@ -66,7 +66,7 @@ class ProducerRoutes:
             if not parts:
                 # Nobody has it; or who answered believes in what is gone, but not for long.
                 if not response.topics or left_s <= 0:
-                    raise TopicNotFound(f"topic {topic} does not exist: create it first")
+                    raise topic_not_found(topic, response)
                 await asyncio.sleep(back_off_s(attempt))
                 attempt += 1
         return _taking(topic, parts)

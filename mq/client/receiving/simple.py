@@ -218,6 +218,7 @@ class _Reception:
         self._look_at_s = now_s() + _LOOK_EVERY_S
         known = await self._connection.brokers([*self._wanted.topics, self._retry_topic])
         self._listed_at_s |= dict.fromkeys((one.name for one in known.broker_sets), now_s())
+        self._whereabouts.learn_missing(known)
         places: list[Place] = []
         for topic in self._wanted.topics:
             parts = [part for part in known.topics if part.topic == topic]
@@ -229,8 +230,9 @@ class _Reception:
             sets = sets or [part.broker_set for part in parts] or before
             if not sets:
                 sets = [(await self._connection.home(topic)).name]
-                self._look_at_s = now_s() + _LOOK_SOON_S
             places += [Place(topic, name) for name in sets]
+        if self._whereabouts.is_waiting:
+            self._look_at_s = now_s() + _LOOK_SOON_S
         retries = _readable(part for part in known.topics if part.topic == self._retry_topic)
         places += [Place(self._retry_topic, part.broker_set) for part in retries]
         self._places = places
@@ -243,7 +245,7 @@ class _Reception:
 
     def _start(self, place: Place) -> Start:
         is_retry = place.topic == self._retry_topic
-        return "earliest" if is_retry else self._whereabouts.start_in(place.broker_set)
+        return "earliest" if is_retry else self._whereabouts.start_in(place.broker_set, place.topic)
 
     # Calls
 

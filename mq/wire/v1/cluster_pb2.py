@@ -24,31 +24,33 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13mq/v1/cluster.proto\x12\x05mq.v1\"6\n\x0cRouteRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x16\n\x0e\x63reate_missing\x18\x02 \x01(\x08\"j\n\rRouteResponse\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12%\n\x0b\x62roker_sets\x18\x02 \x03(\x0b\x32\x10.mq.v1.BrokerSet\x12!\n\x06topics\x18\x03 \x03(\x0b\x32\x11.mq.v1.TopicRoute\"k\n\tBrokerSet\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tleader_id\x18\x02 \x01(\t\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x1f\n\x05nodes\x18\x04 \x03(\x0b\x32\x10.mq.v1.NodeRoute\x12\x0e\n\x06\x61ge_ms\x18\x05 \x01(\r\"U\n\tNodeRoute\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04zone\x18\x03 \x01(\t\x12\x18\n\x10\x65xternal_address\x18\x04 \x01(\t\"\xb8\x01\n\nTopicRoute\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x1e\n\x04type\x18\x02 \x01(\x0e\x32\x10.mq.v1.TopicType\x12\x12\n\nbroker_set\x18\x03 \x01(\t\x12\x14\n\x0cwrite_queues\x18\x04 \x01(\r\x12\x13\n\x0bread_queues\x18\x05 \x01(\r\x12\x13\n\x0bis_readable\x18\x06 \x01(\x08\x12\x13\n\x0bis_writable\x18\x07 \x01(\x08\x12\x12\n\npriorities\x18\x08 \x01(\r\"*\n\x07PeerSet\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\taddresses\x18\x02 \x03(\t\"w\n\x0cGreetRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x1e\n\x06sender\x18\x02 \x01(\x0b\x32\x0e.mq.v1.PeerSet\x12\x1e\n\x06others\x18\x03 \x03(\x0b\x32\x0e.mq.v1.PeerSet\x12\x16\n\x0etopics_version\x18\x04 \x01(\x04\"\x90\x01\n\rGreetResponse\x12$\n\nbroker_set\x18\x01 \x01(\x0b\x32\x10.mq.v1.BrokerSet\x12\x1e\n\x06others\x18\x02 \x03(\x0b\x32\x0e.mq.v1.PeerSet\x12\x16\n\x0etopics_version\x18\x03 \x01(\x04\x12!\n\x06topics\x18\x04 \x03(\x0b\x32\x11.mq.v1.TopicRoute*\\\n\tTopicType\x12\x10\n\x0cTOPIC_NORMAL\x10\x00\x12\x11\n\rTOPIC_ORDERED\x10\x01\x12\x11\n\rTOPIC_DELAYED\x10\x02\x12\x17\n\x13TOPIC_TRANSACTIONAL\x10\x03\x32x\n\x0e\x43lusterService\x12\x32\n\x05Route\x12\x13.mq.v1.RouteRequest\x1a\x14.mq.v1.RouteResponse\x12\x32\n\x05Greet\x12\x13.mq.v1.GreetRequest\x1a\x14.mq.v1.GreetResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13mq/v1/cluster.proto\x12\x05mq.v1\"6\n\x0cRouteRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x16\n\x0e\x63reate_missing\x18\x02 \x01(\x08\"\x90\x01\n\rRouteResponse\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12%\n\x0b\x62roker_sets\x18\x02 \x03(\x0b\x32\x10.mq.v1.BrokerSet\x12!\n\x06topics\x18\x03 \x03(\x0b\x32\x11.mq.v1.TopicRoute\x12$\n\x07missing\x18\x04 \x03(\x0b\x32\x13.mq.v1.MissingTopic\".\n\x0cMissingTopic\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0f\n\x07similar\x18\x02 \x03(\t\"k\n\tBrokerSet\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tleader_id\x18\x02 \x01(\t\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x1f\n\x05nodes\x18\x04 \x03(\x0b\x32\x10.mq.v1.NodeRoute\x12\x0e\n\x06\x61ge_ms\x18\x05 \x01(\r\"U\n\tNodeRoute\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04zone\x18\x03 \x01(\t\x12\x18\n\x10\x65xternal_address\x18\x04 \x01(\t\"\xb8\x01\n\nTopicRoute\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x1e\n\x04type\x18\x02 \x01(\x0e\x32\x10.mq.v1.TopicType\x12\x12\n\nbroker_set\x18\x03 \x01(\t\x12\x14\n\x0cwrite_queues\x18\x04 \x01(\r\x12\x13\n\x0bread_queues\x18\x05 \x01(\r\x12\x13\n\x0bis_readable\x18\x06 \x01(\x08\x12\x13\n\x0bis_writable\x18\x07 \x01(\x08\x12\x12\n\npriorities\x18\x08 \x01(\r\"*\n\x07PeerSet\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\taddresses\x18\x02 \x03(\t\"w\n\x0cGreetRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x1e\n\x06sender\x18\x02 \x01(\x0b\x32\x0e.mq.v1.PeerSet\x12\x1e\n\x06others\x18\x03 \x03(\x0b\x32\x0e.mq.v1.PeerSet\x12\x16\n\x0etopics_version\x18\x04 \x01(\x04\"\x90\x01\n\rGreetResponse\x12$\n\nbroker_set\x18\x01 \x01(\x0b\x32\x10.mq.v1.BrokerSet\x12\x1e\n\x06others\x18\x02 \x03(\x0b\x32\x0e.mq.v1.PeerSet\x12\x16\n\x0etopics_version\x18\x03 \x01(\x04\x12!\n\x06topics\x18\x04 \x03(\x0b\x32\x11.mq.v1.TopicRoute*\\\n\tTopicType\x12\x10\n\x0cTOPIC_NORMAL\x10\x00\x12\x11\n\rTOPIC_ORDERED\x10\x01\x12\x11\n\rTOPIC_DELAYED\x10\x02\x12\x17\n\x13TOPIC_TRANSACTIONAL\x10\x03\x32x\n\x0e\x43lusterService\x12\x32\n\x05Route\x12\x13.mq.v1.RouteRequest\x1a\x14.mq.v1.RouteResponse\x12\x32\n\x05Greet\x12\x13.mq.v1.GreetRequest\x1a\x14.mq.v1.GreetResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'mq.v1.cluster_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOPICTYPE']._serialized_start=889
-  _globals['_TOPICTYPE']._serialized_end=981
+  _globals['_TOPICTYPE']._serialized_start=976
+  _globals['_TOPICTYPE']._serialized_end=1068
   _globals['_ROUTEREQUEST']._serialized_start=30
   _globals['_ROUTEREQUEST']._serialized_end=84
-  _globals['_ROUTERESPONSE']._serialized_start=86
-  _globals['_ROUTERESPONSE']._serialized_end=192
-  _globals['_BROKERSET']._serialized_start=194
-  _globals['_BROKERSET']._serialized_end=301
-  _globals['_NODEROUTE']._serialized_start=303
-  _globals['_NODEROUTE']._serialized_end=388
-  _globals['_TOPICROUTE']._serialized_start=391
-  _globals['_TOPICROUTE']._serialized_end=575
-  _globals['_PEERSET']._serialized_start=577
-  _globals['_PEERSET']._serialized_end=619
-  _globals['_GREETREQUEST']._serialized_start=621
-  _globals['_GREETREQUEST']._serialized_end=740
-  _globals['_GREETRESPONSE']._serialized_start=743
-  _globals['_GREETRESPONSE']._serialized_end=887
-  _globals['_CLUSTERSERVICE']._serialized_start=983
-  _globals['_CLUSTERSERVICE']._serialized_end=1103
+  _globals['_ROUTERESPONSE']._serialized_start=87
+  _globals['_ROUTERESPONSE']._serialized_end=231
+  _globals['_MISSINGTOPIC']._serialized_start=233
+  _globals['_MISSINGTOPIC']._serialized_end=279
+  _globals['_BROKERSET']._serialized_start=281
+  _globals['_BROKERSET']._serialized_end=388
+  _globals['_NODEROUTE']._serialized_start=390
+  _globals['_NODEROUTE']._serialized_end=475
+  _globals['_TOPICROUTE']._serialized_start=478
+  _globals['_TOPICROUTE']._serialized_end=662
+  _globals['_PEERSET']._serialized_start=664
+  _globals['_PEERSET']._serialized_end=706
+  _globals['_GREETREQUEST']._serialized_start=708
+  _globals['_GREETREQUEST']._serialized_end=827
+  _globals['_GREETRESPONSE']._serialized_start=830
+  _globals['_GREETRESPONSE']._serialized_end=974
+  _globals['_CLUSTERSERVICE']._serialized_start=1070
+  _globals['_CLUSTERSERVICE']._serialized_end=1190
 # @@protoc_insertion_point(module_scope)

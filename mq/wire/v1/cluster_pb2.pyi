@@ -27,14 +27,24 @@ class RouteRequest(_message.Message):
     def __init__(self, topics: _Optional[_Iterable[str]] = ..., create_missing: _Optional[bool] = ...) -> None: ...
 
 class RouteResponse(_message.Message):
-    __slots__ = ("cluster", "broker_sets", "topics")
+    __slots__ = ("cluster", "broker_sets", "topics", "missing")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     BROKER_SETS_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     broker_sets: _containers.RepeatedCompositeFieldContainer[BrokerSet]
     topics: _containers.RepeatedCompositeFieldContainer[TopicRoute]
-    def __init__(self, cluster: _Optional[str] = ..., broker_sets: _Optional[_Iterable[_Union[BrokerSet, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[TopicRoute, _Mapping]]] = ...) -> None: ...
+    missing: _containers.RepeatedCompositeFieldContainer[MissingTopic]
+    def __init__(self, cluster: _Optional[str] = ..., broker_sets: _Optional[_Iterable[_Union[BrokerSet, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[TopicRoute, _Mapping]]] = ..., missing: _Optional[_Iterable[_Union[MissingTopic, _Mapping]]] = ...) -> None: ...
+
+class MissingTopic(_message.Message):
+    __slots__ = ("topic", "similar")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SIMILAR_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    similar: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, topic: _Optional[str] = ..., similar: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class BrokerSet(_message.Message):
     __slots__ = ("name", "leader_id", "term", "nodes", "age_ms")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mq.broker.consuming.assignment import Queue
@@ -30,7 +32,7 @@ async def test_what_retention_drops_is_lost_once_for_each_group_that_had_not_con
 
 
 @on_loop
-async def test_topics_are_created_for_consumers_all_or_none() -> None:
+async def test_missing_topics_are_created_all_or_none() -> None:
     node = Node()
     with pytest.raises(IllegalTopic):
         await soon(node.broker.create_missing(["t", "not legal"]))
@@ -40,6 +42,19 @@ async def test_topics_are_created_for_consumers_all_or_none() -> None:
     strict = Node(auto_create_topics="no")
     await soon(strict.broker.create_missing(["t"]))
     assert len(strict.machine.state.topics) == 0
+
+
+@on_loop
+async def test_consumers_create_topics_only_where_both_options_say_so() -> None:
+    options: dict[str, Any]
+    for options, is_created in (
+        ({}, False),
+        ({"auto_create_by_consumers": "yes"}, True),
+        ({"auto_create_by_consumers": "yes", "auto_create_topics": "no"}, False),
+    ):
+        node = Node(**options)
+        await soon(node.broker.expect(["t"]))
+        assert ("t" in node.machine.state.topics) == is_created
 
 
 @on_loop

@@ -63,7 +63,7 @@ def tell(
 @pytest.mark.parametrize("mode", [MODE_CLUSTERING, MODE_ORDERED, MODE_BROADCAST])
 @on_loop
 async def test_a_topic_of_another_set_has_no_queues_here_until_it_comes(mode: int) -> None:
-    here = await world()
+    here = await world(auto_create_topics="no")
     with pytest.raises(TopicNotFound):
         here.subscribe("one", mode, topic="far")
     tell(here.node, far=4)
@@ -75,7 +75,7 @@ async def test_a_topic_of_another_set_has_no_queues_here_until_it_comes(mode: in
 
 @on_loop
 async def test_members_that_pull_may_wait_for_a_topic_of_another_set_too() -> None:
-    here = await world()
+    here = await world(auto_create_topics="no")
     with pytest.raises(TopicNotFound):
         here.groups.join("g", spec("one", topic="far"), [])
     tell(here.node, far=4)
