@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import heapq
+import logging
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,7 @@ from mq.admin.options import (
     with_filters,
 )
 from mq.admin.tables import counted, stored_at
+from mq.names import did_you_mean
 
 if TYPE_CHECKING:
     from mq.client import PullConsumer, QueueRef, ReceivedMessage, aio
@@ -152,10 +154,15 @@ def consume_as_member(brokers: Brokers, group: str, mode: Any, wish: Wish, sink:
 def _note_missing(brokers: Brokers, topics: Sequence[str]) -> None:
     """A group may subscribe to what is not there yet; a person may have mistyped it."""
     with brokers.admin() as admin:
-        found = {each.topic for each in admin.route(topics).topics}
+        route = admin.route(topics)
+    found = {each.topic for each in route.topics}
+    similar = {each.topic: each.similar for each in route.missing}
     for topic in topics:
         if topic not in found:
-            output.note(f"topic {topic} does not exist yet: waiting for its first message")
+            hint = did_you_mean(similar.get(topic, ()))
+            output.note(f"topic {topic} does not exist yet: waiting for its first message{hint}")
+    # The client would say it, too.
+    logging.getLogger("mq.client.consuming.awaited").setLevel(logging.ERROR)
 
 
 # -- without a group -------------------------------------------------------------------------------

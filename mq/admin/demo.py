@@ -137,6 +137,8 @@ def _measure(address: str) -> None:
     received = bench_load.consume(load, "speed", _quiet)
     click.echo(f"  consumed  {_speed(received)}")
     click.echo("\n200 messages at 100 a second, from a producer to a consumer:")
+    with Admin(address) as admin:
+        admin.create_topic("latency")
     slow = Load(address, "latency", 1024, 200, None)
     trips, answers = bench_load.measure_latency(slow, "latency", 100, _quiet)
     for name, measured in (("on disk and answered", answers), ("with the consumer", trips)):

@@ -12,7 +12,7 @@ from mq.admin import consume as module
 from mq.admin.consume import Reader, Sink, Wish, consume
 from mq.admin.options import Brokers
 from mq.client.model import QueueRef, ReceivedMessage, Sql
-from mq.wire.v1.cluster_pb2 import RouteResponse, TopicRoute
+from mq.wire.v1.cluster_pb2 import MissingTopic, RouteResponse, TopicRoute
 from tests.support.commands import FakeAdmin, run
 
 if TYPE_CHECKING:
@@ -204,7 +204,9 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def receive(*arguments: str) -> Result:
     topics = [TopicRoute(topic="t"), TopicRoute(topic="a"), TopicRoute(topic="b")]
-    return run(consume, *arguments, admin=FakeAdmin(route=RouteResponse(topics=topics)))
+    missing = [MissingTopic(topic="ordrs", similar=["orders", "order"])]
+    route = RouteResponse(topics=topics, missing=missing)
+    return run(consume, *arguments, admin=FakeAdmin(route=route))
 
 
 def test_options_go_to_the_consumer() -> None:
@@ -249,6 +251,11 @@ def test_a_topic_that_does_not_exist_yet_is_named() -> None:
     result = receive("t", "typo", "--group", "g", "--count", "1")
     assert (result.exit_code, result.stdout) == (0, "0/0\n")
     assert result.stderr == "topic typo does not exist yet: waiting for its first message\n"
+    pages.append([message(0, 0)])
+    assert receive("ordrs", "--group", "g", "--count", "1").stderr == (
+        "topic ordrs does not exist yet: waiting for its first message, "
+        "or did you mean orders or order?\n"
+    )
 
 
 def test_a_count_is_never_exceeded() -> None:
