@@ -46,12 +46,12 @@ async def test_missing_topics_are_created_all_or_none() -> None:
 
 @on_loop
 async def test_consumers_create_topics_only_where_both_options_say_so() -> None:
-    options: dict[str, Any]
-    for options, is_created in (
+    cases: list[tuple[dict[str, Any], bool]] = [
         ({}, False),
         ({"auto_create_by_consumers": "yes"}, True),
         ({"auto_create_by_consumers": "yes", "auto_create_topics": "no"}, False),
-    ):
+    ]
+    for options, is_created in cases:
         node = Node(**options)
         await soon(node.broker.expect(["t"]))
         assert ("t" in node.machine.state.topics) == is_created
