@@ -8,6 +8,7 @@ place on, merged by the time at which messages were stored.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import heapq
 import logging
@@ -126,14 +127,17 @@ def consume_as_member(brokers: Brokers, group: str, mode: Any, wish: Wish, sink:
     subscriptions = dict.fromkeys(wish.topics, wish.wanted)
     idle_s = _IDLE_S if wish.idle_s is None else wish.idle_s
     # However it ends, the consumer commits what is done, and that is what was written.
-    with Consumer(
-        brokers.servers,
-        group,
-        subscriptions,
-        mode=mode,
-        start=wish.place,
-        auto_commit=False,
-    ) as consumer:
+    with (
+        _told_once(),
+        Consumer(
+            brokers.servers,
+            group,
+            subscriptions,
+            mode=mode,
+            start=wish.place,
+            auto_commit=False,
+        ) as consumer,
+    ):
         last_s = time.monotonic()
         has_queues = False
         while left := wish.left(sink.written):
@@ -161,8 +165,18 @@ def _note_missing(brokers: Brokers, topics: Sequence[str]) -> None:
         if topic not in found:
             hint = did_you_mean(similar.get(topic, ()))
             output.note(f"topic {topic} does not exist yet: waiting for its first message{hint}")
-    # The client would say it, too.
-    logging.getLogger("mq.client.consuming.awaited").setLevel(logging.ERROR)
+
+
+@contextlib.contextmanager
+def _told_once() -> Iterator[None]:
+    """The client would say of missing topics what is said already."""
+    logger = logging.getLogger("mq.client.consuming.awaited")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 # -- without a group -------------------------------------------------------------------------------
