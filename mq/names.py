@@ -31,6 +31,11 @@ _COMPARED_MAX, _LIKELY_MAX, _SIMILAR_MAX, _SIMILAR_RATIO = 4_000, 10, 3, 0.65
 
 _NAME = re.compile(rf"[A-Za-z0-9%|_-]{{1,{NAME_CHARACTERS_MAX}}}")
 
+# What a filter can ask for: no spaces, which surround tags there, no |, which stands between them,
+# and not the *, which is all of them. A filter has at most so many characters.
+TAG_CHARACTERS_MAX = 4096
+_TAG = re.compile(rf"(?!\*\Z)[^\s|]{{0,{TAG_CHARACTERS_MAX}}}")
+
 
 @functools.lru_cache(maxsize=65_536)
 def is_legal_name(name: str) -> bool:
@@ -86,6 +91,20 @@ def check_group(group: str) -> None:
         raise IllegalGroup(
             f"group {group[:200]!r} is not legal: "
             f"use 1 to {NAME_CHARACTERS_MAX} of letters, digits and %|_-, and no % at the start"
+        )
+
+
+def is_legal_tag(tag: str) -> bool:
+    """One word that a filter can ask for, or empty: no tag."""
+    return _TAG.fullmatch(tag) is not None
+
+
+def check_tag(tag: str) -> None:
+    """Raises IllegalRequest unless consumers can filter by it."""
+    if not is_legal_tag(tag):
+        raise IllegalRequest(
+            f"tag {tag[:200]!r} is not legal: no filter could ask for it; use one word of at most "
+            f"{TAG_CHARACTERS_MAX} characters, without spaces and |, and not * alone"
         )
 
 

@@ -29,6 +29,7 @@ from mq.broker.retry.retrying import FAILED_MAX
 from mq.errors import IllegalRequest
 from mq.store import batch as batches
 from mq.store.batch import Batch
+from mq.store.message_check import KEYS_MAX
 from mq.wire.v1 import message_pb2
 
 POSITIONS_MAX = 20_000
@@ -37,7 +38,7 @@ HANDLES_MAX = 2_000
 ROUTES_MAX = 10_000
 PUBLISHED_MAX = 2_000
 TRANSACTED_MAX = 10_000
-# Messages of a batch whose sizes and hashes the producer has sent along: no message is opened.
+# Messages of a batch whose sizes and hashes the producer has sent along: all are checked at once.
 PREPARED_MAX = 200_000
 # Messages that the broker opens one by one, for their tags and keys.
 PLAIN_MAX = 4_000
@@ -52,7 +53,7 @@ LIMITS = {
     "AtomicRequest.starts": POSITIONS_MAX,
     "Batch.frame_sizes": PREPARED_MAX,
     "Batch.key_counts": PREPARED_MAX,
-    "Batch.key_hashes": 500_000,
+    "Batch.key_hashes": KEYS_MAX,
     "Batch.messages": PLAIN_MAX,
     "Batch.tag_hashes": PREPARED_MAX,
     "ChangeInvisibleRequest.handles": HANDLES_MAX,

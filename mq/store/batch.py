@@ -1,19 +1,17 @@
-"""Batches as the store sees them: columns of sizes and hashes, and a region of message frames that
-stays closed.
+"""Batches as the store sees them: columns of sizes and hashes, and a region of message frames.
 
     batch   = fields of the header | frame | frame | ...     see proto/mq/v1/message.proto
     frame   = 0x7A, varint length, Message                   field 15 of Batch
     payload = 0x0A, varint length, batch | 0x0A, ...         field 1 of MessagesEntry
               | 0x12, varint length, command                 field 2, if there is one
 
-A prepared batch is checked and stored as it came, with numpy over all frames at once. A plain one,
-or one whose fields do not stand in order and once, is prepared first, which is the only place that
-opens messages. Nothing here runs Python once a message except `prepare`.
+A prepared batch is checked, all frames at once, and stored as it came. A plain one, or one whose
+fields do not stand in order and once, is prepared first. Nothing here runs Python once a message
+except `prepare`.
 """
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,14 +22,14 @@ from google.protobuf.message import DecodeError
 from mq import names
 from mq.errors import IllegalTopic, MalformedBatch, MessageTooLarge
 from mq.hashing import text_hash
+from mq.store.frame_check import FRAME_TAG, prefix_width
+from mq.store.message_check import check_messages
+from mq.store.varints import read_varint, varint, varint_width, varint_widths
 from mq.wire.v1.message_pb2 import Batch as WireBatch
 from mq.wire.v1.message_pb2 import RawBatch
 
-FRAME_TAG = 0x7A
 _EMPTY_HALF = b"\x0a\x00"  # no producer group, said out loud
 _BATCH_TAG, _COMMAND_TAG = b"\x0a", b"\x12"
-# The largest frame with a length prefix of one to four bytes: tag, prefix, 2**(7 * width) - 1.
-_FRAME_MAX_BY_WIDTH = tuple(1 + width + (1 << 7 * width) - 1 for width in range(1, 5))
 # The fields of a prepared batch that have an element for each message or key.
 _COLUMNS = range(5, 9)
 
@@ -77,10 +75,11 @@ def accept(
     message_bytes_max: int,
     check_plain: Callable[[bytes | memoryview], None] | None = None,
 ) -> Batch:
-    """Checks what a producer sent, all of it, before anything is written. `check_plain` sees a
-    batch before its messages are opened, and raises if there are too many.
+    """Checks what a producer sent, all of it, before anything is written: what is stored can be
+    read, and its hashes are right. `check_plain` sees a batch before its messages are opened one by
+    one, and raises if there are too many.
 
-    MalformedBatch, IllegalTopic and MessageTooLarge say what is wrong with it.
+    MalformedBatch, IllegalTopic, IllegalRequest (a tag) and MessageTooLarge say what is wrong.
     """
     start = _region_start(data)
     batch = _parse(data, start) if start else None
@@ -88,7 +87,7 @@ def accept(
         if check_plain is not None:
             check_plain(data)
         batch = parse_stored(prepare(data))
-    _check(batch, message_bytes_max)
+    _check(batch, message_bytes_max, check_plain)
     return batch
 
 
@@ -109,7 +108,7 @@ def prepare(data: bytes | memoryview) -> bytes:
     raw.ClearField("messages")
     # Columns that a client did not pack are unknown fields here, and would come back as columns.
     raw.DiscardUnknownFields()
-    raw.frame_sizes = (lengths + 1 + _varint_widths(lengths)).astype("<u4").tobytes()
+    raw.frame_sizes = (lengths + 1 + varint_widths(lengths)).astype("<u4").tobytes()
     raw.tag_hashes = np.fromiter((text_hash(m.tag) for m in messages), "<u8", count).tobytes()
     raw.key_hashes = np.array(keys, "<u8").tobytes()
     raw.key_counts = key_counts.tobytes() if keys else b""
@@ -142,10 +141,10 @@ def encode_payload(batches: Sequence[Batch], command: bytes = b"") -> list[bytes
     """Buffers of the payload of one MESSAGES entry; the batches are not copied."""
     buffers: list[bytes | memoryview] = []
     for batch in batches:
-        buffers.append(_BATCH_TAG + _varint(len(batch.data)))
+        buffers.append(_BATCH_TAG + varint(len(batch.data)))
         buffers.append(batch.data)
     if command:
-        buffers += (_COMMAND_TAG + _varint(len(command)), command)
+        buffers += (_COMMAND_TAG + varint(len(command)), command)
     return buffers
 
 
@@ -158,7 +157,7 @@ def decode_payload(payload: memoryview, log_offset: int) -> Decoded:
         tag = payload[position]
         if tag not in (_BATCH_TAG[0], _COMMAND_TAG[0]) or command:
             raise MalformedBatch(f"no batch starts at byte {position} of the entry")
-        length, start = _read_varint(payload, position + 1)
+        length, start = read_varint(payload, position + 1)
         position = start + length
         if position > len(payload):
             raise MalformedBatch(f"a batch of {length} bytes does not fit its entry")
@@ -174,7 +173,7 @@ def data_offsets(batches: Sequence[Batch], payload_log_offset: int) -> list[int]
     offsets = []
     for batch in batches:
         size = len(batch.data)
-        payload_log_offset += 1 + _varint_width(size)
+        payload_log_offset += 1 + varint_width(size)
         offsets.append(payload_log_offset)
         payload_log_offset += size
     return offsets
@@ -182,7 +181,7 @@ def data_offsets(batches: Sequence[Batch], payload_log_offset: int) -> list[int]
 
 def message_of_frame(frame: bytes | memoryview) -> memoryview:
     """The bytes of the Message in one frame."""
-    length, start = _read_varint(memoryview(frame), 1)
+    length, start = read_varint(memoryview(frame), 1)
     return memoryview(frame)[start : start + length]
 
 
@@ -246,10 +245,10 @@ def _region_start(data: bytes | memoryview) -> int:
         last = number
         match wire_type:
             case 2:
-                length, position = _read_varint(data, position + 1)
+                length, position = read_varint(data, position + 1)
                 position += length
             case 0:
-                _, position = _read_varint(data, position + 1)
+                _, position = read_varint(data, position + 1)
             case 1:
                 position += 9
             case 5:
@@ -259,16 +258,21 @@ def _region_start(data: bytes | memoryview) -> int:
     return position if position == end else 0
 
 
-def _check(batch: Batch, message_bytes_max: int) -> None:
+def _check(
+    batch: Batch,
+    message_bytes_max: int,
+    check_plain: Callable[[bytes | memoryview], None] | None,
+) -> None:
     names.check_topic(batch.topic)
     if batch.queue_id > names.QUEUE_ID_MAX:
         raise IllegalTopic(
             f"queue {batch.queue_id} of topic {batch.topic}: at most {names.QUEUE_ID_MAX}"
         )
+    smallest = int(np.minimum.reduce(batch.frame_sizes))
     largest = int(np.maximum.reduce(batch.frame_sizes))
-    if largest > 1 + _varint_width(message_bytes_max) + message_bytes_max:
+    if largest > 1 + varint_width(message_bytes_max) + message_bytes_max:
         raise MessageTooLarge(
-            f"a message of {largest - 1 - _prefix_width(largest)} bytes for topic {batch.topic}: "
+            f"a message of {largest - 1 - prefix_width(largest)} bytes for topic {batch.topic}: "
             f"at most {message_bytes_max} are allowed"
         )
     if len(batch.tag_hashes) != batch.message_count:
@@ -285,101 +289,4 @@ def _check(batch: Batch, message_bytes_max: int) -> None:
         raise MalformedBatch("the key counts do not add up to the number of key hashes")
     if batch.origin_log_offset:
         raise MalformedBatch("origin_log_offset is the broker's own")
-    if not _frames_match(batch, largest):
-        raise MalformedBatch("frame_sizes are not the sizes of the messages that follow")
-
-
-def _frames_match(batch: Batch, largest: int) -> bool:
-    """Whether the region is frames of exactly these sizes, with nothing in between."""
-    starts, sizes = batch.frame_starts, batch.frame_sizes.astype(np.uint64)
-    smallest = int(np.minimum.reduce(sizes))
-    if smallest < 2 or int(starts[-1]) + int(sizes[-1]) != len(batch.data):
-        return False
-    # The eight bytes at every position, as integers: one gather fetches tag and prefix of all
-    # frames.
-    words = np.ndarray((len(batch.data) - 7,), "<u8", batch.data, strides=(1,))
-    width = _prefix_width(largest)
-    if _prefix_width(smallest) == width:
-        return _prefixes_match(words, starts, sizes, width)
-    widths = 1 + np.searchsorted(_FRAME_MAX_BY_WIDTH, sizes)
-    return all(
-        _prefixes_match(words, starts[widths == width], sizes[widths == width], width)
-        for width in range(1, 6)
-    )
-
-
-def _prefix_width(frame_size: int) -> int:
-    """How many bytes of a frame are its length, given the size of the frame."""
-    return 1 + bisect.bisect_left(_FRAME_MAX_BY_WIDTH, frame_size)
-
-
-def _prefixes_match(
-    words: npt.NDArray[np.uint64],
-    starts: npt.NDArray[np.int64],
-    sizes: npt.NDArray[np.uint64],
-    width: int,
-) -> bool:
-    """Whether each frame starts with the tag and its length, `width` bytes in groups of seven bits.
-
-    All sizes must be of this width: a larger one would set the bit that says "more follows" in its
-    last group, and the frame would go on for whoever reads it.
-    """
-    expected = sizes - (1 + width)
-    for byte in range(1, width):
-        # Everything from this group on moves up by the one bit that says "more follows".
-        low = expected & ((1 << (8 * byte - 1)) - 1)
-        expected <<= 1
-        expected -= low
-        expected |= 0x80 << (8 * (byte - 1))
-    expected <<= 8
-    expected |= FRAME_TAG
-    # Eight bytes that end with the prefix: a short last frame has no eight bytes of its own, and
-    # the header of a prepared batch is longer than what is read before the first frame.
-    found = words[starts + (width - 7)]
-    found >>= 8 * (7 - width)
-    return bool((found == expected).all())
-
-
-def _varint_widths(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    widths = np.ones_like(values)
-    for limit in (1 << 7, 1 << 14, 1 << 21, 1 << 28):
-        widths += values >= limit
-    return widths
-
-
-def _varint_width(value: int) -> int:
-    return max(1, (value.bit_length() + 6) // 7)
-
-
-def _varint(value: int) -> bytes:
-    """Of at most five bytes, without a loop: its length is no reason for more lines to run."""
-    width = _varint_width(value)
-    groups = (
-        value & 0x7F
-        | value << 1 & 0x7F00
-        | value << 2 & 0x7F_0000
-        | value << 3 & 0x7F00_0000
-        | value << 4 & 0x7F_0000_0000
-    )
-    more = 0x80_8080_8080 & (1 << 8 * (width - 1)) - 1
-    return (groups | more).to_bytes(width, "little")
-
-
-def _read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    """Value and the position behind it, which is behind the data when that ends first. No loop,
-    see above; a number of more than five bytes is longer than any batch.
-    """
-    word = int.from_bytes(data[position : position + 5], "little")
-    stop = ~word & 0x80_8080_8080
-    if not stop:
-        raise MalformedBatch(f"not a Batch: a number of more than five bytes at byte {position}")
-    stop &= -stop
-    word &= stop - 1
-    value = (
-        word & 0x7F
-        | word >> 1 & 0x3F80
-        | word >> 2 & 0x1F_C000
-        | word >> 3 & 0xFE0_0000
-        | word >> 4 & 0x7_F000_0000
-    )
-    return value, position + stop.bit_length() // 8
+    check_messages(batch, smallest, largest, check_plain)

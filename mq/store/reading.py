@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mq.errors import MessagesDamaged, OffsetOutOfRange, QueueDamaged
-from mq.store.batch import FRAME_TAG
 from mq.store.consumequeue import REBUILD_ADVICE, SCAN_UNITS, ConsumeQueue, Units, matching
+from mq.store.frame_check import FRAME_TAG
 from mq.store.logreader import LogReader
 
 # Units looked at for one call: a filter that matches nothing must come back to its caller, too.

@@ -68,6 +68,16 @@ def test_output_and_offsets_come_together_and_once(
     assert (calls.bodies(out), calls.bodies(out, 3)) == ([b"a", b"b"], [b"c"])
 
 
+def test_a_batch_whose_hashes_are_wrong_is_refused_with_all_of_it(
+    calls: Calls, topic: str, out: str, member: dict[str, Any]
+) -> None:
+    lie = prepared(out, b"c", producer_id=out, sequence=2)
+    lie.tag_hashes[0] = 5
+    batches = [made(out, 1, b"a"), lie]
+    refusal = calls.refused("SendAtomically", batches=batches, **member, **work(topic, 0, 4))
+    assert (refusal.code, calls.bodies(out)) == ("MALFORMED_BATCH", [])
+
+
 def test_whoever_has_not_the_queue_or_comes_too_late_is_refused(
     calls: Calls, topic: str, out: str, member: dict[str, Any]
 ) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from mq.wire.v1.message_pb2 import Batch, Message
+from mq.wire.v1.message_pb2 import Batch, Message, RawBatch
 from mq.wire.v1.producer_pb2 import ACK_LEADER, ACK_NONE, ACK_QUORUM, PublishRequest
 from tests.conformance.calls import (
     Calls,
@@ -199,6 +199,22 @@ def _missing_key(topic: str) -> Batch:
     return batch
 
 
+def _wrong_tag(topic: str) -> Batch:
+    batch = prepared(topic, messages=[Message(tag="paid"), Message(tag="shipped", body=b"x")])
+    batch.tag_hashes[1] = batch.tag_hashes[0]
+    return batch
+
+
+def _wrong_key(topic: str) -> Batch:
+    batch = prepared(topic, messages=[Message(keys=["a", "b"])])
+    batch.key_hashes[1] += 1
+    return batch
+
+
+def _two_words(make: Callable[..., Batch]) -> Callable[[str], Batch]:
+    return lambda topic: make(topic, messages=[Message(body=b"x"), Message(tag="two words")])
+
+
 BAD_BATCHES = [
     pytest.param(lambda _: plain("a b", b"x"), "ILLEGAL_TOPIC", "a b", id="topic"),
     pytest.param(lambda _: prepared("", b"x"), "ILLEGAL_TOPIC", "''", id="no topic"),
@@ -208,6 +224,10 @@ BAD_BATCHES = [
     pytest.param(_bad_sizes, "MALFORMED_BATCH", "frame_sizes", id="frame sizes"),
     pytest.param(_missing_hash, "MALFORMED_BATCH", "tag hashes", id="tag hashes"),
     pytest.param(_missing_key, "MALFORMED_BATCH", "key counts", id="key counts"),
+    pytest.param(_wrong_tag, "MALFORMED_BATCH", "tag_hashes", id="a wrong tag hash"),
+    pytest.param(_wrong_key, "MALFORMED_BATCH", "key_hashes", id="a wrong key hash"),
+    pytest.param(_two_words(plain), "ILLEGAL_REQUEST", "two words", id="a plain batch's tag"),
+    pytest.param(_two_words(prepared), "ILLEGAL_REQUEST", "two words", id="a prepared one's tag"),
     pytest.param(lambda t: plain(t, bytes(4 << 20)), "MESSAGE_TOO_LARGE", "4194304", id="message"),
     pytest.param(
         lambda t: prepared(t, *[bytes(3 << 20)] * 2), "MESSAGE_TOO_LARGE", "entry", id="entry"
@@ -250,6 +270,35 @@ def test_bytes_that_are_no_batch_fail_alone(
     stream.send_bytes(publish_request(1, plain(topic, b"x")).SerializeToString() + garbage)
     assert [code_of(one) for one in stream.next().results] == ["SEND_OK", "MALFORMED_BATCH"]
     assert calls.bodies(topic) == [b"x"]
+
+
+UNREADABLE = [
+    pytest.param(b"\xff\xff", id="no message"),
+    pytest.param(b"\x12\x02\xff\xff", id="a tag that is not UTF-8"),
+    pytest.param(b"\x22\x06\x0a\x01a\x12\x01\xff", id="a property that is not UTF-8"),
+    pytest.param(b"\x0a\x09cut", id="a body that is cut"),
+]
+
+
+@pytest.mark.parametrize("bad", UNREADABLE)
+def test_a_message_that_no_client_could_read_is_not_stored(
+    calls: Calls, stream: PublishStream, topic: str, bad: bytes
+) -> None:
+    """Sent as a producer that prepares its batches itself can; a consumer is generated code."""
+    good = Message(body=b"good").SerializeToString()
+    batch = RawBatch(
+        topic=topic,
+        frame_sizes=b"".join((2 + len(one)).to_bytes(4, "little") for one in (good, bad)),
+        tag_hashes=bytes(16),
+        messages=[good, bad],
+    ).SerializeToString()
+    stream.send_bytes(b"\x08\x01\x7a" + bytes([len(batch)]) + batch)
+    (result,) = stream.next().results
+    assert code_of(result) == "MALFORMED_BATCH"
+    assert "message 2 of 2 of the batch is no Message" in result.text
+    stream.publish(prepared(topic, b"after"))
+    assert code_of(stream.next().results[0]) == "SEND_OK"
+    assert calls.bodies(topic) == [b"after"]
 
 
 # -- what ends the stream --------------------------------------------------------------------------

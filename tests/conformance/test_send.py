@@ -46,6 +46,14 @@ def test_every_field_of_a_message_comes_back_as_it_was_sent(calls: Calls, topic:
     assert [message for run in pulled.runs for message in run.messages] == [sent, Message()]
 
 
+@pytest.mark.parametrize("tag", ["two words", "a||b", "*", " paid", "paid\n"])
+def test_a_tag_that_no_filter_can_ask_for_is_refused(calls: Calls, topic: str, tag: str) -> None:
+    refusal = calls.refused("Send", topic=topic, messages=[Message(tag="good"), Message(tag=tag)])
+    assert (refusal.code, refusal.grpc_code) == ("ILLEGAL_REQUEST", INVALID)
+    assert repr(tag) in refusal.text
+    assert sum(calls.ends(topic)) == 0
+
+
 def test_without_a_queue_the_broker_takes_them_in_turn(calls: Calls, topic: str) -> None:
     def sent_to() -> int:
         return int(calls("Send", topic=topic, messages=[Message()]).queue_id)

@@ -281,6 +281,8 @@ def test_halves_that_make_no_sense_are_refused_and_the_stream_goes_on(
         (plain(topic, b"x", half=Half(producer_group="others")), "ILLEGAL_REQUEST"),
         (plain(topic, b"x", half=half, delay_ms=5), "ILLEGAL_REQUEST"),
         (plain(topic, half=half), "MALFORMED_BATCH"),
+        (prepared(topic, b"x", half=half, tag_hashes=[5]), "MALFORMED_BATCH"),
+        (plain(topic, messages=[Message(tag="a||b")], half=half), "ILLEGAL_REQUEST"),
         (plain("no/topic", b"x", half=half), "ILLEGAL_TOPIC"),
         (plain("%SYS%HALF", b"x", half=half), "TOPIC_NOT_FOUND"),
         (plain(topic, b"x", half=half, queue_id=99), "QUEUE_NOT_FOUND"),

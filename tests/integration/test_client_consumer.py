@@ -30,7 +30,7 @@ from mq.errors import (
 )
 from mq.wire.v1 import admin_pb2
 from mq.wire.v1.consumer_pb2 import OFFSET_EARLIEST
-from mq.wire.v1.message_pb2 import Message
+from mq.wire.v1.message_pb2 import COMPRESSION_LZ4, Message
 from tests.support.broker_process import BrokerProcess
 from tests.support.topics import (
     DEADLINE_S,
@@ -247,7 +247,9 @@ def test_a_stored_message_that_nobody_can_read_stops_nobody(
 ) -> None:
     create_topic(server, name, 1)
     good = [Message(body=b"%d" % at).SerializeToString() for at in range(3)]
-    send_prepared(server, name, 0, [good[0], b"\x12\x02\xff\xff", good[1], b"\xff", good[2]])
+    bad = Message(body=b"this is no LZ4", compression=COMPRESSION_LZ4).SerializeToString()
+    unknown = b"\x0a\x01x\x38\x07"  # a compression that will be known one day
+    send_prepared(server, name, 0, [good[0], bad, good[1], unknown, good[2]])
     with Consumer(server, name, name, start="earliest") as consumer:
         assert bodies(take(consumer, 3)) == [b"0", b"1", b"2"]
         assert consumer.unreadable_messages == 2

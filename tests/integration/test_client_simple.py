@@ -21,7 +21,7 @@ from mq.errors import (
     IllegalHandle,
     SubscriptionMismatch,
 )
-from mq.wire.v1.message_pb2 import Message
+from mq.wire.v1.message_pb2 import COMPRESSION_LZ4, Message
 from tests.support.broker_process import BrokerProcess
 from tests.support.topics import (
     DEADLINE_S,
@@ -260,7 +260,8 @@ def test_several_topics_at_once(server: str, name: str) -> None:
 def test_messages_that_cannot_be_read_are_passed_over_and_done(server: str, name: str) -> None:
     create_topic(server, name, 1)
     good = Message(body=b"good").SerializeToString()
-    send_prepared(server, name, 0, [good, b"\xff\xff\xff", good])
+    bad = Message(body=b"this is no LZ4", compression=COMPRESSION_LZ4).SerializeToString()
+    send_prepared(server, name, 0, [good, bad, good])
     with SimpleConsumer(server, name, name, start="earliest") as consumer:
         messages = consumer.receive(wait_s=10)
         assert bodies(messages) == [b"good", b"good"]

@@ -53,12 +53,12 @@ def fixed(values: Iterable[int], width: int) -> bytes:
 
 
 def header(sizes: Sequence[int], **columns: Any) -> bytes:
-    """The fields of a prepared batch before its frames; the tag hash of message n is n."""
+    """The fields of a prepared batch before its frames, of messages without a tag."""
     fields: dict[str, Any] = {
         "topic": "orders",
         "queue_id": 3,
         "frame_sizes": fixed(sizes, 4),
-        "tag_hashes": fixed(range(len(sizes)), 8),
+        "tag_hashes": bytes(8 * len(sizes)),
     }
     return RawBatch(**fields | columns).SerializeToString()
 
@@ -72,18 +72,32 @@ def plain(messages: Sequence[Message], topic: str = "orders", queue_id: int = 3)
     return WireBatch(topic=topic, queue_id=queue_id, messages=messages).SerializeToString()
 
 
-def bodies(sizes: Iterable[int]) -> list[bytes]:
+def prepared_of(messages: Sequence[Message]) -> bytes:
+    """A prepared batch with all the columns of its messages."""
+    keys = [text_hash(key) for message in messages for key in message.keys]
+    return prepared(
+        [message.SerializeToString() for message in messages],
+        tag_hashes=fixed((text_hash(message.tag) for message in messages), 8),
+        key_hashes=fixed(keys, 8),
+        key_counts=fixed((len(message.keys) for message in messages), 4) if keys else b"",
+    )
+
+
+def messages_of_sizes(sizes: Iterable[int]) -> list[bytes]:
+    """Messages of so many bytes serialised, each one another."""
     return [
-        bytes([0x7A, index % 251])[: min(size, 2)].ljust(size, b"z")
+        message_of_size(size, bytes([0x7A, index % 251])).SerializeToString()
         for index, size in enumerate(sizes)
     ]
 
 
-def message_of_size(size: int) -> Message:
+def message_of_size(size: int, start: bytes = b"") -> Message:
     """A Message of so many bytes serialised; there is none of exactly one."""
-    candidates = (
-        Message(body=bytes(body_bytes), born_at_ms=born_at_ms)
-        for born_at_ms in (0, 1)
-        for body_bytes in range(max(0, size - 8), size + 1)
-    )
-    return next(message for message in candidates if message.ByteSize() == size)
+    for born_at_ms in (0, 1):
+        for envelope_bytes in range(min(size, 8) + 1):
+            body_bytes = size - envelope_bytes
+            body = start[:body_bytes].ljust(body_bytes, b"z")
+            message = Message(body=body, born_at_ms=born_at_ms)
+            if message.ByteSize() == size:
+                return message
+    raise AssertionError(f"no message has {size} bytes")

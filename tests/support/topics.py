@@ -51,7 +51,7 @@ def fill(address: str, topic: str, queues: int, each: int) -> set[bytes]:
 
 
 def send_prepared(address: str, topic: str, queue_id: int, messages: list[bytes]) -> None:
-    """Bytes that claim to be messages: the broker stores them as they are."""
+    """Messages that have no tag and no keys, as they are: in a prepared batch."""
     batch = RawBatch(
         topic=topic,
         queue_id=queue_id,

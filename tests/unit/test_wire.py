@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mq.names import is_legal_tag
 from mq.store.batch import Batch, accept, decode_payload, encode_payload, prepare
 from mq.wire.v1 import log_pb2, message_pb2
 from mq.wire.v1.log_pb2 import MessagesEntry
@@ -26,7 +27,7 @@ uint32s = st.integers(0, 2**32 - 1)
 messages = st.builds(
     Message,
     body=st.binary(max_size=200),
-    tag=texts,
+    tag=texts.filter(is_legal_tag),
     keys=st.lists(texts, max_size=3),
     properties=st.dictionaries(texts, texts, max_size=3),
     ordering_key=texts,

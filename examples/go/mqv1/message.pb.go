@@ -280,7 +280,8 @@ func (x *Origin) GetReason() string {
 // What a producer sends and what the CommitLog stores: the messages of one queue.
 //
 // A *plain* batch has a topic, a queue and messages; any gRPC client can send one and the broker prepares it.
-// A *prepared* batch also carries frame_sizes and the hashes below, so that the broker does not open any message.
+// A *prepared* batch also carries frame_sizes and the hashes below, which the broker checks against
+// the messages, all at once, instead of taking them out of each.
 // Hashes are the first eight bytes of the SHA-256 of the UTF-8 text, as a little-endian integer; 0 is "no tag".
 //
 // `messages` keeps the highest field number: serialised, its frames are the end of the batch, and a frame can be cut
@@ -300,7 +301,7 @@ type Batch struct {
 	// Prepared batches: the size of each frame of `messages`, with its field tag and length prefix.
 	FrameSizes []uint32 `protobuf:"fixed32,6,rep,packed,name=frame_sizes,json=frameSizes,proto3" json:"frame_sizes,omitempty"` // at most 200,000
 	// Prepared batches with keys: the hashes of all keys of all messages, in order ...
-	KeyHashes []uint64 `protobuf:"fixed64,7,rep,packed,name=key_hashes,json=keyHashes,proto3" json:"key_hashes,omitempty"` // at most 500,000
+	KeyHashes []uint64 `protobuf:"fixed64,7,rep,packed,name=key_hashes,json=keyHashes,proto3" json:"key_hashes,omitempty"` // at most 65,536
 	// ... and how many of them each message has.
 	KeyCounts []uint32 `protobuf:"fixed32,8,rep,packed,name=key_counts,json=keyCounts,proto3" json:"key_counts,omitempty"` // at most 200,000
 	// Delivered then, and not before; milliseconds since 1970, at most 40 days ahead. 0: at once.

@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from mq.broker.consuming.sql92 import compile_sql
 from mq.errors import IllegalFilter, MalformedBatch
 from mq.hashing import text_hash
+from mq.names import TAG_CHARACTERS_MAX, is_legal_tag
 from mq.store.batch import message_of_frame
 from mq.store.reading import Run
 from mq.wire.v1.consumer_pb2 import Filter
@@ -26,7 +27,8 @@ MessageTest: TypeAlias = Callable[[Message], bool]
 
 ALL_MESSAGES = "*"
 TAGS_MAX = 64
-TAGS_CHARACTERS_MAX = 4096
+# Of the whole text: one tag of the most characters can be asked for.
+TAGS_CHARACTERS_MAX = TAG_CHARACTERS_MAX
 # The tag of a message, for SQL; a property of this name is hidden by it.
 TAG_PROPERTY = "TAGS"
 
@@ -82,7 +84,7 @@ def _tags(text: str) -> list[str]:
         )
     tags = sorted({tag.strip() for tag in text.split("||")})
     for tag in tags:
-        if not tag or tag == ALL_MESSAGES or "|" in tag or len(tag.split()) > 1:
+        if not tag or not is_legal_tag(tag):
             raise IllegalFilter(
                 f"tags {text[:200]!r}: {tag[:200]!r} is no tag; write one word, several of them "
                 f"as a || b, or {ALL_MESSAGES} alone for all messages"

@@ -1,8 +1,9 @@
 """Messages out of what a broker delivers.
 
-A broker does not open messages, so one that cannot be read may be among them: it is logged, counted
-and passed over, and those around it come through. Objects are made one at a time, when somebody
-takes them. It knows nothing of groups, and keeps nothing but the count.
+One that cannot be read may be among them, stored by an older version or with a body that cannot be
+decompressed: it is logged, counted and passed over, and those around it come through. Objects are
+made one at a time, when they are taken. It knows nothing of groups, and keeps nothing but the
+count.
 """
 
 from __future__ import annotations

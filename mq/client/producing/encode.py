@@ -5,7 +5,7 @@
     request  = request id, ack | 0x7A, varint length, batch | ...      field 15 of PublishRequest
 
 The place is apart, so that a batch goes to another queue without being encoded again. The broker
-checks all of it and opens no message; see proto/mq/v1/message.proto for what it expects.
+checks all of it; see proto/mq/v1/message.proto for what it expects.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from mq.client.model import Message
 from mq.errors import IllegalDelay, IllegalRequest, MessageTooLarge
 from mq.hashing import text_hash
 from mq.levels import DELAY_MS_MAX, LEVELS_MS
+from mq.names import check_tag
 
 MESSAGE_BYTES_MAX = 4 << 20
 PROPERTIES_BYTES_MAX = 16 << 10
@@ -74,7 +75,7 @@ def encode_message(
 
 def _fields(message: Message) -> tuple[bytes, Sequence[int]]:
     """Tag, keys, properties and ordering key, and the hashes of the keys."""
-    fields = _name_field(_TAG, message.tag) if message.tag else b""
+    fields = _tag_field(message.tag) if message.tag else b""
     key_hashes: Sequence[int] = ()
     if message.keys:
         keys = (message.keys,) if isinstance(message.keys, str) else message.keys
@@ -164,6 +165,13 @@ def _text_field(tag: int, text: str) -> bytes:
 
 # For texts of which a program has few.
 _name_field = functools.lru_cache(maxsize=1024)(_text_field)
+
+
+@functools.lru_cache(maxsize=1024)
+def _tag_field(tag: str) -> bytes:
+    field = _text_field(_TAG, tag)
+    check_tag(tag)
+    return field
 
 
 def delay_field(message: Message | bytes | str) -> bytes:

@@ -25,7 +25,7 @@ def half_batch(
     checks: Checks,
     message: Encoded,
 ) -> bytes:
-    """A prepared batch of one message: the broker does not open it."""
+    """A prepared batch of one message."""
     frame, tag_hash, key_hashes, _ = message
     half = Half(
         producer_group=producer_group,

@@ -92,7 +92,7 @@ class TransactStream:
             try:
                 response = TransactResponse.FromString(data)
             except DecodeError as error:
-                # A question about a message that is none: the broker opens no messages.
+                # A question about a message that an older version stored unread, and that is none.
                 log.error("%s sent what cannot be read: %s", self.address, error)  # noqa: TRY400
             else:
                 for one in response.more or (response,):

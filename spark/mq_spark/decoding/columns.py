@@ -33,6 +33,7 @@ from pyspark.sql.types import (
 
 from mq.client import QueueRef
 from mq.names import DEAD_LETTER_PREFIX, GIVE_UP_TOPIC, RETRY_PREFIX, message_id
+from mq.store.walking import Flags, Many, Numbers, Slices
 from mq.wire.v1.message_pb2 import COMPRESSION_LZ4
 from mq_spark.decoding.frames import Opened, open_frames
 from mq_spark.decoding.runs import Rows, rows_of
@@ -44,7 +45,6 @@ from mq_spark.decoding.slices import (
     or_null,
     text_array,
 )
-from mq_spark.decoding.walking import Flags, Many, Numbers, Slices
 
 __all__ = ["Rows", "arrow_schema", "record_batch", "record_batches", "rows_of", "spark_schema"]
 

@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from mq.store.walking import Fields, Flags, Many, Notes, Numbers, Slices, Walker
 from mq.wire.v1.message_pb2 import Message
-from mq_spark.decoding.walking import Fields, Flags, Many, Notes, Numbers, Slices, Walker
 
 # Tags of the fields: number << 3 | wire type.
 _BODY, _TAG, _KEY, _PROPERTY, _ORDERING_KEY = 0x0A, 0x12, 0x1A, 0x22, 0x2A

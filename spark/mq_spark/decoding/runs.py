@@ -16,8 +16,8 @@ from google.protobuf.message import DecodeError
 
 from mq.client.consuming.pages import Page
 from mq.errors import Internal
+from mq.store.walking import Numbers, Walker
 from mq.wire.v1.consumer_pb2 import RawRun
-from mq_spark.decoding.walking import Numbers, Walker
 
 # Tags of a Run: numbers, then the sizes of its frames as packed fixed32.
 _QUEUE_OFFSET, _LOG_OFFSET, _STORED_AT, _FRAME_SIZES, _FRAME = 0x08, 0x10, 0x18, 0x22, 0x7A

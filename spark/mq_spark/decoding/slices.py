@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mq_spark.decoding.walking import Flags, Many, Numbers, Slices
+from mq.store.walking import Flags, Many, Numbers, Slices
 
 
 def binary_array(data: bytes | memoryview, slices: Slices) -> pa.BinaryArray:

@@ -25,7 +25,9 @@ from mq.client.producing.encode import (
     PROPERTIES_MAX,
     varint,
 )
+from mq.errors import IllegalRequest
 from mq.hashing import text_hash
+from mq.names import check_tag
 from mq_spark.errors import MqSparkError
 
 Int64s = npt.NDArray[np.int64]
@@ -114,6 +116,7 @@ def encode(batch: pa.RecordBatch, topic: str, compress_above_bytes: int) -> Enco
     key_counts, key_hashes = np.zeros(count, np.int64), np.empty(0, np.uint64)
     if "tag" in columns:
         tags = _texts(columns["tag"], "tag", topic)
+        _check_tags(tags, topic)
         pieces += _field(_TAG, tags)
         tag_hashes = _hashes(tags)
     if "keys" in columns:
@@ -184,6 +187,14 @@ def _bodies(bodies: pa.Array, topic: str, compress_above_bytes: int) -> tuple[pa
     return pc.replace_with_mask(
         bodies, pa.array(is_compressed), pa.array(smaller, pa.binary())
     ), is_compressed
+
+
+def _check_tags(tags: pa.Array, topic: str) -> None:
+    for tag in pc.unique(tags).to_pylist():
+        try:
+            check_tag(tag.decode())
+        except IllegalRequest as error:
+            raise MqSparkError(f"topic {topic}: {error}") from None
 
 
 def _keys(column: pa.Array, topic: str) -> tuple[pa.Array, Int64s]:

@@ -17,6 +17,7 @@ from mq.client.producing.encode import (
 )
 from mq.errors import IllegalRequest, MessageTooLarge
 from mq.hashing import text_hash
+from mq.names import is_legal_tag
 from mq.store.batch import accept, prepare
 from mq.wire.v1.message_pb2 import COMPRESSION_LZ4, COMPRESSION_NONE
 from mq.wire.v1.message_pb2 import Batch as WireBatch
@@ -30,7 +31,7 @@ texts = st.text(st.characters(codec="utf-8"), max_size=200)
 messages = st.builds(
     Message,
     st.binary(max_size=300),
-    tag=texts,
+    tag=texts.filter(is_legal_tag),
     keys=st.lists(texts, max_size=3),
     properties=st.dictionaries(texts, texts, max_size=3),
     ordering_key=texts,
@@ -175,6 +176,13 @@ def test_as_many_properties_as_are_allowed_are_sent() -> None:
     for properties in (many, large):
         frame = encode_message(Message(b"", properties=properties), NOW_MS, NEVER)[0]
         assert dict(wire_message(frame).properties) == properties
+
+
+@pytest.mark.parametrize("tag", ["two words", "a||b", "a|b", "*", " a", "x" * 4097])
+def test_a_tag_that_no_filter_can_ask_for_is_refused_before_it_is_sent(tag: str) -> None:
+    for _ in range(2):
+        with pytest.raises(IllegalRequest, match="is not legal: no filter could ask for it"):
+            encode_message(Message(b"", tag=tag), NOW_MS, NEVER)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from mq.client import QueueRef
 from mq.wire.v1.message_pb2 import COMPRESSION_LZ4, Message, Origin
 from mq_spark.decoding import columns
 from mq_spark.decoding.columns import arrow_schema, record_batch, record_batches
+from tests.support.wire_messages import anything, messages
 from tests.unit.spark.frame_rows import LOG_OFFSET, STORED_AT_MS, frame_of, parsed, rows_with
-from tests.unit.spark.test_frames import anything, messages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from mq.client import Message
 from mq.client.producing.encode import MESSAGE_BYTES_MAX, encode_message
 from mq.hashing import text_hash
+from mq.names import is_legal_tag
 from mq.wire.v1.message_pb2 import Batch
 from mq.wire.v1.message_pb2 import Message as WireMessage
 from mq_spark.errors import MqSparkError
@@ -27,7 +28,7 @@ ROWS = st.lists(
         {
             "body": st.binary(max_size=300),
             "keys": st.none() | st.lists(TEXT, max_size=4),
-            "tag": st.none() | TEXT,
+            "tag": st.none() | TEXT.filter(is_legal_tag),
             "ordering_key": st.none() | TEXT,
             "properties": st.none() | st.dictionaries(TEXT, TEXT, max_size=4),
             "born_at": st.none() | st.integers(0, 4_000_000_000_000),
@@ -178,6 +179,7 @@ def test_times_before_1971_and_without_a_zone() -> None:
             {"body": [np.random.default_rng(1).bytes(MESSAGE_BYTES_MAX)]},
             "a message of 41943.. bytes: at most",
         ),
+        ({"body": [b"", b""], "tag": ["a", "two words"]}, "topic t: tag 'two words' is not legal"),
         ({"body": [b""], "keys": pa.array([["a", None]])}, "1 keys that are null"),
         (
             {

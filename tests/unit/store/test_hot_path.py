@@ -74,6 +74,29 @@ def test_accepting_a_batch_runs_as_many_lines_as_accepting_one_message(
     assert lines_run(lambda: accept(many, LIMIT)) == expected
 
 
+def varied_batch(count: int) -> bytes:
+    """Prepared, of messages that differ in everything: sizes, tags, keys, properties."""
+    tags = ("", "paid", "shipped", "returned-by-the-customer")
+    messages = [
+        Message(
+            body=bytes(at % 300),
+            tag=tags[at % 4],
+            keys=[f"order-{at}", f"customer-{at % 50}"][: at % 3],
+            properties={"number": str(at)},
+        )
+        for at in range(count)
+    ]
+    return prepare(plain(messages))
+
+
+def test_accepting_messages_that_differ_runs_lines_that_do_not_depend_on_their_number() -> None:
+    few, some, many = varied_batch(12), varied_batch(400), varied_batch(5_000)
+    least = varied_batch(9)
+    accept(few, LIMIT)  # hashes of tags are kept
+    assert lines_run(lambda: accept(few, LIMIT)) == lines_run(lambda: accept(least, LIMIT))
+    assert lines_run(lambda: accept(many, LIMIT)) == lines_run(lambda: accept(some, LIMIT))
+
+
 @contextmanager
 def open_store(directory: Path) -> Iterator[Store]:
     node = Identity("cluster", "set", "node")

@@ -20,6 +20,7 @@ from mq.broker.consuming.filters import (
 )
 from mq.errors import IllegalFilter
 from mq.hashing import text_hash
+from mq.names import is_legal_tag
 from mq.store.reading import Run
 from mq.wire.v1.consumer_pb2 import Filter
 from mq.wire.v1.message_pb2 import Batch, Message
@@ -204,3 +205,12 @@ def test_select_keeps_exactly_the_messages_that_pass(contents: list[list[bytes]]
     # No run starts where another part of the same one ends: they would have been one.
     ends = {(run.queue_offset + run.message_count, run.stored_at_ms) for run in kept}
     assert not ends & {(run.queue_offset, run.stored_at_ms) for run in kept}
+
+
+@given(st.text("ab|* \t\u2003\n*", max_size=5) | st.text(max_size=8))
+def test_a_tag_is_legal_exactly_if_a_filter_can_ask_for_it(text: str) -> None:
+    try:
+        asked = compile_filter(Filter(tags=text)).tag_hashes
+    except (IllegalFilter, UnicodeEncodeError):
+        asked = frozenset()
+    assert (asked == {text_hash(text)}) == (is_legal_tag(text) and text != "")

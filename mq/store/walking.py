@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
-_Words: TypeAlias = npt.NDArray[np.uint64]
+Words: TypeAlias = npt.NDArray[np.uint64]
 
 # One byte, a field number that exists, and a number or a length behind it.
 _IS_PLAIN = np.array([8 <= tag < 0x80 and tag & 7 in (0, 2) for tag in range(256)])
@@ -130,7 +130,7 @@ class Walker:
         self._last = len(data) - 8
         self._bytes = np.frombuffer(data, np.uint8)
         # The eight bytes from each place on.
-        self._words: _Words = np.ndarray((self._last + 1,), "<u8", data, strides=(1,))
+        self._words: Words = np.ndarray((self._last + 1,), "<u8", data, strides=(1,))
 
     def walk(
         self, rows: Numbers, starts: Numbers, ends: Numbers, until: int | None = None
@@ -161,6 +161,11 @@ class Walker:
         going: Flags = at < ends
         return going if until is None else going & (self._bytes.take(at, mode="clip") != until)
 
+    def words_before(self, ends: Numbers) -> Words:
+        """The eight bytes before each of these places, of which there are as many."""
+        words: Words = self._words[ends - 8]
+        return words
+
     def heads(self, at: Numbers) -> tuple[Numbers, Numbers, Numbers]:
         """The tags of the fields that begin there, where their values stand, and the numbers or
         lengths: negative where there is none of at most seven bytes.
@@ -172,6 +177,10 @@ class Walker:
         words >>= np.uint64(8)
         if not (words & 0x80).any():
             return tags, at + 2, (words & 0x7F).view(np.int64)
+        if not ((words & 0x8080) == 0x8080).any():
+            has_two = words >> np.uint64(7) & np.uint64(1)
+            values = (words & 0x7F | (words >> np.uint64(1) & 0x3F80) * has_two).view(np.int64)
+            return tags, at + (has_two.view(np.int64) + 2), values
         # The bit that ends a number is the lowest that is clear of all those on top of a byte.
         ends = ~words & 0x80_8080_8080_8080
         is_endless = ends == 0
