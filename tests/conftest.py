@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,16 +10,23 @@ from hypothesis import settings
 
 from tests.support.signals import give_defaults_to_children
 
-# Before anything is started, also in the processes of pytest-xdist.
+# Before anything is started, also in the processes of pytest-xdist: tests pass as a background job.
 give_defaults_to_children()
+
+# Nor does a terminal, a CI's wish for colours or variables of a running broker change results.
+_OF_THE_SHELL = {"COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"}
+for _name in list(os.environ):
+    if _name in _OF_THE_SHELL or (_name[:3] == "MQ_" and _name != "MQ_MODEL_EXAMPLES"):
+        del os.environ[_name]
 
 # Machines are shared and noisy: no test is about how long an example takes.
 settings.register_profile("mq", deadline=None)
 settings.load_profile("mq")
 
 _TESTS = Path(__file__).parent
-# Longer than in `pyproject.toml`: Java and clusters of processes start slowly on a busy machine.
-_TIMEOUTS_S = {"cluster": 400, "spark": 400, "chaos": 1000}
+# Longer than in `pyproject.toml`: on a busy machine Java and sets of processes start slowly, and
+# many simulations are one test.
+_TIMEOUTS_S = {"cluster": 400, "spark": 400, "sim": 600, "chaos": 1000}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
