@@ -8,6 +8,7 @@ range) are values, not errors.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping, Sequence
 
 
 class Code(enum.Enum):
@@ -56,6 +57,7 @@ class Code(enum.Enum):
     NOT_ASSIGNED = "NOT_ASSIGNED"
     INTERNAL = "INTERNAL"
     UNREACHABLE = "UNREACHABLE"
+    NO_LEADER = "NO_LEADER"
     CLIENT_CLOSED = "CLIENT_CLOSED"
     REQUEST_TIMEOUT = "REQUEST_TIMEOUT"
     REQUEST_FAILED = "REQUEST_FAILED"
@@ -351,6 +353,30 @@ class Unreachable(MqError):
 
     code = Code.UNREACHABLE
     retryable = True
+
+
+class NoLeader(Unreachable):
+    """Some nodes of a broker set answer, and none of them leads; raised by clients. The set goes on
+    by itself when a majority of its nodes is up.
+    """
+
+    code = Code.NO_LEADER
+
+    def __init__(self, broker_set: str, up: Sequence[str], down: Mapping[str, str]) -> None:
+        """`up` are the nodes that answer, `down` the others, each with where and why not."""
+        count, majority = len(up) + len(down), (len(up) + len(down)) // 2 + 1
+        text = f"{broker_set} has no leader: {len(up)} of {count} nodes up ({', '.join(up)})"
+        if down:
+            verb = "does" if len(down) == 1 else "do"
+            text += f"; {', '.join(down)} {verb} not answer ({'; '.join(down.values())})"
+        if len(up) < majority:
+            advice = (
+                f"A leader needs {majority} of {count}: start {majority - len(up)} more of them"
+            )
+        else:
+            advice = "None has been elected yet: do the nodes reach each other's Raft addresses?"
+        super().__init__(f"{text}. {advice}")
+        self.broker_set = broker_set
 
 
 class ClientClosed(MqError, RuntimeError):

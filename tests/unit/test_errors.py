@@ -8,7 +8,15 @@ from collections import Counter
 import pytest
 
 from mq import errors
-from mq.errors import ClientClosed, Code, LogDamaged, MessagesDamaged, MqError
+from mq.errors import (
+    ClientClosed,
+    Code,
+    LogDamaged,
+    MessagesDamaged,
+    MqError,
+    NoLeader,
+    Unreachable,
+)
 
 CLASSES = [
     value
@@ -28,11 +36,13 @@ RETRYABLE = {
     Code.REBALANCING,
     Code.UNREACHABLE,
     Code.MESSAGES_DAMAGED,
+    Code.NO_LEADER,
 }
 # Who catches the second kind catches these too; all others are of no other kind.
 ALSO: dict[type[MqError], tuple[type[Exception], ...]] = {
     ClientClosed: (MqError, RuntimeError),
     MessagesDamaged: (LogDamaged,),
+    NoLeader: (Unreachable,),
 }
 
 

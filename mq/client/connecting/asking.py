@@ -52,6 +52,10 @@ class Asked(Protocol):
 
     def failed(self, address: str) -> None: ...
 
+    def gave_up(self, failure: MqError, timeout_s: float, server: str = "") -> MqError:
+        """What to raise when the time is over; `failure` is that of the last attempt."""
+        ...
+
 
 def now_s() -> float:
     return asyncio.get_running_loop().time()
@@ -66,7 +70,7 @@ async def ask_until(asked: Asked, question: Question, server: str = "") -> Any:
     """The answer; of `server` and no other, if that is given.
 
     Asks again until the time is over when nobody leads or nobody was reached, so that a request may
-    be carried out twice. Raises what the broker answers; Unreachable when none does.
+    be carried out twice. Raises what the broker answers; Unreachable, or NoLeader, when none does.
     """
     deadline_s = now_s() + question.timeout_s
     tried: list[str] = []
@@ -91,20 +95,11 @@ async def ask_until(asked: Asked, question: Question, server: str = "") -> Any:
             pause_s = back_off_s(attempt)
             attempt += 1
             if now_s() + pause_s >= deadline_s:
-                raise _in_the_end(failure, asked.addresses, question.timeout_s) from None
+                raise asked.gave_up(failure, question.timeout_s, server) from None
             await asyncio.sleep(pause_s)
         elif now_s() >= deadline_s:
-            raise _in_the_end(failure, asked.addresses, question.timeout_s) from None
+            raise asked.gave_up(failure, question.timeout_s, server) from None
 
 
 def _are_tried(asked: Asked, tried: list[str], last: str) -> bool:
     return all(one in (*tried, last) for one in asked.addresses)
-
-
-def _in_the_end(failure: MqError, addresses: Iterable[str], timeout_s: float) -> MqError:
-    if isinstance(failure, Unreachable):
-        return Unreachable(
-            f"no broker answered within {max(0.0, timeout_s):g} s; tried {', '.join(addresses)}; "
-            f"the last one: {failure}"
-        )
-    return failure

@@ -6,6 +6,8 @@ an Internal that names it. Failures of the connection itself carry no code of ou
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
@@ -13,6 +15,8 @@ from google.protobuf.message import DecodeError
 from mq import errors
 from mq.errors import Internal, MqError, NotLeader, Unreachable
 from mq.wire.v1 import status_pb2
+
+E = TypeVar("E", bound=MqError)
 
 _STATUS_KEY = "mq-status-bin"
 _CLASSES: dict[str, type[MqError]] = {
@@ -39,7 +43,7 @@ def error_of(code: int, text: str, leader_address: str = "", retry_after_ms: int
     return error
 
 
-def fresh(error: MqError) -> MqError:
+def fresh(error: E) -> E:
     """One more of the same. Who raises an error adds to its traceback: each gets an own one."""
     kind = type(error)
     copy = kind.__new__(kind)
@@ -63,9 +67,47 @@ def error_of_call(failure: grpc.aio.AioRpcError, address: str) -> MqError:
                 break
             return error_of(status.code, status.text, status.leader_address, status.retry_after_ms)
     if failure.code() in _NOT_REACHED:
-        return Unreachable(f"{address}: {failure.code().name}, {failure.details()}")
+        return Unreachable(f"{address}: {_reason(failure)}")
+    if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return Internal(
+            f"{address} does not know what it was asked for: it is no broker of mq, or one of an "
+            f"older version ({failure.code().name}: {failure.details()})"
+        )
     return Internal(f"{address} answered {failure.code().name}: {failure.details()}")
 
+
+def _reason(failure: grpc.aio.AioRpcError) -> str:
+    """In a few plain words, if gRPC's own are known; otherwise those."""
+    details = failure.details() or ""
+    for part, words in _REASONS:
+        if part in details:
+            return words
+    if failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return "no answer in time"
+    return f"{failure.code().name}, {details}"
+
+
+_CLIENT_PORT = "clients want the port of --port, 8081 by default"
+# By a part of gRPC's text, the first that fits: why there is no connection.
+_REASONS = (
+    ("Connection refused", "connection refused"),
+    ("Domain name not found", "no such host"),
+    ("DNS resolution failed", "no such host"),
+    ("No route to host", "no route to host"),
+    ("Network is unreachable", "network is unreachable"),
+    ("Connection timed out", "no connection in time"),
+    ("Failed parsing HTTP/2", f"it does not speak gRPC, a metrics port perhaps: {_CLIENT_PORT}"),
+    (
+        "before receiving SETTINGS frame",
+        f"it takes connections and says nothing: frozen, or no broker; {_CLIENT_PORT}",
+    ),
+    (
+        "failed to connect to all addresses; last error: UNAVAILABLE",
+        f"it closes connections at once: stopping, or a Raft port; {_CLIENT_PORT}",
+    ),
+    ("Socket closed", "the connection was closed"),
+    ("Connection reset by peer", "the connection was closed"),
+)
 
 _NOT_REACHED = frozenset(
     {

@@ -53,6 +53,7 @@ class _Counting:
         self._broker_set = broker_set
         self.next_address = broker_set.next_address
         self.not_leader = broker_set.not_leader
+        self.gave_up = broker_set.gave_up
         self.unanswered = 0
 
     @property

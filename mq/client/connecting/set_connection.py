@@ -7,6 +7,7 @@ says who does, and calls follow. Retries of sends and of streams are not made he
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,16 @@ import grpc.aio
 from google.protobuf.message import Message as WireMessage
 
 from mq.client.connecting.asking import Question, ask_until, back_off_s, now_s
+from mq.client.connecting.attempts import LOG_AFTER_S
 from mq.client.connecting.channels import Channels
 from mq.client.connecting.servers import Servers
-from mq.errors import NotLeader
+from mq.errors import MqError, NoLeader, Unreachable
 from mq.wire.v1.cluster_pb2 import BrokerSet, RouteResponse
 
 if TYPE_CHECKING:
     from mq.client.connecting.wiring import Connection
+
+log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 5.0
 
@@ -39,6 +43,11 @@ class SetConnection:
         self.servers = Servers(seeds, cluster.zone)
         self._channels = channels
         self._leader = ""
+        # By the last word of a broker, whether it was reached since or not.
+        self._named_leader = ""
+        self._nodes: dict[str, str] = {}
+        self._leaderless_since_s: float | None = None
+        self._is_logged = False
         # The newest in which somebody was known to lead.
         self.term = 0
 
@@ -48,6 +57,7 @@ class SetConnection:
 
     def learn(self, broker_set: BrokerSet) -> None:
         """What a broker says of the set; what is older than what is known counts for nothing."""
+        self._nodes = {node.node_id: node.address for node in broker_set.nodes} or self._nodes
         for node in broker_set.nodes:
             self.servers.learn(node.address, node.zone)
         self.servers.keep_only(node.address for node in broker_set.nodes if node.address)
@@ -60,6 +70,7 @@ class SetConnection:
         if broker_set.term > self.term or not self._leader:
             self._leader = leaders[0] if leaders else ""
             self.term = broker_set.term
+            self._name_leader(self._leader)
 
     # Single calls
 
@@ -90,18 +101,39 @@ class SetConnection:
 
     async def ask(self, address: str, question: Question, timeout_s: float) -> Any:
         began_s = now_s()
-        answer = await self._channels.ask(
-            address,
-            question.service,
-            question.method,
-            question.request,
-            timeout_s,
-            raw_response=question.raw_response,
-        )
+        answer = await self.cluster.attempt(address, question, timeout_s)
         # Calls that wait for messages say nothing about the way there.
         if question.service != "ConsumerService":
             self.servers.succeeded(address, now_s() - began_s)
         return answer
+
+    def gave_up(self, failure: MqError, timeout_s: float, server: str = "") -> MqError:  # noqa: ARG002 # as Asked has it
+        """Why there is no answer of a leader: none is reached, or there is none."""
+        attempts = self.cluster.attempts
+        up = [one for one in self.servers if attempts.is_up(one)]
+        if not up:
+            return attempts.unreachable(self.servers, timeout_s)
+        if reason := attempts.reason(self._named_leader):
+            return Unreachable(
+                f"the leader of {self.name}, at {self._named_leader}, does not answer ({reason}); "
+                f"{', '.join(up)} answered last, and have not elected another one yet: try again "
+                "in a moment"
+            )
+        return self.no_leader()
+
+    def no_leader(self) -> NoLeader:
+        """With what is known of the nodes."""
+        attempts = self.cluster.attempts
+        nodes = self._nodes or {one: one for one in self.servers}
+        up = [one for one, address in nodes.items() if attempts.is_up(address)]
+        down = {
+            one: f"{address}: {attempts.reason(address) or 'not asked yet'}"
+            if address
+            else f"{one}: its address is not known"
+            for one, address in nodes.items()
+            if one not in up
+        }
+        return NoLeader(self.name, up, down)
 
     # Leaders
 
@@ -111,7 +143,7 @@ class SetConnection:
         return self._leader
 
     async def leader(self, timeout_s: float = CALL_TIMEOUT_S) -> str:
-        """Address of who leads, as far as is known. NotLeader when nobody does until the end."""
+        """Address of who leads, as far as is known. NoLeader when nobody does until the end."""
         deadline_s = now_s() + timeout_s
         attempt = 0
         while not self._leader:
@@ -125,7 +157,7 @@ class SetConnection:
             pause_s = back_off_s(attempt)
             attempt += 1
             if now_s() + pause_s >= deadline_s:
-                raise NotLeader(None, None)
+                raise self.no_leader()
             await asyncio.sleep(pause_s)
         return self._leader
 
@@ -138,9 +170,25 @@ class SetConnection:
         if leader and leader != address:
             self.servers.learn(leader)
             self._leader = leader
-        elif self._leader == address:
+            self._name_leader(leader)
+        elif self._leader in ("", address):
             self._leader = ""
+            self._name_leader("")
         return self._leader
+
+    def _name_leader(self, address: str) -> None:
+        """By the word of a broker; empty: it knows of none. What lasts is logged, once."""
+        self._named_leader = address
+        if address:
+            if self._is_logged:
+                log.info("%s has a leader again, at %s", self.name, address)
+            self._leaderless_since_s, self._is_logged = None, False
+            return
+        if self._leaderless_since_s is None:
+            self._leaderless_since_s = now_s()
+        if not self._is_logged and now_s() - self._leaderless_since_s >= LOG_AFTER_S:
+            self._is_logged = True
+            log.warning("%s; still trying", self.no_leader())
 
     def failed(self, address: str) -> None:
         """It was not reached, or broke off."""

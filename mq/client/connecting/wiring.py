@@ -6,6 +6,7 @@ stale and is only a place to start. Everything runs on the event loop that uses 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,11 +15,20 @@ from google.protobuf.message import Message as WireMessage
 
 from mq import names
 from mq.client.connecting.asking import Question, ask_until, back_off_s, now_s
+from mq.client.connecting.attempts import Attempts
 from mq.client.connecting.channels import Channels
 from mq.client.connecting.servers import Servers
 from mq.client.connecting.set_connection import CALL_TIMEOUT_S, SetConnection
 from mq.client.model import QueueRef
-from mq.errors import IllegalConfig, IllegalRequest, TopicNotFound, Unreachable
+from mq.errors import (
+    ClientClosed,
+    IllegalConfig,
+    IllegalRequest,
+    MqError,
+    NotLeader,
+    TopicNotFound,
+    Unreachable,
+)
 from mq.hashing import text_hash
 from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse, TopicRoute
 
@@ -35,6 +45,8 @@ __all__ = [
 # A broker that holds a call for so long is frozen or gone; another may answer.
 _ROUTE_ATTEMPT_S = 1.0
 ROUTE_AGE_S_MAX = 30.0
+# For who is asked when the time is over, to say why: not longer than a producer waits for that.
+_LAST_WORD_S = 0.15
 
 
 class Route(NamedTuple):
@@ -88,6 +100,7 @@ class Connection:
         self.seeds = parse_servers(servers)
         self.zone = zone
         self.servers = Servers(self.seeds, zone)
+        self.attempts = Attempts()
         self._channels = Channels()
         self._sets: dict[str, SetConnection] = {}
         self._routes: dict[str, tuple[Route, float]] = {}
@@ -122,17 +135,40 @@ class Connection:
 
     async def ask(self, address: str, question: Question, timeout_s: float) -> Any:
         began_s = now_s()
-        answer = await self._channels.ask(
-            address,
-            question.service,
-            question.method,
-            question.request,
-            timeout_s,
-            raw_response=question.raw_response,
-        )
+        answer = await self.attempt(address, question, timeout_s)
         if question.service != "ConsumerService":
             self.servers.succeeded(address, now_s() - began_s)
         return answer
+
+    async def attempt(self, address: str, question: Question, timeout_s: float) -> Any:
+        """One attempt, of any set. What comes of it is kept for errors and the log."""
+        began_s = now_s()
+        try:
+            answer = await self._channels.ask(
+                address,
+                question.service,
+                question.method,
+                question.request,
+                timeout_s,
+                raw_response=question.raw_response,
+            )
+        except Unreachable as error:
+            self.attempts.failed(address, error, began_s, now_s())
+            raise
+        except ClientClosed:
+            raise
+        except MqError:
+            self.attempts.answered(address, now_s())
+            raise
+        self.attempts.answered(address, now_s())
+        return answer
+
+    def gave_up(self, failure: MqError, timeout_s: float, server: str = "") -> MqError:
+        """Unreachable, unless a broker has answered: then what that said."""
+        asked = [server] if server else list(self.servers)
+        if not any(map(self.attempts.is_up, asked)):
+            return self.attempts.unreachable(asked, timeout_s)
+        return failure if isinstance(failure, NotLeader) else NotLeader(None, None)
 
     def not_leader(self, address: str, leader: str = "") -> str:
         """Of a question that only a leader answers, asked of one broker: there is no other."""
@@ -246,9 +282,32 @@ class Connection:
         """
         request = RouteRequest(topics=topics)
         question = Question("ClusterService", "Route", request, timeout_s, _ROUTE_ATTEMPT_S)
-        response: RouteResponse = await ask_until(_InOrder(self, first), question)
+        try:
+            response: RouteResponse = await ask_until(_InOrder(self, first), question)
+        except NotLeader as error:
+            raise await self._without_topics(error) from None
         self.learn(response)
         return response
+
+    async def _without_topics(self, error: NotLeader) -> MqError:
+        """Those that answer have not read their logs since they were started, and tell no topics,
+        because their set has no leader. Who is missing they know all the same.
+        """
+        question = Question("ClusterService", "Route", RouteRequest(), _LAST_WORD_S)
+        up = [one for one in self.servers if self.attempts.is_up(one)]
+        try:
+            response: RouteResponse = await self.ask(up[0], question, _LAST_WORD_S)
+        except (MqError, IndexError):
+            return error
+        self.learn(response)
+        led = [one.name for one in response.broker_sets if one.leader_id or one.age_ms]
+        missing = [self.of(one.name) for one in response.broker_sets if one.name not in led]
+        if not missing:
+            return error
+        unasked = [one for one in missing[0].servers if not self.attempts.is_known(one)]
+        asking = (self.attempt(one, question, _LAST_WORD_S) for one in unasked)
+        await asyncio.gather(*asking, return_exceptions=True)
+        return missing[0].no_leader()
 
     def learn(self, response: RouteResponse) -> None:
         for broker_set in response.broker_sets:
@@ -285,6 +344,7 @@ class _InOrder:
         self._tried: list[str] = []
         self.failed = connection.failed
         self.ask = connection.ask
+        self.gave_up = connection.gave_up
 
     @property
     def addresses(self) -> Iterable[str]:

@@ -83,6 +83,8 @@ class Attendance:
         self.news = News()
         # Has had an assignment.
         self.is_joined = False
+        # Why no leader was found the last time, after it was looked for as long as a call may take.
+        self.trouble: Unreachable | None = None
         # Those who wait until the consumer has joined wait for this set, too.
         self.is_awaited = True
         self._broker_set = broker_set
@@ -145,7 +147,10 @@ class Attendance:
     async def _pause(self, failures: int, error: MqError) -> None:
         pause_s = min(BACK_OFF_S * 2 ** min(failures - 1, 10), BACK_OFF_S_MAX)
         log.log(
-            logging.WARNING if failures > 3 else logging.INFO,
+            # That no broker or no leader is found the connection logs, once.
+            logging.WARNING
+            if failures > 3 and not isinstance(error, Unreachable)
+            else logging.INFO,
             "consumer %s of group %s has no broker in %s, next attempt in %.2f s: %s",
             self._wanted.member_id,
             self._wanted.group,
@@ -161,7 +166,13 @@ class Attendance:
 
     async def _stream(self) -> None:
         """Opens one and serves it to its end."""
-        address = await self._broker_set.leader()
+        try:
+            address = await self._broker_set.leader()
+        except Unreachable as trouble:
+            self.trouble = trouble
+            self._court.changed()
+            raise
+        self.trouble = None
         self._term = max(self._term, self._broker_set.term)
         call = self._broker_set.stream(address, _SERVICE, "Subscribe", raw_responses=True)
         stream = Stream(

@@ -8,6 +8,7 @@ them durable.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -15,8 +16,9 @@ from typing import Self
 
 from mq.client.connecting.wiring import Connection
 from mq.client.consuming.failing import Failing, Nack
+from mq.client.consuming.held_queue import Taken
 from mq.client.consuming.polled import Polled
-from mq.client.consuming.session import JOIN_S, Session
+from mq.client.consuming.session import JOIN_S, LOOK_AT_TROUBLE_S, Session
 from mq.client.consuming.subscription import (
     CACHE_BYTES,
     CACHE_MESSAGES,
@@ -86,16 +88,30 @@ class Consumer:
     ) -> list[ReceivedMessage]:
         """What is there, or comes first within the time. With auto_commit, all that was polled
         before is done. Raises what the broker has ended the consumer with, such as
-        SubscriptionMismatch.
+        SubscriptionMismatch. Unreachable, or NoLeader, as long as the group was never joined and 5
+        s of trying were in vain: it goes on trying, so one may poll again.
         """
         await self._begin()
         # One who finds messages each time would never let the stream be served.
         await asyncio.sleep(0)
         try:
-            return self._polled.add(await self._session.take(messages_max, timeout_s))
+            return self._polled.add(await self._take(messages_max, timeout_s))
         except MqError:
             self._session.told()
             raise
+
+    async def _take(self, messages_max: int, timeout_s: float | None) -> list[Taken]:
+        """Until the group is joined, why that fails is of more interest than messages."""
+        session, now_s = self._session, asyncio.get_running_loop().time
+        deadline_s = math.inf if timeout_s is None else now_s() + timeout_s
+        while not session.is_joined:
+            session.raise_trouble()
+            left_s = deadline_s - now_s()
+            found = await session.take(messages_max, max(0.0, min(left_s, LOOK_AT_TROUBLE_S)))
+            if found or session.holdings.is_stopped or left_s <= LOOK_AT_TROUBLE_S:
+                return found
+        left_s = deadline_s - now_s()
+        return await session.take(messages_max, None if timeout_s is None else max(0.0, left_s))
 
     def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         """Without an end, until the consumer is closed."""

@@ -6,6 +6,7 @@ polls, and each thread that runs handlers, takes them from what the stream has b
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +22,7 @@ from mq.client.consuming.polled import Polled
 from mq.client.consuming.pull import Offsets, PullResult, QueueLike
 from mq.client.consuming.pull import PullConsumer as AsyncPullConsumer
 from mq.client.consuming.push import check_workers
-from mq.client.consuming.session import JOIN_S, Session
+from mq.client.consuming.session import JOIN_S, LOOK_AT_TROUBLE_S, Session
 from mq.client.consuming.subscription import (
     CACHE_BYTES,
     CACHE_MESSAGES,
@@ -86,7 +87,8 @@ class Consumer:
     def poll(self, messages_max: int = 32, timeout_s: float | None = 1.0) -> list[ReceivedMessage]:
         """What is there, or comes first within the time. With auto_commit, all that was polled
         before is done. Raises what the broker has ended the consumer with, such as
-        SubscriptionMismatch.
+        SubscriptionMismatch. Unreachable, or NoLeader, as long as the group was never joined and 5
+        s of trying were in vain: it goes on trying, so one may poll again.
         """
         self._session.check_open()
         if not self._session.is_started:
@@ -94,10 +96,23 @@ class Consumer:
         if self._auto_commit:
             self._polled.all_done()
         try:
-            return self._polled.add(self._session.holdings.wait_take(messages_max, timeout_s))
+            return self._polled.add(self._take(messages_max, timeout_s))
         except MqError:
             self._session.told()
             raise
+
+    def _take(self, messages_max: int, timeout_s: float | None) -> list[Taken]:
+        """Until the group is joined, why that fails is of more interest than messages."""
+        session, wait_take = self._session, self._session.holdings.wait_take
+        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not session.is_joined:
+            session.raise_trouble()
+            left_s = deadline_s - time.monotonic()
+            found = wait_take(messages_max, max(0.0, min(left_s, LOOK_AT_TROUBLE_S)))
+            if found or session.holdings.is_stopped or left_s <= LOOK_AT_TROUBLE_S:
+                return found
+        left_s = deadline_s - time.monotonic()
+        return wait_take(messages_max, None if timeout_s is None else max(0.0, left_s))
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """Without an end, until the consumer is closed."""

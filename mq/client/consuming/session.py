@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 
+from mq.client.connecting.failures import fresh
 from mq.client.connecting.wiring import Connection
 from mq.client.consuming import offset_calls
 from mq.client.consuming.attendance import Attendance, Court
@@ -43,6 +44,8 @@ BACK_OFF_S, BACK_OFF_S_MAX = 0.05, 1.0
 JOIN_S = 10.0
 # ... and for those of other sets, when they have one.
 OTHERS_S = 2.0
+# While it has not joined: how often who polls looks whether that is in vain.
+LOOK_AT_TROUBLE_S = 0.25
 # How often the consumer looks in which sets its topics are.
 LOOK_S = 5.0
 # ... and while one of them does not exist.
@@ -94,6 +97,8 @@ class Session:
         self._ready = asyncio.Event()
         self._has_looked = self._is_closing = self._has_left = False
         self._is_failure_told = False
+        # Why no broker was found the last time that it was looked where the topics are.
+        self._trouble: MqError | None = None
 
     def _tell(self, broker_set: str, *, is_urgent: bool) -> None:
         attendance = self._attendances.get(broker_set)
@@ -116,14 +121,15 @@ class Session:
 
     async def joined(self, timeout_s: float) -> None:
         """All sets that have the topics have sent an assignment; or one has, and the others had a
-        moment. Unreachable when none comes in time; raises what ended the consumer instead.
+        moment. Unreachable when none comes in time, and NoLeader; raises what ended the consumer
+        instead.
         """
         await self.start()
         is_first = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s) as limit:
                 while not self._is_settled:
-                    if is_first and self._is_joined:
+                    if is_first and self.is_joined:
                         # A set that is down does not keep the others waiting for long.
                         is_first = False
                         moment_s = asyncio.get_running_loop().time() + OTHERS_S
@@ -134,7 +140,8 @@ class Session:
             self.told()
             raise self.holdings.failure
         missing = [one for one in self._attendances.values() if not one.is_joined]
-        if not self._is_joined:
+        if not self.is_joined:
+            self.raise_trouble()
             raise Unreachable(
                 f"no broker let {self.wanted.member_id} into group {self.wanted.group} within "
                 f"{timeout_s:g} s; tried {', '.join(self._connection.servers)}"
@@ -150,14 +157,33 @@ class Session:
         return bool(known) and all(one.is_connected for one in known)
 
     @property
-    def _is_joined(self) -> bool:
+    def is_joined(self) -> bool:
+        """In some set, once."""
         return any(one.is_joined for one in self._attendances.values())
+
+    def raise_trouble(self) -> None:
+        """Why it could not join yet, if it was tried for as long as a call may take. It goes on
+        trying, and says the same when that was in vain as well.
+        """
+        if trouble := self._found_trouble():
+            self._trouble = None
+            for one in self._attendances.values():
+                one.trouble = None
+            raise fresh(trouble)
+
+    def _found_trouble(self) -> MqError | None:
+        if self.is_joined:
+            return None
+        troubles = [one.trouble for one in self._attendances.values() if one.trouble is not None]
+        # A set without a leader may have come before one that was not asked yet.
+        is_all = len(troubles) == len(self._attendances)
+        return self._trouble or (troubles[0] if troubles and is_all else None)
 
     @property
     def _is_settled(self) -> bool:
-        if self.holdings.failure is not None:
+        if self.holdings.failure is not None or self._found_trouble() is not None:
             return True
-        if not self._has_looked or not self._is_joined:
+        if not self._has_looked or not self.is_joined:
             return False
         return all(one.is_joined or not one.is_awaited for one in self._attendances.values())
 
@@ -208,8 +234,11 @@ class Session:
                 failures += 1
                 if not self._has_looked:
                     pause_s = min(BACK_OFF_S * 2 ** min(failures - 1, 10), BACK_OFF_S_MAX)
+                    self._trouble = error
+                    self._changed.set()
                 log.log(
-                    logging.WARNING if failures > 3 else logging.INFO,
+                    # The connection has logged already, once, that no broker answers.
+                    logging.DEBUG if isinstance(error, Unreachable) else logging.WARNING,
                     "consumer %s of group %s finds no broker, next attempt in %.2f s: %s",
                     self.wanted.member_id,
                     self.wanted.group,
@@ -222,7 +251,7 @@ class Session:
                 self._fail(Internal(f"the client has failed: {failure!r}"))
                 return
             else:
-                failures = 0
+                failures, self._trouble = 0, None
                 if self._whereabouts.is_waiting:
                     pause_s = AWAIT_S
             self._look_now.clear()
@@ -405,7 +434,7 @@ class Session:
         # No set is joined any more.
         await _cancelled(running)
         try:
-            is_to_commit = self._commits_at_end and self._is_joined
+            is_to_commit = self._commits_at_end and self.is_joined
             if is_to_commit and self.holdings.failure is None:
                 await self.commit(_GOODBYE_S_MAX)
         except (MqError, OSError) as error:

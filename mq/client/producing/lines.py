@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from mq.client.connecting.failures import fresh
 from mq.client.model import SendResult
 from mq.client.producing.encode import Encoded, columns, place
-from mq.errors import IllegalRequest, MqError, Unreachable
+from mq.errors import IllegalRequest, MqError, NoLeader, Unreachable
 from mq.wire.v1.cluster_pb2 import TopicRoute
 from mq.wire.v1.producer_pb2 import BatchResult
 
@@ -203,15 +203,19 @@ class Batch:
 
     def overdue(self, trouble: MqError | None, servers: Iterable[str]) -> MqError:
         """Why it has no answer in time: what a broker said last, or that none was reached."""
-        error = self.error or trouble
+        # That there is no leader says more than what the last one said.
+        error = trouble if isinstance(trouble, NoLeader) else self.error or trouble
         if error is not None and not isinstance(error, Unreachable):
             return error
         doubt = "it may have been stored" if self.in_doubt else "it was not sent"
         where = f"{self.topic} in broker set {self.broker_set}" if self.broker_set else self.topic
-        return Unreachable(
-            f"no answer for a batch to {where} within {self.timeout_s:g} s; {doubt}; brokers: "
-            f"{', '.join(servers)}; the last trouble: {error or 'none'}"
-        )
+        unanswered = f"no answer for a batch to {where} within {self.timeout_s:g} s; {doubt}"
+        if isinstance(error, NoLeader):
+            found = fresh(error)
+            found.args = (f"{unanswered}: {error}",)
+            return found
+        why = str(error) if error is not None else f"brokers: {', '.join(servers)}"
+        return Unreachable(f"{unanswered}: {why}")
 
     def expires_s(self, progress_s: float) -> float:
         """When it fails for want of an answer. Before it is sent the wait behind others does not

@@ -17,12 +17,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from mq.client.connecting.asking import back_off_s
-from mq.client.connecting.failures import error_of, retry_after_s
+from mq.client.connecting.failures import error_of, fresh, retry_after_s
 from mq.client.connecting.set_connection import SetConnection
 from mq.client.producing.sequences import Sequences
 from mq.client.producing.verdicts import Verdict, is_in_doubt, verdict
 from mq.client.transacting.transaction_stream import TransactStream
-from mq.errors import ClientClosed, IllegalSequence, MqError, NotLeader, Unreachable
+from mq.errors import ClientClosed, IllegalSequence, MqError, NoLeader, NotLeader, Unreachable
 from mq.wire.v1.status_pb2 import Status
 from mq.wire.v1.transaction_pb2 import CheckTransaction, TransactResponse, TransactStart
 
@@ -160,13 +160,19 @@ class TransactLane:
             async with asyncio.timeout_at(deadline_s):
                 return await pending.future
         except TimeoutError:
-            doubt = "it may have been stored" if pending.in_doubt else "it was not sent"
-            raise Unreachable(
-                f"no answer for {what} from broker set {self.name} in time; {doubt}; brokers: "
-                f"{', '.join(self.line.servers)}; the last trouble: {self.trouble or 'none'}"
-            ) from None
+            raise self._overdue(what, pending) from None
         finally:
             del self._pending[request_id]
+
+    def _overdue(self, what: str, pending: _Pending) -> Unreachable:
+        doubt = "it may have been stored" if pending.in_doubt else "it was not sent"
+        unanswered = f"no answer for {what} from broker set {self.name} in time; {doubt}"
+        if isinstance(self.trouble, NoLeader):
+            found = fresh(self.trouble)
+            found.args = (f"{unanswered}: {self.trouble}",)
+            return found
+        why = str(self.trouble or f"brokers: {', '.join(self.line.servers)}")
+        return Unreachable(f"{unanswered}: {why}")
 
     def _write(self, pending: _Pending) -> None:
         if self._stream is not None and self.is_started and not pending.future.done():

@@ -67,8 +67,58 @@ def test_without_words_of_the_broker_the_address_and_the_status_are_named(
     error = error_of_call(call_error(code, "details"), "a:1")
     assert type(error) is kind
     assert "a:1" in str(error)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        assert str(error) == "a:1: no answer in time"
+        return
     assert code.name in str(error)
     assert "details" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("details", "reason"),
+    [
+        (
+            (
+                "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: "
+                "Failed to connect to remote host: Connection refused"
+            ),
+            "connection refused",
+        ),
+        (
+            (
+                "errors resolving a:1: [field:hostname lookup error:address lookup failed for a:1: "
+                "Domain name not found]"
+            ),
+            "no such host",
+        ),
+        (
+            (
+                "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:127.0.0.1:5557: "
+                "Failed parsing HTTP/2 (Expected SETTINGS frame as the first frame, got frame "
+                "type 79)"
+            ),
+            (
+                "it does not speak gRPC, a metrics port perhaps: clients want the port of --port, "
+                "8081 by default"
+            ),
+        ),
+        (
+            (
+                "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:127.0.0.1:8082: "
+                "Socket closed"
+            ),
+            (
+                "it closes connections at once: stopping, or a Raft port; clients want the port of "
+                "--port, 8081 by default"
+            ),
+        ),
+        ("Socket closed", "the connection was closed"),
+        ("something new", "UNAVAILABLE, something new"),
+    ],
+)
+def test_why_there_is_no_connection_is_said_in_plain_words(details: str, reason: str) -> None:
+    error = error_of_call(call_error(grpc.StatusCode.UNAVAILABLE, details), "a:1")
+    assert str(error) == f"a:1: {reason}"
 
 
 def test_a_status_that_cannot_be_read_is_left_aside() -> None:

@@ -17,6 +17,7 @@ from mq.errors import (
     IllegalConfig,
     IllegalRequest,
     IllegalTopic,
+    NoLeader,
     NotLeader,
     TopicExists,
     TopicNotFound,
@@ -168,7 +169,7 @@ def test_when_nobody_leads_until_the_time_is_over_the_error_says_so() -> None:
     connection = Asked("a:1,b:2", lambda *_: NotLeader(None, None))
 
     async def scenario() -> None:
-        with pytest.raises(NotLeader):
+        with pytest.raises(NoLeader):
             await create(connection.of("s"), 1.0)
 
     run(scenario())
@@ -180,7 +181,7 @@ def test_brokers_that_point_at_each_other_are_asked_with_pauses() -> None:
     )
 
     async def scenario() -> None:
-        with pytest.raises(NotLeader):
+        with pytest.raises(NoLeader):
             await create(connection.of("s"), 2.0)
 
     run(scenario())
