@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import click
@@ -23,6 +24,7 @@ from mq.admin.tables import Column, counted, print_pages, print_table, stored_at
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mq.client import Admin
     from mq.wire.v1.admin_pb2 import (
         DescribeGroupResponse,
         GroupQueue,
@@ -116,8 +118,9 @@ def set_options(brokers: Brokers, name: str, retries_max: int) -> None:
 )
 @with_set("Only there; needed with --queue when several have the topic.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
+@with_yes
 @with_brokers()
-def reset(
+def reset(  # noqa: PLR0913 - one a flag
     brokers: Brokers,
     name: str,
     topic: str,
@@ -126,16 +129,25 @@ def reset(
     *,
     broker_set: str,
     dry_run: bool,
+    is_sure: bool,
 ) -> None:
     """Let a group go on from another place.
 
-    Consumers that run go on from there; messages may come to them again, or
-    be left out.
+    Consumers that run go on from there at once; messages may come to them
+    again, or be left out. Asks if there are such.
     """
     with brokers.admin() as admin:
-        found = admin.reset_offsets(
-            name, topic, to=place, queue_ids=queue_ids, dry_run=dry_run, broker_set=broker_set
+        asked = functools.partial(
+            admin.reset_offsets,
+            name,
+            topic,
+            to=place,
+            queue_ids=queue_ids,
+            broker_set=broker_set,
         )
+        if not is_sure and not dry_run:
+            _confirm_moving(admin, name, topic, asked(dry_run=True))
+        found = asked(dry_run=dry_run)
     if brokers.as_json:
         output.write_json({"is_dry_run": dry_run, **output.plain(found)})
         return
@@ -146,6 +158,24 @@ def reset(
         click.echo(f"Nothing was changed; without --dry-run {queues} would be.")
     else:
         click.echo(f"Group {name} goes on from there in {queues} of {topic}.")
+
+
+def _confirm_moving(admin: Admin, name: str, topic: str, found: ResetOffsetsResponse) -> None:
+    """Asks if the group has members, which would be moved while they work."""
+    members = {each.member_id for each in admin.describe_group(name).members}
+    if not members:
+        return
+    changes = _changes(found)
+    again = -sum(change for change in changes if change and change < 0)
+    left_out = sum(change for change in changes if change and change > 0)
+    who = counted(len(members), "member")
+    work = "is consuming and goes" if len(members) == 1 else "are consuming and go"
+    confirm(
+        f"{who} of group {name} {work} on from there at once: "
+        f"{counted(again, 'message')} of {topic} {'comes' if again == 1 else 'come'} again, "
+        f"{left_out:,} {'is' if left_out == 1 else 'are'} left out. Go on?",
+        is_sure=False,
+    )
 
 
 @group.command()
@@ -270,14 +300,20 @@ def _queue_columns(queues: Sequence[GroupQueue]) -> list[Column]:
     ]
 
 
-def _reset_columns(found: ResetOffsetsResponse) -> list[Column]:
+def _before(found: ResetOffsetsResponse) -> list[int | None]:
+    """Where the group was in each queue of `after`; None: nowhere yet."""
     places = {(each.broker_set, each.queue_id): each.queue_offset for each in found.before}
-    after = found.after
-    before = [places.get((each.broker_set, each.queue_id)) for each in after]
-    changes = [
-        f"{each.queue_offset - at:+,}" if at is not None else "new"
-        for each, at in zip(after, before, strict=True)
-    ]
+    return [places.get((each.broker_set, each.queue_id)) for each in found.after]
+
+
+def _changes(found: ResetOffsetsResponse) -> list[int | None]:
+    pairs = zip(found.after, _before(found), strict=True)
+    return [each.queue_offset - at if at is not None else None for each, at in pairs]
+
+
+def _reset_columns(found: ResetOffsetsResponse) -> list[Column]:
+    after, before = found.after, _before(found)
+    changes = [f"{each:+,}" if each is not None else "new" for each in _changes(found)]
     return [
         Column("topic", [each.topic for each in after], "left", is_flexible=True),
         *_set_column(after),

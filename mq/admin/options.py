@@ -13,6 +13,7 @@ import functools
 import os
 import re
 import socket
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -248,9 +249,18 @@ def with_filters(command: Command) -> Command:
 
 
 def confirm(question: str, *, is_sure: bool) -> None:
-    """Goes on when the answer is yes; not asked with --yes."""
-    if not is_sure:
+    """Goes on when the answer is yes; not asked with --yes. Ends the command otherwise, where
+    there is no one to answer with what to do.
+    """
+    if is_sure:
+        return
+    try:
         click.confirm(question, abort=True, err=True)
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        click.echo("\nerror: not confirmed, nothing was done: give --yes", err=True)
+        raise click.exceptions.Exit(1) from None
 
 
 def with_set(text: str, *, required: bool = False) -> Callable[[Command], Command]:

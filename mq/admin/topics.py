@@ -174,6 +174,7 @@ def describe(brokers: Brokers, name: str) -> None:
 @click.option("--readable/--not-readable", default=None, help="Whether it is consumed.")
 @click.option("--writable/--not-writable", default=None, help="Whether it takes messages.")
 @with_set("Only in this broker set, which counts its own queues.")
+@with_yes
 @with_brokers()
 def alter(  # noqa: PLR0913 - one a flag
     brokers: Brokers,
@@ -185,26 +186,53 @@ def alter(  # noqa: PLR0913 - one a flag
     read_queues: int | None,
     readable: bool | None,
     writable: bool | None,
+    is_sure: bool,
 ) -> None:
     """Change a topic; what is not named stays as it is.
 
     To have fewer queues without losing sight of messages: lower
-    --write-queues, let consumers finish, then lower --read-queues.
+    --write-queues, let consumers finish, then lower --read-queues. Asks
+    before messages are out of sight.
     """
     if queues is not None and (write_queues is not None or read_queues is not None):
         raise click.UsageError("--queues stands for --write-queues and --read-queues: give one")
     if {queues, write_queues, read_queues, readable, writable} == {None}:
         raise click.UsageError("nothing to change: give at least one of the options")
     with brokers.admin() as admin:
+        kept = queues if read_queues is None else read_queues
+        if kept is not None and not is_sure:
+            _confirm_hidden(admin, name, kept, broker_set)
         info = admin.alter_topic(
             name,
             write_queues=queues if write_queues is None else write_queues,
-            read_queues=queues if read_queues is None else read_queues,
+            read_queues=kept,
             is_readable=readable,
             is_writable=writable,
             broker_set=broker_set,
         )
     _print_change(brokers, info, "Changed")
+
+
+def _confirm_hidden(admin: Admin, name: str, read_queues: int, broker_set: str) -> None:
+    """Asks if messages are in queues that would not be read."""
+    hidden = [
+        one
+        for one in admin.describe_topic(name).queues
+        if one.queue_id >= read_queues and one.end > one.start
+        if broker_set in ("", one.broker_set)
+    ]
+    if not hidden:
+        return
+    messages = sum(one.end - one.start for one in hidden)
+    queue_ids = [one.queue_id for one in hidden]
+    first, last = min(queue_ids), max(queue_ids)
+    where = f"queue {first}" if first == last else f"queues {first} to {last}"
+    verb = "is" if messages == 1 else "are"
+    confirm(
+        f"{counted(messages, 'message')} {verb} in {where} of topic {name}, which consumers would "
+        "no longer see: they stay stored, and come back with more --read-queues. Go on?",
+        is_sure=False,
+    )
 
 
 @topic.command()

@@ -228,7 +228,7 @@ def test_the_life_of_a_topic(mq: Program) -> None:
     assert sum(queue["end"] for queue in described["queues"]) == 2
     assert "lived" in mq("topic", "list").stdout.decode()
     # Nobody is there to say yes.
-    assert "Aborted!" in mq.refused("topic", "delete", "lived")
+    assert "not confirmed, nothing was done" in mq.refused("topic", "delete", "lived")
     assert mq.json("topic", "delete", "lived", "--yes")["messages"] == 2
     assert mq.refused("topic", "describe", "lived").startswith("error: TOPIC_NOT_FOUND")
 

@@ -120,7 +120,7 @@ AFTER = [
 def test_reset_shows_before_and_after() -> None:
     admin = FakeAdmin(reset_offsets=pb.ResetOffsetsResponse(before=BEFORE, after=AFTER))
     flags = ("--topic", "orders", "--to", "latest")
-    result = run(group, "reset", "billing", *flags, admin=admin)
+    result = run(group, "reset", "billing", *flags, "--yes", admin=admin)
     assert result.exit_code == 0
     rows = [line.split() for line in result.stdout.splitlines()]
     assert ["orders", "0", "500", "1704", "+1,204"] in rows
@@ -128,6 +128,55 @@ def test_reset_shows_before_and_after() -> None:
     assert "goes on from there in 2 queues" in result.stdout
     expected = {"to": "latest", "queue_ids": (), "dry_run": False, "broker_set": ""}
     assert admin.calls == [("reset_offsets", ("billing", "orders"), expected)]
+
+
+def resetting(members: int) -> FakeAdmin:
+    """Back by 1,204 messages in one queue, forth by 9 in another."""
+    there, here = 1704, 500
+    before = [QueuePosition(topic="orders", queue_id=at, queue_offset=there) for at in range(2)]
+    after = [
+        QueuePosition(topic="orders", queue_id=0, queue_offset=here),
+        QueuePosition(topic="orders", queue_id=1, queue_offset=there + 9),
+        QueuePosition(topic="orders", queue_id=2, queue_offset=77),
+    ]
+    found = pb.DescribeGroupResponse(
+        # A member is in every set.
+        members=[pb.MemberInfo(member_id=f"m{at % members}") for at in range(2 * members)]
+    )
+    answer = pb.ResetOffsetsResponse(before=before, after=after)
+    return FakeAdmin(reset_offsets=answer, describe_group=found)
+
+
+RESET = ("reset", "billing", "--topic", "orders", "--to", "-10m")
+
+
+def test_reset_asks_when_members_would_go_on_elsewhere_at_once() -> None:
+    admin = resetting(2)
+    result = run(group, *RESET, admin=admin, stdin="n\n")
+    assert result.exit_code == 1
+    assert (
+        "2 members of group billing are consuming and go on from there at once: 1,204 messages "
+        "of orders come again, 9 are left out. Go on?"
+    ) in result.stderr
+    assert [given["dry_run"] for _, given in admin.called("reset_offsets")] == [True]
+    assert run(group, *RESET, admin=admin, stdin="y\n").exit_code == 0
+    assert [given["dry_run"] for _, given in admin.called("reset_offsets")] == [True, True, False]
+
+
+def test_reset_of_a_group_with_members_is_refused_where_nobody_can_be_asked() -> None:
+    admin = resetting(1)
+    result = run(group, *RESET, "--json", admin=admin)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "1 member of group billing is consuming and goes on" in result.stderr
+    assert result.stderr.endswith("error: not confirmed, nothing was done: give --yes\n")
+    assert [given["dry_run"] for _, given in admin.called("reset_offsets")] == [True]
+
+
+def test_reset_of_a_group_without_members_and_a_dry_run_do_not_ask() -> None:
+    admin = resetting(0)
+    assert run(group, *RESET, admin=admin).exit_code == 0
+    assert [given["dry_run"] for _, given in admin.called("reset_offsets")] == [True, False]
+    assert run(group, *RESET, "--dry-run", admin=resetting(3)).exit_code == 0
 
 
 def test_a_dry_run_says_that_nothing_was_changed() -> None:
@@ -161,7 +210,8 @@ def test_the_same_queue_of_two_sets_is_two_rows() -> None:
     ]
     found = pb.ResetOffsetsResponse(before=after[:1], after=after)
     flags = ("--topic", "orders", "--to", "latest")
-    result = run(group, "reset", "billing", *flags, admin=FakeAdmin(reset_offsets=found))
+    admin = FakeAdmin(reset_offsets=found)
+    result = run(group, "reset", "billing", *flags, "--yes", admin=admin)
     rows = [line.split() for line in result.stdout.splitlines()]
     assert ["orders", "a", "0", "7", "7", "+0"] in rows
     assert ["orders", "b", "0", "none", "9", "new"] in rows

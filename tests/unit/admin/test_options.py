@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import sys
 import time
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -175,6 +177,7 @@ def test_whoever_is_sure_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(click, "confirm", ask)
     confirm("Really?", is_sure=True)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     with pytest.raises(click.Abort):
         confirm("Really?", is_sure=False)
 

@@ -104,10 +104,46 @@ def test_priorities_are_shown() -> None:
 def test_alter_hands_over_what_was_named(
     flags: tuple[str, ...], changes: dict[str, object]
 ) -> None:
-    admin = FakeAdmin(alter_topic=info())
+    empty = pb.DescribeTopicResponse(info=info(), queues=[pb.QueueStats(queue_id=7)])
+    admin = FakeAdmin(alter_topic=info(), describe_topic=empty)
     assert run(topic, "alter", "orders", *flags, admin=admin).exit_code == 0
     ((_, given),) = admin.called("alter_topic")
     assert {key: value for key, value in given.items() if value not in (None, "")} == changes
+
+
+EIGHT = pb.DescribeTopicResponse(
+    info=info(),
+    queues=[
+        pb.QueueStats(queue_id=at, start=10, end=10 + 500 * at, broker_set=name)
+        for name in ("a", "b")
+        for at in range(8)
+    ],
+)
+
+
+@pytest.mark.parametrize("count", ["--queues", "--read-queues"])
+def test_alter_asks_before_messages_are_hidden_and_says_how_many(count: str) -> None:
+    admin = FakeAdmin(alter_topic=info(), describe_topic=EIGHT)
+    arguments = ("alter", "orders", count, "4", "--set", "a")
+    result = run(topic, *arguments, admin=admin, stdin="n\n")
+    assert result.exit_code == 1
+    assert (
+        "11,000 messages are in queues 4 to 7 of topic orders, which consumers would no longer "
+        "see: they stay stored, and come back with more --read-queues. Go on?"
+    ) in result.stderr
+    assert admin.called("alter_topic") == []
+    assert run(topic, *arguments, admin=admin, stdin="y\n").exit_code == 0
+    assert run(topic, *arguments, "--yes", admin=admin).exit_code == 0
+    assert len(admin.called("alter_topic")) == 2
+
+
+def test_alter_that_nobody_can_be_asked_about_is_refused_with_what_to_do() -> None:
+    admin = FakeAdmin(alter_topic=info(), describe_topic=EIGHT)
+    result = run(topic, "alter", "orders", "--queues", "7", "--json", admin=admin)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "7,000 messages are in queue 7 of topic orders" in result.stderr
+    assert result.stderr.endswith("error: not confirmed, nothing was done: give --yes\n")
+    assert admin.called("alter_topic") == []
 
 
 @pytest.mark.parametrize("flags", [(), ("--queues", "4", "--read-queues", "5"), ("--queues", "0")])
