@@ -5,31 +5,11 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-import click
-
 from mq.admin import cli
 from mq.admin.cli import Later
 
 if TYPE_CHECKING:
     from mq.config import Config
-
-
-class _OfExtra(Later):
-    """A command that needs packages which come only with `pip install 'mq[spark]'`."""
-
-    def load(self) -> click.Command:
-        try:
-            return super().load()
-        except ModuleNotFoundError as error:
-            package = (error.name or "").partition(".")[0]
-            if package in ("mq", "mq_spark"):
-                raise
-            click.echo(
-                f"error: SPARK_FAILED: the package {package} is not installed; `mq {self.name}` "
-                f"needs it: pip install 'mq[{self.name}]'",
-                err=True,
-            )
-            raise click.exceptions.Exit(1) from error
 
 
 # Every command that lives outside of mq.admin.cli, in the order in which `mq --help` shows them.
@@ -52,7 +32,7 @@ _COMMANDS = (
     Later("health", "mq.admin.health:health", "Say whether one broker is up."),
     Later("backup", "mq.admin.backup:backup", "Copy the logs of broker sets; check copies."),
     Later("restore", "mq.admin.restore:restore", "Make a data directory from a backup."),
-    _OfExtra("spark", "mq_spark.cli:spark", "Archive, replay, measure topics with Apache Spark."),
+    Later("spark", "mq_spark.cli:spark", "Archive, replay, measure topics with Apache Spark."),
     Later("bench", "mq.admin.bench:bench", "Measure throughput and latency."),
     Later("dev-cluster", "mq.admin.dev_cluster:dev_cluster", "Run a cluster on this machine."),
     Later("dump", "mq.admin.dump:dump", "Print what is in a data directory."),

@@ -1,8 +1,21 @@
 """Spark Structured Streaming on this broker: `format("mq")` to read and to write, and a sink for
-`foreachBatch`. `pip install 'mq[spark]'` brings all that it needs.
+`foreachBatch`. The extra `spark` of this package brings all that it needs.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from mq_spark.session import session
-from mq_spark.writing.sink import sink
+
+if TYPE_CHECKING:
+    from mq_spark.writing.sink import sink
 
 __all__ = ["session", "sink"]
+
+
+def __getattr__(name: str) -> Any:
+    """The sink needs PySpark: it is loaded when it is used, so that help works without."""
+    if name != "sink":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mq_spark.writing.sink import sink  # noqa: PLC0415
+
+    return sink

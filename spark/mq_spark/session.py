@@ -11,10 +11,12 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING
 
 from mq_spark.java import use_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _QUIET = Path(__file__).parent / "log4j2.properties"
@@ -36,6 +38,9 @@ def session(
     """The one of this process, made when there is none; also that of this thread, which has to call
     it before it writes with `df.write.format("mq")`. NoJava.
     """
+    # Here, so that the help of `mq spark` is there without PySpark, too.
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
     if SparkSession.getActiveSession() is None:
         use_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

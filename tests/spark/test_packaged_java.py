@@ -1,4 +1,4 @@
-"""A machine without Java: Spark runs on the one that `mq[spark]` brings."""
+"""A machine without Java: Spark runs on the one that the extra `spark` brings."""
 
 from __future__ import annotations
 

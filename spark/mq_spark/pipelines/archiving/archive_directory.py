@@ -27,8 +27,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-import pyarrow.parquet as pq
-
 from mq_spark.errors import MqSparkError
 from mq_spark.pipelines.durable import sync, write_whole
 
@@ -147,6 +145,8 @@ class ArchiveDirectory:
         return plan["bytes"] / plan["rows"] if plan and plan["rows"] else None
 
     def _decide(self, query_id: str, batch_id: int, staged: Path) -> Stored:
+        import pyarrow.parquet as pq
+
         files: dict[str, str] = {}
         rows = size_bytes = 0
         numbers: dict[Path, int] = {}

@@ -16,10 +16,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, NamedTuple
 
 from mq_spark.errors import MqSparkError
 from mq_spark.pipelines.archiving.archive_directory import (
@@ -29,6 +26,9 @@ from mq_spark.pipelines.archiving.archive_directory import (
     merged_name,
 )
 from mq_spark.pipelines.durable import sync
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MIB = 1 << 20
 # How large files get, about, unless one is told otherwise.
@@ -105,6 +105,9 @@ def _replace(day: Day, groups: Sequence[Sequence[Path]], workshop: Path) -> None
 
 def _merge(paths: Sequence[Path], target: Path) -> None:
     """All rows in the order of the files. MqSparkError unless as many are in the new one."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     schemas = [pq.read_schema(path) for path in paths]
     schema = pa.unify_schemas(schemas).with_metadata(schemas[0].metadata)
     with pq.ParquetWriter(target, schema, compression="snappy") as writer:
@@ -121,6 +124,9 @@ def _merge(paths: Sequence[Path], target: Path) -> None:
 
 
 def _batches(paths: Sequence[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     for path in paths:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(_BATCH_ROWS):
@@ -135,6 +141,8 @@ def _batches(paths: Sequence[Path], schema: pa.Schema) -> Iterator[pa.RecordBatc
 
 def _groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
     """Batches together until they are large enough to be a row group."""
+    import pyarrow as pa
+
     held: list[pa.RecordBatch] = []
     held_bytes = 0
     for batch in batches:

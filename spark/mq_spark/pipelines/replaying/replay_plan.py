@@ -26,8 +26,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow.parquet as pq
-
 from mq.admin.tables import stored_at
 from mq_spark.errors import MqSparkError
 from mq_spark.pipelines.archiving.archive_directory import (
@@ -291,6 +289,8 @@ def steps_of(root: Path, files: Sequence[Path], *, are_batches_whole: bool) -> l
 
 def rows_in(path: Path) -> int:
     """How many; MqSparkError when they cannot be replayed."""
+    import pyarrow.parquet as pq
+
     found = pq.read_metadata(path)
     names = found.schema.to_arrow_schema().names
     missing = [name for name in _COLUMNS if name not in names]
