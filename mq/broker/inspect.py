@@ -1,4 +1,8 @@
-"""What operators ask: topics, groups with their exact lag, single messages. Reads only."""
+"""What operators ask: topics, groups with their exact lag, single messages. Reads only.
+
+There may be very many topics, queues and groups: lists of them are made in several turns of the
+loop, and what they say is not of one moment.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from mq.broker.broker import Broker
 from mq.broker.consuming.assignment import Queue
 from mq.broker.consuming.filters import CompiledFilter
 from mq.broker.consuming.pulling import Query
+from mq.broker.long_work import Turn, in_turns
 from mq.broker.replicated.topics import Topic
 from mq.errors import GroupNotFound, IllegalRequest, MessageNotFound
 from mq.store import lookup
@@ -34,27 +39,30 @@ class Inspector:
 
     # -- topics -----------------------------------------------------------------------------------
 
-    def topics(self, *, include_internal: bool) -> Iterator[pb.TopicSummary]:
+    async def topics(self, *, include_internal: bool) -> list[pb.TopicSummary]:
         ends: dict[str, int] = {}
         for name, _, start, end in self._broker.store.queues.extents():
             ends[name] = ends.get(name, 0) + end - start
-        for topic in self._broker.state.topics:
-            if include_internal or not topic.is_internal:
-                yield pb.TopicSummary(
-                    info=topic_info(topic, self._broker_set),
-                    messages=ends.get(topic.name, 0),
-                    broker_sets=[self._broker_set],
-                )
+        topics = list(self._broker.state.topics)
+        return await in_turns(
+            pb.TopicSummary(
+                info=topic_info(topic, self._broker_set),
+                messages=ends.get(topic.name, 0),
+                broker_sets=[self._broker_set],
+            )
+            for topic in topics
+            if include_internal or not topic.is_internal
+        )
 
-    def topic(self, name: str) -> pb.DescribeTopicResponse:
+    async def topic(self, name: str) -> pb.DescribeTopicResponse:
         topic = self._broker.state.topics.find(name)
-        offsets = self._broker.state.offsets
-        groups = [
-            group
-            for group in offsets.groups()
-            if any(queue.topic == name for queue in offsets.positions(group))
-        ]
-        queues = [self._queue(Queue(name, at)) for at in range(topic.read_queues)]
+        offsets, turn = self._broker.state.offsets, Turn()
+        groups = []
+        for group in offsets.groups():
+            if any(queue.topic == name for queue in offsets.positions(group)):
+                groups.append(group)
+            await turn.over()
+        queues = await in_turns(self._queue(Queue(name, at)) for at in range(topic.read_queues))
         info = topic_info(topic, self._broker_set)
         return pb.DescribeTopicResponse(info=info, queues=queues, groups=groups, parts=[info])
 
@@ -74,17 +82,21 @@ class Inspector:
 
     # -- groups -----------------------------------------------------------------------------------
 
-    def groups(self) -> Iterator[pb.GroupSummary]:
+    async def groups(self) -> list[pb.GroupSummary]:
+        found, turn = [], Turn()
         for name in self._broker.groups.names():
-            yield self._summary(name, list(self._group_queues(name)))
+            found.append(self._summary(name, await in_turns(self._group_queues(name))))
+            await turn.over()
+        return found
 
-    def group(self, name: str) -> pb.DescribeGroupResponse:
+    async def group(self, name: str) -> pb.DescribeGroupResponse:
         """GroupNotFound."""
         names.check_group(name)
         live = self._broker.groups.live(name)
         if live is None and name not in self._broker.state.offsets:
             raise GroupNotFound(f"there is no group {name}: `mq group list` shows those that are")
-        queues = list(self._group_queues(name))
+        queues = await in_turns(self._group_queues(name))
+        live = self._broker.groups.live(name)
         members = live.members if live else {}
         subscriptions = next((one.spec.subscriptions for one in members.values()), {})
         return pb.DescribeGroupResponse(
@@ -251,10 +263,10 @@ def shown_filter(canonical: str) -> Filter:
     return Filter(tags=text if kind == "TAG" else "*")
 
 
-def positions_of(positions: dict[Queue, int], broker_set: str = "") -> list[QueuePosition]:
-    return [
+async def positions_of(positions: dict[Queue, int], broker_set: str = "") -> list[QueuePosition]:
+    return await in_turns(
         QueuePosition(
             topic=queue.topic, queue_id=queue.queue_id, queue_offset=at, broker_set=broker_set
         )
         for queue, at in sorted(positions.items())
-    ]
+    )

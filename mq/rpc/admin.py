@@ -10,7 +10,7 @@ from mq.broker.consuming.filters import compile_filter
 from mq.broker.inspect import Inspector, positions_of, topic_info
 from mq.errors import GroupNotFound
 from mq.rpc.admin_members import MemberControl
-from mq.rpc.consumer import start_of, topic_queues
+from mq.rpc.consumer import start_of, start_offsets, topic_queues
 from mq.rpc.methods import Context
 from mq.wire.v1 import admin_pb2 as pb
 
@@ -72,14 +72,14 @@ class AdminService:
         self, request: pb.ListTopicsRequest, context: Context
     ) -> pb.ListTopicsResponse:
         await self._broker.leadership.settled()
-        topics = self._inspector.topics(include_internal=request.include_internal)
+        topics = await self._inspector.topics(include_internal=request.include_internal)
         return pb.ListTopicsResponse(topics=topics)
 
     async def describe_topic(
         self, request: pb.DescribeTopicRequest, context: Context
     ) -> pb.DescribeTopicResponse:
         await self._broker.leadership.settled()
-        return self._inspector.topic(request.topic)
+        return await self._inspector.topic(request.topic)
 
     # -- groups -----------------------------------------------------------------------------------
 
@@ -87,13 +87,13 @@ class AdminService:
         self, request: pb.ListGroupsRequest, context: Context
     ) -> pb.ListGroupsResponse:
         await self._broker.leadership.settled()
-        return pb.ListGroupsResponse(groups=self._inspector.groups())
+        return pb.ListGroupsResponse(groups=await self._inspector.groups())
 
     async def describe_group(
         self, request: pb.DescribeGroupRequest, context: Context
     ) -> pb.DescribeGroupResponse:
         await self._broker.leadership.settled()
-        return self._inspector.group(request.group)
+        return await self._inspector.group(request.group)
 
     async def reset_offsets(
         self, request: pb.ResetOffsetsRequest, context: Context
@@ -101,17 +101,17 @@ class AdminService:
         await self._broker.leadership.settled()
         names.check_group(request.group)
         start = start_of(request.kind, request.at_ms)
-        queues = topic_queues(self._broker, request.topic, request.queue_ids)
+        queues = await topic_queues(self._broker, request.topic, request.queue_ids)
         if not request.may_be_new and request.group not in self._broker.groups.names():
             raise GroupNotFound(f"there is no group {request.group}")
-        after = {queue: self._broker.groups.start_offset(queue, start) for queue in queues}
+        after = await start_offsets(self._broker, queues, start)
         committed = self._broker.state.offsets.positions(request.group)
         before = {queue: committed[queue] for queue in queues if queue in committed}
         if not request.is_dry_run:
             await self._broker.groups.reset(request.group, after)
         return pb.ResetOffsetsResponse(
-            before=positions_of(before, self._broker_set),
-            after=positions_of(after, self._broker_set),
+            before=await positions_of(before, self._broker_set),
+            after=await positions_of(after, self._broker_set),
         )
 
     async def delete_group(

@@ -5,15 +5,18 @@ are not opened when they are prepared.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from mq.broker.atoms import Start
 from mq.broker.broker import Broker
 from mq.broker.consuming.assignment import Queue
+from mq.broker.long_work import Turn, in_turns
 from mq.broker.replicated.dedup import StoredAt
 from mq.errors import ReplicationTimeout
 from mq.rpc import limits
 from mq.rpc.consumer import offsets_of
 from mq.rpc.methods import Context
+from mq.store.batch import Batch
 from mq.wire.v1 import producer_pb2 as pb
 
 
@@ -51,13 +54,22 @@ class AtomicService:
 
     async def _send(self, request: pb.RawAtomicRequest) -> list[StoredAt]:
         return await self._broker.atoms.send(
-            [limits.accept_batch(one, self._message_bytes_max) for one in request.batches],
+            await self._accepted(request.batches),
             request.group,
             request.member_id,
-            offsets_of(request.positions),
+            await offsets_of(request.positions),
             request.handles,
-            starts={
-                Queue(one.topic, one.queue_id): Start(one.stood_at, one.first)
-                for one in request.starts
-            },
+            starts=dict(
+                await in_turns(
+                    (Queue(one.topic, one.queue_id), Start(one.stood_at, one.first))
+                    for one in request.starts
+                )
+            ),
         )
+
+    async def _accepted(self, data: Iterable[bytes]) -> list[Batch]:
+        found, turn = [], Turn()
+        for one in data:
+            found.append(limits.accept_batch(one, self._message_bytes_max))
+            await turn.over()
+        return found

@@ -12,6 +12,7 @@ from mq.broker.consuming.groups import Start
 from mq.broker.consuming.membership import Group, Spec
 from mq.broker.consuming.pulling import Query
 from mq.broker.inspect import positions_of
+from mq.broker.long_work import in_turns
 from mq.errors import IllegalRequest
 from mq.rpc import framing, listeners
 from mq.rpc.limits import TOPICS_MAX
@@ -52,30 +53,31 @@ class ConsumerService:
         spec = member_spec(request, context.peer(), is_streaming=False)
         for one in request.subscriptions:
             compile_filter(one.filter)
-        owned = queues_of(request.owned)
+        owned = await queues_of(request.owned)
         await self._broker.expect(spec.subscriptions)
         self._broker.receiving.check_inactive(request.group)
         group = self._broker.groups.join(request.group, spec, owned)
-        return self._membership(group, request.member_id)
+        return await self._membership(group, request.member_id)
 
     async def heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.Membership:
-        owned = queues_of(request.owned)
+        owned = await queues_of(request.owned)
         group = self._broker.groups.heartbeat(request.group, request.member_id, owned)
-        return self._membership(group, request.member_id)
+        return await self._membership(group, request.member_id)
 
     async def leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
         self._broker.groups.leave(request.group, request.member_id)
         self._broker.receiving.leave(request.group, request.member_id)
         return pb.LeaveResponse()
 
-    def _membership(self, group: Group, member_id: str) -> pb.Membership:
+    async def _membership(self, group: Group, member_id: str) -> pb.Membership:
+        generation, is_rebalancing = group.generation, group.is_rebalancing
         return pb.Membership(
-            generation=group.generation,
-            assigned=[
+            generation=generation,
+            assigned=await in_turns(
                 pb.QueueId(topic=queue.topic, queue_id=queue.queue_id)
                 for queue in sorted(group.assigned(member_id))
-            ],
-            is_rebalancing=group.is_rebalancing,
+            ),
+            is_rebalancing=is_rebalancing,
             heartbeat_ms=self._options.heartbeat_ms,
             expires_ms=self._options.member_expires_ms,
         )
@@ -87,7 +89,7 @@ class ConsumerService:
     ) -> pb.CommitOffsetsResponse:
         await self._broker.leadership.settled()
         names.check_group(request.group)
-        positions = offsets_of(request.positions)
+        positions = await offsets_of(request.positions)
         await self._broker.puller.until_applied(positions)
         await self._broker.groups.commit(request.group, request.member_id, positions)
         return pb.CommitOffsetsResponse()
@@ -97,20 +99,20 @@ class ConsumerService:
     ) -> pb.QueryOffsetsResponse:
         await self._broker.leadership.settled()
         names.check_group(request.group)
-        wanted = queues_of(request.queues)
+        wanted = await queues_of(request.queues)
         # Only what is durable: an offset that was told never goes back by itself.
         known = self._broker.state.offsets.positions(request.group)
         found = {queue: known[queue] for queue in wanted or known if queue in known}
-        return pb.QueryOffsetsResponse(positions=positions_of(found))
+        return pb.QueryOffsetsResponse(positions=await positions_of(found))
 
     async def find_offsets(
         self, request: pb.FindOffsetsRequest, context: Context
     ) -> pb.FindOffsetsResponse:
         await self._broker.leadership.settled()
         start = start_of(request.kind, request.at_ms)
-        queues = topic_queues(self._broker, request.topic, request.queue_ids)
-        found = {queue: self._broker.groups.start_offset(queue, start) for queue in queues}
-        return pb.FindOffsetsResponse(positions=positions_of(found))
+        queues = await topic_queues(self._broker, request.topic, request.queue_ids)
+        found = await start_offsets(self._broker, queues, start)
+        return pb.FindOffsetsResponse(positions=await positions_of(found))
 
 
 def member_spec(
@@ -134,12 +136,12 @@ def member_spec(
     return Spec(member_id, request.zone[:127], request.mode, subscriptions, address, is_streaming)
 
 
-def queues_of(wire: Iterable[pb.QueueId]) -> list[Queue]:
-    return [Queue(one.topic, one.queue_id) for one in wire]
+async def queues_of(wire: Iterable[pb.QueueId]) -> list[Queue]:
+    return await in_turns(Queue(one.topic, one.queue_id) for one in wire)
 
 
-def offsets_of(wire: Iterable[pb.QueuePosition]) -> dict[Queue, int]:
-    return {Queue(one.topic, one.queue_id): one.queue_offset for one in wire}
+async def offsets_of(wire: Iterable[pb.QueuePosition]) -> dict[Queue, int]:
+    return dict(await in_turns((Queue(one.topic, one.queue_id), one.queue_offset) for one in wire))
 
 
 def start_of(kind: int, at_ms: int) -> Start:
@@ -159,10 +161,19 @@ def checked_time(at_ms: int) -> int:
     return at_ms
 
 
-def topic_queues(broker: Broker, name: str, queue_ids: Iterable[int]) -> list[Queue]:
+async def start_offsets(broker: Broker, queues: Iterable[Queue], start: Start) -> dict[Queue, int]:
+    return dict(
+        await in_turns((queue, broker.groups.start_offset(queue, start)) for queue in queues)
+    )
+
+
+async def topic_queues(broker: Broker, name: str, queue_ids: Iterable[int]) -> list[Queue]:
     """Those that are named, or all. TopicNotFound, QueueNotFound."""
     topic = broker.state.topics.readable(name)
     wanted = list(queue_ids) or range(topic.read_queues)
-    for queue_id in wanted:
-        broker.state.topics.readable(name, queue_id)
-    return [Queue(name, queue_id) for queue_id in wanted]
+    return await in_turns(_readable(broker, Queue(name, queue_id)) for queue_id in wanted)
+
+
+def _readable(broker: Broker, queue: Queue) -> Queue:
+    broker.state.topics.readable(*queue)
+    return queue

@@ -33,6 +33,8 @@ from mq.store.message_check import KEYS_MAX
 from mq.wire.v1 import message_pb2
 
 POSITIONS_MAX = 20_000
+# They are decided and written as one, in one turn of the loop.
+ATOMIC_POSITIONS_MAX = 2_000
 TOPICS_MAX = 256
 HANDLES_MAX = 2_000
 ROUTES_MAX = 10_000
@@ -49,8 +51,8 @@ LIMITS = {
     "AckRequest.handles": HANDLES_MAX,
     "AtomicRequest.batches": BATCHES_MAX,
     "AtomicRequest.handles": HANDLES_MAX,
-    "AtomicRequest.positions": POSITIONS_MAX,
-    "AtomicRequest.starts": POSITIONS_MAX,
+    "AtomicRequest.positions": ATOMIC_POSITIONS_MAX,
+    "AtomicRequest.starts": ATOMIC_POSITIONS_MAX,
     "Batch.frame_sizes": PREPARED_MAX,
     "Batch.key_counts": PREPARED_MAX,
     "Batch.key_hashes": KEYS_MAX,

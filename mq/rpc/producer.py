@@ -11,6 +11,7 @@ import grpc
 from mq import names
 from mq.broker import held
 from mq.broker.broker import Broker
+from mq.broker.long_work import Turn
 from mq.broker.publishing import Slot
 from mq.broker.replicated.dedup import StoredAt
 from mq.errors import IllegalDelay, IllegalRequest, MqError, NodeStopped, NotLeader, TopicNotFound
@@ -151,6 +152,7 @@ class ProducerService:
         request_id, ack, blobs = framing.read_publish(data)
         _check_ack(ack)
         slots: list[Slot | BatchResult] = []
+        turn = Turn()
         for blob in blobs:
             try:
                 slots.append(await self._submit(blob, ack))
@@ -159,6 +161,7 @@ class ProducerService:
                 if ack == ACK_NONE and isinstance(error, NotLeader):
                     raise
                 slots.append(_failed(error))
+            await turn.over()
         # Waiting for room is over; from here on it is the outcome that takes its time.
         return _Pending(request_id, ack, slots, asyncio.get_running_loop().time())
 

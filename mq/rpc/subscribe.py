@@ -13,6 +13,7 @@ from mq.broker.consuming.filters import compile_filter
 from mq.broker.consuming.groups import Start
 from mq.broker.consuming.pulling import READ_BYTES_MAX
 from mq.broker.consuming.subscriber import Assigned, Limits, Position, Redirected, Subscriber
+from mq.broker.long_work import in_turns
 from mq.errors import IllegalRequest, UnknownMember
 from mq.rpc import framing, limits, listeners
 from mq.rpc.consumer import checked_time, member_spec, offsets_of, queues_of
@@ -64,7 +65,7 @@ class SubscribeService:
         limits, first, positions = (
             _limits(start),
             start_position(start),
-            offsets_of(start.positions),
+            await offsets_of(start.positions),
         )
         await self._broker.expect(filters)
         self._broker.receiving.check_inactive(start.group)
@@ -81,18 +82,18 @@ class SubscribeService:
             request = _parse(data)
             match request.WhichOneof("kind"):
                 case "progress":
-                    reported = _positions(request.progress.positions)
+                    reported = await _positions(request.progress.positions)
                     await subscriber.until_applied(reported)
                     groups.progress(subscriber, reported)
                 case "resume":
-                    wanted = _positions(request.resume.positions)
+                    wanted = await _positions(request.resume.positions)
                     await subscriber.until_applied(wanted)
                     groups.alive(subscriber)
                     subscriber.resume(wanted)
                 case "released":
-                    groups.released(subscriber, queues_of(request.released.queues))
+                    groups.released(subscriber, await queues_of(request.released.queues))
                 case "seek":
-                    groups.seek(subscriber, offsets_of(request.seek.positions))
+                    groups.seek(subscriber, await offsets_of(request.seek.positions))
                 case "alive":
                     groups.alive(subscriber)
                 case _:
@@ -105,16 +106,16 @@ class SubscribeService:
         while True:
             out = await subscriber.next()
             if isinstance(out, Assigned):
-                await context.write(self._assignment(out))
+                await context.write(await self._assignment(out))
             elif isinstance(out, Redirected):
                 await context.write(_redirect(out))
             else:
                 await context.write(framing.delivery(out))
 
-    def _assignment(self, assigned: Assigned) -> bytes:
+    async def _assignment(self, assigned: Assigned) -> bytes:
         assignment = pb.Assignment(
             generation=assigned.generation,
-            queues=[
+            queues=await in_turns(
                 pb.AssignedQueue(
                     topic=queue.topic,
                     queue_id=queue.queue_id,
@@ -123,15 +124,17 @@ class SubscribeService:
                     rank=assigned.ranks.get(queue, 0),
                 )
                 for queue, at, epoch in assigned.positions
-            ],
+            ),
             heartbeat_ms=self._options.heartbeat_ms,
             expires_ms=self._options.member_expires_ms,
         )
         return pb.SubscribeResponse(assignment=assignment).SerializeToString()
 
 
-def _positions(wire: Iterable[pb.QueuePosition]) -> list[Position]:
-    return [Position(Queue(one.topic, one.queue_id), one.queue_offset, one.epoch) for one in wire]
+async def _positions(wire: Iterable[pb.QueuePosition]) -> list[Position]:
+    return await in_turns(
+        Position(Queue(one.topic, one.queue_id), one.queue_offset, one.epoch) for one in wire
+    )
 
 
 def _redirect(redirected: Redirected) -> bytes:

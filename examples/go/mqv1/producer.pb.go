@@ -613,11 +613,11 @@ type AtomicRequest struct {
 	// Offsets of a group, committed by a member that has the queues ...
 	Group     string           `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
 	MemberId  string           `protobuf:"bytes,3,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
-	Positions []*QueuePosition `protobuf:"bytes,4,rep,name=positions,proto3" json:"positions,omitempty"` // at most 20,000
+	Positions []*QueuePosition `protobuf:"bytes,4,rep,name=positions,proto3" json:"positions,omitempty"` // at most 2,000
 	// ... or messages that were received, acknowledged by their handles.
 	Handles []*Handle `protobuf:"bytes,5,rep,name=handles,proto3" json:"handles,omitempty"` // at most 2,000
 	// With positions: where the work began. A queue that is left out may only not go back.
-	Starts        []*WorkStart `protobuf:"bytes,6,rep,name=starts,proto3" json:"starts,omitempty"` // at most 20,000
+	Starts        []*WorkStart `protobuf:"bytes,6,rep,name=starts,proto3" json:"starts,omitempty"` // at most 2,000
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from mq.broker.consuming.assignment import Queue
 from mq.broker.contracts import Consensus
@@ -133,12 +133,14 @@ class Commits:
         self._is_writing = True
         waiters, self._waiters = self._waiters, []
         self._under_way, self._noted = self._noted, {}
-        # Made here: `forget` may come before the task begins, which would then write nothing and
+        # Copied here: `forget` may come before the task begins, which would then write nothing and
         # tell those who wait that it is durable.
-        commands = _commands(self._under_way)
-        self._task = self._loop.create_task(self._propose(commands, waiters))
+        copied = [(group, list(queues.items())) for group, queues in self._under_way.items()]
+        self._task = self._loop.create_task(self._propose(_commands(copied), waiters))
 
-    async def _propose(self, commands: list[Command], waiters: list[asyncio.Future[None]]) -> None:
+    async def _propose(
+        self, commands: Iterable[Command], waiters: list[asyncio.Future[None]]
+    ) -> None:
         error: MqError | None = None
         try:
             for command in commands:
@@ -163,20 +165,22 @@ def _tell(waiters: Iterable[asyncio.Future[None]], error: MqError | None) -> Non
             waiter.set_exception(error)
 
 
-def _commands(positions: Positions) -> list[Command]:
-    commands: list[Command] = []
+def _commands(positions: Iterable[tuple[str, list[tuple[Queue, int]]]]) -> Iterator[Command]:
+    """Each one is made when the one before it is written: very many would hold up the loop."""
     commit, count = CommitPositions(), 0
-    for group, queues in positions.items():
-        items = list(queues.items())
-        while items:
-            chunk, items = items[: _POSITIONS_MAX - count], items[_POSITIONS_MAX - count :]
+    for group, queues in positions:
+        at = 0
+        while at < len(queues):
+            chunk = queues[at : at + _POSITIONS_MAX - count]
+            at += len(chunk)
             wire = [
-                QueuePosition(topic=queue.topic, queue_id=queue.queue_id, queue_offset=at)
-                for queue, at in chunk
+                QueuePosition(topic=queue.topic, queue_id=queue.queue_id, queue_offset=queue_offset)
+                for queue, queue_offset in chunk
             ]
             commit.groups.append(GroupPositions(group=group, positions=wire))
             count += len(chunk)
             if count >= _POSITIONS_MAX:
-                commands.append(Command(commit_positions=commit))
+                yield Command(commit_positions=commit)
                 commit, count = CommitPositions(), 0
-    return [*commands, Command(commit_positions=commit)] if count else commands
+    if count:
+        yield Command(commit_positions=commit)

@@ -190,7 +190,8 @@ class Groups:
         for queue, queue_offset in positions.items():
             self._places.check(queue, queue_offset)
         # What has left its assignment meanwhile is late, not wrong.
-        positions = {q: at for q, at in positions.items() if q in subscriber.queues}
+        assigned = subscriber.queues
+        positions = {q: at for q, at in positions.items() if q in assigned}
         subscriber.move(positions)
         live = self._live.get(subscriber.group)
         if live is not None and not _is_broadcast(live.group):
@@ -349,8 +350,9 @@ class Groups:
             # What comes to this set while the group consumes it elsewhere, it has from the
             # beginning, also when it stops before the first message.
             self._places.begin(name, wanted, Start(is_earliest=True))
+        zone = surroundings.zone
         queues = {
-            Queue(topic, queue_id): surroundings.zone
+            Queue(topic, queue_id): zone
             for topic in (*wanted, *([retry_topic] if retry_topic else []))
             for queue_id in range(self._places.read_queues(topic))
         }

@@ -130,13 +130,10 @@ class Taking:
         self._receives = 0
         self.renew(topic)
 
-    @property
-    def queues(self) -> list[Queue]:
-        return [Queue(self.topic.name, at) for at in range(self.topic.read_queues)]
-
     def renew(self, topic: Topic) -> None:
         """Everything that is known of the queues is learnt anew."""
         self.topic = topic
+        self.queues = [Queue(topic.name, at) for at in range(topic.read_queues)]
         self.memories.clear()
         self.spent_queues.clear()
         self.ready = dict.fromkeys(self.queues)
