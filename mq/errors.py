@@ -38,6 +38,7 @@ class Code(enum.Enum):
     NODE_STOPPED = "NODE_STOPPED"
     PORT_UNAVAILABLE = "PORT_UNAVAILABLE"
     REBALANCING = "REBALANCING"
+    REBUILDING = "REBUILDING"
     ILLEGAL_REQUEST = "ILLEGAL_REQUEST"
     ILLEGAL_GROUP = "ILLEGAL_GROUP"
     ILLEGAL_FILTER = "ILLEGAL_FILTER"
@@ -167,6 +168,13 @@ class QueueDamaged(MqError):
     """A derived file is not what was written; the log is not concerned."""
 
     code = Code.QUEUE_DAMAGED
+
+
+class Rebuilding(MqError):
+    """A derived file is just being rebuilt from the log: ask again in a moment."""
+
+    code = Code.REBUILDING
+    retryable = True
 
 
 class WrongDataDirectory(MqError):

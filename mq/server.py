@@ -25,6 +25,7 @@ from mq.broker.broker import Broker
 from mq.broker.contracts import Leading, Peer
 from mq.broker.core import Settings
 from mq.broker.replicated.machine import Machine
+from mq.broker.replicated.refiling import ReplayedLanes
 from mq.broker.replicated.state import State
 from mq.clock import Clock, SystemClock
 from mq.config import Config
@@ -148,6 +149,7 @@ class Server:
                 identity,
                 broker_state=state.encode,
                 filing=state.hold,
+                refile=ReplayedLanes,
                 damage=DamageLog(self._clock.now_ms),
             )
             stack.push_async_callback(asyncio.to_thread, store.close)

@@ -317,7 +317,8 @@ def _lag(broker: Broker) -> Iterator[Metric]:
             before, oldest_ms = totals.get(queue.topic, (0, now_ms))
             if count and looks < _AGES_MAX:
                 looks += 1
-                oldest_ms = min(oldest_ms, broker.stored_at_ms(found, max(position, found.start)))
+                stored_at_ms = broker.stored_at_ms(found, max(position, found.start))
+                oldest_ms = min(oldest_ms, stored_at_ms or now_ms)
             totals[queue.topic] = before + count, oldest_ms
         for topic, (count, oldest_ms) in totals.items():
             messages.add_metric([group, topic], count)

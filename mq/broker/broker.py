@@ -30,7 +30,7 @@ from mq.broker.replicated.machine import Machine
 from mq.broker.retry.dead_letters import DeadLetters
 from mq.broker.retry.retrying import Retrying
 from mq.broker.transaction.transacting import Transacting
-from mq.errors import MqError, NodeStopped, TopicNotFound
+from mq.errors import MqError, NodeStopped, QueueDamaged, Rebuilding, TopicNotFound
 from mq.logging import get_logger
 from mq.store.batch import Batch
 from mq.store.consumequeue import ConsumeQueue, QueueExtent
@@ -185,8 +185,11 @@ class Broker:
             await self._until_durable(ref.end_log_offset)
 
     def stored_at_ms(self, queue: ConsumeQueue, queue_offset: int) -> int:
-        """Of a message that is in the queue."""
-        log_offsets = queue.read(queue_offset, queue_offset + 1)["log_offset"].astype("i8")
+        """Of a message that is in the queue; 0 while that part of the queue cannot be read."""
+        try:
+            log_offsets = queue.read(queue_offset, queue_offset + 1)["log_offset"].astype("i8")
+        except (QueueDamaged, Rebuilding):
+            return 0
         return int(self.store.log.stored_at(log_offsets)[0])
 
     def tick(self) -> None:

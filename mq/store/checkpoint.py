@@ -6,7 +6,7 @@ which entry the derived files were built, so that a start replays only what came
 
       0        4        8
       +--------+--------+-----------
-      |"MQC\\1" | crc32  | DerivedCheckpoint (protobuf, to the end of the file)
+      |"MQC\\2" | crc32  | DerivedCheckpoint (protobuf, to the end of the file)
       +--------+--------+-----------
 
 The file is never ahead of what it speaks of: log, then derived files, then this are made durable,
@@ -23,12 +23,12 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 from isal.isal_zlib import crc32
 
-from mq.store.consumequeue import QueueExtent
+from mq.store.consumequeue import QueueExtent, SavedQueue
 from mq.store.keyindex import IndexPosition
 from mq.store.vfs import Vfs, write_file_atomically
 from mq.wire.v1 import log_pb2
 
-MAGIC = b"MQC\x01"
+MAGIC = b"MQC\x02"
 _HEADER = struct.Struct("<4sI")
 
 
@@ -37,16 +37,17 @@ class DerivedState(NamedTuple):
 
     raft_index: int
     term: int
-    queues: list[QueueExtent]
+    queues: list[SavedQueue]
     key_index: IndexPosition
     broker_state: bytes
 
 
 def encode_entry(queues: Iterable[QueueExtent], broker_state: bytes) -> bytes:
     """Payload of a CHECKPOINT entry. Same queues, same bytes, on every replica."""
-    topics = _topics(queues)
+    topics = _topics(SavedQueue(*queue) for queue in queues)
     for topic in topics:
         topic.ClearField("starts")
+        topic.ClearField("tail_crcs")
     return log_pb2.Checkpoint(topics=topics, broker_state=broker_state).SerializeToString(
         deterministic=True
     )
@@ -70,13 +71,17 @@ def decode_entry(payload: memoryview) -> tuple[list[QueueExtent], bytes]:
 
 def save(vfs: Vfs, path: str, state: DerivedState) -> None:
     """Durable when this returns; a crash leaves the old one or the new one."""
-    full, newest, items, first_ms = state.key_index
+    full, newest, items, first_ms, tail_crc = state.key_index
     payload = log_pb2.DerivedCheckpoint(
         raft_index=state.raft_index,
         term=state.term,
         topics=_topics(state.queues),
         index=log_pb2.IndexState(
-            full_files=full, newest_file=newest, newest_items=items, newest_first_ms=first_ms
+            full_files=full,
+            newest_file=newest,
+            newest_items=items,
+            newest_first_ms=first_ms,
+            newest_tail_crc=tail_crc,
         ),
         broker_state=state.broker_state,
     ).SerializeToString()
@@ -107,27 +112,32 @@ def decode(data: bytes) -> DerivedState | None:
         saved = log_pb2.DerivedCheckpoint.FromString(payload)
     except DecodeError:
         return None
-    queues: list[QueueExtent] = []
+    queues: list[SavedQueue] = []
     for topic in saved.topics:
-        columns = topic.queue_ids, topic.starts, topic.ends
+        columns = topic.queue_ids, topic.starts, topic.ends, topic.tail_crcs
         if len(set(map(len, columns))) != 1:
             return None
         # By columns: ten thousand queues come through here at a start.
-        queues.extend(map(QueueExtent, repeat(topic.topic), *columns))
+        queues.extend(map(SavedQueue, repeat(topic.topic), *columns))
     index = saved.index
     position = IndexPosition(
-        tuple(index.full_files), index.newest_file, index.newest_items, index.newest_first_ms
+        tuple(index.full_files),
+        index.newest_file,
+        index.newest_items,
+        index.newest_first_ms,
+        index.newest_tail_crc,
     )
     return DerivedState(saved.raft_index, saved.term, queues, position, saved.broker_state)
 
 
-def _topics(queues: Iterable[QueueExtent]) -> list[log_pb2.TopicQueues]:
+def _topics(queues: Iterable[SavedQueue]) -> list[log_pb2.TopicQueues]:
     return [
         log_pb2.TopicQueues(
             topic=topic,
             queue_ids=[queue.queue_id for queue in members],
             starts=[queue.start for queue in members],
             ends=[queue.end for queue in members],
+            tail_crcs=[queue.tail_crc for queue in members],
         )
         for topic, group in groupby(sorted(queues), key=lambda queue: queue.topic)
         if (members := list(group))

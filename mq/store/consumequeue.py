@@ -9,23 +9,29 @@
 
 All of it is derived from the log: units are appended to memory and reach the files later, oldest
 first, or with a checkpoint. A crash loses nothing but work. Queue offsets count messages; a unit's
-place in its file follows from its queue offset. Invariant: [start, written) is in the files,
-[written, end) in memory. One thread; who writes the files is not decided here.
+place in its file follows from its queue offset (`rowblocks`). Invariant: [start, written) is in the
+files, [written, end) in memory. Units that come from a file are as they were written, or an error:
+a block that fails its checksum goes to `on_damage`. One thread; who writes the files is not decided
+here.
 """
 
 from __future__ import annotations
 
 import bisect
+import errno
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from isal.isal_zlib import crc32
 
-from mq.errors import QueueDamaged
+from mq.errors import MqError, QueueDamaged
+from mq.store.batch import Batch
 from mq.store.filepool import FilePool, PendingWrite
-from mq.store.rowbuffer import RowBuffer, Rows, bytes_of
+from mq.store.rowblocks import BadRows, RowBlocks, RowsDamaged, Tail
+from mq.store.rowbuffer import RowBuffer, Rows
 from mq.store.vfs import Vfs
 
 UNIT = np.dtype([("log_offset", "<u8"), ("size", "<u4"), ("tag_hash", "<u8")])
@@ -50,6 +56,11 @@ def make_units(
     return units
 
 
+def message_units(batch: Batch, log_offset: int) -> Units:
+    """One a message of a batch that is visible; `log_offset` is that of the batch."""
+    return make_units(batch.frame_starts + log_offset, batch.frame_sizes, batch.tag_hashes)
+
+
 def matching(units: Units, tag_hashes: Iterable[int]) -> npt.NDArray[np.bool_]:
     """Which units have one of these tags."""
     hashes = units["tag_hash"]
@@ -64,13 +75,50 @@ class QueueExtent(NamedTuple):
     end: int  # queue offset of the next message
 
 
+class SavedQueue(NamedTuple):
+    """What a checkpoint has of a queue: its extent, all of which is in the files."""
+
+    topic: str
+    queue_id: int
+    start: int
+    end: int
+    tail_crc: int = 0  # of the last block of units, while it is incomplete
+
+    @property
+    def extent(self) -> QueueExtent:
+        return QueueExtent(self.topic, self.queue_id, self.start, self.end)
+
+
+class DamagedFile(NamedTuple):
+    """Units of a queue that are not what was written, and what its file should hold."""
+
+    topic: str
+    queue_id: int
+    start: int  # queue offset of the oldest message
+    path: str
+    first: int  # queue offset of the first unit of the file
+    bad: BadRows  # counted in the file
+    blocks: RowBlocks
+    tail: Tail
+
+    @property
+    def affected(self) -> str:
+        first, end = self.first + self.bad.first, self.first + self.bad.end
+        return f"queue {self.queue_id} of topic {self.topic}, queue offsets {first} to {end - 1}"
+
+
+def no_rebuild(file: DamagedFile) -> MqError:
+    """Where nothing rebuilds it."""
+    return QueueDamaged(f"{file.path} is not what was written ({file.affected}). {REBUILD_ADVICE}")
+
+
 class ConsumeQueue:
     """One queue. Reads are for everybody; appends go through `ConsumeQueues`."""
 
-    __slots__ = ("_files", "newest", "queue_id", "start", "topic")
+    __slots__ = ("_files", "newest", "queue_id", "start", "tail_crc", "topic")
 
-    def __init__(self, files: QueueFiles, extent: QueueExtent) -> None:
-        self.topic, self.queue_id, self.start, end = extent
+    def __init__(self, files: QueueFiles, saved: SavedQueue) -> None:
+        self.topic, self.queue_id, self.start, end, self.tail_crc = saved
         self.newest = RowBuffer(UNIT, end)
         self._files = files
 
@@ -112,6 +160,11 @@ class ConsumeQueue:
         )
 
 
+def _rows_of(newest: RowBuffer, first: int, start: int, end: int) -> list[Units]:
+    """Counted from the unit `first`, as in a file."""
+    return newest.read(first + start, first + end)
+
+
 class QueueFiles:
     """Where the units of a queue stand on disk."""
 
@@ -119,40 +172,76 @@ class QueueFiles:
         self._vfs = vfs
         self._directory = directory
         self._units_per_file = units_per_file
+        self._blocks = RowBlocks(UNIT, units_per_file)
         self._files = FilePool(vfs, _READ_FILES_MAX)
+        # Told of units that are not what was written; what the reader gets instead of them.
+        self.on_damage: Callable[[DamagedFile], MqError] = no_rebuild
 
     def read(self, queue: ConsumeQueue, start: int, end: int) -> Iterator[Units]:
         while start < end:
             first = self._first_of(start)
             stop = min(end, first + self._units_per_file)
-            path, length = self._path(queue, first), (stop - start) * UNIT_BYTES
-            try:
-                data = self._files.get(path).pread(length, (start - first) * UNIT_BYTES)
-            except FileNotFoundError:
-                data = b""
-            if len(data) < length:
-                raise QueueDamaged(f"{path} is missing or too short. {REBUILD_ADVICE}")
-            yield np.frombuffer(data, UNIT)
+            yield self._read(queue, first, start - first, stop - first)
             start = stop
 
-    def writes(self, queue: ConsumeQueue) -> Iterator[PendingWrite]:
-        """What brings the files up to the queue's `end`: one write a file, nothing copied."""
+    def _read(self, queue: ConsumeQueue, first: int, start: int, stop: int) -> Units:
+        """Rows [start, stop) of the file that begins with `first`."""
+        path, tail = self._path(queue, first), self._tail(queue, first)
+        try:
+            return self._blocks.read(self._files.get(path), start, stop, tail)
+        except RowsDamaged as damaged:
+            bad = damaged.bad
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.EIO):
+                raise
+            bad = BadRows(self._blocks.block_of(start).first, stop)
+        self._files.forget(path)  # a file that was removed or replaced is opened again
+        place = queue.topic, queue.queue_id, queue.start
+        raise self.on_damage(DamagedFile(*place, path, first, bad, self._blocks, tail))
+
+    def _tail(self, queue: ConsumeQueue, first: int) -> Tail:
+        if queue.written >= first + self._units_per_file:
+            return Tail(self._units_per_file, 0)
+        return Tail(queue.written - first, queue.tail_crc)
+
+    def writes(self, queue: ConsumeQueue) -> tuple[list[PendingWrite], int]:
+        """What brings the files up to the queue's `end`: one write a file, no unit copied; and the
+        checksum of the last block then.
+        """
+        writes, tail_crc = [], queue.tail_crc
         start, end = queue.written, queue.end
         while start < end:
             first = self._first_of(start)
             stop = min(end, first + self._units_per_file)
-            content = [bytes_of(units) for units in queue.newest.read(start, stop)]
-            yield PendingWrite(self._path(queue, first), (start - first) * UNIT_BYTES, content)
-            start = stop
+            newest = functools.partial(_rows_of, queue.newest, first)
+            written = Tail(start - first, tail_crc)
+            content, tail = self._blocks.encode(newest, written, stop - first)
+            position = self._blocks.position(start - first)
+            writes.append(PendingWrite(self._path(queue, first), position, content))
+            start, tail_crc = stop, tail.crc
+        return writes, tail_crc
 
-    def missing(self, queue: QueueExtent) -> str | None:
+    def correct_tail(self, queue: ConsumeQueue, before: Tail, first: int, after: int) -> None:
+        later = queue.written - first - before.rows
+        block = self._blocks.block_of(max(before.rows - 1, 0))
+        if later >= 0 and queue.written - first < block.end:
+            # A crc is linear: what the change of the first units makes of it depends on how many
+            # bytes follow, not on which.
+            zeros = bytes(later * UNIT_BYTES)
+            queue.tail_crc ^= crc32(zeros, before.crc ^ after) ^ crc32(zeros, 0)
+
+    def empty_tail_crc(self, queue_offset: int) -> int:
+        """Of a queue that goes on here, with no files."""
+        return self._blocks.empty_tail(queue_offset - self._first_of(queue_offset)).crc
+
+    def missing(self, queue: SavedQueue) -> str | None:
         """A file that should be there and is not, or is too short."""
-        _, _, start, end = queue
+        start, end = queue.start, queue.end
         first = self._first_of(start)
         while start < end:
             start = min(end, first + self._units_per_file)
             path = self._path(queue, first)
-            if (self._vfs.file_size(path) or 0) < (start - first) * UNIT_BYTES:
+            if (self._vfs.file_size(path) or 0) < self._blocks.end_position(start - first):
                 return path
             first = start
         return None
@@ -176,15 +265,17 @@ class QueueFiles:
     def _first_of(self, queue_offset: int) -> int:
         return queue_offset - queue_offset % self._units_per_file
 
-    def _path(self, queue: ConsumeQueue | QueueExtent, first: int) -> str:
+    def _path(self, queue: ConsumeQueue | SavedQueue, first: int) -> str:
         return f"{self._directory}/{queue.topic}/{queue.queue_id}/{first:020d}"
 
 
 class QueueWrites(NamedTuple):
-    """Units on their way from memory to files, and up to where each queue is written then."""
+    """Units on their way from memory to files; up to where each queue is written then, and the
+    checksum of its last block.
+    """
 
     writes: list[PendingWrite]
-    marks: list[tuple[ConsumeQueue, int]]
+    marks: list[tuple[ConsumeQueue, int, int]]
 
 
 class ConsumeQueues:
@@ -194,10 +285,14 @@ class ConsumeQueues:
         self._files = QueueFiles(vfs, directory, units_per_file)
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         # Queues that nobody has asked for since the start: numbers only.
-        self._resting: dict[tuple[str, int], QueueExtent] = {}
+        self._resting: dict[tuple[str, int], SavedQueue] = {}
         # Queues with units in memory; insertion order is the order of waiting.
         self._dirty: dict[ConsumeQueue, None] = {}
         self.pending_bytes = 0
+
+    def watch(self, on_damage: Callable[[DamagedFile], MqError]) -> None:
+        """From now on this one hears of units that are not what was written."""
+        self._files.on_damage = on_damage
 
     def __len__(self) -> int:
         return len(self._queues) + len(self._resting)
@@ -213,7 +308,7 @@ class ConsumeQueues:
         """Queue offset of the first one. Creates the queue when it is new. In memory only."""
         queue = self.get(topic, queue_id)
         if queue is None:
-            queue = ConsumeQueue(self._files, QueueExtent(topic, queue_id, 0, 0))
+            queue = ConsumeQueue(self._files, SavedQueue(topic, queue_id, 0, 0))
             self._queues[topic, queue_id] = queue
         first = queue.newest.end
         queue.newest.append(units)
@@ -226,8 +321,9 @@ class ConsumeQueues:
         plan = QueueWrites([], [])
         planned = 0
         for queue in self._dirty:
-            plan.writes.extend(self._files.writes(queue))
-            plan.marks.append((queue, queue.end))
+            writes, tail_crc = self._files.writes(queue)
+            plan.writes.extend(writes)
+            plan.marks.append((queue, queue.end, tail_crc))
             planned += (queue.end - queue.written) * UNIT_BYTES
             if bytes_max is not None and planned >= bytes_max:
                 break
@@ -235,9 +331,11 @@ class ConsumeQueues:
 
     def set_written(self, plan: QueueWrites) -> None:
         """The writes of this plan were done: their units are let go."""
-        for queue, end in plan.marks:
+        for queue, end, tail_crc in plan.marks:
             before = queue.written
-            queue.newest.drop_before(end)
+            if end > before:
+                queue.newest.drop_before(end)
+                queue.tail_crc = tail_crc
             self.pending_bytes -= (queue.written - before) * UNIT_BYTES
             self._dirty.pop(queue, None)
             if queue.written < queue.end:
@@ -246,15 +344,41 @@ class ConsumeQueues:
 
     def extents(self) -> list[QueueExtent]:
         awake = [QueueExtent(q.topic, q.queue_id, q.start, q.end) for q in self._queues.values()]
+        return [*awake, *(one.extent for one in self._resting.values())]
+
+    def saved(self, plan: QueueWrites) -> list[SavedQueue]:
+        """For a checkpoint: as they are when all of the plan, which is of now, is written."""
+        crcs = {queue: crc for queue, _, crc in plan.marks}
+        awake = [
+            SavedQueue(q.topic, q.queue_id, q.start, q.end, crcs.get(q, q.tail_crc))
+            for q in self._queues.values()
+        ]
         return [*awake, *self._resting.values()]
 
-    def restore(self, extents: Iterable[QueueExtent]) -> None:
+    def restore(self, saved: Iterable[SavedQueue]) -> None:
         """The state of a checkpoint: everything below each `end` is in the files."""
-        self._resting = {(extent.topic, extent.queue_id): extent for extent in extents}
+        self._resting = {(one.topic, one.queue_id): one for one in saved}
+
+    def restart(self, extents: Iterable[QueueExtent]) -> None:
+        """Queues of which there are no files: they go on where they end."""
+        self.restore(
+            SavedQueue(*extent, self._files.empty_tail_crc(extent.end)) for extent in extents
+        )
 
     def missing_file(self) -> str | None:
         """Right after `restore`: a file that should be there and is not, or is too short."""
         return next(filter(None, map(self._files.missing, self._resting.values())), None)
+
+    def correct_tail(
+        self, topic: str, queue_id: int, rows: int, first: int, before: int, after: int
+    ) -> None:
+        """The first `rows` units of the file that begins with `first` had `before` as the checksum
+        of their last block and have `after` now. Nothing changes when that block is complete by
+        now: who reads it finds that its checksum is not the one in the file.
+        """
+        queue = self.get(topic, queue_id)
+        if queue is not None:
+            self._files.correct_tail(queue, Tail(rows, before), first, after)
 
     def advance_start(self, extent: QueueExtent) -> list[str] | None:
         """The messages before the extent's start are gone from the log.

@@ -15,19 +15,16 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import NamedTuple
 
-import numpy as np
-
 from mq.errors import DiskFull, MqError, StorageFailed
-from mq.hashing import text_hash
 from mq.logging import get_logger
 from mq.store import checkpoint
 from mq.store.batch import Batch
 from mq.store.checkpoint import DerivedState
 from mq.store.commitlog import CommitLog
-from mq.store.consumequeue import ConsumeQueues, QueueExtent, QueueWrites, make_units
+from mq.store.consumequeue import ConsumeQueues, QueueExtent, QueueWrites, message_units
 from mq.store.filepool import PendingWrite
-from mq.store.holding import Filing, file_plainly
-from mq.store.keyindex import IndexPosition, KeyIndex, key_slot_hashes
+from mq.store.holding import Filing, file_plainly, held_unit
+from mq.store.keyindex import IndexPosition, KeyIndex, batch_keys
 from mq.store.vfs import Vfs, is_shortage, shortage
 from mq.store.writeback import Writeback
 
@@ -73,7 +70,7 @@ class Derived:
         self._vfs = vfs
         self._directory = directory
         self._checkpoint_path = f"{directory}/checkpoint"
-        self._writeback = Writeback(vfs, background=background)
+        self.writeback = Writeback(vfs, background=background)
         self._writing: tuple[Plan, Future[None]] | None = None
         self.queues = ConsumeQueues(vfs, f"{directory}/consumequeue", queue_file_units)
         self.index = KeyIndex(
@@ -100,14 +97,11 @@ class Derived:
     def _put(self, batch: Batch, log_offset: int, stored_at_ms: int) -> int:
         if batch.is_held:
             filed = self._filing(batch, log_offset, stored_at_ms)
-            place, size = np.array([log_offset]), np.array([len(batch.data)], np.uint32)
-            units = make_units(place, size, np.array([filed.mark], np.uint64))
+            units = held_unit(batch, log_offset, filed.mark)
             return self.queues.append(filed.topic, filed.queue_id, units)
-        offsets = batch.frame_starts + log_offset
-        units = make_units(offsets, batch.frame_sizes, batch.tag_hashes)
         if len(batch.key_hashes):
-            hashes = key_slot_hashes(batch.key_hashes, text_hash(batch.topic))
-            self.index.add(hashes, np.repeat(offsets, batch.key_counts), stored_at_ms)
+            self.index.add(*batch_keys(batch, log_offset), stored_at_ms)
+        units = message_units(batch, log_offset)
         return self.queues.append(batch.topic, batch.queue_id, units)
 
     def write_surplus(self) -> None:
@@ -126,7 +120,7 @@ class Derived:
             queues = self.queues.pending_writes(_PENDING_BYTES // 2)
             plan = Plan(queues, self.index.pending_writes(), self.index.position())
             writes = [*queues.writes, *plan.index_writes]
-            self._writing = plan, self._writeback.write(writes)
+            self._writing = plan, self.writeback.write(writes)
             if self.is_stalled:
                 self.settle()
 
@@ -159,9 +153,10 @@ class Derived:
     def plan_checkpoint(self, raft_index: int, term: int, broker_state: bytes) -> CheckpointPlan:
         # One plan at a time holds marks on the queues.
         self.settle()
-        position = self.index.position()
-        plan = Plan(self.queues.pending_writes(), self.index.pending_writes(), position)
-        state = DerivedState(raft_index, term, self.queues.extents(), position, broker_state)
+        position, queues = self.index.position(), self.queues.pending_writes()
+        plan = Plan(queues, self.index.pending_writes(), position)
+        saved = self.queues.saved(queues)
+        state = DerivedState(raft_index, term, saved, position, broker_state)
         return CheckpointPlan(plan, state, self._surplus.copy(), self._generation)
 
     def write_checkpoint(self, checkpoint_plan: CheckpointPlan) -> None:
@@ -172,7 +167,7 @@ class Derived:
             if not self.is_current(checkpoint_plan):
                 return
             try:
-                self._writeback.write([*plan.queues.writes, *plan.index_writes]).result()
+                self.writeback.write([*plan.queues.writes, *plan.index_writes]).result()
                 self._vfs.sync_tree(self._directory)
                 checkpoint.save(self._vfs, self._checkpoint_path, state)
             except OSError as error:
@@ -188,7 +183,7 @@ class Derived:
             return
         self.settle()
         self._set_written(plan.plan)
-        self._writeback.remove(plan.surplus)
+        self.writeback.remove(plan.surplus)
         del self._surplus[: len(plan.surplus)]
 
     @property
@@ -229,7 +224,7 @@ class Derived:
             self.is_stalled = False
             try:
                 # Behind all other writes: how they ended does not matter any more.
-                self._writeback.forget_files().result()
+                self.writeback.forget_files().result()
                 return self._rebuild(commitlog)
             except OSError as error:
                 raise self._stop(error) from error
@@ -238,7 +233,7 @@ class Derived:
         entry = commitlog.entry(commitlog.first_index)
         queues, broker_state = checkpoint.decode_entry(entry.payload)
         self._clear()
-        self.queues.restore(queues)
+        self.queues.restart(queues)
         return entry.ref.raft_index, broker_state
 
     def follow_front(self, commitlog: CommitLog) -> list[QueueExtent]:
@@ -258,8 +253,8 @@ class Derived:
 
     def clear_topic(self, topic: str) -> None:
         """Each of its queues starts where it ends; files go with the next checkpoint."""
-        for _, queue_id, _, end in [one for one in self.queues.extents() if one.topic == topic]:
-            self.trim(topic, queue_id, end)
+        for one in [one for one in self.queues.extents() if one.topic == topic]:
+            self.trim(topic, one.queue_id, one.end)
 
     def trim(self, topic: str, queue_id: int, start: int | None) -> None:
         """The queue starts here, or where it ends; files go with the next checkpoint."""
@@ -270,7 +265,7 @@ class Derived:
             self._surplus += paths or ()
 
     def close(self) -> None:
-        self._writeback.close()
+        self.writeback.close()
         self.queues.close()
         self.index.close()
 
@@ -286,7 +281,7 @@ class Derived:
         if missing := self.queues.missing_file():
             return f"{missing} is missing or too short"
         if not self.index.restore(state.key_index):
-            return "a file of the key index is missing or too short"
+            return "a file of the key index is missing, too short or damaged"
         return ""
 
     def _clear(self) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from mq.names import HALF_TOPIC, SCHEDULE_TOPIC
 from mq.store.batch import Batch, parse_stored
-from mq.store.consumequeue import Units
+from mq.store.consumequeue import Units, make_units
 from mq.store.logreader import LogReader
 
 LANE_MS = 600_000
@@ -48,6 +48,12 @@ def file_plainly(batch: Batch, log_offset: int, stored_at_ms: int) -> Filed:  # 
     if batch.half:
         return Filed(HALF_TOPIC, 0, 0)
     return Filed(SCHEDULE_TOPIC, lane_of(batch.deliver_at_ms), batch.deliver_at_ms)
+
+
+def held_unit(batch: Batch, log_offset: int, mark: int) -> Units:
+    """The one unit of a batch that is held back; `log_offset` is that of the batch."""
+    place, size = np.array([log_offset]), np.array([len(batch.data)], np.uint32)
+    return make_units(place, size, np.array([mark], np.uint64))
 
 
 class HeldBatch(NamedTuple):

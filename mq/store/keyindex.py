@@ -1,41 +1,53 @@
 """Key index: from the hash of a key to the log offsets of its messages, newest first, in files of
 hash chains.
 
-      0       8        16          24          32      36      40               40 + 4 * slots
-      +-------+--------+-----------+-----------+-------+-------+----- ... -----+----- ... ------+
-      | first | last   | first log | last log  | slots | items | slots, u32    | items, 20 bytes|
-      | ms    | ms     | offset    | offset    |       |       |               |                |
-      +-------+--------+-----------+-----------+-------+-------+----- ... -----+----- ... ------+
+      0       8        16          24          32      36      40      44
+      +-------+--------+-----------+-----------+-------+-------+-------+--- ... ---+--- ... ----+
+      | first | last   | first log | last log  | slots | items | crc32 | slots,    | items,     |
+      | ms    | ms     | offset    | offset    |       |       |       | u32       | 20 bytes   |
+      +-------+--------+-----------+-----------+-------+-------+-------+--- ... ---+--- ... ----+
 
       item:  hash u32 | log offset u64 | seconds after first ms u32 | item before it in the chain
       u32
 
-A slot holds the number of the newest item whose `hash % slots` is the slot, counted from 1; 0 ends
-a chain. Items are appended; header and slots are written once, when the file is full. Until then
-they follow from the items, so that a crash can leave nothing inconsistent: the newest file counts
-as many items as the checkpoint says, and the log is applied from there.
+Slots and items stand in blocks that are followed by their checksum (`rowblocks`). A slot holds the
+number of the newest item whose `hash % slots` is the slot, counted from 1; 0 ends a chain. Items
+are appended; header and slots are written once, when the file is full. Until then they follow from
+the items, so that a crash can leave nothing inconsistent: the newest file counts as many items as
+the checkpoint says, and the log is applied from there. All keys of a message stand in one file, so
+that the file follows from the log, the log offset in its name and the number of its items.
 
     <data>/index/<log offset of the first item, 20 digits>
 
 A hash is 32 bits wide and a time counts in seconds: what is found here are candidates; who asks
-looks at the message. One thread.
+looks at the message. What is read from a file is as it was written, or an error: a block that fails
+its checksum goes to `on_damage`. One thread.
 """
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from isal.isal_zlib import crc32
 
+from mq.errors import MqError, QueueDamaged
+from mq.hashing import text_hash
+from mq.store.batch import Batch
 from mq.store.filepool import FilePool, PendingWrite
-from mq.store.rowbuffer import RowBuffer, bytes_of
+from mq.store.rowblocks import BLOCK_ROWS, CRC_BYTES, RowBlocks, RowsDamaged, Tail
+from mq.store.rowbuffer import RowBuffer, Rows
 from mq.store.vfs import Vfs
 
 _HEADER = struct.Struct("<QQQQII")
-HEADER_BYTES = _HEADER.size
+HEADER_BYTES = _HEADER.size + CRC_BYTES
+_SLOT = np.dtype("<u4")
+# Of a file that is not full yet: no block of it is the last one.
+_ROWS_MAX = 1 << 32
 ITEM = np.dtype([("hash", "<u4"), ("log_offset", "<u8"), ("seconds", "<u4"), ("before", "<u4")])
 ITEM_BYTES = ITEM.itemsize
 _READ_ITEMS = 1 << 16
@@ -52,11 +64,30 @@ class Header(NamedTuple):
 
     @property
     def file_bytes(self) -> int:
-        return HEADER_BYTES + 4 * self.slots + self.items * ITEM_BYTES
+        return item_blocks(self.slots, self.items).end_position(self.items)
+
+    def encode(self) -> bytes:
+        data = _HEADER.pack(*self)
+        return data + crc32(data).to_bytes(CRC_BYTES, "little")
 
     @staticmethod
-    def decode(data: bytes) -> Header:
-        return Header._make(_HEADER.unpack(data))
+    def decode(data: bytes) -> Header | None:
+        """None when it is not what was written."""
+        if len(data) < HEADER_BYTES:
+            return None
+        fields, crc = data[: _HEADER.size], data[_HEADER.size : HEADER_BYTES]
+        if crc32(fields) != int.from_bytes(crc, "little"):
+            return None
+        return Header._make(_HEADER.unpack(fields))
+
+
+def slot_blocks(slots: int) -> RowBlocks:
+    return RowBlocks(_SLOT, slots, HEADER_BYTES)
+
+
+def item_blocks(slots: int, items: int = _ROWS_MAX) -> RowBlocks:
+    """`items`: how many a full file has."""
+    return RowBlocks(ITEM, items, slot_blocks(slots).end_position(slots))
 
 
 class Item(NamedTuple):
@@ -66,9 +97,6 @@ class Item(NamedTuple):
     before: int
 
 
-NO_ITEM = Item(0, 0, 0, 0)
-
-
 class IndexPosition(NamedTuple):
     """How far the index was built: the full files, and the newest one with its items."""
 
@@ -76,6 +104,25 @@ class IndexPosition(NamedTuple):
     newest: str = ""
     items: int = 0
     first_ms: int = 0
+    tail_crc: int = 0  # of the last block of items, while it is incomplete
+
+
+class DamagedIndexFile(NamedTuple):
+    """A file that is not what was written, and what it should hold."""
+
+    path: str
+    position: int  # where it was noticed
+    header: Header  # as it is, or would be if the file were full
+    written: int  # items
+    is_full: bool
+
+
+def no_rebuild(file: DamagedIndexFile) -> MqError:
+    """Where nothing rebuilds it."""
+    return QueueDamaged(
+        f"{file.path} of the key index is not what was written. Stop the node and remove its file "
+        "`checkpoint`: the index is rebuilt at start"
+    )
 
 
 def key_slot_hashes(key_hashes: npt.NDArray[np.uint64], topic_hash: int) -> npt.NDArray[np.uint32]:
@@ -84,7 +131,15 @@ def key_slot_hashes(key_hashes: npt.NDArray[np.uint64], topic_hash: int) -> npt.
     return (mixed ^ (mixed >> np.uint64(32))).astype(np.uint32)
 
 
-class _Filling:
+def batch_keys(
+    batch: Batch, log_offset: int
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+    """Hash and log offset of each key of a batch that is visible."""
+    hashes = key_slot_hashes(batch.key_hashes, text_hash(batch.topic))
+    return hashes, np.repeat(batch.frame_starts + log_offset, batch.key_counts)
+
+
+class FillingFile:
     """A file that is being filled, or is full and not yet on disk: slots in memory, the newest
     items too.
     """
@@ -93,8 +148,10 @@ class _Filling:
         self.name = name
         self.first_ms = self.last_ms = first_ms
         self.first_log_offset = self.last_log_offset = first_log_offset
-        self.slots = np.zeros(slot_count, "<u4")
+        self.slots = np.zeros(slot_count, _SLOT)
         self.newest = RowBuffer(ITEM, 0)
+        self.blocks = item_blocks(slot_count)
+        self.tail_crc = 0  # of what is written
 
     @property
     def count(self) -> int:
@@ -103,6 +160,32 @@ class _Filling:
     @property
     def written(self) -> int:
         return self.newest.start
+
+    @property
+    def written_tail(self) -> Tail:
+        return Tail(self.written, self.tail_crc)
+
+    def tail(self) -> Tail:
+        """With all items."""
+        block = self.count - self.count % BLOCK_ROWS
+        done = self.written_tail if self.written >= block else Tail(block, 0)
+        return self.blocks.encode(self.newest.read, done, self.count)[1]
+
+    def item_writes(self, path: str) -> list[PendingWrite]:
+        """Of all items that are not written yet."""
+        content, _ = self.blocks.encode(self.newest.read, self.written_tail, self.count)
+        return [PendingWrite(path, self.blocks.position(self.written), content)] if content else []
+
+    def closing_writes(self, path: str) -> list[PendingWrite]:
+        """What makes a full file of it: header, slots, and the checksum of the last block."""
+        slots, _ = slot_blocks(len(self.slots)).encode(
+            lambda start, end: [self.slots[start:end]], Tail(0, 0), len(self.slots)
+        )
+        writes = [PendingWrite(path, 0, [self.header().encode(), *slots])]
+        if self.count % BLOCK_ROWS:
+            crc = self.tail().crc.to_bytes(CRC_BYTES, "little")
+            writes.append(PendingWrite(path, self.blocks.position(self.count), [crc]))
+        return writes
 
     def add(
         self, hashes: npt.NDArray[np.uint32], log_offsets: npt.NDArray[np.int64], now_ms: int
@@ -143,12 +226,13 @@ class KeyIndex:
         self._directory = directory
         self._slot_count = slot_count
         self._item_count_max = item_count_max
-        self._items_at = HEADER_BYTES + 4 * slot_count
         self._files = FilePool(vfs, _OPEN_FILES_MAX)
         # The files on disk that are full, by name, oldest first; behind them those in memory, of
         # which the last one is being filled.
         self._full: dict[str, Header] = {}
-        self._filling: list[_Filling] = []
+        self._filling: list[FillingFile] = []
+        # Told of a file that is not what was written; what the reader gets instead.
+        self.on_damage: Callable[[DamagedIndexFile], MqError] = no_rebuild
 
     # -- building ---------------------------------------------------------------------------------
 
@@ -163,11 +247,12 @@ class KeyIndex:
             if not self._filling or self._is_full(self._filling[-1]):
                 first = int(log_offsets[0])
                 name = f"{first:020d}"
-                self._filling.append(_Filling(name, self._slot_count, stored_at_ms, first))
+                self._filling.append(FillingFile(name, self._slot_count, stored_at_ms, first))
             newest = self._filling[-1]
             room = self._item_count_max - newest.count
-            # A file has the name of its first message, so that all keys of this one stay in it.
-            room = max(room, int(np.searchsorted(log_offsets, newest.first_log_offset, "right")))
+            if room < len(log_offsets):
+                # The keys of a message stay together: no two files begin with the same one.
+                room = int(np.searchsorted(log_offsets, log_offsets[room - 1], "right"))
             newest.add(hashes[:room], log_offsets[:room], stored_at_ms)
             hashes, log_offsets = hashes[room:], log_offsets[room:]
 
@@ -177,19 +262,12 @@ class KeyIndex:
 
     def pending_writes(self) -> list[PendingWrite]:
         """What brings the files up to `position`: items, and slots and header of what is full."""
-        writes = []
+        writes: list[PendingWrite] = []
         for filling in self._filling:
             path = self._path(filling.name)
-            items = filling.newest.read(filling.written, filling.count)
-            if items:
-                at = self._items_at + filling.written * ITEM_BYTES
-                writes.append(PendingWrite(path, at, [bytes_of(rows) for rows in items]))
+            writes += filling.item_writes(path)
             if self._is_full(filling):
-                head: list[bytes | memoryview] = [
-                    _HEADER.pack(*filling.header()),
-                    bytes_of(filling.slots),
-                ]
-                writes.append(PendingWrite(path, 0, head))
+                writes += filling.closing_writes(path)
         return writes
 
     def set_written(self, position: IndexPosition) -> None:
@@ -198,9 +276,11 @@ class KeyIndex:
             filling = self._filling.pop(0)
             self._full[filling.name] = filling.header()
         if self._filling and self._filling[0].name == position.newest:
-            self._filling[0].newest.drop_before(position.items)
+            newest = self._filling[0]
+            newest.newest.drop_before(position.items)
+            newest.tail_crc = position.tail_crc
 
-    def _is_full(self, filling: _Filling) -> bool:
+    def _is_full(self, filling: FillingFile) -> bool:
         return filling.count >= self._item_count_max
 
     # -- looking up -------------------------------------------------------------------------------
@@ -217,34 +297,58 @@ class KeyIndex:
             if header.last_ms < begin_ms:
                 return
             if header.first_ms < end_ms:
-                file = self._files.get(self._path(name))
-                slot = file.pread(4, HEADER_BYTES + 4 * (key_hash % header.slots))
-                head = int.from_bytes(slot, "little")
-                items = self._items_in_file(name, header.slots)
+                items = self._items_in_file(name, header)
+                head = self._head(name, header, key_hash)
                 yield from _walk(items, head, key_hash, header.first_ms, begin_ms, end_ms)
 
-    def _items_of(self, filling: _Filling) -> Callable[[int], Item]:
-        in_file = self._items_in_file(filling.name, self._slot_count)
+    def _head(self, name: str, header: Header, key_hash: int) -> int:
+        """The slot of a full file: the number of the newest item of the chain."""
+        at = key_hash % header.slots
+        blocks, tail = slot_blocks(header.slots), Tail(header.slots, 0)
+        rows = self._rows(name, blocks, at, tail, header)
+        return int(rows[0])
 
+    def _items_of(self, filling: FillingFile) -> Callable[[int], Item]:
         def item(number: int) -> Item:
             if number <= filling.written:
-                return in_file(number)
-            rows = filling.newest.read(number - 1, number)
-            return Item._make(rows[0][0].item()) if rows else NO_ITEM
+                rows = self._rows(filling.name, filling.blocks, number - 1, filling.written_tail)
+            else:
+                [rows] = filling.newest.read(number - 1, number)
+            return Item._make(rows[0].item())
 
         return item
 
-    def _items_in_file(self, name: str, slots: int) -> Callable[[int], Item]:
+    def _items_in_file(self, name: str, header: Header) -> Callable[[int], Item]:
+        blocks, tail = item_blocks(header.slots, header.items), Tail(header.items, 0)
+
         def item(number: int) -> Item:
-            position = HEADER_BYTES + 4 * slots + (number - 1) * ITEM_BYTES
-            data = self._files.get(self._path(name)).pread(ITEM_BYTES, position)
-            return (
-                Item._make(np.frombuffer(data, ITEM)[0].item())
-                if len(data) == ITEM_BYTES
-                else NO_ITEM
-            )
+            return Item._make(self._rows(name, blocks, number - 1, tail, header)[0].item())
 
         return item
+
+    def _rows(
+        self, name: str, blocks: RowBlocks, row: int, tail: Tail, header: Header | None = None
+    ) -> Rows:
+        """One row of a file, which is full if it has a header. Raises what `on_damage` gives."""
+        path = self._path(name)
+        try:
+            return blocks.read(self._files.get(path), row, row + 1, tail)
+        except RowsDamaged as damaged:
+            position = blocks.position(damaged.bad.first)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.EIO):
+                raise
+            position = blocks.position(row)
+        self._files.forget(path)  # a file that was removed or replaced is opened again
+        raise self.on_damage(self._damaged_file(name, path, position, header))
+
+    def _damaged_file(
+        self, name: str, path: str, position: int, header: Header | None
+    ) -> DamagedIndexFile:
+        if header is not None:
+            return DamagedIndexFile(path, position, header, header.items, is_full=True)
+        filling = next(one for one in self._filling if one.name == name)
+        return DamagedIndexFile(path, position, filling.header(), filling.written, is_full=False)
 
     # -- start, retention, end --------------------------------------------------------------------
 
@@ -254,7 +358,7 @@ class KeyIndex:
         if len(in_memory) == len(self._filling):
             return IndexPosition(full)
         newest = self._filling[-1]
-        return IndexPosition(full, newest.name, newest.count, newest.first_ms)
+        return IndexPosition(full, newest.name, newest.count, newest.first_ms, newest.tail().crc)
 
     def restore(self, position: IndexPosition) -> bool:
         """The state of a checkpoint. False when the files do not hold it: then all has to be
@@ -270,7 +374,7 @@ class KeyIndex:
                 return False
             self._full[name] = header
         if position.newest:
-            size = self._items_at + position.items * ITEM_BYTES
+            size = item_blocks(self._slot_count).end_position(position.items)
             if (self._vfs.file_size(self._path(position.newest)) or 0) < size:
                 return False
             filling = self._relinked(position)
@@ -285,20 +389,22 @@ class KeyIndex:
         if size < HEADER_BYTES:
             return None
         header = Header.decode(self._files.get(self._path(name)).pread(HEADER_BYTES, 0))
-        is_whole = header.slots > 0 and header.items > 0 and header.file_bytes <= size
-        return header if is_whole else None
+        return header if header is not None and header.file_bytes <= size else None
 
-    def _relinked(self, position: IndexPosition) -> _Filling | None:
+    def _relinked(self, position: IndexPosition) -> FillingFile | None:
         """Slots from items, a block at a time. None when the items are not those that were written:
         with another number of slots than now they stand elsewhere and make other chains.
         """
         first = int(position.newest)
-        filling = _Filling(position.newest, self._slot_count, position.first_ms, first)
+        filling = FillingFile(position.newest, self._slot_count, position.first_ms, first)
         file = self._files.get(self._path(position.newest))
+        tail = Tail(position.items, position.tail_crc)
         for start in range(0, position.items, _READ_ITEMS):
-            wanted = min(_READ_ITEMS, position.items - start)
-            data = file.pread(wanted * ITEM_BYTES, self._items_at + start * ITEM_BYTES)
-            items = np.frombuffer(data, ITEM)
+            end = min(start + _READ_ITEMS, position.items)
+            try:
+                items = filling.blocks.read(file, start, end, tail)
+            except RowsDamaged:
+                return None
             before = filling.link(items["hash"] % np.uint32(self._slot_count), start + 1)
             is_other = start == 0 and int(items["log_offset"][0]) != first
             if is_other or not np.array_equal(before, items["before"]):
@@ -306,6 +412,7 @@ class KeyIndex:
             filling.last_log_offset = int(items["log_offset"][-1])
             filling.last_ms = filling.first_ms + int(items["seconds"][-1]) * 1000 + 999
         filling.newest = RowBuffer(ITEM, position.items)
+        filling.tail_crc = position.tail_crc
         return filling
 
     def drop_before(self, log_offset: int) -> list[str]:
@@ -350,6 +457,4 @@ def _walk(
             return
         if item.hash == key_hash and earliest_ms < end_ms:
             yield item.log_offset
-        if item.before >= number:
-            return  # a chain leads backwards; anything else is a damaged file
         number = item.before

@@ -129,6 +129,11 @@ class LogReader:
             for segment in self._segments
         ]
 
+    @property
+    def checkpoint_indexes(self) -> list[int]:
+        """Raft index of the entry that opens each segment."""
+        return [segment.first_index for segment in self._segments]
+
     def segment_around(self, log_offset: int) -> tuple[int, int]:
         """Log offsets [start, end) of the segment that has this byte."""
         segment = self._segment_at(log_offset)
@@ -202,6 +207,12 @@ class LogReader:
             self.damage,
             self.verified,
         )
+
+    def apart_through(self, raft_index: int) -> LogWalk:
+        """The entries up to this one, which are committed, for a long walk on another thread."""
+        segments = [one for one in self._segments if one.first_index <= raft_index]
+        twins = [segment.twin_through(raft_index) for segment in segments]
+        return LogWalk(twins, self.damage, self.verified)
 
     def region(self, first_index: int, bytes_max: int) -> Region:
         """The entries from `first_index` on as they stand, as many of its segment as fit
@@ -406,6 +417,25 @@ class LogApart(LogReader):
     def close(self) -> None:
         for segment in self._segments:
             segment.close()
+
+
+class LogWalk(LogApart):
+    """A log for another thread that may read all of it, with the files of one segment open at a
+    time. FileNotFoundError: the segment is gone by now.
+    """
+
+    def _segment_of(self, raft_index: int) -> Segment:
+        return self._opened(super()._segment_of(raft_index))
+
+    def _segment_at(self, log_offset: int) -> Segment:
+        return self._opened(super()._segment_at(log_offset))
+
+    def _opened(self, segment: Segment) -> Segment:
+        for other in self._segments:
+            if other is not segment:
+                other.close()
+        segment.open()
+        return segment
 
 
 def _stop_within(

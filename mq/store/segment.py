@@ -103,6 +103,17 @@ class Segment:
         twin._known = number, records.copy()
         return twin
 
+    def twin_through(self, raft_index: int) -> Segment:
+        """The entries up to this one, which are committed and so never cut, by files of its own.
+        None is open yet: `open` says whether they are still there. Its owner closes it.
+        """
+        twin = Segment(self._vfs, self._directory, self.base, self.first_index)
+        twin.count, twin.end, twin.is_sealed = self.count, self.end, True
+        if raft_index < self.last_index:
+            twin.count = raft_index - self.first_index + 1
+            twin.end, _ = self.place_of(twin.count)
+        return twin
+
     # -- writing: the active segment only ---------------------------------------------------------
 
     def create(self) -> None:

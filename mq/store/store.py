@@ -27,9 +27,11 @@ from mq.store.damage import DamageLog
 from mq.store.derived import CheckpointPlan, Derived
 from mq.store.format import Kind
 from mq.store.holding import Filing, file_plainly
-from mq.store.logreader import EntryRef
+from mq.store.logreader import EntryRef, LogWalk
 from mq.store.lookup import Lookup
+from mq.store.mending import Mending
 from mq.store.reading import Found, ReadResult, Status, find_in_queue
+from mq.store.rebuilding import Refile, RefilePlainly
 from mq.store.vfs import Vfs, is_shortage, shortage
 
 log = get_logger(__name__)
@@ -66,6 +68,7 @@ class Store:
         filing: Filing = file_plainly,
         background: bool = True,
         damage: DamageLog | None = None,
+        refile: Refile = RefilePlainly,
     ) -> None:
         """Takes the directory, checks the log, restores the derived state of the last checkpoint.
 
@@ -73,7 +76,8 @@ class Store:
         committed. `broker_state` gives what a checkpoint keeps for the broker; what the last one
         kept is in `restored_broker_state`. `filing` says where batches go that are held back.
         `background` False: no thread of our own, for simulations. `damage` is told what is found
-        that is not what was written.
+        that is not what was written. `refile` says where batches were filed, when a part of a queue
+        is rebuilt.
         """
         self.damage = damage or DamageLog()
         self._vfs = vfs
@@ -115,6 +119,9 @@ class Store:
             self._lock.close()
             raise
         self.queues = self._derived.queues
+        self._mending = Mending(
+            vfs, self._walk, self._derived, self.damage, refile, background=background
+        )
         self.lookup = Lookup(self.log, self.queues, self._derived.index)
         self._checkpointed_offset = self._applied_offset()
 
@@ -163,6 +170,9 @@ class Store:
         ref = self.log.roll(NewEntry(Kind.CHECKPOINT, term, now_ms, [payload]))
         self.appended(ref, ())
         return ref
+
+    def _walk(self) -> LogWalk:
+        return self.log.apart_through(self.applied_index)
 
     def checkpoint_payload(self) -> bytes:
         """Of a checkpoint entry that stands right behind `applied_index`."""
@@ -245,6 +255,7 @@ class Store:
         if self.log.last_index < self.log.first_index:
             raise ValueError("an empty log has no checkpoint to start over from")
         self._unapplied.clear()
+        self._mending.void()
         self.applied_index, self.restored_broker_state = self._derived.start_over(self.log)
         self._checkpointed_offset = self._applied_offset()
 
@@ -349,6 +360,7 @@ class Store:
 
     def finish_checkpoint(self, plan: CheckpointPlan) -> None:
         self._derived.finish_checkpoint(plan)
+        self._mending.dropped(plan.surplus)
         if self._derived.is_current(plan):
             self._checkpointed_offset = self._offset_of(plan.state.raft_index)
 
@@ -442,6 +454,7 @@ class Store:
 
     def abandon(self) -> None:
         """Lets go of everything as it is, as a crash would."""
+        self._mending.close()
         self.log.close()
         self._derived.close()
         self._lock.close()

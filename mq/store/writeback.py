@@ -26,6 +26,21 @@ class Writeback:
         """
         return self._submit(lambda: self._write(writes))
 
+    def rewrite(
+        self, writes: Sequence[PendingWrite], is_wanted: Callable[[], bool]
+    ) -> Future[None]:
+        """As `write`, of a damaged file that may have been removed or replaced. `is_wanted` is
+        asked right before.
+        """
+
+        def task() -> None:
+            if is_wanted():
+                for write in writes:
+                    self._files.forget(write.path)
+                self._write(writes)
+
+        return self._submit(task)
+
     def remove(self, paths: Sequence[str]) -> Future[None]:
         """Behind all writes that were asked for before. What is not there is no error."""
         return self._submit(lambda: self._remove(paths))

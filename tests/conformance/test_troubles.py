@@ -272,7 +272,7 @@ def test_a_full_disk_refuses_writes_and_serves_reads(tmp_path: Path) -> None:
         until(lambda: sent() == "SEND_OK", "writes go on by themselves")
 
 
-def test_a_damaged_queue_is_told_and_others_are_served(tmp_path: Path) -> None:
+def test_a_damaged_queue_is_rebuilt_in_a_moment_and_others_are_served(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         with calling(broker) as calls:
             calls.create("t")
@@ -287,12 +287,16 @@ def test_a_damaged_queue_is_told_and_others_are_served(tmp_path: Path) -> None:
         with calling(broker) as calls:
             refusal = calls.refused("Pull", topic="t")
             assert (refusal.code, refusal.grpc_code) == (
-                "QUEUE_DAMAGED",
-                grpc.StatusCode.DATA_LOSS,
+                "REBUILDING",
+                grpc.StatusCode.UNAVAILABLE,
             )
             assert "queue 0 of topic t" in refusal.text
-            stream = SubscribeStream(calls.channel, "g", "t", "m")
-            assert stream.refusal()[1].code == "QUEUE_DAMAGED"
-            stream.close()
             assert calls.bodies("t", 1) == numbers(5)
-            assert calls("Pull", topic="t", queue_offset=1).status == pb.PULL_FOUND
+
+            def is_found() -> bool:
+                with contextlib.suppress(grpc.RpcError):
+                    return bool(calls("Pull", topic="t").status == pb.PULL_FOUND)
+                return False
+
+            until(is_found, "it is rebuilt")
+            assert calls.bodies("t") == numbers(5)

@@ -23,6 +23,7 @@ from mq.broker.consuming.assignment import Queue
 from mq.broker.contracts import Leading, Peer
 from mq.broker.core import Settings
 from mq.broker.replicated.machine import Machine
+from mq.broker.replicated.refiling import ReplayedLanes
 from mq.broker.replicated.state import State
 from mq.config import Config
 from mq.errors import MqError, SegmentFull
@@ -147,7 +148,7 @@ class Node:
         self.now_ms = now_ms
         self.vfs = vfs or FaultyVfs()
         state = State()
-        self.store: Store = open_store(self.vfs, store, state.encode, state.hold)
+        self.store: Store = open_store(self.vfs, store, state.encode, state.hold, ReplayedLanes)
         self.machine = Machine(state, self.store)
         if self.store.log.last_index < 1:
             self.store.roll(self.now_ms)

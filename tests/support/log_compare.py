@@ -32,7 +32,8 @@ from mq.store.format import HEADER_BYTES, IDX_HEADER_BYTES, IDX_RECORD_BYTES, Ki
 from mq.store.holding import file_plainly
 from mq.store.inspect import LogInspector, SegmentSummary, State, read_checkpoint
 from mq.store.keyindex import HEADER_BYTES as INDEX_HEADER_BYTES
-from mq.store.keyindex import ITEM, Header, key_slot_hashes
+from mq.store.keyindex import ITEM, ITEM_BYTES, Header, item_blocks, key_slot_hashes
+from mq.store.rowblocks import BLOCK_ROWS, CRC_BYTES
 from mq.store.scan import walk
 from mq.store.vfs import RealVfs
 
@@ -242,24 +243,33 @@ def _derive(
 
 
 def _units_in(folder: Path, start: int, count: int) -> bytes:
-    """Units from a queue offset on."""
+    """Units from a queue offset on, as they stand: checksums are left out."""
     files = sorted(folder.iterdir()) if folder.exists() else []
-    content = b"".join(file.read_bytes() for file in files)
+    content = b"".join(_rows_of(file.read_bytes(), UNIT_BYTES) for file in files)
     skipped = start - int(files[0].name) if files else 0
     return content[skipped * UNIT_BYTES : (skipped + count) * UNIT_BYTES]
+
+
+def _rows_of(content: bytes, row_bytes: int) -> bytes:
+    """Blocks without the checksums behind them."""
+    step = BLOCK_ROWS * row_bytes + CRC_BYTES
+    parts = [content[at : at + step - CRC_BYTES] for at in range(0, len(content), step)]
+    return b"".join(part[: len(part) // row_bytes * row_bytes] for part in parts)
 
 
 def _items_in(folder: Path, saved: DerivedState, slots: int) -> list[tuple[int, int]]:
     """Hash and log offset of each, oldest first."""
     found: list[tuple[int, int]] = []
-    full, newest, newest_count, _ = saved.key_index
+    full, newest, newest_count, *_ = saved.key_index
     for name in filter(None, (*full, newest)):
         content = (folder / name).read_bytes()
         count = newest_count
         if name != newest:
             header = Header.decode(content[:INDEX_HEADER_BYTES])
+            if header is None:
+                return []
             slots, count = header.slots, header.items
-        rows = np.frombuffer(content, ITEM, count, INDEX_HEADER_BYTES + 4 * slots)
+        rows = np.frombuffer(_rows_of(content[item_blocks(slots).at :], ITEM_BYTES), ITEM, count)
         found += zip(rows["hash"].tolist(), rows["log_offset"].tolist(), strict=True)
     return found
 

@@ -14,6 +14,7 @@ from mq.errors import SegmentFull
 from mq.store.batch import Batch, accept, prepare
 from mq.store.holding import Filing, file_plainly
 from mq.store.identity import Identity
+from mq.store.rebuilding import Refile, RefilePlainly
 from mq.store.store import Store
 from mq.wire.v1.message_pb2 import Batch as WireBatch
 from mq.wire.v1.message_pb2 import Message
@@ -50,10 +51,18 @@ def open_store(
     config: StoreConfig = SMALL,
     broker_state: Callable[[], bytes] = bytes,
     filing: Filing = file_plainly,
+    refile: Refile = RefilePlainly,
 ) -> Store:
     """Without threads, because `FaultyVfs` is for one."""
     return Store(
-        vfs, DIRECTORY, config, NODE, broker_state=broker_state, filing=filing, background=False
+        vfs,
+        DIRECTORY,
+        config,
+        NODE,
+        broker_state=broker_state,
+        filing=filing,
+        refile=refile,
+        background=False,
     )
 
 

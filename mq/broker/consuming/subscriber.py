@@ -9,6 +9,7 @@ A client that takes redirects may be told to read a queue from another node. The
 own, and its progress comes here, but nothing is delivered until the client wants it (`resume`), the
 position is changed, or the queue leaves. None of it outlives the stream: a member that comes back
 starts as any other.
+A queue that cannot be read because a file is damaged is set aside for a while; the others go on.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from mq.broker.consuming.assignment import Queue
 from mq.broker.consuming.filters import CompiledFilter
 from mq.broker.consuming.pulling import Puller, Query
 from mq.broker.consuming.replicas import Reader, Replicas
+from mq.broker.consuming.setting_aside import SetAside
 from mq.broker.contracts import Peer
-from mq.errors import IllegalOffset, MessagesDamaged, MqError
+from mq.errors import IllegalOffset, MessagesDamaged, MqError, QueueDamaged, Rebuilding
 from mq.store.reading import ReadResult, Status
 
 # One delivery of so many goes by who has waited longest.
@@ -33,8 +35,6 @@ _FAIR_EACH = 10
 # A queue that came back from another node is delivered here for a while, wherever it stands: the
 # other node may be one that cannot serve it, and looks well from here.
 _STAYS_S = 5.0
-# After what is damaged on this node, and cannot be read elsewhere, is looked at again.
-_MENDED_S = 0.5
 
 
 class Limits(NamedTuple):
@@ -158,7 +158,8 @@ class Subscriber:
         self._zone = ""
         # Reads of what is far behind, and what they have brought.
         self._fetching: dict[Queue, asyncio.Task[None]] = {}
-        self._fetched: dict[Queue, tuple[int, ReadResult | MessagesDamaged]] = {}
+        self._fetched: dict[Queue, tuple[int, ReadResult | MqError]] = {}
+        self._aside = SetAside(self._is_ready)
 
     def allow_redirects(self, replicas: Replicas, zone: str) -> None:
         """Before the first `next`: the client understands them."""
@@ -181,6 +182,7 @@ class Subscriber:
             self._leaving[queue] = self._cursors.pop(queue)
             self._ready.pop(queue, None)
             self._fetched.pop(queue, None)
+            self._aside.forget(queue)
         for queue in sorted(positions.keys() - self._cursors.keys()):
             former = self._leaving.pop(queue, None)
             self._cursors[queue] = _returned(former, positions[queue])
@@ -227,6 +229,7 @@ class Subscriber:
             self._arrivals.unwatch(queue, self._arrived)
         for task in self._fetching.values():
             task.cancel()
+        self._aside.clear()
         self._cursors.clear()
         self._ready.clear()
         self._fetched.clear()
@@ -317,7 +320,7 @@ class Subscriber:
             while self._ready and not self._is_assignment_due:
                 queue = self._whose_turn()
                 del self._ready[queue]
-                delivered = self._deliver(queue, self._cursors[queue])
+                delivered = self._try_to_deliver(queue, self._cursors[queue])
                 if delivered is not None:
                     self._deliveries += 1
                     return delivered
@@ -349,8 +352,17 @@ class Subscriber:
             self.on_untold(untold)
         return assigned
 
+    def _try_to_deliver(self, queue: Queue, cursor: _Cursor) -> Delivered | Redirected | None:
+        try:
+            return self._deliver(queue, cursor)
+        except Rebuilding:
+            self._aside.add(queue)
+            return None
+        except (MessagesDamaged, QueueDamaged):
+            return self._evade(queue, cursor)
+
     def _deliver(self, queue: Queue, cursor: _Cursor) -> Delivered | Redirected | None:
-        if cursor.is_redirected:
+        if cursor.is_redirected or queue in self._aside:
             return None
         messages, size_bytes = cursor.cached()
         messages_left = self._limits.messages - messages
@@ -374,15 +386,11 @@ class Subscriber:
             if self._puller.is_cold(found):
                 self._fetch(query)
                 return None
-            try:
-                result = self._puller.take(query, found)
-            except MessagesDamaged as error:
-                result = error
-        if isinstance(result, MessagesDamaged):
-            return self._evade(queue, cursor)
+            result = self._puller.take(query, found)
         return self._took(queue, cursor, result)
 
     def _took(self, queue: Queue, cursor: _Cursor, result: ReadResult) -> Delivered | None:
+        self._aside.worked(queue)
         match result.status:
             case Status.FOUND:
                 return self._found(queue, cursor, result)
@@ -423,22 +431,15 @@ class Subscriber:
         return self._replicas.better_place(Reader(self._zone, behind_bytes))
 
     def _evade(self, queue: Queue, cursor: _Cursor) -> Redirected | None:
-        """What comes next is damaged on this node: another one has it, or this one mends it. The
-        other queues go on meanwhile.
-        """
+        """What comes next is damaged on this node: another one has it, or this one mends it."""
         now_s = asyncio.get_running_loop().time()
         if self._replicas is not None and not self._ranks and now_s >= cursor.stays_until_s:
             place = self._replicas.other_place()
             if place is not None:
                 cursor.is_redirected, cursor.has_unsent_gap = True, False
                 return Redirected(queue, cursor.epoch, cursor.next_offset, place)
-        asyncio.get_running_loop().call_later(_MENDED_S, self._look_again, queue)
+        self._aside.add(queue)
         return None
-
-    def _look_again(self, queue: Queue) -> None:
-        if queue in self._cursors:
-            self._ready[queue] = None
-            self._wake.set()
 
     def _fetch(self, query: Query) -> None:
         """The other queues do not wait for it."""
@@ -450,7 +451,7 @@ class Subscriber:
         queue = query.queue
         try:
             result = await self._puller.take_cold(query)
-        except MessagesDamaged as error:
+        except (MessagesDamaged, QueueDamaged, Rebuilding) as error:
             self._fetched[queue] = query.queue_offset, error
         except Exception as error:  # noqa: BLE001 - whoever waits in `next` gets it
             self._error = self._error or error
@@ -462,15 +463,22 @@ class Subscriber:
             self._ready[queue] = None
         self._wake.set()
 
-    def _fetched_for(self, queue: Queue, cursor: _Cursor) -> ReadResult | MessagesDamaged | None:
-        """What was read on the side, unless the queue was moved meanwhile."""
+    def _fetched_for(self, queue: Queue, cursor: _Cursor) -> ReadResult | None:
+        """What was read on the side, unless the queue was moved meanwhile. Raises what was met."""
         queue_offset, result = self._fetched.pop(queue, (-1, None))
-        return result if queue_offset == cursor.next_offset else None
+        if queue_offset != cursor.next_offset:
+            return None
+        if isinstance(result, MqError):
+            raise result
+        return result
 
     def _arrived(self, queue: Queue) -> None:
         if not self._cursors[queue].is_redirected:
-            self._ready[queue] = None
-            self._wake.set()
+            self._is_ready(queue)
+
+    def _is_ready(self, queue: Queue) -> None:
+        self._ready[queue] = None
+        self._wake.set()
 
 
 def _returned(former: _Cursor | None, queue_offset: int) -> _Cursor:

@@ -19,7 +19,7 @@ from mq.broker.delay.lanes import Lanes
 from mq.broker.delay.recalls import Recalls
 from mq.broker.delay.underway import UnderWay
 from mq.broker.held import DELIVERY_ROOM_BYTES
-from mq.errors import MqError
+from mq.errors import MqError, QueueDamaged, Rebuilding
 from mq.logging import get_logger
 from mq.store import rebatch
 from mq.store.batch import Batch
@@ -300,10 +300,13 @@ class Delays(Service):
 
     def needs_log_before(self, log_offset: int) -> bool:
         log_offset = min(log_offset, self._lanes.applied_end())
-        return any(
-            self._lanes.waits_before(number, log_offset)
-            for number in self._core.state.schedule.lanes
-        )
+        try:
+            return any(
+                self._lanes.waits_before(number, log_offset)
+                for number in self._core.state.schedule.lanes
+            )
+        except (QueueDamaged, Rebuilding):
+            return True  # what cannot be read now may wait there
 
     async def carry(self, log_offset: int) -> None:
         """Entry by entry; what is due meanwhile is delivered in between."""

@@ -41,8 +41,6 @@ log = get_logger(__name__)
 _WAIT_S_MAX = 60.0
 # A filter that matches little: for so long it is searched on, also for who does not wait.
 _SEARCH_S = 1.0
-# After what is damaged is looked at again.
-_MENDED_S = 0.5
 # Queues that one receive looks at, before others have their turn.
 _QUEUES_MAX = 64
 # How far a filter has left out everything may be told so much later: only lag depends on it.
@@ -224,12 +222,8 @@ class Receiving(Service):
         decide = take_in_order if hand.wanted.is_ordered else take
         try:
             has_more = decide(hand, queue, memory, self._end(queue), now_ms)
-        except errors.MessagesDamaged:
-            # Being mended, or just found to be lost: looked at again a little later.
-            asyncio.get_running_loop().call_later(_MENDED_S, taking.look_again, queue)
-            return
-        except QueueDamaged as error:
-            log.warning("a queue cannot be received from", queue=str(queue), error=str(error))
+        except (errors.MessagesDamaged, errors.Rebuilding, QueueDamaged) as error:
+            taking.set_aside(queue, is_mended=error.retryable)
             return
         if memory.spent:
             taking.spent_queues.add(queue)

@@ -25,6 +25,8 @@ _STALE_MAX = 256
 # Of a topic with priorities: one receive in so many begins with another than the highest.
 _FAIR_EVERY = 10
 _NEVER_MS = 1 << 62
+# When a queue with a damaged file is looked at again: while it is rebuilt, or if it cannot be.
+_MENDED_S, _DAMAGED_S = 0.05, 5.0
 
 
 class Again:
@@ -216,6 +218,16 @@ class Taking:
         self.memories.pop(queue, None)
         self.spent_queues.discard(queue)
         self._is_ready(queue)
+
+    def set_aside(self, queue: Queue, *, is_mended: bool) -> None:
+        """A file of the queue is damaged, which was reported: it is looked at again in a while."""
+        pause_s = _MENDED_S if is_mended else _DAMAGED_S
+        asyncio.get_running_loop().call_later(pause_s, self._try_again, queue)
+
+    def _try_again(self, queue: Queue) -> None:
+        if not self.is_dropped:
+            self.look_again(queue)
+            self.wake()
 
     def changed(self, queue: Queue, change: Range | None, now_ms: int) -> None:
         """A change of the queue's leases was applied; None: messages are done."""

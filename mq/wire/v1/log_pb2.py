@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from mq.wire.v1 import message_pb2 as mq_dot_v1_dot_message__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0fmq/v1/log.proto\x12\x05mq.v1\x1a\x13mq/v1/message.proto\"?\n\rMessagesEntry\x12\x1d\n\x07\x62\x61tches\x18\x01 \x03(\x0b\x32\x0c.mq.v1.Batch\x12\x0f\n\x07\x63ommand\x18\x02 \x01(\x0c\"M\n\x0bTopicQueues\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tqueue_ids\x18\x02 \x03(\r\x12\x0e\n\x06starts\x18\x03 \x03(\x04\x12\x0c\n\x04\x65nds\x18\x04 \x03(\x04\"*\n\x06Member\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\x90\x01\n\nCheckpoint\x12\"\n\x06topics\x18\x01 \x03(\x0b\x32\x12.mq.v1.TopicQueues\x12\x14\n\x0c\x62roker_state\x18\x02 \x01(\x0c\x12\x1e\n\x07members\x18\x03 \x03(\x0b\x32\r.mq.v1.Member\x12(\n\x0crestorations\x18\x04 \x03(\x0b\x32\x12.mq.v1.Restoration\"2\n\x0bRestoration\x12\x12\n\nraft_index\x18\x01 \x01(\x04\x12\x0f\n\x07lineage\x18\x02 \x01(\x06\"d\n\nIndexState\x12\x12\n\nfull_files\x18\x01 \x03(\t\x12\x13\n\x0bnewest_file\x18\x02 \x01(\t\x12\x14\n\x0cnewest_items\x18\x03 \x01(\x04\x12\x17\n\x0fnewest_first_ms\x18\x04 \x01(\x04\"\x91\x01\n\x11\x44\x65rivedCheckpoint\x12\x12\n\nraft_index\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\"\n\x06topics\x18\x03 \x03(\x0b\x32\x12.mq.v1.TopicQueues\x12 \n\x05index\x18\x04 \x01(\x0b\x32\x11.mq.v1.IndexState\x12\x14\n\x0c\x62roker_state\x18\x05 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0fmq/v1/log.proto\x12\x05mq.v1\x1a\x13mq/v1/message.proto\"?\n\rMessagesEntry\x12\x1d\n\x07\x62\x61tches\x18\x01 \x03(\x0b\x32\x0c.mq.v1.Batch\x12\x0f\n\x07\x63ommand\x18\x02 \x01(\x0c\"`\n\x0bTopicQueues\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tqueue_ids\x18\x02 \x03(\r\x12\x0e\n\x06starts\x18\x03 \x03(\x04\x12\x0c\n\x04\x65nds\x18\x04 \x03(\x04\x12\x11\n\ttail_crcs\x18\x05 \x03(\x07\"*\n\x06Member\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\x90\x01\n\nCheckpoint\x12\"\n\x06topics\x18\x01 \x03(\x0b\x32\x12.mq.v1.TopicQueues\x12\x14\n\x0c\x62roker_state\x18\x02 \x01(\x0c\x12\x1e\n\x07members\x18\x03 \x03(\x0b\x32\r.mq.v1.Member\x12(\n\x0crestorations\x18\x04 \x03(\x0b\x32\x12.mq.v1.Restoration\"2\n\x0bRestoration\x12\x12\n\nraft_index\x18\x01 \x01(\x04\x12\x0f\n\x07lineage\x18\x02 \x01(\x06\"}\n\nIndexState\x12\x12\n\nfull_files\x18\x01 \x03(\t\x12\x13\n\x0bnewest_file\x18\x02 \x01(\t\x12\x14\n\x0cnewest_items\x18\x03 \x01(\x04\x12\x17\n\x0fnewest_first_ms\x18\x04 \x01(\x04\x12\x17\n\x0fnewest_tail_crc\x18\x05 \x01(\x07\"\x91\x01\n\x11\x44\x65rivedCheckpoint\x12\x12\n\nraft_index\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\"\n\x06topics\x18\x03 \x03(\x0b\x32\x12.mq.v1.TopicQueues\x12 \n\x05index\x18\x04 \x01(\x0b\x32\x11.mq.v1.IndexState\x12\x14\n\x0c\x62roker_state\x18\x05 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,15 +35,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MESSAGESENTRY']._serialized_start=47
   _globals['_MESSAGESENTRY']._serialized_end=110
   _globals['_TOPICQUEUES']._serialized_start=112
-  _globals['_TOPICQUEUES']._serialized_end=189
-  _globals['_MEMBER']._serialized_start=191
-  _globals['_MEMBER']._serialized_end=233
-  _globals['_CHECKPOINT']._serialized_start=236
-  _globals['_CHECKPOINT']._serialized_end=380
-  _globals['_RESTORATION']._serialized_start=382
-  _globals['_RESTORATION']._serialized_end=432
-  _globals['_INDEXSTATE']._serialized_start=434
-  _globals['_INDEXSTATE']._serialized_end=534
-  _globals['_DERIVEDCHECKPOINT']._serialized_start=537
-  _globals['_DERIVEDCHECKPOINT']._serialized_end=682
+  _globals['_TOPICQUEUES']._serialized_end=208
+  _globals['_MEMBER']._serialized_start=210
+  _globals['_MEMBER']._serialized_end=252
+  _globals['_CHECKPOINT']._serialized_start=255
+  _globals['_CHECKPOINT']._serialized_end=399
+  _globals['_RESTORATION']._serialized_start=401
+  _globals['_RESTORATION']._serialized_end=451
+  _globals['_INDEXSTATE']._serialized_start=453
+  _globals['_INDEXSTATE']._serialized_end=578
+  _globals['_DERIVEDCHECKPOINT']._serialized_start=581
+  _globals['_DERIVEDCHECKPOINT']._serialized_end=726
 # @@protoc_insertion_point(module_scope)

@@ -16,16 +16,18 @@ class MessagesEntry(_message.Message):
     def __init__(self, batches: _Optional[_Iterable[_Union[_message_pb2.Batch, _Mapping]]] = ..., command: _Optional[bytes] = ...) -> None: ...
 
 class TopicQueues(_message.Message):
-    __slots__ = ("topic", "queue_ids", "starts", "ends")
+    __slots__ = ("topic", "queue_ids", "starts", "ends", "tail_crcs")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_IDS_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
+    TAIL_CRCS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_ids: _containers.RepeatedScalarFieldContainer[int]
     starts: _containers.RepeatedScalarFieldContainer[int]
     ends: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, topic: _Optional[str] = ..., queue_ids: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[int]] = ...) -> None: ...
+    tail_crcs: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, topic: _Optional[str] = ..., queue_ids: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[int]] = ..., tail_crcs: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("node_id", "address")
@@ -56,16 +58,18 @@ class Restoration(_message.Message):
     def __init__(self, raft_index: _Optional[int] = ..., lineage: _Optional[int] = ...) -> None: ...
 
 class IndexState(_message.Message):
-    __slots__ = ("full_files", "newest_file", "newest_items", "newest_first_ms")
+    __slots__ = ("full_files", "newest_file", "newest_items", "newest_first_ms", "newest_tail_crc")
     FULL_FILES_FIELD_NUMBER: _ClassVar[int]
     NEWEST_FILE_FIELD_NUMBER: _ClassVar[int]
     NEWEST_ITEMS_FIELD_NUMBER: _ClassVar[int]
     NEWEST_FIRST_MS_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_TAIL_CRC_FIELD_NUMBER: _ClassVar[int]
     full_files: _containers.RepeatedScalarFieldContainer[str]
     newest_file: str
     newest_items: int
     newest_first_ms: int
-    def __init__(self, full_files: _Optional[_Iterable[str]] = ..., newest_file: _Optional[str] = ..., newest_items: _Optional[int] = ..., newest_first_ms: _Optional[int] = ...) -> None: ...
+    newest_tail_crc: int
+    def __init__(self, full_files: _Optional[_Iterable[str]] = ..., newest_file: _Optional[str] = ..., newest_items: _Optional[int] = ..., newest_first_ms: _Optional[int] = ..., newest_tail_crc: _Optional[int] = ...) -> None: ...
 
 class DerivedCheckpoint(_message.Message):
     __slots__ = ("raft_index", "term", "topics", "index", "broker_state")

@@ -17,6 +17,7 @@ class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NODE_STOPPED: _ClassVar[Code]
     REBALANCING: _ClassVar[Code]
     MESSAGES_DAMAGED: _ClassVar[Code]
+    REBUILDING: _ClassVar[Code]
     ILLEGAL_REQUEST: _ClassVar[Code]
     ILLEGAL_TOPIC: _ClassVar[Code]
     ILLEGAL_GROUP: _ClassVar[Code]
@@ -54,6 +55,7 @@ DISK_FULL: Code
 NODE_STOPPED: Code
 REBALANCING: Code
 MESSAGES_DAMAGED: Code
+REBUILDING: Code
 ILLEGAL_REQUEST: Code
 ILLEGAL_TOPIC: Code
 ILLEGAL_GROUP: Code

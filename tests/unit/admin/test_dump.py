@@ -14,7 +14,7 @@ from mq.admin import cli, dump, tables
 from mq.config import StoreConfig
 from mq.store import checkpoint
 from mq.store.batch import Batch, accept, prepare
-from mq.store.consumequeue import QueueExtent
+from mq.store.consumequeue import SavedQueue
 from mq.store.format import HEADER_BYTES, Kind
 from mq.store.identity import Identity
 from mq.store.store import Store
@@ -250,7 +250,7 @@ def test_queues_do_not_believe_a_checkpoint_that_does_not_fit(data: Path) -> Non
     vfs, path = RealVfs(), str(data / "checkpoint")
     state = checkpoint.load(vfs, path)
     assert state is not None
-    wrong = state._replace(queues=[QueueExtent("orders", 0, 0, 99_999)])
+    wrong = state._replace(queues=[SavedQueue("orders", 0, 0, 99_999)])
     checkpoint.save(vfs, path, wrong._replace(term=9))
     assert run_json(data, "--queues")["queues"] == expected_queues(120)
     checkpoint.save(vfs, path, wrong)

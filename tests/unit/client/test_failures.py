@@ -151,7 +151,7 @@ def test_what_the_broker_calls_retryable_is_retried_and_nothing_else() -> None:
             assert verdict(code) is Verdict.REROUTE
         elif code == wire.ILLEGAL_SEQUENCE:
             assert verdict(code) is Verdict.RENUMBER
-        elif code != wire.REBALANCING:  # groups only
+        elif code not in (wire.REBALANCING, wire.MESSAGES_DAMAGED, wire.REBUILDING):  # of readers
             is_retried = verdict(code) in (Verdict.FOLLOW, Verdict.WAIT, Verdict.AGAIN)
             assert is_retried == error_of(code, "").retryable, wire.Code.Name(code)
     assert verdict(12345) is Verdict.FAIL

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mq.store import checkpoint
 from mq.store.checkpoint import DerivedState
-from mq.store.consumequeue import QueueExtent
+from mq.store.consumequeue import QueueExtent, SavedQueue
 from mq.store.keyindex import IndexPosition
 from mq.wire.v1.log_pb2 import Checkpoint, DerivedCheckpoint, TopicQueues
 from tests.support.faulty_vfs import FaultyVfs
@@ -29,11 +29,15 @@ EXTENTS = st.lists(
     max_size=20,
     unique_by=lambda extent: extent[:2],
 )
+U32 = st.integers(0, (1 << 32) - 1)
+SAVED = EXTENTS.flatmap(
+    lambda extents: st.tuples(*(st.builds(SavedQueue, *map(st.just, one), U32) for one in extents))
+).map(list)
 NAMES = st.integers(0, 1 << 60).map("{:020d}".format)
 POSITIONS = st.builds(
-    IndexPosition, st.lists(NAMES, max_size=3).map(tuple), NAMES | st.just(""), U64, U64
+    IndexPosition, st.lists(NAMES, max_size=3).map(tuple), NAMES | st.just(""), U64, U64, U32
 )
-STATES = st.builds(DerivedState, U64, U64, EXTENTS, POSITIONS, st.binary(max_size=50))
+STATES = st.builds(DerivedState, U64, U64, SAVED, POSITIONS, st.binary(max_size=50))
 
 
 def disk() -> FaultyVfs:
@@ -55,7 +59,11 @@ def saved(state: DerivedState) -> bytes:
 
 
 SOME = DerivedState(
-    7, 2, [QueueExtent("orders", 1, 3, 9)], IndexPosition(("0" * 20,), "1" * 20, 5, 9), b"state"
+    7,
+    2,
+    [SavedQueue("orders", 1, 3, 9, 8)],
+    IndexPosition(("0" * 20,), "1" * 20, 5, 9, 7),
+    b"state",
 )
 
 
@@ -127,6 +135,7 @@ def test_a_whole_file_of_nonsense_raises_nothing(payload: bytes) -> None:
         TopicQueues(topic="t", queue_ids=[1, 2], starts=[0], ends=[1, 1]),
         TopicQueues(topic="t", queue_ids=[1], starts=[0], ends=[]),
         TopicQueues(topic="t", ends=[1]),
+        TopicQueues(topic="t", queue_ids=[1], starts=[0], ends=[1]),
     ],
 )
 def test_lists_of_different_lengths_are_refused(topics: TopicQueues) -> None:

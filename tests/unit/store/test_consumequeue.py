@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,8 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.errors import QueueDamaged
-from mq.store.consumequeue import UNIT, UNIT_BYTES, ConsumeQueues, QueueExtent, make_units, matching
+from mq.store.consumequeue import (
+    UNIT,
+    UNIT_BYTES,
+    ConsumeQueues,
+    QueueExtent,
+    SavedQueue,
+    make_units,
+    matching,
+)
 from mq.store.filepool import FilePool
+from mq.store.rowblocks import CRC_BYTES
 from tests.support.faulty_vfs import FaultyVfs
 
 if TYPE_CHECKING:
@@ -155,10 +165,10 @@ def test_what_waits_longest_is_written_first_and_not_more_than_asked_for() -> No
     for queue_id in (3, 1, 2):
         queues.append("t", queue_id, units_of(rows(0, 10)))
     plan = queues.pending_writes(11 * UNIT_BYTES)
-    assert [queue.queue_id for queue, _ in plan.marks] == [3, 1]
+    assert [queue.queue_id for queue, *_ in plan.marks] == [3, 1]
     queues.append("t", 3, units_of(rows(10, 1)))
     queues.set_written(plan)
-    assert [queue.queue_id for queue, _ in queues.pending_writes().marks] == [2, 3]
+    assert [queue.queue_id for queue, *_ in queues.pending_writes().marks] == [2, 3]
 
 
 def test_a_file_is_written_from_where_the_last_write_ended() -> None:
@@ -182,16 +192,21 @@ def test_the_files_before_the_start_are_named_once() -> None:
     assert queues.advance_start(QueueExtent("nobody", 1, 40, 40)) is None
 
 
-def restored(vfs: FaultyVfs, *extents: QueueExtent) -> ConsumeQueues:
+def restored(vfs: FaultyVfs, *saved: SavedQueue) -> ConsumeQueues:
     queues = ConsumeQueues(vfs, DIRECTORY, PER_FILE)
-    queues.restore(extents)
+    queues.restore(saved)
     return queues
+
+
+def crc_of(start: int, end: int) -> int:
+    """Of units in one block."""
+    return zlib.crc32(units_of(rows(start, end - start)).tobytes())
 
 
 def test_restored_queues_go_on_where_they_were() -> None:
     vfs = disk()
     stored(vfs, 40)
-    queues = restored(vfs, QueueExtent("t", 1, 5, 35))
+    queues = restored(vfs, SavedQueue("t", 1, 5, 35, crc_of(32, 35)))
     queue = queues.get("t", 1)
     assert queue is not None
     assert queue.read(5, 35).tolist() == rows(5, 30)
@@ -206,6 +221,7 @@ def test_restored_queues_go_on_where_they_were() -> None:
         (None, 0, None),
         (0, 0, 0),
         (16, 15 * UNIT_BYTES, 16),
+        (16, 16 * UNIT_BYTES + CRC_BYTES - 1, 16),
         (32, 8 * UNIT_BYTES - 1, 32),
         (32, 8 * UNIT_BYTES, None),
     ],
@@ -217,9 +233,9 @@ def test_a_file_that_is_missing_or_short_is_named(
     stored(vfs, 40)
     if lost is not None:
         vfs.truncate_file(path(lost), size)
-    queues = restored(vfs, QueueExtent("u", 2, 7, 7), QueueExtent("t", 1, 3, 40))
+    queues = restored(vfs, SavedQueue("u", 2, 7, 7), SavedQueue("t", 1, 3, 40))
     assert queues.missing_file() == (None if found is None else path(found))
-    assert restored(vfs, QueueExtent("t", 1, 40, 40)).missing_file() is None
+    assert restored(vfs, SavedQueue("t", 1, 40, 40)).missing_file() is None
 
 
 @pytest.mark.parametrize("size", [0, 3, UNIT_BYTES, 5 * UNIT_BYTES - 1])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
+import zlib
 from typing import NamedTuple
 
 import numpy as np
@@ -11,22 +13,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mq.errors import MqError, QueueDamaged, Rebuilding
 from mq.hashing import text_hash
 from mq.store.filepool import FilePool
 from mq.store.keyindex import (
     HEADER_BYTES,
     ITEM,
     ITEM_BYTES,
+    DamagedIndexFile,
     Header,
     IndexPosition,
     KeyIndex,
+    item_blocks,
     key_slot_hashes,
 )
 from tests.support.faulty_vfs import FaultyVfs
 
 DIRECTORY = "/data/index"
 SLOTS, ITEMS = 8, 32
-ITEMS_AT = HEADER_BYTES + 4 * SLOTS
+ITEMS_AT = item_blocks(SLOTS).at
 FOREVER_MS = 1 << 50
 
 
@@ -145,7 +150,9 @@ def test_an_index_is_a_list(
             assert index.position() == position
             del added[safe:]
         check(index, added, hashes)
-        in_files = sum(one.written for one in index._filling) + ITEMS * len(index._full)
+        in_files = sum(one.written for one in index._filling) + sum(
+            header.items for header in index._full.values()
+        )
         assert index.pending_bytes == (len(added) - in_files) * ITEM_BYTES
 
 
@@ -190,6 +197,12 @@ def test_a_full_file_has_header_and_slots_on_disk() -> None:
         9_000, last.stored_at_ms, 1000, last.log_offset, SLOTS, ITEMS
     )
     slots = np.frombuffer(data, "<u4", SLOTS, HEADER_BYTES).tolist()
+    assert zlib.crc32(data[:40]).to_bytes(4, "little") == data[40:HEADER_BYTES]
+    assert (
+        zlib.crc32(data[HEADER_BYTES : ITEMS_AT - 4]).to_bytes(4, "little")
+        == (data[ITEMS_AT - 4 : ITEMS_AT])
+    )
+    assert zlib.crc32(data[ITEMS_AT:-4]).to_bytes(4, "little") == data[-4:]
     items = np.frombuffer(data, ITEM, ITEMS, ITEMS_AT).tolist()
     for key_hash in range(5):
         number, chain = slots[key_hash % SLOTS], []
@@ -347,7 +360,7 @@ def test_only_full_files_whose_messages_are_all_gone_are_dropped() -> None:
     flips=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 10_000), st.integers(0, 7))),
     is_restarted=st.booleans(),
 )
-def test_damaged_files_never_loop_and_never_raise_anything_of_ours(
+def test_damaged_files_give_right_answers_or_an_error(
     flips: list[tuple[int, int, int]], is_restarted: bool
 ) -> None:
     vfs, added = disk(), some(2 * ITEMS + 9)
@@ -362,22 +375,33 @@ def test_damaged_files_never_loop_and_never_raise_anything_of_ours(
         if not index.restore(position):
             return
     for key_hash in range(6):
-        assert len(found(index, key_hash)) <= len(added)
+        with contextlib.suppress(QueueDamaged):
+            assert found(index, key_hash) == wanted(added, key_hash)
     index.drop_before(1 << 60)
 
 
-def test_a_chain_that_leads_in_a_circle_ends() -> None:
-    vfs = disk()
-    index = open_index(vfs, slots=1)
-    add(index, some(ITEMS, hashes=1))
+@pytest.mark.parametrize("file", [0, 2])
+def test_who_hears_of_a_damaged_file_is_told_what_it_should_hold(file: int) -> None:
+    vfs, added = disk(), some(2 * ITEMS + 9)
+    index = open_index(vfs)
+    add(index, added[:-3])
     write(vfs, index)
-    path = f"{DIRECTORY}/{1000:020d}"
-    at = HEADER_BYTES + 4 + 9 * ITEM_BYTES + 16
-    for before in (10, 11, 31, 1 << 31):
-        data = bytearray(vfs.read_all(path))
-        data[at : at + 4] = before.to_bytes(4, "little")
-        vfs.write_all(path, data)
-        assert len(found(index, 0)) == ITEMS - 9
+    add(index, added[-3:])
+    name = vfs.list_dir(DIRECTORY)[file]
+    told: list[DamagedIndexFile] = []
+
+    def damaged(one: DamagedIndexFile) -> MqError:
+        told.append(one)
+        return Rebuilding("in a moment")
+
+    index.on_damage = damaged
+    vfs.flip_bit(f"{DIRECTORY}/{name}", ITEMS_AT + 3)
+    with pytest.raises(Rebuilding):
+        check(index, added)
+    [one] = told
+    assert (one.path, one.position, one.is_full) == (f"{DIRECTORY}/{name}", ITEMS_AT, file == 0)
+    assert one.header.first_log_offset == int(name)
+    assert (one.header.items, one.written) == ((ITEMS, ITEMS) if file == 0 else (9, 6))
 
 
 def test_clearing_forgets_keys_and_deletes_files() -> None:

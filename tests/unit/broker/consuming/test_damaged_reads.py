@@ -6,13 +6,11 @@ import asyncio
 
 import pytest
 
-from mq.broker.consuming import subscriber as module
 from mq.broker.consuming.assignment import Queue
 from mq.broker.consuming.filters import compile_filter
 from mq.broker.consuming.pulling import Query
 from mq.broker.consuming.subscriber import Assigned, Delivered, Limits, Redirected, Subscriber
 from mq.broker.contracts import Peer
-from mq.broker.receive import receiving
 from mq.broker.receive.granting import Given
 from mq.errors import MessagesDamaged
 from mq.store.damage import DamageKind
@@ -152,9 +150,8 @@ async def test_a_cold_read_is_redirected_as_well() -> None:
 @pytest.mark.parametrize("takes_redirects", [True, False])
 @on_loop
 async def test_a_queue_that_cannot_be_redirected_is_held_and_the_others_go_on(
-    monkeypatch: pytest.MonkeyPatch, takes_redirects: bool
+    takes_redirects: bool,
 ) -> None:
-    monkeypatch.setattr(module, "_MENDED_S", 0.01)
     node = await damaged(followers=not takes_redirects)
     one = subscriber(node, takes_redirects=takes_redirects)
     one.assign(1, {A: 10, B: 0})
@@ -186,10 +183,7 @@ async def test_a_pull_is_led_past_what_is_lost() -> None:
 
 
 @on_loop
-async def test_receiving_goes_on_with_other_queues_and_waits_for_the_mended_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(receiving, "_MENDED_S", 0.01)
+async def test_receiving_goes_on_with_other_queues_and_waits_for_the_mended_one() -> None:
     node = await damaged()
     given = await receive(node, topic="t", messages_max=100)
     got = {(one.queue, one.run.queue_offset, one.run.message_count) for one in given}

@@ -20,7 +20,7 @@ from mq.broker.consuming.subscriber import (
     Subscriber,
 )
 from mq.broker.contracts import Peer
-from mq.errors import IllegalOffset, QueueDamaged
+from mq.errors import IllegalOffset, StorageFailed
 from mq.store.reading import Found, ReadResult
 from mq.wire.v1.consumer_pb2 import Filter
 from tests.support.consensus import Node, on_loop, soon, turns
@@ -379,11 +379,11 @@ async def test_a_stream_that_ends_stops_its_reads(monkeypatch: pytest.MonkeyPatc
     waiting.cancel()
 
     def damaged(*_: object) -> ReadResult:
-        raise QueueDamaged("as it is")
+        raise StorageFailed("as it is")
 
     monkeypatch.setattr(Found, "read", damaged)
     other = await stream(takes_redirects=False)
     other.one.assign(1, {A: 0})
     assert isinstance(await other.next(), Assigned)
-    with pytest.raises(QueueDamaged):
+    with pytest.raises(StorageFailed):
         await soon(other.one.next())

@@ -270,3 +270,15 @@ async def test_changes_that_were_decided_on_another_place_change_nothing() -> No
     await receiving._core.write(late)
     assert GROUP not in node.machine.state.offsets
     assert await ack(node, handles(given)) == [False] * 6
+
+
+@on_loop
+async def test_a_queue_that_is_being_rebuilt_is_received_from_a_moment_later() -> None:
+    node = Node()
+    await node.topic(TOPIC, 2)
+    for queue_id in range(2):
+        await node.send(TOPIC, b"%d" % queue_id, queue_id=queue_id)
+    node.store.checkpoint()
+    node.vfs.flip_bit(f"/data/consumequeue/{TOPIC}/0/{0:020d}", 5)
+    assert bodies(await receive(node)) == [b"1"]
+    assert bodies(await receive(node, wait_s=5.0)) == [b"0"]
