@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mq.store.identity import Identity
+from mq.store.keyindex import item_blocks
 from mq.store.store import Store
 from mq.store.vfs import RealVfs
 from tests.support.log_compare import Replica, compare, main
@@ -75,7 +76,7 @@ def first_file(directory: Path, folder: str) -> Path:
         lambda directory: flip(segment(directory, -1), 60),
         lambda directory: flip(segment(directory, 1, "idx"), 45),
         lambda directory: flip(first_file(directory, "consumequeue"), 3),
-        lambda directory: flip(first_file(directory, "index"), 40 + 4 * SLOTS),
+        lambda directory: flip(first_file(directory, "index"), item_blocks(SLOTS).at),
         remove_segment,
         remove_unit,
     ],
