@@ -191,7 +191,8 @@ class StoreConfig(_Section, frozen=True, kw_only=True):
         ),
     ] = "sync"
     async_flush_ms: Annotated[
-        int, Meta(ge=1, le=10_000, description="Time between two syncs when flush is async.")
+        int,
+        Meta(ge=1, le=10_000, description="Time until a message is synced when flush is async."),
     ] = 500
     message_bytes_max: Annotated[
         int, Meta(ge=KIB, le=64 * MIB, description="Largest message that is accepted.")

@@ -14,6 +14,7 @@ import secrets
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -157,7 +158,7 @@ class Server:
             stack.callback(vote.close)
             is_async = self._config.store.flush == "async"
             interval_ms = self._config.store.async_flush_ms if is_async else None
-            flusher = Flusher(store.log, async_flush_ms=interval_ms)
+            flusher = Flusher(store.log, async_flush_ms=interval_ms, now_s=time.monotonic)
             stack.callback(flusher.close)
             machine = Machine(state, store)
             disk = Disk(store.log, vote, flusher)

@@ -2,8 +2,9 @@
 
     sync    `wait(log_offset)` is done when the log is durable up to there. While one sync runs,
             everything that is appended gathers for the next.
-    async   `wait` is done at once; the log is synced every `async_flush_ms`. A power loss may cost
-            that much, the death of the process alone costs nothing.
+    async   `wait` is done at once; syncs begin early enough for everything to be durable
+            `async_flush_ms` after it was appended, as long as a sync takes no longer than those
+            before it. A power loss may cost that much, the death of the process alone nothing.
 
 A failed sync fails everybody who waits, now and later, with StorageFailed: the node has to stop.
 """
@@ -11,6 +12,8 @@ A failed sync fails everybody who waits, now and later, with StorageFailed: the 
 from __future__ import annotations
 
 import threading
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -18,6 +21,9 @@ from mq.errors import MqError, OffsetOutOfRange, StorageFailed
 from mq.logging import get_logger
 
 log = get_logger(__name__)
+
+# Syncs of which the slowest counts.
+_REMEMBERED = 8
 
 
 class SyncedLog(Protocol):
@@ -31,11 +37,33 @@ class SyncedLog(Protocol):
         ...
 
 
+class Pace:
+    """When the next sync begins, in async mode.
+
+    The oldest bytes that a sync makes durable were appended when the one before it had just begun.
+    So the time is counted from there, and the next one begins as much earlier as syncs take. Where
+    they take longer than half of the interval, they follow each other without a pause.
+    """
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._took_s: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def pause_s(self, began_s: float, ended_s: float) -> float:
+        """From the end of a sync to the beginning of the next."""
+        self._took_s.append(ended_s - began_s)
+        return max(0.0, began_s + self._interval_s - max(self._took_s) - ended_s)
+
+
 class Flusher:
-    def __init__(self, commitlog: SyncedLog, *, async_flush_ms: int | None) -> None:
-        """Sync mode unless `async_flush_ms` is given."""
+    def __init__(
+        self, commitlog: SyncedLog, *, async_flush_ms: int | None, now_s: Callable[[], float]
+    ) -> None:
+        """Sync mode unless `async_flush_ms` is given. `now_s` is monotonic, for any thread."""
         self._log = commitlog
         self._interval_s = None if async_flush_ms is None else async_flush_ms / 1000
+        self._pace = None if self._interval_s is None else Pace(self._interval_s)
+        self._now_s = now_s
         self._waiters: list[tuple[int, Future[int]]] = []
         self._wake = threading.Condition()
         self._is_stopping = False
@@ -80,16 +108,20 @@ class Flusher:
         self._fail(StorageFailed("the flusher is closed: nothing is synced any more"))
 
     def _run(self) -> None:
+        pause_s = self._interval_s
         while self._failure is None:
             with self._wake:
-                self._wake.wait_for(lambda: self._waiters or self._is_stopping, self._interval_s)
+                self._wake.wait_for(lambda: self._waiters or self._is_stopping, pause_s)
                 is_stopping = self._is_stopping
                 # Those who come while the sync runs may wait for bytes that it did not see, at an
                 # offset that it did: the log may have been truncated and written again.
                 count = len(self._waiters)
+            began_s = self._now_s()
             self._sync(count)
             if is_stopping:
                 return
+            if self._pace is not None:
+                pause_s = self._pace.pause_s(began_s, self._now_s())
 
     def _sync(self, count: int) -> None:
         """Answers the first `count` who wait."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -52,7 +53,7 @@ class Member:
             vfs, str(directory / name), small_config(segment_bytes=64 << 10), identity
         )
         self.vote = VoteFile(vfs, str(directory / name / "vote"))
-        self.flusher = Flusher(self.store.log, async_flush_ms=flush_ms)
+        self.flusher = Flusher(self.store.log, async_flush_ms=flush_ms, now_s=time.monotonic)
         self.leaderships: list[Leadership] = []
         disk = Disk(self.store.log, self.vote, self.flusher)
         self.node = Node(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
@@ -64,7 +65,7 @@ class Appender:
         self._run = run
         self._rng = random.Random(run)
         self._store = open_store(directory)
-        self._flusher = Flusher(self._store.log, async_flush_ms=None)
+        self._flusher = Flusher(self._store.log, async_flush_ms=None, now_s=time.monotonic)
         self._waiting: deque[tuple[EntryRef, Future[int], list[tuple[int, int, str]]]] = deque()
         self._executor = ThreadPoolExecutor(1)
         self._checkpoint: tuple[CheckpointPlan, Future[None]] | None = None

@@ -161,9 +161,12 @@ class SetConnection:
             await asyncio.sleep(pause_s)
         return self._leader
 
-    async def brokers(self, timeout_s: float = CALL_TIMEOUT_S) -> RouteResponse:
-        """What a broker of this set knows, or another one if none of it answers."""
-        return await self.cluster.brokers((), timeout_s, first=self.servers.ranking(now_s()))
+    async def brokers(self, timeout_s: float = CALL_TIMEOUT_S, *, last: str = "") -> RouteResponse:
+        """What a broker of this set knows, or another one if none of it answers. The one at `last`
+        is asked after the others of the set: it may be frozen.
+        """
+        ranking = self.servers.ranking(now_s(), without=(last,))
+        return await self.cluster.brokers((), timeout_s, first=ranking)
 
     def not_leader(self, address: str, leader: str = "") -> str:
         """`address` said that it does not lead, but `leader` does. Who is believed to lead now."""

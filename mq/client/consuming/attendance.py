@@ -36,9 +36,10 @@ _SERVICE = "ConsumerService"
 BACK_OFF_S, BACK_OFF_S_MAX = 0.05, 1.0
 # A broker waits some seconds for a member whose stream broke, then others get its queues.
 ALONE_S_MAX = 4.0
-# How long a leader may be silent until others are asked who leads. A new one waits a little longer
-# than that for the members of its groups, and gives nothing of theirs to others meanwhile.
-CHECK_S = 2.0
+# How long a leader may be silent until others are asked who leads: at first, and in the long run. A
+# new one waits a little longer than that for the members of its groups, and gives nothing of theirs
+# to others meanwhile.
+CHECK_S_MIN, CHECK_S_MAX = 0.5, 2.0
 GOODBYE_S_MAX = 5.0
 
 # The consumer asked for something that it will not get by asking again.
@@ -184,7 +185,8 @@ class Attendance:
             on_assignment=self._assigned,
             watch=Watch(
                 lambda: self._check_leader(address),
-                CHECK_S if len(set(self._broker_set.servers)) > 1 else math.inf,
+                CHECK_S_MIN,
+                CHECK_S_MAX if len(set(self._broker_set.servers)) > 1 else math.inf,
             ),
         )
         start = self._wanted.wire_start(self._start)
@@ -216,7 +218,7 @@ class Attendance:
         """Somebody else may lead by now, and the one whose stream this is may not know it. A broker
         that is asked may know even less: only an answer that is newer than the last one counts.
         """
-        response = await self._broker_set.brokers()
+        response = await self._broker_set.brokers(last=address)
         for broker_set in response.broker_sets:
             leaders = [one for one in broker_set.nodes if one.node_id == broker_set.leader_id]
             if broker_set.name == self.name and leaders and broker_set.term > self._term:

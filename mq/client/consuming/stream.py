@@ -69,12 +69,20 @@ class News:
 
 
 class Watch(NamedTuple):
-    """Over a broker that is silent: after `patience_s`, or after the time between two signs of
-    life, `check` raises when it is not the one to talk to any more.
+    """Over a broker that is silent: `check` raises when it is not the one to talk to any more. The
+    first check comes after `patience_s_min` of silence, so that a consumer whose messages stop
+    soon knows why; the longer the silence, the longer the time to the next, up to `patience_s_max`
+    or the time between two signs of life: a consumer that has nothing to do asks seldom.
     """
 
     check: Callable[[], Awaitable[None]]
-    patience_s: float
+    patience_s_min: float
+    patience_s_max: float
+
+    def pause_s(self, silence_s: float, heartbeat_s: float) -> float:
+        """Until the next check, when the broker has been silent for so long."""
+        longest_s = min(heartbeat_s, self.patience_s_max)
+        return min(max(silence_s / 2, self.patience_s_min), longest_s)
 
 
 class Stream:
@@ -164,12 +172,11 @@ class Stream:
         off, or deposed and does not know it.
         """
         while True:
-            patience_s = min(self._heartbeat_s, self._silence.patience_s)
-            quiet_s = time.monotonic() - self._heard_s
-            if quiet_s >= patience_s:
+            heard_s = self._heard_s
+            silence_s = time.monotonic() - heard_s
+            await asyncio.sleep(self._silence.pause_s(silence_s, self._heartbeat_s))
+            if self._heard_s == heard_s:
                 await self._silence.check()
-                self._heard_s, quiet_s = time.monotonic(), 0.0
-            await asyncio.sleep(patience_s - quiet_s)
 
     # Writing
 

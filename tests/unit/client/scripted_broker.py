@@ -168,7 +168,7 @@ class ScriptedSet:
 
     # What the client calls
 
-    async def brokers(self) -> RouteResponse:
+    async def brokers(self, **_: str) -> RouteResponse:
         return self.route(RouteRequest())
 
     async def leader(self) -> str:
@@ -244,7 +244,7 @@ class ScriptedConnection(ScriptedSet):
     async def home(self, _: str) -> ScriptedSet:
         return self
 
-    async def brokers(self, topics: Sequence[str] = (), _: float = 0) -> RouteResponse:
+    async def brokers(self, topics: Sequence[str] = (), _: float = 0, **__: str) -> RouteResponse:
         answer = RouteResponse()
         for name, one in self.all.items():
             if name not in self.unheard:

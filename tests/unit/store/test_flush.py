@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,12 @@ import pytest
 
 from mq.errors import MqError, OffsetOutOfRange, StorageFailed
 from mq.store.commitlog import CommitLog
-from mq.store.flush import Flusher
+from mq.store.flush import Flusher, Pace
 from mq.store.vfs import RealVfs
 from tests.support.logs import append, checkpoint, payloads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 DEADLINE_S = 20
@@ -54,7 +55,7 @@ def log() -> SlowLog:
 
 
 def flusher_of(log: SlowLog, async_flush_ms: int | None = None) -> Flusher:
-    return Flusher(log, async_flush_ms=async_flush_ms)
+    return Flusher(log, async_flush_ms=async_flush_ms, now_s=time.monotonic)
 
 
 @pytest.fixture
@@ -189,7 +190,7 @@ def test_async_shows_a_failed_sync_to_the_next_who_asks(log: SlowLog) -> None:
 def test_many_threads_wait_on_a_real_log(tmp_path: Path, async_flush_ms: int | None) -> None:
     log = CommitLog(RealVfs(), f"{tmp_path}/log", segment_bytes=1 << 20, verify_bytes=0)
     log.roll(checkpoint())
-    flusher = Flusher(log, async_flush_ms=async_flush_ms)
+    flusher = Flusher(log, async_flush_ms=async_flush_ms, now_s=time.monotonic)
     order, failures = threading.Lock(), list[BaseException]()
 
     def produce() -> None:
@@ -290,3 +291,31 @@ def test_an_error_that_nobody_expected_leaves_nobody_waiting(log: SlowLog) -> No
     with pytest.raises(StorageFailed, match="a bug"):
         flusher.wait(1).result(DEADLINE_S)
     flusher.close()
+
+
+def ages_s(interval_s: float, took_s: Sequence[float]) -> list[float]:
+    """How old the oldest bytes of each sync are when it is done, if they were appended when the
+    one before had just begun; on a clock that is moved by hand.
+    """
+    pace, now_s, found = Pace(interval_s), 0.0, []
+    previous_s = now_s
+    for each_s in took_s:
+        began_s, now_s = now_s, now_s + each_s
+        found.append(round(now_s - previous_s, 6))
+        previous_s = began_s
+        now_s += pace.pause_s(began_s, now_s)
+    return found[1:]
+
+
+def test_async_what_was_appended_is_durable_after_the_interval_however_long_a_sync_takes() -> None:
+    assert ages_s(0.5, [0.0] * 5) == [0.5] * 4
+    # Counted from the end of a sync to the beginning of the next, it was 0.9.
+    assert ages_s(0.5, [0.2] * 5) == [0.5] * 4
+
+
+def test_async_only_a_sync_that_takes_longer_than_those_before_makes_it_later() -> None:
+    assert ages_s(0.5, [0.0, 0.2, 0.2, 0.0, 0.2]) == [0.7, 0.5, 0.3, 0.5]
+
+
+def test_async_slow_syncs_follow_each_other_without_a_pause() -> None:
+    assert ages_s(0.5, [0.4] * 4) == [0.8] * 3
