@@ -29,7 +29,7 @@ from mq.client import (
 )
 
 SERVER = os.environ.get("MQ_SERVER", "127.0.0.1:8081")
-ORDERS, DUE = "shop-orders", "shop-payments-due"
+ORDERS, DUE = "service-orders", "service-payments-due"
 
 
 class Shop:

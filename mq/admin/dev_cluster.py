@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import shlex
 import signal
@@ -319,8 +320,15 @@ def dev_cluster(
 def _admin(nodes: Sequence[Node]) -> Iterator[Admin]:
     from mq.client import Admin  # noqa: PLC0415
 
-    with Admin([node.address for node in nodes], timeout_s=_ASK_S) as admin:
-        yield admin
+    # Nodes that do not answer are told of here: when they end, and when they are not up in time.
+    logger = logging.getLogger("mq.client.connecting")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with Admin([node.address for node in nodes], timeout_s=_ASK_S) as admin:
+            yield admin
+    finally:
+        logger.setLevel(level)
 
 
 def _wait_until_up(cluster: Cluster, admin: Admin, stop: threading.Event) -> dict[str, str]:

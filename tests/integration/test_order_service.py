@@ -51,11 +51,11 @@ def test_orders_are_heard_of_as_the_database_has_them_and_cancelled_when_not_pai
             assert lines[9] == "[('order-1', 'paid'), ('order-3', 'cancelled')]"
         with Admin(broker.address) as admin:
             assert admin.list_transactions().open == 0
-            queues = admin.describe_topic("shop-orders").queues
+            queues = admin.describe_topic("service-orders").queues
             stored = [
                 one.message
                 for queue in queues
-                for one in admin.browse_messages("shop-orders", queue.queue_id, 0).messages
+                for one in admin.browse_messages("service-orders", queue.queue_id, 0).messages
             ]
     orders = sorted(json.loads(one.body)["order"] for one in stored)
     assert orders == ["order-1", "order-1", "order-3", "order-3"]
