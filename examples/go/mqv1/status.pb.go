@@ -41,6 +41,7 @@ const (
 	Code_NODE_STOPPED     Code = 13
 	Code_REBALANCING      Code = 14 // the group is just being arranged
 	Code_MESSAGES_DAMAGED Code = 15 // they are damaged on this node's disk, and being mended; other nodes have them
+	Code_REBUILDING       Code = 16 // a queue's file or the key index was damaged and is just being rebuilt from the log
 	// Nothing was written; the request has to change.
 	Code_ILLEGAL_REQUEST       Code = 20
 	Code_ILLEGAL_TOPIC         Code = 21
@@ -85,6 +86,7 @@ var (
 		13: "NODE_STOPPED",
 		14: "REBALANCING",
 		15: "MESSAGES_DAMAGED",
+		16: "REBUILDING",
 		20: "ILLEGAL_REQUEST",
 		21: "ILLEGAL_TOPIC",
 		22: "ILLEGAL_GROUP",
@@ -124,6 +126,7 @@ var (
 		"NODE_STOPPED":          13,
 		"REBALANCING":           14,
 		"MESSAGES_DAMAGED":      15,
+		"REBUILDING":            16,
 		"ILLEGAL_REQUEST":       20,
 		"ILLEGAL_TOPIC":         21,
 		"ILLEGAL_GROUP":         22,
@@ -261,7 +264,7 @@ const file_mq_v1_status_proto_rawDesc = "" +
 	"\x04code\x18\x01 \x01(\x0e2\v.mq.v1.CodeR\x04code\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\x12%\n" +
 	"\x0eleader_address\x18\x03 \x01(\tR\rleaderAddress\x12$\n" +
-	"\x0eretry_after_ms\x18\x04 \x01(\rR\fretryAfterMs*\xec\x05\n" +
+	"\x0eretry_after_ms\x18\x04 \x01(\rR\fretryAfterMs*\xfc\x05\n" +
 	"\x04Code\x12\v\n" +
 	"\aSEND_OK\x10\x00\x12\x13\n" +
 	"\x0fOUTCOME_UNKNOWN\x10\x01\x12\x11\n" +
@@ -274,7 +277,9 @@ const file_mq_v1_status_proto_rawDesc = "" +
 	"\tDISK_FULL\x10\f\x12\x10\n" +
 	"\fNODE_STOPPED\x10\r\x12\x0f\n" +
 	"\vREBALANCING\x10\x0e\x12\x14\n" +
-	"\x10MESSAGES_DAMAGED\x10\x0f\x12\x13\n" +
+	"\x10MESSAGES_DAMAGED\x10\x0f\x12\x0e\n" +
+	"\n" +
+	"REBUILDING\x10\x10\x12\x13\n" +
 	"\x0fILLEGAL_REQUEST\x10\x14\x12\x11\n" +
 	"\rILLEGAL_TOPIC\x10\x15\x12\x11\n" +
 	"\rILLEGAL_GROUP\x10\x16\x12\x12\n" +
