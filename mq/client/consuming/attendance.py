@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 _SERVICE = "ConsumerService"
 BACK_OFF_S, BACK_OFF_S_MAX = 0.05, 1.0
+# After a stream that lasted so long, the next one is opened without much of a pause.
+STEADY_S = 5.0
 # A broker waits some seconds for a member whose stream broke, then others get its queues.
 ALONE_S_MAX = 4.0
 # How long a leader may be silent until others are asked who leads: at first, and in the long run. A
@@ -98,6 +100,7 @@ class Attendance:
         self._closing = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self.is_connected = False
+        self._connected_at_s = 0.0
         self._alone_s_max = ALONE_S_MAX
         # The stream has ended in good order, so the broker knows that we are gone.
         self._has_left = False
@@ -140,7 +143,9 @@ class Attendance:
             if error.code in _REFUSALS and not await self._court.refused(self, error):
                 return
             if self.is_connected:
-                failures = 0
+                # A stream that ends again and again right after it began is a failure each time.
+                lasted_s = asyncio.get_running_loop().time() - self._connected_at_s
+                failures = 0 if lasted_s >= STEADY_S else failures
                 self._disconnected()
             failures += 1
             await self._pause(failures, error)
@@ -230,6 +235,7 @@ class Attendance:
         self._alone_s_max = min(ALONE_S_MAX, assignment.expires_ms / 2000 or ALONE_S_MAX)
         if not self.is_connected:
             self.is_connected = True
+            self._connected_at_s = asyncio.get_running_loop().time()
             if self._fence is not None:
                 self._fence.cancel()
             log.info(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 
@@ -124,6 +125,35 @@ def test_a_broker_that_is_away_is_not_asked_all_the_time(monkeypatch: pytest.Mon
         await scene.session.close()
 
     run(story())
+
+
+@pytest.mark.parametrize(
+    ("steady_s", "pauses_s"), [(60.0, [0.001, 0.002, 0.004, 0.008, 0.008]), (0.0, [0.001] * 5)]
+)
+def test_a_stream_that_ends_right_away_is_opened_again_less_and_less_often(
+    steady_s: float,
+    pauses_s: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(attendance_module, "BACK_OFF_S_MAX", 0.008)
+    monkeypatch.setattr(attendance_module, "STEADY_S", steady_s)
+    caplog.set_level(logging.INFO, attendance_module.__name__)
+
+    async def story() -> None:
+        scene = Scene()
+        call = await scene.join((0, 0))
+        for _ in pauses_s:
+            call.end(Internal("as ever"))
+            call = await scene.connection.next_call()
+            await call.started()
+            call.send(assignment((0, 0)))
+            await until(lambda: scene.session.is_connected)
+        await scene.session.close()
+
+    run(story())
+    told = [one.args for one in caplog.records if "next attempt" in one.msg]
+    assert [args[3] for args in told if isinstance(args, tuple)] == pauses_s
 
 
 def test_it_follows_the_leader() -> None:
