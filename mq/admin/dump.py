@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import msgspec
 
-from mq.errors import LogDamaged
+from mq.errors import LogDamaged, QueueDamaged
 
 if TYPE_CHECKING:
     from mq.store.checkpoint import DerivedState
@@ -34,6 +34,7 @@ _ADVICE = (
     "its peers, or restore a backup"
 )
 _IDX_ADVICE = "Stop the node and remove this file: it is rebuilt from the log at the next start"
+_DERIVED_ADVICE = "Nothing to do: a running node rebuilds it from the log as soon as it is read"
 _LOST_ADVICE = (
     "The disk does not keep what it confirmed: check it, and let the node copy the log from its "
     "peers"
@@ -57,7 +58,9 @@ class Found(NamedTuple):
 @click.argument("directory", metavar="DIRECTORY", type=click.Path())
 @click.option("--entries", is_flag=True, help="One row an entry of the log.")
 @click.option("--queues", is_flag=True, help="One row a queue, counted from the log.")
-@click.option("--verify", is_flag=True, help="Read and check every byte of the log.")
+@click.option(
+    "--verify", is_flag=True, help="Read and check every byte of log, queues and key index."
+)
 @click.option(
     "--from-index", metavar="N", type=_COUNT, help="With --entries: the first raft index."
 )
@@ -82,7 +85,8 @@ def dump(directory: str, *, as_json: bool, **options: Any) -> None:
     Reads only, and takes no lock: the broker may be running. Entries and
     queues include what is appended but not yet committed.
 
-    Ends with 1 when the log is damaged or this is no data directory.
+    Ends with 1 when the log is damaged or this is no data directory; with
+    --verify also when a file of a queue or of the key index is.
     """
     view = _view(options)
     found = _find(directory, check_all=view == "verify")
@@ -99,6 +103,20 @@ def dump(directory: str, *, as_json: bool, **options: Any) -> None:
         else:
             dump_tables.print_overview(found, is_verified=view == "verify")
     _raise_damage(found.inspector.problems, is_verify=view == "verify")
+    if view == "verify":
+        _raise_derived(found)
+
+
+def _raise_derived(found: Found) -> None:
+    """The first block of a queue or of the key index that is not what was written."""
+    from mq.store.inspect_derived import derived_problems  # noqa: PLC0415
+    from mq.store.vfs import RealVfs  # noqa: PLC0415
+
+    if found.saved is not None and found.inspector.fits(found.saved):
+        for one in derived_problems(RealVfs(), found.directory, found.saved):
+            raise QueueDamaged(
+                f"{one.path} at byte {one.position}: {one.reason}. {_DERIVED_ADVICE}"
+            )
 
 
 def _view(options: dict[str, Any]) -> str:

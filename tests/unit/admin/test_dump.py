@@ -424,3 +424,26 @@ def test_a_directory_that_may_only_be_read_is_shown(data: Path) -> None:
     finally:
         for path, mode in modes.items():
             path.chmod(mode)
+
+
+@pytest.mark.parametrize(
+    ("folder", "position"), [("consumequeue", 25), ("index", 7), ("index", 50), ("index", -1)]
+)
+def test_verify_finds_damage_in_queues_and_index(
+    tmp_path: Path, folder: str, position: int
+) -> None:
+    data = tmp_path / "data"
+    config = StoreConfig(queue_file_units=30, index_slots=8, index_items=32)
+    store = Store(RealVfs(), str(data), config, NODE, background=False)
+    fill(store, 30)
+    store.close()
+    assert run(data, "--verify").exit_code == 0
+    path = min(path for path in (data / folder).rglob("0*") if path.is_file())
+    content = bytearray(path.read_bytes())
+    content[position] ^= 4
+    path.write_bytes(content)
+    result = run(data, "--verify")
+    assert result.exit_code == 1
+    assert str(path) in result.output.replace("\n", "")
+    assert "QUEUE_DAMAGED" in result.output
+    assert run(data).exit_code == 0
