@@ -222,10 +222,9 @@ def test_a_client_that_does_not_greet_is_disconnected(brokers: BrokerSet) -> Non
             reasons += [one.text for one in client.frames(60.0) if one.kind == http2.GOAWAY]
             assert not client.is_open
     assert time.monotonic() - began < 30
-    assert reasons == [
-        "Did not receive HTTP/2 settings before handshake timeout",
-        "settings_timeout",
-    ]
+    # Two timers of gRPC run out at the same moment for the client that says nothing at all.
+    unheard = "Did not receive HTTP/2 settings before handshake timeout"
+    assert reasons in ([unheard, "settings_timeout"], ["settings_timeout"] * 2)
 
 
 def test_clients_are_told_the_limits_of_a_connection(brokers: BrokerSet) -> None:

@@ -53,9 +53,8 @@ def test_retryable_codes_are_those_that_clients_may_try_again() -> None:
 
 def test_what_is_not_for_clients_is_the_brokers_own_trouble() -> None:
     for error in all_errors():
-        if error is errors.LogDamaged or error is NotLeader:
-            continue
-        name = status_pb2.Code.Name(wire_code(error("text")))
+        # Without its initialiser: some classes build their text from other parts.
+        name = status_pb2.Code.Name(wire_code(error.__new__(error)))
         assert name == (error.code.name if error.code in GRPC_CODES else "INTERNAL")
     assert wire_code(SegmentFull("full")) == status_pb2.INTERNAL
 
