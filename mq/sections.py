@@ -195,7 +195,7 @@ class StoreConfig(_Section, frozen=True, kw_only=True):
         Meta(ge=1, le=10_000, description="Time until a message is synced when flush is async."),
     ] = 500
     message_bytes_max: Annotated[
-        int, Meta(ge=KIB, le=64 * MIB, description="Largest message that is accepted.")
+        int, Meta(ge=KIB, le=64 * MIB, description="Largest body of a message.")
     ] = 4 * MIB
     entry_bytes_max: Annotated[
         int, Meta(ge=2 * KIB, le=128 * MIB, description="Largest log entry: a group of messages.")

@@ -4,7 +4,6 @@ back one that waits.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
 from typing import TYPE_CHECKING
@@ -226,17 +225,14 @@ def _browsed(
 
 def opened(stored: StoredMessage) -> ReceivedMessage:
     """With its body as it was sent."""
-    import lz4.frame  # noqa: PLC0415 - with the client, when the command runs
-
+    # With the client, when the command runs.
     from mq.client import ReceivedMessage  # noqa: PLC0415
-    from mq.wire.v1.message_pb2 import COMPRESSION_LZ4  # noqa: PLC0415
+    from mq.client.consuming.decode import decompressed  # noqa: PLC0415
 
     found = stored.message
-    body = found.body
-    if found.compression == COMPRESSION_LZ4:
-        # What cannot be decompressed is shown as it stands.
-        with contextlib.suppress(RuntimeError):
-            body = lz4.frame.decompress(body)
+    # What cannot be decompressed is shown as it stands.
+    unpacked = decompressed(found.body, found.compression)
+    body = unpacked if isinstance(unpacked, bytes) else found.body
     return ReceivedMessage(
         stored.topic,
         stored.queue_id,

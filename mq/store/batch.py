@@ -22,11 +22,12 @@ from google.protobuf.message import DecodeError
 from mq import names
 from mq.errors import IllegalTopic, MalformedBatch, MessageTooLarge
 from mq.hashing import text_hash
+from mq.limits import BESIDE_BODY_BYTES_MAX
 from mq.store.frame_check import FRAME_TAG, prefix_width
 from mq.store.message_check import check_messages
 from mq.store.varints import read_varint, varint, varint_width, varint_widths
 from mq.wire.v1.message_pb2 import Batch as WireBatch
-from mq.wire.v1.message_pb2 import RawBatch
+from mq.wire.v1.message_pb2 import Message, RawBatch
 
 _EMPTY_HALF = b"\x0a\x00"  # no producer group, said out loud
 _BATCH_TAG, _COMMAND_TAG = b"\x0a", b"\x12"
@@ -270,10 +271,11 @@ def _check(
         )
     smallest = int(np.minimum.reduce(batch.frame_sizes))
     largest = int(np.maximum.reduce(batch.frame_sizes))
-    if largest > 1 + varint_width(message_bytes_max) + message_bytes_max:
+    largest_message = largest - 1 - prefix_width(largest)
+    if largest_message > message_bytes_max + BESIDE_BODY_BYTES_MAX:
         raise MessageTooLarge(
-            f"a message of {largest - 1 - prefix_width(largest)} bytes for topic {batch.topic}: "
-            f"at most {message_bytes_max} are allowed"
+            f"a message of {largest_message} bytes for topic {batch.topic}: at most "
+            f"{message_bytes_max} are allowed for its body and {BESIDE_BODY_BYTES_MAX} beside it"
         )
     if len(batch.tag_hashes) != batch.message_count:
         raise MalformedBatch(
@@ -290,3 +292,20 @@ def _check(
     if batch.origin_log_offset:
         raise MalformedBatch("origin_log_offset is the broker's own")
     check_messages(batch, smallest, largest, check_plain)
+    if largest_message > message_bytes_max:
+        _check_bodies(batch, message_bytes_max)
+
+
+def _check_bodies(batch: Batch, message_bytes_max: int) -> None:
+    """Of the messages, few, that are so large only because of what stands beside the body, or
+    because the body is too large.
+    """
+    large = np.flatnonzero(batch.frame_sizes > message_bytes_max)
+    for start, size in zip(batch.frame_starts[large], batch.frame_sizes[large], strict=True):
+        message = message_of_frame(batch.data[start : start + size])
+        body_bytes = len(Message.FromString(bytes(message)).body)
+        if body_bytes > message_bytes_max:
+            raise MessageTooLarge(
+                f"a message with a body of {body_bytes} bytes for topic {batch.topic}: at most "
+                f"{message_bytes_max} are allowed"
+            )

@@ -228,7 +228,15 @@ BAD_BATCHES = [
     pytest.param(_wrong_key, "MALFORMED_BATCH", "key_hashes", id="a wrong key hash"),
     pytest.param(_two_words(plain), "ILLEGAL_REQUEST", "two words", id="a plain batch's tag"),
     pytest.param(_two_words(prepared), "ILLEGAL_REQUEST", "two words", id="a prepared one's tag"),
-    pytest.param(lambda t: plain(t, bytes(4 << 20)), "MESSAGE_TOO_LARGE", "4194304", id="message"),
+    pytest.param(
+        lambda t: plain(t, bytes((4 << 20) + 1)), "MESSAGE_TOO_LARGE", "4194304", id="a body"
+    ),
+    pytest.param(
+        lambda t: prepared(t, bytes((4 << 20) + 1)),
+        "MESSAGE_TOO_LARGE",
+        "a body of 4194305 bytes",
+        id="a prepared body",
+    ),
     pytest.param(
         lambda t: prepared(t, *[bytes(3 << 20)] * 2), "MESSAGE_TOO_LARGE", "entry", id="entry"
     ),
@@ -270,6 +278,15 @@ def test_bytes_that_are_no_batch_fail_alone(
     stream.send_bytes(publish_request(1, plain(topic, b"x")).SerializeToString() + garbage)
     assert [code_of(one) for one in stream.next().results] == ["SEND_OK", "MALFORMED_BATCH"]
     assert calls.bodies(topic) == [b"x"]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_body_of_exactly_the_limit_is_taken(
+    calls: Calls, stream: PublishStream, topic: str, make: Callable[..., Batch]
+) -> None:
+    message = Message(body=bytes(4 << 20), tag="t", keys=["k"], born_at_ms=1 << 40)
+    assert code_of(stream.result(make(topic, messages=[message]))) == "SEND_OK"
+    assert calls.bodies(topic) == [message.body]
 
 
 UNREADABLE = [

@@ -95,7 +95,7 @@ def test_the_same_number_is_done_once(calls: Calls, topic: str, group: str) -> N
 
 
 def test_the_largest_message_is_retried(calls: Calls, topic: str, group: str) -> None:
-    calls.send(topic, b"x" * ((4 << 20) - 100))
+    calls.send(topic, b"x" * (4 << 20))
     join(calls, group, topic)
     own = f"%RETRY%{group}"
     (result,) = retry(calls, group, failed(topic, 0, delay_ms=1, reason="ü" * 2_000))

@@ -110,7 +110,7 @@ def test_two_producers_may_use_the_same_sequence(calls: Calls, topic: str) -> No
 
 # -- refusals --------------------------------------------------------------------------------------
 
-TOO_LARGE = [Message(body=bytes(4 << 20))]
+TOO_LARGE = [Message(body=bytes((4 << 20) + 1))]
 REFUSALS = [
     pytest.param({"topic": ""}, "ILLEGAL_TOPIC", INVALID, "''", id="no topic"),
     pytest.param({"topic": "a b"}, "ILLEGAL_TOPIC", INVALID, "a b", id="space"),
@@ -186,7 +186,11 @@ def test_a_producer_that_leaves_too_many_gaps_hears_of_it(calls: Calls, topic: s
 
 
 def test_the_largest_message_is_taken(calls: Calls, topic: str) -> None:
-    # Tag and length of the body are part of the message.
-    body = bytes((4 << 20) - 5)
-    calls.send(topic, body)
-    assert calls.bodies(topic) == [body]
+    """The limit is that of the body; what stands beside it has a limit of its own."""
+    body = bytes(4 << 20)
+    calls.send(topic, messages=[Message(body=body, tag="t", keys=["k"], born_at_ms=1)])
+    calls.send(topic, messages=[Message(body=body, keys=["k" * 60_000])])
+    assert calls.bodies(topic) == [body, body]
+    more = calls.refused("Send", topic=topic, messages=[Message(body=body, keys=["k" * 65_536])])
+    assert (more.code, more.grpc_code) == ("MESSAGE_TOO_LARGE", INVALID)
+    assert "4194304 are allowed for its body and 65536 beside it" in more.text

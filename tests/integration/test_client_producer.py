@@ -120,12 +120,17 @@ def test_large_bodies_are_compressed_and_small_ones_are_not(
 
 
 def test_the_largest_message_is_stored(broker: BrokerProcess, admin: Admin) -> None:
-    body = bytes(4 * 1024 * 1024 - 20)
+    body = bytes(4 * 1024 * 1024)
     with Producer(broker.address, compress_above_bytes=1 << 30) as producer:
         result = producer.send("sizes", body)
         assert len(admin.get_message(result.message_id).message.body) == len(body)
         with pytest.raises(MessageTooLarge):
-            producer.send("sizes", body + bytes(20))
+            producer.send("sizes", body + b"x")
+    with Producer(broker.address) as producer:
+        large = producer.send("sizes", Message(body, tag="t", properties={"a": "b" * 16_000}))
+        assert len(admin.get_message(large.message_id).message.body) < 100_000
+        with pytest.raises(MessageTooLarge):
+            producer.send("sizes", body + b"x")
         batch = producer.send_batch("sizes", [bytes(1 << 20)] * 3)
         assert [one.queue_offset - batch[0].queue_offset for one in batch] == [0, 1, 2]
 

@@ -163,8 +163,7 @@ def test_large_bodies_are_compressed_and_the_largest_is_stored(
 ) -> None:
     with Admin(broker.address) as admin:
         admin.create_topic("large", 1)
-    # Beside the body there are fields of some bytes.
-    size = MESSAGE_BYTES_MAX - 20
+    size = MESSAGE_BYTES_MAX
     rows = spark.range(0, 2, 1, 1).selectExpr(f"if(id = 0, 'small', repeat('a', {size})) body")
     write(rows, broker, topic="large")
     write(rows, broker, topic="large", compressAboveBytes=str(size))

@@ -17,6 +17,7 @@ from mq.broker.replicated import dedup, transactions
 from mq.broker.transaction import transacting
 from mq.client.producing import encode
 from mq.errors import MqError
+from mq.limits import BESIDE_BODY_BYTES_MAX
 from mq.rpc import consumer, methods, producer, receive, server, status, subscribe
 from mq.rpc import limits as request
 from mq.sections import BrokerConfig, StoreConfig, TransactionsConfig
@@ -65,7 +66,8 @@ def limits() -> dict[str, str]:
     store, broker, cache = StoreConfig(), BrokerConfig(), subscriber.Limits()
     assert filters.TAGS_CHARACTERS_MAX == sql92.TEXT_CHARACTERS_MAX
     return {
-        "**message** (`store.message_bytes_max`)": size(store.message_bytes_max),
+        "**body of a message** (`store.message_bytes_max`)": size(store.message_bytes_max),
+        "all else of a message, beyond the largest body": size(BESIDE_BODY_BYTES_MAX),
         "properties of a message, checked by the client": (
             f"{encode.PROPERTIES_MAX}, {size(encode.PROPERTIES_BYTES_MAX)}"
         ),

@@ -18,6 +18,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from mq.client.model import Origin, QueueRef, ReceivedMessage
+from mq.limits import BODY_BYTES_MAX
 from mq.names import DEAD_LETTER_PREFIX, GIVE_UP_TOPIC, RETRY_PREFIX, message_id
 from mq.wire.v1 import consumer_pb2
 from mq.wire.v1.consumer_pb2 import (
@@ -27,7 +28,7 @@ from mq.wire.v1.consumer_pb2 import (
     Run,
     SubscribeResponse,
 )
-from mq.wire.v1.message_pb2 import COMPRESSION_LZ4, Message
+from mq.wire.v1.message_pb2 import COMPRESSION_LZ4, COMPRESSION_NONE, Message
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +167,9 @@ class Decoder:
                 if isinstance(message, Unreadable):
                     self._pass_over(queue, queue_offset, name, message)
                 elif wanted is None or message.tag in wanted:
-                    body = _decompress(message) if message.compression else message.body
+                    body: bytes | Unreadable = message.body
+                    if message.compression:
+                        body = decompressed(message.body, message.compression)
                     if isinstance(body, Unreadable):
                         self._pass_over(queue, queue_offset, name, body)
                     else:
@@ -220,10 +223,23 @@ def _add_origin(received: ReceivedMessage, message: Message) -> None:
         received.stored_topic, received.topic = received.topic, origin.topic
 
 
-def _decompress(message: Message) -> bytes | Unreadable:
-    if message.compression != COMPRESSION_LZ4:
-        return Unreadable(f"this client does not know its compression {message.compression}")
+def decompressed(
+    body: bytes, compression: int, bytes_max: int = BODY_BYTES_MAX
+) -> bytes | Unreadable:
+    """The body as it was sent. It is not unpacked beyond `bytes_max`: a few MiB may be a GiB."""
+    if compression == COMPRESSION_NONE:
+        return body
+    if compression != COMPRESSION_LZ4:
+        return Unreadable(f"this client does not know its compression {compression}")
+    reader = lz4.frame.LZ4FrameDecompressor()
     try:
-        return bytes(lz4.frame.decompress(message.body))
+        # What is told of the size may be a lie; it bounds the buffer, not what is believed.
+        told = lz4.frame.get_frame_info(body)["content_size"] or bytes_max
+        found = bytes(reader.decompress(body, max_length=min(told, bytes_max) + 1))
     except RuntimeError as error:
         return Unreadable(f"its body cannot be decompressed: {error}")
+    if len(found) > bytes_max:
+        return Unreadable(f"its body has more than {bytes_max} bytes when it is decompressed")
+    if not reader.eof:
+        return Unreadable(f"its body cannot be decompressed: it is cut short, or not {told} bytes")
+    return found

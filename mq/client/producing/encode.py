@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import lz4.frame
 
@@ -20,8 +20,10 @@ from mq.client.model import Message
 from mq.errors import IllegalDelay, IllegalRequest, MessageTooLarge
 from mq.hashing import text_hash
 from mq.levels import DELAY_MS_MAX, LEVELS_MS
+from mq.limits import BESIDE_BODY_BYTES_MAX
 from mq.names import check_tag
 
+# Of a body, before it is compressed.
 MESSAGE_BYTES_MAX = 4 << 20
 PROPERTIES_BYTES_MAX = 16 << 10
 PROPERTIES_MAX = 128
@@ -44,7 +46,8 @@ Encoded = tuple[bytes, int, Sequence[int], int | None]
 def encode_message(
     message: Message | bytes | str, born_at_ms: int, compress_above_bytes: int
 ) -> Encoded:
-    """MessageTooLarge and IllegalRequest say what is wrong with it, as the broker would.
+    """MessageTooLarge and IllegalRequest say what is wrong with it, as the broker would; TypeError
+    says which field has a value of another type than it should.
 
     By hand: protobuf takes three times as long, and this is what limits a producer in Python.
     """
@@ -61,6 +64,10 @@ def encode_message(
         ordering_hash = text_hash(ordering_key) if ordering_key else None
     except UnicodeEncodeError as error:
         raise IllegalRequest(f"a text of the message is not valid Unicode: {error}") from None
+    except (AttributeError, TypeError):
+        if isinstance(message, Message):
+            _check_types(message)
+        raise
     end = _born(born_at_ms)
     if len(body) > compress_above_bytes:
         body, compression = _compressed(body)
@@ -68,7 +75,7 @@ def encode_message(
     prefix = _prefix(_BODY, len(body)) if body else b""
     length = len(prefix) + len(body) + len(fields) + len(end)
     if length > MESSAGE_BYTES_MAX:
-        raise _too_large(length)
+        _check_size(body, length)
     frame = b"".join((_prefix(_MESSAGE, length), prefix, body, fields, end))
     return frame, tag_hash, key_hashes, ordering_hash
 
@@ -109,6 +116,33 @@ def _body_bytes(body: object) -> bytes:
     raise TypeError(f"the body of a message is bytes or str, not {type(body).__name__}")
 
 
+def _check_types(message: Message) -> None:
+    """TypeError: names the first field that is not as `Message` declares it. Looked at only when
+    encoding has failed.
+    """
+    texts: list[tuple[str, object]] = [
+        ("tag", message.tag),
+        ("ordering_key", message.ordering_key),
+    ]
+    if not isinstance(message.keys, Iterable):
+        raise _wrong_type("keys", message.keys, "a list of str")
+    texts += ((f"keys[{at}]", key) for at, key in enumerate(message.keys))
+    if not isinstance(message.properties, Mapping):
+        raise _wrong_type("properties", message.properties, "a dict of str to str")
+    for name, value in message.properties.items():
+        texts += (("a name in properties", name), (f"properties[{name!r}]", value))
+    for field, text in texts:
+        if not isinstance(text, str):
+            raise _wrong_type(field, text, "a str")
+    if not isinstance(message.priority, int):
+        raise _wrong_type("priority", message.priority, "an int")
+
+
+def _wrong_type(field: str, value: object, wanted: str) -> TypeError:
+    advice = f"; write {str(value)!r}" if isinstance(value, int | float) else ""
+    return TypeError(f"{field} of a message is {wanted}, not {type(value).__name__}{advice}")
+
+
 def _property_fields(properties: Mapping[str, str]) -> bytes:
     """Entries of a map are messages with a key (field 1) and a value (field 2)."""
     parts: list[bytes] = []
@@ -132,6 +166,16 @@ def _check_properties(properties: Mapping[str, str]) -> None:
         )
 
 
+def _check_size(body: bytes, length: int) -> None:
+    if len(body) > MESSAGE_BYTES_MAX:
+        raise _too_large(len(body))
+    if length > MESSAGE_BYTES_MAX + BESIDE_BODY_BYTES_MAX:
+        raise MessageTooLarge(
+            f"a message of {length} bytes: at most {MESSAGE_BYTES_MAX} are allowed for its body "
+            f"and {BESIDE_BODY_BYTES_MAX} for its tag, keys, properties and times"
+        )
+
+
 def _compressed(body: bytes) -> tuple[bytes, bytes]:
     """The body as it is sent, and the field that says how."""
     # What a consumer gets is bounded by the same number, not only what is stored.
@@ -143,7 +187,7 @@ def _compressed(body: bytes) -> tuple[bytes, bytes]:
 
 def _too_large(size: int) -> MessageTooLarge:
     return MessageTooLarge(
-        f"a message of {size} bytes: at most {MESSAGE_BYTES_MAX} are allowed; put the content "
+        f"a body of {size} bytes: at most {MESSAGE_BYTES_MAX} are allowed; put the content "
         "elsewhere and send where it is"
     )
 

@@ -32,9 +32,10 @@ from pyspark.sql.types import (
 )
 
 from mq.client import QueueRef
+from mq.client.consuming.decode import Unreadable, decompressed
+from mq.limits import BODY_BYTES_MAX
 from mq.names import DEAD_LETTER_PREFIX, GIVE_UP_TOPIC, RETRY_PREFIX, message_id
 from mq.store.walking import Flags, Many, Numbers, Slices
-from mq.wire.v1.message_pb2 import COMPRESSION_LZ4
 from mq_spark.decoding.frames import Opened, open_frames
 from mq_spark.decoding.runs import Rows, rows_of
 from mq_spark.decoding.slices import (
@@ -50,8 +51,8 @@ __all__ = ["Rows", "arrow_schema", "record_batch", "record_batches", "rows_of", 
 
 log = logging.getLogger(__name__)
 
-# Of one Arrow batch, about; and of one body, that nobody should be able to blow up for ever.
-_BATCH_BYTES_MAX, _BODY_BYTES_MAX = 16 << 20, 64 << 20
+# Of one Arrow batch, about.
+_BATCH_BYTES_MAX = 16 << 20
 # As our clients write them, decompressed.
 _BODY_BYTES_USUAL = 4 << 20
 _YEAR_1_MS, _YEAR_10000_MS = -62_135_596_800_000, 253_402_300_800_000
@@ -232,28 +233,13 @@ def _bodies(opened: Opened, is_wanted: Flags) -> tuple[pa.BinaryArray, dict[int,
     unreadable: dict[int, str] = {}
     end = len(opened.data)
     for row in compressed.tolist():
-        body = _decompressed(opened, row)
-        if isinstance(body, str):
-            unreadable[row], body = body, b""
+        body = decompressed(_body(opened, row), int(opened.compression[row]))
+        if isinstance(body, Unreadable):
+            unreadable[row], body = body.reason, b""
         starts[row], sizes[row] = end, len(body)
         pieces.append(body)
         end += len(body)
     return binary_array(b"".join(pieces), Slices(starts, sizes)), unreadable
-
-
-def _decompressed(opened: Opened, row: int) -> bytes | str:
-    """Or what is wrong with it."""
-    if opened.compression[row] != COMPRESSION_LZ4:
-        return f"this client does not know its compression {opened.compression[row]}"
-    try:
-        reader = lz4.frame.LZ4FrameDecompressor()
-        body = reader.decompress(_body(opened, row), max_length=_BODY_BYTES_MAX)
-    except RuntimeError as error:
-        return f"its body cannot be decompressed: {error}"
-    if reader.eof:
-        return bytes(body)
-    what = "larger" if len(body) >= _BODY_BYTES_MAX else "cut short"
-    return f"its body cannot be decompressed: it is {what}, at {len(body)} bytes"
 
 
 def _body(opened: Opened, row: int) -> bytes:
@@ -281,7 +267,7 @@ def _told_size(compressed: bytes) -> int:
         told: int = lz4.frame.get_frame_info(compressed)["content_size"]
     except RuntimeError:
         return 0
-    return min(told or _BODY_BYTES_USUAL, _BODY_BYTES_MAX)
+    return min(told or _BODY_BYTES_USUAL, BODY_BYTES_MAX)
 
 
 # -- other columns --------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from mq.client.producing.encode import (
 )
 from mq.errors import IllegalRequest
 from mq.hashing import text_hash
+from mq.limits import BESIDE_BODY_BYTES_MAX
 from mq.names import check_tag
 from mq_spark.errors import MqSparkError
 
@@ -136,7 +137,8 @@ def encode(batch: pa.RecordBatch, topic: str, compress_above_bytes: int) -> Enco
     born, is_unborn = _born(columns.get("born_at"), count)
     pieces.append(born)
     lengths = sum((_lengths(piece) for piece in pieces), np.zeros(count, np.int64))
-    _check_size(lengths, topic)
+    _check_bodies(_lengths(bodies), topic)
+    _check_sizes(lengths, topic)
     heads = _numbers(lengths.view(np.uint64), _MESSAGE)
     frames = _join([heads, *pieces])
     return Encoded(
@@ -176,7 +178,7 @@ def _bodies(bodies: pa.Array, topic: str, compress_above_bytes: int) -> tuple[pa
     if not len(large):
         return bodies, is_compressed
     # What a consumer gets is bounded by the same number, not only what is stored.
-    _check_size(lengths, topic)
+    _check_bodies(lengths, topic)
     smaller: list[bytes] = []
     for at in large.tolist():
         body = bodies[at].as_buffer()
@@ -248,12 +250,21 @@ def _check_properties(counts: Int64s, sizes: Int64s, topic: str) -> None:
         )
 
 
-def _check_size(lengths: Int64s, topic: str) -> None:
+def _check_bodies(lengths: Int64s, topic: str) -> None:
     largest = int(lengths.max(initial=0))
     if largest > MESSAGE_BYTES_MAX:
         raise MqSparkError(
-            f"topic {topic}: a message of {largest} bytes: at most {MESSAGE_BYTES_MAX} are "
+            f"topic {topic}: a body of {largest} bytes: at most {MESSAGE_BYTES_MAX} are "
             "allowed; put the content elsewhere and send where it is"
+        )
+
+
+def _check_sizes(lengths: Int64s, topic: str) -> None:
+    largest = int(lengths.max(initial=0))
+    if largest > MESSAGE_BYTES_MAX + BESIDE_BODY_BYTES_MAX:
+        raise MqSparkError(
+            f"topic {topic}: a message of {largest} bytes: at most {MESSAGE_BYTES_MAX} are allowed "
+            f"for its body and {BESIDE_BODY_BYTES_MAX} for its tag, keys, properties and times"
         )
 
 

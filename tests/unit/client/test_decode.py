@@ -11,15 +11,18 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mq.client.consuming import decode as decode_module
 from mq.client.consuming.decode import (
     Decoded,
     Decoder,
     Frames,
     Unreadable,
+    decompressed,
     parse_pull_response,
     parse_subscribe_response,
 )
 from mq.client.model import Origin, QueueRef, ReceivedMessage
+from mq.limits import BODY_BYTES_MAX
 from mq.wire.v1.consumer_pb2 import (
     PULL_FOUND,
     Assignment,
@@ -167,11 +170,11 @@ def test_compressed_bodies_come_as_they_were_sent() -> None:
 def test_messages_are_made_when_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[bytes] = []
 
-    def decompress(body: bytes) -> bytes:
+    def unpack(body: bytes, _: int) -> bytes:
         opened.append(body)
         return body
 
-    monkeypatch.setattr(lz4.frame, "decompress", decompress)
+    monkeypatch.setattr(decode_module, "decompressed", unpack)
     sent = [Message(body=bytes([65 + i]), compression=COMPRESSION_LZ4) for i in range(3)]
     _, runs = parse_subscribe_response(delivery(run(sent)))
     messages = Decoder().messages(QUEUE, runs, "set-0")
@@ -251,6 +254,27 @@ def test_a_body_that_cannot_be_opened_is_passed_over(
     assert bodies(decode(delivery(run([sent, Message(body=b"next")])), decoder)) == [None, b"next"]
     assert decoder.unreadable_messages == 1
     assert "set-0:1000" in caplog.text
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_body_is_unpacked_up_to_its_limit_and_no_further(is_told: bool) -> None:
+    for size, fits in ((999, True), (1_000, True), (1_001, False), (50_000_000, False)):
+        packed = lz4.frame.compress(bytes(size), store_size=is_told)
+        found = decompressed(packed, COMPRESSION_LZ4, 1_000)
+        if fits:
+            assert found == bytes(size)
+        else:
+            assert found == Unreadable("its body has more than 1000 bytes when it is decompressed")
+
+
+def test_a_few_bytes_that_are_a_gigabyte_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    packed = lz4.frame.compress(bytes(BODY_BYTES_MAX + 1))
+    assert len(packed) < 1 << 20
+    decoder = Decoder()
+    sent = [Message(body=packed, compression=COMPRESSION_LZ4), Message(body=b"next")]
+    assert bodies(decode(delivery(run(sent)), decoder)) == [None, b"next"]
+    assert decoder.unreadable_messages == 1
+    assert f"more than {BODY_BYTES_MAX} bytes" in caplog.text
 
 
 def test_tags_are_compared_and_not_only_their_hashes() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import lz4.frame
 import pytest
 from hypothesis import given
@@ -147,13 +150,36 @@ def test_what_compression_does_not_shrink_is_sent_as_it_is() -> None:
 
 
 def test_a_message_that_is_too_large_is_refused_before_it_is_sent() -> None:
-    beside = WireMessage(born_at_ms=NOW_MS).ByteSize() + 5  # and the body's tag and length
-    fits = MESSAGE_BYTES_MAX - beside
-    encode_message(b"x" * fits, NOW_MS, NEVER)
-    with pytest.raises(MessageTooLarge, match=str(MESSAGE_BYTES_MAX)):
-        encode_message(b"x" * (fits + 1), NOW_MS, NEVER)
-    with pytest.raises(MessageTooLarge):
-        encode_message(b"x" * (MESSAGE_BYTES_MAX + 1), NOW_MS, 4096)
+    body = b"x" * MESSAGE_BYTES_MAX
+    for message in (body, Message(body, tag="t", keys=["k"], properties={"a": "b" * 16_000})):
+        for compress_above in (NEVER, 4096):
+            encode_message(message, NOW_MS, compress_above)
+    for compress_above in (NEVER, 4096):
+        with pytest.raises(MessageTooLarge, match=r"a body of 4194305 bytes: at most 4194304 are"):
+            encode_message(body + b"x", NOW_MS, compress_above)
+    with pytest.raises(MessageTooLarge, match=r"for its body and 65536 for its tag, keys"):
+        encode_message(Message(body, keys=["k" * (64 << 10)]), NOW_MS, NEVER)
+
+
+WRONG_TYPES: list[tuple[dict[str, Any], str]] = [
+    ({"tag": 5}, "tag of a message is a str, not int; write '5'"),
+    ({"tag": b"paid"}, "tag of a message is a str, not bytes"),
+    ({"keys": ["a", 7]}, "keys[1] of a message is a str, not int; write '7'"),
+    ({"keys": 7}, "keys of a message is a list of str, not int"),
+    ({"properties": {"amount": 120}}, "properties['amount'] of a message is a str, not int; write"),
+    ({"properties": {"amount": 1.5}}, "properties['amount'] of a message is a str, not float"),
+    ({"properties": {"amount": None}}, "properties['amount'] of a message is a str, not NoneType"),
+    ({"properties": {5: "x"}}, "a name in properties of a message is a str, not int; write '5'"),
+    ({"properties": ["a"]}, "properties of a message is a dict of str to str, not list"),
+    ({"ordering_key": 3}, "ordering_key of a message is a str, not int; write '3'"),
+    ({"priority": "high"}, "priority of a message is an int, not str"),
+]
+
+
+@pytest.mark.parametrize(("fields", "text"), WRONG_TYPES)
+def test_a_value_of_another_type_is_told_by_its_field(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(text)):
+        encode_message(Message(b"", **fields), NOW_MS, NEVER)
 
 
 @pytest.mark.parametrize(

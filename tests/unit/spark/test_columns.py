@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.client import QueueRef
+from mq.limits import BODY_BYTES_MAX
 from mq.wire.v1.message_pb2 import COMPRESSION_LZ4, Message, Origin
 from mq_spark.decoding import columns
 from mq_spark.decoding.columns import arrow_schema, record_batch, record_batches
@@ -151,9 +152,8 @@ def test_bodies_are_decompressed_among_others_that_are_not() -> None:
     assert batch_of(contents, tags=frozenset({"t"}))["body"].to_pylist() == [b"b" * 70]
 
 
-def test_a_body_that_grows_beyond_all_bounds_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "_BODY_BYTES_MAX", 1000)
-    bodies = [bytes(1001), bytes(999)]
+def test_a_body_that_grows_beyond_all_bounds_is_left_out() -> None:
+    bodies = [bytes(BODY_BYTES_MAX + 1), bytes(999)]
     contents = [
         Message(body=lz4.frame.compress(body), compression=COMPRESSION_LZ4) for body in bodies
     ]

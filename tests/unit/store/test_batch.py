@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.errors import IllegalTopic, MalformedBatch, MessageTooLarge, MqError
+from mq.limits import BESIDE_BODY_BYTES_MAX
 from mq.names import QUEUE_ID_MAX
 from mq.store.batch import (
     Batch,
@@ -187,12 +188,22 @@ def test_columns_that_a_plain_batch_brings_along_are_computed_anew() -> None:
 
 @pytest.mark.parametrize("limit", [100, 127, 128, 1024, 16_383, 16_384, 2_097_152])
 def test_a_message_exactly_at_the_limit_passes_and_one_byte_more_does_not(limit: int) -> None:
-    assert accept(prepared(messages_of_sizes([2, limit])), limit).message_count == 2
-    text = refusal(prepared(messages_of_sizes([2, limit + 1])), MessageTooLarge, limit)
-    assert f"{limit + 1} bytes" in text
-    assert f"at most {limit} are" in text
-    too_large = plain([message_of_size(limit + 1)])
-    refusal(too_large, MessageTooLarge, limit)
+    """The limit is that of the body; what stands beside it has a limit of its own."""
+    body = Message(body=bytes(limit), tag="tag", keys=["k"])
+    most = limit + BESIDE_BODY_BYTES_MAX
+    beside = Message(body=bytes(limit), ordering_key="k" * (BESIDE_BODY_BYTES_MAX - 20))
+    beside.ordering_key += "k" * (most - beside.ByteSize())
+    assert beside.ByteSize() == most
+    for make in (prepared_of, plain):
+        for message in (body, beside, message_of_size(limit)):
+            assert accept(make([Message(), message]), limit).message_count == 2
+        text = refusal(make([Message(), Message(body=bytes(limit + 1))]), MessageTooLarge, limit)
+        assert f"a body of {limit + 1} bytes" in text
+        assert f"at most {limit} are" in text
+        beside.ordering_key += "k"
+        text = refusal(make([beside]), MessageTooLarge, limit)
+        assert f"{most + 1} bytes" in text
+        beside.ordering_key = beside.ordering_key[1:]
 
 
 # Batches of clients that write protobuf in another way.
