@@ -32,6 +32,7 @@ from mq.admin.options import (
     with_filters,
 )
 from mq.admin.tables import counted, stored_at
+from mq.errors import MqError
 from mq.names import did_you_mean
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ _PAGE_MESSAGES = 200
 _PAGE_BYTES = 1 << 20
 _WAIT_MS = 10_000
 _PAGES_WAITING = 16
+# A call has tried for seconds, with pauses that grow, before it is made again.
+_AGAIN_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,9 +63,34 @@ class Wish:
     # None: until the end of what was there at the start; infinite: for ever.
     idle_s: float | None
 
+    @property
+    def is_endless(self) -> bool:
+        """A broker that is away is waited for, however long that takes."""
+        return self.idle_s == float("inf")
+
     def left(self, written: int) -> int:
         """How many more to write, as far as one step goes."""
         return _POLL_MESSAGES if self.count is None else min(self.count - written, _POLL_MESSAGES)
+
+
+class OutagesTold(logging.Handler):
+    """What the client logs of brokers that are away and come back, as notes to the user."""
+
+    _LOGGER = "mq.client.connecting"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        output.note(record.getMessage())
+
+    def __enter__(self) -> None:
+        logger = logging.getLogger(self._LOGGER)
+        self._level_before = logger.level
+        logger.setLevel(logging.INFO)
+        logger.addHandler(self)
+
+    def __exit__(self, *_: object) -> None:
+        logger = logging.getLogger(self._LOGGER)
+        logger.removeHandler(self)
+        logger.setLevel(self._level_before)
 
 
 # -- output ----------------------------------------------------------------------------------------
@@ -192,7 +220,7 @@ def browse(brokers: Brokers, wish: Wish, sink: Sink) -> None:
             # In this order: what comes in between is not missed.
             positions |= consumer.find_offsets(topic, wish.place)
             ends |= consumer.find_offsets(topic, "latest")
-        reader = Reader(consumer, wish.wanted, positions)
+        reader = Reader(consumer, wish.wanted, positions, is_patient=wish.is_endless)
         for page in _pages(reader.merged(ends), wish.count):
             sink.write(page)
         unreadable = consumer.unreadable_messages
@@ -205,9 +233,16 @@ class Reader:
     """Reads queues up to their ends, and knows where it is in each."""
 
     def __init__(
-        self, consumer: PullConsumer, wanted: FilterLike, positions: dict[QueueRef, int]
+        self,
+        consumer: PullConsumer,
+        wanted: FilterLike,
+        positions: dict[QueueRef, int],
+        *,
+        is_patient: bool = False,
     ) -> None:
+        """`is_patient`: goes on where it is when a broker was away, instead of raising that."""
         self._consumer = consumer
+        self._is_patient = is_patient
         self._wanted = wanted
         self.positions = positions
 
@@ -218,15 +253,21 @@ class Reader:
 
     def _of_queue(self, queue: QueueRef, end: int) -> Iterator[ReceivedMessage]:
         while (at := self.positions[queue]) < end:
-            result = self._consumer.pull(
-                queue.topic,
-                queue.queue_id,
-                at,
-                broker_set=queue.broker_set,
-                filter=self._wanted,
-                messages_max=_PAGE_MESSAGES,
-                bytes_max=_PAGE_BYTES,
-            )
+            try:
+                result = self._consumer.pull(
+                    queue.topic,
+                    queue.queue_id,
+                    at,
+                    broker_set=queue.broker_set,
+                    filter=self._wanted,
+                    messages_max=_PAGE_MESSAGES,
+                    bytes_max=_PAGE_BYTES,
+                )
+            except MqError as error:
+                if not (self._is_patient and error.retryable):
+                    raise
+                time.sleep(_AGAIN_S)
+                continue
             for message in result.messages:
                 if message.queue_offset >= end:
                     self.positions[queue] = message.queue_offset
@@ -261,7 +302,7 @@ async def _follow(servers: str, positions: dict[QueueRef, int], wish: Wish, sink
     arrived: asyncio.Queue[list[ReceivedMessage]] = asyncio.Queue(_PAGES_WAITING)
     async with aio.PullConsumer(servers) as consumer:
         tasks = [
-            asyncio.ensure_future(_watch(consumer, queue, at, wish.wanted, arrived))
+            asyncio.ensure_future(_watch(consumer, queue, at, wish, arrived))
             for queue, at in positions.items()
         ]
         try:
@@ -281,20 +322,27 @@ async def _watch(
     consumer: aio.PullConsumer,
     queue: QueueRef,
     start: int,
-    wanted: FilterLike,
+    wish: Wish,
     arrived: asyncio.Queue[list[ReceivedMessage]],
 ) -> None:
     at = start
     while True:
-        result = await consumer.pull(
-            queue.topic,
-            queue.queue_id,
-            at,
-            broker_set=queue.broker_set,
-            filter=wanted,
-            messages_max=_PAGE_MESSAGES,
-            wait_ms=_WAIT_MS,
-        )
+        try:
+            result = await consumer.pull(
+                queue.topic,
+                queue.queue_id,
+                at,
+                broker_set=queue.broker_set,
+                filter=wish.wanted,
+                messages_max=_PAGE_MESSAGES,
+                wait_ms=_WAIT_MS,
+            )
+        except MqError as error:
+            if not (wish.is_endless and error.retryable):
+                raise
+            # The place in the queue is kept: nothing is missed, and nothing comes twice.
+            await asyncio.sleep(_AGAIN_S)
+            continue
         at = result.next_offset
         if result.messages:
             await arrived.put(result.messages)
@@ -339,7 +387,9 @@ def _note_unreadable(count: int) -> None:
     help=f"Where to start; with --group, where it has no offset yet. {TIME_HELP}",
 )
 @click.option("--count", metavar="N", type=click.IntRange(1), help="End after so many messages.")
-@click.option("--follow", "-f", is_flag=True, help="Do not end: wait for more.")
+@click.option(
+    "--follow", "-f", is_flag=True, help="Do not end: wait for more, and for brokers that are away."
+)
 @click.option(
     "--timeout",
     "idle_s",
@@ -393,7 +443,7 @@ def consume(  # noqa: PLR0913 - one a flag
     wish = Wish(topics, place, filter_of(tags, sql), count, float("inf") if follow else idle_s)
     brokers.check()
     try:
-        with click.open_file(path, "wb") as file:
+        with click.open_file(path, "wb") as file, OutagesTold():
             sink = Sink(cast("BinaryIO", file), as_json=brokers.as_json, with_meta=meta)
             if group is None:
                 browse(brokers, wish, sink)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from mq.client import Admin, PullConsumer, PushConsumer, QueueRef, ReceivedMessage
+from mq.client import Admin, Producer, PullConsumer, PushConsumer, QueueRef, ReceivedMessage
 from mq.errors import NotAssigned
 from mq.wire.v1 import consumer_pb2
 from mq.wire.v1.status_pb2 import Status
@@ -18,6 +18,7 @@ from tests.cluster.judgement import verify
 from tests.conformance.calls import Calls, prepared
 from tests.conformance.streams import PublishStream, Stream
 from tests.support.broker_set import BrokerSet
+from tests.support.following import Following
 from tests.support.history import History, Queue
 from tests.support.log_compare import compare
 from tests.support.raft_cluster import poll
@@ -295,6 +296,25 @@ def test_what_a_leader_answered_is_known_to_the_next(brokers: BrokerSet, topic: 
         assert second.is_duplicate
         second.is_duplicate = False
         assert first == second
+
+
+def test_consume_follow_without_a_group_goes_on_at_the_next_leader(
+    brokers: BrokerSet, topic: str
+) -> None:
+    bodies = [f"after {number}" for number in range(20)]
+    with (
+        Producer(brokers.servers, timeout_s=PATIENCE_S) as producer,
+        Following(brokers.servers, topic) as following,
+    ):
+        producer.send(topic, "before")
+        assert following.next_shown() == "before"
+        brokers.kill_leader()
+        for body in bodies:
+            producer.send(topic, body)
+        assert sorted(following.next_shown() for _ in bodies) == sorted(bodies)
+        assert following.interrupt() == 130
+        # Nothing came twice.
+        assert not following.next_shown()
 
 
 def test_a_follower_says_who_leads(brokers: BrokerSet, topic: str) -> None:
