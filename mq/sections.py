@@ -144,6 +144,10 @@ class BrokerConfig(_Section, frozen=True, kw_only=True):
         int,
         Meta(ge=8 * MIB, le=GIB, description="Messages in memory that are not committed yet."),
     ] = 32 * MIB
+    unsent_bytes: Annotated[
+        int,
+        Meta(ge=MIB, le=GIB, description="Deliveries not taken yet; beyond that, small ones."),
+    ] = 32 * MIB
     backlog_bytes: Annotated[
         int,
         Meta(ge=MIB, le=1024 * GIB, description="Behind the end: such readers go to a follower."),

@@ -123,7 +123,20 @@ class _OnLoop(Collector):
 
 
 def _picture(broker: Broker, raft: Status) -> Iterator[Metric]:
-    publisher, puller, store = broker.publisher, broker.puller, broker.store
+    yield from _counters(broker, raft)
+    yield from _gauges(broker, raft)
+    yield from _topics(broker)
+    yield from _damage(broker.store.damage, broker.puller.lost_total)
+    yield from _transactions(broker)
+    yield _by_follower(raft)
+    yield from _sets(broker)
+    if broker.leadership.is_serving:
+        yield from _lag(broker)
+        yield from _failed(broker)
+
+
+def _counters(broker: Broker, raft: Status) -> Iterator[Metric]:
+    publisher, puller = broker.publisher, broker.puller
     counters: list[tuple[str, str, float]] = [
         ("mq_messages_in", "Messages taken from producers.", publisher.messages_total),
         ("mq_throughput_in_bytes", "Bytes of batches taken from producers.", publisher.bytes_total),
@@ -148,6 +161,10 @@ def _picture(broker: Broker, raft: Status) -> Iterator[Metric]:
     ]
     for name, text, value in counters:
         yield CounterMetricFamily(name, text, value)
+
+
+def _gauges(broker: Broker, raft: Status) -> Iterator[Metric]:
+    publisher, store = broker.publisher, broker.store
     mean_bytes = publisher.bytes_total / max(1, publisher.messages_total)
     gauges: list[tuple[str, str, float]] = [
         ("mq_message_size_bytes", "Mean size of a message taken from producers.", mean_bytes),
@@ -155,6 +172,11 @@ def _picture(broker: Broker, raft: Status) -> Iterator[Metric]:
             "mq_in_flight_bytes",
             "Taken from producers, not committed yet.",
             publisher.in_flight_bytes,
+        ),
+        (
+            "mq_unsent_bytes",
+            "Deliveries that clients have not taken yet.",
+            broker.unsent.held_bytes,
         ),
         (
             "mq_storage_size_bytes",
@@ -181,14 +203,6 @@ def _picture(broker: Broker, raft: Status) -> Iterator[Metric]:
     ]
     for name, text, value in gauges:
         yield GaugeMetricFamily(name, text, value)
-    yield from _topics(broker)
-    yield from _damage(store.damage, puller.lost_total)
-    yield from _transactions(broker)
-    yield _by_follower(raft)
-    yield from _sets(broker)
-    if broker.leadership.is_serving:
-        yield from _lag(broker)
-        yield from _failed(broker)
 
 
 def _connections(connections: Connections) -> Iterator[Metric]:

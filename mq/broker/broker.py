@@ -17,6 +17,7 @@ from mq.broker.consuming.commits import Commits
 from mq.broker.consuming.groups import Groups
 from mq.broker.consuming.pulling import Puller
 from mq.broker.consuming.replicas import Replicas
+from mq.broker.consuming.unsent import Unsent
 from mq.broker.contracts import Consensus
 from mq.broker.core import Core, Service, Settings
 from mq.broker.delay.delays import Delays
@@ -134,6 +135,7 @@ class Broker:
             self.arrivals,
             backlog_bytes=options.backlog_bytes,
         )
+        self.unsent = Unsent(options.unsent_bytes)
         self.puller = Puller(self.state.topics, self.store, self.arrivals, self.replicas)
         self.commits = Commits(consensus, self.machine)
         self.groups = Groups(

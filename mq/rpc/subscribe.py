@@ -72,6 +72,7 @@ class SubscribeService:
         subscriber = self._broker.groups.subscribe(
             start.group, spec, filters, limits, first, positions
         )
+        subscriber.share_budget(self._broker.unsent)
         if start.takes_redirects:
             subscriber.allow_redirects(self._broker.replicas, spec.zone)
         return subscriber
@@ -103,6 +104,7 @@ class SubscribeService:
         await asyncio.sleep(_BREAK_S)
 
     async def _deliver(self, subscriber: Subscriber, context: Context) -> None:
+        unsent = self._broker.unsent
         while True:
             out = await subscriber.next()
             if isinstance(out, Assigned):
@@ -110,7 +112,13 @@ class SubscribeService:
             elif isinstance(out, Redirected):
                 await context.write(_redirect(out))
             else:
-                await context.write(framing.delivery(out))
+                data = framing.delivery(out)
+                # Until gRPC has passed it on, which it does as far as the client reads.
+                unsent.hold(len(data))
+                try:
+                    await context.write(data)
+                finally:
+                    unsent.release(len(data))
 
     async def _assignment(self, assigned: Assigned) -> bytes:
         assignment = pb.Assignment(

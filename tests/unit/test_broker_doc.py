@@ -9,7 +9,16 @@ import pytest
 
 from mq import errors, levels, names
 from mq.broker import catalog, directory, inspect, other_set, publishing
-from mq.broker.consuming import commits, filters, groups, pulling, sql92, sql92_logic, subscriber
+from mq.broker.consuming import (
+    commits,
+    filters,
+    groups,
+    pulling,
+    sql92,
+    sql92_logic,
+    subscriber,
+    unsent,
+)
 from mq.broker.consuming.membership import Group
 from mq.broker.consuming.sql92 import compile_sql
 from mq.broker.receive import granting
@@ -100,6 +109,9 @@ def limits() -> dict[str, str]:
         ),
         "**in flight** (`broker.in_flight_bytes`), and batches": (
             f"{size(broker.in_flight_bytes)}, {publishing._IN_FLIGHT_MAX:,}"
+        ),
+        "**unsent** (`broker.unsent_bytes`); a delivery at any time": (
+            f"{size(broker.unsent_bytes)}; {size(unsent.SMALL_BYTES)}"
         ),
         "**a send is answered as not known** (`broker.send_timeout_ms`)": (
             seconds(broker.send_timeout_ms)

@@ -15,17 +15,18 @@ A queue that cannot be read because a file is damaged is set aside for a while; 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 from mq.broker.consuming.arrivals import Arrivals
 from mq.broker.consuming.assignment import Queue
+from mq.broker.consuming.cursor import Cursor, Sent, returned
 from mq.broker.consuming.filters import CompiledFilter
 from mq.broker.consuming.pulling import Puller, Query
 from mq.broker.consuming.replicas import Reader, Replicas
 from mq.broker.consuming.setting_aside import SetAside
+from mq.broker.consuming.unsent import Allowance, Unsent
 from mq.broker.contracts import Peer
 from mq.errors import IllegalOffset, MessagesDamaged, MqError, QueueDamaged, Rebuilding
 from mq.store.reading import ReadResult, Status
@@ -73,54 +74,6 @@ class Redirected(NamedTuple):
     to: Peer
 
 
-class _Sent(NamedTuple):
-    end: int  # queue offset behind it
-    messages: int
-    size_bytes: int
-
-
-class _Cursor:
-    __slots__ = (
-        "done",
-        "epoch",
-        "has_unsent_gap",
-        "is_redirected",
-        "is_told",
-        "is_told_of_end",
-        "next_offset",
-        "sent",
-        "stays_until_s",
-    )
-
-    def __init__(self, queue_offset: int, epoch: int) -> None:
-        self.next_offset = self.done = queue_offset
-        self.epoch = epoch
-        # The client knows that it has the queue under this epoch; and that it is to let go of it.
-        self.is_told = self.is_told_of_end = False
-        self.sent: deque[_Sent] = deque()
-        # The filter left something out at the end of the queue: the client has to hear of it.
-        self.has_unsent_gap = False
-        # The client reads on elsewhere, from `next_offset` on; and not before this time again.
-        self.is_redirected = False
-        self.stays_until_s = 0.0
-
-    def has_in_hand(self, next_offset: int) -> None:
-        """The client has, from elsewhere, what stands between `done` and here."""
-        self.next_offset = next_offset
-        self.sent.clear()
-        if self.done < next_offset:
-            self.sent.append(_Sent(next_offset, next_offset - self.done, 0))
-
-    def cached(self) -> tuple[int, int]:
-        """Messages and bytes that the client has and did not report as done."""
-        messages = size_bytes = 0
-        for end, count, size in self.sent:
-            left = min(count, end - self.done)  # of one that is done in part
-            messages += left
-            size_bytes += size * left // count
-        return messages, size_bytes
-
-
 class Subscriber:
     """Made by `Groups`. `next` is for one task, everything else for the loop."""
 
@@ -140,9 +93,9 @@ class Subscriber:
         self._puller = puller
         self._arrivals = arrivals
         self._generation = 0
-        self._cursors: dict[Queue, _Cursor] = {}
+        self._cursors: dict[Queue, Cursor] = {}
         # Not assigned any more, and not let go of yet: the client may still report progress.
-        self._leaving: dict[Queue, _Cursor] = {}
+        self._leaving: dict[Queue, Cursor] = {}
         # Those that the client knows to have or to have had. What left again before it was told of
         # it, it cannot let go of.
         self._told: set[Queue] = set()
@@ -154,6 +107,8 @@ class Subscriber:
         self._is_assignment_due = False
         self._error: Exception | None = None
         self._wake = asyncio.Event()
+        self._allowance = Allowance()
+        self._unsent: Unsent | None = None
         self._replicas: Replicas | None = None
         self._zone = ""
         # Reads of what is far behind, and what they have brought.
@@ -164,6 +119,10 @@ class Subscriber:
     def allow_redirects(self, replicas: Replicas, zone: str) -> None:
         """Before the first `next`: the client understands them."""
         self._replicas, self._zone = replicas, zone
+
+    def share_budget(self, unsent: Unsent) -> None:
+        """Before the first `next`: deliveries are smaller the more of all streams is unsent."""
+        self._unsent = unsent
 
     @property
     def queues(self) -> frozenset[Queue]:
@@ -185,7 +144,7 @@ class Subscriber:
             self._aside.forget(queue)
         for queue in sorted(positions.keys() - self._cursors.keys()):
             former = self._leaving.pop(queue, None)
-            self._cursors[queue] = _returned(former, positions[queue])
+            self._cursors[queue] = returned(former, positions[queue])
             self._arrivals.watch(queue, self._arrived)
             self._ready[queue] = None
         ranks = {queue: self._puller.rank(queue) for queue in self._cursors}
@@ -199,7 +158,7 @@ class Subscriber:
         the queue is in the first assignment, it is one to finish and to release, under epoch 0.
         Behind the `end`, it has the messages of another topic, which had the name before.
         """
-        cursor = self._leaving[queue] = _Cursor(min(done, next_offset, end), 0)
+        cursor = self._leaving[queue] = Cursor(min(done, next_offset, end), 0)
         cursor.has_in_hand(min(next_offset, end))
         cursor.is_told, cursor.is_told_of_end = True, next_offset > end
         self._told.add(queue)
@@ -209,7 +168,7 @@ class Subscriber:
         for queue, queue_offset in positions.items():
             cursor = self._cursors.get(queue)
             if cursor is not None:
-                self._cursors[queue] = _Cursor(queue_offset, cursor.epoch + 1)
+                self._cursors[queue] = Cursor(queue_offset, cursor.epoch + 1)
                 self._ready[queue] = None
             elif queue in self._leaving:
                 former = self._leaving[queue]
@@ -251,16 +210,15 @@ class Subscriber:
                     f"which only messages before {reached} were delivered"
                 )
             if queue_offset > cursor.done:
-                cursor.done = news[queue] = queue_offset
-                while cursor.sent and cursor.sent[0].end <= queue_offset:
-                    cursor.sent.popleft()
+                news[queue] = queue_offset
+                self._allowance.earn(cursor.advance(queue_offset), self._limits.delivery_bytes)
                 if queue in self._cursors:
                     self._ready[queue] = None
         if news:
             self._wake.set()
         return news
 
-    def _reached(self, queue: Queue, cursor: _Cursor) -> int:
+    def _reached(self, queue: Queue, cursor: Cursor) -> int:
         """What the client may have come by."""
         if not cursor.is_redirected:
             return cursor.next_offset
@@ -352,7 +310,7 @@ class Subscriber:
             self.on_untold(untold)
         return assigned
 
-    def _try_to_deliver(self, queue: Queue, cursor: _Cursor) -> Delivered | Redirected | None:
+    def _try_to_deliver(self, queue: Queue, cursor: Cursor) -> Delivered | Redirected | None:
         try:
             return self._deliver(queue, cursor)
         except Rebuilding:
@@ -361,7 +319,11 @@ class Subscriber:
         except (MessagesDamaged, QueueDamaged):
             return self._evade(queue, cursor)
 
-    def _deliver(self, queue: Queue, cursor: _Cursor) -> Delivered | Redirected | None:
+    def _delivery_bytes(self) -> int:
+        wanted = min(self._limits.delivery_bytes, self._allowance.bytes)
+        return wanted if self._unsent is None else self._unsent.share(wanted)
+
+    def _deliver(self, queue: Queue, cursor: Cursor) -> Delivered | Redirected | None:
         if cursor.is_redirected or queue in self._aside:
             return None
         messages, size_bytes = cursor.cached()
@@ -373,7 +335,7 @@ class Subscriber:
             queue,
             cursor.next_offset,
             self._filters[queue.topic],
-            min(self._limits.delivery_bytes, bytes_left),
+            min(self._delivery_bytes(), bytes_left),
             messages_left,
         )
         result = self._fetched_for(queue, cursor)
@@ -389,7 +351,7 @@ class Subscriber:
             result = self._puller.take(query, found)
         return self._took(queue, cursor, result)
 
-    def _took(self, queue: Queue, cursor: _Cursor, result: ReadResult) -> Delivered | None:
+    def _took(self, queue: Queue, cursor: Cursor, result: ReadResult) -> Delivered | None:
         self._aside.worked(queue)
         match result.status:
             case Status.FOUND:
@@ -411,26 +373,26 @@ class Subscriber:
                 return Delivered(queue, cursor.epoch, result)
         return None
 
-    def _found(self, queue: Queue, cursor: _Cursor, result: ReadResult) -> Delivered:
+    def _found(self, queue: Queue, cursor: Cursor, result: ReadResult) -> Delivered:
         cursor.next_offset = result.next_offset
         cursor.has_unsent_gap = False
         count = sum(run.message_count for run in result.runs)
         size_bytes = sum(len(run.frames) for run in result.runs)
-        cursor.sent.append(_Sent(result.next_offset, count, size_bytes))
+        cursor.sent.append(Sent(result.next_offset, count, size_bytes))
         if result.next_offset < result.end:
             self._ready[queue] = None
         return Delivered(queue, cursor.epoch, result)
 
     # -- what is far behind -----------------------------------------------------------------------
 
-    def _better_place(self, cursor: _Cursor, behind_bytes: int) -> Peer | None:
+    def _better_place(self, cursor: Cursor, behind_bytes: int) -> Peer | None:
         if self._replicas is None or self._ranks or not behind_bytes:
             return None  # priorities are kept by this stream alone
         if cursor.stays_until_s and asyncio.get_running_loop().time() < cursor.stays_until_s:
             return None
         return self._replicas.better_place(Reader(self._zone, behind_bytes))
 
-    def _evade(self, queue: Queue, cursor: _Cursor) -> Redirected | None:
+    def _evade(self, queue: Queue, cursor: Cursor) -> Redirected | None:
         """What comes next is damaged on this node: another one has it, or this one mends it."""
         now_s = asyncio.get_running_loop().time()
         if self._replicas is not None and not self._ranks and now_s >= cursor.stays_until_s:
@@ -463,7 +425,7 @@ class Subscriber:
             self._ready[queue] = None
         self._wake.set()
 
-    def _fetched_for(self, queue: Queue, cursor: _Cursor) -> ReadResult | None:
+    def _fetched_for(self, queue: Queue, cursor: Cursor) -> ReadResult | None:
         """What was read on the side, unless the queue was moved meanwhile. Raises what was met."""
         queue_offset, result = self._fetched.pop(queue, (-1, None))
         if queue_offset != cursor.next_offset:
@@ -479,21 +441,3 @@ class Subscriber:
     def _is_ready(self, queue: Queue) -> None:
         self._ready[queue] = None
         self._wake.set()
-
-
-def _returned(former: _Cursor | None, queue_offset: int) -> _Cursor:
-    """For a queue that is assigned, from `queue_offset` on; `former`: the client did not let go of
-    it before. An epoch that the client was not told of is not used up: it takes a queue that comes
-    back under the next one for the same, and goes on with what it has in hand.
-    """
-    if former is None:
-        return _Cursor(queue_offset, 0)
-    if former.is_told and not former.is_told_of_end and queue_offset <= former.done:
-        return former  # for the client it was never gone
-    epoch = former.epoch + former.is_told
-    if former.next_offset != queue_offset or former.is_redirected:
-        return _Cursor(queue_offset, epoch)
-    # The client has what stands before: it counts, and is not done yet.
-    former.epoch = epoch
-    former.is_told = former.is_told_of_end = False
-    return former

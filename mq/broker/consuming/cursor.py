@@ -1,0 +1,90 @@
+"""How far one member's stream has come in one queue: what was sent, what the client has reported as
+done, and under which epoch.
+
+Unless the client reads elsewhere, `done <= next_offset`; what stands between them counts against
+the client's limits. An epoch ends when the position is changed or the queue is assigned anew:
+reports under an older one are stale. Reads nothing and sends nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+
+class Sent(NamedTuple):
+    """One delivery that the client has not reported as done."""
+
+    end: int  # queue offset behind it
+    messages: int
+    size_bytes: int
+
+
+class Cursor:
+    __slots__ = (
+        "done",
+        "epoch",
+        "has_unsent_gap",
+        "is_redirected",
+        "is_told",
+        "is_told_of_end",
+        "next_offset",
+        "sent",
+        "stays_until_s",
+    )
+
+    def __init__(self, queue_offset: int, epoch: int) -> None:
+        self.next_offset = self.done = queue_offset
+        self.epoch = epoch
+        # The client knows that it has the queue under this epoch; and that it is to let go of it.
+        self.is_told = self.is_told_of_end = False
+        self.sent: deque[Sent] = deque()
+        # The filter left something out at the end of the queue: the client has to hear of it.
+        self.has_unsent_gap = False
+        # The client reads on elsewhere, from `next_offset` on; and not before this time again.
+        self.is_redirected = False
+        self.stays_until_s = 0.0
+
+    def has_in_hand(self, next_offset: int) -> None:
+        """The client has, from elsewhere, what stands between `done` and here."""
+        self.next_offset = next_offset
+        self.sent.clear()
+        if self.done < next_offset:
+            self.sent.append(Sent(next_offset, next_offset - self.done, 0))
+
+    def advance(self, done: int) -> int:
+        """The client is done with what stands before. Returns the bytes of deliveries that are done
+        as a whole by this.
+        """
+        self.done = done
+        size_bytes = 0
+        while self.sent and self.sent[0].end <= done:
+            size_bytes += self.sent.popleft().size_bytes
+        return size_bytes
+
+    def cached(self) -> tuple[int, int]:
+        """Messages and bytes that the client has and did not report as done."""
+        messages = size_bytes = 0
+        for end, count, size in self.sent:
+            left = min(count, end - self.done)  # of one that is done in part
+            messages += left
+            size_bytes += size * left // count
+        return messages, size_bytes
+
+
+def returned(former: Cursor | None, queue_offset: int) -> Cursor:
+    """For a queue that is assigned, from `queue_offset` on; `former`: the client did not let go of
+    it before. An epoch that the client was not told of is not used up: it takes a queue that comes
+    back under the next one for the same, and goes on with what it has in hand.
+    """
+    if former is None:
+        return Cursor(queue_offset, 0)
+    if former.is_told and not former.is_told_of_end and queue_offset <= former.done:
+        return former  # for the client it was never gone
+    epoch = former.epoch + former.is_told
+    if former.next_offset != queue_offset or former.is_redirected:
+        return Cursor(queue_offset, epoch)
+    # The client has what stands before: it counts, and is not done yet.
+    former.epoch = epoch
+    former.is_told = former.is_told_of_end = False
+    return former
