@@ -370,17 +370,29 @@ class NoLeader(Unreachable):
 
     code = Code.NO_LEADER
 
-    def __init__(self, broker_set: str, up: Sequence[str], down: Mapping[str, str]) -> None:
-        """`up` are the nodes that answer, `down` the others, each with where and why not."""
-        count, majority = len(up) + len(down), (len(up) + len(down)) // 2 + 1
+    def __init__(
+        self,
+        broker_set: str,
+        up: Sequence[str],
+        down: Mapping[str, str],
+        unasked: Sequence[str] = (),
+    ) -> None:
+        """`up` are the nodes that answer, `down` those that do not, each with where and why not;
+        of those that were not asked yet neither is known.
+        """
+        count = len(up) + len(down) + len(unasked)
+        majority = count // 2 + 1
         text = f"{broker_set} has no leader: {len(up)} of {count} nodes up ({', '.join(up)})"
         if down:
             verb = "does" if len(down) == 1 else "do"
             text += f"; {', '.join(down)} {verb} not answer ({'; '.join(down.values())})"
-        if len(up) < majority:
-            advice = (
-                f"A leader needs {majority} of {count}: start {majority - len(up)} more of them"
-            )
+        if unasked:
+            text += f"; {', '.join(unasked)} {'was' if len(unasked) == 1 else 'were'} not asked yet"
+        missing = majority - len(up)
+        if missing > len(unasked):
+            advice = f"A leader needs {majority} of {count}: start {missing} more of them"
+        elif missing > 0:
+            advice = f"A leader needs {majority} of {count}"
         else:
             advice = "None has been elected yet: do the nodes reach each other's Raft addresses?"
         super().__init__(f"{text}. {advice}")

@@ -52,7 +52,7 @@ class Asked(Protocol):
 
     def failed(self, address: str) -> None: ...
 
-    def gave_up(self, failure: MqError, timeout_s: float, server: str = "") -> MqError:
+    async def gave_up(self, failure: MqError, timeout_s: float, server: str = "") -> MqError:
         """What to raise when the time is over; `failure` is that of the last attempt."""
         ...
 
@@ -95,10 +95,10 @@ async def ask_until(asked: Asked, question: Question, server: str = "") -> Any:
             pause_s = back_off_s(attempt)
             attempt += 1
             if now_s() + pause_s >= deadline_s:
-                raise asked.gave_up(failure, question.timeout_s, server) from None
+                raise await asked.gave_up(failure, question.timeout_s, server) from None
             await asyncio.sleep(pause_s)
         elif now_s() >= deadline_s:
-            raise asked.gave_up(failure, question.timeout_s, server) from None
+            raise await asked.gave_up(failure, question.timeout_s, server) from None
 
 
 def _are_tried(asked: Asked, tried: list[str], last: str) -> bool:

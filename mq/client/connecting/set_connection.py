@@ -19,7 +19,7 @@ from mq.client.connecting.attempts import LOG_AFTER_S
 from mq.client.connecting.channels import Channels
 from mq.client.connecting.servers import Servers
 from mq.errors import MqError, NoLeader, Unreachable
-from mq.wire.v1.cluster_pb2 import BrokerSet, RouteResponse
+from mq.wire.v1.cluster_pb2 import BrokerSet, RouteRequest, RouteResponse
 
 if TYPE_CHECKING:
     from mq.client.connecting.wiring import Connection
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 5.0
+# For those that are asked when the time is over, to say why: not longer than a producer waits for
+# that.
+LAST_WORD_S = 0.15
 
 
 class SetConnection:
@@ -107,8 +110,9 @@ class SetConnection:
             self.servers.succeeded(address, now_s() - began_s)
         return answer
 
-    def gave_up(self, failure: MqError, timeout_s: float, server: str = "") -> MqError:  # noqa: ARG002 # as Asked has it
+    async def gave_up(self, failure: MqError, timeout_s: float, server: str = "") -> MqError:  # noqa: ARG002 # as Asked has it
         """Why there is no answer of a leader: none is reached, or there is none."""
+        await self._ask_unasked()
         attempts = self.cluster.attempts
         up = [one for one in self.servers if attempts.is_up(one)]
         if not up:
@@ -119,21 +123,39 @@ class SetConnection:
                 f"{', '.join(up)} answered last, and have not elected another one yet: try again "
                 "in a moment"
             )
-        return self.no_leader()
+        return self._no_leader_so_far()
 
-    def no_leader(self) -> NoLeader:
+    async def no_leader(self) -> NoLeader:
+        """With what each of the nodes answers, or why it does not."""
+        await self._ask_unasked()
+        return self._no_leader_so_far()
+
+    async def _ask_unasked(self) -> None:
+        """Briefly, and all at once: whether they answer is what matters."""
+        question = Question("ClusterService", "Route", RouteRequest(), LAST_WORD_S)
+        asking = [
+            self.cluster.attempt(one, question, LAST_WORD_S)
+            for one in {*self.servers, *self._nodes.values()}
+            if one and not self.cluster.attempts.is_known(one)
+        ]
+        await asyncio.gather(*asking, return_exceptions=True)
+
+    def _no_leader_so_far(self) -> NoLeader:
         """With what is known of the nodes."""
         attempts = self.cluster.attempts
         nodes = self._nodes or {one: one for one in self.servers}
         up = [one for one, address in nodes.items() if attempts.is_up(address)]
+        unasked = [
+            one for one, address in nodes.items() if address and not attempts.is_known(address)
+        ]
         down = {
-            one: f"{address}: {attempts.reason(address) or 'not asked yet'}"
+            one: f"{address}: {attempts.reason(address)}"
             if address
             else f"{one}: its address is not known"
             for one, address in nodes.items()
-            if one not in up
+            if one not in (*up, *unasked)
         }
-        return NoLeader(self.name, up, down)
+        return NoLeader(self.name, up, down, unasked)
 
     # Leaders
 
@@ -157,7 +179,7 @@ class SetConnection:
             pause_s = back_off_s(attempt)
             attempt += 1
             if now_s() + pause_s >= deadline_s:
-                raise self.no_leader()
+                raise await self.no_leader()
             await asyncio.sleep(pause_s)
         return self._leader
 
@@ -191,7 +213,7 @@ class SetConnection:
             self._leaderless_since_s = now_s()
         if not self._is_logged and now_s() - self._leaderless_since_s >= LOG_AFTER_S:
             self._is_logged = True
-            log.warning("%s; still trying", self.no_leader())
+            log.warning("%s; still trying", self._no_leader_so_far())
 
     def failed(self, address: str) -> None:
         """It was not reached, or broke off."""

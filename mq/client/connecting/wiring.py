@@ -6,7 +6,6 @@ stale and is only a place to start. Everything runs on the event loop that uses 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from mq.client.connecting.asking import Question, ask_until, back_off_s, now_s
 from mq.client.connecting.attempts import Attempts
 from mq.client.connecting.channels import Channels
 from mq.client.connecting.servers import Servers
-from mq.client.connecting.set_connection import CALL_TIMEOUT_S, SetConnection
+from mq.client.connecting.set_connection import CALL_TIMEOUT_S, LAST_WORD_S, SetConnection
 from mq.client.model import QueueRef
 from mq.errors import (
     ClientClosed,
@@ -45,8 +44,6 @@ __all__ = [
 # A broker that holds a call for so long is frozen or gone; another may answer.
 _ROUTE_ATTEMPT_S = 1.0
 ROUTE_AGE_S_MAX = 30.0
-# For who is asked when the time is over, to say why: not longer than a producer waits for that.
-_LAST_WORD_S = 0.15
 
 
 class Route(NamedTuple):
@@ -163,7 +160,7 @@ class Connection:
         self.attempts.answered(address, now_s())
         return answer
 
-    def gave_up(self, failure: MqError, timeout_s: float, server: str = "") -> MqError:
+    async def gave_up(self, failure: MqError, timeout_s: float, server: str = "") -> MqError:
         """Unreachable, unless a broker has answered: then what that said."""
         asked = [server] if server else list(self.servers)
         if not any(map(self.attempts.is_up, asked)):
@@ -293,10 +290,10 @@ class Connection:
         """Those that answer have not read their logs since they were started, and tell no topics,
         because their set has no leader. Who is missing they know all the same.
         """
-        question = Question("ClusterService", "Route", RouteRequest(), _LAST_WORD_S)
+        question = Question("ClusterService", "Route", RouteRequest(), LAST_WORD_S)
         up = [one for one in self.servers if self.attempts.is_up(one)]
         try:
-            response: RouteResponse = await self.ask(up[0], question, _LAST_WORD_S)
+            response: RouteResponse = await self.ask(up[0], question, LAST_WORD_S)
         except (MqError, IndexError):
             return error
         self.learn(response)
@@ -304,10 +301,7 @@ class Connection:
         missing = [self.of(one.name) for one in response.broker_sets if one.name not in led]
         if not missing:
             return error
-        unasked = [one for one in missing[0].servers if not self.attempts.is_known(one)]
-        asking = (self.attempt(one, question, _LAST_WORD_S) for one in unasked)
-        await asyncio.gather(*asking, return_exceptions=True)
-        return missing[0].no_leader()
+        return await missing[0].no_leader()
 
     def learn(self, response: RouteResponse) -> None:
         for broker_set in response.broker_sets:

@@ -131,6 +131,38 @@ def test_who_waits_for_a_leader_hears_the_same() -> None:
     run(scenario())
 
 
+def test_nodes_that_were_not_asked_yet_are_asked_before_the_error_tells_of_them() -> None:
+    connection = Asked("c:1", Cluster(up="bc"))
+
+    async def scenario() -> None:
+        with pytest.raises(NoLeader) as caught:
+            await connection.of("s").leader(0.01)
+        assert str(caught.value).startswith(
+            "s has no leader: 2 of 3 nodes up (b, c); a does not answer (a:1: connection refused). "
+        )
+
+    run(scenario())
+
+
+def test_a_log_line_counts_no_node_as_down_that_was_not_asked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    connection = Asked("c:1", Cluster(up="bc"))
+
+    async def scenario() -> None:
+        await connection.brokers()
+        await asyncio.sleep(LOG_AFTER_S)
+        connection.of("s").not_leader("c:1")
+
+    run(scenario())
+    assert caplog.messages == [
+        (
+            "s has no leader: 1 of 3 nodes up (c); a, b were not asked yet. "
+            "A leader needs 2 of 3; still trying"
+        )
+    ]
+
+
 def test_a_leader_that_does_not_answer_is_named_while_the_others_believe_in_it() -> None:
     connection = Asked("a:1,b:1,c:1", Cluster(up="bc", leader="a"))
     error = trouble(connection)
