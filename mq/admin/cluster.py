@@ -13,11 +13,13 @@ import click
 
 from mq.admin import cluster_members, cluster_sets, output, restart
 from mq.admin.nodes import (
+    Leadership,
     Seen,
     address_of,
     behind,
     checked_set,
     leaders,
+    leadership,
     look,
     set_column,
     with_set,
@@ -49,23 +51,36 @@ def show_status(brokers: Brokers) -> None:
     with brokers.admin() as admin:
         route = admin.route()
         nodes = look(admin, route)
+    sets = leadership(route, nodes)
     if brokers.as_json:
-        output.write_json({"cluster": route.cluster, "nodes": [_document(each) for each in nodes]})
+        document = {
+            "cluster": route.cluster,
+            "broker_sets": [each._asdict() for each in sets],
+            "nodes": [_document(each) for each in nodes],
+        }
+        output.write_json(document)
         return
     out = output.console()
     leading = leaders(nodes)
     fields = [("cluster", route.cluster)]
-    for broker_set in route.broker_sets:
-        text = f"{broker_set.leader_id or 'nobody'} leads, term {broker_set.term}"
-        fields.append((f"broker set {broker_set.name}", text))
+    for broker_set, each_set in zip(route.broker_sets, sets, strict=True):
+        leader = f"{each_set.leader_id} leads" if each_set.leader_id else "no leader"
+        fields.append((f"broker set {broker_set.name}", f"{leader}, term {broker_set.term}"))
         if broker_set.name in leading:
             fields.append(("has", _has(leading[broker_set.name])))
     output.print_fields(out, fields)
     print_table(out, _status_columns(nodes, time.time_ns() // 1_000_000))
+    _print_problems(sets)
     for each in nodes:
         if each.trouble:
             place = each.node_id if len(route.broker_sets) == 1 else each.place
             click.echo(f"{place}: {each.trouble}")
+
+
+def _print_problems(sets: Sequence[Leadership]) -> None:
+    for each in sets:
+        if each.problem:
+            click.echo(each.problem)
 
 
 def _has(leading: BrokerStatusResponse) -> str:
@@ -106,7 +121,9 @@ def route(brokers: Brokers, topics: Sequence[str]) -> None:
 def health(context: click.Context, brokers: Brokers) -> None:
     """Say whether every node is up, applied and led; ends with 1 if not."""
     with brokers.admin() as admin:
-        nodes = look(admin, admin.route())
+        route = admin.route()
+        nodes = look(admin, route)
+    sets = leadership(route, nodes)
     is_healthy = not any(each.health for each in nodes)
     if brokers.as_json:
         states = [
@@ -120,7 +137,12 @@ def health(context: click.Context, brokers: Brokers) -> None:
             }
             for each in nodes
         ]
-        output.write_json({"is_healthy": is_healthy, "nodes": states})
+        document = {
+            "is_healthy": is_healthy,
+            "broker_sets": [each._asdict() for each in sets],
+            "nodes": states,
+        }
+        output.write_json(document)
     else:
         states_shown = [each.health or "healthy" for each in nodes]
         print_table(
@@ -133,6 +155,7 @@ def health(context: click.Context, brokers: Brokers) -> None:
                 Column("health", states_shown, "left", is_flexible=True),
             ],
         )
+        _print_problems(sets)
     context.exit(0 if is_healthy else 1)
 
 

@@ -58,7 +58,7 @@ class Seen(NamedTuple):
         if self.status is None:
             return self.trouble
         if not self.status.leader_id:
-            return "nobody leads"
+            return "knows of no leader"
         if not self.status.is_ready:
             behind = self.status.last_index - self.status.applied_index
             return f"not ready: {counted(behind, 'entry', 'entries')} to apply"
@@ -107,6 +107,40 @@ def _seen(admin: Admin, broker_set: BrokerSet, node: NodeRoute) -> Seen:
 def leaders(nodes: Sequence[Seen]) -> dict[str, BrokerStatusResponse]:
     """What those say who lead by their own word, by the name of the set."""
     return {each.broker_set: each.status for each in nodes if each.status and each.role == "leader"}
+
+
+class Leadership(NamedTuple):
+    """Of one broker set."""
+
+    name: str
+    # By the word of its nodes; empty: none knows of one.
+    leader_id: str
+    # Why there is none, in words; empty when there is one.
+    problem: str
+
+
+def leadership(found: RouteResponse, nodes: Sequence[Seen]) -> list[Leadership]:
+    """Of each set. What the nodes say themselves counts, not the route: its sender may know less,
+    or believe in a leader that is gone.
+    """
+    return [
+        _leadership(each.name, [one for one in nodes if one.broker_set == each.name])
+        for each in found.broker_sets
+    ]
+
+
+def _leadership(name: str, nodes: Sequence[Seen]) -> Leadership:
+    leading = [one.node_id for one in nodes if one.role == "leader"]
+    named = [one.status.leader_id for one in nodes if one.status and one.status.leader_id]
+    if leading or named:
+        return Leadership(name, (*leading, *named)[0], "")
+    up = [one.node_id for one in nodes if one.status]
+    if not up:
+        return Leadership(name, "", f"{name}: none of its {counted(len(nodes), 'node')} answers")
+    needed = len(nodes) // 2 + 1
+    why = f"a leader needs {needed}" if len(up) < needed else "none is elected yet"
+    state = f"{len(up)} of {counted(len(nodes), 'node')} up ({', '.join(up)})"
+    return Leadership(name, "", f"{name} has no leader: {state}, {why}")
 
 
 def behind(nodes: Sequence[Seen]) -> dict[tuple[str, str], int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -56,10 +58,12 @@ DAMAGES = [
 class Nodes(FakeAdmin):
     """Three of them; those in `fields` say something else, those in `silent` nothing."""
 
-    def __init__(self, route: RouteResponse | None = None, silent: str = "", **fields: Any) -> None:
+    def __init__(
+        self, route: RouteResponse | None = None, silent: Collection[str] = (), **fields: Any
+    ) -> None:
         def ask(server: str) -> pb.BrokerStatusResponse:
             node_id = next(each for each in NODES if address(each) == server)
-            if node_id == silent:
+            if node_id in silent:
                 raise Unreachable("no broker answered")
             return status(node_id, **fields.get(node_id.replace("-", "_"), {}))
 
@@ -103,10 +107,10 @@ def test_the_status_as_json_has_what_each_node_says() -> None:
 
 
 def test_a_node_that_does_not_answer_is_shown_beside_the_others() -> None:
-    text = run(cluster, "status", admin=Nodes(silent="node-0")).stdout
+    text = run(cluster, "status", admin=Nodes(silent=["node-0"])).stdout
     assert "node-0: does not answer" in text
     assert "leader" in text
-    document = run_json(cluster, "status", admin=Nodes(silent="node-0"))
+    document = run_json(cluster, "status", admin=Nodes(silent=["node-0"]))
     assert [each["is_healthy"] for each in document["nodes"]] == [False, True, True]
 
 
@@ -134,9 +138,9 @@ def test_damage_that_was_mended_is_no_problem() -> None:
 @pytest.mark.parametrize(
     ("admin", "problem"),
     [
-        (Nodes(silent="node-2"), "does not answer"),
+        (Nodes(silent=["node-2"]), "does not answer"),
         (Nodes(routed(unknown="node-0")), "its address is not known"),
-        (Nodes(node_0={"leader_id": ""}), "nobody leads"),
+        (Nodes(node_0={"leader_id": ""}), "knows of no leader"),
         (Nodes(node_0={"is_ready": False, "applied_index": (1 << 40) - 3}), "3 entries to apply"),
         (Nodes(node_0={"damages": DAMAGES, "open_damages": 1}), "1 place on the disk damaged"),
         (Nodes(node_0={"damages": DAMAGES, "open_damages": 1}), "byte 80"),
@@ -150,6 +154,54 @@ def test_a_cluster_with_a_problem_ends_with_1_and_names_it(admin: Nodes, problem
     as_json = run(cluster, "health", "--json", admin=admin)
     assert as_json.exit_code == 1
     assert '"is_healthy": false' in as_json.stdout
+
+
+UNLED = {"role": "follower", "leader_id": ""}
+
+
+@pytest.mark.parametrize("command", ["status", "health"])
+@pytest.mark.parametrize(
+    ("admin", "told"),
+    [
+        (
+            # Who is asked for the route may believe in a leader that is gone.
+            Nodes(routed("node-1"), ["node-1", "node-2"], node_0=UNLED),
+            "set-0 has no leader: 1 of 3 nodes up (node-0), a leader needs 2",
+        ),
+        (
+            Nodes(routed(""), ["node-1"], node_0=UNLED, node_2=UNLED),
+            "set-0 has no leader: 2 of 3 nodes up (node-0, node-2), none is elected yet",
+        ),
+        (Nodes(routed(""), NODES), "set-0: none of its 3 nodes answers"),
+    ],
+)
+def test_a_set_without_a_leader_is_told_with_its_nodes_that_are_up(
+    command: str, admin: Nodes, told: str
+) -> None:
+    result = run(cluster, command, admin=admin)
+    assert told in result.stdout.splitlines()
+    assert " leads" not in result.stdout
+    assert_fits(result.stdout)
+    document = json.loads(run(cluster, command, "--json", admin=admin).stdout)
+    assert document["broker_sets"] == [{"name": "set-0", "leader_id": "", "problem": told}]
+
+
+@pytest.mark.parametrize(
+    "admin",
+    [
+        Nodes(),
+        # Who leads is not reached from here, and the others follow it.
+        Nodes(silent=["node-1"]),
+        # One that was started a moment ago has not heard of the leader yet, and was asked first.
+        Nodes(routed(""), node_0=UNLED),
+    ],
+)
+def test_a_leader_that_a_node_knows_of_is_named(admin: Nodes) -> None:
+    text = run(cluster, "status", admin=admin).stdout
+    assert "node-1 leads, term 7" in text
+    assert "no leader:" not in text
+    (found,) = run_json(cluster, "status", admin=admin)["broker_sets"]
+    assert found == {"name": "set-0", "leader_id": "node-1", "problem": ""}
 
 
 # Routes.

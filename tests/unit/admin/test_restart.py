@@ -57,7 +57,7 @@ def test_followers_go_first_then_the_leadership_then_who_led() -> None:
     [
         ([*THREE[:2], seen("n0", None, "connection refused")], "n0: connection refused"),
         ([*THREE[:2], seen("n0", status(is_voter=False))], "n0: does not vote"),
-        ([*THREE[:2], seen("n0", status(leader_id=""))], "n0: nobody leads"),
+        ([*THREE[:2], seen("n0", status(leader_id=""))], "n0: knows of no leader"),
         ([*THREE[:2], seen("n0", status(last_index=1001))], "n0: 1,001 entries to apply"),
         ([THREE[0], seen("n1", status("leader", is_followed=False)), THREE[2]], "n2: does not an"),
         ([THREE[0], seen("n1", status("leader", behind=1001)), THREE[2]], "n2: 1,001 entries"),
