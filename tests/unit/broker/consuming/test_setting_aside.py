@@ -50,7 +50,7 @@ async def test_a_queue_that_cannot_be_rebuilt_keeps_no_other_waiting_and_is_trie
         for queue in (A, B):
             await one.node.send("t", b"%d" % number, queue_id=queue.queue_id)
     assert one.node.store.damage.open_count(DamageKind.QUEUE) == 1
-    assert one.subscriber._aside, "it is tried again, with pauses that grow"
+    assert A in one.subscriber._aside._pauses_s, "it is tried again, with pauses that grow"
     # What keeps it from being rebuilt is over.
     one.node.store.damage.found(Damage(DamageKind.LOG, "a segment", 0, "rotten"))
     one.node.store.damage.mended(DamageKind.LOG, "a segment")
