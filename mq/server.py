@@ -39,6 +39,7 @@ from mq.raft.node import Disk
 from mq.raft.node import Node as RaftNode
 from mq.raft.vote import VoteFile
 from mq.rpc.greeting import Greeter
+from mq.rpc.mending import Mender, Others
 from mq.rpc.server import RpcServer
 from mq.store.damage import DamageLog
 from mq.store.flush import Flusher
@@ -171,11 +172,12 @@ class Server:
                 tls=tls,
                 on_leadership=lambda _: broker.on_leadership(),
             )
+            consensus = _Consensus(raft)
             until_durable = None if is_async else _until_durable(flusher)
             broker = Broker(
                 self._settings,
                 machine,
-                _Consensus(raft),
+                consensus,
                 self._clock.now_ms,
                 until_durable,
                 functools.partial(secrets.randbits, 64),
@@ -197,7 +199,11 @@ class Server:
             stack.push_async_callback(raft.step_aside)
             # And before that, their progress is in the log.
             stack.push_async_callback(broker.commits.flush)
-            for work in (Greeter(broker.directory, broker.steady_ms).run(), rpc.connections.run()):
+            for work in (
+                Greeter(broker.directory, broker.steady_ms).run(),
+                rpc.connections.run(),
+                _mender(store, vfs, node.node, raft, consensus).run(),
+            ):
                 stack.callback(asyncio.create_task(work).cancel)
             metrics_port = self._serve_metrics(metrics, stack)
             yield Parts(store, raft, broker, rpc, address, metrics_port)
@@ -351,6 +357,15 @@ class Server:
             raise
         else:
             store.finish_checkpoint(plan)
+
+
+def _mender(
+    store: Store, vfs: RealVfs, node_id: str, raft: RaftNode, consensus: _Consensus
+) -> Mender:
+    others = Others(
+        lambda: consensus.peers, lambda: bool(consensus.leading_term), raft.transfer_leadership
+    )
+    return Mender(store, vfs, node_id, others)
 
 
 def _until_durable(flusher: Flusher) -> Callable[[int], Awaitable[object]]:

@@ -45,8 +45,9 @@ class Flow:
 
     def refused(self, next_index: int) -> bool:
         """The follower wants to start elsewhere. The same place again: it cannot go on right now,
-        for want of space; asking at once would make two machines spin. True when that has gone on
-        for so long that our own entries there deserve a look.
+        for want of space or because our entries there are damaged; asking at once would make two
+        machines spin. True when our own entries there deserve a look: the first time, and now and
+        then.
         """
         self.is_probing = True
         if next_index != self._probed_index:
@@ -54,4 +55,4 @@ class Flow:
             self._refusals = 0
             return False
         self._refusals += 1
-        return self._refusals % _SUSPICIOUS_REFUSALS == 0
+        return self._refusals % _SUSPICIOUS_REFUSALS == 1

@@ -11,12 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, overload
 
+from mq.errors import MessagesDamaged
+from mq.logging import get_logger
 from mq.raft.hooks import NO_OP, PySyncObjJournal
 from mq.raft.vote import VoteFile
 from mq.store.commitlog import CommitLog, NewEntry
 from mq.store.format import HEADER_BYTES, EntryHeader, Kind, decode_header
 from mq.store.logreader import Region
 from mq.store.scan import check_entries
+
+log = get_logger(__name__)
 
 VERIFY_BYTES = 1 << 20
 
@@ -78,7 +82,7 @@ class Journal(PySyncObjJournal):  # type: ignore[misc]
         self._counts_unsynced = counts_unsynced
         self._on_truncate = on_truncate
         self._sent: Region | None = None
-        self._sent_place = (0, 0, 0)
+        self._sent_place = (0, 0, 0, 0)
         # All entries from here on are of the last term.
         self._last_term, self._last_term_since = log.last_term, log.last_index
         self._first_slot = Slot(b"", 0, 0)
@@ -118,17 +122,22 @@ class Journal(PySyncObjJournal):  # type: ignore[misc]
         """Entries to be sent. Followers are mostly at the same place: the second one gets what was
         read for the first.
         """
-        place = raft_index, self.log.last_index, self.log.last_term
+        place = raft_index, self.log.last_index, self.log.last_term, self.log.mends
         if self._sent is None or self._sent_place != place:
             self._sent, self._sent_place = self.log.region(raft_index, bytes_max), place
         return self._sent
 
     def verify(self, raft_index: int) -> None:
-        """LogDamaged when what would be sent from here on is not what was written."""
+        """Looks whether what would be sent from here on is what was written. If not, the log has
+        reported it when this returns, and its owner mends it: the follower gets it then.
+        """
         if self.log.first_index <= raft_index <= self.log.last_index:
             region = self.log.region(raft_index, VERIFY_BYTES)
-            for _ in self.log.entries(region.first_index, region.last_index + 1):
-                pass
+            try:
+                for _ in self.log.entries(region.first_index, region.last_index + 1):
+                    pass
+            except MessagesDamaged as error:
+                log.warning("a follower waits for entries that are damaged here", error=str(error))
 
     @staticmethod
     def end_of(body: memoryview) -> tuple[int, int]:

@@ -12,6 +12,7 @@ run on any.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ from mq.store.format import (
     SEGMENT_BYTES_MAX,
     EntryHeader,
     Kind,
+    decode_header,
     encode_header,
     pack_idx_record,
 )
@@ -80,6 +82,8 @@ class CommitLog(LogReader):
         self._zero_ahead = zero_ahead
         self._executor = ThreadPoolExecutor(1, "mq-room") if background else None
         self._failure: MqError | None = None
+        # Goes up whenever bytes of entries that stand in the log were written again.
+        self.mends = 0
         self._must_undo = False
         # Held while files are synced, and by whatever would pull them away from under a sync.
         self._sync_lock = threading.Lock()
@@ -314,6 +318,66 @@ class CommitLog(LogReader):
                     self._remove(segment)
                 except OSError as error:
                     raise self._stop(error, segment.log_path) from error
+
+    # -- mending ----------------------------------------------------------------------------------
+
+    def twin_at(self, base: int) -> Segment | None:
+        """The segment that starts at this log offset, all of it, by a file of its own; None when
+        it is gone.
+        """
+        found = self._segment_with(base)
+        return found.twin(0, found.end) if found is not None else None
+
+    def is_resting(self, base: int) -> bool:
+        """Whether nothing is written to this segment any more, and all of it is durable."""
+        segment = self._segment_with(base)
+        return segment is not None and segment.is_sealed and not segment.is_dirty
+
+    def replace_files(self, base: int, log_path: str | None, idx_path: str | None) -> bool:
+        """Puts files of the same entries, made by `segment_mending`, in the place of a segment that is
+        resting. False: it is gone, or not resting any more.
+        """
+        self._check_usable()
+        with self._sync_lock:
+            segment = self._segment_with(base)
+            if segment is None or not self.is_resting(base):
+                return False
+            try:
+                segment.replace_files(log_path, idx_path)
+            except OSError as error:
+                raise self._stop(error, segment.log_path) from error
+            self._mended(segment)
+        return True
+
+    def rewrite(self, base: int, position: int, data: bytes) -> bool:
+        """Writes entries again that stand here already, in place; durable when this returns. Any
+        thread. False: they do not stand here any more.
+        """
+        self._check_usable()
+        with self._sync_lock:
+            segment = self._segment_with(base)
+            if segment is None or position + len(data) > segment.end:
+                return False
+            header = decode_header(data)
+            number, records = segment.records_between(position, position + len(data))
+            expected = segment.first_index + number, int(records["term"][0])
+            if header is None or (header.raft_index, header.term) != expected:
+                return False
+            try:
+                with contextlib.closing(self._vfs.open(segment.log_path)) as file:
+                    file.pwritev([data], position)
+                    file.sync()
+            except OSError as error:
+                raise self._stop(error, segment.log_path) from error
+            self._mended(segment)
+        return True
+
+    def _mended(self, segment: Segment) -> None:
+        self.mends += 1
+        self.verified.discard(segment.base, segment.end_log_offset)
+
+    def _segment_with(self, base: int) -> Segment | None:
+        return next((one for one in self._segments if one.base == base), None)
 
     def close(self) -> None:
         """Closes the files; syncs nothing."""

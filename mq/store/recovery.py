@@ -19,7 +19,7 @@ from mq.logging import get_logger
 from mq.store.examine import Look, Problem, examine, judge, link, segment_bases
 from mq.store.format import IDX_HEADER_BYTES
 from mq.store.scan import CHUNK_BYTES, scan_segment
-from mq.store.segment import IDX_SUFFIX, LOG_SUFFIX, Segment
+from mq.store.segment import IDX_SUFFIX, LOG_SUFFIX, MENDED_SUFFIX, Segment
 from mq.store.vfs import Vfs
 
 log = get_logger(__name__)
@@ -59,7 +59,7 @@ def recover(
     # From the end, and before the tail is cut: a crash in between leaves the same problem.
     for look in reversed(looks[len(kept) :]):
         Segment(vfs, directory, look.base, look.scan.first_index).remove()
-    _remove_lone_idx_files(vfs, directory)
+    _remove_leftovers(vfs, directory)
     segments = [_restore(vfs, directory, look, is_last=look is kept[-1]) for look in kept]
     # A process that died may have synced no name yet: what is kept is durable only with its name.
     vfs.sync_dir(directory)
@@ -87,11 +87,14 @@ def _examine_all(
     return looks[::-1]
 
 
-def _remove_lone_idx_files(vfs: Vfs, directory: str) -> None:
+def _remove_leftovers(vfs: Vfs, directory: str) -> None:
     """An `.idx` whose `.log` is gone is what a crash in the middle of dropping a segment leaves."""
     names = set(vfs.list_dir(directory))
     for name in sorted(names):
-        if name.endswith(IDX_SUFFIX) and name.removesuffix(IDX_SUFFIX) + LOG_SUFFIX not in names:
+        if name.endswith(MENDED_SUFFIX):
+            # A crash came before it was put in its place.
+            vfs.remove(f"{directory}/{name}")
+        elif name.endswith(IDX_SUFFIX) and name.removesuffix(IDX_SUFFIX) + LOG_SUFFIX not in names:
             vfs.remove(f"{directory}/{name}")
 
 

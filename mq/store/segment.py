@@ -32,6 +32,7 @@ from mq.store.vfs import File, Vfs
 
 LOG_SUFFIX = ".log"
 IDX_SUFFIX = ".idx"
+MENDED_SUFFIX = ".mended"  # of a file that is not in its place yet
 _IDX_STEP_BYTES = 1 << 20
 _LOG_STEP_BYTES = 32 << 20
 
@@ -97,6 +98,7 @@ class Segment:
         """
         twin = Segment(self._vfs, self._directory, self.base, self.first_index)
         twin.count, twin.end, twin.is_sealed = self.count, self.end, True
+        twin.synced = self.synced
         twin._log_file = self._vfs.open(self.log_path, read_only=True)
         number, records = self.records_between(start, end)
         # Copied: a map of the `.idx` must not be touched any more when the file is cut.
@@ -212,8 +214,24 @@ class Segment:
             self.is_seal_durable = True
 
     def write_idx_header(self) -> None:
+        self.idx.pwritev([self.idx_header()], 0)
+
+    def idx_header(self) -> bytes:
         header = IdxHeader(self.first_index, self.base, self.synced, int(self.is_sealed))
-        self.idx.pwritev([encode_idx_header(header)], 0)
+        return encode_idx_header(header)
+
+    def replace_files(self, log_path: str | None, idx_path: str | None) -> None:
+        """Puts files that are durable and hold the same entries in the place of a sealed segment's.
+        Durable when this returns; a crash leaves the old or the new ones.
+        """
+        for source, target in ((log_path, self.log_path), (idx_path, self.idx_path)):
+            if source is not None:
+                self._vfs.replace(source, target)
+        self._vfs.sync_dir(self._directory)
+        # Not closed yet: other threads may be reading by them.
+        self._retired += filter(None, (self._log_file, self._idx_file))
+        self._log_file = self._idx_file = None
+        self.open()
 
     # -- reading ----------------------------------------------------------------------------------
 

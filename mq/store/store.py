@@ -333,6 +333,15 @@ class Store:
         queue = self.queues.get(topic, queue_id)
         return queue.first_at(self.log.offset_at_time(stored_at_ms)) if queue else None
 
+    def messages_between(self, start: int, end: int) -> Iterator[QueueExtent | None]:
+        """Which messages stand between these log offsets, by the queues alone: a queue and its
+        offsets [start, end), or None for a queue that has none there, so that a caller can pause.
+        """
+        for topic, queue_id, *_ in self.queues.extents():
+            queue = self.queues.get(topic, queue_id)
+            first, last = (queue.first_at(start), queue.first_at(end)) if queue else (0, 0)
+            yield QueueExtent(topic, queue_id, first, last) if first < last else None
+
     # -- checkpoints ------------------------------------------------------------------------------
 
     @property

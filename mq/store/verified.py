@@ -120,9 +120,17 @@ class VerifiedRanges:
 
 
 def first_damaged(data: memoryview, records: npt.NDArray[np.void], first_index: int) -> int | None:
-    """The number of the first entry that is not what its header and its record in the `.idx` say;
-    None when all are intact. `data` starts with the first of them; the records are consecutive.
-    Work in Python is a comparison of two numbers an entry.
+    """The number of the first one of `damaged_entries`; None when all are intact."""
+    bad = damaged_entries(data, records, first_index)
+    return int(bad.argmax()) if bad.any() else None
+
+
+def damaged_entries(
+    data: memoryview, records: npt.NDArray[np.void], first_index: int
+) -> npt.NDArray[np.bool_]:
+    """Which entries are not what their header and their record in the `.idx` say. `data` starts
+    with the first of them; the records are consecutive. Work in Python is a comparison of two
+    numbers an entry.
     """
     starts = records["position"].astype(np.int64)
     starts -= starts[0]
@@ -130,22 +138,18 @@ def first_damaged(data: memoryview, records: npt.NDArray[np.void], first_index: 
     bad = np.zeros(len(records), np.bool_)
     bad[:-1] = ends[:-1] != starts[1:]
     bad |= ends > len(data)
-    # Nothing behind the first one with a wrong place can be looked at.
+    # Where a place is wrong, nothing behind it can be looked at.
     count = int(bad.argmax()) if bad.any() else len(records)
-    if count:
-        places = starts[:count, None] + np.arange(HEADER_BYTES)
-        headers = np.frombuffer(data, np.uint8)[places].view(HEADER).reshape(-1)
-        bad[:count] |= headers["magic"] != MAGIC
-        bad[:count] |= headers["raft_index"] != np.arange(
-            first_index, first_index + count, dtype=np.uint64
-        )
-        for name in ("length", "term", "stored_at_ms"):
-            bad[:count] |= headers[name] != records[name][:count]
-        crcs = [
-            crc32(data[start:end])
-            for start, end in zip(
-                (starts[:count] + COVERED_FROM).tolist(), ends[:count].tolist(), strict=True
-            )
-        ]
-        bad[:count] |= headers["crc"] != np.array(crcs, np.uint32)
-    return int(bad.argmax()) if bad.any() else None
+    bad[count:] = True
+    if not count:
+        return bad
+    places = starts[:count, None] + np.arange(HEADER_BYTES)
+    headers = np.frombuffer(data, np.uint8)[places].view(HEADER).reshape(-1)
+    indexes = np.arange(first_index, first_index + count, dtype=np.uint64)
+    bad[:count] |= (headers["magic"] != MAGIC) | (headers["raft_index"] != indexes)
+    for name in ("length", "term", "stored_at_ms"):
+        bad[:count] |= headers[name] != records[name][:count]
+    covered = zip((starts[:count] + COVERED_FROM).tolist(), ends[:count].tolist(), strict=True)
+    crcs = [crc32(data[start:end]) for start, end in covered]
+    bad[:count] |= headers["crc"] != np.array(crcs, np.uint32)
+    return bad

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from mq.errors import LogDamaged
 from mq.raft.hooks import NO_OP
 from mq.raft.journal import Journal
 from mq.raft.vote import VoteFile
@@ -179,6 +178,17 @@ def test_damage_is_found_where_a_follower_refuses_what_is_sent(raft_index: int) 
     for index in (0, 1, raft_index, 6, 7):
         made.journal.verify(index)
     ref = made.log.ref(raft_index)
+    assert made.log.damage.records() == []
     made.vfs.flip_bit("/data/log/00000000000000000000.log", ref.end_log_offset - 1)
-    with pytest.raises(LogDamaged):
-        made.journal.verify(raft_index)
+    made.journal.verify(raft_index)
+    assert [one.start for one in made.log.damage.records()] == [ref.log_offset]
+
+
+def test_what_was_mended_is_read_again_for_followers() -> None:
+    made = Made()
+    ref, path = made.log.ref(6), "/data/log/00000000000000000000.log"
+    right = made.log.read(ref.log_offset, ref.end_log_offset - ref.log_offset)
+    made.vfs.flip_bit(path, ref.end_log_offset - 1)
+    assert made.journal.region(6, 1).data != right
+    assert made.log.rewrite(0, ref.log_offset, right)
+    assert made.journal.region(6, 1).data == right

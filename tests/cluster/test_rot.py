@@ -1,0 +1,171 @@
+"""Three real processes, and bytes that rot on the disk of one of them while it runs: never served,
+found, and mended from the others. docs/OPERATIONS.md has a row for each.
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+
+from mq.client import Consumer
+from mq.store.examine import segment_bases
+from mq.store.vfs import RealVfs
+from tests.conformance.calls import CHANNEL_OPTIONS, Calls, bodies_in, numbers, until
+from tests.support.broker_set import BrokerSet
+from tests.support.raft_cluster import poll
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TOPIC = "t"
+COUNT = 512
+BODY_BYTES = 1 << 10
+FLAGS = (
+    *("--store-segment-bytes", "64KiB", "--store-verify-bytes", "64KiB"),
+    *("--store-flush", "async", "--store-entry-bytes-max", "64KiB"),
+    *("--store-message-bytes-max", "32KiB"),
+)
+DEADLINE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerSet]:
+    """Eight segments and more. Every node was started since they were written, so that it has to
+    look at the disk.
+    """
+    found = BrokerSet(tmp_path_factory.mktemp("rot"), *FLAGS)
+    with found:
+        with called(found, found.leader()) as leader:
+            leader.create(TOPIC, queues=1)
+            for at in range(0, COUNT, 16):
+                leader.send(TOPIC, *(body + bytes(BODY_BYTES) for body in numbers(16, at)))
+        found.wait_same()
+        for name in found.nodes:
+            assert found.nodes[name].stop() == 0
+        found.start(*found.nodes)
+        found.leader()
+        yield found
+
+
+@contextmanager
+def called(brokers: BrokerSet, name: str) -> Iterator[Calls]:
+    options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(brokers.address(name), options=options) as channel:
+        yield Calls(channel)
+
+
+def segments(brokers: BrokerSet, name: str) -> list[Path]:
+    directory = brokers.directories[list(brokers.nodes).index(name)] / "commitlog"
+    bases = segment_bases(RealVfs(), str(directory))
+    return [directory / f"{base:020d}.log" for base in bases]
+
+
+def rot(path: Path, at: float = 0.5) -> bytes:
+    """Flips a bit of a message; what the file was."""
+    whole = path.read_bytes()
+    used = len(whole.rstrip(b"\0"))
+    position = int(used * at)
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(bytes([whole[position] ^ 1]))
+    assert path.read_bytes() != whole
+    return whole
+
+
+def read_all(brokers: BrokerSet, name: str, **fields: Any) -> list[bytes]:
+    """The numbers of all messages, by whoever is named by the answers; a retry helps."""
+    found: list[bytes] = []
+    at, address = 0, name
+    while at < COUNT:
+        with called(brokers, address) as calls:
+            try:
+                answer = calls("Pull", topic=TOPIC, queue_offset=at, messages_max=64, **fields)
+            except grpc.RpcError as error:
+                assert dict(error.trailing_metadata())["mq-code"] == "MESSAGES_DAMAGED"
+                continue
+            found += [body[:8] for body in bodies_in(answer.runs)]
+            at = answer.next_offset
+            places = {brokers.address(one): one for one in brokers.nodes}
+            address = places[answer.read_from] if answer.read_from else address
+    return found
+
+
+def wait_mended(brokers: BrokerSet, name: str, path: Path, whole: bytes) -> None:
+    def is_mended() -> bool:
+        status = brokers.status(name)
+        return (
+            status is not None
+            and not status.open_damages
+            and any(one.file == str(path) and one.mended_at_ms for one in status.damages)
+        )
+
+    poll(is_mended, "the damage is mended", DEADLINE_S)
+    assert path.read_bytes()[: len(whole)].rstrip(b"\0") == whole.rstrip(b"\0")
+    events = [line["event"] for line in brokers.nodes[name].log()]
+    assert "damage found: it is not served" in events
+    assert "damage mended" in events
+
+
+def test_rot_in_a_sealed_segment_of_the_leader_is_not_served_and_mended(brokers: BrokerSet) -> None:
+    leader = brokers.leader()
+    path = segments(brokers, leader)[1]
+    whole = rot(path)
+    assert read_all(brokers, leader) == numbers(COUNT)
+    wait_mended(brokers, leader, path, whole)
+
+
+def test_a_damaged_follower_sends_its_readers_away_and_mends_itself(brokers: BrokerSet) -> None:
+    follower = brokers.others(brokers.leader())[0]
+    path = segments(brokers, follower)[2]
+    whole = rot(path)
+    assert read_all(brokers, follower, any_replica=True) == numbers(COUNT)
+    wait_mended(brokers, follower, path, whole)
+
+
+def test_rot_in_the_newest_segment_is_mended_in_place(brokers: BrokerSet) -> None:
+    leader = brokers.leader()
+    path = segments(brokers, leader)[-1]
+    # The first entry behind the checkpoint of the segment has messages.
+    whole = rot(path, 0.6)
+    inode = path.stat().st_ino
+    assert read_all(brokers, leader) == numbers(COUNT)
+    wait_mended(brokers, leader, path, whole)
+    assert path.stat().st_ino == inode
+
+
+def test_rot_in_the_leader_does_not_keep_a_follower_from_a_new_disk(brokers: BrokerSet) -> None:
+    leader = brokers.leader()
+    follower = brokers.others(leader)[-1]
+    node = brokers.nodes[follower]
+    path = segments(brokers, leader)[0]
+    node.kill()
+    shutil.rmtree(brokers.directories[list(brokers.nodes).index(follower)])
+    whole = rot(path)
+    node._flags += ("--raft-join", "yes")
+    brokers.start(follower)
+    brokers.wait_same()
+    assert brokers.nodes[leader].is_running
+    assert brokers.leader() == leader
+    wait_mended(brokers, leader, path, whole)
+    assert read_all(brokers, follower, any_replica=True) == numbers(COUNT)
+
+
+def test_a_consumer_gets_every_message_while_the_leader_is_damaged(brokers: BrokerSet) -> None:
+    leader = brokers.leader()
+    path = segments(brokers, leader)[3]
+    whole = rot(path)
+    found: list[bytes] = []
+    with Consumer(brokers.servers, "readers", TOPIC, start="earliest") as consumer:
+
+        def is_all() -> bool:
+            found.extend(one.body[:8] for one in consumer.poll(timeout_s=1.0))
+            return len(found) >= COUNT
+
+        until(is_all)
+    assert found == numbers(COUNT)
+    wait_mended(brokers, leader, path, whole)
