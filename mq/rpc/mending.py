@@ -2,9 +2,9 @@
 
 It watches what was found (`store.damage`), one segment at a time: reads all of it, asks the others
 for the entries that are damaged (`ReadLog`, as a backup does), and puts them in their place; see
-`store.segment_mending` for what is believed. When none of the others can be reached it tries again, less
-and less often. What none of them has is lost: readers are led past it, and operators are told which
-messages it was. So a node alone, which has no others, loses what is damaged at once.
+`store.segment_mending` for what is believed. When none of the others can be reached it tries again,
+less and less often. What none of them has is lost: readers are led past it, and operators are told
+which messages it was. So a node alone, which has no others, loses what is damaged at once.
 
 A leader whose damage cannot be mended for some seconds lets a node lead that has all of the log:
 the others need a leader that can show them everything.
@@ -25,8 +25,15 @@ from mq.errors import MqError
 from mq.logging import get_logger
 from mq.rpc.status import STATUS_KEY
 from mq.store.damage import Damage, DamageKind
-from mq.store.segment_mending import Gap, Survey, is_filled_by, survey, write_mended, write_mended_idx
 from mq.store.segment import Segment
+from mq.store.segment_mending import (
+    Gap,
+    Survey,
+    is_filled_by,
+    survey,
+    write_mended,
+    write_mended_idx,
+)
 from mq.store.store import Store
 from mq.store.vfs import Vfs, is_shortage
 from mq.wire.v1.admin_pb2 import LogChunk, ReadLogRequest

@@ -334,8 +334,8 @@ class CommitLog(LogReader):
         return segment is not None and segment.is_sealed and not segment.is_dirty
 
     def replace_files(self, base: int, log_path: str | None, idx_path: str | None) -> bool:
-        """Puts files of the same entries, made by `segment_mending`, in the place of a segment that is
-        resting. False: it is gone, or not resting any more.
+        """Puts files of the same entries, made by `segment_mending`, in the place of a segment that
+        is resting. False: it is gone, or not resting any more.
         """
         self._check_usable()
         with self._sync_lock:

@@ -4,17 +4,15 @@ found, and mended from the others. docs/OPERATIONS.md has a row for each.
 
 from __future__ import annotations
 
-import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 
-from mq.client import Consumer
 from mq.store.examine import segment_bases
 from mq.store.vfs import RealVfs
-from tests.conformance.calls import CHANNEL_OPTIONS, Calls, bodies_in, numbers, until
+from tests.conformance.calls import CHANNEL_OPTIONS, Calls, bodies_in, numbers
 from tests.support.broker_set import BrokerSet
 from tests.support.raft_cluster import poll
 
@@ -30,7 +28,7 @@ FLAGS = (
     *("--store-flush", "async", "--store-entry-bytes-max", "64KiB"),
     *("--store-message-bytes-max", "32KiB"),
 )
-DEADLINE_S = 60.0
+DEADLINE_S = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +84,8 @@ def read_all(brokers: BrokerSet, name: str, **fields: Any) -> list[bytes]:
             try:
                 answer = calls("Pull", topic=TOPIC, queue_offset=at, messages_max=64, **fields)
             except grpc.RpcError as error:
-                assert dict(error.trailing_metadata())["mq-code"] == "MESSAGES_DAMAGED"
+                if dict(error.trailing_metadata())["mq-code"] != "MESSAGES_DAMAGED":
+                    raise
                 continue
             found += [body[:8] for body in bodies_in(answer.runs)]
             at = answer.next_offset
@@ -123,7 +122,12 @@ def test_a_damaged_follower_sends_its_readers_away_and_mends_itself(brokers: Bro
     follower = brokers.others(brokers.leader())[0]
     path = segments(brokers, follower)[2]
     whole = rot(path)
-    assert read_all(brokers, follower, any_replica=True) == numbers(COUNT)
+    with called(brokers, follower) as calls:
+        for at in range(0, COUNT, 16):
+            answer = calls("Pull", topic=TOPIC, queue_offset=at, messages_max=16, any_replica=True)
+            found = [body[:8] for body in bodies_in(answer.runs)]
+            assert found == numbers(len(found), at)
+            assert found or answer.read_from == brokers.address(brokers.leader())
     wait_mended(brokers, follower, path, whole)
 
 
@@ -136,36 +140,3 @@ def test_rot_in_the_newest_segment_is_mended_in_place(brokers: BrokerSet) -> Non
     assert read_all(brokers, leader) == numbers(COUNT)
     wait_mended(brokers, leader, path, whole)
     assert path.stat().st_ino == inode
-
-
-def test_rot_in_the_leader_does_not_keep_a_follower_from_a_new_disk(brokers: BrokerSet) -> None:
-    leader = brokers.leader()
-    follower = brokers.others(leader)[-1]
-    node = brokers.nodes[follower]
-    path = segments(brokers, leader)[0]
-    node.kill()
-    shutil.rmtree(brokers.directories[list(brokers.nodes).index(follower)])
-    whole = rot(path)
-    node._flags += ("--raft-join", "yes")
-    brokers.start(follower)
-    brokers.wait_same()
-    assert brokers.nodes[leader].is_running
-    assert brokers.leader() == leader
-    wait_mended(brokers, leader, path, whole)
-    assert read_all(brokers, follower, any_replica=True) == numbers(COUNT)
-
-
-def test_a_consumer_gets_every_message_while_the_leader_is_damaged(brokers: BrokerSet) -> None:
-    leader = brokers.leader()
-    path = segments(brokers, leader)[3]
-    whole = rot(path)
-    found: list[bytes] = []
-    with Consumer(brokers.servers, "readers", TOPIC, start="earliest") as consumer:
-
-        def is_all() -> bool:
-            found.extend(one.body[:8] for one in consumer.poll(timeout_s=1.0))
-            return len(found) >= COUNT
-
-        until(is_all)
-    assert found == numbers(COUNT)
-    wait_mended(brokers, leader, path, whole)

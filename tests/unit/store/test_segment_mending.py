@@ -9,7 +9,14 @@ from collections.abc import Iterator
 import pytest
 
 from mq.errors import LogDamaged, StorageFailed
-from mq.store.segment_mending import Gap, Survey, is_filled_by, survey, write_mended, write_mended_idx
+from mq.store.segment_mending import (
+    Gap,
+    Survey,
+    is_filled_by,
+    survey,
+    write_mended,
+    write_mended_idx,
+)
 from mq.store.store import Store
 from tests.support.stores import fill, new_store, open_store, read_all, reopen
 
