@@ -199,11 +199,9 @@ class Server:
             stack.push_async_callback(raft.step_aside)
             # And before that, their progress is in the log.
             stack.push_async_callback(broker.commits.flush)
-            for work in (
-                Greeter(broker.directory, broker.steady_ms).run(),
-                rpc.connections.run(),
-                _mender(store, vfs, node.node, raft, consensus).run(),
-            ):
+            greeter = Greeter(broker.directory, broker.steady_ms)
+            mender = _mender(store, vfs, node.node, raft, consensus)
+            for work in (greeter.run(), rpc.connections.run(), mender.run()):
                 stack.callback(asyncio.create_task(work).cancel)
             metrics_port = self._serve_metrics(metrics, stack)
             yield Parts(store, raft, broker, rpc, address, metrics_port)
