@@ -335,8 +335,11 @@ class Replica:
             return
         try:
             check_opening(body, start.first_index)
-        except MalformedEntries:
-            log.exception("the leader sent a start that is none", leader=peer_id)
+        except MalformedEntries as error:
+            log.warning("cannot start over with this", leader=peer_id, error=str(error))
+            # So that the leader looks at what it sent.
+            answer = AppendAnswer(next_index=start.first_index, must_catch_up=True)
+            self.send(peer_id, Frame(RaftFrame(term=term, append_answer=answer)))
             return
         log.warning(
             "too far behind: starting over with the leader's log",

@@ -5,7 +5,7 @@ found, and mended from the others. docs/OPERATIONS.md has a row for each.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import grpc
 import pytest
@@ -63,11 +63,11 @@ def segments(brokers: BrokerSet, name: str) -> list[Path]:
     return [directory / f"{base:020d}.log" for base in bases]
 
 
-def rot(path: Path, at: float = 0.5) -> bytes:
-    """Flips a bit of a message; what the file was."""
+def rot(path: Path, number: int | None = None) -> bytes:
+    """Flips a bit in the middle, or one of this message; what the file was."""
     whole = path.read_bytes()
-    used = len(whole.rstrip(b"\0"))
-    position = int(used * at)
+    body = b"" if number is None else numbers(1, number)[0]
+    position = whole.index(body + bytes(BODY_BYTES)) if body else len(whole.rstrip(b"\0")) // 2
     with path.open("r+b") as file:
         file.seek(position)
         file.write(bytes([whole[position] ^ 1]))
@@ -75,14 +75,14 @@ def rot(path: Path, at: float = 0.5) -> bytes:
     return whole
 
 
-def read_all(brokers: BrokerSet, name: str, **fields: Any) -> list[bytes]:
-    """The numbers of all messages, by whoever is named by the answers; a retry helps."""
+def read_all(brokers: BrokerSet, name: str) -> list[bytes]:
+    """The numbers of all messages, from the node that the answers name; a retry helps."""
     found: list[bytes] = []
     at, address = 0, name
     while at < COUNT:
         with called(brokers, address) as calls:
             try:
-                answer = calls("Pull", topic=TOPIC, queue_offset=at, messages_max=64, **fields)
+                answer = calls("Pull", topic=TOPIC, queue_offset=at, messages_max=64)
             except grpc.RpcError as error:
                 if dict(error.trailing_metadata())["mq-code"] != "MESSAGES_DAMAGED":
                     raise
@@ -91,6 +91,19 @@ def read_all(brokers: BrokerSet, name: str, **fields: Any) -> list[bytes]:
             at = answer.next_offset
             places = {brokers.address(one): one for one in brokers.nodes}
             address = places[answer.read_from] if answer.read_from else address
+    return found
+
+
+def read_own(brokers: BrokerSet, name: str) -> list[bytes]:
+    """The numbers of what a follower gives out itself. For the rest it names the leader."""
+    found: list[bytes] = []
+    with called(brokers, name) as calls:
+        for at in range(0, COUNT, 16):
+            answer = calls("Pull", topic=TOPIC, queue_offset=at, messages_max=16, any_replica=True)
+            got = [body[:8] for body in bodies_in(answer.runs)]
+            assert got == numbers(len(got), at)
+            assert got or answer.read_from == brokers.address(brokers.leader())
+            found += got
     return found
 
 
@@ -120,23 +133,34 @@ def test_rot_in_a_sealed_segment_of_the_leader_is_not_served_and_mended(brokers:
 
 def test_a_damaged_follower_sends_its_readers_away_and_mends_itself(brokers: BrokerSet) -> None:
     follower = brokers.others(brokers.leader())[0]
+    brokers.restart(follower)
     path = segments(brokers, follower)[2]
     whole = rot(path)
-    with called(brokers, follower) as calls:
-        for at in range(0, COUNT, 16):
-            answer = calls("Pull", topic=TOPIC, queue_offset=at, messages_max=16, any_replica=True)
-            found = [body[:8] for body in bodies_in(answer.runs)]
-            assert found == numbers(len(found), at)
-            assert found or answer.read_from == brokers.address(brokers.leader())
+    assert len(read_own(brokers, follower)) < COUNT
     wait_mended(brokers, follower, path, whole)
 
 
 def test_rot_in_the_newest_segment_is_mended_in_place(brokers: BrokerSet) -> None:
-    leader = brokers.leader()
-    path = segments(brokers, leader)[-1]
-    # The first entry behind the checkpoint of the segment has messages.
-    whole = rot(path, 0.6)
+    follower = brokers.others(brokers.leader())[0]
+    brokers.restart(follower)
+    path = segments(brokers, follower)[-1]
+    whole = rot(path, COUNT - 1)
     inode = path.stat().st_ino
-    assert read_all(brokers, leader) == numbers(COUNT)
-    wait_mended(brokers, leader, path, whole)
+    assert len(read_own(brokers, follower)) < COUNT
+    wait_mended(brokers, follower, path, whole)
     assert path.stat().st_ino == inode
+    assert read_own(brokers, follower) == numbers(COUNT)
+
+
+def test_rot_in_the_leader_does_not_keep_a_follower_from_a_new_disk(brokers: BrokerSet) -> None:
+    leader = brokers.leader()
+    follower = brokers.others(leader)[-1]
+    paths = segments(brokers, leader)
+    brokers.nodes[follower].kill()
+    wholes = {path: rot(path) for path in (paths[0], paths[4])}
+    brokers.replace_disk(follower)
+    brokers.wait_same()
+    assert brokers.leader() == leader
+    for path, whole in wholes.items():
+        wait_mended(brokers, leader, path, whole)
+    assert read_own(brokers, follower) == numbers(COUNT)

@@ -49,24 +49,24 @@ class BrokerProcess:
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def launch(self) -> Self:
-        """Does not wait until it is up."""
+    def launch(self, *flags: str) -> Self:
+        """Does not wait until it is up. `flags` are for this run."""
         assert not self.is_running
         command = [sys.executable, *self.program, "server", "--data", str(self._data)]
         ports = ["--port", str(self._port), "--metrics-port", "0"]
         with self._log_path.open("a", encoding="utf-8") as log_file:
             self._log_start = log_file.tell()
             self._process = subprocess.Popen(
-                [*command, *ports, "--log-format", "json", *self._flags],
+                [*command, *ports, "--log-format", "json", *self._flags, *flags],
                 stdout=log_file,
                 stderr=subprocess.STDOUT,
                 text=True,
             )
         return self
 
-    def start(self) -> Self:
+    def start(self, *flags: str) -> Self:
         """Returns when clients can be served."""
-        self.launch()
+        self.launch(*flags)
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             for line in self.log():

@@ -10,6 +10,7 @@ A node keeps its data and its ports over a restart.
 
 from __future__ import annotations
 
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self
 
@@ -82,6 +83,17 @@ class BrokerSet:
             list(pool.map(lambda name: self.nodes[name].start(), names))
         started = [self.nodes[name] for name in names]
         poll(lambda: all(map(_votes, started)), f"{names} vote", _DEADLINE_S)
+
+    def replace_disk(self, name: str) -> None:
+        """Of a node that does not run: it starts with an empty directory, and joins."""
+        shutil.rmtree(self.directories[list(self.nodes).index(name)])
+        self.nodes[name].launch("--raft-join", "yes")
+
+    def restart(self, name: str) -> None:
+        """Returns when it has the log that the others have."""
+        assert self.nodes[name].stop() == 0
+        self.start(name)
+        self.wait_same()
 
     def kill_leader(self) -> str:
         """kill -9; who it was."""
