@@ -175,7 +175,7 @@ def _gauges(broker: Broker, raft: Status) -> Iterator[Metric]:
         ),
         (
             "mq_unsent_bytes",
-            "Deliveries that clients have not taken yet.",
+            "Deliveries and answers with messages that clients have not taken yet.",
             broker.unsent.held_bytes,
         ),
         (

@@ -136,7 +136,9 @@ class Broker:
             backlog_bytes=options.backlog_bytes,
         )
         self.unsent = Unsent(options.unsent_bytes)
-        self.puller = Puller(self.state.topics, self.store, self.arrivals, self.replicas)
+        self.puller = Puller(
+            self.state.topics, self.store, self.arrivals, self.replicas, self.unsent
+        )
         self.commits = Commits(consensus, self.machine)
         self.groups = Groups(
             consensus,

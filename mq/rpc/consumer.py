@@ -11,6 +11,7 @@ from mq.broker.consuming.filters import canonical, compile_filter
 from mq.broker.consuming.groups import Start
 from mq.broker.consuming.membership import Group, Spec
 from mq.broker.consuming.pulling import Query
+from mq.broker.consuming.unsent import Unsent
 from mq.broker.inspect import positions_of
 from mq.broker.long_work import in_turns
 from mq.errors import IllegalRequest
@@ -41,10 +42,11 @@ class ConsumerService:
         )
         wait_s = request.wait_ms / 1000
         if not request.any_replica:
-            return framing.pull_response(await puller.pull(query, wait_s))
-        result, place = await puller.pull_anywhere(query, wait_s, request.zone)
-        read_from = listeners.chosen(place.address, place.external_address) if place else ""
-        return framing.pull_response(result, read_from)
+            result, read_from = await puller.pull(query, wait_s), ""
+        else:
+            result, place = await puller.pull_anywhere(query, wait_s, request.zone)
+            read_from = listeners.chosen(place.address, place.external_address) if place else ""
+        return held(framing.pull_response(result, read_from), context, self._broker.unsent)
 
     # -- groups -----------------------------------------------------------------------------------
 
@@ -113,6 +115,15 @@ class ConsumerService:
         queues = await topic_queues(self._broker, request.topic, request.queue_ids)
         found = await start_offsets(self._broker, queues, start)
         return pb.FindOffsetsResponse(positions=await positions_of(found))
+
+
+def held(answer: bytes, context: Context, unsent: Unsent) -> bytes:
+    """An answer with messages, which counts as unsent until the call has ended: gRPC has passed it
+    on, as far as the client reads, or the client is gone.
+    """
+    unsent.hold(len(answer))
+    context.add_done_callback(lambda _: unsent.release(len(answer)))
+    return answer
 
 
 def member_spec(

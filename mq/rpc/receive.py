@@ -15,7 +15,7 @@ from mq.broker.receive.receiving import Receive
 from mq.broker.receive.taking import Spec
 from mq.errors import IllegalRequest
 from mq.rpc import framing
-from mq.rpc.consumer import MEMBER_ID_CHARACTERS_MAX
+from mq.rpc.consumer import MEMBER_ID_CHARACTERS_MAX, held
 from mq.rpc.limits import HANDLES_MAX
 from mq.rpc.methods import Context
 from mq.rpc.subscribe import start_position
@@ -53,7 +53,8 @@ class ReceiveService:
             start_position(request),
         )
         await self._broker.expect([request.topic])
-        return framing.receive_response(await self._received(wanted))
+        answer = framing.receive_response(await self._received(wanted))
+        return held(answer, context, self._broker.unsent)
 
     async def _received(self, wanted: Receive) -> list[Given]:
         missing = self._broker.missing_topics

@@ -72,7 +72,6 @@ class SubscribeService:
         subscriber = self._broker.groups.subscribe(
             start.group, spec, filters, limits, first, positions
         )
-        subscriber.share_budget(self._broker.unsent)
         if start.takes_redirects:
             subscriber.allow_redirects(self._broker.replicas, spec.zone)
         return subscriber

@@ -1,9 +1,10 @@
-"""Consumers that never read their streams cost little memory, and do not slow down others."""
+"""Consumers that never read what they get cost little memory, and do not slow down others."""
 
 from __future__ import annotations
 
 import contextlib
 import time
+import urllib.request
 from typing import TYPE_CHECKING
 
 import grpc
@@ -12,7 +13,7 @@ import pytest
 from mq.wire.v1 import consumer_pb2 as pb
 from tests.conformance.calls import CHANNEL_OPTIONS, Calls, path_of, until
 from tests.support.broker_process import BrokerProcess
-from tests.support.silent_consumer import silent_consumer
+from tests.support.silent_consumer import silent_calls, silent_consumer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +22,11 @@ TOPIC, MESSAGES, BODY = "t", 1_000, bytes(10_000)
 SILENT = 60
 # They cost 3 MB each when a delivery had 1 MiB from the start.
 GROWTH_BYTES_MAX = SILENT * 500_000
+# Each has an answer of 3 MiB, unless others are unread.
+PULLS = 100
+PULLS_ANSWERED = 'mq_rpc_latency_seconds_count{code="OK",method="ConsumerService/Pull"}'
+# They cost 600 MiB when each had its 3 MiB.
+PULLS_GROWTH_BYTES_MAX = 150 << 20
 
 
 @pytest.fixture(scope="module")
@@ -91,3 +97,40 @@ def test_consumers_that_never_read_cost_little_and_others_are_served(
 
 def members(calls: Calls) -> set[str]:
     return {one.group for one in calls("ListGroups").groups if one.members}
+
+
+def test_answers_that_are_never_read_cost_little_and_others_are_served(
+    broker: BrokerProcess, calls: Calls
+) -> None:
+    before_bytes = calls("BrokerStatus").rss_bytes
+    pull = pb.PullRequest(topic=TOPIC)
+    answered = metric(broker, PULLS_ANSWERED)
+    with silent_calls(broker.address, "ConsumerService/Pull", [pull] * PULLS):
+        until(lambda: metric(broker, PULLS_ANSWERED) == answered + PULLS, "all are answered")
+        grown = calls("BrokerStatus").rss_bytes - before_bytes
+        assert grown < PULLS_GROWTH_BYTES_MAX, f"{PULLS} unread answers cost {grown >> 20} MiB"
+        assert metric(broker, "mq_unsent_bytes") > 0
+        assert consumed(calls, "healthy-while-pulls") == MESSAGES
+    until(lambda: metric(broker, "mq_unsent_bytes") == 0, "answers to a client that left are gone")
+
+
+@pytest.mark.usefixtures("calls")
+def test_messages_received_and_never_read_count_until_the_client_leaves(
+    broker: BrokerProcess,
+) -> None:
+    receives = [
+        pb.ReceiveRequest(group=f"r-{number}", topic=TOPIC, start_position=pb.START_EARLIEST)
+        for number in range(10)
+    ]
+    with silent_calls(broker.address, "ConsumerService/Receive", receives):
+        until(lambda: metric(broker, "mq_unsent_bytes") >= 9 * len(BODY), "they count")
+    until(lambda: metric(broker, "mq_unsent_bytes") == 0, "they count no longer")
+
+
+def metric(broker: BrokerProcess, name: str) -> float:
+    """0: it has no value yet."""
+    url = f"http://127.0.0.1:{broker.metrics_port}/metrics"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    values = [line.split()[1] for line in lines if line.startswith(f"{name} ")]
+    return float(values[0]) if values else 0.0

@@ -15,6 +15,7 @@ from mq.broker.consuming.assignment import Queue
 from mq.broker.consuming.cold_reads import ColdReads
 from mq.broker.consuming.filters import CompiledFilter, select
 from mq.broker.consuming.replicas import Reader, Replicas
+from mq.broker.consuming.unsent import Unsent
 from mq.broker.contracts import Peer
 from mq.broker.replicated.topics import Topics
 from mq.errors import MessagesDamaged, MqError
@@ -51,12 +52,19 @@ class Pulled(NamedTuple):
 
 class Puller:
     def __init__(
-        self, topics: Topics, store: Store, arrivals: Arrivals, replicas: Replicas
+        self,
+        topics: Topics,
+        store: Store,
+        arrivals: Arrivals,
+        replicas: Replicas,
+        unsent: Unsent,
     ) -> None:
         self._topics = topics
         self._store = store
         self._arrivals = arrivals
         self._replicas = replicas
+        # Of all that is read here: the caller holds what it hands to the transport.
+        self.unsent = unsent
         self._cold = ColdReads(store.log)
         self.messages_total = self.bytes_total = 0
         # Passed over: damaged, and no node has them.
@@ -97,14 +105,14 @@ class Puller:
         return self.take(query, self.find(query))
 
     def find(self, query: Query) -> ReadResult | Found:
-        """Where it is; nothing of the log is read."""
+        """Where it is, less of it while much is unsent; nothing of the log is read."""
         topic, queue_id = query.queue
         messages_max = min(query.messages_max or READ_MESSAGES_MAX, READ_MESSAGES_MAX)
         return self._store.find(
             topic,
             queue_id,
             query.queue_offset,
-            bytes_max=min(query.bytes_max or READ_BYTES_MAX, READ_BYTES_MAX),
+            bytes_max=self.unsent.share(min(query.bytes_max or READ_BYTES_MAX, READ_BYTES_MAX)),
             messages_max=min(messages_max, _OPENED_MAX) if query.filter.predicate else messages_max,
             tag_hashes=query.filter.tag_hashes,
         )

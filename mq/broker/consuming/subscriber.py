@@ -26,7 +26,7 @@ from mq.broker.consuming.filters import CompiledFilter
 from mq.broker.consuming.pulling import Puller, Query
 from mq.broker.consuming.replicas import Reader, Replicas
 from mq.broker.consuming.setting_aside import SetAside
-from mq.broker.consuming.unsent import Allowance, Unsent
+from mq.broker.consuming.unsent import Allowance
 from mq.broker.contracts import Peer
 from mq.errors import IllegalOffset, MessagesDamaged, MqError, QueueDamaged, Rebuilding
 from mq.store.reading import ReadResult, Status
@@ -108,7 +108,6 @@ class Subscriber:
         self._error: Exception | None = None
         self._wake = asyncio.Event()
         self._allowance = Allowance()
-        self._unsent: Unsent | None = None
         self._replicas: Replicas | None = None
         self._zone = ""
         # Reads of what is far behind, and what they have brought.
@@ -119,10 +118,6 @@ class Subscriber:
     def allow_redirects(self, replicas: Replicas, zone: str) -> None:
         """Before the first `next`: the client understands them."""
         self._replicas, self._zone = replicas, zone
-
-    def share_budget(self, unsent: Unsent) -> None:
-        """Before the first `next`: deliveries are smaller the more of all streams is unsent."""
-        self._unsent = unsent
 
     @property
     def queues(self) -> frozenset[Queue]:
@@ -319,10 +314,6 @@ class Subscriber:
         except (MessagesDamaged, QueueDamaged):
             return self._evade(queue, cursor)
 
-    def _delivery_bytes(self) -> int:
-        wanted = min(self._limits.delivery_bytes, self._allowance.bytes)
-        return wanted if self._unsent is None else self._unsent.share(wanted)
-
     def _deliver(self, queue: Queue, cursor: Cursor) -> Delivered | Redirected | None:
         if cursor.is_redirected or queue in self._aside:
             return None
@@ -335,7 +326,7 @@ class Subscriber:
             queue,
             cursor.next_offset,
             self._filters[queue.topic],
-            min(self._delivery_bytes(), bytes_left),
+            min(self._limits.delivery_bytes, self._allowance.bytes, bytes_left),
             messages_left,
         )
         result = self._fetched_for(queue, cursor)

@@ -1,7 +1,8 @@
-"""A budget for deliveries that are made and that their clients have not taken yet.
+"""A budget for deliveries that are made and that their clients have not taken yet: those of
+streams, and the answers to `Pull` and `Receive`.
 
 A transport takes a delivery as a whole and keeps it, and copies of it, until the client reads: what
-clients that never read can cost is the size of one delivery each. So deliveries are smaller the
+clients that never read can cost is the size of one delivery a call. So deliveries are smaller the
 more is unsent: each may have a part of what is left of the budget, but never less than a small one.
 Clients that do read are served however many others do not. Knows nothing of the transport.
 """

@@ -202,7 +202,7 @@ class Receiving(Service):
             receive.filter,
             receive.spec.is_ordered,
             receive.messages_max,
-            min(receive.bytes_max, READ_BYTES_MAX),
+            self._puller.unsent.share(min(receive.bytes_max, READ_BYTES_MAX)),
             self.retries_max(receive.group),
         )
         lease = self._core.random_number() or 1

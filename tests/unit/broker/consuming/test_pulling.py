@@ -10,6 +10,7 @@ from mq.broker.consuming import pulling
 from mq.broker.consuming.assignment import Queue
 from mq.broker.consuming.filters import CompiledFilter, compile_filter
 from mq.broker.consuming.pulling import Query
+from mq.broker.consuming.unsent import SMALL_BYTES
 from mq.errors import PermissionDenied, QueueNotFound, TopicNotFound
 from mq.store.reading import ReadResult, Status
 from mq.wire.v1.consumer_pb2 import Filter
@@ -57,6 +58,19 @@ async def test_limits_bound_what_is_read() -> None:
     puller = node.broker.puller
     assert puller.messages_total == 10 + 3 + 3 + 1 + 10 + 10
     assert puller.bytes_total > 10 * puller.messages_total
+
+
+@on_loop
+async def test_less_is_read_at_once_while_clients_have_not_taken_what_others_read() -> None:
+    node = Node()
+    await node.topic("t")
+    await node.send("t", *[bytes(10_000)] * 50)
+    puller = node.broker.puller
+    assert len(messages_in(puller.read(query()))) == 50
+    puller.unsent.hold(1 << 30)
+    assert len(messages_in(puller.read(query()))) == SMALL_BYTES // 10_000
+    puller.unsent.release(1 << 30)
+    assert len(messages_in(puller.read(query()))) == 50
 
 
 @on_loop

@@ -14,6 +14,7 @@ import mq
 from mq.broker.consuming.assignment import Queue
 from mq.broker.consuming.groups import Start
 from mq.broker.consuming.membership import Spec as MemberSpec
+from mq.broker.consuming.unsent import SMALL_BYTES
 from mq.broker.receive.handles import lease_bytes
 from mq.errors import (
     FlowControl,
@@ -44,6 +45,20 @@ if TYPE_CHECKING:
     from types import FrameType
 
 PACKAGE = str(Path(mq.__file__).parent)
+
+
+@on_loop
+async def test_a_receive_gets_less_from_all_queues_while_clients_have_not_taken_others() -> None:
+    node = Node()
+    await node.topic(TOPIC, 4)
+    for queue_id in range(4):
+        await node.send(TOPIC, *[bytes(10_000)] * 10, queue_id=queue_id)
+    unsent = node.broker.unsent
+    unsent.hold(1 << 30)
+    few = bodies(await receive(node, messages_max=40, member_id="a"))
+    assert 0 < len(few) <= SMALL_BYTES // 10_000
+    unsent.release(1 << 30)
+    assert len(bodies(await receive(node, messages_max=40, member_id="a"))) == 40 - len(few)
 
 
 @on_loop
