@@ -218,6 +218,10 @@ class StoreConfig(_Section, frozen=True, kw_only=True):
             description="How much of the newest log is checksummed at start.",
         ),
     ] = 2 * GIB
+    scrub_bytes_per_s: Annotated[
+        int,
+        Meta(ge=0, le=1024 * GIB, description="Log checked in the background; 0: none."),
+    ] = 2 * MIB
     queue_file_units: Annotated[_Count, Meta(description="Messages in one ConsumeQueue file.")] = (
         300_000
     )

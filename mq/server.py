@@ -46,6 +46,7 @@ from mq.store.flush import Flusher
 from mq.store.format import Kind
 from mq.store.identity import Identity
 from mq.store.retention import Policy
+from mq.store.scrub import PAUSE_S_MAX, Scrubber
 from mq.store.store import Store
 from mq.store.vfs import RealVfs
 
@@ -185,7 +186,8 @@ class Server:
             metrics = Metrics()
             control = Control(broker, raft.status, lambda: raft.is_ready, vfs, raft)
             rpc = RpcServer(broker, identity, control, metrics.observe, self._connections_max())
-            metrics.watch(broker, raft.status, rpc.connections)
+            scrubber = self._scrubber(store)
+            metrics.watch(broker, raft.status, rpc.connections, scrubber)
             options = self._config.broker
             port = rpc.bind(options.host, options.port)
             address = options.advertised or f"{_reachable(options.host)}:{port}"
@@ -201,7 +203,7 @@ class Server:
             stack.push_async_callback(broker.commits.flush)
             greeter = Greeter(broker.directory, broker.steady_ms)
             mender = _mender(store, vfs, node.node, raft, consensus)
-            for work in (greeter.run(), rpc.connections.run(), mender.run()):
+            for work in (greeter.run(), rpc.connections.run(), mender.run(), _scrub(scrubber)):
                 stack.callback(asyncio.create_task(work).cancel)
             metrics_port = self._serve_metrics(metrics, stack)
             yield Parts(store, raft, broker, rpc, address, metrics_port)
@@ -225,6 +227,14 @@ class Server:
         host, _, port = options.external_listen.rpartition(":")
         bound = rpc.bind_external(host.strip("[]"), int(port))
         return options.external_advertised or f"{_reachable(host)}:{bound}"
+
+    def _scrubber(self, store: Store) -> Scrubber:
+        return Scrubber(
+            store.log,
+            lambda: store.applied_index,
+            lambda: self._config.store.scrub_bytes_per_s,
+            time.monotonic,
+        )
 
     def _serve_metrics(self, metrics: Metrics, stack: contextlib.AsyncExitStack) -> int:
         if self._config.metrics.enabled == "no":
@@ -364,6 +374,20 @@ def _mender(
         lambda: consensus.peers, lambda: bool(consensus.leading_term), raft.transfer_leadership
     )
     return Mender(store, vfs, node_id, others)
+
+
+async def _scrub(scrubber: Scrubber) -> None:
+    """Reads on a worker thread, for ever. What it finds, the mender mends."""
+    while True:
+        pause_s = PAUSE_S_MAX
+        try:
+            step = scrubber.begin()
+            if step is not None:
+                scrubber.finish(step, await asyncio.to_thread(step.check))
+                pause_s = scrubber.pause_s
+        except Exception:
+            log.exception("the log is not scrubbed by a mistake of the broker")
+        await asyncio.sleep(pause_s)
 
 
 def _until_durable(flusher: Flusher) -> Callable[[int], Awaitable[object]]:

@@ -32,6 +32,7 @@ DYNAMIC = frozenset(
         "retention.clean_oldest_ratio",
         "retention.refuse_writes_ratio",
         "retention.check_ms",
+        "store.scrub_bytes_per_s",
     }
 )
 

@@ -40,6 +40,15 @@ class Connections(Protocol):
     def limit(self) -> int: ...
 
 
+class Scrubbing(Protocol):
+    """Of the log, in the background: how much was read, and how long ago all of it was."""
+
+    @property
+    def scrubbed_bytes_total(self) -> int: ...
+    @property
+    def age_s(self) -> float: ...
+
+
 class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -61,12 +70,20 @@ class Metrics:
         child.observe(seconds)
 
     def watch(
-        self, broker: Broker, raft_status: Callable[[], Status], connections: Connections
+        self,
+        broker: Broker,
+        raft_status: Callable[[], Status],
+        connections: Connections,
+        scrubbing: Scrubbing,
     ) -> None:
         loop = asyncio.get_running_loop()
 
         def picture() -> list[Metric]:
-            return [*_picture(broker, raft_status()), *_connections(connections)]
+            return [
+                *_picture(broker, raft_status()),
+                *_connections(connections),
+                *_scrubbing(scrubbing),
+            ]
 
         self.registry.register(_OnLoop(loop, picture))
 
@@ -212,6 +229,19 @@ def _connections(connections: Connections) -> Iterator[Metric]:
     ]
     for name, text, value in gauges:
         yield GaugeMetricFamily(name, text, value)
+
+
+def _scrubbing(scrubbing: Scrubbing) -> Iterator[Metric]:
+    yield CounterMetricFamily(
+        "mq_storage_scrubbed_bytes",
+        "Log that was read and checked in the background.",
+        scrubbing.scrubbed_bytes_total,
+    )
+    yield GaugeMetricFamily(
+        "mq_storage_scrub_age_seconds",
+        "Since all of the log was checked in the background; since the start, if it was not yet.",
+        scrubbing.age_s,
+    )
 
 
 def _unapplied(broker: Broker) -> int:

@@ -32,7 +32,10 @@ from typing import NamedTuple
 from isal.isal_zlib import crc32
 
 from mq.errors import DiskFull, LogDamaged, MqError, StorageFailed
+from mq.logging import get_logger
 from mq.store.vfs import File, Vfs, is_shortage, shortage, write_file_atomically
+
+log = get_logger(__name__)
 
 MAGIC = b"MQV\x01"
 _HEADER = struct.Struct("<4sIQQBB")
@@ -42,6 +45,7 @@ _COVERED_FROM = 8
 SECTOR_BYTES = 512
 SLOT_BYTES = 4096
 _SLOTS = 2
+_SECTORS = range(0, SLOT_BYTES, SECTOR_BYTES)
 NODE_ID_BYTES_MAX = 127
 _ADVICE = "Restore the file, or remove the node's data and let it join again"
 
@@ -98,8 +102,8 @@ class VoteFile:
         except OSError as error:
             raise self._unusable(error) from error
         try:
-            self._vote = self._newest()
-            self._make_durable(vfs)
+            self._vote, harmed = self._newest()
+            self._make_durable(vfs, writes=_SLOTS if harmed else 1)
         except OSError as error:
             self._file.close()
             raise self._unusable(error) from error
@@ -147,28 +151,44 @@ class VoteFile:
         self._file.sync()
         self._vote = vote
 
-    def _make_durable(self, vfs: Vfs) -> None:
+    def _make_durable(self, vfs: Vfs, writes: int) -> None:
         """What was read is trusted from now on, so it is written once more. It may be in one sector
         only, if a crash tore it; or in the page cache only, if the process ended before its sync,
         or by a sync that failed: then the kernel takes the page for clean, and another sync would
-        write nothing.
+        write nothing. As many writes as slots make both of them whole again.
         """
         vfs.sync_dir(os.path.dirname(self._path) or ".")
-        self._write(self._vote._replace(sequence=self._vote.sequence + 1))
+        for _ in range(writes):
+            self._write(self._vote._replace(sequence=self._vote.sequence + 1))
 
-    def _newest(self) -> Vote:
+    def _newest(self) -> tuple[Vote, bool]:
+        """And whether some sector has another record than its slot, or none."""
         newest: list[Vote] = []
+        harmed: list[int] = []
         for number in range(_SLOTS):
             slot = self._file.pread(SLOT_BYTES, _position(number))
-            sectors = (slot[at : at + SECTOR_BYTES] for at in range(0, len(slot), SECTOR_BYTES))
-            votes = [vote for vote in map(decode, sectors) if vote is not None]
+            found = [decode(slot[at : at + SECTOR_BYTES]) for at in _SECTORS]
             # A record in the slot of the other is a write that went astray.
-            votes = [vote for vote in votes if vote.sequence % _SLOTS == number]
+            votes = [
+                vote for vote in found if vote is not None and vote.sequence % _SLOTS == number
+            ]
             if not votes:
                 reason = "no intact record of term and vote stands in this half of the file"
                 raise LogDamaged(self._path, _position(number), reason, _ADVICE)
-            newest += votes
-        return max(newest, key=lambda vote: vote.sequence)
+            newest.append(max(votes, key=lambda vote: vote.sequence))
+            sectors = zip(_SECTORS, found, strict=True)
+            harmed += [_position(number) + at for at, vote in sectors if vote != newest[-1]]
+        vote = max(newest, key=lambda vote: vote.sequence)
+        if harmed:
+            log.warning(
+                "vote written again: some of its copies are torn or damaged",
+                file=self._path,
+                position=harmed[0],
+                copies=len(harmed),
+                term=vote.term,
+                voted_for=vote.voted_for,
+            )
+        return vote, bool(harmed)
 
     def _unusable(self, error: OSError) -> MqError:
         """Nothing was promised yet: the node just does not start."""

@@ -117,6 +117,11 @@ class LogReader:
     def end_offset(self) -> int:
         return self._segments[-1].end_log_offset if self._segments else self._origin[1]
 
+    def segment_over(self, log_offset: int) -> Segment | None:
+        """The segment that holds this byte; None when the log does not have it."""
+        is_here = self.start_offset <= log_offset < self.end_offset
+        return self._segment_at(log_offset) if is_here else None
+
     def segments(self) -> list[SegmentInfo]:
         return [
             SegmentInfo(
@@ -357,13 +362,21 @@ class LogReader:
     def _damaged(self, segment: Segment, number: int, reason: str) -> MessagesDamaged:
         """Reports it."""
         position, length = segment.place_of(number)
+        start, end = self.report(segment, position, HEADER_BYTES + length, reason)
+        is_lost = self.damage.is_lost(start)
+        return MessagesDamaged(segment.log_path, position, reason, start, end, is_lost=is_lost)
+
+    def report(self, segment: Segment, position: int, size: int, reason: str) -> tuple[int, int]:
+        """These bytes are not what was written: from now on they are not served. Returns their log
+        offsets.
+        """
         start = segment.base + position
-        end = min(start + HEADER_BYTES + length, segment.end_log_offset)
+        end = min(start + size, segment.end_log_offset)
+        self.verified.distrust(start, end)
         self.damage.found(
             Damage(DamageKind.LOG, segment.log_path, position, reason, start=start, end=end)
         )
-        is_lost = self.damage.is_lost(start)
-        return MessagesDamaged(segment.log_path, position, reason, start, end, is_lost=is_lost)
+        return start, end
 
     def _decode(
         self, segment: Segment, chunk: memoryview, position: int, raft_index: int, count: int

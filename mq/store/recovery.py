@@ -102,6 +102,7 @@ def _restore(vfs: Vfs, directory: str, look: Look, *, is_last: bool) -> Segment:
     """The segment, cut at its problem if it has one; durable, and sealed unless it is the last."""
     segment = Segment(vfs, directory, look.base, look.scan.first_index)
     segment.count, segment.end = look.scan.count, look.scan.end
+    _report_idx(vfs, segment.idx_path, look)
     if look.idx_differs_at is not None:
         _rewrite_records(vfs, segment)
     elif look.mark is not None:
@@ -121,6 +122,23 @@ def _restore(vfs: Vfs, directory: str, look: Look, *, is_last: bool) -> Segment:
         vfs.sync_dir(directory)
     segment.open()
     return segment
+
+
+def _report_idx(vfs: Vfs, path: str, look: Look) -> None:
+    """Says that the `.idx` is about to be written again, and why."""
+    size = vfs.file_size(path)
+    position = look.idx_differs_at or 0
+    if size is None:
+        reason = "the file is missing"
+    elif look.mark is None:
+        reason, position = "its header is damaged", 0
+    elif look.idx_differs_at is None:
+        return
+    elif position == 0:
+        reason = "its header does not fit the log"
+    else:
+        reason = "it ends too early" if size <= position else "a record does not fit the log"
+    log.warning(".idx written again from the log", file=path, position=position, reason=reason)
 
 
 def _write_again(segment: Segment) -> None:

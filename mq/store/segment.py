@@ -240,6 +240,14 @@ class Segment:
         view = self.idx.view(self._idx_end(self.count))
         return np.frombuffer(view, IDX_RECORD, offset=IDX_HEADER_BYTES)
 
+    def read_records(self, number: int, count: int) -> npt.NDArray[np.void]:
+        """From the file, of up to so many entries from this one on: fewer where the file ends. By
+        a read and not by a map, where a bad sector would be a signal.
+        """
+        count = min(count, self.count - number)
+        data = self.idx.pread(count * IDX_RECORD_BYTES, self._idx_end(number))
+        return np.frombuffer(data, IDX_RECORD, len(data) // IDX_RECORD_BYTES)
+
     def records_between(self, start: int, end: int) -> tuple[int, npt.NDArray[np.void]]:
         """The records of the entries that have bytes in [start, end), and the number of the first
         one.

@@ -52,7 +52,10 @@ class VerifiedRanges:
 
     def appended(self, end_offset: int) -> None:
         """The log ends here now."""
-        self._hot_from = max(self._hot_from, end_offset - self._hot_bytes)
+        hot_from = end_offset - self._hot_bytes
+        if hot_from > self._hot_from:
+            with self._lock:
+                self._hot_from = max(self._hot_from, hot_from)
 
     def cut(self, end_offset: int) -> None:
         """The log was truncated: what comes next is appended by this process."""
@@ -76,7 +79,17 @@ class VerifiedRanges:
 
     def left_memory(self, end: int) -> None:
         """Something before `end` is not in memory any more."""
-        self._appended_from = max(self._appended_from, end + _READ_AHEAD_BYTES)
+        with self._lock:
+            self._appended_from = max(self._appended_from, end + _READ_AHEAD_BYTES)
+
+    def distrust(self, start: int, end: int) -> None:
+        """[start, end) is damaged, whatever was known of it."""
+        with self._lock:
+            self._appended_from = max(self._appended_from, end)
+            self._hot_from = max(self._hot_from, end)
+            for number in range(start >> _CHUNK_BITS, ((end - 1) >> _CHUNK_BITS) + 1):
+                if self._has(number, start, end):
+                    del self._chunks[number]
 
     def add(self, start: int, end: int) -> None:
         """[start, end) was read and found intact."""

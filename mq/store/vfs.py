@@ -55,6 +55,10 @@ class File(Protocol):
         """Whether a read would most likely not wait for the disk; False when nobody can tell."""
         ...
 
+    def let_go(self, position: int, length: int) -> None:
+        """These bytes will not be read again soon: the page cache need not keep them."""
+        ...
+
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
         """Writes all of it or raises; after an error any part of it may be there."""
         ...
@@ -161,6 +165,9 @@ class RealFile:
             except OSError:  # it would have to wait, or this file system cannot tell
                 return False
         return True
+
+    def let_go(self, position: int, length: int) -> None:
+        os.posix_fadvise(self._fd, position, length, os.POSIX_FADV_DONTNEED)
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
         for start in range(0, len(buffers), _BUFFERS_MAX):

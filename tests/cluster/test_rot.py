@@ -27,7 +27,10 @@ FLAGS = (
     *("--store-segment-bytes", "64KiB", "--store-verify-bytes", "64KiB"),
     *("--store-flush", "async", "--store-entry-bytes-max", "64KiB"),
     *("--store-message-bytes-max", "32KiB"),
+    # What these tests read is met by readers first.
+    *("--store-scrub-bytes-per-s", "0"),
 )
+SCRUB = ("--store-scrub-bytes-per-s", "1MiB")
 DEADLINE_S = 20.0
 
 
@@ -164,3 +167,18 @@ def test_rot_in_the_leader_does_not_keep_a_follower_from_a_new_disk(brokers: Bro
     for path, whole in wholes.items():
         wait_mended(brokers, leader, path, whole)
     assert read_own(brokers, follower) == numbers(COUNT)
+
+
+@pytest.mark.parametrize("ending", [".log", ".idx"])
+def test_rot_that_no_reader_meets_is_found_by_the_scrubber_and_mended(
+    brokers: BrokerSet, ending: str
+) -> None:
+    """In a segment that is older than what a start checks."""
+    follower = brokers.others(brokers.leader())[0]
+    path = segments(brokers, follower)[3]
+    assert brokers.nodes[follower].stop() == 0
+    whole = path.read_bytes()
+    damaged = rot(path.with_suffix(ending))
+    brokers.nodes[follower].start(*SCRUB)
+    wait_mended(brokers, follower, path, whole)
+    assert path.with_suffix(ending).read_bytes() == damaged

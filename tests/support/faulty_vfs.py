@@ -95,6 +95,9 @@ class FaultyFile:
     def is_in_memory(self, position: int, length: int) -> bool:  # noqa: ARG002 - all or nothing
         return not self._vfs.is_cold
 
+    def let_go(self, position: int, length: int) -> None:
+        self._vfs.let_go_of.append((self._path, position, length))
+
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
         inode, vfs = self._live(errno.EBADF), self._vfs
         if position < 0:
@@ -205,6 +208,8 @@ class FaultyVfs:
         self._used_bytes = 0
         # No file is in memory, by its own word.
         self.is_cold = False
+        # What the page cache need not keep: path, position, length.
+        self.let_go_of: list[tuple[str, int, int]] = []
 
     # The protocol.
 

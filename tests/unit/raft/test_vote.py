@@ -280,6 +280,30 @@ def test_a_file_that_cannot_be_read_or_synced_stops_the_start(operation: Operati
 # -- damage
 
 
+def warnings(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
+    return [dict(one.msg) for one in caplog.records if isinstance(one.msg, dict)]
+
+
+def test_copies_that_are_damaged_are_written_again_and_the_log_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    vfs = disk()
+    saved(vfs, (5, "a", False), (6, "b", True)).close()
+    assert warnings(caplog) == []
+    for position in (SECTOR_BYTES + 20, 3 * SECTOR_BYTES + 8, SLOT_BYTES + 16):
+        vfs.flip_bit(PATH, position)
+    open_vote(vfs).close()
+    (line,) = warnings(caplog)
+    assert "vote written again" in str(line["event"])
+    assert (line["file"], line["position"], line["copies"]) == (PATH, SECTOR_BYTES, 3)
+    assert (line["term"], line["voted_for"]) == (6, "b")
+    data = vfs.read_all(PATH)
+    for start in (0, SLOT_BYTES):
+        assert data[start : start + SLOT_BYTES] == data[start : start + SECTOR_BYTES] * 8
+    assert state(open_vote(vfs)) == (6, "b", True)
+    assert len(warnings(caplog)) == 1
+
+
 def test_any_flipped_bit_costs_nothing() -> None:
     vfs = disk()
     saved(vfs, (5, "a", False), (6, "node-b", True)).close()

@@ -157,7 +157,7 @@ def test_a_torn_tail_is_cut_with_a_warning_that_names_it(
     assert log.recovery.cut_bytes == row.cut_bytes
     assert log.recovery.synced_bytes_lost == row.lost_bytes
     if row.cut_bytes or row.lost_bytes:
-        (warning,) = warnings(caplog)
+        (warning,) = (one for one in warnings(caplog) if one["event"] == "torn tail cut")
         assert (warning["bytes"], warning["synced_bytes_lost"]) == (row.cut_bytes, row.lost_bytes)
         assert (warning["file"], warning["position"]) == (
             LOGS[2],
@@ -468,3 +468,30 @@ def test_what_a_killed_process_left_survives_a_power_loss_after_the_next_start()
     assert len(expected) == 3
     vfs.crash(random.Random(1), keep=0)
     assert content(open_log(vfs)) == expected
+
+
+@pytest.mark.parametrize(
+    ("damage", "position", "reason"),
+    [
+        (without(IDXES[0]), IDX_HEADER_BYTES, "the file is missing"),
+        (flip(IDXES[0], 9), 0, "its header is damaged"),
+        (flip(IDXES[0], IDX_HEADER_BYTES), IDX_HEADER_BYTES, "a record does not fit the log"),
+        (cut(IDXES[0], IDX_HEADER_BYTES), IDX_HEADER_BYTES, "it ends too early"),
+    ],
+)
+def test_an_idx_that_is_written_again_is_named_in_the_log_once(
+    damage: Callable[[FaultyVfs], None],
+    position: int,
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    vfs, everything = build()
+    before = files(vfs, ".idx")
+    damage(vfs)
+    open_log(vfs).close()
+    (line,) = warnings(caplog)
+    assert ".idx written again" in str(line["event"])
+    assert (line["file"], line["position"], line["reason"]) == (IDXES[0], position, reason)
+    assert files(vfs, ".idx") == before
+    assert content(open_log(vfs)) == everything
+    assert len(warnings(caplog)) == 1
