@@ -147,6 +147,7 @@ def _damage(one: Damage) -> pb.StorageDamage:
         affected=one.affected,
         found_at_ms=one.found_at_ms,
         mended_at_ms=one.mended_at_ms,
+        is_lost=one.is_lost,
     )
 
 

@@ -75,7 +75,8 @@ def _damage(status: BrokerStatusResponse) -> str:
     found = next((one for one in status.damages if not one.mended_at_ms), None)
     if found is None:
         return text
-    affected = f" ({found.affected})" if found.affected else ""
+    lost = "messages are lost: " if found.is_lost else ""
+    affected = f" ({lost}{found.affected})" if found.affected else ""
     return f"{text}: {found.kind} file {found.file} at byte {found.position}{affected}"
 
 

@@ -531,7 +531,7 @@ class BrokerStatusResponse(_message.Message):
     def __init__(self, cluster: _Optional[str] = ..., broker_set: _Optional[str] = ..., node_id: _Optional[str] = ..., version: _Optional[str] = ..., role: _Optional[str] = ..., leader_id: _Optional[str] = ..., term: _Optional[int] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., last_index: _Optional[int] = ..., first_index: _Optional[int] = ..., log_bytes: _Optional[int] = ..., disk_total_bytes: _Optional[int] = ..., disk_used_bytes: _Optional[int] = ..., topics: _Optional[int] = ..., groups: _Optional[int] = ..., queues: _Optional[int] = ..., members: _Optional[int] = ..., messages_in: _Optional[int] = ..., messages_out: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., started_at_ms: _Optional[int] = ..., cpu_seconds: _Optional[float] = ..., followers: _Optional[_Iterable[_Union[FollowerStatus, _Mapping]]] = ..., is_ready: _Optional[bool] = ..., half_messages: _Optional[int] = ..., timing_messages: _Optional[int] = ..., dead_letters: _Optional[int] = ..., is_voter: _Optional[bool] = ..., joining: _Optional[_Union[FollowerStatus, _Mapping]] = ..., set_members: _Optional[_Iterable[_Union[SetMember, _Mapping]]] = ..., damages: _Optional[_Iterable[_Union[StorageDamage, _Mapping]]] = ..., open_damages: _Optional[int] = ..., internal_topics: _Optional[int] = ..., topic_queues: _Optional[int] = ...) -> None: ...
 
 class StorageDamage(_message.Message):
-    __slots__ = ("kind", "file", "position", "reason", "start_log_offset", "end_log_offset", "affected", "found_at_ms", "mended_at_ms")
+    __slots__ = ("kind", "file", "position", "reason", "start_log_offset", "end_log_offset", "affected", "found_at_ms", "mended_at_ms", "is_lost")
     KIND_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -541,6 +541,7 @@ class StorageDamage(_message.Message):
     AFFECTED_FIELD_NUMBER: _ClassVar[int]
     FOUND_AT_MS_FIELD_NUMBER: _ClassVar[int]
     MENDED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    IS_LOST_FIELD_NUMBER: _ClassVar[int]
     kind: str
     file: str
     position: int
@@ -550,7 +551,8 @@ class StorageDamage(_message.Message):
     affected: str
     found_at_ms: int
     mended_at_ms: int
-    def __init__(self, kind: _Optional[str] = ..., file: _Optional[str] = ..., position: _Optional[int] = ..., reason: _Optional[str] = ..., start_log_offset: _Optional[int] = ..., end_log_offset: _Optional[int] = ..., affected: _Optional[str] = ..., found_at_ms: _Optional[int] = ..., mended_at_ms: _Optional[int] = ...) -> None: ...
+    is_lost: bool
+    def __init__(self, kind: _Optional[str] = ..., file: _Optional[str] = ..., position: _Optional[int] = ..., reason: _Optional[str] = ..., start_log_offset: _Optional[int] = ..., end_log_offset: _Optional[int] = ..., affected: _Optional[str] = ..., found_at_ms: _Optional[int] = ..., mended_at_ms: _Optional[int] = ..., is_lost: _Optional[bool] = ...) -> None: ...
 
 class FollowerStatus(_message.Message):
     __slots__ = ("node_id", "address", "behind", "is_connected", "is_voter")
