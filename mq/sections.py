@@ -146,7 +146,9 @@ class BrokerConfig(_Section, frozen=True, kw_only=True):
     ] = 32 * MIB
     unsent_bytes: Annotated[
         int,
-        Meta(ge=MIB, le=GIB, description="Deliveries not taken yet; beyond that, small ones."),
+        Meta(
+            ge=MIB, le=GIB, description="Answers that clients have not taken yet; beyond it, small."
+        ),
     ] = 32 * MIB
     backlog_bytes: Annotated[
         int,
