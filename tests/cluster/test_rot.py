@@ -4,6 +4,9 @@ found, and mended from the others. docs/OPERATIONS.md has a row for each.
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -12,7 +15,7 @@ import pytest
 
 from mq.store.examine import segment_bases
 from mq.store.vfs import RealVfs
-from tests.conformance.calls import CHANNEL_OPTIONS, Calls, bodies_in, numbers
+from tests.conformance.calls import CHANNEL_OPTIONS, Calls, bodies_in, numbers, refusal_of
 from tests.support.broker_set import BrokerSet
 from tests.support.raft_cluster import poll
 
@@ -110,6 +113,29 @@ def read_own(brokers: BrokerSet, name: str) -> list[bytes]:
     return found
 
 
+def first_refused(calls: Calls) -> int:
+    """Where a reader of the leader has to wait."""
+    for at in range(0, COUNT, 16):
+        try:
+            calls("Pull", topic=TOPIC, queue_offset=at, messages_max=16)
+        except grpc.RpcError as error:
+            if refusal_of(error).code != "MESSAGES_DAMAGED":
+                raise
+            return at
+    raise AssertionError("nothing is damaged")
+
+
+def run_mq(*arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mq", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def wait_mended(brokers: BrokerSet, name: str, path: Path, whole: bytes) -> None:
     def is_mended() -> bool:
         status = brokers.status(name)
@@ -182,3 +208,54 @@ def test_rot_that_no_reader_meets_is_found_by_the_scrubber_and_mended(
     brokers.nodes[follower].start(*SCRUB)
     wait_mended(brokers, follower, path, whole)
     assert path.with_suffix(ending).read_bytes() == damaged
+
+
+def test_damage_that_only_a_node_that_is_away_can_mend_waits_for_it(brokers: BrokerSet) -> None:
+    away, *damaged = brokers.nodes
+    for name in brokers.nodes:
+        assert brokers.nodes[name].stop() == 0
+    paths = {name: segments(brokers, name)[5] for name in damaged}
+    wholes = {name: rot(path) for name, path in paths.items()}  # the same entry on both
+    brokers.start(*damaged)
+    leader = brokers.leader()
+    with called(brokers, leader) as calls:
+        at = first_refused(calls)
+        assert at > 0
+        calls.send(TOPIC, b"sends go on")
+        answer = calls("Pull", topic=TOPIC, queue_offset=COUNT - 16, messages_max=16)
+        assert len(bodies_in(answer.runs)) == 16
+    brokers.start(away)
+    wait_mended(brokers, leader, paths[leader], wholes[leader])
+    assert read_all(brokers, brokers.leader()) == numbers(COUNT)
+
+
+def test_damage_that_a_start_finds_is_refused_and_the_way_back_is_an_empty_directory(
+    brokers: BrokerSet,
+) -> None:
+    follower = brokers.others(brokers.leader())[0]
+    node = brokers.nodes[follower]
+    assert node.stop() == 0
+    path = segments(brokers, follower)[1]
+    rot(path)
+    with pytest.raises(AssertionError, match=f"LOG_DAMAGED: {path} is damaged at byte"):
+        node.start("--store-verify-bytes", "1GiB")
+    brokers.replace_disk(follower)
+    brokers.wait_same()
+    assert read_own(brokers, follower) == numbers(COUNT)
+
+
+def test_a_set_of_which_one_disk_is_left_is_restored_from_it(
+    brokers: BrokerSet, tmp_path: Path
+) -> None:
+    for node in brokers.nodes.values():
+        node.kill()
+    left, *gone = brokers.directories
+    for directory in gone:
+        shutil.rmtree(directory)
+    run_mq("backup", str(tmp_path), "--set", "set-0", "--from-data", str(left))
+    left.rename(left.with_name("kept"))
+    for name, directory in zip(brokers.nodes, brokers.directories, strict=True):
+        place = ("--data", str(directory), "--node", name, "--members", brokers.members)
+        run_mq("restore", str(tmp_path / "set-0"), *place)
+    brokers.start(*brokers.nodes)
+    assert read_all(brokers, brokers.leader()) == numbers(COUNT)

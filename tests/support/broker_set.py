@@ -37,11 +37,11 @@ class BrokerSet:
     def __init__(self, directory: Path, *flags: str, count: int = 3) -> None:
         names = [f"n{at}" for at in range(count)]
         self.directories = [directory / name for name in names]
-        members = ",".join(f"{name}=127.0.0.1:{free_port()}" for name in names)
+        self.members = ",".join(f"{name}=127.0.0.1:{free_port()}" for name in names)
         self.nodes = {
             name: BrokerProcess(
                 directory / name,
-                *("--node-node", name, "--raft-members", members, "--metrics-enabled", "no"),
+                *("--node-node", name, "--raft-members", self.members, "--metrics-enabled", "no"),
                 *flags,
                 # Chosen here: what the kernel gives out may be taken when the node comes back.
                 port=free_port(),
@@ -85,9 +85,17 @@ class BrokerSet:
         poll(lambda: all(map(_votes, started)), f"{names} vote", _DEADLINE_S)
 
     def replace_disk(self, name: str) -> None:
-        """Of a node that does not run: it starts with an empty directory, and joins."""
+        """Of a node that does not run: it starts with an empty directory and joins. Returns when it
+        has everything, and votes.
+        """
         shutil.rmtree(self.directories[list(self.nodes).index(name)])
-        self.nodes[name].launch("--raft-join", "yes")
+        self.nodes[name].start("--raft-join", "yes")
+
+        def is_voter() -> bool:
+            status = self.status(name)
+            return status is not None and status.is_voter and status.is_ready
+
+        poll(is_voter, f"{name} votes", _DEADLINE_S)
 
     def restart(self, name: str) -> None:
         """Returns when it has the log that the others have."""
