@@ -231,6 +231,7 @@ class CommitLog(LogReader):
             except OSError as error:
                 raise self._stop(error, self._segments[-1].log_path) from error
             self._segments.append(segment)
+            self.verified.sealed(segment.base)
             self._names_changed = True
         self._last_term, self._last_stored_at_ms = block.last.term, block.last.stored_at_ms
 

@@ -179,6 +179,15 @@ def test_a_dropped_segment_takes_its_damage_with_it() -> None:
     assert store.damage.open_count(DamageKind.LOG) == 0
 
 
+def test_a_sealed_segment_is_not_trusted_by_the_process_that_wrote_it() -> None:
+    vfs, store = new_store()
+    fill(store, 4)
+    info = store.log.segments()[0]
+    vfs.flip_bit(info.path, info.size_bytes - 10)
+    with pytest.raises(MessagesDamaged):
+        read_all(store)
+
+
 def test_every_flipped_bit_of_a_segment_is_found() -> None:
     vfs, store = new_store(ONE_SEGMENT)
     ref = put(store, batch(messages_of(3)))

@@ -86,6 +86,18 @@ def test_what_this_process_wrote_is_trusted_from_where_nothing_has_left_memory()
     assert not verified.is_appended(10 << 20), "what is missing once was missing"
 
 
+def test_a_sealed_segment_is_checked_whoever_wrote_it() -> None:
+    verified = VerifiedRanges(hot_bytes=1000)
+    verified.start_at(500)
+    verified.appended(900)
+    verified.sealed(900)
+    verified.appended(1200)
+    assert not verified.is_appended(899)
+    assert not verified.covers(899, 900)
+    assert verified.is_appended(900)
+    assert verified.covers(900, 1200)
+
+
 def test_what_is_cut_or_replaced_has_to_be_read_again() -> None:
     verified = ranges((0, 10), (CHUNK_BYTES, CHUNK_BYTES + 10))
     verified.discard(CHUNK_BYTES + 5, CHUNK_BYTES + 6)
