@@ -56,7 +56,9 @@ class File(Protocol):
         ...
 
     def let_go(self, position: int, length: int) -> None:
-        """These bytes will not be read again soon: the page cache need not keep them."""
+        """These bytes, which were not in memory before, will not be read again soon: the page cache
+        need not keep them.
+        """
         ...
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
@@ -134,6 +136,8 @@ class RealFile:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._map: mmap.mmap | None = None
+        # By the file system: whether bytes are in memory.
+        self._can_tell = True
         self._view = memoryview(b"")
 
     def pread(self, length: int, position: int) -> bytes:
@@ -162,12 +166,17 @@ class RealFile:
         for at in (*range(position, position + length, _PROBE_BYTES), position + length - 1):
             try:
                 os.preadv(self._fd, [buffer], at, os.RWF_NOWAIT)
-            except OSError:  # it would have to wait, or this file system cannot tell
+            except BlockingIOError:
+                return False
+            except OSError:
+                self._can_tell = False
                 return False
         return True
 
     def let_go(self, position: int, length: int) -> None:
-        os.posix_fadvise(self._fd, position, length, os.POSIX_FADV_DONTNEED)
+        # Where the file system does not tell what is in memory, it may be in use by others.
+        if self._can_tell:
+            os.posix_fadvise(self._fd, position, length, os.POSIX_FADV_DONTNEED)
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
         for start in range(0, len(buffers), _BUFFERS_MAX):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import tempfile
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,6 +30,33 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Disk:
     vfs = FaultyVfs()
     vfs.make_dirs("/data")
     return Disk(vfs, "/data")
+
+
+def test_what_was_let_go_is_still_there(disk: Disk) -> None:
+    write(disk.vfs, f"{disk.root}/a", b"0123456789")
+    file = disk.vfs.open(f"{disk.root}/a")
+    file.let_go(0, 10)
+    assert file.pread(10, 0) == b"0123456789"
+    file.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "advised"), [(errno.EAGAIN, [(1, 3)]), (errno.EOPNOTSUPP, [])], ids=["cold", "mute"]
+)
+def test_nothing_is_let_go_where_the_file_system_does_not_tell_what_is_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, advised: list[tuple[int, int]]
+) -> None:
+    def preadv(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    calls: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, at, size, __: calls.append((at, size)))
+    file = RealVfs().open(f"{tmp_path}/a", create=True)
+    assert not file.is_in_memory(1, 3)
+    file.let_go(1, 3)
+    assert calls == advised
+    file.close()
 
 
 def test_pread_is_short_only_at_the_end(disk: Disk) -> None:
