@@ -20,16 +20,12 @@ TOPIC = "t"
 COUNT, EACH = 128, 16
 GONE = range(32, 32 + EACH)
 BODY_BYTES = 1 << 10
-FLAGS = (
-    *("--store-segment-bytes", "64KiB", "--store-flush", "async"),
-    *("--store-entry-bytes-max", "64KiB", "--store-message-bytes-max", "32KiB"),
-    *("--store-scrub-bytes-per-s", "0"),
-)
+FLAGS = ("--store-flush", "async", "--store-scrub-bytes-per-s", "0")
 
 
 def rot(data: Path) -> None:
-    """Flips a bit of a message in the oldest segment."""
-    path = min((data / "commitlog").glob("*.log"))
+    """Flips a bit of a message in the only segment, which is written to."""
+    (path,) = (data / "commitlog").glob("*.log")
     position = path.read_bytes().index(numbers(1, GONE[3])[0] + bytes(BODY_BYTES))
     with path.open("r+b") as file:
         file.seek(position + 20)
