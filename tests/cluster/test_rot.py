@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
+from mq.client import Consumer
 from mq.store.examine import segment_bases
 from mq.store.vfs import RealVfs
 from tests.conformance.calls import CHANNEL_OPTIONS, Calls, bodies_in, numbers, refusal_of
@@ -242,6 +243,29 @@ def test_damage_that_a_start_finds_is_refused_and_the_way_back_is_an_empty_direc
     brokers.replace_disk(follower)
     brokers.wait_same()
     assert read_own(brokers, follower) == numbers(COUNT)
+
+
+def test_a_consumer_gets_everything_from_a_set_whose_nodes_are_all_damaged(
+    brokers: BrokerSet,
+) -> None:
+    """Each in a segment of its own: the leader has damage, and the others have what it lacks."""
+    for node in brokers.nodes.values():
+        assert node.stop() == 0
+    paths = {name: segments(brokers, name)[5 + at] for at, name in enumerate(brokers.nodes)}
+    wholes = {name: rot(path) for name, path in paths.items()}
+    brokers.start(*brokers.nodes)
+    found: list[bytes] = []
+
+    def is_all() -> bool:
+        found.extend(one.body[:8] for one in consumer.poll(timeout_s=1.0))
+        return len(found) >= COUNT
+
+    with Consumer(brokers.servers, "readers", TOPIC, start="earliest") as consumer:
+        poll(is_all, "everything came", DEADLINE_S)
+    assert found[:COUNT] == numbers(COUNT)
+    for name in brokers.nodes:
+        read_own(brokers, name)
+        wait_mended(brokers, name, paths[name], wholes[name])
 
 
 def test_a_set_of_which_one_disk_is_left_is_restored_from_it(
