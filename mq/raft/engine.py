@@ -31,6 +31,7 @@ from mq.raft.election import Election, Host
 from mq.raft.flow import Flow
 from mq.raft.hooks import CALLED, NoSnapshots, Peer, Role, SyncObj, now_s, peer_of, require
 from mq.raft.journal import Journal, Slot, Slots
+from mq.raft.memory import FIRST_INDEX
 from mq.store.format import HEADER_BYTES, decode_header
 from mq.wire.v1.raft_pb2 import Append, AppendAnswer, StartOver, TimeoutNow
 
@@ -237,17 +238,16 @@ class Engine(Election):
         self._sent(peer_id, prev_index + 1)
 
     def _send_start_over(self, peer_id: str) -> None:
-        first_index = self.journal.log.first_index
-        region = self.journal.region(first_index, REGION_BYTES_MAX)
+        region = self.journal.region(self.journal.log.first_index, REGION_BYTES_MAX)
         start = StartOver(
-            first_index=first_index,
+            first_index=region.first_index,
             log_offset=self.journal.log.start_offset,
             commit_index=self.commit_index,
         )
         self.send_frame(peer_id, region.data, start_over=start)
         self._SyncObj__raftNextIndex[peer_of(peer_id)] = region.last_index + 1
         self._flow(peer_id).start_probing()
-        self._sent(peer_id, first_index)
+        self._sent(peer_id, FIRST_INDEX)  # which it asks for if it cannot start with this
 
     def _sent(self, peer_id: str, next_index: int) -> None:
         self._flow(peer_id).sent(next_index, now_s())

@@ -131,7 +131,8 @@ class Journal(PySyncObjJournal):  # type: ignore[misc]
         """Looks whether what would be sent from here on is what was written. If not, the log has
         reported it when this returns, and its owner mends it: the follower gets it then.
         """
-        if self.log.first_index <= raft_index <= self.log.last_index:
+        raft_index = max(raft_index, self.log.first_index)
+        if raft_index <= self.log.last_index:
             region = self.log.region(raft_index, VERIFY_BYTES)
             try:
                 for _ in self.log.entries(region.first_index, region.last_index + 1):

@@ -337,8 +337,8 @@ class Replica:
             check_opening(body, start.first_index)
         except MalformedEntries as error:
             log.warning("cannot start over with this", leader=peer_id, error=str(error))
-            # So that the leader looks at what it sent.
-            answer = AppendAnswer(next_index=start.first_index, must_catch_up=True)
+            # So that the leader looks at what it sent, if it did.
+            answer = AppendAnswer(next_index=FIRST_INDEX, must_catch_up=True)
             self.send(peer_id, Frame(RaftFrame(term=term, append_answer=answer)))
             return
         log.warning(
