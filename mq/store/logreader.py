@@ -33,6 +33,9 @@ from mq.store.segment import Segment
 from mq.store.verified import VerifiedRanges, first_damaged
 
 _READ_AHEAD_BYTES = 1 << 20
+# A buffer that is used again for whole entries of which a small part is wanted: new memory of that
+# size costs more than the check. Larger ones are not kept.
+_SCRATCH_BYTES_MAX = 16 << 20
 
 
 class EntryRef(NamedTuple):
@@ -86,6 +89,8 @@ class LogReader:
         verified: VerifiedRanges | None = None,
     ) -> None:
         self._segments = segments
+        # Taken and put back, so that each thread has one of its own.
+        self._scratch: list[bytearray] = []
         self.damage = damage or DamageLog()
         self.verified = verified or VerifiedRanges()
         # Where a log without segments stands: raft index and log offset of the entry to come.
@@ -327,10 +332,15 @@ class LogReader:
         try:
             return segment.read(start, end - start)
         except OSError as error:
-            number, records = segment.records_between(start, end)
-            reason = f"it cannot be read: {error.strerror or error}"
-            number += _first_unreadable(segment, records)
-            raise self._damaged(segment, number, reason) from error
+            raise self._unreadable(segment, start, end, error) from error
+
+    def _unreadable(
+        self, segment: Segment, start: int, end: int, error: OSError
+    ) -> MessagesDamaged:
+        number, records = segment.records_between(start, end)
+        reason = f"it cannot be read: {error.strerror or error}"
+        number += _first_unreadable(segment, records)
+        return self._damaged(segment, number, reason)
 
     def _is_as_written(self, segment: Segment, start: int, end: int) -> bool:
         """Whether this process wrote it and it never left the page cache."""
@@ -346,18 +356,37 @@ class LogReader:
         number, records = segment.records_between(start, end)
         first, last = int(records["position"][0]), records[-1]
         stop = int(last["position"]) + HEADER_BYTES + int(last["length"])
-        data = memoryview(self._pread(segment, first, stop))
+        if 2 * (end - start) >= stop - first:
+            data = memoryview(self._pread(segment, first, stop))
+            self._check_read(segment, number, records, data)
+            return data[start - first : end - first]
+        # A small part must not keep the whole in memory.
+        scratch = self._scratch.pop() if self._scratch else bytearray()
+        if len(scratch) < stop - first:
+            scratch = bytearray(stop - first)
+        try:
+            data = memoryview(scratch)
+            data = data[: segment.log.pread_into(data[: stop - first], first)]
+            self._check_read(segment, number, records, data)
+            return bytes(data[start - first : end - first])
+        except OSError as error:
+            raise self._unreadable(segment, first, stop, error) from error
+        finally:
+            if len(scratch) <= _SCRATCH_BYTES_MAX:
+                self._scratch.append(scratch)
+
+    def _check_read(
+        self, segment: Segment, number: int, records: npt.NDArray[np.void], data: memoryview
+    ) -> None:
+        """`data` is what the file has of these entries; `number` is that of the first."""
+        first = int(records["position"][0])
         bad = first_damaged(data, records, segment.first_index + number)
+        intact_end = first + len(data) if bad is None else int(records["position"][bad])
+        if intact_end > first:
+            self.verified.add(segment.base + first, segment.base + intact_end)
         if bad is not None:
-            intact_end = int(records["position"][bad])
-            if intact_end > first:
-                self.verified.add(segment.base + first, segment.base + intact_end)
             reason = f"entry {segment.first_index + number + bad} is not what was written"
             raise self._damaged(segment, number + bad, reason)
-        self.verified.add(segment.base + first, segment.base + stop)
-        part = data[start - first : end - first]
-        # A small part must not keep the whole in memory.
-        return part if 2 * len(part) >= len(data) else bytes(part)
 
     def _damaged(self, segment: Segment, number: int, reason: str) -> MessagesDamaged:
         """Reports it."""

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 _DEADLINE_S = 600.0
 
 
+def tag_of(text: str) -> str:
+    """Of the message with this text; a tag has no spaces."""
+    return f"tag-{text.replace(' ', '-')}"
+
+
 class Sender:
     """A producer with sequences of its own."""
 
@@ -44,7 +49,7 @@ class Sender:
         messages = [
             Message(
                 body=text.encode(),
-                tag=f"tag-{text}",
+                tag=tag_of(text),
                 keys=[text],
                 properties={"is": text},
                 # Every third text has the same.

@@ -18,7 +18,7 @@ from mq.names import GIVE_UP_TOPIC
 from mq.wire.v1.message_pb2 import Batch as WireBatch
 from mq.wire.v1.message_pb2 import Half
 from tests.sim.flow_checks import Seen, visible
-from tests.sim.flow_clients import Sender, eventually, make_topic
+from tests.sim.flow_clients import Sender, eventually, make_topic, tag_of
 from tests.sim.flow_member import Options
 from tests.sim.flow_world import Violation
 
@@ -165,7 +165,7 @@ def _bare(found: list[Seen]) -> list[str]:
 def _check_whole(one: Seen) -> None:
     message, text = one.message, one.text
     if (
-        message.tag != f"tag-{text}"
+        message.tag != tag_of(text)
         or list(message.keys) != [text]
         or message.properties != {"is": text}
     ):
