@@ -175,7 +175,9 @@ class LogReader:
             if end > limit:
                 parts = self.read_ranges([(start, limit), (limit, end)])
                 result.append(b"".join(parts))
-            elif covers(start, end) or self._is_as_written(segment, start, end):
+            elif segment.is_untouched() and (
+                covers(start, end) or self._is_as_written(segment, start, end)
+            ):
                 data = self._pread(segment, start - base, end - base)
                 # It was cut since: the check finds out where.
                 is_whole = len(data) == end - start

@@ -50,6 +50,10 @@ class Segment:
         self.synced = 0  # bytes known to be durable
         self.is_sealed = False
         self.is_seal_durable = False
+        # When the file of a sealed segment had changed last; a later change is not of our making.
+        self._sealed_at: int | None = None
+        # Of a twin: whether the segment that it is of was sealed.
+        self._is_of_sealed: bool | None = None
         self.log_path = f"{directory}/{segment_name(base)}{LOG_SUFFIX}"
         self.idx_path = f"{directory}/{segment_name(base)}{IDX_SUFFIX}"
         self._vfs = vfs
@@ -99,6 +103,7 @@ class Segment:
         twin = Segment(self._vfs, self._directory, self.base, self.first_index)
         twin.count, twin.end, twin.is_sealed = self.count, self.end, True
         twin.synced = self.synced
+        twin._sealed_at, twin._is_of_sealed = self._sealed_at, self.is_sealed
         twin._log_file = self._vfs.open(self.log_path, read_only=True)
         number, records = self.records_between(start, end)
         # Copied: a map of the `.idx` must not be touched any more when the file is cut.
@@ -111,6 +116,7 @@ class Segment:
         """
         twin = Segment(self._vfs, self._directory, self.base, self.first_index)
         twin.count, twin.end, twin.is_sealed = self.count, self.end, True
+        twin._sealed_at, twin._is_of_sealed = self._sealed_at, self.is_sealed
         if raft_index < self.last_index:
             twin.count = raft_index - self.first_index + 1
             twin.end, _ = self.place_of(twin.count)
@@ -189,12 +195,13 @@ class Segment:
         self._log_room = self._idx_room = None
         self.idx.truncate(self._idx_end(self.count))
         self.is_sealed, self.is_seal_durable = True, False
+        self._sealed_at = self.log.changed_at()
 
     def unseal(self) -> None:
         """The segments behind this one are gone: it becomes the active one again, after
         `make_writable`.
         """
-        self.is_sealed = False
+        self.is_sealed, self._sealed_at = False, None
         log, idx = self._vfs.open(self.log_path), self._vfs.open(self.idx_path)
         # Not closed yet: somebody may be reading what stays, on another thread.
         self._retired += filter(None, (self._log_file, self._idx_file))
@@ -230,7 +237,7 @@ class Segment:
         self._vfs.sync_dir(self._directory)
         # Not closed yet: other threads may be reading by them.
         self._retired += filter(None, (self._log_file, self._idx_file))
-        self._log_file = self._idx_file = None
+        self._log_file = self._idx_file = self._sealed_at = None
         self.open()
 
     # -- reading ----------------------------------------------------------------------------------
@@ -264,6 +271,17 @@ class Segment:
         first, records = self._known or (0, self.records())
         position, length, _, _ = records[number - first].item()
         return position, length
+
+    def is_untouched(self) -> bool:
+        """Whether nothing was written to the log's file since it was sealed, or since the first
+        call. True while it is not sealed, because then this process writes to it.
+        """
+        if not (self.is_sealed if self._is_of_sealed is None else self._is_of_sealed):
+            return True
+        changed_at = self.log.changed_at()
+        if self._sealed_at is None:
+            self._sealed_at = changed_at
+        return changed_at == self._sealed_at
 
     def synced_count(self) -> int:
         """How many entries are known to be durable. Takes one look at `synced`, which another

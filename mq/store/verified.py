@@ -5,10 +5,10 @@ read and checked the first time a slice of it leaves the broker, and remembered 
 log offsets, in chunks, the least recently used chunk forgotten first. The cache is small on
 purpose: what is read again after a long time comes from the disk again, and is checked again.
 
-What this process appended to the newest segment is trusted while it has not left the page cache,
-because that is what it wrote. The kernel lets go of the oldest first, so a mark suffices: where
-something was missing, all before is unknown, and so is what the kernel may have read ahead behind
-it. A segment that is sealed has to be read again like any other: from then on it only ages.
+What this process appended is trusted while it has not left the page cache, because that is what it
+wrote. The kernel lets go of the oldest first, so a mark suffices: where something was missing, all
+before is unknown, and so is what the kernel may have read ahead behind it. Readers do not ask for a
+sealed segment whose file was written to since: nothing that is known of it counts.
 
 Any thread may ask and add.
 """
@@ -42,8 +42,8 @@ class VerifiedRanges:
         self._lock = threading.Lock()
         # By log offset / CHUNK_BYTES: spans [start, end), sorted, not touching each other.
         self._chunks: OrderedDict[int, list[tuple[int, int]]] = OrderedDict()
-        # All that stands behind was appended by this process, to the newest segment; the hot part
-        # not long ago.
+        # All that stands behind was appended by this process; the hot part not long ago, to the
+        # newest segment.
         self._appended_from = self._hot_from = 0
 
     def start_at(self, end_offset: int) -> None:
@@ -62,7 +62,6 @@ class VerifiedRanges:
     def sealed(self, end_offset: int) -> None:
         """A segment ends here, and the newest one begins."""
         with self._lock:
-            self._appended_from = max(self._appended_from, end_offset)
             self._hot_from = max(self._hot_from, end_offset)
 
     def cut(self, end_offset: int) -> None:
@@ -82,7 +81,7 @@ class VerifiedRanges:
             )
 
     def is_appended(self, log_offset: int) -> bool:
-        """Whether this process wrote it to the newest segment: intact if it is still in memory."""
+        """Whether this process wrote it, so that it is intact if it is still in memory."""
         return log_offset >= self._appended_from
 
     def left_memory(self, end: int) -> None:

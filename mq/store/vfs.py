@@ -51,6 +51,10 @@ class File(Protocol):
         """Fills the buffer and says how far: not all of it only at the end of the file."""
         ...
 
+    def changed_at(self) -> int:
+        """When the file was last written to, by any process: for comparing, in no known unit."""
+        ...
+
     def is_in_memory(self, position: int, length: int) -> bool:
         """Whether a read would most likely not wait for the disk; False when nobody can tell."""
         ...
@@ -159,6 +163,9 @@ class RealFile:
                 break
             done += count
         return done
+
+    def changed_at(self) -> int:
+        return os.fstat(self._fd).st_mtime_ns
 
     def is_in_memory(self, position: int, length: int) -> bool:
         buffer = bytearray(1)

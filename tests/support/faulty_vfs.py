@@ -92,6 +92,9 @@ class FaultyFile:
         buffer[: len(data)] = data
         return len(data)
 
+    def changed_at(self) -> int:
+        return self._live().version
+
     def is_in_memory(self, position: int, length: int) -> bool:  # noqa: ARG002 - all or nothing
         return not self._vfs.is_cold
 

@@ -188,6 +188,18 @@ def test_a_sealed_segment_is_not_trusted_by_the_process_that_wrote_it() -> None:
         read_all(store)
 
 
+def test_a_sealed_segment_that_was_written_to_is_checked_again() -> None:
+    vfs, store = new_store()
+    fill(store, 4)
+    store = reopen(vfs)
+    read_all(store)
+    info = store.log.segments()[0]
+    assert store.log.verified.covers(info.size_bytes - 10, info.size_bytes)
+    vfs.flip_bit(info.path, info.size_bytes - 10)
+    with pytest.raises(MessagesDamaged):
+        read_all(store)
+
+
 def test_every_flipped_bit_of_a_segment_is_found() -> None:
     vfs, store = new_store(ONE_SEGMENT)
     ref = put(store, batch(messages_of(3)))
