@@ -14,6 +14,7 @@ import pytest
 from mq import descriptors
 from mq.client import Message, Producer
 from mq.errors import Unreachable
+from tests.support import http2_frames
 from tests.support.broker_process import BrokerProcess
 from tests.support.http2_frames import Http2Client
 from tests.support.raft_cluster import poll
@@ -54,6 +55,17 @@ def connections(address: str, count: int) -> Iterator[list[socket.socket]]:
         ]
 
 
+@contextlib.contextmanager
+def greeted_connections(address: str, count: int) -> Iterator[None]:
+    """As `connections`, of clients that may stay: others are disconnected after some seconds."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            client = stack.enter_context(Http2Client(address))
+            assert next(client.frames(10.0)).kind == http2_frames.SETTINGS
+            client.send(http2_frames.settings_ack())
+        yield
+
+
 def metric(broker: BrokerProcess, name: str) -> float:
     url = f"http://127.0.0.1:{broker.metrics_port}/metrics"
     with urllib.request.urlopen(url, timeout=10) as answer:
@@ -75,7 +87,7 @@ def test_more_connections_than_descriptors_stop_no_writes(broker: BrokerProcess)
 def test_a_connection_beyond_the_limit_is_closed_and_the_log_says_why(
     broker: BrokerProcess,
 ) -> None:
-    with connections(broker.address, LIMIT):
+    with greeted_connections(broker.address, LIMIT):
         poll(lambda: metric(broker, "mq_client_connections") == LIMIT, "all are connected")
         with Http2Client(broker.address) as client:
             assert list(client.frames(5.0)) == []
