@@ -74,7 +74,7 @@ class Wish:
 
 
 class OutagesTold(logging.Handler):
-    """What the client logs of brokers that are away and come back, as notes to the user."""
+    """Log lines of the client on brokers that are away and come back, as notes to the user."""
 
     _LOGGER = "mq.client.connecting"
 

@@ -438,7 +438,7 @@ def _watch(cluster: Cluster, admin: Admin, stop: threading.Event) -> None:
 def _leadership(
     cluster: Cluster, admin: Admin, broker_set: str, is_over: Callable[[], bool]
 ) -> tuple[str, str]:
-    """Who leads the set, and that in words. Waits a while for nodes that can elect one.
+    """Returns the leader of the set, and the same in words. Waits a while for an election.
 
     A leader that has lost the majority says for a moment that it leads: it does not count.
     """

@@ -68,7 +68,7 @@ class Seen(NamedTuple):
 
 
 def _damage(status: BrokerStatusResponse) -> str:
-    """What is damaged on the disk and not mended; empty when there is none."""
+    """Returns the open damage of the disk in words; empty when there is none."""
     if not status.open_damages:
         return ""
     text = f"{counted(status.open_damages, 'place')} on the disk damaged"

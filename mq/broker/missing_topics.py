@@ -15,7 +15,7 @@ from mq.broker.directory import Directory
 from mq.broker.replicated.topics import Topics
 from mq.errors import MqError, TopicNotFound
 
-# Names are compared on the loop, in some milliseconds: not more often than this, whoever asks.
+# Names are compared on the loop, in some milliseconds: so often at most, for all clients together.
 _GUESSES_A_SECOND = 20
 _KNOWN_MAX = 256
 

@@ -384,7 +384,7 @@ class Subscriber:
         return self._replicas.better_place(Reader(self._zone, behind_bytes))
 
     def _evade(self, queue: Queue, cursor: Cursor) -> Redirected | None:
-        """What comes next is damaged on this node: another one has it, or this one mends it."""
+        """The next messages are damaged here: another node has them, or this one mends them."""
         now_s = asyncio.get_running_loop().time()
         if self._replicas is not None and not self._ranks and now_s >= cursor.stays_until_s:
             place = self._replicas.other_place()
@@ -417,7 +417,7 @@ class Subscriber:
         self._wake.set()
 
     def _fetched_for(self, queue: Queue, cursor: Cursor) -> ReadResult | None:
-        """What was read on the side, unless the queue was moved meanwhile. Raises what was met."""
+        """Takes the result of a cold read; drops it if the queue moved. Raises its error."""
         queue_offset, result = self._fetched.pop(queue, (-1, None))
         if queue_offset != cursor.next_offset:
             return None

@@ -53,7 +53,7 @@ class Asked(Protocol):
     def failed(self, address: str) -> None: ...
 
     async def gave_up(self, failure: MqError, timeout_s: float, server: str = "") -> MqError:
-        """What to raise when the time is over; `failure` is that of the last attempt."""
+        """Returns the error for a time-out; `failure` is that of the last attempt."""
         ...
 
 
