@@ -26,7 +26,7 @@ run: .venv/.run ## start a node on ./data (DATA=dir for another)
 	$(BIN)/mq server --data $(DATA)
 
 demo: .venv/.run ## a broker of its own: send, consume, filter, measure, stop
-	@$(BIN)/python -m mq.admin.demo
+	@$(BIN)/python -m mq.cli.demo
 
 test: lint type verify-proto ## lint, types, generated code, all tests
 	$(BIN)/python -m pytest --ignore tests/chaos --numprocesses 3 --dist loadfile --no-loadscope-reorder

@@ -5,37 +5,35 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from mq.admin import cli
-from mq.admin.cli import Later
+from mq.cli import main as cli
+from mq.cli.main import Later
 
 if TYPE_CHECKING:
     from mq.config import Config
 
 
-# Every command that lives outside of mq.admin.cli, in the order in which `mq --help` shows them.
+# Every command that lives outside of mq.cli.main, in the order in which `mq --help` shows them.
 _COMMANDS = (
-    Later("produce", "mq.admin.produce:produce", "Send messages to a topic."),
-    Later("consume", "mq.admin.consume:consume", "Print messages of topics."),
-    Later(
-        "receive", "mq.admin.receive:receive", "Take messages for a group, and acknowledge them."
-    ),
-    Later("topic", "mq.admin.topics:topic", "List, create, describe, alter, delete topics."),
-    Later("group", "mq.admin.groups:group", "List, describe, reset, set, delete groups."),
-    Later("dlq", "mq.admin.dead_letters:dlq", "List, show, resend, purge dead letters."),
+    Later("produce", "mq.cli.produce:produce", "Send messages to a topic."),
+    Later("consume", "mq.cli.consume:consume", "Print messages of topics."),
+    Later("receive", "mq.cli.receive:receive", "Take messages for a group, and acknowledge them."),
+    Later("topic", "mq.cli.topics:topic", "List, create, describe, alter, delete topics."),
+    Later("group", "mq.cli.groups:group", "List, describe, reset, set, delete groups."),
+    Later("dlq", "mq.cli.dead_letters:dlq", "List, show, resend, purge dead letters."),
     Later(
         "transaction",
-        "mq.admin.transactions:transaction",
+        "mq.cli.transactions:transaction",
         "List, commit, roll back, check transactions.",
     ),
-    Later("message", "mq.admin.messages:message", "Look up stored messages."),
-    Later("cluster", "mq.admin.cluster:cluster", "Show and change the nodes of the cluster."),
-    Later("health", "mq.admin.health:health", "Say whether one broker is up."),
-    Later("backup", "mq.admin.backup:backup", "Copy the logs of broker sets; check copies."),
-    Later("restore", "mq.admin.restore:restore", "Make a data directory from a backup."),
+    Later("message", "mq.cli.messages:message", "Look up stored messages."),
+    Later("cluster", "mq.cli.cluster:cluster", "Show and change the nodes of the cluster."),
+    Later("health", "mq.cli.health:health", "Say whether one broker is up."),
+    Later("backup", "mq.cli.backup:backup", "Copy the logs of broker sets; check copies."),
+    Later("restore", "mq.cli.restore:restore", "Make a data directory from a backup."),
     Later("spark", "mq_spark.cli:spark", "Archive, replay, measure topics with Apache Spark."),
-    Later("bench", "mq.admin.bench:bench", "Measure throughput and latency."),
-    Later("dev-cluster", "mq.admin.dev_cluster:dev_cluster", "Run a cluster on this machine."),
-    Later("dump", "mq.admin.dump:dump", "Print what is in a data directory."),
+    Later("bench", "mq.cli.bench:bench", "Measure throughput and latency."),
+    Later("dev-cluster", "mq.cli.dev_cluster:dev_cluster", "Run a cluster on this machine."),
+    Later("dump", "mq.cli.dump:dump", "Print what is in a data directory."),
 )
 
 

@@ -18,16 +18,15 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from mq import descriptors, memory
-from mq.admin import hints
+from mq import descriptors, hints, memory
 from mq.admin.control import Control
 from mq.admin.metrics import Metrics
 from mq.broker.broker import Broker
 from mq.broker.contracts import Leading, Peer
 from mq.broker.core import Settings
-from mq.broker.replicated.machine import Machine
-from mq.broker.replicated.refiling import ReplayedLanes
-from mq.broker.replicated.state import State
+from mq.broker.state.machine import Machine
+from mq.broker.state.refiling import ReplayedLanes
+from mq.broker.state.state import State
 from mq.clock import Clock, SystemClock
 from mq.config import Config
 from mq.errors import DiskFull, MqError

@@ -1,1 +1,1 @@
-"""What operators use: the command line. Thin: it decodes, calls and prints."""
+"""What a node says of itself and lets operators do: control, metrics."""

@@ -18,15 +18,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mq.broker.consuming.assignment import Queue
-from mq.broker.consuming.commits import Commits, Positions
-from mq.broker.consuming.groups import Groups
+from mq.broker.consumer.assignment import Queue
+from mq.broker.consumer.commits import Commits, Positions
+from mq.broker.consumer.groups import Groups
 from mq.broker.core import Core
 from mq.broker.publishing import Publisher
 from mq.broker.receive.lease_turn import Over
 from mq.broker.receive.receiving import Receiving
-from mq.broker.replicated.dedup import StoredAt
-from mq.broker.replicated.machine import Written
+from mq.broker.state.dedup import StoredAt
+from mq.broker.state.machine import Written
 from mq.broker.turns import Turns, Verdict
 from mq.errors import (
     FlowControl,

@@ -11,13 +11,13 @@ from mq import names
 from mq.broker import held
 from mq.broker.atoms import Atoms
 from mq.broker.catalog import Catalog
-from mq.broker.consuming.arrivals import Arrivals
-from mq.broker.consuming.assignment import Queue
-from mq.broker.consuming.commits import Commits
-from mq.broker.consuming.groups import Groups
-from mq.broker.consuming.pulling import Puller
-from mq.broker.consuming.replicas import Replicas
-from mq.broker.consuming.unsent import Unsent
+from mq.broker.consumer.arrivals import Arrivals
+from mq.broker.consumer.assignment import Queue
+from mq.broker.consumer.commits import Commits
+from mq.broker.consumer.groups import Groups
+from mq.broker.consumer.pulling import Puller
+from mq.broker.consumer.replicas import Replicas
+from mq.broker.consumer.unsent import Unsent
 from mq.broker.contracts import Consensus
 from mq.broker.core import Core, Service, Settings
 from mq.broker.delay.delays import Delays
@@ -27,9 +27,9 @@ from mq.broker.leading import Leadership
 from mq.broker.missing_topics import MissingTopics
 from mq.broker.publishing import Publisher, Slot
 from mq.broker.receive.receiving import Receiving
-from mq.broker.replicated.machine import Machine
 from mq.broker.retry.dead_letters import DeadLetters
 from mq.broker.retry.retrying import Retrying
+from mq.broker.state.machine import Machine
 from mq.broker.transaction.transacting import Transacting
 from mq.errors import MqError, NodeStopped, QueueDamaged, Rebuilding, TopicNotFound
 from mq.logging import get_logger

@@ -10,8 +10,8 @@ from weakref import WeakValueDictionary
 from mq import names
 from mq.broker.contracts import Consensus
 from mq.broker.leading import Leadership
-from mq.broker.replicated.machine import Machine
-from mq.broker.replicated.topics import Topic
+from mq.broker.state.machine import Machine
+from mq.broker.state.topics import Topic
 from mq.broker.writing import to_its_end, write_command
 from mq.errors import (
     GroupNotEmpty,

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mq.broker.catalog import Catalog
-from mq.broker.consuming.arrivals import Arrivals
+from mq.broker.consumer.arrivals import Arrivals
 from mq.broker.contracts import Consensus
 from mq.broker.leading import Leadership
-from mq.broker.replicated.machine import Machine, Written
-from mq.broker.replicated.state import State
+from mq.broker.state.machine import Machine, Written
+from mq.broker.state.state import State
 from mq.broker.writing import write
 from mq.config import Config
 from mq.errors import MqError

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from mq import names
-from mq.broker.consuming.shares import Surroundings
+from mq.broker.consumer.shares import Surroundings
 from mq.broker.contracts import Consensus, Peer
 from mq.broker.other_set import (
     ADDRESSES_MAX,
@@ -22,8 +22,8 @@ from mq.broker.other_set import (
     legal_addresses,
     may_be_same,
 )
-from mq.broker.replicated.state import State
-from mq.broker.replicated.topics import Topic
+from mq.broker.state.state import State
+from mq.broker.state.topics import Topic
 from mq.errors import IllegalRequest, TopicNotFound
 from mq.store.identity import Identity
 from mq.wire.v1.cluster_pb2 import (

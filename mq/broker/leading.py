@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 
 from mq.broker.contracts import Consensus
-from mq.broker.replicated.machine import Machine
+from mq.broker.state.machine import Machine
 from mq.errors import NotLeader
 
 # Becoming leader takes one round trip; waiting for it is kinder than sending the client away.

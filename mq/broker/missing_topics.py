@@ -12,7 +12,7 @@ from collections.abc import Callable
 from mq import names
 from mq.broker.core import Settings
 from mq.broker.directory import Directory
-from mq.broker.replicated.topics import Topics
+from mq.broker.state.topics import Topics
 from mq.errors import MqError, TopicNotFound
 
 # Names are compared on the loop, in some milliseconds: so often at most, for all clients together.

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from mq import names
-from mq.broker.consuming.shares import Portion
+from mq.broker.consumer.shares import Portion
 from mq.errors import IllegalRequest
 from mq.wire.v1.cluster_pb2 import BrokerSet, GreetResponse, NodeRoute, TopicRoute
 

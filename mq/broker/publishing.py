@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from mq.broker.catalog import Catalog
 from mq.broker.contracts import Consensus
 from mq.broker.leading import Leadership
-from mq.broker.replicated.dedup import StoredAt
-from mq.broker.replicated.machine import Machine, Written
+from mq.broker.state.dedup import StoredAt
+from mq.broker.state.machine import Machine, Written
 from mq.errors import (
     FlowControl,
     FlushTimeout,

@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from mq.broker.contracts import Consensus
 from mq.broker.leading import Leadership
-from mq.broker.replicated.machine import Written
+from mq.broker.state.machine import Written
 from mq.broker.writing import write
 from mq.errors import MqError, OutcomeUnknown
 from mq.logging import get_logger

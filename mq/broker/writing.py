@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from mq.broker.contracts import Consensus
-from mq.broker.replicated.machine import Written
+from mq.broker.state.machine import Written
 from mq.store.batch import encode_payload
 from mq.store.format import Kind
 from mq.wire.v1.state_pb2 import Command

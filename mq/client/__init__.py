@@ -15,44 +15,44 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 if TYPE_CHECKING:
-    from mq.client.administering.admin_sync import Admin
-    from mq.client.consuming.consumer_sync import Consumer, PullConsumer, PushConsumer
-    from mq.client.consuming.failing import Nack
-    from mq.client.consuming.pull import PullResult, PullStatus
-    from mq.client.model import Message, Origin, QueueRef, ReceivedMessage, SendResult, Sql, Tags
+    from mq.client.admin.admin_sync import Admin
+    from mq.client.consumer.consumer_sync import Consumer, PullConsumer, PushConsumer
+    from mq.client.consumer.failing import Nack
+    from mq.client.consumer.pull import PullResult, PullStatus
+    from mq.client.messages import Message, Origin, QueueRef, ReceivedMessage, SendResult, Sql, Tags
     from mq.client.processing.processor_sync import Processor
-    from mq.client.producing.producer_sync import Producer
-    from mq.client.receiving.simple_sync import SimpleConsumer
+    from mq.client.producer.producer_sync import Producer
     from mq.client.requesting.request_sync import Replier, Requester
-    from mq.client.transacting.transaction_model import HalfMessage, Resolution, TransactionResult
-    from mq.client.transacting.transactions_sync import TransactionProducer
+    from mq.client.simple.simple_sync import SimpleConsumer
+    from mq.client.transaction.transaction_model import HalfMessage, Resolution, TransactionResult
+    from mq.client.transaction.transactions_sync import TransactionProducer
     from mq.errors import MqError
 
 _HOMES = {
-    "Admin": "mq.client.administering.admin_sync",
-    "Consumer": "mq.client.consuming.consumer_sync",
-    "HalfMessage": "mq.client.transacting.transaction_model",
-    "Message": "mq.client.model",
+    "Admin": "mq.client.admin.admin_sync",
+    "Consumer": "mq.client.consumer.consumer_sync",
+    "HalfMessage": "mq.client.transaction.transaction_model",
+    "Message": "mq.client.messages",
     "MqError": "mq.errors",
-    "Nack": "mq.client.consuming.failing",
-    "Origin": "mq.client.model",
+    "Nack": "mq.client.consumer.failing",
+    "Origin": "mq.client.messages",
     "Processor": "mq.client.processing.processor_sync",
-    "Producer": "mq.client.producing.producer_sync",
-    "PullConsumer": "mq.client.consuming.consumer_sync",
-    "PullResult": "mq.client.consuming.pull",
-    "PullStatus": "mq.client.consuming.pull",
-    "PushConsumer": "mq.client.consuming.consumer_sync",
-    "QueueRef": "mq.client.model",
-    "ReceivedMessage": "mq.client.model",
+    "Producer": "mq.client.producer.producer_sync",
+    "PullConsumer": "mq.client.consumer.consumer_sync",
+    "PullResult": "mq.client.consumer.pull",
+    "PullStatus": "mq.client.consumer.pull",
+    "PushConsumer": "mq.client.consumer.consumer_sync",
+    "QueueRef": "mq.client.messages",
+    "ReceivedMessage": "mq.client.messages",
     "Replier": "mq.client.requesting.request_sync",
     "Requester": "mq.client.requesting.request_sync",
-    "Resolution": "mq.client.transacting.transaction_model",
-    "SendResult": "mq.client.model",
-    "SimpleConsumer": "mq.client.receiving.simple_sync",
-    "Sql": "mq.client.model",
-    "Tags": "mq.client.model",
-    "TransactionProducer": "mq.client.transacting.transactions_sync",
-    "TransactionResult": "mq.client.transacting.transaction_model",
+    "Resolution": "mq.client.transaction.transaction_model",
+    "SendResult": "mq.client.messages",
+    "SimpleConsumer": "mq.client.simple.simple_sync",
+    "Sql": "mq.client.messages",
+    "Tags": "mq.client.messages",
+    "TransactionProducer": "mq.client.transaction.transactions_sync",
+    "TransactionResult": "mq.client.transaction.transaction_model",
 }
 
 __all__ = [

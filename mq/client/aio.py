@@ -10,45 +10,45 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mq.client.administering.admin import Admin
-    from mq.client.consuming.consumer import Consumer
-    from mq.client.consuming.failing import Nack
-    from mq.client.consuming.pull import PullConsumer, PullResult, PullStatus
-    from mq.client.consuming.push import PushConsumer
-    from mq.client.model import Message, Origin, QueueRef, ReceivedMessage, SendResult, Sql, Tags
+    from mq.client.admin.admin import Admin
+    from mq.client.consumer.consumer import Consumer
+    from mq.client.consumer.failing import Nack
+    from mq.client.consumer.pull import PullConsumer, PullResult, PullStatus
+    from mq.client.consumer.push import PushConsumer
+    from mq.client.messages import Message, Origin, QueueRef, ReceivedMessage, SendResult, Sql, Tags
     from mq.client.processing.processor import Processor
-    from mq.client.producing.producer_aio import Producer
-    from mq.client.receiving.simple import SimpleConsumer
+    from mq.client.producer.producer_aio import Producer
     from mq.client.requesting.request import Replier, Requester
-    from mq.client.transacting.transaction_model import HalfMessage, Resolution, TransactionResult
-    from mq.client.transacting.transactions_aio import TransactionProducer
+    from mq.client.simple.simple import SimpleConsumer
+    from mq.client.transaction.transaction_model import HalfMessage, Resolution, TransactionResult
+    from mq.client.transaction.transactions_aio import TransactionProducer
     from mq.errors import MqError
 
 _HOMES = {
-    "Admin": "mq.client.administering.admin",
-    "Consumer": "mq.client.consuming.consumer",
-    "HalfMessage": "mq.client.transacting.transaction_model",
-    "Message": "mq.client.model",
+    "Admin": "mq.client.admin.admin",
+    "Consumer": "mq.client.consumer.consumer",
+    "HalfMessage": "mq.client.transaction.transaction_model",
+    "Message": "mq.client.messages",
     "MqError": "mq.errors",
-    "Nack": "mq.client.consuming.failing",
-    "Origin": "mq.client.model",
+    "Nack": "mq.client.consumer.failing",
+    "Origin": "mq.client.messages",
     "Processor": "mq.client.processing.processor",
-    "Producer": "mq.client.producing.producer_aio",
-    "PullConsumer": "mq.client.consuming.pull",
-    "PullResult": "mq.client.consuming.pull",
-    "PullStatus": "mq.client.consuming.pull",
-    "PushConsumer": "mq.client.consuming.push",
-    "QueueRef": "mq.client.model",
-    "ReceivedMessage": "mq.client.model",
+    "Producer": "mq.client.producer.producer_aio",
+    "PullConsumer": "mq.client.consumer.pull",
+    "PullResult": "mq.client.consumer.pull",
+    "PullStatus": "mq.client.consumer.pull",
+    "PushConsumer": "mq.client.consumer.push",
+    "QueueRef": "mq.client.messages",
+    "ReceivedMessage": "mq.client.messages",
     "Replier": "mq.client.requesting.request",
     "Requester": "mq.client.requesting.request",
-    "Resolution": "mq.client.transacting.transaction_model",
-    "SendResult": "mq.client.model",
-    "SimpleConsumer": "mq.client.receiving.simple",
-    "Sql": "mq.client.model",
-    "Tags": "mq.client.model",
-    "TransactionProducer": "mq.client.transacting.transactions_aio",
-    "TransactionResult": "mq.client.transacting.transaction_model",
+    "Resolution": "mq.client.transaction.transaction_model",
+    "SendResult": "mq.client.messages",
+    "SimpleConsumer": "mq.client.simple.simple",
+    "Sql": "mq.client.messages",
+    "Tags": "mq.client.messages",
+    "TransactionProducer": "mq.client.transaction.transactions_aio",
+    "TransactionResult": "mq.client.transaction.transaction_model",
 }
 
 __all__ = [

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from mq import names
 from mq.broker.broker import Broker
-from mq.broker.consuming.filters import compile_filter
+from mq.broker.consumer.filters import compile_filter
 from mq.broker.inspect import Inspector, positions_of, topic_info
 from mq.errors import GroupNotFound
 from mq.rpc.admin_members import MemberControl

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 from mq.broker.atoms import Start
 from mq.broker.broker import Broker
-from mq.broker.consuming.assignment import Queue
+from mq.broker.consumer.assignment import Queue
 from mq.broker.long_work import Turn, in_turns
-from mq.broker.replicated.dedup import StoredAt
+from mq.broker.state.dedup import StoredAt
 from mq.errors import ReplicationTimeout
 from mq.rpc import limits
 from mq.rpc.consumer import offsets_of

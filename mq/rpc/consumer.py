@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from mq import names
 from mq.broker.broker import Broker
-from mq.broker.consuming.assignment import Queue
-from mq.broker.consuming.filters import canonical, compile_filter
-from mq.broker.consuming.groups import Start
-from mq.broker.consuming.membership import Group, Spec
-from mq.broker.consuming.pulling import Query
-from mq.broker.consuming.unsent import Unsent
+from mq.broker.consumer.assignment import Queue
+from mq.broker.consumer.filters import canonical, compile_filter
+from mq.broker.consumer.groups import Start
+from mq.broker.consumer.membership import Group, Spec
+from mq.broker.consumer.pulling import Query
+from mq.broker.consumer.unsent import Unsent
 from mq.broker.inspect import positions_of
 from mq.broker.long_work import in_turns
 from mq.errors import IllegalRequest

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mq.broker.consuming.subscriber import Delivered
+from mq.broker.consumer.subscriber import Delivered
 from mq.broker.receive.granting import Given
 from mq.broker.receive.handles import lease_bytes
 from mq.errors import IllegalRequest

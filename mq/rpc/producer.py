@@ -13,7 +13,7 @@ from mq.broker import held
 from mq.broker.broker import Broker
 from mq.broker.long_work import Turn
 from mq.broker.publishing import Slot
-from mq.broker.replicated.dedup import StoredAt
+from mq.broker.state.dedup import StoredAt
 from mq.errors import IllegalDelay, IllegalRequest, MqError, NodeStopped, NotLeader, TopicNotFound
 from mq.hashing import text_hash
 from mq.rpc import framing, limits, status

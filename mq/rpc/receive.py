@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from mq import names
 from mq.broker.broker import Broker
-from mq.broker.consuming.filters import canonical, compile_filter
-from mq.broker.consuming.places import Start
-from mq.broker.consuming.pulling import READ_BYTES_MAX
+from mq.broker.consumer.filters import canonical, compile_filter
+from mq.broker.consumer.places import Start
+from mq.broker.consumer.pulling import READ_BYTES_MAX
 from mq.broker.receive.granting import Given
 from mq.broker.receive.receiving import Receive
 from mq.broker.receive.taking import Spec

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from mq import names
 from mq.broker.broker import Broker
 from mq.broker.publishing import Slot
-from mq.broker.replicated.dedup import StoredAt
+from mq.broker.state.dedup import StoredAt
 from mq.broker.transaction.questions import Question, Respondent
 from mq.errors import (
     IllegalRequest,

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from mq.admin.cli import Later
+from mq.cli.main import Later
 from mq_spark.java import INSTALL, NoJava
 
 

@@ -20,7 +20,7 @@ from tests.chaos.workloads import PATIENCE_S, TOPICS, Clients, name_in
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
 
-    from mq.client.model import QueueRef
+    from mq.client.messages import QueueRef
     from tests.chaos.checker import Work
     from tests.chaos.engine import Engine
 

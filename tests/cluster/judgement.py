@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from click.testing import CliRunner
 
-from mq.admin import cli
-from mq.admin.dump import dump
+from mq.cli import main as cli
+from mq.cli.dump import dump
 from mq.store.batch import decode_payload
 from mq.store.format import Kind
 from mq.wire.v1.message_pb2 import Batch

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner, Result
 
-from mq.admin import cli
-from mq.admin.cluster import cluster as cluster_command
-from mq.admin.dead_letters import dlq
-from mq.admin.groups import group as group_command
-from mq.admin.messages import message as message_command
-from mq.admin.produce import produce
-from mq.admin.topics import topic as topic_command
+from mq.cli import main as cli
+from mq.cli.cluster import cluster as cluster_command
+from mq.cli.dead_letters import dlq
+from mq.cli.groups import group as group_command
+from mq.cli.messages import message as message_command
+from mq.cli.produce import produce
+from mq.cli.topics import topic as topic_command
 from mq.client import Admin, Consumer, HalfMessage, Producer, Resolution, TransactionProducer
 from mq.errors import (
     GroupNotEmpty,

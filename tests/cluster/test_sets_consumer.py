@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mq.client import Admin, Consumer, PushConsumer, QueueRef, ReceivedMessage
-from mq.client.consuming.detours import Detours
+from mq.client.consumer.detours import Detours
 from mq.errors import IllegalRequest, NotAssigned, TopicNotFound
 from mq.wire.v1 import admin_pb2
 from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse
@@ -179,7 +179,7 @@ def test_places_are_named_with_their_set(cluster: Cluster) -> None:
 def test_a_topic_that_comes_to_another_set_is_read_there_from_its_first_message(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mq.client.consuming.session.LOOK_S", 0.3)
+    monkeypatch.setattr("mq.client.consumer.session.LOOK_S", 0.3)
     cluster.create("grows", sets=("a",))
     with Consumer(cluster.servers, "g-grows", "grows") as consumer:
         # Without a set, where there is one only.
@@ -298,7 +298,7 @@ def test_a_set_that_dies_stops_no_other_and_goes_on_when_it_is_back(cluster: Clu
 def test_a_consumer_that_begins_while_a_set_is_down_gets_it_later(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mq.client.consuming.consumer_sync.JOIN_S", 1.5)
+    monkeypatch.setattr("mq.client.consumer.consumer_sync.JOIN_S", 1.5)
     cluster.create("late")
     cluster.fill("late", 3)
     cluster.kill("b")

@@ -24,7 +24,7 @@ from mq.client import (
     Requester,
     SimpleConsumer,
 )
-from mq.client.receiving import simple
+from mq.client.simple import simple
 from mq.errors import IllegalRequest, TopicNotFound
 from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse
 from tests.support.broker_cluster import BrokerCluster

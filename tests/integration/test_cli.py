@@ -422,7 +422,7 @@ def test_a_port_that_is_taken_is_one_line(mq: Program, server: str, tmp_path: Pa
 
 def test_the_demo_does_what_it_says_and_ends_with_0(mq: Program) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "mq.admin.demo"],
+        [sys.executable, "-m", "mq.cli.demo"],
         env=mq.environment,
         capture_output=True,
         text=True,

@@ -116,7 +116,7 @@ def test_sigterm_ends_a_bench_and_its_producer_processes(environment: dict[str, 
 
 
 def test_sigterm_ends_the_demo_and_its_broker(environment: dict[str, str]) -> None:
-    with background_job(environment, "-m", "mq.admin.demo") as job:
+    with background_job(environment, "-m", "mq.cli.demo") as job:
         assert job.stdout is not None
         assert b"A broker is up" in job.stdout.readline()
         assert_sigterm_ends_all(job)

@@ -19,7 +19,7 @@ from mq.client import (
     Sql,
     aio,
 )
-from mq.client.consuming import consumer_sync
+from mq.client.consumer import consumer_sync
 from mq.errors import (
     IllegalFilter,
     IllegalOffset,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mq.client import Consumer, PullConsumer, PullStatus, QueueRef, ReceivedMessage
-from mq.client.consuming import consumer as consumer_module
-from mq.client.consuming import consumer_sync, pull, push
+from mq.client.consumer import consumer as consumer_module
+from mq.client.consumer import consumer_sync, pull, push
 from mq.errors import (
     GroupNotEmpty,
     IllegalRequest,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mq.client import Admin, Consumer, Message, Nack, Producer, PushConsumer, ReceivedMessage, aio
-from mq.client.model import QueueRef
+from mq.client.messages import QueueRef
 from tests.support.broker_process import BrokerProcess
 from tests.support.topics import committed, create_topic, eventually, fill, send
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mq.client import QueueRef, Tags
-from mq.client.consuming.scan import QueueScanner
+from mq.client.consumer.scan import QueueScanner
 from mq.errors import TopicNotFound
 from mq.wire.v1 import consumer_pb2 as wire
 from mq.wire.v1.consumer_pb2 import PullResponse
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from mq.client.consuming.pages import Page
+    from mq.client.consumer.pages import Page
 
 SET = "set-0"
 # Two of them are more than a page.

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from mq.broker.atoms import Start
-from mq.broker.consuming.assignment import Queue
+from mq.broker.consumer.assignment import Queue
 from mq.errors import MqError
 from tests.sim.flow_checks import Seen, visible
 from tests.sim.flow_clients import PullMember, Sender, eventually, make_topic, read
@@ -19,7 +19,7 @@ from tests.support.consensus import batch
 
 if TYPE_CHECKING:
     from mq.broker.broker import Broker
-    from mq.broker.replicated.dedup import StoredAt
+    from mq.broker.state.dedup import StoredAt
     from tests.sim.flow_world import World
 
 # A member that is silent for so long is gone: the others do not wait for it for ever.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from mq.broker.replicated.machine import Machine
-from mq.broker.replicated.state import State
 from mq.broker.retry.origins import opened
+from mq.broker.state.machine import Machine
+from mq.broker.state.state import State
 from mq.store.consumequeue import UNIT_BYTES
 from mq.store.identity import Identity
 from mq.store.store import Store

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from mq.broker.consuming.membership import Spec
+from mq.broker.consumer.membership import Spec
 from mq.errors import MqError
 from mq.wire.v1.consumer_pb2 import MODE_CLUSTERING
 from mq.wire.v1.message_pb2 import Message
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mq.broker.broker import Broker
-    from mq.broker.consuming.assignment import Queue
-    from mq.broker.replicated.dedup import StoredAt
+    from mq.broker.consumer.assignment import Queue
+    from mq.broker.state.dedup import StoredAt
     from tests.sim.flow_world import World
 
 # In virtual time: what does not happen until then, never does.

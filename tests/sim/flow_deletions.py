@@ -17,7 +17,7 @@ from tests.sim.flow_world import Violation
 
 if TYPE_CHECKING:
     from mq.broker.broker import Broker
-    from mq.broker.replicated.dedup import StoredAt
+    from mq.broker.state.dedup import StoredAt
     from tests.sim.flow_world import World
 
 OPTIONS = Options(

@@ -8,8 +8,8 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from mq.broker.consuming.filters import compile_filter
-from mq.broker.consuming.groups import Start
+from mq.broker.consumer.filters import compile_filter
+from mq.broker.consumer.groups import Start
 from mq.broker.receive.handles import lease_bytes
 from mq.broker.receive.receiving import Receive
 from mq.broker.receive.taking import Spec
@@ -24,7 +24,7 @@ from tests.support.consensus import batch
 if TYPE_CHECKING:
     from mq.broker.broker import Broker
     from mq.broker.receive.granting import Given
-    from mq.broker.replicated.dedup import StoredAt
+    from mq.broker.state.dedup import StoredAt
     from tests.sim.flow_world import World
 
 OPTIONS = Options(broker={"retries_max": 1_000})

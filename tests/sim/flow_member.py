@@ -16,8 +16,8 @@ import msgspec
 
 from mq.broker.broker import Broker
 from mq.broker.core import Settings
-from mq.broker.replicated.machine import Machine
-from mq.broker.replicated.state import State
+from mq.broker.state.machine import Machine
+from mq.broker.state.state import State
 from mq.config import Config
 from tests.sim.flow_loop import Life
 from tests.support.faulty_vfs import FaultyVfs

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mq.broker.receive import settling
-from mq.broker.replicated.schedule import Schedule
-from mq.broker.replicated.transactions import Transactions
+from mq.broker.state.schedule import Schedule
+from mq.broker.state.transactions import Transactions
 from tests.sim.flow_checks import check_replicas
 from tests.sim.flow_clients import Sender, make_topic
 from tests.sim.flow_world import Fault, Violation, World

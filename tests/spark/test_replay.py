@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
-from mq.admin.cli import main
+from mq.cli.main import main
 from mq.client import QueueRef, ReceivedMessage
 from mq_spark.cli import spark as spark_commands
 from mq_spark.pipelines.archiving.archive_directory import ArchiveDirectory

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mq.admin.backup_copy import Copy
-from mq.admin.backup_sources import Chunk
+from mq.cli.backup_copy import Copy
+from mq.cli.backup_sources import Chunk
 from mq.store.identity import Identity
 from mq.store.store import Store
 from mq.store.vfs import RealVfs
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from mq.admin.backup_manifest import Manifest
+    from mq.cli.backup_manifest import Manifest
 
 VFS = RealVfs()
 

@@ -16,8 +16,8 @@ from unittest import mock
 import click
 from click.testing import CliRunner, Result
 
-from mq.admin import cli
-from mq.admin.options import Brokers
+from mq.cli import main as cli
+from mq.cli.options import Brokers
 from mq.wire.v1.cluster_pb2 import RouteResponse
 
 

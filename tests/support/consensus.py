@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mq.broker.broker import Broker
-from mq.broker.consuming.assignment import Queue
+from mq.broker.consumer.assignment import Queue
 from mq.broker.contracts import Leading, Peer
 from mq.broker.core import Settings
-from mq.broker.replicated.machine import Machine
-from mq.broker.replicated.refiling import ReplayedLanes
-from mq.broker.replicated.state import State
+from mq.broker.state.machine import Machine
+from mq.broker.state.refiling import ReplayedLanes
+from mq.broker.state.state import State
 from mq.config import Config
 from mq.errors import MqError, SegmentFull
 from mq.store.batch import Batch, accept, prepare
@@ -38,7 +38,7 @@ from tests.support.stores import open_store, small_config
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
-    from mq.broker.replicated.dedup import StoredAt
+    from mq.broker.state.dedup import StoredAt
     from mq.config import StoreConfig
     from mq.store.store import Store
 

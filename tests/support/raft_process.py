@@ -23,7 +23,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from mq import config, logging
-from mq.broker.replicated.machine import Written
+from mq.broker.state.machine import Written
 from mq.clock import SystemClock
 from mq.errors import MqError, NotLeader
 from mq.server import Parts, Server

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from mq.client.producing.encode import varint
+from mq.client.encode import varint
 from mq.wire.v1.message_pb2 import Message, Origin
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)

@@ -9,7 +9,7 @@ import pytest
 
 from mq import errors, levels, names
 from mq.broker import catalog, directory, inspect, other_set, publishing
-from mq.broker.consuming import (
+from mq.broker.consumer import (
     commits,
     filters,
     groups,
@@ -19,12 +19,12 @@ from mq.broker.consuming import (
     subscriber,
     unsent,
 )
-from mq.broker.consuming.membership import Group
-from mq.broker.consuming.sql92 import compile_sql
+from mq.broker.consumer.membership import Group
+from mq.broker.consumer.sql92 import compile_sql
 from mq.broker.receive import granting
-from mq.broker.replicated import dedup, transactions
+from mq.broker.state import dedup, transactions
 from mq.broker.transaction import transacting
-from mq.client.producing import encode
+from mq.client import encode
 from mq.errors import MqError
 from mq.limits import BESIDE_BODY_BYTES_MAX
 from mq.rpc import consumer, methods, producer, receive, server, status, subscribe

@@ -16,7 +16,8 @@ from click.testing import CliRunner, Result
 
 import mq.__main__
 from mq import config
-from mq.admin import cli, ports
+from mq.cli import main as cli
+from mq.cli import ports
 from mq.config import Config
 from mq.errors import DiskFull, IllegalConfig, LogDamaged
 from mq.sections import MIB

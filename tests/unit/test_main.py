@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from mq.__main__ import _COMMANDS
-from mq.admin.cli import Later
+from mq.cli.main import Later
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,8 +73,8 @@ def test_the_help_of_the_program_loads_no_command() -> None:
         "import contextlib, sys, mq.__main__\n"
         "sys.argv = ['mq', '--help']\n"
         "with contextlib.suppress(SystemExit): mq.__main__.main()\n"
-        "loaded = {name for name in sys.modules if name.startswith(('mq.admin.', 'rich'))}\n"
-        "sys.exit(', '.join(sorted(loaded - {'mq.admin.cli'})))\n"
+        "loaded = {name for name in sys.modules if name.startswith(('mq.cli.', 'rich'))}\n"
+        "sys.exit(', '.join(sorted(loaded - {'mq.cli.main'})))\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120

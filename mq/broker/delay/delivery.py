@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from mq.broker.delay.due import DueUnit, numbers_of
-from mq.broker.replicated.schedule import Lane
-from mq.broker.replicated.topics import Topic, Topics
+from mq.broker.state.schedule import Lane
+from mq.broker.state.topics import Topic, Topics
 from mq.store import rebatch
 from mq.store.batch import Batch
 from mq.store.holding import HeldBatch

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mq.broker.replicated.schedule import Place
+from mq.broker.state.schedule import Place
 from mq.store.consumequeue import UNIT, Units
 
 # So many batches of a lane are known at most: 1.3 MB; and so many more that came since.

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 import numpy as np
 
 from mq.broker.delay.due import DueUnit, units_of
-from mq.broker.replicated.schedule import Lane
-from mq.broker.replicated.state import State
+from mq.broker.state.schedule import Lane
+from mq.broker.state.state import State
 from mq.errors import MessagesDamaged
 from mq.names import SCHEDULE_TOPIC
 from mq.store.consumequeue import SCAN_UNITS, ConsumeQueue, Units

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from mq.broker.contracts import Consensus, Leading, Peer
-from mq.broker.replicated.machine import Written
+from mq.broker.state.machine import Written
 from mq.store.format import Kind
 
 

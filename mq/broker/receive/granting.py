@@ -14,13 +14,13 @@ from typing import NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from mq.broker.consuming.assignment import Queue
-from mq.broker.consuming.filters import CompiledFilter
-from mq.broker.consuming.pulling import Query
+from mq.broker.consumer.assignment import Queue
+from mq.broker.consumer.filters import CompiledFilter
+from mq.broker.consumer.pulling import Query
 from mq.broker.receive.lease_draft import Draft
 from mq.broker.receive.taking import QueueMemory
-from mq.broker.replicated.leases import QueueLeases, Range
 from mq.broker.retry.origins import opened
+from mq.broker.state.leases import QueueLeases, Range
 from mq.store.reading import ReadResult, Run, Status
 from mq.wire.v1.message_pb2 import Batch as WireBatch
 

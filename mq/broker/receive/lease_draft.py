@@ -7,8 +7,8 @@ does the same to the replicated state, on every node.
 
 from __future__ import annotations
 
-from mq.broker.consuming.assignment import Queue
-from mq.broker.replicated.leases import Leases, QueueLeases
+from mq.broker.consumer.assignment import Queue
+from mq.broker.state.leases import Leases, QueueLeases
 from mq.wire.v1 import state_pb2 as pb
 
 # Lease, visible_at_ms, attempts; None: done.

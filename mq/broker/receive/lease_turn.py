@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mq import names
-from mq.broker.consuming.assignment import Queue
+from mq.broker.consumer.assignment import Queue
 from mq.broker.receive.lease_draft import Draft
-from mq.broker.replicated.dedup import StoredAt
-from mq.broker.replicated.leases import Range
-from mq.broker.replicated.machine import Written
-from mq.broker.replicated.state import State
 from mq.broker.retry.retries import Letter, attempts_before, dead_letters, stored_messages
+from mq.broker.state.dedup import StoredAt
+from mq.broker.state.leases import Range
+from mq.broker.state.machine import Written
+from mq.broker.state.state import State
 from mq.errors import MessageTooLarge, MqError
 from mq.store.batch import Batch
 from mq.store.reading import Status

@@ -16,10 +16,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 from mq import errors, names
-from mq.broker.consuming.assignment import Queue
-from mq.broker.consuming.filters import CompiledFilter
-from mq.broker.consuming.groups import Groups, Start
-from mq.broker.consuming.pulling import READ_BYTES_MAX, Puller
+from mq.broker.consumer.assignment import Queue
+from mq.broker.consumer.filters import CompiledFilter
+from mq.broker.consumer.groups import Groups, Start
+from mq.broker.consumer.pulling import READ_BYTES_MAX, Puller
 from mq.broker.core import Core, Service
 from mq.broker.receive import handles, settling
 from mq.broker.receive.granting import Given, Hand, Wanted, take, take_in_order
@@ -28,8 +28,8 @@ from mq.broker.receive.lease_turn import LeaseTurn, NextTurn, Over, sizes_bytes
 from mq.broker.receive.settling import Settle
 from mq.broker.receive.taking import Spec, Taking
 from mq.broker.receive.takings import Takings
-from mq.broker.replicated.dedup import StoredAt
-from mq.broker.replicated.leases import Range
+from mq.broker.state.dedup import StoredAt
+from mq.broker.state.leases import Range
 from mq.broker.turns import Turns, Verdict
 from mq.errors import IllegalHandle, Internal, MqError, QueueDamaged, SubscriptionMismatch
 from mq.logging import get_logger

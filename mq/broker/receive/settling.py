@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mq.broker.consuming.assignment import Queue
+from mq.broker.consumer.assignment import Queue
 from mq.broker.receive.handles import Handle
 from mq.broker.receive.lease_draft import CHANGE_BYTES, QUEUE_BYTES, Draft, Value
-from mq.broker.replicated.leases import Range
 from mq.broker.retry.retries import wait_ms
+from mq.broker.state.leases import Range
 
 # Makes dead letters of the messages of a range, as many as fit, and says how far it came.
 Buries = Callable[[Queue, Range], int]

@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mq.broker.consuming.assignment import Queue
-from mq.broker.replicated.leases import Leases, QueueLeases, Range
-from mq.broker.replicated.topics import Topic
+from mq.broker.consumer.assignment import Queue
+from mq.broker.state.leases import Leases, QueueLeases, Range
+from mq.broker.state.topics import Topic
 from mq.errors import MqError, SubscriptionMismatch
 
 # Heap entries of leases that are over long before their time: so many more than there are ranges.

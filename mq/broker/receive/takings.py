@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from mq.broker.consuming.arrivals import Arrivals
-from mq.broker.consuming.assignment import Queue
+from mq.broker.consumer.arrivals import Arrivals
+from mq.broker.consumer.assignment import Queue
 from mq.broker.receive.taking import Taking
-from mq.broker.replicated.leases import Range
-from mq.broker.replicated.state import State
+from mq.broker.state.leases import Range
+from mq.broker.state.state import State
 from mq.errors import MqError
 from mq.wire.v1 import state_pb2
 

@@ -14,11 +14,11 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from mq import names
-from mq.broker.consuming.assignment import Queue
+from mq.broker.consumer.assignment import Queue
 from mq.broker.core import Core
-from mq.broker.replicated.machine import Written
 from mq.broker.retry import retries
 from mq.broker.retry.origins import batch_of
+from mq.broker.state.machine import Written
 from mq.broker.writing import to_its_end, write
 from mq.errors import IllegalRequest, MessageNotFound, TopicNotFound
 from mq.store.batch import Batch

@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from typing import NamedTuple
 
-from mq.broker.replicated.transactions import Transaction
+from mq.broker.state.transactions import Transaction
 from mq.errors import MqError
 from mq.store.batch import Batch
 

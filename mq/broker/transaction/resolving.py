@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from mq import names
-from mq.broker.replicated.machine import Written
-from mq.broker.replicated.topics import Topic
-from mq.broker.replicated.transactions import Ended, Outcome, Transaction, Transactions
 from mq.broker.retry import origins
+from mq.broker.state.machine import Written
+from mq.broker.state.topics import Topic
+from mq.broker.state.transactions import Ended, Outcome, Transaction, Transactions
 from mq.errors import MqError, TopicNotFound, TransactionNotFound
 from mq.logging import get_logger
 from mq.names import GIVE_UP_TOPIC

@@ -12,9 +12,9 @@ import asyncio
 from collections.abc import Callable
 
 from mq.broker.core import Core, Service
-from mq.broker.replicated.dedup import StoredAt
-from mq.broker.replicated.machine import Written
-from mq.broker.replicated.transactions import Outcome, Transaction
+from mq.broker.state.dedup import StoredAt
+from mq.broker.state.machine import Written
+from mq.broker.state.transactions import Outcome, Transaction
 from mq.broker.transaction.questions import Question, Respondent, Respondents
 from mq.broker.transaction.resolving import (
     SWEEP_MAX,

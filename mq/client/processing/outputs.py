@@ -12,11 +12,11 @@ import asyncio
 import time
 from collections.abc import Iterable
 
-from mq.client.connecting.asking import now_s
-from mq.client.connecting.wiring import ROUTE_AGE_S_MAX, Connection, topic_not_found
-from mq.client.model import Message
-from mq.client.producing import encode
-from mq.client.producing.priorities import queue_for
+from mq.client import encode
+from mq.client.cluster.asking import now_s
+from mq.client.cluster.wiring import ROUTE_AGE_S_MAX, Connection, topic_not_found
+from mq.client.messages import Message
+from mq.client.producer.priorities import queue_for
 from mq.errors import IllegalDelay, MessageTooLarge, MqError, PermissionDenied, TopicNotFound
 from mq.names import check_topic
 from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse, TopicRoute

@@ -29,12 +29,12 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from mq.client.connecting.failures import retry_after_s
-from mq.client.connecting.wiring import Connection, back_off_s
-from mq.client.consuming import offset_calls
-from mq.client.consuming.held_queue import HeldQueue, Taken
-from mq.client.consuming.session import JOIN_S, Session
-from mq.client.consuming.subscription import (
+from mq.client.cluster.failures import retry_after_s
+from mq.client.cluster.wiring import Connection, back_off_s
+from mq.client.consumer import offset_calls
+from mq.client.consumer.held_queue import HeldQueue, Taken
+from mq.client.consumer.session import JOIN_S, Session
+from mq.client.consumer.subscription import (
     CACHE_BYTES,
     CACHE_MESSAGES,
     Start,
@@ -42,7 +42,7 @@ from mq.client.consuming.subscription import (
     Wanted,
     new_member_id,
 )
-from mq.client.model import Message, QueueRef, ReceivedMessage
+from mq.client.messages import Message, QueueRef, ReceivedMessage
 from mq.client.processing.outputs import NowhereToGo, Outputs
 from mq.errors import (
     ClientClosed,

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
-from mq.client.consuming.subscription import CACHE_BYTES, CACHE_MESSAGES, Start, Subscriptions
-from mq.client.model import QueueRef, ReceivedMessage
+from mq.client.consumer.subscription import CACHE_BYTES, CACHE_MESSAGES, Start, Subscriptions
+from mq.client.messages import QueueRef, ReceivedMessage
 from mq.client.processing import processor
 from mq.client.processing.processor import Output
 from mq.client.sync import background

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mq.client.model import Message, ReceivedMessage
+from mq.client.messages import Message, ReceivedMessage
 from mq.errors import RequestFailed
 
 # A topic like others; whoever asks first creates it.

@@ -19,14 +19,14 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Self
 
-from mq.client.administering.admin import Admin
+from mq.client.admin.admin import Admin
 from mq.client.closing import AsyncClosing
-from mq.client.connecting.set_connection import SetConnection
-from mq.client.connecting.wiring import Connection, back_off_s
-from mq.client.consuming.push import PushConsumer
-from mq.client.consuming.subscription import Start
-from mq.client.model import Message, ReceivedMessage
-from mq.client.producing.producer_aio import Producer
+from mq.client.cluster.set_connection import SetConnection
+from mq.client.cluster.wiring import Connection, back_off_s
+from mq.client.consumer.push import PushConsumer
+from mq.client.consumer.subscription import Start
+from mq.client.messages import Message, ReceivedMessage
+from mq.client.producer.producer_aio import Producer
 from mq.client.requesting import replies
 from mq.client.requesting.replies import REPLY_TOPIC
 from mq.errors import ClientClosed, IllegalConfig, MqError, RequestTimeout, TopicExists, Unreachable

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from mq.client.closing import Closing
-from mq.client.consuming.consumer_sync import PushConsumer
-from mq.client.consuming.subscription import Start
-from mq.client.model import Message, ReceivedMessage
-from mq.client.producing.producer_sync import Producer
+from mq.client.consumer.consumer_sync import PushConsumer
+from mq.client.consumer.subscription import Start
+from mq.client.messages import Message, ReceivedMessage
+from mq.client.producer.producer_sync import Producer
 from mq.client.requesting import replies, request
 from mq.client.requesting.replies import REPLY_TOPIC
 from mq.client.requesting.request import Reply, is_sent_again

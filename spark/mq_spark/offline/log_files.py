@@ -21,7 +21,7 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from mq.admin import backup_manifest
+from mq.cli import backup_manifest
 from mq.errors import LogDamaged
 from mq.store import checkpoint, identity
 from mq.store.examine import idx_path, log_path, segment_bases

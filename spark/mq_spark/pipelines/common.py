@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mq.admin.options import Brokers, Duration, with_brokers
+from mq.cli.options import Brokers, Duration, with_brokers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,11 +13,11 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from typing import Any, Literal, TypeVar
 
 from mq.client import QueueRef
-from mq.client.administering.admin import Admin
+from mq.client.admin.admin import Admin
 from mq.client.closing import Closing
-from mq.client.connecting.wiring import Connection
-from mq.client.consuming import offset_calls
-from mq.client.consuming.subscription import Start
+from mq.client.cluster.wiring import Connection
+from mq.client.consumer import offset_calls
+from mq.client.consumer.subscription import Start
 from mq.client.sync import background
 from mq.errors import MqError, TopicNotFound, Unreachable
 from mq.names import is_internal_topic

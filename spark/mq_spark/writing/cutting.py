@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mq.client import QueueRef
-from mq.client.producing.encode import place, varint
+from mq.client.encode import place, varint
 from mq.hashing import text_hash
 from mq.names import SINK_PREFIX
 from mq_spark.errors import MqSparkError

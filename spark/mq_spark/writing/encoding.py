@@ -3,7 +3,7 @@ except for bodies that are compressed, and for texts, of which each distinct one
 
     frame = 0x7A, varint length | body, tag, keys, properties, ordering key, compression, born at
 
-Fields and limits are those of `mq.client.producing.encode`. A row that does not say when it was
+Fields and limits are those of `mq.client.encode`. A row that does not say when it was
 born has a placeholder there, to be stamped when it leaves: until then the bytes of a row are the
 same whenever it is written.
 """
@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mq.client.producing.encode import (
+from mq.client.encode import (
     MESSAGE_BYTES_MAX,
     PROPERTIES_BYTES_MAX,
     PROPERTIES_MAX,
@@ -35,7 +35,7 @@ Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
 
-# Tags of the fields, as in `mq.client.producing.encode`.
+# Tags of the fields, as in `mq.client.encode`.
 _BODY, _TAG, _KEY, _PROPERTY, _ORDERING_KEY, _BORN = 0x0A, 0x12, 0x1A, 0x22, 0x2A, 0x30
 _PROPERTY_NAME, _PROPERTY_VALUE = 0x0A, 0x12
 _MESSAGE = 0x7A

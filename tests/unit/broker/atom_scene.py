@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mq.broker import atoms
-from mq.broker.consuming.assignment import Queue
+from mq.broker.consumer.assignment import Queue
 from mq.store.format import Kind
 from tests.support.consensus import batch, soon
-from tests.unit.broker.consuming.group_scene import World, world
+from tests.unit.broker.consumer.group_scene import World, world
 
 if TYPE_CHECKING:
-    from mq.broker.replicated.dedup import StoredAt
+    from mq.broker.state.dedup import StoredAt
     from mq.store.batch import Batch
 
 IN_0, IN_1 = Queue("t", 0), Queue("t", 1)

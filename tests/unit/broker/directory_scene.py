@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mq.broker.contracts import Leading, Peer
 from mq.broker.directory import Directory
-from mq.broker.replicated.state import State
+from mq.broker.state.state import State
 from mq.store.identity import Identity
 from mq.wire.v1.state_pb2 import PutTopic
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mq.broker import atoms
-from mq.broker.consuming.assignment import Queue
-from mq.broker.consuming.subscriber import Position
+from mq.broker.consumer.assignment import Queue
+from mq.broker.consumer.subscriber import Position
 from mq.errors import (
     DiskFull,
     FlowControl,
@@ -30,10 +30,10 @@ from mq.errors import (
 from mq.store.format import Kind
 from tests.support.consensus import Node, batch, eventually, on_loop, soon, turns
 from tests.unit.broker.atom_scene import IN_0, IN_1, move, output, scene, send, written
-from tests.unit.broker.consuming.group_scene import World, drain, last_assignment, t, world
+from tests.unit.broker.consumer.group_scene import World, drain, last_assignment, t, world
 
 if TYPE_CHECKING:
-    from mq.broker.replicated.machine import Written
+    from mq.broker.state.machine import Written
 
 
 @on_loop

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mq.broker.consuming.assignment import Queue
+from mq.broker.consumer.assignment import Queue
 from mq.errors import DiskFull, IllegalHandle, IllegalRequest, IllegalSequence, QueueNotFound
 from mq.wire.v1.consumer_pb2 import Handle
 from tests.support.consensus import Node, batch, on_loop, soon, turns
 from tests.unit.broker.atom_scene import output, written
-from tests.unit.broker.consuming.group_scene import World
+from tests.unit.broker.consumer.group_scene import World
 from tests.unit.broker.receive.receiving_scene import GROUP, TOPIC, handles, receive
 
 if TYPE_CHECKING:
-    from mq.broker.replicated.dedup import StoredAt
+    from mq.broker.state.dedup import StoredAt
     from mq.store.batch import Batch
 
 INBOX = Queue(TOPIC, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mq.broker import directory as module
-from mq.broker.consuming.shares import Portion, Surroundings
+from mq.broker.consumer.shares import Portion, Surroundings
 from mq.broker.contracts import Peer
 from mq.errors import IllegalRequest, TopicNotFound
 from mq.wire.v1.cluster_pb2 import PeerSet

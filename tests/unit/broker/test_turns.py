@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from mq.broker.replicated.machine import Written
+from mq.broker.state.machine import Written
 from mq.broker.turns import Turns, Verdict
 from mq.errors import DiskFull, IllegalRequest, MqError, NotLeader, OutcomeUnknown
 from mq.wire.v1.state_pb2 import Command, PutGroup

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mq.client.model import Message
-from mq.client.producing.accumulator import Accumulator, Outcome
-from mq.client.producing.encode import Encoded, columns, encode_message
-from mq.client.producing.lines import MESSAGE_OVERHEAD_BYTES, Batch
+from mq.client.encode import Encoded, columns, encode_message
+from mq.client.messages import Message
+from mq.client.producer.accumulator import Accumulator, Outcome
+from mq.client.producer.lines import MESSAGE_OVERHEAD_BYTES, Batch
 from mq.wire.v1.cluster_pb2 import TopicRoute
 from mq.wire.v1.message_pb2 import Batch as WireBatch
 

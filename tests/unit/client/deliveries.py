@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mq.client.consuming.decode import Frames, parse_subscribe_response
-from mq.client.model import QueueRef
+from mq.client.decode import Frames, parse_subscribe_response
+from mq.client.messages import QueueRef
 from mq.wire.v1.consumer_pb2 import (
     AssignedQueue,
     Assignment,
@@ -19,7 +19,7 @@ from mq.wire.v1.message_pb2 import Message
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mq.client.consuming.holdings import Holdings
+    from mq.client.consumer.holdings import Holdings
 
 TOPIC = "orders"
 FRAME_BYTES = 10

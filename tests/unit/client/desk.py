@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mq.client.consuming.decode import Decoder
-from mq.client.consuming.holdings import Holdings
+from mq.client.consumer.holdings import Holdings
+from mq.client.decode import Decoder
 from tests.unit.client.deliveries import SET, assignment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mq.client.consuming.held_queue import Taken
+    from mq.client.consumer.held_queue import Taken
     from mq.wire.v1.consumer_pb2 import SubscribeRequest
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from mq.client.consuming import attendance as attendance_module
-from mq.client.consuming import session as session_module
-from mq.client.consuming import stream as stream_module
-from mq.client.consuming.session import Session
-from mq.client.consuming.subscription import Wanted
+from mq.client.consumer import attendance as attendance_module
+from mq.client.consumer import session as session_module
+from mq.client.consumer import stream as stream_module
+from mq.client.consumer.session import Session
+from mq.client.consumer.subscription import Wanted
 from tests.unit.client.deliveries import TOPIC, assignment
 from tests.unit.client.scripted_broker import DEADLINE_S, ScriptedCall, ScriptedConnection
 

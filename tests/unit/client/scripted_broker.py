@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import grpc
 import grpc.aio
 
-from mq.client.model import QueueRef
+from mq.client.messages import QueueRef
 from mq.errors import MqError, NotLeader, Unreachable
 from mq.wire.v1 import consumer_pb2 as wire
 from mq.wire.v1 import status_pb2
@@ -37,8 +37,8 @@ from tests.unit.client.deliveries import SET, response
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mq.client.connecting.asking import Question
-    from mq.client.connecting.wiring import Connection
+    from mq.client.cluster.asking import Question
+    from mq.client.cluster.wiring import Connection
     from tests.unit.client.deliveries import Content
 
 DEADLINE_S = 10.0

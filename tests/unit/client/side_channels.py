@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from mq.client.connecting.channels import Channels
-from mq.client.connecting.wiring import Connection
+from mq.client.cluster.channels import Channels
+from mq.client.cluster.wiring import Connection
 
 
 class Side(Protocol):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.client.producing.accumulator import Outcome
-from mq.client.producing.lines import Kind
+from mq.client.producer.accumulator import Outcome
+from mq.client.producer.lines import Kind
 from mq.hashing import text_hash
 from tests.unit.client.accumulators import (
     LINGER_S,

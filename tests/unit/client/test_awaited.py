@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from mq.client.consuming.awaited import AwaitedTopics
+from mq.client.consumer.awaited import AwaitedTopics
 from mq.wire.v1.cluster_pb2 import MissingTopic, RouteResponse
 
 ORDERS = MissingTopic(topic="ordrs", similar=["orders", "order"])

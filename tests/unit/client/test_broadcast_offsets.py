@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mq.client.consuming.broadcast_offsets import BroadcastOffsets
-from mq.client.model import QueueRef
+from mq.client.consumer.broadcast_offsets import BroadcastOffsets
+from mq.client.messages import QueueRef
 from mq.errors import IllegalConfig
 
 FIRST, SECOND = QueueRef("orders", 0, "a"), QueueRef("orders", 11, "b")

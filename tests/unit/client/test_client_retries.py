@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from mq.client.consuming import consumer as consumer_module
-from mq.client.consuming import consumer_sync as sync_module
-from mq.client.consuming import retries as retries_module
-from mq.client.consuming.consumer import Consumer
-from mq.client.consuming.consumer_sync import Consumer as SyncConsumer
-from mq.client.consuming.decode import Decoder
-from mq.client.consuming.held_queue import HeldQueue, Taken
-from mq.client.consuming.holdings import Holdings
-from mq.client.consuming.polled import Polled
-from mq.client.consuming.retries import Failure
-from mq.client.model import ReceivedMessage
+from mq.client.consumer import consumer as consumer_module
+from mq.client.consumer import consumer_sync as sync_module
+from mq.client.consumer import retries as retries_module
+from mq.client.consumer.consumer import Consumer
+from mq.client.consumer.consumer_sync import Consumer as SyncConsumer
+from mq.client.consumer.held_queue import HeldQueue, Taken
+from mq.client.consumer.holdings import Holdings
+from mq.client.consumer.polled import Polled
+from mq.client.consumer.retries import Failure
+from mq.client.decode import Decoder
+from mq.client.messages import ReceivedMessage
 from mq.errors import (
     IllegalRequest,
     MessageTooLarge,
@@ -225,7 +225,7 @@ def test_what_a_seek_made_void_is_not_sent() -> None:
 def test_a_close_without_a_broker_leaves_the_message_to_the_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("mq.client.consuming.session._GOODBYE_S_MAX", 0.05)
+    monkeypatch.setattr("mq.client.consumer.session._GOODBYE_S_MAX", 0.05)
 
     async def story() -> None:
         scene, _, taken = await scene_with(3)

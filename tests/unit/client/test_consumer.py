@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from mq.client.consuming import consumer as consumer_module
-from mq.client.consuming import consumer_sync as sync_module
-from mq.client.consuming.consumer import Consumer
-from mq.client.consuming.consumer_sync import Consumer as SyncConsumer
-from mq.client.model import ReceivedMessage
+from mq.client.consumer import consumer as consumer_module
+from mq.client.consumer import consumer_sync as sync_module
+from mq.client.consumer.consumer import Consumer
+from mq.client.consumer.consumer_sync import Consumer as SyncConsumer
+from mq.client.messages import ReceivedMessage
 from mq.errors import NotAssigned, SubscriptionMismatch
 from tests.unit.client.deliveries import TOPIC, assignment, delivery, ref
 from tests.unit.client.scene import until

@@ -11,8 +11,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.client.consuming import decode as decode_module
-from mq.client.consuming.decode import (
+from mq.client import decode as decode_module
+from mq.client.decode import (
     Decoded,
     Decoder,
     Frames,
@@ -21,7 +21,7 @@ from mq.client.consuming.decode import (
     parse_pull_response,
     parse_subscribe_response,
 )
-from mq.client.model import Origin, QueueRef, ReceivedMessage
+from mq.client.messages import Origin, QueueRef, ReceivedMessage
 from mq.limits import BODY_BYTES_MAX
 from mq.wire.v1.consumer_pb2 import (
     PULL_FOUND,

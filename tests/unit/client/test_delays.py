@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from mq.client.model import Message, SendResult
-from mq.client.producing import waiting
-from mq.client.producing.accumulator import Outcome
-from mq.client.producing.encode import columns, delay_field, place
-from mq.client.producing.grouping import common_delay, group_batch
-from mq.client.producing.lines import Batch, Kind
-from mq.client.producing.recall import recall_request
-from mq.client.producing.send_future import SendFuture
+from mq.client.encode import columns, delay_field, place
+from mq.client.messages import Message, SendResult
+from mq.client.producer import waiting
+from mq.client.producer.accumulator import Outcome
+from mq.client.producer.grouping import common_delay, group_batch
+from mq.client.producer.lines import Batch, Kind
+from mq.client.producer.recall import recall_request
+from mq.client.producer.send_future import SendFuture
 from mq.errors import IllegalDelay, IllegalRequest
 from mq.levels import DELAY_MS_MAX, LEVELS_MS
 from mq.store.batch import accept

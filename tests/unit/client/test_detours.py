@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mq.client.consuming import detours as detours_module
-from mq.client.model import Sql
+from mq.client.consumer import detours as detours_module
+from mq.client.messages import Sql
 from mq.errors import Internal, MqError, NotLeader, Unreachable
 from mq.wire.v1 import consumer_pb2 as wire
 from mq.wire.v1.consumer_pb2 import PullRequest, PullResponse, Redirect

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.client.model import Message
-from mq.client.producing import encode
-from mq.client.producing.encode import (
+from mq.client import encode
+from mq.client.encode import (
     MESSAGE_BYTES_MAX,
     PROPERTIES_BYTES_MAX,
     PROPERTIES_MAX,
     encode_message,
 )
+from mq.client.messages import Message
 from mq.errors import IllegalRequest, MessageTooLarge
 from mq.hashing import text_hash
 from mq.names import is_legal_tag

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mq.client.consuming.failing import Failing, Nack
-from mq.client.consuming.held_queue import HeldQueue, Taken
-from mq.client.consuming.retries import Failure
-from mq.client.model import QueueRef, ReceivedMessage
+from mq.client.consumer.failing import Failing, Nack
+from mq.client.consumer.held_queue import HeldQueue, Taken
+from mq.client.consumer.retries import Failure
+from mq.client.messages import QueueRef, ReceivedMessage
 from mq.errors import IllegalConfig, IllegalDelay
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mq.client.connecting.asking import now_s
-from mq.client.model import ReceivedMessage
-from mq.client.receiving.gathering import CALL_WAIT_S, Gathering, Place
+from mq.client.cluster.asking import now_s
+from mq.client.messages import ReceivedMessage
+from mq.client.simple.gathering import CALL_WAIT_S, Gathering, Place
 from mq.errors import IllegalFilter, MqError, TopicNotFound, Unreachable
 from tests.unit.client.virtual_time import run
 

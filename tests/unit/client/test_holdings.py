@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from mq.client.consuming.held_queue import Taken
+from mq.client.consumer.held_queue import Taken
 from mq.errors import NotAssigned, SubscriptionMismatch
 from tests.unit.client.deliveries import SET, assignment, deliver, delivery, ref
 from tests.unit.client.desk import Desk, offsets

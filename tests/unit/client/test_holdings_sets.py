@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mq.client.model import QueueRef
+from mq.client.messages import QueueRef
 from mq.errors import IllegalRequest, NotAssigned
 from tests.unit.client.deliveries import TOPIC, deliver, delivery, ref
 from tests.unit.client.desk import Desk

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from mq.client.model import FilterLike, Message, QueueRef, ReceivedMessage, Sql, Tags, wire_filter
-from mq.client.producing.producer_settings import Settings
+from mq.client.messages import (
+    FilterLike,
+    Message,
+    QueueRef,
+    ReceivedMessage,
+    Sql,
+    Tags,
+    wire_filter,
+)
+from mq.client.producer.producer_settings import Settings
 from mq.errors import IllegalConfig, IllegalFilter
 from mq.wire.v1.consumer_pb2 import Filter
 

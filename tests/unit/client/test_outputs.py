@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from mq.client.connecting.asking import now_s
-from mq.client.connecting.wiring import ROUTE_AGE_S_MAX, Connection
-from mq.client.model import Message
+from mq.client.cluster.asking import now_s
+from mq.client.cluster.wiring import ROUTE_AGE_S_MAX, Connection
+from mq.client.messages import Message
 from mq.client.processing.outputs import NowhereToGo, Outputs
 from mq.errors import IllegalTopic, PermissionDenied, TopicNotFound
 from tests.unit.client.fake_channels import FakeChannels

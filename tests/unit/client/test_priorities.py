@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
-from mq.client.model import Message
-from mq.client.producing.encode import encode_message
-from mq.client.producing.grouping import group_batch, priority_of
-from mq.client.producing.lines import Kind
-from mq.client.producing.priorities import FairTurns, queue_for, queues_of
+from mq.client.encode import encode_message
+from mq.client.messages import Message
+from mq.client.producer.grouping import group_batch, priority_of
+from mq.client.producer.lines import Kind
+from mq.client.producer.priorities import FairTurns, queue_for, queues_of
 from mq.errors import IllegalRequest
 from mq.wire.v1.cluster_pb2 import TopicRoute
 from mq.wire.v1.consumer_pb2 import AssignedQueue, Assignment

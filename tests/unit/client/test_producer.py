@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
-from mq.client.model import Message, SendResult
-from mq.client.producing.encode import MESSAGE_BYTES_MAX
+from mq.client.encode import MESSAGE_BYTES_MAX
+from mq.client.messages import Message, SendResult
 from mq.errors import (
     IllegalTopic,
     Internal,
@@ -371,7 +371,7 @@ def test_a_mistake_of_the_producers_fails_everything_instead_of_waiting_for_ever
         side = BrokerSide()
         producer = side.producer()
         await producer.send("t", b"")
-        monkeypatch.setattr("mq.client.producing.encode.request", mistake)
+        monkeypatch.setattr("mq.client.encode.request", mistake)
         futures = [await producer.send_async("t", b"") for _ in range(3)]
         errors = await asyncio.gather(*futures, return_exceptions=True)
         assert [type(error) for error in errors] == [Internal] * 3

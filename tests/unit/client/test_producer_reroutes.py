@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mq.client.model import Message
+from mq.client.messages import Message
 from mq.errors import IllegalRequest
 from mq.hashing import text_hash
 from mq.wire.v1 import status_pb2 as wire

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from mq.client.model import Message, SendResult
+from mq.client.messages import Message, SendResult
 from mq.errors import (
     DiskFull,
     FlowControl,

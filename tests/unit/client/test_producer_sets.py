@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mq.client.connecting.wiring import Connection
-from mq.client.model import Message, SendResult
+from mq.client.cluster.wiring import Connection
+from mq.client.messages import Message, SendResult
 from mq.errors import IllegalRequest, MqError, PermissionDenied, TopicNotFound, Unreachable
 from mq.hashing import text_hash
 from mq.wire.v1 import status_pb2 as wire

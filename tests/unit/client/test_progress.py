@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.client.consuming.progress import Progress
+from mq.client.consumer.progress import Progress
 
 
 def test_it_starts_where_deliveries_start() -> None:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mq.client.consuming.pull import PullConsumer, PullResult, PullStatus
-from mq.client.model import QueueRef
+from mq.client.consumer.pull import PullConsumer, PullResult, PullStatus
+from mq.client.messages import QueueRef
 from mq.errors import IllegalConfig, IllegalRequest, NotLeader, TopicNotFound, Unreachable
 from mq.wire.v1 import consumer_pb2 as wire
 from mq.wire.v1.message_pb2 import Message

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from mq.client.consuming import consumer_sync as sync_module
-from mq.client.consuming import push as push_module
-from mq.client.consuming.consumer_sync import PushConsumer as SyncPushConsumer
-from mq.client.consuming.failing import Nack
-from mq.client.consuming.push import PushConsumer, retry_delay_s
-from mq.client.model import ReceivedMessage
+from mq.client.consumer import consumer_sync as sync_module
+from mq.client.consumer import push as push_module
+from mq.client.consumer.consumer_sync import PushConsumer as SyncPushConsumer
+from mq.client.consumer.failing import Nack
+from mq.client.consumer.push import PushConsumer, retry_delay_s
+from mq.client.messages import ReceivedMessage
 from mq.client.sync import background
 from mq.errors import IllegalConfig, NotLeader, SubscriptionMismatch, TopicNotFound, Unreachable
 from tests.unit.client.deliveries import TOPIC, assignment, delivery, ref

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from mq.client.consuming.decode import Decoder, parse_subscribe_response
-from mq.client.consuming.held_queue import Taken
-from mq.client.consuming.holdings import Holdings
+from mq.client.consumer.held_queue import Taken
+from mq.client.consumer.holdings import Holdings
+from mq.client.decode import Decoder, parse_subscribe_response
 from mq.wire.v1.consumer_pb2 import SubscribeRequest
 from tests.unit.client.deliveries import SET, assignment, delivery, response
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mq.client.model import Message, ReceivedMessage
+from mq.client.messages import Message, ReceivedMessage
 from mq.client.requesting.replies import (
     CORRELATION_ID,
     ERROR,

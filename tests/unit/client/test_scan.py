@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mq.client.connecting.wiring import Connection
-from mq.client.consuming.pages import Page, parse_page
-from mq.client.consuming.queue_reads import QueueReads
-from mq.client.consuming.scan import QueueScanner, RangeRead
-from mq.client.model import QueueRef, Tags
+from mq.client.cluster.wiring import Connection
+from mq.client.consumer.pages import Page, parse_page
+from mq.client.consumer.queue_reads import QueueReads
+from mq.client.consumer.scan import QueueScanner, RangeRead
+from mq.client.messages import QueueRef, Tags
 from mq.errors import NotLeader, TopicNotFound, Unreachable
 from mq.wire.v1 import consumer_pb2 as wire
 from mq.wire.v1.message_pb2 import Message

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from mq.client.model import SendResult
-from mq.client.producing.send_future import SendFuture
+from mq.client.messages import SendResult
+from mq.client.producer.send_future import SendFuture
 from mq.errors import DiskFull
 
 RESULT = SendResult("set-0:7", "t", 0, 0, 0)

@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
-from mq.client.consuming import attendance as attendance_module
-from mq.client.consuming import stream as stream_module
+from mq.client.consumer import attendance as attendance_module
+from mq.client.consumer import stream as stream_module
 from mq.errors import (
     IllegalFilter,
     IllegalOffset,

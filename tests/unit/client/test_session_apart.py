@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mq.client.consuming import attendance as attendance_module
-from mq.client.consuming.retries import Failure
-from mq.client.model import QueueRef
+from mq.client.consumer import attendance as attendance_module
+from mq.client.consumer.retries import Failure
+from mq.client.messages import QueueRef
 from mq.errors import (
     IllegalRequest,
     NotAssigned,

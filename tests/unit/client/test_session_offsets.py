@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mq.client.consuming import session as session_module
-from mq.client.model import QueueRef
+from mq.client.consumer import session as session_module
+from mq.client.messages import QueueRef
 from mq.errors import (
     IllegalOffset,
     NotAssigned,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mq.client.consuming import session as session_module
+from mq.client.consumer import session as session_module
 from mq.errors import (
     MqError,
     PermissionDenied,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mq.client import ReceivedMessage
-from mq.client.receiving.simple import SimpleConsumer
+from mq.client.simple.simple import SimpleConsumer
 from mq.errors import (
     IllegalHandle,
     MqError,

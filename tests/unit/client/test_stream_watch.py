@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from mq.client.consuming.attendance import CHECK_S_MAX, CHECK_S_MIN
-from mq.client.consuming.stream import Watch
+from mq.client.consumer.attendance import CHECK_S_MAX, CHECK_S_MIN
+from mq.client.consumer.stream import Watch
 
 
 async def check() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mq.client.consuming.subscription import Wanted
-from mq.client.model import Sql, Tags
+from mq.client.consumer.subscription import Wanted
+from mq.client.messages import Sql, Tags
 from mq.errors import IllegalConfig, IllegalFilter, IllegalGroup, IllegalTopic, MqError
 from mq.wire.v1 import consumer_pb2 as wire
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mq.client.producing.topic_parts import TopicParts
+from mq.client.producer.topic_parts import TopicParts
 from mq.wire.v1.cluster_pb2 import TopicRoute
 from tests.unit.client.accumulators import part
 

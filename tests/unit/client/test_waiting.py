@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.client.connecting.wiring import Route
-from mq.client.model import Message
-from mq.client.producing.encode import delay_field
-from mq.client.producing.grouping import group_batch
-from mq.client.producing.lines import Batch, Kind
+from mq.client.cluster.wiring import Route
+from mq.client.encode import delay_field
+from mq.client.messages import Message
+from mq.client.producer.grouping import group_batch
+from mq.client.producer.lines import Batch, Kind
 from mq.errors import IllegalRequest
 from mq.hashing import text_hash
 from tests.unit.client.accumulators import SIZE, TIMEOUT_S, Lines, bodies, encoded, part

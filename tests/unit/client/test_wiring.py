@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from mq.client.connecting.channels import Channels
-from mq.client.connecting.set_connection import SetConnection
-from mq.client.connecting.wiring import ROUTE_AGE_S_MAX, Connection, back_off_s, parse_servers
-from mq.client.model import QueueRef
+from mq.client.cluster.channels import Channels
+from mq.client.cluster.set_connection import SetConnection
+from mq.client.cluster.wiring import ROUTE_AGE_S_MAX, Connection, back_off_s, parse_servers
+from mq.client.messages import QueueRef
 from mq.errors import (
     ClientClosed,
     IllegalConfig,

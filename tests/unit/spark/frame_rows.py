@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from mq.client.producing.encode import varint
+from mq.client.encode import varint
 from mq.wire.v1.message_pb2 import Message
 from mq_spark.decoding.columns import Rows
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mq.client import Message
-from mq.client.producing.encode import MESSAGE_BYTES_MAX, encode_message
+from mq.client.encode import MESSAGE_BYTES_MAX, encode_message
 from mq.hashing import text_hash
 from mq.names import is_legal_tag
 from mq.wire.v1.message_pb2 import Batch

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mq.client.model import Message as ClientMessage
-from mq.client.producing.encode import encode_message, varint
+from mq.client.encode import encode_message, varint
+from mq.client.messages import Message as ClientMessage
 from mq.store.walking import Many, Slices
 from mq.wire.v1.message_pb2 import Batch, Message
 from mq_spark.decoding import frames

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mq.admin import output
-from mq.admin.options import PLACE_METAVAR, TIME_HELP, Place, PlaceInTime
-from mq.admin.tables import counted, size
+from mq.cli import output
+from mq.cli.options import PLACE_METAVAR, TIME_HELP, Place, PlaceInTime
+from mq.cli.tables import counted, size
 from mq_spark.pipelines import offset_log, progress
 from mq_spark.pipelines.archiving.archive_directory import ArchiveDirectory, Stored
 from mq_spark.pipelines.archiving.compact import today

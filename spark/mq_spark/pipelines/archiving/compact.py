@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from mq.admin import output
-from mq.admin.tables import counted
+from mq.cli import output
+from mq.cli.tables import counted
 from mq_spark.errors import MqSparkError
 from mq_spark.pipelines.archiving.archive_directory import ArchiveDirectory
 from mq_spark.pipelines.archiving.compaction import FILE_MIB, MIB

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mq.admin import output
-from mq.admin.options import Brokers, Duration, with_brokers
-from mq.admin.tables import Column, print_table
+from mq.cli import output
+from mq.cli.options import Brokers, Duration, with_brokers
+from mq.cli.tables import Column, print_table
 from mq.names import check_topic
 from mq_spark.pipelines.common import Pipeline, Runs, with_pipeline, with_runs
 from mq_spark.pipelines.progress import ProgressLine, Seen, sigterm_as_interrupt

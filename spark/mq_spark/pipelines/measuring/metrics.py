@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mq.admin import output
-from mq.admin.options import PLACE_METAVAR, TIME_HELP, Duration, Place, PlaceInTime
-from mq.admin.tables import counted
+from mq.cli import output
+from mq.cli.options import PLACE_METAVAR, TIME_HELP, Duration, Place, PlaceInTime
+from mq.cli.tables import counted
 from mq_spark.pipelines.common import Pipeline, Runs, with_pipeline, with_runs
 
 if TYPE_CHECKING:

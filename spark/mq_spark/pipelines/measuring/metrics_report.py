@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from rich.console import Console
 
-from mq.admin.output import printable
-from mq.admin.tables import Column, print_table, size
+from mq.cli.output import printable
+from mq.cli.tables import Column, print_table, size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from mq.admin.output import json_line
+from mq.cli.output import json_line
 from mq_spark.errors import MqSparkError
 from mq_spark.pipelines.measuring.metrics_figures import (
     OBSERVED,

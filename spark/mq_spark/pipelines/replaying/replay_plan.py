@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mq.admin.tables import stored_at
+from mq.cli.tables import stored_at
 from mq_spark.errors import MqSparkError
 from mq_spark.pipelines.archiving.archive_directory import (
     ArchiveDirectory,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from mq.broker.replicated.dedup import StoredAt
+from mq.broker.state.dedup import StoredAt
 from mq.errors import FlowControl, MessageNotFound, MqError, NotLeader, OutcomeUnknown
 from tests.support.consensus import Node, batch, eventually, turns
 from tests.support.stores import read_all, small_config

@@ -11,7 +11,7 @@ import pytest
 
 from mq.broker.delay import delays as module
 from mq.broker.delay import due
-from mq.broker.replicated.machine import Written
+from mq.broker.state.machine import Written
 from mq.errors import DiskFull, FlowControl, MessageTooLarge, MqError, NotLeader, OutcomeUnknown
 from mq.store.batch import accept, prepare
 from mq.store.holding import LANE_MS, lane_of

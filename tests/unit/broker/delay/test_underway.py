@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from mq.broker.delay.underway import UnderWay
-from mq.broker.replicated.machine import Written
+from mq.broker.state.machine import Written
 from mq.broker.writing import write
 from mq.errors import FlowControl
 from mq.store.batch import encode_payload

@@ -8,8 +8,8 @@ import itertools
 import random
 from typing import TYPE_CHECKING, Any
 
-from mq.broker.consuming.filters import canonical, compile_filter
-from mq.broker.consuming.groups import Start
+from mq.broker.consumer.filters import canonical, compile_filter
+from mq.broker.consumer.groups import Start
 from mq.broker.receive.granting import Given
 from mq.broker.receive.handles import lease_bytes
 from mq.broker.receive.receiving import Receive

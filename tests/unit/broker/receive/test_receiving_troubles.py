@@ -9,9 +9,9 @@ import asyncio
 import msgspec
 import pytest
 
-from mq.broker.consuming.assignment import Queue
-from mq.broker.consuming.groups import Start
-from mq.broker.replicated.leases import Leases
+from mq.broker.consumer.assignment import Queue
+from mq.broker.consumer.groups import Start
+from mq.broker.state.leases import Leases
 from mq.errors import MessageTooLarge
 from mq.wire.v1.cluster_pb2 import TopicType
 from mq.wire.v1.state_pb2 import Command, PutTopic

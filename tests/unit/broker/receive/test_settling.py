@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mq.broker.consuming.assignment import Queue
+from mq.broker.consumer.assignment import Queue
 from mq.broker.receive import settling
 from mq.broker.receive.handles import Handle
 from mq.broker.receive.lease_draft import Draft
-from mq.broker.replicated.leases import Leases, Range
+from mq.broker.state.leases import Leases, Range
 from mq.wire.v1.state_pb2 import LeaseChange
 
 if TYPE_CHECKING:

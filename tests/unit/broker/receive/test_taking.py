@@ -7,10 +7,10 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.broker.consuming.assignment import Queue
+from mq.broker.consumer.assignment import Queue
 from mq.broker.receive.taking import Again, Spec, Taking
-from mq.broker.replicated.leases import QueueLeases, Range
-from mq.broker.replicated.topics import Topic
+from mq.broker.state.leases import QueueLeases, Range
+from mq.broker.state.topics import Topic
 from mq.errors import NotLeader
 from tests.support.consensus import on_loop, soon, turns
 

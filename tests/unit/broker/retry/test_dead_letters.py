@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mq.broker.consuming.assignment import Queue
+from mq.broker.consumer.assignment import Queue
 from mq.broker.retry import retries
 from mq.broker.retry.dead_letters import Totals
 from mq.errors import IllegalGroup, IllegalRequest, MessageNotFound, OutcomeUnknown, TopicNotFound
@@ -16,7 +16,7 @@ from tests.unit.broker.retry.test_retrying import DEAD, RETRY, at, messages, ret
 
 if TYPE_CHECKING:
     from mq.broker.retry.dead_letters import DeadLetters
-    from tests.unit.broker.consuming.group_scene import World
+    from tests.unit.broker.consumer.group_scene import World
 
 
 async def with_letters(count: int = 3, size: int = 1) -> tuple[World, DeadLetters]:

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from mq import names
-from mq.broker.consuming.assignment import Queue
-from mq.broker.consuming.filters import compile_filter
-from mq.broker.consuming.subscriber import Delivered, Limits
+from mq.broker.consumer.assignment import Queue
+from mq.broker.consumer.filters import compile_filter
+from mq.broker.consumer.subscriber import Delivered, Limits
 from mq.broker.retry.retries import WAITS_MS, stored_messages
 from mq.broker.retry.retrying import FAILED_MAX, Failed, Place, RetryResult
 from mq.errors import (
@@ -30,7 +30,7 @@ from mq.store.reading import Status
 from mq.wire.v1.consumer_pb2 import MODE_BROADCAST, MODE_ORDERED, Filter
 from mq.wire.v1.message_pb2 import Message, Origin
 from tests.support.consensus import Node, batch, eventually, on_loop, soon, turns
-from tests.unit.broker.consuming.group_scene import LATEST, World, drain, spec, world
+from tests.unit.broker.consumer.group_scene import LATEST, World, drain, spec, world
 
 RETRY, DEAD = "%RETRY%g", "%DLQ%g"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mq.broker.replicated.transactions import Transaction
+from mq.broker.state.transactions import Transaction
 from mq.broker.transaction.questions import Question, Respondent, Respondents
 from tests.support.consensus import batch, on_loop
 

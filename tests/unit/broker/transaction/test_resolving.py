@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mq.broker.replicated.dedup import StoredAt
-from mq.broker.replicated.topics import Topic
-from mq.broker.replicated.transactions import ENDED_MAX, Ended, Outcome, Transaction, Transactions
+from mq.broker.state.dedup import StoredAt
+from mq.broker.state.topics import Topic
+from mq.broker.state.transactions import ENDED_MAX, Ended, Outcome, Transaction, Transactions
 from mq.broker.transaction.resolving import Carry, CheckNow, End, Settled, Sweep, Turn
 from mq.errors import LogDamaged, MqError, TopicNotFound, TransactionNotFound
 from mq.names import GIVE_UP_TOPIC

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mq.broker.replicated.dedup import StoredAt
+from mq.broker.state.dedup import StoredAt
 from mq.broker.transaction import transacting
 from mq.errors import (
     FlowControl,

@@ -10,7 +10,7 @@ from mq.wire.v1.message_pb2 import Half, Message
 from tests.support.consensus import Node, soon, turns
 
 if TYPE_CHECKING:
-    from mq.broker.replicated.transactions import Transaction
+    from mq.broker.state.transactions import Transaction
     from mq.broker.transaction.questions import Question
 
 GROUP = "orders"

@@ -1,0 +1,186 @@
+"""Offsets of groups on their way into the log: what many consumers report within a moment is one
+entry.
+
+A report of progress waits for nothing: when the leader is lost before it is committed, its group
+goes on a little further back. An explicit commit is answered when it is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+
+from mq.broker.consumer.assignment import Queue
+from mq.broker.contracts import Consensus
+from mq.broker.state.machine import Machine
+from mq.broker.writing import write_command
+from mq.errors import MqError, NotLeader
+from mq.logging import get_logger
+from mq.wire.v1.consumer_pb2 import QueuePosition
+from mq.wire.v1.state_pb2 import Command, CommitPositions, GroupPositions
+
+log = get_logger(__name__)
+
+# How long progress may wait for more of it; less than a second of work is repeated after a crash.
+_GATHER_S = 0.1
+# Positions in one entry: about 64 KiB of them.
+_POSITIONS_MAX = 2_000
+
+Positions = dict[str, dict[Queue, int]]
+
+
+class Commits:
+    def __init__(self, consensus: Consensus, machine: Machine) -> None:
+        self._consensus = consensus
+        self._machine = machine
+        self._loop = asyncio.get_running_loop()
+        # Not proposed yet, and proposed but not applied; the newer one counts.
+        self._noted: Positions = {}
+        self._under_way: Positions = {}
+        # Of entries that others write; what is noted of the same queues meanwhile is newer.
+        self._elsewhere: Positions = {}
+        self._waiters: list[asyncio.Future[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_writing = False
+
+    def position(self, group: str, queue: Queue) -> int | None:
+        """The newest that is known of: also what is not committed yet."""
+        for positions in (self._noted, self._under_way):
+            found = positions.get(group, {}).get(queue)
+            if found is not None:
+                return found
+        return self._machine.state.offsets.positions(group).get(queue)
+
+    def reached(self, group: str, queue: Queue) -> int:
+        """The same, or what an entry of somebody else's is about to make of it. Nobody starts
+        there: when that entry fails, its work is not done.
+        """
+        found = self.position(group, queue) or 0
+        return max(found, self._elsewhere.get(group, {}).get(queue, 0))
+
+    def note(self, group: str, positions: Mapping[Queue, int]) -> None:
+        """Committed soon."""
+        if positions:
+            self._noted.setdefault(group, {}).update(positions)
+            self._write_in(_GATHER_S)
+
+    async def commit(self, group: str, positions: Mapping[Queue, int]) -> None:
+        """Durable when this returns."""
+        if not positions:
+            return
+        self._noted.setdefault(group, {}).update(positions)
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.append(waiter)
+        self._write_in(0)
+        await waiter
+
+    async def flush(self) -> None:
+        """What was reported so far is durable when this returns, or cannot be written."""
+        if not self._noted and not self._is_writing:
+            return
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.append(waiter)
+        self._write_in(0)
+        with contextlib.suppress(MqError):
+            await waiter
+
+    def is_pending(self, group: str, queues: Iterable[Queue]) -> bool:
+        """Whether one of these has a position that is not in the log yet: `flush`, or what is
+        written now might be undone by it.
+        """
+        known = (self._noted.get(group, {}), self._under_way.get(group, {}))
+        return any(queue in positions for queue in queues for positions in known)
+
+    def begin_elsewhere(self, positions: Positions) -> None:
+        """An entry of somebody else's has these, until `end_elsewhere`: a report of progress that
+        it has overtaken must not take the group back.
+        """
+        self._elsewhere = positions
+
+    def end_elsewhere(self) -> None:
+        self._elsewhere = {}
+
+    def forget(self) -> None:
+        """This node does not lead any more: members report to the next leader what they have."""
+        self._noted.clear()
+        self._under_way.clear()
+        self._elsewhere = {}
+        waiters, self._waiters = self._waiters, []
+        _tell(waiters, NotLeader(None, None))
+
+    def drop_group(self, group: str) -> None:
+        self._noted.pop(group, None)
+
+    def drop_topic(self, topic: str) -> None:
+        for positions in self._noted.values():
+            for queue in [queue for queue in positions if queue.topic == topic]:
+                del positions[queue]
+
+    def _write_in(self, seconds: float) -> None:
+        if self._is_writing:
+            return  # what is noted now goes with the next
+        if self._timer is not None:
+            if seconds:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, self._write)
+
+    def _write(self) -> None:
+        self._timer = None
+        if not self._noted and not self._waiters:
+            return
+        self._is_writing = True
+        waiters, self._waiters = self._waiters, []
+        self._under_way, self._noted = self._noted, {}
+        # Copied here: `forget` may come before the task begins, which would then write nothing and
+        # tell those who wait that it is durable.
+        copied = [(group, list(queues.items())) for group, queues in self._under_way.items()]
+        self._task = self._loop.create_task(self._propose(_commands(copied), waiters))
+
+    async def _propose(
+        self, commands: Iterable[Command], waiters: list[asyncio.Future[None]]
+    ) -> None:
+        error: MqError | None = None
+        try:
+            for command in commands:
+                await write_command(self._consensus, command)
+        except MqError as failure:
+            error = failure
+            log.info("offsets are not committed, consumers will report again", error=str(error))
+        self._under_way = {}
+        _tell(waiters, error)
+        self._is_writing = False
+        if self._noted or self._waiters:
+            self._write_in(0 if self._waiters else _GATHER_S)
+
+
+def _tell(waiters: Iterable[asyncio.Future[None]], error: MqError | None) -> None:
+    for waiter in waiters:
+        if waiter.done():
+            continue
+        if error is None:
+            waiter.set_result(None)
+        else:
+            waiter.set_exception(error)
+
+
+def _commands(positions: Iterable[tuple[str, list[tuple[Queue, int]]]]) -> Iterator[Command]:
+    """Each one is made when the one before it is written: very many would hold up the loop."""
+    commit, count = CommitPositions(), 0
+    for group, queues in positions:
+        at = 0
+        while at < len(queues):
+            chunk = queues[at : at + _POSITIONS_MAX - count]
+            at += len(chunk)
+            wire = [
+                QueuePosition(topic=queue.topic, queue_id=queue.queue_id, queue_offset=queue_offset)
+                for queue, queue_offset in chunk
+            ]
+            commit.groups.append(GroupPositions(group=group, positions=wire))
+            count += len(chunk)
+            if count >= _POSITIONS_MAX:
+                yield Command(commit_positions=commit)
+                commit, count = CommitPositions(), 0
+    if count:
+        yield Command(commit_positions=commit)

@@ -1,0 +1,57 @@
+"""Everything that entries made, besides the queues: the replicated state of the broker."""
+
+from __future__ import annotations
+
+from mq.broker.state.dedup import Producers
+from mq.broker.state.leases import Leases
+from mq.broker.state.offsets import Offsets
+from mq.broker.state.schedule import Schedule
+from mq.broker.state.sets import KnownSets
+from mq.broker.state.topics import Topics
+from mq.broker.state.transactions import Transactions
+from mq.store.batch import Batch
+from mq.store.holding import Filed
+from mq.wire.v1.state_pb2 import BrokerState
+
+
+class State:
+    """Everything that commands and batches made, besides the queues; a checkpoint has all of it."""
+
+    def __init__(self) -> None:
+        self.topics = Topics()
+        self.offsets = Offsets()
+        self.producers = Producers()
+        self.schedule = Schedule()
+        self.transactions = Transactions()
+        self.leases = Leases()
+        self.sets = KnownSets()
+
+    def hold(self, batch: Batch, log_offset: int, stored_at_ms: int) -> Filed:
+        """A batch is held back; the store asks where to file it, as part of applying its entry."""
+        if batch.half:
+            return self.transactions.begin(batch, log_offset, stored_at_ms)
+        return self.schedule.add(batch)
+
+    def encode(self) -> bytes:
+        """Same state, same bytes."""
+        state = BrokerState(
+            topics=self.topics.encode(),
+            groups=self.offsets.encode(),
+            producers=self.producers.encode(),
+            lanes=self.schedule.encode(),
+            transactions=self.transactions.encode(),
+            transaction_totals=self.transactions.totals(),
+            leases=self.leases.encode(),
+            broker_sets=self.sets.encode(),
+        )
+        return state.SerializeToString(deterministic=True)
+
+    def restore(self, data: bytes) -> None:
+        state = BrokerState.FromString(data)
+        self.topics.restore(state.topics)
+        self.offsets.restore(state.groups)
+        self.producers.restore(iter(state.producers))
+        self.schedule.restore(state.lanes)
+        self.transactions.restore(state.transactions, state.transaction_totals)
+        self.leases.restore(state.leases)
+        self.sets.restore(state.broker_sets)

@@ -1,0 +1,220 @@
+"""What an administrator asks of all broker sets at once, and of one of them.
+
+A read answers with what there is: sets that did not answer are named beside it. A write looks first
+whether all that it needs are there, and changes nothing otherwise; one that fails between two sets
+says where it is done. Nothing is kept but the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+from google.protobuf.message import Message as WireMessage
+
+from mq.client.cluster.asking import now_s
+from mq.client.cluster.wiring import CALL_TIMEOUT_S, Connection
+from mq.errors import IllegalRequest, MqError
+from mq.wire.v1 import admin_pb2 as pb
+from mq.wire.v1.cluster_pb2 import RouteResponse
+
+# For a set that nobody expects to have something of what is asked for, or that was silent lately.
+SHORT_S = 1.0
+_SILENT_S = 10.0
+
+T = TypeVar("T")
+
+
+class Answers(list[T]):
+    """What all broker sets have, but for those in `missing_sets`, which did not answer."""
+
+    missing_sets: tuple[str, ...]
+
+    def __init__(self, found: Iterable[T] = (), missing_sets: Iterable[str] = ()) -> None:
+        super().__init__(found)
+        self.missing_sets = tuple(missing_sets)
+
+
+class Replies(NamedTuple):
+    """By the name of the set, in this order: answers; refusals because it has no such thing; and
+    why there is no answer.
+    """
+
+    found: dict[str, Any]
+    absent: dict[str, MqError]
+    missing: dict[str, MqError]
+
+    def some(self) -> dict[str, Any]:
+        """For reads: the answers, at least one. Raises what kept them all from answering."""
+        if self.found:
+            return self.found
+        # Somebody who does not answer may have it: that nobody does is not known then.
+        return self._fail(self.missing or self.absent)
+
+    def all(self) -> dict[str, Any]:
+        """For writes: the answers of all that have it, at least one. Raises when one is missing,
+        and nothing is to be changed then.
+        """
+        if not self.missing:
+            return self.some()
+        return self._fail(self.missing, "; nothing was changed")
+
+    def _fail(self, errors: Mapping[str, MqError], addition: str = "") -> NoReturn:
+        name, error = next(iter(errors.items()))
+        if self.missing and (len(self.found) + len(self.absent) + len(self.missing) > 1):
+            raise said(error, f"broker set {name}: {error}{addition}")
+        raise error
+
+
+class AdminCalls:
+    """The connection of an Admin, and calls by it."""
+
+    def __init__(
+        self,
+        servers: str | Sequence[str] = "127.0.0.1:8081",
+        *,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> None:
+        """`timeout_s`: how long a call may take, with all its attempts to find a broker."""
+        self._connection = Connection(servers)
+        self._timeout_s = timeout_s
+        # Sets that did not answer, and until when another question does not wait for long.
+        self._silent_until_s: dict[str, float] = {}
+
+    async def _directory(self, topics: Sequence[str] = ()) -> RouteResponse:
+        """Asked anew each time: sets come and go. Of the brokers that the user named, if one of
+        them answers: a set that was removed, or is yet to be added, tells of itself alone.
+        """
+        seeds = self._connection.seeds
+        ranking = self._connection.servers.ranking(now_s())
+        named = [one for one in ranking if one in seeds]
+        return await self._connection.brokers(topics, self._timeout_s, first=named)
+
+    async def _set_names(self) -> list[str]:
+        return [one.name for one in (await self._directory()).broker_sets]
+
+    async def _known_set(self, broker_set: str, known: Sequence[str] = ()) -> str:
+        """IllegalRequest: the cluster has no such set."""
+        known = known or await self._set_names()
+        if broker_set not in known:
+            raise IllegalRequest(
+                f"there is no broker set {broker_set!r}: the cluster has {', '.join(known)}"
+            )
+        return broker_set
+
+    async def _ask(
+        self,
+        broker_set: str,
+        method: str,
+        request: WireMessage,
+        *,
+        service: str = "AdminService",
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Of whoever leads the set."""
+        return await self._connection.of(broker_set).call(
+            service, method, request, self._timeout_s if timeout_s is None else timeout_s
+        )
+
+    async def _ask_all(
+        self,
+        method: str,
+        requests: WireMessage | Mapping[str, WireMessage],
+        *,
+        absent: type[MqError] | tuple[type[MqError], ...] = (),
+        unexpected: Iterable[str] = (),
+    ) -> Replies:
+        """Of all sets at once, or of those for which there is a request. `absent` are refusals by
+        one that has no such thing. Who is `unexpected` to have something is not waited for long.
+        """
+        if not isinstance(requests, Mapping):
+            requests = dict.fromkeys(await self._set_names(), requests)
+        hurried = {*unexpected, *self._silent()}
+        answers = await asyncio.gather(
+            *(
+                self._ask(
+                    name,
+                    method,
+                    request,
+                    timeout_s=min(SHORT_S, self._timeout_s) if name in hurried else None,
+                )
+                for name, request in requests.items()
+            ),
+            return_exceptions=True,
+        )
+        replies = Replies({}, {}, {})
+        for name, answer in zip(requests, answers, strict=True):
+            if isinstance(answer, absent):
+                replies.absent[name] = answer
+            elif isinstance(answer, MqError) and answer.retryable:
+                replies.missing[name] = answer
+                self._silent_until_s[name] = now_s() + _SILENT_S
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                replies.found[name] = answer
+        return replies
+
+    def _silent(self) -> list[str]:
+        now = now_s()
+        return [name for name, until_s in self._silent_until_s.items() if now < until_s]
+
+    async def _change_each(
+        self,
+        method: str,
+        requests: Mapping[str, WireMessage],
+        done: str,
+        *,
+        absent: type[MqError] | tuple[type[MqError], ...] = (),
+    ) -> dict[str, Any]:
+        """One set after the other. `done` says what is so where it was carried out, for the error
+        when the next one fails. Who has no such thing any more is passed over: it had when it was
+        looked for, so it is gone by somebody else, or by an attempt whose answer was lost.
+        """
+        answers: dict[str, Any] = {}
+        for name, request in requests.items():
+            try:
+                answers[name] = await self._ask(name, method, request)
+            except absent:
+                continue
+            except MqError as error:
+                raise (halfway(error, name, done, answers) if answers else error) from None
+        return answers
+
+
+def said(error: MqError, text: str) -> MqError:
+    """The same error, in other words."""
+    error.args = (text,)
+    return error
+
+
+def halfway(error: MqError, broker_set: str, done: str, done_in: Iterable[str]) -> MqError:
+    return said(
+        error,
+        f"broker set {broker_set}: {error}; {done} in {', '.join(done_in)} by now, "
+        "and the same call again completes it",
+    )
+
+
+def check_count(name: str, number: int) -> None:
+    # Protobuf would refuse it too, in words that do not say what it was.
+    if number < 0:
+        raise IllegalRequest(f"{name} is {number}: it must not be negative")
+
+
+def merged_info(parts: Sequence[pb.TopicInfo]) -> pb.TopicInfo:
+    """Of all sets together."""
+    if len(parts) == 1:
+        return parts[0]
+    return pb.TopicInfo(
+        topic=parts[0].topic,
+        type=parts[0].type,
+        write_queues=sum(one.write_queues for one in parts),
+        read_queues=sum(one.read_queues for one in parts),
+        is_readable=any(one.is_readable for one in parts),
+        is_writable=any(one.is_writable for one in parts),
+        created_at_ms=min(one.created_at_ms for one in parts),
+        is_internal=parts[0].is_internal,
+        priorities=parts[0].priorities,
+    )

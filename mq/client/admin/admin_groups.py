@@ -1,0 +1,311 @@
+"""Administration of groups and their dead letters over all broker sets: each set coordinates a
+group for its own queues, and keeps its own dead letters of it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from mq.client.admin.admin_calls import AdminCalls, Answers, check_count
+from mq.errors import GroupNotFound, IllegalRequest, TopicNotFound
+from mq.wire.v1 import admin_pb2 as pb
+from mq.wire.v1.consumer_pb2 import OFFSET_AT_TIME, OFFSET_EARLIEST, OFFSET_LATEST
+
+OffsetTarget = Literal["earliest", "latest"] | int
+
+_OFFSETS = {"earliest": OFFSET_EARLIEST, "latest": OFFSET_LATEST}
+# What a broker lists when no number is given.
+_LETTERS = 32
+
+
+class GroupAdmin(AdminCalls):
+    async def list_groups(self) -> Answers[pb.GroupSummary]:
+        """Of all broker sets; a member of several is one."""
+        replies = await self._ask_all("ListGroups", pb.ListGroupsRequest())
+        found: dict[str, list[pb.GroupSummary]] = {}
+        for answer in replies.some().values():
+            for one in answer.groups:
+                found.setdefault(one.group, []).append(one)
+        merged = [_merged_summary(found[name]) for name in sorted(found)]
+        return Answers(merged, replies.missing)
+
+    async def describe_group(self, group: str) -> pb.DescribeGroupResponse:
+        """With the queues of all broker sets. GroupNotFound."""
+        request = pb.DescribeGroupRequest(group=group)
+        replies = await self._ask_all("DescribeGroup", request, absent=GroupNotFound)
+        found = list(replies.some().values())
+        subscriptions = {one.topic: one for each in found for one in each.subscriptions}
+        queues = [queue for each in found for queue in each.queues]
+        queues.sort(key=lambda one: (one.topic, one.broker_set, one.queue_id))
+        return pb.DescribeGroupResponse(
+            summary=_merged_summary([each.summary for each in found]),
+            subscriptions=[subscriptions[topic] for topic in sorted(subscriptions)],
+            members=_merged_members([one for each in found for one in each.members]),
+            queues=queues,
+            missing_sets=replies.missing,
+        )
+
+    async def reset_offsets(
+        self,
+        group: str,
+        topic: str,
+        to: OffsetTarget,
+        queue_ids: Iterable[int] = (),
+        *,
+        dry_run: bool = False,
+        broker_set: str = "",
+    ) -> pb.ResetOffsetsResponse:
+        """To the earliest message, behind the latest, or to the first one stored at a time in ms or
+        later; in one broker set, or in all that have the topic. Single queues need a set when
+        several have the topic. The answer has the offsets before and after; with `dry_run` nothing
+        else happens. GroupNotFound: no set knows it.
+        """
+        request = pb.ResetOffsetsRequest(
+            group=group, topic=topic, queue_ids=queue_ids, is_dry_run=True
+        )
+        request.kind = _OFFSETS.get(str(to), OFFSET_AT_TIME)
+        if request.kind == OFFSET_AT_TIME:
+            if not isinstance(to, int):
+                raise IllegalRequest(f"to = {to!r}: use 'earliest', 'latest' or a time in ms")
+            request.at_ms = to
+        if broker_set:
+            sets = [await self._known_set(broker_set)]
+        else:
+            sets = await self._sets_to_reset(topic, request.queue_ids)
+            described = pb.DescribeGroupRequest(group=group)
+            replies = await self._ask_all("DescribeGroup", described, absent=GroupNotFound)
+            # One that knows it is enough: the others know it from then on.
+            request.may_be_new = bool(replies.some())
+        replies = await self._ask_all(
+            "ResetOffsets", dict.fromkeys(sets, request), absent=TopicNotFound
+        )
+        found = replies.all()
+        if not dry_run:
+            request.is_dry_run = False
+            found = await self._change_each(
+                "ResetOffsets", dict.fromkeys(found, request), f"group {group} is reset"
+            )
+        return pb.ResetOffsetsResponse(
+            before=[one for each in found.values() for one in each.before],
+            after=[one for each in found.values() for one in each.after],
+        )
+
+    async def _sets_to_reset(self, topic: str, queue_ids: Sequence[int]) -> list[str]:
+        """All; with single queues the one that has the topic. IllegalRequest."""
+        directory = await self._directory([topic] if queue_ids else [])
+        having = [one.broker_set for one in directory.topics]
+        if queue_ids and len(having) > 1:
+            raise IllegalRequest(
+                f"queue {queue_ids[0]} of topic {topic} is in {', '.join(having)}: "
+                "say which broker set (--set)"
+            )
+        return having or [one.name for one in directory.broker_sets]
+
+    async def delete_group(self, group: str) -> None:
+        """In all broker sets. GroupNotEmpty while it has members in one."""
+        request = pb.DescribeGroupRequest(group=group)
+        replies = await self._ask_all("DescribeGroup", request, absent=GroupNotFound)
+        found = replies.all()
+        # Who has members refuses: then nothing was changed.
+        sets = sorted(found, key=lambda name: -len(found[name].members))
+        await self._change_each(
+            "DeleteGroup",
+            dict.fromkeys(sets, pb.DeleteGroupRequest(group=group)),
+            f"group {group} is deleted",
+            absent=GroupNotFound,
+        )
+
+    async def alter_group(self, group: str, *, retries_max: int | None = None) -> pb.GroupSettings:
+        """How often the group retries a message before it is a dead letter, in all broker sets.
+        What is None stays as it is; the answer has what is so now.
+        """
+        check_count("retries_max", retries_max or 0)
+        replies = await self._ask_all("AlterGroup", pb.AlterGroupRequest(group=group))
+        if retries_max is None:
+            found = replies.some()
+        else:
+            request = pb.AlterGroupRequest(group=group, retries_max=retries_max)
+            found = await self._change_each(
+                "AlterGroup", dict.fromkeys(replies.all(), request), f"group {group} is changed"
+            )
+        # A set that came later does not know what was set before.
+        settings: pb.GroupSettings = min(found.values(), key=lambda one: one.is_default)
+        settings.missing_sets[:] = replies.missing
+        return settings
+
+    # Dead letters
+
+    async def count_dead_letters(self) -> Answers[pb.DeadLetterCount]:
+        """Of every group that has some, in all broker sets."""
+        replies = await self._ask_all("ListDeadLetters", pb.ListDeadLettersRequest())
+        found: dict[str, pb.DeadLetterCount] = {}
+        for answer in replies.some().values():
+            for one in answer.groups:
+                total = found.setdefault(one.group, pb.DeadLetterCount(group=one.group))
+                total.messages += one.messages
+                total.last_stored_at_ms = max(total.last_stored_at_ms, one.last_stored_at_ms)
+                total.broker_sets.extend(one.broker_sets)
+        return Answers([found[name] for name in sorted(found)], replies.missing)
+
+    async def list_dead_letters(
+        self,
+        group: str,
+        queue_offset: int | Mapping[str, int] = 0,
+        messages_max: int = 0,
+        *,
+        broker_set: str = "",
+    ) -> pb.ListDeadLettersResponse:
+        """Of all broker sets, the oldest first, or of one. Each set counts its own: go on at
+        `next_offsets` of the answer; with one set `next_offset` is enough. TopicNotFound: the group
+        never had one.
+        """
+        if not group:
+            raise IllegalRequest("whose dead letters? name a group")
+        known = await self._set_names()
+        sets = [await self._known_set(broker_set, known)] if broker_set else known
+        places = _places(queue_offset, sets)
+        is_one_place = isinstance(queue_offset, int) and queue_offset > 0
+        requests = {
+            name: pb.ListDeadLettersRequest(group=group, queue_offset=at, messages_max=messages_max)
+            for name, at in places.items()
+        }
+        replies = await self._ask_all("ListDeadLetters", requests, absent=TopicNotFound)
+        found = replies.some()
+        if is_one_place:
+            _check_one(group, found)
+        return _merged_letters(found, places, messages_max, replies.missing)
+
+    async def resend_dead_letters(
+        self, group: str, queue_offsets: Iterable[int] = (), *, broker_set: str = ""
+    ) -> int:
+        """Back to the group, counted from 0: these, which stay, or all, which are dead letters no
+        more. How many there were. Single ones need a broker set when several have some of the
+        group. MessageNotFound.
+        """
+        request = pb.ResendDeadLettersRequest(group=group, queue_offsets=queue_offsets)
+        sets = await self._sets_with_letters(
+            group, broker_set, is_single=bool(request.queue_offsets)
+        )
+        answers = await self._change_each(
+            "ResendDeadLetters", dict.fromkeys(sets, request), "they are sent again"
+        )
+        return sum(one.messages for one in answers.values())
+
+    async def purge_dead_letters(
+        self, group: str, before_offset: int = 0, *, broker_set: str = ""
+    ) -> int:
+        """Those before this queue offset are gone, 0: all. How many there were. An offset needs a
+        broker set when several have some of the group.
+        """
+        check_count("before_offset", before_offset)
+        request = pb.PurgeDeadLettersRequest(group=group, before_offset=before_offset)
+        sets = await self._sets_with_letters(group, broker_set, is_single=before_offset > 0)
+        answers = await self._change_each(
+            "PurgeDeadLetters", dict.fromkeys(sets, request), "they are gone"
+        )
+        return sum(one.messages for one in answers.values())
+
+    async def _sets_with_letters(
+        self, group: str, broker_set: str, *, is_single: bool
+    ) -> list[str]:
+        """IllegalRequest: a single one, and several sets count theirs. TopicNotFound."""
+        if broker_set:
+            return [await self._known_set(broker_set)]
+        if not group:
+            raise IllegalRequest("whose dead letters? name a group")
+        request = pb.ListDeadLettersRequest(group=group, messages_max=1)
+        replies = await self._ask_all("ListDeadLetters", request, absent=TopicNotFound)
+        found = replies.all()
+        if is_single:
+            _check_one(group, found)
+        return list(found)
+
+
+def _places(queue_offset: int | Mapping[str, int], sets: Sequence[str]) -> dict[str, int]:
+    """Where to begin in each set. IllegalRequest."""
+    if isinstance(queue_offset, int):
+        check_count("queue_offset", queue_offset)
+        return dict.fromkeys(sets, queue_offset)
+    for number in queue_offset.values():
+        check_count("queue_offset", number)
+    return {name: queue_offset.get(name, 0) for name in sets}
+
+
+def _check_one(group: str, sets: Iterable[str]) -> None:
+    """A queue offset says where in one set."""
+    names = list(sets)
+    if len(names) > 1:
+        raise IllegalRequest(
+            f"group {group} has dead letters in {', '.join(names)}, and each broker set counts its "
+            "own: say which one (--set)"
+        )
+
+
+def _merged_letters(
+    found: Mapping[str, Any],
+    places: Mapping[str, int],
+    messages_max: int,
+    missing: Iterable[str],
+) -> pb.ListDeadLettersResponse:
+    """The oldest of all; what is too much is not passed over."""
+    if len(found) == 1:
+        (only,) = found.values()
+        answer = pb.ListDeadLettersResponse()
+        answer.CopyFrom(only)
+    else:
+        in_order = heapq.merge(
+            *(
+                [(one.stored_at_ms, name, one) for one in each.messages]
+                for name, each in found.items()
+            ),
+            key=lambda one: one[:2],
+        )
+        answer = pb.ListDeadLettersResponse(
+            # A page that is cut at its end was not looked through behind it.
+            next_offsets={
+                name: places[name] if each.messages else each.next_offset
+                for name, each in found.items()
+            }
+        )
+        for _, name, letter in in_order:
+            if len(answer.messages) == (messages_max or _LETTERS):
+                break
+            answer.messages.append(letter)
+            answer.next_offsets[name] = letter.queue_offset + 1
+    answer.missing_sets[:] = missing
+    return answer
+
+
+def _merged_summary(parts: Sequence[pb.GroupSummary]) -> pb.GroupSummary:
+    if len(parts) == 1:
+        return parts[0]
+    member_ids = sorted({member_id for one in parts for member_id in one.member_ids})
+    # Without members a set knows no mode.
+    mode = max(parts, key=lambda one: bool(one.members)).mode
+    return pb.GroupSummary(
+        group=parts[0].group,
+        mode=mode,
+        members=len(member_ids),
+        generation=max(one.generation for one in parts),
+        lag=sum(one.lag for one in parts),
+        topics=sorted({topic for one in parts for topic in one.topics}),
+        member_ids=member_ids,
+    )
+
+
+def _merged_members(members: Iterable[pb.MemberInfo]) -> list[pb.MemberInfo]:
+    """A member of several sets is one."""
+    found: dict[tuple[str, bool], pb.MemberInfo] = {}
+    for one in members:
+        key = one.member_id, one.is_receiving
+        known = found.get(key)
+        if known is None:
+            found[key] = one
+            continue
+        known.queues += one.queues
+        known.last_seen_at_ms = max(known.last_seen_at_ms, one.last_seen_at_ms)
+        known.is_streaming = known.is_streaming or one.is_streaming
+        known.broker_sets.extend(one.broker_sets)
+    return [found[key] for key in sorted(found, key=lambda one: (one[1], one[0]))]

@@ -1,0 +1,152 @@
+"""Administration of single messages and of open transactions: by the broker set in their id, or of
+all sets.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+from google.protobuf.message import Message as WireMessage
+
+from mq import names
+from mq.client.admin.admin_calls import AdminCalls, Answers, check_count
+from mq.client.messages import FilterLike, wire_filter
+from mq.errors import IllegalRequest, MessageNotFound, MqError, TopicNotFound, TransactionNotFound
+from mq.wire.v1 import admin_pb2 as pb
+from mq.wire.v1.transaction_pb2 import (
+    RESOLUTION_COMMIT,
+    RESOLUTION_ROLLBACK,
+    EndTransactionRequest,
+    EndTransactionResponse,
+)
+
+# As much as one broker finds.
+_FOUND_MAX = 64
+_TRANSACTIONS = 100
+
+
+class MessageAdmin(AdminCalls):
+    async def get_message(self, message_id: str) -> pb.StoredMessage:
+        """By the id that a send returned. MessageNotFound."""
+        request = pb.GetMessageRequest(message_id=message_id)
+        answer: pb.StoredMessage = await self._ask_owner(
+            message_id, "GetMessage", request, MessageNotFound
+        )
+        return answer
+
+    async def query_messages(
+        self, topic: str, key: str, begin_ms: int = 0, end_ms: int = 0
+    ) -> Answers[pb.StoredMessage]:
+        """With this key, newest first, 64 at most; `end_ms` 0 is now."""
+        request = pb.QueryMessagesRequest(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms)
+        replies = await self._ask_all("QueryMessages", request, absent=TopicNotFound)
+        found = heapq.merge(
+            *(answer.messages for answer in replies.some().values()),
+            key=lambda one: -one.stored_at_ms,
+        )
+        return Answers(list(found)[:_FOUND_MAX], replies.missing)
+
+    async def browse_messages(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        messages_max: int = 0,
+        filter: FilterLike = None,  # noqa: A002
+        *,
+        broker_set: str = "",
+    ) -> pb.MessageList:
+        """From a queue offset on, without a group; go on at `next_offset` of the answer. The set
+        may be left out when only one has the topic.
+        """
+        for name, number in (("queue_id", queue_id), ("queue_offset", queue_offset)):
+            check_count(name, number)
+        request = pb.BrowseMessagesRequest(
+            topic=topic,
+            queue_id=queue_id,
+            queue_offset=queue_offset,
+            messages_max=messages_max,
+            filter=wire_filter(filter),
+        )
+        broker_set = await self._set_of_queue(topic, queue_id, broker_set)
+        answer: pb.MessageList = await self._ask(broker_set, "BrowseMessages", request)
+        return answer
+
+    async def _set_of_queue(self, topic: str, queue_id: int, broker_set: str) -> str:
+        known = await self._set_names()
+        if broker_set:
+            return await self._known_set(broker_set, known)
+        if len(known) == 1:
+            return known[0]
+        request = pb.DescribeTopicRequest(topic=topic)
+        replies = await self._ask_all("DescribeTopic", request, absent=TopicNotFound)
+        sets = list(replies.some())
+        if len(sets) > 1:
+            raise IllegalRequest(
+                f"queue {queue_id} of topic {topic} is in {', '.join(sets)}: say which broker set "
+                "(--set)"
+            )
+        return sets[0]
+
+    # Transactions
+
+    async def list_transactions(
+        self, producer_group: str = "", transactions_max: int = 0
+    ) -> pb.ListTransactionsResponse:
+        """Those that are open in all broker sets, of one producer group or of all, the oldest
+        first; `open` says how many there are.
+        """
+        check_count("transactions_max", transactions_max)
+        request = pb.ListTransactionsRequest(
+            producer_group=producer_group, transactions_max=transactions_max
+        )
+        replies = await self._ask_all("ListTransactions", request)
+        found = list(replies.some().values())
+        in_order = heapq.merge(
+            *(one.transactions for one in found), key=lambda one: one.stored_at_ms
+        )
+        return pb.ListTransactionsResponse(
+            transactions=list(in_order)[: transactions_max or _TRANSACTIONS],
+            open=sum(one.open for one in found),
+            missing_sets=replies.missing,
+        )
+
+    async def end_transaction(self, transaction_id: str, *, commit: bool) -> EndTransactionResponse:
+        """Commits it, or rolls it back. TransactionNotFound: it has ended otherwise."""
+        resolution = RESOLUTION_COMMIT if commit else RESOLUTION_ROLLBACK
+        request = EndTransactionRequest(transaction_id=transaction_id, resolution=resolution)
+        answer: EndTransactionResponse = await self._ask_owner(
+            transaction_id,
+            "EndTransaction",
+            request,
+            TransactionNotFound,
+            service="TransactionService",
+        )
+        return answer
+
+    async def check_transaction(self, transaction_id: str) -> str:
+        """Asks a living producer now; the id of that one. GroupNotFound: there is none."""
+        request = pb.CheckTransactionNowRequest(transaction_id=transaction_id)
+        answer: pb.CheckTransactionNowResponse = await self._ask_owner(
+            transaction_id, "CheckTransactionNow", request, TransactionNotFound
+        )
+        return answer.producer_id
+
+    async def _ask_owner(
+        self,
+        message_id: str,
+        method: str,
+        request: WireMessage,
+        missing: type[MqError],
+        *,
+        service: str = "AdminService",
+    ) -> Any:
+        """Of the set that the id names."""
+        broker_set, _ = names.parse_message_id(message_id)
+        known = await self._set_names()
+        if broker_set not in known:
+            raise missing(
+                f"{message_id} is of broker set {broker_set}: the cluster has {', '.join(known)}"
+            )
+        return await self._ask(broker_set, method, request, service=service)

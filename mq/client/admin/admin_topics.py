@@ -1,0 +1,460 @@
+"""Administration of topics over all broker sets: each set has its own part of a topic, with queues
+that it counts from 0.
+
+Which set has what is asked of those who lead them; the directory, which may be a second old, only
+says whose silence matters. A topic is spread when it is created; later a part is added, drained and
+removed by hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from mq import names
+from mq.client.admin.admin_calls import (
+    AdminCalls,
+    Answers,
+    Replies,
+    check_count,
+    halfway,
+    merged_info,
+    said,
+)
+from mq.client.admin.spread import DEFAULT_QUEUES, left_over, needs_loads, spread
+from mq.client.cluster.asking import now_s
+from mq.errors import (
+    GroupNotFound,
+    IllegalRequest,
+    MqError,
+    NotLeader,
+    TopicExists,
+    TopicNotFound,
+    Unreachable,
+)
+from mq.wire.v1 import admin_pb2 as pb
+from mq.wire.v1.cluster_pb2 import (
+    TOPIC_DELAYED,
+    TOPIC_NORMAL,
+    TOPIC_ORDERED,
+    TOPIC_TRANSACTIONAL,
+    RouteRequest,
+    RouteResponse,
+    TopicType,
+)
+from mq.wire.v1.consumer_pb2 import MODE_BROADCAST
+
+TypeName = Literal["normal", "ordered", "delayed", "transactional"]
+
+_TYPES: dict[str, TopicType] = {
+    "normal": TOPIC_NORMAL,
+    "ordered": TOPIC_ORDERED,
+    "delayed": TOPIC_DELAYED,
+    "transactional": TOPIC_TRANSACTIONAL,
+}
+_LOOK_AGAIN_S = 0.05
+_ROUTE_S = 1.0
+_TRANSACTIONS_MAX = 1_000
+
+
+class TopicAdmin(AdminCalls):
+    async def create_topic(
+        self,
+        topic: str,
+        queues: int = 0,
+        type: TypeName = "normal",  # noqa: A002
+        *,
+        priorities: int = 0,
+        sets: Sequence[str] | None = None,
+    ) -> pb.TopicInfo:
+        """Its queues are spread evenly over all broker sets, or over these. 0 queues: 8 in all, or
+        the default of the broker where there is one set. `priorities`: 2 to 10, and 0 for none;
+        each set has queues of all of them.
+
+        TopicExists when a set has it. What failed when some sets had it and others did not is
+        completed by the same call. Returns when brokers show all of it to clients.
+        """
+        if type not in _TYPES:
+            raise IllegalRequest(f"type {type!r} of topic {topic}: use one of {', '.join(_TYPES)}")
+        check_count("queues", queues)
+        check_count("priorities", priorities)
+        names.check_topic(topic)
+        known = await self._set_names()
+        chosen = [await self._known_set(one, known) for one in dict.fromkeys(sets or known)]
+        wanted = pb.CreateTopicRequest(
+            topic=topic, queues=queues, type=_TYPES[type], priorities=priorities
+        )
+        if len(known) == 1:
+            answer: pb.TopicInfo = await self._ask(known[0], "CreateTopic", wanted)
+            return answer
+        looked = await self._look(topic, needed=chosen)
+        there = {name: one.info for name, one in looked.checked().items()}
+        wanted.queues = queues or max(DEFAULT_QUEUES, priorities)
+        plan = await self._plan(wanted, chosen, there)
+        for name, count in plan.items():
+            try:
+                there[name] = await self._create_part(name, wanted, count)
+            except MqError as error:
+                if there:
+                    raise halfway(error, name, f"topic {topic} is", there) from None
+                raise
+        await self._until_shown(topic, there)
+        return merged_info([there[name] for name in sorted(there)])
+
+    async def extend_topic(self, topic: str, broker_set: str, queues: int) -> pb.TopicInfo:
+        """The topic has so many queues in this set from now on, of the type that it has elsewhere:
+        a first part there, or more queues than before. Answers as it is in this set. Returns when
+        brokers show it to clients.
+        """
+        check_count("queues", queues)
+        looked = await self._look(topic, needed=[broker_set])
+        await self._known_set(broker_set, looked.names)
+        parts = {name: one.info for name, one in looked.found.items()}
+        if broker_set in looked.replies.missing or not parts:
+            looked.checked_some()
+        there = parts.get(broker_set)
+        if there is None:
+            like = next(iter(parts.values()))
+            wanted = pb.CreateTopicRequest(topic=topic, type=like.type, priorities=like.priorities)
+            info = await self._create_part(broker_set, wanted, queues)
+        else:
+            _check_grows(there, queues)
+            info = await self._alter_part(broker_set, topic, queues)
+        await self._until_shown(topic, parts | {broker_set: info})
+        return info
+
+    async def alter_topic(
+        self,
+        topic: str,
+        *,
+        write_queues: int | None = None,
+        read_queues: int | None = None,
+        is_readable: bool | None = None,
+        is_writable: bool | None = None,
+        broker_set: str = "",
+    ) -> pb.TopicInfo:
+        """What is None stays as it is. In one broker set, or in all that have it: then queues
+        cannot be changed when there are several, since each set counts its own. To shrink without
+        loss lower `write_queues`, let consumers finish, then lower `read_queues`.
+        """
+        for name, count in (("write_queues", write_queues), ("read_queues", read_queues)):
+            check_count(name, count or 0)
+        looked = await self._look(topic, needed=[broker_set] if broker_set else [])
+        sets = [broker_set] if broker_set else list(looked.checked_some())
+        if broker_set:
+            looked.part(topic, await self._known_set(broker_set, looked.names))
+        if len(sets) > 1 and (write_queues is not None or read_queues is not None):
+            raise IllegalRequest(
+                f"topic {topic} has queues in {', '.join(sets)}, and each broker set counts its "
+                "own: say in which one to change them (--set)"
+            )
+        request = pb.AlterTopicRequest(
+            topic=topic,
+            write_queues=write_queues,
+            read_queues=read_queues,
+            is_readable=is_readable,
+            is_writable=is_writable,
+        )
+        answers = await self._change_each(
+            "AlterTopic", dict.fromkeys(sets, request), f"topic {topic} is changed"
+        )
+        return merged_info(list(answers.values()))
+
+    async def drain_topic(self, topic: str, broker_set: str) -> pb.TopicInfo:
+        """It takes no more messages in this set, and is consumed there until it is empty; then
+        `remove_part`. IllegalRequest: no other set would take messages.
+        """
+        looked = await self._look(topic, needed=[broker_set])
+        await self._known_set(broker_set, looked.names)
+        part = looked.part(topic, broker_set)
+        others = [one for name, one in looked.found.items() if name != broker_set]
+        if part.info.is_writable and not any(one.info.is_writable for one in others):
+            looked.checked_some()
+            raise IllegalRequest(
+                f"topic {topic} takes messages in no other broker set than {broker_set}: extend it "
+                "to another one first"
+            )
+        request = pb.AlterTopicRequest(topic=topic, is_writable=False)
+        answer: pb.TopicInfo = await self._ask(broker_set, "AlterTopic", request)
+        return answer
+
+    async def remove_part(self, topic: str, broker_set: str, *, force: bool = False) -> None:
+        """Deletes the queues that the topic has in this set, with their messages. IllegalRequest,
+        with numbers, unless it was drained and consumed, or with `force`; and when no other set
+        has the topic.
+        """
+        looked = await self._look(topic, needed=[broker_set])
+        await self._known_set(broker_set, looked.names)
+        part = looked.part(topic, broker_set)
+        if len(looked.checked_some()) == 1:
+            raise IllegalRequest(
+                f"only broker set {broker_set} has topic {topic}: delete the topic, or extend it "
+                "to another set first"
+            )
+        if not force:
+            reasons = await self._why_kept(topic, broker_set, part)
+            if reasons:
+                raise IllegalRequest(
+                    f"topic {topic} in broker set {broker_set}: {'; '.join(reasons)}; "
+                    "it is removed all the same by force (--force)"
+                )
+        request = pb.DeleteTopicRequest(topic=topic)
+        await self._change_each("DeleteTopic", {broker_set: request}, "", absent=TopicNotFound)
+
+    async def delete_topic(self, topic: str) -> None:
+        """In all broker sets. Its messages are gone at once."""
+        sets = (await self._look(topic)).checked_some()
+        request = pb.DeleteTopicRequest(topic=topic)
+        await self._change_each(
+            "DeleteTopic",
+            dict.fromkeys(sets, request),
+            f"topic {topic} is deleted",
+            absent=TopicNotFound,
+        )
+
+    async def list_topics(self, *, include_internal: bool = False) -> Answers[pb.TopicSummary]:
+        """Of all broker sets."""
+        request = pb.ListTopicsRequest(include_internal=include_internal)
+        replies = await self._ask_all("ListTopics", request)
+        found: dict[str, list[pb.TopicSummary]] = {}
+        for answer in replies.some().values():
+            for one in answer.topics:
+                found.setdefault(one.info.topic, []).append(one)
+        merged = [_merged_summary(found[name]) for name in sorted(found)]
+        return Answers(merged, replies.missing)
+
+    async def describe_topic(self, topic: str) -> pb.DescribeTopicResponse:
+        """With the queues of all broker sets. TopicNotFound."""
+        looked = await self._look(topic)
+        found = list(looked.replies.some().values())
+        parts = [one.info for one in found]
+        return pb.DescribeTopicResponse(
+            info=merged_info(parts),
+            queues=[queue for one in found for queue in one.queues],
+            groups=sorted({group for one in found for group in one.groups}),
+            parts=parts,
+            missing_sets=looked.replies.missing,
+        )
+
+    # What is there
+
+    async def _look(self, topic: str, needed: Iterable[str] = ()) -> _Looked:
+        """The part of each set. Missing are only those that have one as far as anybody has heard,
+        and those that are needed.
+        """
+        # Asked for a topic, brokers tell of no set whose topics they do not know.
+        sets = await self._set_names()
+        expected = {*needed, *(one.broker_set for one in (await self._directory([topic])).topics)}
+        request = pb.DescribeTopicRequest(topic=topic)
+        replies = await self._ask_all(
+            "DescribeTopic",
+            dict.fromkeys(sets, request),
+            absent=TopicNotFound,
+            unexpected=() if len(sets) == 1 else set(sets) - expected,
+        )
+        if replies.found or replies.absent:
+            for name in [one for one in replies.missing if one not in expected]:
+                del replies.missing[name]
+        return _Looked(sets, replies)
+
+    async def _plan(
+        self,
+        wanted: pb.CreateTopicRequest,
+        chosen: Sequence[str],
+        there: Mapping[str, pb.TopicInfo],
+    ) -> dict[str, int]:
+        """How many queues to create where. TopicExists."""
+        least = max(1, wanted.priorities)
+        loads = dict.fromkeys(chosen, 0)
+        if needs_loads(wanted.queues, len(chosen), least):
+            request = pb.ListTopicsRequest()
+            answers = (await self._ask_all("ListTopics", dict.fromkeys(chosen, request))).all()
+            for name, answer in answers.items():
+                loads[name] = sum(one.info.write_queues for one in answer.topics)
+        if not there:
+            return spread(wanted.queues, loads, least)
+        counts = {name: one.write_queues for name, one in there.items()}
+        is_same = all(_is_as_created(one, wanted) for one in there.values())
+        plan = left_over(wanted.queues, counts, loads, least) if is_same else None
+        if plan is None:
+            raise TopicExists(
+                f"topic {wanted.topic} exists already in {', '.join(there)}: "
+                f"`mq topic describe {wanted.topic}` shows it, `mq topic extend` adds a broker set"
+            )
+        return plan
+
+    async def _create_part(
+        self, broker_set: str, wanted: pb.CreateTopicRequest, queues: int
+    ) -> pb.TopicInfo:
+        request = pb.CreateTopicRequest()
+        request.CopyFrom(wanted)
+        request.queues = queues
+        try:
+            info: pb.TopicInfo = await self._ask(broker_set, "CreateTopic", request)
+        except TopicExists:
+            # Perhaps by this call: an answer was lost, and it was asked again.
+            described = await self._ask(
+                broker_set, "DescribeTopic", pb.DescribeTopicRequest(topic=wanted.topic)
+            )
+            info = described.info
+            if not _is_as_created(info, wanted) or info.write_queues != queues:
+                raise
+        return info
+
+    async def _alter_part(self, broker_set: str, topic: str, queues: int) -> pb.TopicInfo:
+        request = pb.AlterTopicRequest(topic=topic, write_queues=queues, read_queues=queues)
+        info: pb.TopicInfo = await self._ask(broker_set, "AlterTopic", request)
+        return info
+
+    async def _why_kept(
+        self, topic: str, broker_set: str, part: pb.DescribeTopicResponse
+    ) -> list[str]:
+        """What would be lost with this part, in words."""
+        reasons = ["it takes messages: drain it first"] if part.info.is_writable else []
+        unread = await self._unread(topic, broker_set, part)
+        reasons += [f"group {group} has {count:,} to consume" for group, count in unread.items()]
+        request = pb.ListTransactionsRequest(transactions_max=_TRANSACTIONS_MAX)
+        answer = await self._ask(broker_set, "ListTransactions", request)
+        half = sum(one.messages for one in answer.transactions if one.topic == topic)
+        if half:
+            reasons.append(f"{half:,} half messages wait for the end of their transaction")
+        status = await self._ask(broker_set, "BrokerStatus", pb.BrokerStatusRequest())
+        if status.timing_messages:
+            reasons.append(
+                f"{status.timing_messages:,} delayed messages wait in this broker set, perhaps "
+                "some of this topic"
+            )
+        return reasons
+
+    async def _unread(
+        self, topic: str, broker_set: str, part: pb.DescribeTopicResponse
+    ) -> dict[str, int]:
+        """Of each group that consumes the topic, in whatever set, how much it has not of this
+        part. Groups in broadcast mode tell nobody.
+        """
+        listed = (await self._ask_all("ListGroups", pb.ListGroupsRequest())).all()
+        groups = {
+            one.group
+            for answer in listed.values()
+            for one in answer.groups
+            if topic in one.topics and one.mode != MODE_BROADCAST
+        }
+        unread: dict[str, int] = {}
+        for group in sorted(groups):
+            lags = await self._lags(group, topic, broker_set)
+            count = sum(lags.get(queue.queue_id, queue.end - queue.start) for queue in part.queues)
+            if count:
+                unread[group] = count
+        return unread
+
+    async def _lags(self, group: str, topic: str, broker_set: str) -> dict[int, int]:
+        request = pb.DescribeGroupRequest(group=group)
+        try:
+            answer = await self._ask(broker_set, "DescribeGroup", request)
+        except GroupNotFound:
+            return {}
+        return {one.queue_id: one.lag for one in answer.queues if one.topic == topic}
+
+    # Who knows of it
+
+    async def _until_shown(self, topic: str, parts: Mapping[str, pb.TopicInfo]) -> None:
+        """Every broker that answers shows these to clients, or the time is over: sets hear of each
+        other about once a second, and what is created stays so.
+        """
+        self._connection.forget_route(topic)
+        wanted = {(name, one.write_queues) for name, one in parts.items()}
+        deadline_s = now_s() + self._timeout_s
+        nodes = [node for one in (await self._directory()).broker_sets for node in one.nodes]
+        await asyncio.gather(
+            *(
+                self._shown_by(one.address, topic, wanted, deadline_s)
+                for one in nodes
+                if one.address
+            )
+        )
+
+    async def _shown_by(
+        self, address: str, topic: str, wanted: set[tuple[str, int]], deadline_s: float
+    ) -> None:
+        request = RouteRequest(topics=[topic])
+        while now_s() < deadline_s:
+            try:
+                answer: RouteResponse = await self._connection.call(
+                    "ClusterService", "Route", request, _ROUTE_S, server=address
+                )
+            except NotLeader:
+                # It has just been started, and has not read its log yet.
+                continue
+            except Unreachable:
+                # Clients do not reach it either.
+                return
+            if wanted <= {(one.broker_set, one.write_queues) for one in answer.topics}:
+                return
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+
+class _Looked:
+    """What the sets have of a topic."""
+
+    def __init__(self, sets: Sequence[str], replies: Replies) -> None:
+        self.names = sets
+        self.replies = replies
+
+    @property
+    def found(self) -> dict[str, Any]:
+        return self.replies.found
+
+    def checked(self) -> dict[str, Any]:
+        """The parts, perhaps none. Raises when one that matters does not answer."""
+        return self.replies.all() if self.replies.missing else self.replies.found
+
+    def checked_some(self) -> dict[str, Any]:
+        """At least one, none of them missing. TopicNotFound."""
+        return self.replies.all()
+
+    def part(self, topic: str, broker_set: str) -> Any:
+        """TopicNotFound, in words that name the set."""
+        found = self.found.get(broker_set)
+        if found is not None:
+            return found
+        error = self.replies.absent.get(broker_set)
+        if error is None or not self.found:
+            self.replies.all()
+        elsewhere = ", ".join(self.found)
+        raise said(
+            error or TopicNotFound(),
+            f"topic {topic} has no queues in broker set {broker_set}: it is in {elsewhere}",
+        )
+
+
+def _check_grows(there: pb.TopicInfo, queues: int) -> None:
+    where = f"topic {there.topic} in broker set {there.broker_set}"
+    if not there.is_writable:
+        raise IllegalRequest(
+            f"{where} is drained: make it writable there again (`mq topic alter {there.topic} "
+            f"--writable --set {there.broker_set}`), or remove its part first"
+        )
+    if queues < max(there.write_queues, there.read_queues):
+        raise IllegalRequest(
+            f"{where} has {there.write_queues} queues already (to read: {there.read_queues}): "
+            "alter it to have fewer"
+        )
+
+
+def _is_as_created(info: pb.TopicInfo, wanted: pb.CreateTopicRequest) -> bool:
+    return (
+        info.type == wanted.type
+        and info.priorities == wanted.priorities
+        and info.read_queues == info.write_queues
+        and info.is_readable
+        and info.is_writable
+    )
+
+
+def _merged_summary(parts: Sequence[pb.TopicSummary]) -> pb.TopicSummary:
+    return pb.TopicSummary(
+        info=merged_info([one.info for one in parts]),
+        messages=sum(one.messages for one in parts),
+        broker_sets=[name for one in parts for name in one.broker_sets],
+    )

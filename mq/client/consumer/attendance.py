@@ -1,0 +1,308 @@
+"""A consumer's life in one broker set: one stream after the other, always to the leader.
+
+A stream that breaks is opened again, with the positions of all queues in hand, so that nothing is
+lost and nothing in hand comes twice. What a retry cannot mend is for the session to judge, which
+knows of the other sets. Everything here runs on one event loop; the messages are in `Holdings`,
+which other threads share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple
+
+import grpc.aio
+
+from mq.client.cluster.asking import Question
+from mq.client.cluster.failures import error_of_call
+from mq.client.cluster.set_connection import SetConnection
+from mq.client.consumer import offset_calls
+from mq.client.consumer.detours import Detours
+from mq.client.consumer.holdings import Holdings
+from mq.client.consumer.stream import News, Stream, Watch
+from mq.client.consumer.subscription import Start, Wanted
+from mq.client.messages import QueueRef
+from mq.errors import Code, Internal, MqError, NotLeader, UnknownMember, Unreachable
+from mq.wire.v1.consumer_pb2 import Assignment, LeaveRequest, PullRequest
+
+log = logging.getLogger(__name__)
+
+_SERVICE = "ConsumerService"
+BACK_OFF_S, BACK_OFF_S_MAX = 0.05, 1.0
+# After a stream that lasted so long, the next one is opened without much of a pause.
+STEADY_S = 5.0
+# A broker waits some seconds for a member whose stream broke, then others get its queues.
+ALONE_S_MAX = 4.0
+# How long a leader may be silent until others are asked who leads: at first, and in the long run. A
+# new one waits a little longer than that for the members of its groups, and gives nothing of theirs
+# to others meanwhile.
+CHECK_S_MIN, CHECK_S_MAX = 0.5, 2.0
+GOODBYE_S_MAX = 5.0
+
+# The consumer asked for something that it will not get by asking again.
+_REFUSALS = frozenset(
+    {
+        Code.ILLEGAL_REQUEST,
+        Code.ILLEGAL_TOPIC,
+        Code.ILLEGAL_GROUP,
+        Code.ILLEGAL_FILTER,
+        Code.ILLEGAL_CONFIG,
+        Code.PERMISSION_DENIED,
+        Code.TOPIC_NOT_FOUND,
+        Code.SUBSCRIPTION_MISMATCH,
+    }
+)
+
+
+class Court(NamedTuple):
+    """Whom an attendance tells of itself."""
+
+    # It was refused: whether to go on all the same, after a pause.
+    refused: Callable[[Attendance, MqError], Awaitable[bool]]
+    # It has joined, or is connected no more.
+    changed: Callable[[], None]
+    # Of broadcast consumers: the offsets that are kept, by the set.
+    kept: Callable[[str], Mapping[QueueRef, int]]
+
+
+class Attendance:
+    """Made, started and left on one loop."""
+
+    def __init__(
+        self,
+        broker_set: SetConnection,
+        wanted: Wanted,
+        holdings: Holdings,
+        court: Court,
+        start: Start,
+    ) -> None:
+        """`start`: where to begin in queues of which the group has no offset."""
+        self.name = broker_set.name
+        self.news = News()
+        # Has had an assignment.
+        self.is_joined = False
+        # Why no leader was found the last time, after it was looked for as long as a call may take.
+        self.trouble: Unreachable | None = None
+        # Those who wait until the consumer has joined wait for this set, too.
+        self.is_awaited = True
+        self._broker_set = broker_set
+        self._wanted = wanted
+        self._holdings = holdings
+        self._court = court
+        self._start = start
+        # The newest in which a broker was known to lead.
+        self._term = 0
+        self._closing = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+        self.is_connected = False
+        self._connected_at_s = 0.0
+        self._alone_s_max = ALONE_S_MAX
+        # The stream has ended in good order, so the broker knows that we are gone.
+        self._has_left = False
+        self._fence: asyncio.TimerHandle | None = None
+        # When there was no stream any more.
+        self._alone_since_s = asyncio.get_running_loop().time()
+
+    def start(self) -> None:
+        self.news.attach()
+        self._running = asyncio.create_task(self._run())
+
+    @property
+    def alone_s(self) -> float:
+        """For how long the set was not heard."""
+        if self.is_connected:
+            return 0.0
+        return asyncio.get_running_loop().time() - self._alone_since_s
+
+    # Streams
+
+    async def _run(self) -> None:
+        try:
+            await self._attend()
+        except Exception as failure:
+            # A mistake of ours. Who waits for messages must not wait for ever.
+            log.exception("consumer %s cannot go on", self._wanted.member_id)
+            await self._court.refused(self, Internal(f"the client has failed: {failure!r}"))
+
+    async def _attend(self) -> None:
+        failures = 0
+        while not self._closing.is_set():
+            try:
+                await self._stream()
+                error: MqError = Unreachable("the broker has ended the stream")
+                self._has_left = self._closing.is_set()
+            except MqError as failure:
+                error = failure
+            if self._closing.is_set():
+                return
+            if error.code in _REFUSALS and not await self._court.refused(self, error):
+                return
+            if self.is_connected:
+                # A stream that ends again and again right after it began is a failure each time.
+                lasted_s = asyncio.get_running_loop().time() - self._connected_at_s
+                failures = 0 if lasted_s >= STEADY_S else failures
+                self._disconnected()
+            failures += 1
+            await self._pause(failures, error)
+
+    async def _pause(self, failures: int, error: MqError) -> None:
+        pause_s = min(BACK_OFF_S * 2 ** min(failures - 1, 10), BACK_OFF_S_MAX)
+        log.log(
+            # That no broker or no leader is found the connection logs, once.
+            logging.WARNING
+            if failures > 3 and not isinstance(error, Unreachable)
+            else logging.INFO,
+            "consumer %s of group %s has no broker in %s, next attempt in %.2f s: %s",
+            self._wanted.member_id,
+            self._wanted.group,
+            self.name,
+            pause_s,
+            error,
+        )
+        # Not all at the same moment: a whole group has lost its leader.
+        pause_s *= random.uniform(0.5, 1.0)  # noqa: S311
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._closing.wait()
+
+    async def _stream(self) -> None:
+        """Opens one and serves it to its end."""
+        try:
+            address = await self._broker_set.leader()
+        except Unreachable as trouble:
+            self.trouble = trouble
+            self._court.changed()
+            raise
+        self.trouble = None
+        self._term = max(self._term, self._broker_set.term)
+        call = self._broker_set.stream(address, _SERVICE, "Subscribe", raw_responses=True)
+        stream = Stream(
+            call,
+            self._holdings,
+            Detours(self._pull, self._holdings, self._wanted, self.name),
+            self.news,
+            self._closing,
+            on_assignment=self._assigned,
+            watch=Watch(
+                lambda: self._check_leader(address),
+                CHECK_S_MIN,
+                CHECK_S_MAX if len(set(self._broker_set.servers)) > 1 else math.inf,
+            ),
+        )
+        start = self._wanted.wire_start(self._start)
+        self._holdings.reclaim(self.name)
+        positions = {**self._court.kept(self.name), **self._holdings.positions(self.name)}
+        start.positions.extend(offset_calls.to_positions(positions))
+        try:
+            await stream.run(start)
+        except grpc.aio.AioRpcError as failure:
+            error = error_of_call(failure, address)
+            if isinstance(error, NotLeader):
+                self._broker_set.not_leader(address, error.address or "")
+            elif isinstance(error, Unreachable):
+                self._broker_set.failed(address)
+            raise error from None
+        except Unreachable:
+            self._broker_set.failed(address)
+            raise
+        finally:
+            call.cancel()
+
+    async def _pull(self, address: str, request: PullRequest, timeout_s: float) -> bytes:
+        """From any broker of the set; one attempt."""
+        question = Question(_SERVICE, "Pull", request, timeout_s, raw_response=True)
+        answer: bytes = await self._broker_set.ask(address, question, timeout_s)
+        return answer
+
+    async def _check_leader(self, address: str) -> None:
+        """Somebody else may lead by now, and the one whose stream this is may not know it. A broker
+        that is asked may know even less: only an answer that is newer than the last one counts.
+        """
+        response = await self._broker_set.brokers(last=address)
+        for broker_set in response.broker_sets:
+            leaders = [one for one in broker_set.nodes if one.node_id == broker_set.leader_id]
+            if broker_set.name == self.name and leaders and broker_set.term > self._term:
+                self._term = broker_set.term
+                if leaders[0].address != address:
+                    raise Unreachable(f"{leaders[0].address} leads now, not {address}")
+
+    def _assigned(self, assignment: Assignment) -> None:
+        self._alone_s_max = min(ALONE_S_MAX, assignment.expires_ms / 2000 or ALONE_S_MAX)
+        if not self.is_connected:
+            self.is_connected = True
+            self._connected_at_s = asyncio.get_running_loop().time()
+            if self._fence is not None:
+                self._fence.cancel()
+            log.info(
+                "consumer %s of group %s has joined in %s, with %d queues",
+                self._wanted.member_id,
+                self._wanted.group,
+                self.name,
+                len(assignment.queues),
+            )
+        self.is_joined = True
+        self._court.changed()
+
+    def _disconnected(self) -> None:
+        self.is_connected = False
+        loop = asyncio.get_running_loop()
+        self._alone_since_s = loop.time()
+        if not self._wanted.is_broadcast:
+            self._fence = loop.call_later(self._alone_s_max, self._holdings.suspend, self.name)
+
+    # Offsets
+
+    async def commit(self, timeout_s: float) -> None:
+        """What is done in this set is durable when it returns. NotAssigned: nothing of it is."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        while done := self._holdings.to_commit(self.name):
+            left_s = deadline_s - loop.time()
+            try:
+                await offset_calls.commit_in(
+                    self._broker_set,
+                    self._wanted.group,
+                    {one.queue.ref: one.queue_offset for one in done},
+                    self._wanted.member_id,
+                    max(left_s, 0.0),
+                )
+            except UnknownMember:
+                # A new leader knows of it as soon as there is a stream again.
+                if left_s <= 0 or self._holdings.failure is not None:
+                    raise
+                await asyncio.sleep(BACK_OFF_S)
+            else:
+                self._holdings.committed(done)
+                return
+
+    # Ending
+
+    def end(self) -> None:
+        """The stream reports what is done and ends in good order; nothing waits for that."""
+        self._closing.set()
+        self.news.tell(is_urgent=True)
+
+    def cancel(self) -> None:
+        """At once, without a word."""
+        if self._running is not None:
+            self._running.cancel()
+        if self._fence is not None:
+            self._fence.cancel()
+
+    async def leave(self) -> None:
+        """As `end`, and the broker knows that we are gone, if it can be reached."""
+        self.end()
+        if self._running is not None:
+            if self.is_connected:
+                await asyncio.wait([self._running], timeout=GOODBYE_S_MAX)
+            self.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        if not self._has_left and self.is_joined and self._holdings.failure is None:
+            request = LeaveRequest(group=self._wanted.group, member_id=self._wanted.member_id)
+            with contextlib.suppress(MqError):
+                await self._broker_set.call(_SERVICE, "Leave", request, timeout_s=1.0)

@@ -1,0 +1,234 @@
+"""The consumer that is asked for messages, for programs with asyncio.
+
+With `auto_commit` a message counts as done when the next one is asked for, so a crash repeats what
+was in hand, and loses nothing. Offsets are reported in the background, in order; `commit` makes
+them durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from mq.client.cluster.wiring import Connection
+from mq.client.consumer.failing import Failing, Nack
+from mq.client.consumer.held_queue import Taken
+from mq.client.consumer.polled import Polled
+from mq.client.consumer.session import JOIN_S, LOOK_AT_TROUBLE_S, Session
+from mq.client.consumer.subscription import (
+    CACHE_BYTES,
+    CACHE_MESSAGES,
+    Mode,
+    Start,
+    Subscriptions,
+    Wanted,
+)
+from mq.client.messages import QueueRef, ReceivedMessage
+from mq.errors import MqError
+
+
+class Consumer:
+    """Joins its group when it is first asked for something.
+
+    >>> async def read() -> None:
+    ...     async with Consumer(servers, "readers", "greetings", start="earliest") as consumer:
+    ...         for message in await consumer.poll(timeout_s=10):
+    ...             print(message.queue_offset, message.body)
+    >>> asyncio.run(read())
+    0 b'hello'
+    1 b'world'
+
+    `subscriptions` is a topic, some topics, or topics with filters: {"orders": "paid || shipped",
+    "returns": Sql("amount > 100")}. All members of a group must have the same. `start` says where
+    to begin in a topic of which the group has no offset yet: "latest", "earliest", or a time in
+    milliseconds. In `mode` "ordered" a queue is not given to another member before this one has let
+    go of it, also when a broker fails; in "broadcast" every member gets all messages, and offsets
+    are kept here: in memory, or in `offsets_file`.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        servers: str | Sequence[str],
+        group: str,
+        subscriptions: Subscriptions,
+        *,
+        mode: Mode = "clustering",
+        start: Start = "latest",
+        auto_commit: bool = True,
+        cache_messages: int = CACHE_MESSAGES,
+        cache_bytes: int = CACHE_BYTES,
+        zone: str = "",
+        member_id: str | None = None,
+        offsets_file: str | Path | None = None,
+    ) -> None:
+        wanted = Wanted(
+            group,
+            subscriptions,
+            mode=mode,
+            start=start,
+            cache_messages=cache_messages,
+            cache_bytes=cache_bytes,
+            zone=zone,
+            member_id=member_id or "",
+            offsets_file=offsets_file,
+        )
+        self._session = Session(Connection(servers, zone), wanted)
+        self._polled = Polled(self._session.holdings)
+        self._failing = Failing(self._session)
+        self._auto_commit = auto_commit
+
+    # Messages
+
+    async def poll(
+        self, messages_max: int = 32, timeout_s: float | None = 1.0
+    ) -> list[ReceivedMessage]:
+        """What is there, or comes first within the time. With auto_commit, all that was polled
+        before is done. Raises what the broker has ended the consumer with, such as
+        SubscriptionMismatch. Unreachable, or NoLeader, as long as the group was never joined and 5
+        s of trying were in vain: it goes on trying, so one may poll again.
+        """
+        await self._begin()
+        # One who finds messages each time would never let the stream be served.
+        await asyncio.sleep(0)
+        try:
+            return self._polled.add(await self._take(messages_max, timeout_s))
+        except MqError:
+            self._session.told()
+            raise
+
+    async def _take(self, messages_max: int, timeout_s: float | None) -> list[Taken]:
+        """Until the group is joined, why that fails is of more interest than messages."""
+        session, now_s = self._session, asyncio.get_running_loop().time
+        deadline_s = math.inf if timeout_s is None else now_s() + timeout_s
+        while not session.is_joined:
+            session.raise_trouble()
+            left_s = deadline_s - now_s()
+            found = await session.take(messages_max, max(0.0, min(left_s, LOOK_AT_TROUBLE_S)))
+            if found or session.holdings.is_stopped or left_s <= LOOK_AT_TROUBLE_S:
+                return found
+        left_s = deadline_s - now_s()
+        return await session.take(messages_max, None if timeout_s is None else max(0.0, left_s))
+
+    def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
+        """Without an end, until the consumer is closed."""
+        return self
+
+    async def __anext__(self) -> ReceivedMessage:
+        if self._session.holdings.is_stopped:
+            raise StopAsyncIteration
+        found = await self.poll(1, None)
+        if not found:
+            raise StopAsyncIteration
+        return found[0]
+
+    async def _begin(self) -> None:
+        self._session.check_open()
+        await self._session.start()
+        if self._auto_commit:
+            self._polled.all_done()
+
+    def done(self, *messages: ReceivedMessage) -> None:
+        """Their work is done, in whichever order. The group's offset follows when all before them
+        is done as well.
+        """
+        self._polled.done(messages)
+
+    def nack(
+        self, message: ReceivedMessage, delay_s: float | None = None, reason: str = ""
+    ) -> None:
+        """Its work has failed: it comes again after so long, or when its attempt is due, here or at
+        another member; after too many attempts it is a dead letter. In ordered and broadcast mode
+        it comes again here. Done in the background; `commit` waits for it.
+        """
+        self._failing.failed(self._polled.take_back([message]), Nack(reason, delay_s=delay_s))
+
+    async def commit(self, messages: Iterable[ReceivedMessage] | None = None) -> None:
+        """These messages are done, or all that were polled; durable when it returns. commit([])
+        makes durable what is done already. NotAssigned when another member has a queue by now.
+        """
+        if messages is None:
+            self._polled.all_done()
+        else:
+            self._polled.done(messages)
+        await self._session.commit()
+
+    # Places
+
+    @property
+    def assignment(self) -> set[QueueRef]:
+        """The queues that this member has now; changes when members come and go."""
+        return self._session.holdings.assignment
+
+    async def seek(
+        self, topic: str, queue_id: int, queue_offset: int, broker_set: str = ""
+    ) -> None:
+        """Goes on there; what was polled of the queue before counts no more. NotAssigned, or
+        IllegalOffset behind the end. The broker set may be left out when one only has the topic.
+        """
+        await self._session.joined(JOIN_S)
+        ref = self._session.resolve(topic, queue_id, broker_set)
+        await self._session.seek({ref: queue_offset})
+
+    async def seek_to_earliest(self, topic: str | None = None) -> None:
+        """All queues that are assigned of the topics of this consumer, or of one topic."""
+        await self._seek_to("earliest", topic)
+
+    async def seek_to_latest(self, topic: str | None = None) -> None:
+        """Behind what is there now."""
+        await self._seek_to("latest", topic)
+
+    async def seek_to_time(self, at_ms: int, topic: str | None = None) -> None:
+        """The first message that was stored at this time or later."""
+        await self._seek_to(at_ms, topic)
+
+    async def _seek_to(self, to: Start, topic: str | None) -> None:
+        await self._session.joined(JOIN_S)
+        await self._session.seek_to(to, topic)
+
+    def pause(self, *queues: QueueRef | tuple[str, int]) -> None:
+        """Nothing of these queues is given out; without any, of all, also those to come. A pair of
+        topic and queue id is enough when one broker set only has the topic.
+        """
+        self._session.holdings.pause(self._refs(queues))
+
+    def resume(self, *queues: QueueRef | tuple[str, int]) -> None:
+        self._session.holdings.resume(self._refs(queues))
+
+    def _refs(self, queues: Iterable[QueueRef | tuple[str, int]]) -> list[QueueRef] | None:
+        return [self._session.resolve(*one) for one in queues] or None
+
+    @property
+    def unreadable_messages(self) -> int:
+        """How many were passed over because they could not be read; the log names them."""
+        return self._session.decoder.unreadable_messages
+
+    # Ending
+
+    async def close(self) -> None:
+        """With auto_commit all that was polled is done. Commits, and leaves the group: others go
+        on at once. Raises what ended the consumer, if nobody was told.
+        """
+        await self._close(is_orderly=True)
+
+    async def _close(self, *, is_orderly: bool) -> None:
+        if is_orderly and self._auto_commit:
+            self._polled.all_done()
+        await self._session.close()
+        if is_orderly:
+            self._session.raise_untold()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """After an exception what was polled last is not done: the group gets it again."""
+        await self._close(is_orderly=error is None)

@@ -1,0 +1,204 @@
+"""Single calls about offsets: find, commit, query. No state, no retries of their own.
+
+Each set has the offsets of its own queues. What names queues of several sets is parted, asked of
+all of them at once, and put together again; when some fail, the error names the set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import TypeVar
+
+from mq.client.cluster.failures import fresh
+from mq.client.cluster.set_connection import CALL_TIMEOUT_S, SetConnection
+from mq.client.cluster.wiring import Connection
+from mq.client.consumer.subscription import Start, start_position
+from mq.client.messages import QueueRef
+from mq.errors import MqError
+from mq.wire.v1.consumer_pb2 import (
+    OFFSET_AT_TIME,
+    OFFSET_EARLIEST,
+    OFFSET_LATEST,
+    START_EARLIEST,
+    START_LATEST,
+    START_TIMESTAMP,
+    CommitOffsetsRequest,
+    FindOffsetsRequest,
+    FindOffsetsResponse,
+    QueryOffsetsRequest,
+    QueryOffsetsResponse,
+    QueueId,
+    QueuePosition,
+)
+
+_SERVICE = "ConsumerService"
+_KINDS = {
+    START_EARLIEST: OFFSET_EARLIEST,
+    START_LATEST: OFFSET_LATEST,
+    START_TIMESTAMP: OFFSET_AT_TIME,
+}
+
+Answer = TypeVar("Answer")
+
+
+# Of whatever sets
+
+
+async def find_offsets(
+    connection: Connection,
+    topic: str,
+    to: Start,
+    queues: Iterable[QueueRef] = (),
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> dict[QueueRef, int]:
+    """Of these queues of the topic, or all of them. TopicNotFound."""
+    parted = by_set(await resolved(connection, queues))
+    if not parted:
+        parted = {name: [] for name in (await connection.route(topic)).sets}
+    found = await in_sets(
+        {
+            name: find_in(connection.of(name), topic, to, [one.queue_id for one in refs], timeout_s)
+            for name, refs in parted.items()
+        }
+    )
+    return _merged(found)
+
+
+async def commit_offsets(
+    connection: Connection,
+    group: str,
+    offsets: Mapping[QueueRef, int],
+    *,
+    member_id: str = "",
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> None:
+    """Durable and replicated in all sets when it returns; when it raises, perhaps in some."""
+    refs = dict(zip(offsets, await resolved(connection, offsets), strict=True))
+    parted = by_set(refs.values())
+    whole = {refs[given]: queue_offset for given, queue_offset in offsets.items()}
+    await in_sets(
+        {
+            name: commit_in(
+                connection.of(name), group, {one: whole[one] for one in mine}, member_id, timeout_s
+            )
+            for name, mine in parted.items()
+        }
+    )
+
+
+async def query_offsets(
+    connection: Connection,
+    group: str,
+    queues: Iterable[QueueRef] = (),
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> dict[QueueRef, int]:
+    """Of these queues, or all that the group has; those without an offset are left out."""
+    parted = by_set(await resolved(connection, queues))
+    if not parted:
+        parted = {one.name: [] for one in await connection.sets(timeout_s)}
+    found = await in_sets(
+        {
+            name: query_in(connection.of(name), group, refs, timeout_s)
+            for name, refs in parted.items()
+        }
+    )
+    return _merged(found)
+
+
+def by_set(refs: Iterable[QueueRef]) -> dict[str, list[QueueRef]]:
+    parted: dict[str, list[QueueRef]] = {}
+    for ref in refs:
+        parted.setdefault(ref.broker_set, []).append(ref)
+    return parted
+
+
+async def resolved(connection: Connection, refs: Iterable[QueueRef]) -> list[QueueRef]:
+    """With their sets. IllegalRequest when that can be one of several."""
+    return [ref if ref.broker_set else await connection.queue(*ref) for ref in refs]
+
+
+async def in_sets(work: Mapping[str, Coroutine[object, object, Answer]]) -> dict[str, Answer]:
+    """The answers of all sets, asked at once. Raises the first error, after all have ended; it
+    names its set when there are several.
+    """
+    answers = await asyncio.gather(*work.values(), return_exceptions=True)
+    found: dict[str, Answer] = {}
+    for name, answer in zip(work, answers, strict=True):
+        if isinstance(answer, MqError) and len(work) > 1:
+            raise named(answer, name) from answer
+        if isinstance(answer, BaseException):
+            raise answer
+        found[name] = answer
+    return found
+
+
+def named(error: MqError, broker_set: str) -> MqError:
+    """The same error, with the set where it happened."""
+    copy = fresh(error)
+    copy.args = (f"broker set {broker_set}: {error}",)
+    return copy
+
+
+def _merged(found: Mapping[str, Mapping[QueueRef, int]]) -> dict[QueueRef, int]:
+    return {ref: at for name in sorted(found) for ref, at in found[name].items()}
+
+
+# Of one set
+
+
+async def find_in(
+    broker_set: SetConnection,
+    topic: str,
+    to: Start,
+    queue_ids: Iterable[int] = (),
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> dict[QueueRef, int]:
+    """Of these queues of the set, or all that it has of the topic."""
+    position, at_ms = start_position(to)
+    request = FindOffsetsRequest(
+        topic=topic, queue_ids=queue_ids, kind=_KINDS[position], at_ms=at_ms
+    )
+    response: FindOffsetsResponse = await broker_set.call(
+        _SERVICE, "FindOffsets", request, timeout_s
+    )
+    return from_positions(response.positions, broker_set.name)
+
+
+async def commit_in(
+    broker_set: SetConnection,
+    group: str,
+    offsets: Mapping[QueueRef, int],
+    member_id: str = "",
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> None:
+    """Durable and replicated when it returns; all of it or nothing."""
+    request = CommitOffsetsRequest(
+        group=group, member_id=member_id, positions=to_positions(offsets)
+    )
+    await broker_set.call(_SERVICE, "CommitOffsets", request, timeout_s)
+
+
+async def query_in(
+    broker_set: SetConnection,
+    group: str,
+    queues: Iterable[QueueRef] = (),
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> dict[QueueRef, int]:
+    wanted = [QueueId(topic=topic, queue_id=queue_id) for topic, queue_id, _ in queues]
+    request = QueryOffsetsRequest(group=group, queues=wanted)
+    response: QueryOffsetsResponse = await broker_set.call(
+        _SERVICE, "QueryOffsets", request, timeout_s
+    )
+    return from_positions(response.positions, broker_set.name)
+
+
+def to_positions(offsets: Mapping[QueueRef, int]) -> list[QueuePosition]:
+    return [
+        QueuePosition(topic=topic, queue_id=queue_id, queue_offset=queue_offset)
+        for (topic, queue_id, _), queue_offset in offsets.items()
+    ]
+
+
+def from_positions(positions: Iterable[QueuePosition], broker_set: str) -> dict[QueueRef, int]:
+    return {QueueRef(one.topic, one.queue_id, broker_set): one.queue_offset for one in positions}

@@ -1,0 +1,186 @@
+"""Reading queues by hand, for programs with asyncio: any place, any number of times.
+
+No membership: whoever uses it decides who reads what, and when an offset is committed.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mq.client.closing import AsyncClosing
+from mq.client.cluster.wiring import Connection
+from mq.client.consumer import offset_calls
+from mq.client.consumer.queue_reads import QueueReads
+from mq.client.consumer.subscription import Start, split_tags
+from mq.client.decode import Decoder, Frames, parse_pull_response
+from mq.client.messages import FilterLike, QueueRef, ReceivedMessage, wire_filter
+from mq.errors import IllegalConfig
+from mq.names import check_group
+from mq.wire.v1 import consumer_pb2 as wire
+
+
+class PullStatus(enum.Enum):
+    FOUND = wire.PULL_FOUND
+    # Nothing there yet, or nothing that the filter lets through: go on at next_offset.
+    END = wire.PULL_END
+    # The messages there are gone: the oldest is at next_offset.
+    TOO_SMALL = wire.PULL_TOO_SMALL
+    # Behind the end, which is next_offset.
+    TOO_LARGE = wire.PULL_TOO_LARGE
+
+
+@dataclass(frozen=True, slots=True)
+class PullResult:
+    """`start` and `end` are the queue's: its oldest message, and the next one to come."""
+
+    status: PullStatus
+    messages: list[ReceivedMessage]
+    next_offset: int
+    start: int
+    end: int
+
+
+class _Answer(NamedTuple):
+    response: wire.PullResponse
+    runs: list[Frames]
+
+    @property
+    def status(self) -> int:
+        return self.response.status
+
+    @property
+    def read_from(self) -> str:
+        return self.response.read_from
+
+    @property
+    def has_messages(self) -> bool:
+        return bool(self.runs)
+
+
+def _parse(data: bytes) -> _Answer:
+    return _Answer(*parse_pull_response(data))
+
+
+# A queue as users name it: the broker set may be left out when only one has the topic.
+QueueLike = tuple[str, int] | QueueRef
+Offsets = Mapping[tuple[str, int], int] | Mapping[QueueRef, int]
+
+
+class PullConsumer(AsyncClosing):
+    """
+    >>> async def read() -> None:
+    ...     async with PullConsumer(servers) as consumer:
+    ...         for topic, queue_id, broker_set in await consumer.queues("greetings"):
+    ...             result = await consumer.pull(topic, queue_id, 0, broker_set=broker_set)
+    ...             print(result.status.name, [message.body for message in result.messages])
+    >>> asyncio.run(read())
+    FOUND [b'hello', b'world']
+
+    A `group` is needed for commits only, and must have no members then. With `read_followers` what
+    is far behind is read from a broker that does not lead, and everything from one in the `zone` if
+    there is one: `PullResult.end` is what that one knows of.
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        group: str | None = None,
+        *,
+        zone: str = "",
+        read_followers: bool = True,
+    ) -> None:
+        if group is not None:
+            check_group(group)
+        self._group = group
+        self._connection = Connection(servers, zone)
+        self._read_followers = read_followers
+        self._reads = QueueReads(self._connection, _parse)
+        self._unreadable = 0
+
+    async def queues(self, topic: str) -> list[QueueRef]:
+        """That can be read, of all broker sets. TopicNotFound."""
+        return (await self._connection.route(topic)).readable
+
+    async def pull(  # noqa: PLR0913
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        *,
+        filter: FilterLike = None,  # noqa: A002
+        messages_max: int = 32,
+        bytes_max: int = 0,
+        wait_ms: int = 0,
+        broker_set: str = "",
+    ) -> PullResult:
+        """Messages from there on; when there are none, waits for some. 0 bytes: 4 MiB, which is
+        also the most; one message comes however large it is. Without a broker set: of the one that
+        has the topic; IllegalRequest when there are several.
+        """
+        ref = await self._connection.queue(topic, queue_id, broker_set)
+        request = wire.PullRequest(
+            topic=topic,
+            queue_id=queue_id,
+            queue_offset=queue_offset,
+            filter=wire_filter(filter),
+            messages_max=messages_max,
+            bytes_max=bytes_max,
+            wait_ms=wait_ms,
+            any_replica=self._read_followers,
+            zone=self._connection.zone,
+        )
+        response, runs = await self._reads.pull(ref, request)
+        decoder = Decoder(_wanted_tags(topic, filter))
+        decoded = decoder.messages(ref, runs, ref.broker_set)
+        messages = [one.message for one in decoded if one.message is not None]
+        self._unreadable += decoder.unreadable_messages
+        return PullResult(
+            PullStatus(response.status),
+            messages,
+            response.next_offset,
+            response.start,
+            response.end,
+        )
+
+    @property
+    def unreadable_messages(self) -> int:
+        """How many were passed over because they could not be read; the log names them."""
+        return self._unreadable
+
+    async def find_offsets(self, topic: str, to: Start) -> dict[QueueRef, int]:
+        """Of all queues of the topic: "earliest", "latest", or the first at a millisecond."""
+        return await offset_calls.find_offsets(self._connection, topic, to)
+
+    async def commit(self, offsets: Offsets) -> None:
+        """Durable when it returns. GroupNotEmpty when the group has members."""
+        places = dict(zip(await self._found(offsets), offsets.values(), strict=True))
+        await offset_calls.commit_offsets(self._connection, self._named_group(), places)
+
+    async def committed(self, queues: Iterable[QueueLike] = ()) -> dict[QueueRef, int]:
+        """Of these queues, or all that the group has; those without an offset are left out."""
+        refs = await self._found(queues)
+        return await offset_calls.query_offsets(self._connection, self._named_group(), refs)
+
+    async def _found(self, queues: Iterable[QueueLike]) -> list[QueueRef]:
+        """With their sets, of which brokers are known then: those of another set would take a queue
+        for one of their own.
+        """
+        return [await self._connection.queue(*QueueRef(*ref)) for ref in queues]
+
+    def _named_group(self) -> str:
+        if self._group is None:
+            raise IllegalConfig("offsets are a group's: give PullConsumer one")
+        return self._group
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+def _wanted_tags(topic: str, chosen: FilterLike) -> dict[str, frozenset[str]]:
+    found = wire_filter(chosen)
+    if found is None or found.WhichOneof("kind") != "tags":
+        return {}
+    return {topic: split_tags(found.tags)}

@@ -1,0 +1,197 @@
+"""The consumer that calls a handler for each message, for programs with asyncio.
+
+Handlers run side by side; the group's offset follows the first message that is not done. A message
+whose handler fails goes back to the broker and comes again later; when it failed too often it is a
+dead letter. In ordered mode the messages of a queue come one at a time, and one that fails is tried
+again in place: it stops its queue. So it is in broadcast mode, without stopping others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from mq.client.cluster.wiring import Connection
+from mq.client.consumer.failing import Failing, Nack, RetryDelay, doubled_s
+from mq.client.consumer.held_queue import Taken
+from mq.client.consumer.session import JOIN_S, Session
+from mq.client.consumer.subscription import (
+    CACHE_BYTES,
+    CACHE_MESSAGES,
+    Mode,
+    Start,
+    Subscriptions,
+    Wanted,
+)
+from mq.client.messages import QueueRef, ReceivedMessage
+from mq.errors import IllegalConfig, MqError
+
+Handler = Callable[[ReceivedMessage], Awaitable[object] | object]
+
+# A handler that never waits must let others run, now and then.
+_MESSAGES_IN_A_ROW = 16
+
+
+class PushConsumer:
+    """
+    >>> async def serve() -> None:
+    ...     seen = asyncio.Queue()
+    ...     async with PushConsumer(servers, "mailers", "greetings", seen.put, start="earliest"):
+    ...         print(sorted([(await seen.get()).body, (await seen.get()).body]))
+    >>> asyncio.run(serve())
+    [b'hello', b'world']
+
+    See `Consumer` for subscriptions, modes and starts. `tasks` handlers run at the same time. What
+    a handler raises is logged, and the message comes again: after 10 s, 30 s, 1 min and so on, or
+    when `retry_delay_s` says: a number that doubles with each attempt, a list with one for each, or
+    a function of the attempt. A handler that knows better raises or returns a `Nack`.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        servers: str | Sequence[str],
+        group: str,
+        subscriptions: Subscriptions,
+        handler: Handler,
+        *,
+        mode: Mode = "clustering",
+        start: Start = "latest",
+        tasks: int = 20,
+        retry_delay_s: RetryDelay = None,
+        cache_messages: int = CACHE_MESSAGES,
+        cache_bytes: int = CACHE_BYTES,
+        zone: str = "",
+        member_id: str | None = None,
+        offsets_file: str | Path | None = None,
+    ) -> None:
+        wanted = Wanted(
+            group,
+            subscriptions,
+            mode=mode,
+            start=start,
+            cache_messages=cache_messages,
+            cache_bytes=cache_bytes,
+            zone=zone,
+            member_id=member_id or "",
+            offsets_file=offsets_file,
+        )
+        check_workers(tasks)
+        self._session = Session(Connection(servers, zone), wanted)
+        self._failing = Failing(self._session, retry_delay_s)
+        self._handler = handler
+        self._count = tasks
+        self._workers: list[asyncio.Task[None]] = []
+        self._is_over = asyncio.Event()
+
+    async def start(self) -> None:
+        """Returns when it has joined its group. Raises why it could not: Unreachable,
+        SubscriptionMismatch, TopicNotFound...
+        """
+        self._session.check_open()
+        try:
+            await self._session.joined(JOIN_S)
+        except MqError:
+            await self._close()
+            raise
+        if not self._workers:
+            self._workers = [asyncio.create_task(self._work()) for _ in range(self._count)]
+
+    async def _work(self) -> None:
+        in_a_row = 0
+        while True:
+            try:
+                found = await self._session.take(1, None)
+            except MqError:
+                self._is_over.set()
+                return
+            if not found:
+                return
+            await self._handle(found[0])
+            in_a_row += 1
+            if in_a_row % _MESSAGES_IN_A_ROW == 0:
+                await asyncio.sleep(0)
+
+    async def _handle(self, taken: Taken) -> None:
+        try:
+            outcome = self._handler(taken.message)
+            if inspect.isawaitable(outcome):
+                outcome = await outcome
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                self._session.holdings.give_up([taken])
+                raise
+            # Something within the handler was cancelled, not the consumer.
+            self._failing.failed([taken], error)
+        except Exception as error:  # noqa: BLE001 # whatever it is, the message is not done
+            self._failing.failed([taken], error)
+        else:
+            if isinstance(outcome, Nack):
+                self._failing.failed([taken], outcome)
+            else:
+                self._session.holdings.done([taken])
+
+    @property
+    def assignment(self) -> set[QueueRef]:
+        return self._session.holdings.assignment
+
+    @property
+    def unreadable_messages(self) -> int:
+        """How many were passed over because they could not be read; the log names them."""
+        return self._session.decoder.unreadable_messages
+
+    async def join(self) -> None:
+        """Waits until the consumer is closed. Raises what it was ended with by the broker."""
+        await self._is_over.wait()
+        self._session.raise_untold()
+
+    async def close(self, timeout_s: float | None = None) -> None:
+        """No new messages; waits for the handlers at work, so long, and commits what is done.
+        Raises what ended the consumer, if nobody was told.
+        """
+        await self._close(timeout_s)
+        self._session.raise_untold()
+
+    async def _close(self, timeout_s: float | None = None) -> None:
+        if asyncio.current_task() in self._workers:
+            raise RuntimeError(
+                "a handler must not close its own consumer: it would wait for itself"
+            )
+        self._session.holdings.stop()
+        if self._workers:
+            await asyncio.wait(self._workers, timeout=timeout_s)
+        for task in self._workers:
+            task.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+        await self._session.close()
+        self._is_over.set()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._close()
+        if error is None:
+            self._session.raise_untold()
+
+
+def check_workers(count: int, delay_s: float = 0.0) -> None:
+    if count < 1 or delay_s < 0:
+        raise IllegalConfig(
+            "at least 1 handler at a time, and a retry_delay_s that is not negative"
+        )
+
+
+def retry_delay_s(first_s: float, failures: int) -> float:
+    """Before the next attempt in place; doubles with each one that failed."""
+    return doubled_s(first_s, failures + 1)

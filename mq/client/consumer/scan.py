@@ -1,0 +1,129 @@
+"""Ranges of queues, read as pages: for readers that take whole columns, as the one for Spark.
+
+No membership and no position: a range is named by whoever reads it, and may be read again. The next
+page is on its way while one is worked on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+from mq.client.closing import Closing
+from mq.client.cluster.asking import now_s
+from mq.client.cluster.wiring import Connection
+from mq.client.consumer.pages import Page, parse_page
+from mq.client.consumer.queue_reads import QueueReads
+from mq.client.messages import FilterLike, QueueRef, wire_filter
+from mq.client.sync import background
+from mq.errors import Unreachable
+from mq.wire.v1 import consumer_pb2 as wire
+
+# While something that should be there is not: a new leader has still to learn that it is committed.
+_WAIT_MS = 500
+_PATIENCE_S = 60.0
+# A leader that is asked for what another broker has just shown may say that this is behind its end,
+# for a moment. It is believed when it still says so later.
+_BEHIND_END_S, _PAUSE_S = 2.0, 0.1
+_MESSAGES_MAX = (1 << 32) - 1
+
+
+class RangeRead:
+    """The way through one range, page by page."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        reads: QueueReads[Page],
+        ref: QueueRef,
+        start: int,
+        end: int,
+        chosen: FilterLike = None,
+    ) -> None:
+        self._connection = connection
+        self._reads = reads
+        self._ref = ref
+        self._place, self._end = start, end
+        self._filter = wire_filter(chosen)
+        # Since when it does not come forward. Not while nobody asks: readers may be slow.
+        self._stuck_s: float | None = None
+
+    async def next(self) -> Page | None:
+        """None at the end. Pages as `QueueScanner.scan` has them."""
+        if self._place >= self._end:
+            return None
+        if self._stuck_s is None:
+            self._stuck_s = now_s()
+        await self._find_set()
+        page = await self._pull()
+        while page.status == wire.PULL_TOO_LARGE and now_s() < self._stuck_s + _BEHIND_END_S:
+            await asyncio.sleep(_PAUSE_S)
+            page = await self._pull()
+        if page.status in (wire.PULL_TOO_SMALL, wire.PULL_TOO_LARGE):
+            self._place = self._end
+        elif page.next_offset > self._place:
+            self._place, self._stuck_s = page.next_offset, None
+        elif now_s() > self._stuck_s + _PATIENCE_S:
+            topic, queue_id, broker_set = self._ref
+            raise Unreachable(
+                f"queue {queue_id} of topic {topic} in broker set {broker_set} had messages before "
+                f"{self._end}, and shows none at {self._place}, for {_PATIENCE_S:g} s"
+            )
+        return page
+
+    async def _find_set(self) -> None:
+        """A broker that is asked for a queue takes it for one of its own set: who is asked has to
+        be of the right one.
+        """
+        broker_set = self._ref.broker_set
+        if broker_set not in self._connection.known_sets:
+            await self._connection.brokers()
+        if broker_set not in self._connection.known_sets:
+            raise Unreachable(f"nobody tells of broker set {broker_set}")
+
+    async def _pull(self) -> Page:
+        request = wire.PullRequest(
+            topic=self._ref.topic,
+            queue_id=self._ref.queue_id,
+            queue_offset=self._place,
+            filter=self._filter,
+            messages_max=min(self._end - self._place, _MESSAGES_MAX),
+            wait_ms=_WAIT_MS,
+            any_replica=True,
+            zone=self._connection.zone,
+        )
+        return await self._reads.pull(self._ref, request)
+
+
+class QueueScanner(Closing):
+    """For programs without asyncio, and for one thread at a time. Not of the public API: its pages
+    are bytes.
+    """
+
+    def __init__(self, servers: str | Sequence[str], *, zone: str = "") -> None:
+        self._background = background()
+        self._connection = Connection(servers, zone)
+        self._reads = QueueReads(self._connection, parse_page)
+
+    def scan(
+        self,
+        ref: QueueRef,
+        start: int,
+        end: int,
+        filter: FilterLike = None,  # noqa: A002
+    ) -> Iterator[Page]:
+        """Pages of [start, end); with a filter the last one may go beyond, and some have no
+        messages. A page that says TOO_SMALL or TOO_LARGE is the last one: messages of the range are
+        not there. Unreachable when what was there at the beginning does not come, for a minute.
+        """
+        read = RangeRead(self._connection, self._reads, ref, start, end, filter)
+        coming = self._background.submit(read.next())
+        try:
+            while (page := coming.result()) is not None:
+                coming = self._background.submit(read.next())
+                yield page
+        finally:
+            coming.cancel()
+
+    def close(self) -> None:
+        self._background.run(self._connection.close())

@@ -1,0 +1,245 @@
+"""Messages out of what a broker delivers.
+
+One that cannot be read may be among them, stored by an older version or with a body that cannot be
+decompressed: it is logged, counted and passed over, and those around it come through. Objects are
+made one at a time, when they are taken. It knows nothing of groups, and keeps nothing but the
+count.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import lz4.frame
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+from mq.client.messages import Origin, QueueRef, ReceivedMessage
+from mq.limits import BODY_BYTES_MAX
+from mq.names import DEAD_LETTER_PREFIX, GIVE_UP_TOPIC, RETRY_PREFIX, message_id
+from mq.wire.v1 import consumer_pb2
+from mq.wire.v1.consumer_pb2 import (
+    PullResponse,
+    ReceivedRun,
+    ReceiveResponse,
+    Run,
+    SubscribeResponse,
+)
+from mq.wire.v1.message_pb2 import COMPRESSION_LZ4, COMPRESSION_NONE, Message
+
+log = logging.getLogger(__name__)
+
+
+class Unreadable(NamedTuple):
+    """Stands where a message should be."""
+
+    reason: str
+
+
+class Frames(NamedTuple):
+    """A Run of the protocol whose messages are parsed, as far as they can be."""
+
+    queue_offset: int
+    log_offset: int
+    stored_at_ms: int
+    frame_sizes: Sequence[int]
+    messages: Sequence[Message | Unreadable]
+
+    def behind(self, queue_offset: int) -> Frames:
+        """Without the messages before this one; perhaps nothing is left."""
+        count = queue_offset - self.queue_offset
+        if count <= 0:
+            return self
+        return Frames(
+            queue_offset,
+            self.log_offset + sum(self.frame_sizes[:count]),
+            self.stored_at_ms,
+            self.frame_sizes[count:],
+            self.messages[count:],
+        )
+
+
+class Decoded(NamedTuple):
+    """One stored message; without a `message` when nobody is to see it."""
+
+    queue_offset: int
+    frame_bytes: int
+    message: ReceivedMessage | None
+
+
+def parse_subscribe_response(data: bytes) -> tuple[SubscribeResponse, list[Frames]]:
+    """DecodeError when more is broken than single messages."""
+    try:
+        response = SubscribeResponse.FromString(data)
+    except DecodeError:
+        raw = _raw_class("SubscribeResponse").FromString(data)
+        runs = [_parse_one_by_one(run) for run in raw.delivery.runs]
+        del raw.delivery.runs[:]
+        return SubscribeResponse.FromString(raw.SerializeToString()), runs
+    return response, [_frames(run) for run in response.delivery.runs]
+
+
+def parse_pull_response(data: bytes) -> tuple[PullResponse, list[Frames]]:
+    """As `parse_subscribe_response`."""
+    try:
+        response = PullResponse.FromString(data)
+    except DecodeError:
+        raw = _raw_class("PullResponse").FromString(data)
+        runs = [_parse_one_by_one(run) for run in raw.runs]
+        del raw.runs[:]
+        return PullResponse.FromString(raw.SerializeToString()), runs
+    return response, [_frames(run) for run in response.runs]
+
+
+def parse_receive_response(data: bytes) -> list[tuple[ReceivedRun, Frames]]:
+    """As `parse_subscribe_response`."""
+    try:
+        response = ReceiveResponse.FromString(data)
+    except DecodeError:
+        raw = _raw_class("ReceiveResponse").FromString(data)
+        frames = [_parse_one_by_one(one.run) for one in raw.runs]
+        for one in raw.runs:
+            one.ClearField("run")
+        response = ReceiveResponse.FromString(raw.SerializeToString())
+        return list(zip(response.runs, frames, strict=True))
+    return [(one, _frames(one.run)) for one in response.runs]
+
+
+def _frames(run: Run) -> Frames:
+    return Frames(run.queue_offset, run.log_offset, run.stored_at_ms, run.frame_sizes, run.messages)
+
+
+def _parse_one_by_one(run: Any) -> Frames:
+    return _frames(run)._replace(messages=[_parse(frame) for frame in run.messages])
+
+
+def _parse(frame: bytes) -> Message | Unreadable:
+    try:
+        return Message.FromString(frame)
+    except DecodeError as error:
+        return Unreadable(f"it is no Message of the protocol: {error}")
+
+
+@functools.cache
+def _raw_class(name: str) -> Any:
+    """A class of consumer.proto, but for the messages of a Run, which stay bytes as they came."""
+    file = descriptor_pb2.FileDescriptorProto()
+    consumer_pb2.DESCRIPTOR.CopyToProto(file)
+    run = next(one for one in file.message_type if one.name == "Run")
+    messages = next(one for one in run.field if one.name == "messages")
+    messages.type = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
+    messages.ClearField("type_name")
+    # A pool of its own: in the common one the names belong to the generated classes.
+    pool = descriptor_pool.DescriptorPool()
+    for one in consumer_pb2.DESCRIPTOR.dependencies:
+        imported = descriptor_pb2.FileDescriptorProto()
+        one.CopyToProto(imported)
+        pool.Add(imported)
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{name}"))
+
+
+class Decoder:
+    """Of one consumer. `wanted_tags` has the tags of each topic that is filtered by them: the
+    broker compares hashes, so what it lets through is compared once more.
+    """
+
+    def __init__(self, wanted_tags: Mapping[str, frozenset[str]] | None = None) -> None:
+        self._wanted_tags = wanted_tags or {}
+        self.unreadable_messages = 0
+
+    def messages(
+        self, queue: QueueRef, runs: Sequence[Frames], broker_set: str
+    ) -> Iterator[Decoded]:
+        """Every stored message in its order; each is decoded when it is asked for."""
+        topic, queue_id, _ = queue
+        wanted = self._wanted_tags.get(topic)
+        # Elsewhere an origin is what a producer made up.
+        has_origins = topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX, GIVE_UP_TOPIC))
+        for run in runs:
+            queue_offset, log_offset = run.queue_offset, run.log_offset
+            for message, frame_bytes in zip(run.messages, run.frame_sizes, strict=False):
+                received = None
+                name = message_id(broker_set, log_offset)
+                if isinstance(message, Unreadable):
+                    self._pass_over(queue, queue_offset, name, message)
+                elif wanted is None or message.tag in wanted:
+                    body: bytes | Unreadable = message.body
+                    if message.compression:
+                        body = decompressed(message.body, message.compression)
+                    if isinstance(body, Unreadable):
+                        self._pass_over(queue, queue_offset, name, body)
+                    else:
+                        # What is empty is not opened: a map or a list costs as much as the rest.
+                        keys, properties = message.keys, message.properties
+                        received = ReceivedMessage(
+                            topic,
+                            queue_id,
+                            queue_offset,
+                            name,
+                            run.stored_at_ms,
+                            message.born_at_ms,
+                            body,
+                            message.tag,
+                            tuple(keys) if keys else (),
+                            dict(properties) if properties else {},
+                            message.ordering_key,
+                        )
+                        if has_origins:
+                            _add_origin(received, message)
+                yield Decoded(queue_offset, frame_bytes, received)
+                queue_offset += 1
+                log_offset += frame_bytes
+
+    def _pass_over(
+        self, queue: QueueRef, queue_offset: int, name: str, unreadable: Unreadable
+    ) -> None:
+        self.unreadable_messages += 1
+        log.error(
+            "message %s, at %d of queue %d of topic %s, is passed over: %s",
+            name,
+            queue_offset,
+            queue.queue_id,
+            queue.topic,
+            unreadable.reason,
+        )
+
+
+def _add_origin(received: ReceivedMessage, message: Message) -> None:
+    if message.HasField("origin"):
+        origin = message.origin
+        received.origin = Origin(
+            origin.topic,
+            origin.queue_id,
+            origin.queue_offset,
+            origin.message_id,
+            origin.stored_at_ms,
+            origin.reason,
+        )
+        received.attempt = origin.attempts + 1
+        received.stored_topic, received.topic = received.topic, origin.topic
+
+
+def decompressed(
+    body: bytes, compression: int, bytes_max: int = BODY_BYTES_MAX
+) -> bytes | Unreadable:
+    """The body as it was sent. It is not unpacked beyond `bytes_max`: a few MiB may be a GiB."""
+    if compression == COMPRESSION_NONE:
+        return body
+    if compression != COMPRESSION_LZ4:
+        return Unreadable(f"this client does not know its compression {compression}")
+    reader = lz4.frame.LZ4FrameDecompressor()
+    try:
+        # What is told of the size may be a lie; it bounds the buffer, not what is believed.
+        told = lz4.frame.get_frame_info(body)["content_size"] or bytes_max
+        found = bytes(reader.decompress(body, max_length=min(told, bytes_max) + 1))
+    except RuntimeError as error:
+        return Unreadable(f"its body cannot be decompressed: {error}")
+    if len(found) > bytes_max:
+        return Unreadable(f"its body has more than {bytes_max} bytes when it is decompressed")
+    if not reader.eof:
+        return Unreadable(f"its body cannot be decompressed: it is cut short, or not {told} bytes")
+    return found

@@ -1,0 +1,136 @@
+"""Prepared batches under numbers that the caller gives: for writers that make the same batches
+again after a crash, as the sink for Spark does, and want them stored once.
+
+Owns the way to the broker: where a topic takes messages, and a request that is repeated over
+fail-overs until its time is over. In a queue one request is under way at a time, so that batches
+stand there in the order in which they were handed over. What is in a batch, and what its number
+means, is the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from mq.client.closing import Closing
+from mq.client.cluster.asking import Question, ask_until, back_off_s, now_s
+from mq.client.cluster.failures import retry_after_s
+from mq.client.cluster.wiring import Connection
+from mq.client.messages import QueueRef
+from mq.client.producer.priorities import queues_of
+from mq.client.producer.producer_routes import ProducerRoutes
+from mq.client.sync import background
+from mq.errors import MqError
+from mq.wire.v1.producer_pb2 import AtomicResponse, RawAtomicRequest
+
+# Long enough for a fail-over on a busy machine, or a node that is started again.
+SEND_S = 120.0
+ROUTE_S = 30.0
+# A broker that holds a request for longer is frozen, or gone.
+_ATTEMPT_S = 15.0
+
+
+class Shipment(NamedTuple):
+    """One batch for one queue, as `mq.client.encode` makes them."""
+
+    queue: QueueRef
+    data: bytes
+
+
+class Stored(NamedTuple):
+    queue: QueueRef
+    # Of its first message; -1: it was stored so long ago that this is not known any more.
+    queue_offset: int
+    # By an earlier attempt.
+    is_duplicate: bool
+
+
+class AsyncExactSender:
+    """Used on one event loop."""
+
+    def __init__(self, servers: str | Sequence[str], *, zone: str = "") -> None:
+        self._connection = Connection(servers, zone)
+        self._routes: ProducerRoutes | None = None
+        # The newest request to each queue.
+        self._newest: dict[QueueRef, asyncio.Task[Stored]] = {}
+
+    async def layout(self, topic: str, timeout_s: float = ROUTE_S) -> list[QueueRef]:
+        """The queues that take messages, those of all sets: a key goes to the one that the hash of
+        it, modulo their number, names, as with a producer. In a topic with priorities, those of the
+        lowest. A missing topic is created if the brokers do that. TopicNotFound, PermissionDenied,
+        IllegalTopic; Unreachable.
+        """
+        if self._routes is None:
+            self._routes = ProducerRoutes(self._connection)
+        self._connection.forget_route(topic)
+        parts = await self._routes.find(topic, timeout_s)
+        return [
+            QueueRef(topic, queue_id, part.broker_set)
+            for part in parts
+            if part.is_writable
+            for queue_id in queues_of(0, part.priorities, part.write_queues)
+        ]
+
+    async def send(self, shipment: Shipment, timeout_s: float = SEND_S) -> Stored:
+        """Stored behind what was handed over for its queue before; when that fails, this does, too.
+        Durable when it returns. Raises what the broker answers, or what kept it from answering
+        until the time was over; the same may be sent again.
+        """
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101
+        before = self._newest.get(shipment.queue)
+        self._newest[shipment.queue] = task
+        try:
+            if before is not None:
+                await asyncio.shield(before)
+            return await self._send(shipment, timeout_s)
+        finally:
+            if self._newest.get(shipment.queue) is task:
+                del self._newest[shipment.queue]
+
+    async def _send(self, shipment: Shipment, timeout_s: float) -> Stored:
+        broker_set = self._connection.of(shipment.queue.broker_set)
+        # One batch: requests of several would have to be made again in the same company.
+        request = RawAtomicRequest(batches=[shipment.data])
+        deadline_s = now_s() + timeout_s
+        attempt = 0
+        while True:
+            left_s = deadline_s - now_s()
+            question = Question("ProducerService", "SendAtomically", request, left_s, _ATTEMPT_S)
+            try:
+                response: AtomicResponse = await ask_until(broker_set, question)
+            except MqError as error:
+                pause_s = max(back_off_s(attempt), retry_after_s(error))
+                attempt += 1
+                if not error.retryable or now_s() + pause_s >= deadline_s:
+                    raise
+                await asyncio.sleep(pause_s)
+            else:
+                (result,) = response.results
+                return Stored(shipment.queue, result.queue_offset, result.is_duplicate)
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+class ExactSender(Closing):
+    """The same for programs without asyncio."""
+
+    def __init__(self, servers: str | Sequence[str], *, zone: str = "") -> None:
+        self._background = background()
+        self._core = AsyncExactSender(servers, zone=zone)
+
+    def layout(self, topic: str, timeout_s: float = ROUTE_S) -> list[QueueRef]:
+        """As `AsyncExactSender.layout`."""
+        return self._background.run(self._core.layout(topic, timeout_s))
+
+    def submit(self, shipment: Shipment, timeout_s: float = SEND_S) -> Future[Stored]:
+        """As `AsyncExactSender.send`, of which this is the outcome. For one thread at a time: the
+        order of the calls is that in the queues.
+        """
+        return self._background.submit(self._core.send(shipment, timeout_s))
+
+    def close(self) -> None:
+        self._background.run(self._core.close())

@@ -1,0 +1,242 @@
+"""The producer for programs with asyncio. Decides nothing: the core is in `producer`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from mq.client.closing import AsyncClosing
+from mq.client.cluster.wiring import Connection
+from mq.client.encode import Encoded, delay_field, encode_message
+from mq.client.messages import AckName, Message, SendResult
+from mq.client.producer.accumulator import NOT_ADDED, Outcome
+from mq.client.producer.grouping import common_delay, group_batch, priority_of
+from mq.client.producer.lines import Awaited
+from mq.client.producer.producer import ProducerCore
+from mq.client.producer.producer_settings import GRACE_S, Settings, too_late
+from mq.client.producer.recall import recall, recall_request
+from mq.errors import ClientClosed, IllegalRequest
+
+
+class Producer(AsyncClosing):
+    """As `mq.client.Producer`, with coroutines; see there for the settings.
+
+    >>> import asyncio
+    >>> from mq.client.aio import Message, Producer
+    >>> async def main():
+    ...     async with Producer("127.0.0.1:8081") as producer:
+    ...         result = await producer.send("orders", Message(b"paid", tag="paid"))
+    ...         print(result.status)
+    ...         future = await producer.send_async("orders", "shipped")
+    ...         print((await future).queue_offset >= 0)
+    >>> asyncio.run(main())
+    SEND_OK
+    True
+
+    It belongs to the event loop on which it is used first.
+    """
+
+    def __init__(  # noqa: PLR0913 # settings, all of them by name
+        self,
+        servers: str | Sequence[str] = "127.0.0.1:8081",
+        *,
+        ack: AckName = "quorum",
+        timeout_s: float = 3.0,
+        retries: int = 2,
+        linger_ms: float = 2,
+        batch_bytes: int = 256 << 10,
+        compress_above_bytes: int = 4096,
+        idempotent: bool = True,
+        producer_id: str | None = None,
+        buffer_bytes: int = 64 << 20,
+        in_flight_max: int = 32,
+        zone: str = "",
+    ) -> None:
+        self._settings = Settings(
+            ack=ack,
+            timeout_s=timeout_s,
+            retries=retries,
+            linger_ms=linger_ms,
+            batch_bytes=batch_bytes,
+            compress_above_bytes=compress_above_bytes,
+            idempotent=idempotent,
+            producer_id=producer_id,
+            buffer_bytes=buffer_bytes,
+            in_flight_max=in_flight_max,
+        )
+        self._connection = Connection(servers, zone)
+        self._core: ProducerCore | None = None
+        self._is_closed = False
+
+    async def send(
+        self,
+        topic: str,
+        message: Message | bytes | str,
+        *,
+        queue_id: int | None = None,
+        broker_set: str = "",
+        timeout_s: float | None = None,
+    ) -> SendResult:
+        """Returns when the message is stored, as safely as `ack` says."""
+        timeout_s = self._settings.timeout_s if timeout_s is None else timeout_s
+        core = self._started()
+        future: asyncio.Future[SendResult] = core.loop.create_future()
+        try:
+            async with asyncio.timeout(timeout_s + GRACE_S):
+                await self._add(
+                    topic, message, queue_id, broker_set, future, timeout_s, is_urgent=True
+                )
+                return await future
+        except TimeoutError:
+            raise too_late(topic, timeout_s) from None
+
+    async def send_batch(
+        self,
+        topic: str,
+        messages: Sequence[Message | bytes | str],
+        *,
+        queue_id: int | None = None,
+        broker_set: str = "",
+    ) -> list[SendResult]:
+        """All of them, or none: one batch, when their ordering keys lead to one queue. Keys that
+        lead to several make a batch for each, and each of those stands or fails alone.
+        """
+        core, timeout_s = self._started(), self._settings.timeout_s
+        encoded = [self._encode(message) for message in messages]
+        delay = common_delay(messages)
+        given = [priority_of(message) for message in messages]
+        groups = None
+        while groups is None:
+            try:
+                groups = group_batch(
+                    core.accumulator, topic, encoded, queue_id, delay, given, broker_set
+                )
+            except IllegalRequest:
+                if not await core.is_route_newer():
+                    raise
+                continue
+            if groups is None:
+                await core.prepare(topic, timeout_s)
+        futures: list[asyncio.Future[SendResult]] = [core.loop.create_future() for _ in messages]
+        for group in groups:
+            awaited = [futures[at] for at in group.indices]
+            while (outcome := group.add(core.accumulator, awaited, timeout_s)) in NOT_ADDED:
+                await self._make_way(core, topic, outcome, timeout_s)
+            core.wake()
+        return await asyncio.gather(*futures)
+
+    async def send_async(
+        self,
+        topic: str,
+        message: Message | bytes | str,
+        *,
+        queue_id: int | None = None,
+        broker_set: str = "",
+    ) -> asyncio.Future[SendResult]:
+        """Returns at once, with a future; waits only while the buffer is full, and for the first
+        message of a topic until it is known how many queues that has.
+        """
+        future: asyncio.Future[SendResult] = self._started().loop.create_future()
+        await self._add(topic, message, queue_id, broker_set, future, self._settings.timeout_s)
+        return future
+
+    async def send_one_way(
+        self,
+        topic: str,
+        message: Message | bytes | str,
+        *,
+        queue_id: int | None = None,
+        broker_set: str = "",
+    ) -> None:
+        """Like `send_async`, but nobody hears what became of it, but for a warning in the log."""
+        await self._add(topic, message, queue_id, broker_set, None, self._settings.timeout_s)
+
+    async def recall(
+        self,
+        result: SendResult | None = None,
+        *,
+        topic: str = "",
+        message_id: str = "",
+        deliver_at_ms: int = 0,
+    ) -> None:
+        """Takes back a message that waits for its delivery time: what its send returned, or topic,
+        id and time of it. When this returns, it will not be delivered.
+
+        MessageNotFound: it is on its topic, was taken back already (perhaps by an attempt of this
+        very call, whose answer was lost), or never was.
+        """
+        request = recall_request(result, topic, message_id, deliver_at_ms)
+        await recall(self._started().connection, request, self._settings.timeout_s)
+
+    async def flush(self, timeout_s: float | None = None) -> None:
+        """Returns when everything that was sent before is stored, or has failed; with ack="none",
+        when it was handed over.
+        """
+        if self._core is not None:
+            await self._core.flush(timeout_s)
+
+    async def close(self) -> None:
+        """Sends what there is, waits for the answers, and ends. Nothing is lost."""
+        self._is_closed = True
+        if self._core is not None:
+            await self._core.close()
+
+    def _started(self) -> ProducerCore:
+        if self._core is None:
+            if self._is_closed:
+                raise ClientClosed("the producer is closed: make another one")
+            self._core = ProducerCore(self._connection, self._settings)
+        return self._core
+
+    def _encode(self, message: Message | bytes | str) -> Encoded:
+        born_at_ms = time.time_ns() // 1_000_000
+        return encode_message(message, born_at_ms, self._settings.compress_above_bytes)
+
+    async def _add(
+        self,
+        topic: str,
+        message: Message | bytes | str,
+        queue_id: int | None,
+        broker_set: str,
+        future: Awaited | None,
+        timeout_s: float,
+        *,
+        is_urgent: bool = False,
+    ) -> None:
+        core, encoded, delay = self._started(), self._encode(message), delay_field(message)
+        accumulator = core.accumulator
+        while True:
+            try:
+                outcome = accumulator.add(
+                    topic,
+                    encoded,
+                    queue_id,
+                    future,
+                    timeout_s,
+                    is_urgent=is_urgent,
+                    delay=delay,
+                    priority=priority_of(message) if accumulator.has_priorities else 0,
+                    broker_set=broker_set,
+                )
+            except IllegalRequest:
+                if not await core.is_route_newer():
+                    raise
+                continue
+            if outcome is Outcome.ADDED:
+                return
+            if outcome is Outcome.WAKE:
+                core.wake()
+                return
+            await self._make_way(core, topic, outcome, timeout_s)
+
+    async def _make_way(
+        self, core: ProducerCore, topic: str, outcome: Outcome, timeout_s: float
+    ) -> None:
+        """Whatever keeps a message from being added."""
+        if outcome is Outcome.UNROUTED:
+            await core.prepare(topic, timeout_s)
+        else:
+            room = asyncio.Event()
+            core.accumulator.call_when_room(room.set)
+            await room.wait()

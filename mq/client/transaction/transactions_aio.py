@@ -1,0 +1,134 @@
+"""The transaction producer for programs with asyncio. Decides nothing: see `transactions`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Self
+
+from mq.client.closing import AsyncClosing
+from mq.client.cluster.wiring import Connection
+from mq.client.messages import Message
+from mq.client.transaction.transaction_model import (
+    Checks,
+    HalfMessage,
+    Resolution,
+    TransactionResult,
+    TransactionSettings,
+    resolution_of,
+)
+from mq.client.transaction.transactions import TransactionCore
+from mq.errors import ClientClosed
+
+log = logging.getLogger(__name__)
+
+
+class TransactionProducer(AsyncClosing):
+    """As `mq.client.TransactionProducer`, with coroutines; see there for the settings.
+
+    >>> import asyncio
+    >>> from mq.client.aio import TransactionProducer
+    >>> async def execute(message, arg):
+    ...     return "COMMIT"
+    >>> async def check(message):
+    ...     return "UNKNOWN"
+    >>> async def main():
+    ...     async with TransactionProducer("127.0.0.1:8081", "shop", execute, check) as producer:
+    ...         print((await producer.send_in_transaction("orders", b"order 7")).state)
+    >>> asyncio.run(main())
+    COMMIT
+
+    It belongs to the event loop on which it is used first, and can be asked from `start` on.
+    """
+
+    def __init__(  # noqa: PLR0913 # settings, all of them by name
+        self,
+        servers: str | Sequence[str],
+        producer_group: str,
+        execute: Callable[[HalfMessage, Any], Awaitable[Resolution | str]],
+        check: Callable[[HalfMessage], Awaitable[Resolution | str]],
+        *,
+        timeout_s: float = 3.0,
+        first_check_s: float | None = None,
+        check_interval_s: float | None = None,
+        checks_max: int | None = None,
+        compress_above_bytes: int = 4096,
+        in_flight_max: int = 64,
+        zone: str = "",
+    ) -> None:
+        self._settings = TransactionSettings(
+            producer_group=producer_group,
+            timeout_s=timeout_s,
+            compress_above_bytes=compress_above_bytes,
+            in_flight_max=in_flight_max,
+            checks=Checks(first_check_s, check_interval_s, checks_max),
+        )
+        self._connection = Connection(servers, zone)
+        self._execute = execute
+        self._check = check
+        self._core: TransactionCore | None = None
+        self._is_closed = False
+
+    async def start(self) -> None:
+        """From now on the broker can ask."""
+        self._started()
+
+    async def send_in_transaction(  # noqa: PLR0913 # settings, all of them by name
+        self,
+        topic: str,
+        message: Message | bytes | str,
+        arg: Any = None,
+        *,
+        queue_id: int | None = None,
+        broker_set: str = "",
+        first_check_s: float | None = None,
+        check_interval_s: float | None = None,
+        checks_max: int | None = None,
+        timeout_s: float | None = None,
+    ) -> TransactionResult:
+        """Stores the half message, runs `execute`, and ends the transaction as that says."""
+        core = self._started()
+        checks = Checks(first_check_s, check_interval_s, checks_max).validate()
+        half = await core.begin(
+            topic,
+            message,
+            checks,
+            queue_id=queue_id,
+            broker_set=broker_set,
+            timeout_s=timeout_s,
+        )
+        try:
+            resolution = resolution_of(await self._execute(half, arg), "execute")
+        except Exception:
+            log.exception("execute failed for transaction %s: check decides", half.transaction_id)
+            resolution = Resolution.UNKNOWN
+        except BaseException:
+            core.leave(half)
+            raise
+        return await core.end(half, resolution, timeout_s)
+
+    async def close(self) -> None:
+        """Transactions that are open stay so: others of the group are asked about them."""
+        self._is_closed = True
+        if self._core is None:
+            await self._connection.close()
+        else:
+            await self._core.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    def _started(self) -> TransactionCore:
+        if self._is_closed:
+            raise ClientClosed("the producer is closed: make another one")
+        if self._core is None:
+            self._core = TransactionCore(self._connection, self._settings, self._answer)
+        return self._core
+
+    async def _answer(self, half: HalfMessage) -> Resolution:
+        try:
+            return resolution_of(await self._check(half), "check")
+        except Exception:
+            log.exception("check failed for transaction %s", half.transaction_id)
+            return Resolution.UNKNOWN

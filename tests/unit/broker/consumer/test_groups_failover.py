@@ -1,0 +1,143 @@
+"""What a group keeps when its leader changes: locks of ordered groups, queues in hand, a moment to
+come back.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from mq.broker.consumer.assignment import Queue
+from mq.broker.consumer.subscriber import Position
+from mq.errors import DiskFull, NotLeader
+from mq.wire.v1.consumer_pb2 import MODE_ORDERED
+from tests.support.consensus import Node, eventually, on_loop, soon, turns
+from tests.unit.broker.consumer.group_scene import (
+    ALL,
+    EXPIRES_MS,
+    World,
+    t,
+    world,
+)
+
+# -- locks of ordered groups -----------------------------------------------------------------------
+
+
+def locks(here: World) -> dict[Queue, str]:
+    return dict(here.node.machine.state.offsets.locks("g"))
+
+
+@on_loop
+async def test_an_ordered_queue_is_given_when_its_lock_is_in_the_log() -> None:
+    here = await world()
+    here.node.consensus.is_held = True
+    one = here.subscribe("m", MODE_ORDERED)
+    await turns()
+    assert one.queues == frozenset()
+    here.node.consensus.is_held = False
+    here.node.consensus.commit()
+    await eventually(lambda: one.queues == ALL)
+    assert locks(here) == dict.fromkeys(ALL, "m")
+    here.groups.unsubscribe(one, is_over=True)
+    await eventually(lambda: locks(here) == {})
+    here.node.broker.tick()
+    assert here.groups.live("g") is None
+
+
+@on_loop
+async def test_locks_that_cannot_be_written_are_written_later() -> None:
+    here = await world()
+    here.node.consensus.failure = DiskFull("no space")
+    one = here.subscribe("m", MODE_ORDERED)
+    await turns()
+    assert one.queues == frozenset()
+    here.node.consensus.failure = None
+    here.node.pass_time(200)
+    await eventually(lambda: one.queues == ALL)
+
+
+@on_loop
+async def test_a_new_leader_keeps_ordered_queues_for_who_has_them() -> None:
+    here = await world()
+    one = here.subscribe("owner", MODE_ORDERED)
+    await eventually(lambda: one.queues == ALL)
+    again = World(Node(here.node.vfs_after_kill()))
+    stranger = again.subscribe("stranger", MODE_ORDERED)
+    await turns()
+    again.node.pass_time(EXPIRES_MS - 1)
+    again.groups.alive(stranger)
+    await turns()
+    assert stranger.queues == frozenset()
+    owner = again.subscribe("owner", MODE_ORDERED, positions=dict.fromkeys(ALL, 0))
+    await turns()
+    assert len(owner.queues) == 2
+    assert stranger.queues == frozenset()
+    moved = again.hand_over(owner)
+    await eventually(lambda: stranger.queues == moved)
+    assert owner.queues | stranger.queues == ALL
+
+
+@on_loop
+async def test_who_does_not_come_back_loses_its_locks() -> None:
+    here = await world()
+    one = here.subscribe("owner", MODE_ORDERED)
+    await eventually(lambda: one.queues == ALL)
+    again = World(Node(here.node.vfs_after_kill()))
+    stranger = again.subscribe("stranger", MODE_ORDERED)
+    again.node.pass_time(EXPIRES_MS - 1)
+    again.groups.alive(stranger)
+    again.node.pass_time(1)
+    await eventually(lambda: stranger.queues == ALL)
+    assert locks(again) == dict.fromkeys(ALL, "stranger")
+
+
+# -- leaders, topics, questions --------------------------------------------------------------------
+
+
+@on_loop
+async def test_who_steps_down_sends_its_members_to_the_next() -> None:
+    here = await world()
+    one = here.subscribe("m")
+    here.node.consensus.depose()
+    here.node.broker.tick()
+    with pytest.raises(NotLeader) as raised:
+        await soon(one.next())
+    assert raised.value.address == "other:8081"
+    assert (here.groups.member_count, len(here.node.broker.arrivals)) == (0, 0)
+    here.groups.unsubscribe(one, is_over=False)
+    here.groups.progress(one, [Position(Queue("t", 0), 0, 0)])
+    here.groups.released(one, ALL)
+
+
+@on_loop
+async def test_after_a_fail_over_queues_wait_for_those_who_had_them() -> None:
+    here = await world()
+    here.subscribe("first")
+    await eventually(lambda: here.node.committed("g"))
+    here.node.consensus.depose()
+    here.node.broker.tick()
+    here.node.consensus.elect()
+    here.node.broker.tick()
+    early = here.subscribe("early")
+    assert early.queues == frozenset()
+    claimed = dict.fromkeys(t(0, 1), 0)
+    first = here.subscribe("first", positions=claimed)
+    assert first.queues == t(0, 1)
+    here.node.pass_time(4_499)
+    assert early.queues == frozenset()
+    here.node.pass_time(1)
+    assert first.queues | early.queues == ALL
+
+
+@on_loop
+async def test_a_group_that_this_leader_has_met_does_not_wait_again() -> None:
+    here = await world()
+    here.subscribe("first")
+    await eventually(lambda: here.node.committed("g"))
+    here.node.consensus.depose()
+    here.node.broker.tick()
+    here.node.consensus.elect()
+    here.node.broker.tick()
+    one = here.subscribe("first", positions=dict.fromkeys(ALL, 0))
+    assert one.queues == ALL
+    here.groups.unsubscribe(one, is_over=True)
+    assert here.subscribe("second").queues == ALL

@@ -1,0 +1,42 @@
+"""What a person is told to do next can be pasted as it stands."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from mq import hints
+
+
+def test_the_default_address_needs_no_variable() -> None:
+    text = hints.first_steps("127.0.0.1:8081", "mq")
+    assert "Clients connect to 127.0.0.1:8081." in text
+    assert "export" not in text
+    assert "\n  mq produce greetings hello\n" in text
+
+
+def test_any_other_address_comes_with_the_variable() -> None:
+    text = hints.first_steps("127.0.0.1:1,127.0.0.1:2", ".venv/bin/mq")
+    assert "\n  export MQ_SERVER=127.0.0.1:1,127.0.0.1:2\n" in text
+    assert "\n  .venv/bin/mq consume greetings" in text
+
+
+def test_the_program_is_called_as_the_shell_finds_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: "found")
+    assert hints.program() == "mq"
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    binaries = tmp_path / ".venv" / "bin"
+    binaries.mkdir(parents=True)
+    monkeypatch.setattr(sys, "executable", str(binaries / "python"))
+    assert hints.program() == "mq"
+    (binaries / "mq").touch()
+    monkeypatch.chdir(tmp_path)
+    assert hints.program() == ".venv/bin/mq"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert hints.program() == str(binaries / "mq")
