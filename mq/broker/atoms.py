@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.commits import Commits, Positions
 from mq.broker.consumer.groups import Groups
 from mq.broker.core import Core
 from mq.broker.publishing import Publisher
+from mq.broker.queue import Queue
 from mq.broker.receive.lease_turn import Over
 from mq.broker.receive.receiving import Receiving
 from mq.broker.state.dedup import StoredAt

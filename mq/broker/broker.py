@@ -12,7 +12,6 @@ from mq.broker import held
 from mq.broker.atoms import Atoms
 from mq.broker.catalog import Catalog
 from mq.broker.consumer.arrivals import Arrivals
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.commits import Commits
 from mq.broker.consumer.groups import Groups
 from mq.broker.consumer.pulling import Puller
@@ -26,6 +25,7 @@ from mq.broker.directory import Directory
 from mq.broker.leading import Leadership
 from mq.broker.missing_topics import MissingTopics
 from mq.broker.publishing import Publisher, Slot
+from mq.broker.queue import Queue
 from mq.broker.receive.receiving import Receiving
 from mq.broker.retry.dead_letters import DeadLetters
 from mq.broker.retry.retrying import Retrying

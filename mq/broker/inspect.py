@@ -12,10 +12,10 @@ from google.protobuf.message import DecodeError
 
 from mq import names
 from mq.broker.broker import Broker
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.filters import CompiledFilter
 from mq.broker.consumer.pulling import Query
 from mq.broker.long_work import Turn, in_turns
+from mq.broker.queue import Queue
 from mq.broker.state.topics import Topic
 from mq.errors import GroupNotFound, IllegalRequest, MessageNotFound
 from mq.store import lookup

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 from mq.broker.atoms import Start
 from mq.broker.broker import Broker
-from mq.broker.consumer.assignment import Queue
 from mq.broker.long_work import Turn, in_turns
+from mq.broker.queue import Queue
 from mq.broker.state.dedup import StoredAt
 from mq.errors import ReplicationTimeout
 from mq.rpc import limits

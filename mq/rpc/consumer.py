@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from mq import names
 from mq.broker.broker import Broker
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.filters import canonical, compile_filter
 from mq.broker.consumer.groups import Start
 from mq.broker.consumer.membership import Group, Spec
@@ -14,6 +13,7 @@ from mq.broker.consumer.pulling import Query
 from mq.broker.consumer.unsent import Unsent
 from mq.broker.inspect import positions_of
 from mq.broker.long_work import in_turns
+from mq.broker.queue import Queue
 from mq.errors import IllegalRequest
 from mq.rpc import framing, listeners
 from mq.rpc.limits import TOPICS_MAX

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mq.broker.broker import Broker
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.broker.retry.retrying import Failed, Place, RetryResult
 from mq.rpc.methods import Context
 from mq.rpc.status import wire_status

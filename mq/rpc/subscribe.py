@@ -8,12 +8,12 @@ from collections.abc import Iterable
 import grpc
 
 from mq.broker.broker import Broker
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.filters import compile_filter
 from mq.broker.consumer.groups import Start
 from mq.broker.consumer.pulling import READ_BYTES_MAX
 from mq.broker.consumer.subscriber import Assigned, Limits, Position, Redirected, Subscriber
 from mq.broker.long_work import in_turns
+from mq.broker.queue import Queue
 from mq.errors import IllegalRequest, UnknownMember
 from mq.rpc import framing, limits, listeners
 from mq.rpc.consumer import checked_time, member_spec, offsets_of, queues_of

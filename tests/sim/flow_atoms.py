@@ -9,7 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from mq.broker.atoms import Start
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.errors import MqError
 from tests.sim.flow_checks import Seen, visible
 from tests.sim.flow_clients import PullMember, Sender, eventually, make_topic, read

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mq.broker.broker import Broker
-    from mq.broker.consumer.assignment import Queue
+    from mq.broker.queue import Queue
     from mq.broker.state.dedup import StoredAt
     from tests.sim.flow_world import World
 

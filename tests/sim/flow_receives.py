@@ -17,9 +17,9 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from mq import names
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.filters import compile_filter
 from mq.broker.consumer.groups import Start
+from mq.broker.queue import Queue
 from mq.broker.receive.handles import lease_bytes
 from mq.broker.receive.receiving import Receive
 from mq.broker.receive.taking import Spec

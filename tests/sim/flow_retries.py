@@ -10,7 +10,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from mq import names
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.broker.retry.retrying import Failed, Place, RetryResult
 from mq.errors import MqError, NotAssigned, UnknownMember
 from tests.sim.flow_checks import Seen, visible

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mq.broker.broker import Broker
-from mq.broker.consumer.assignment import Queue
 from mq.broker.contracts import Leading, Peer
 from mq.broker.core import Settings
+from mq.broker.queue import Queue
 from mq.broker.state.machine import Machine
 from mq.broker.state.refiling import ReplayedLanes
 from mq.broker.state.state import State

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 
 Watcher = Callable[[Queue], None]
 

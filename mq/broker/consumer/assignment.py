@@ -16,13 +16,10 @@ from collections import Counter, defaultdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from mq.broker.queue import Queue
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-
-class Queue(NamedTuple):
-    topic: str
-    queue_id: int
 
 
 class Candidate(NamedTuple):

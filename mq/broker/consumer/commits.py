@@ -11,8 +11,8 @@ import asyncio
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 
-from mq.broker.consumer.assignment import Queue
 from mq.broker.contracts import Consensus
+from mq.broker.queue import Queue
 from mq.broker.state.machine import Machine
 from mq.broker.writing import write_command
 from mq.errors import MqError, NotLeader

@@ -15,7 +15,6 @@ import functools
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 
 from mq.broker.consumer.arrivals import Arrivals
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.commits import Commits
 from mq.broker.consumer.filters import CompiledFilter, compile_filter
 from mq.broker.consumer.locking import write_locks
@@ -26,6 +25,7 @@ from mq.broker.consumer.subscriber import Limits, Position, Subscriber
 from mq.broker.contracts import Consensus
 from mq.broker.directory import Directory
 from mq.broker.leading import Leadership
+from mq.broker.queue import Queue
 from mq.broker.state.machine import Machine
 from mq.errors import GroupNotEmpty, MqError, NotAssigned, UnknownMember
 from mq.logging import get_logger

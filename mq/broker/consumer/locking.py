@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.commits import Commits
 from mq.broker.contracts import Consensus
+from mq.broker.queue import Queue
 from mq.broker.writing import write_command
 from mq.errors import MqError
 from mq.logging import get_logger

@@ -18,8 +18,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from mq import names
-from mq.broker.consumer.assignment import Candidate, Queue, assign
+from mq.broker.consumer.assignment import Candidate, assign
 from mq.broker.consumer.shares import ALONE, Surroundings
+from mq.broker.queue import Queue
 from mq.errors import SubscriptionMismatch, UnknownMember
 from mq.wire.v1.consumer_pb2 import MODE_BROADCAST, MODE_CLUSTERING, MODE_ORDERED
 

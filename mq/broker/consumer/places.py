@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.commits import Commits
+from mq.broker.queue import Queue
 from mq.broker.state.machine import Machine
 from mq.errors import IllegalOffset, MqError
 

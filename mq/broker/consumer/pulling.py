@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 from mq.broker.consumer.arrivals import Arrivals
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.cold_reads import ColdReads
 from mq.broker.consumer.filters import CompiledFilter, select
 from mq.broker.consumer.replicas import Reader, Replicas
 from mq.broker.consumer.unsent import Unsent
 from mq.broker.contracts import Peer
+from mq.broker.queue import Queue
 from mq.broker.state.topics import Topics
 from mq.errors import MessagesDamaged, MqError
 from mq.store.reading import Found, ReadResult, Status

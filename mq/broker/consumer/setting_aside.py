@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 
 _PAUSE_S, _PAUSE_S_MAX = 0.01, 2.0
 

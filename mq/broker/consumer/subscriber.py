@@ -20,7 +20,6 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from mq.broker.consumer.arrivals import Arrivals
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.cursor import Cursor, Sent, returned
 from mq.broker.consumer.filters import CompiledFilter
 from mq.broker.consumer.pulling import Puller, Query
@@ -28,6 +27,7 @@ from mq.broker.consumer.replicas import Reader, Replicas
 from mq.broker.consumer.setting_aside import SetAside
 from mq.broker.consumer.unsent import Allowance
 from mq.broker.contracts import Peer
+from mq.broker.queue import Queue
 from mq.errors import IllegalOffset, MessagesDamaged, MqError, QueueDamaged, Rebuilding
 from mq.store.reading import ReadResult, Status
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.filters import CompiledFilter
 from mq.broker.consumer.pulling import Query
+from mq.broker.queue import Queue
 from mq.broker.receive.lease_draft import Draft
 from mq.broker.receive.taking import QueueMemory
 from mq.broker.retry.origins import opened

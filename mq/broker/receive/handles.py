@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.wire.v1.consumer_pb2 import Handle as WireHandle
 
 _HEAD = struct.Struct("<QI")

@@ -7,7 +7,7 @@ does the same to the replicated state, on every node.
 
 from __future__ import annotations
 
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.broker.state.leases import Leases, QueueLeases
 from mq.wire.v1 import state_pb2 as pb
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mq import names
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.broker.receive.lease_draft import Draft
 from mq.broker.retry.retries import Letter, attempts_before, dead_letters, stored_messages
 from mq.broker.state.dedup import StoredAt

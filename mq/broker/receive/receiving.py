@@ -16,11 +16,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 from mq import errors, names
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.filters import CompiledFilter
 from mq.broker.consumer.groups import Groups, Start
 from mq.broker.consumer.pulling import READ_BYTES_MAX, Puller
 from mq.broker.core import Core, Service
+from mq.broker.queue import Queue
 from mq.broker.receive import handles, settling
 from mq.broker.receive.granting import Given, Hand, Wanted, take, take_in_order
 from mq.broker.receive.handles import Handle

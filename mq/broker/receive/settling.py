@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.broker.receive.handles import Handle
 from mq.broker.receive.lease_draft import CHANGE_BYTES, QUEUE_BYTES, Draft, Value
 from mq.broker.retry.retries import wait_ms

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.broker.state.leases import Leases, QueueLeases, Range
 from mq.broker.state.topics import Topic
 from mq.errors import MqError, SubscriptionMismatch

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from mq.broker.consumer.arrivals import Arrivals
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.broker.receive.taking import Taking
 from mq.broker.state.leases import Range
 from mq.broker.state.state import State

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from mq import names
-from mq.broker.consumer.assignment import Queue
 from mq.broker.core import Core
+from mq.broker.queue import Queue
 from mq.broker.retry import retries
 from mq.broker.retry.origins import batch_of
 from mq.broker.state.machine import Written

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from mq import names
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.broker.retry.origins import batch_of, opened, origin_of, with_origin
 from mq.store.batch import Batch
 from mq.store.lookup import StoredMessage

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mq import names
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.commits import Commits
 from mq.broker.consumer.groups import Groups
 from mq.broker.core import Core, Service
 from mq.broker.held import DELIVERY_ROOM_BYTES
+from mq.broker.queue import Queue
 from mq.broker.retry import retries
 from mq.broker.retry.origins import batch_of
 from mq.broker.state.dedup import StoredAt

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.broker.state.dedup import StoredAt
 from mq.broker.state.state import State
 from mq.names import SCHEDULE_TOPIC

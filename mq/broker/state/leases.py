@@ -14,7 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.wire.v1.state_pb2 import LeaseChange, LeaseState
 
 _FIELDS = 5

@@ -13,7 +13,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.broker.state.commands import perform
 from mq.broker.state.dedup import StoredAt
 from mq.broker.state.state import State

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping
 from types import MappingProxyType
 
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.wire.v1.consumer_pb2 import QueuePosition
 from mq.wire.v1.state_pb2 import GroupPositions, GroupState, PutGroup, QueueLock
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mq.broker import atoms
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.store.format import Kind
 from tests.support.consensus import batch, soon
 from tests.unit.broker.consumer.group_scene import World, world

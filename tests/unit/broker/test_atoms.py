@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mq.broker import atoms
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.subscriber import Position
+from mq.broker.queue import Queue
 from mq.errors import (
     DiskFull,
     FlowControl,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.errors import DiskFull, IllegalHandle, IllegalRequest, IllegalSequence, QueueNotFound
 from mq.wire.v1.consumer_pb2 import Handle
 from tests.support.consensus import Node, batch, on_loop, soon, turns

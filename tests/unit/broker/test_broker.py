@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.broker.writing import write_command
 from mq.errors import IllegalTopic
 from mq.store.consumequeue import QueueExtent

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.errors import (
     DiskFull,
     GroupNotEmpty,

@@ -10,8 +10,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.subscriber import Delivered
+from mq.broker.queue import Queue
 from mq.errors import IllegalRequest
 from mq.rpc.framing import delivery, pull_response, read_publish
 from mq.store.reading import ReadResult, Run, Status

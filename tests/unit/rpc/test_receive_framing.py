@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.broker.receive.granting import Given
 from mq.broker.receive.handles import lease_bytes
 from mq.rpc.framing import receive_response

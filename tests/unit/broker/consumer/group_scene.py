@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.filters import canonical, compile_filter
 from mq.broker.consumer.groups import Start
 from mq.broker.consumer.membership import Spec
@@ -17,6 +16,7 @@ from mq.broker.consumer.subscriber import (
     Redirected,
     Subscriber,
 )
+from mq.broker.queue import Queue
 from mq.wire.v1.consumer_pb2 import MODE_CLUSTERING, Filter
 from tests.support.consensus import Node, turns
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from mq.broker.consumer.arrivals import Arrivals
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from tests.support.consensus import on_loop, soon, turns
 
 HERE, THERE = Queue("t", 0), Queue("t", 1)

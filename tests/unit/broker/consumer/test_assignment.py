@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.broker.consumer import assignment
-from mq.broker.consumer.assignment import Candidate, Queue, assign
+from mq.broker.consumer.assignment import Candidate, assign
+from mq.broker.queue import Queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

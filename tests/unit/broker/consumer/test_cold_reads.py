@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mq.broker.consumer import cold_reads
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.filters import compile_filter
 from mq.broker.consumer.pulling import Query
+from mq.broker.queue import Queue
 from mq.errors import QueueDamaged
 from mq.store.logreader import LogApart
 from mq.store.reading import Found, ReadResult, Status

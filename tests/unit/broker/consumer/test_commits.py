@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.errors import DiskFull, NotLeader
 from mq.store.format import Kind
 from tests.support.consensus import Node, eventually, on_loop, soon, turns

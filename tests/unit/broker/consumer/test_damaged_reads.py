@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.filters import compile_filter
 from mq.broker.consumer.pulling import Query
 from mq.broker.consumer.subscriber import Assigned, Delivered, Limits, Redirected, Subscriber
 from mq.broker.contracts import Peer
+from mq.broker.queue import Queue
 from mq.broker.receive.granting import Given
 from mq.errors import MessagesDamaged
 from mq.store.damage import DamageKind

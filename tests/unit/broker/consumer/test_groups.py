@@ -6,9 +6,9 @@ import contextlib
 
 import pytest
 
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.groups import Start
 from mq.broker.consumer.subscriber import Assigned, Position
+from mq.broker.queue import Queue
 from mq.errors import (
     GroupNotEmpty,
     IllegalOffset,

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.subscriber import Position
+from mq.broker.queue import Queue
 from mq.errors import DiskFull, NotLeader
 from mq.wire.v1.consumer_pb2 import MODE_ORDERED
 from tests.support.consensus import Node, eventually, on_loop, soon, turns

@@ -16,9 +16,9 @@ from tests.unit.broker.consumer.group_scene import ALL, World, drain, last_assig
 from tests.unit.broker.consumer.test_groups_sets import tell
 
 if TYPE_CHECKING:
-    from mq.broker.consumer.assignment import Queue
     from mq.broker.consumer.membership import Group
     from mq.broker.consumer.subscriber import Position, Subscriber
+    from mq.broker.queue import Queue
 
 # By what the sets have, A gets three of the four queues here and B one.
 ZONES = {"A": "x", "B": "z"}

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.membership import Group
 from mq.broker.consumer.shares import Portion, Surroundings
 from mq.broker.consumer.subscriber import Assigned
+from mq.broker.queue import Queue
 from mq.errors import IllegalRequest, PermissionDenied, TopicNotFound
 from mq.wire.v1.cluster_pb2 import (
     TOPIC_ORDERED,

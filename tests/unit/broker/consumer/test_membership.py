@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.membership import Group, Spec, Subscriptions
+from mq.broker.queue import Queue
 from mq.errors import SubscriptionMismatch, UnknownMember
 from mq.wire.v1.consumer_pb2 import MODE_BROADCAST, MODE_CLUSTERING, MODE_ORDERED
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.membership import Spec
+from mq.broker.queue import Queue
 from mq.wire.v1.consumer_pb2 import MODE_CLUSTERING, MODE_ORDERED
 from tests.unit.broker.consumer.test_membership import (
     EXPIRES_MS,

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.membership import Group, Spec
+from mq.broker.queue import Queue
 from mq.errors import UnknownMember
 from mq.wire.v1.consumer_pb2 import MODE_CLUSTERING, MODE_ORDERED
 

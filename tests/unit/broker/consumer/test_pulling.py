@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from mq.broker.consumer import pulling
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.filters import CompiledFilter, compile_filter
 from mq.broker.consumer.pulling import Query
 from mq.broker.consumer.unsent import SMALL_BYTES
+from mq.broker.queue import Queue
 from mq.errors import PermissionDenied, QueueNotFound, TopicNotFound
 from mq.store.reading import ReadResult, Status
 from mq.wire.v1.consumer_pb2 import Filter

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.filters import CompiledFilter, compile_filter
 from mq.broker.consumer.pulling import Pulled, Query
 from mq.broker.contracts import Leading, Peer
+from mq.broker.queue import Queue
 from mq.errors import NotLeader, TopicNotFound
 from mq.store.reading import Status
 from mq.wire.v1.consumer_pb2 import Filter

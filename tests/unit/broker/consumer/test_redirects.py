@@ -9,7 +9,6 @@ import asyncio
 import pytest
 
 from mq.broker.consumer import subscriber as module
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.filters import compile_filter
 from mq.broker.consumer.subscriber import (
     Assigned,
@@ -20,6 +19,7 @@ from mq.broker.consumer.subscriber import (
     Subscriber,
 )
 from mq.broker.contracts import Peer
+from mq.broker.queue import Queue
 from mq.errors import IllegalOffset, StorageFailed
 from mq.store.reading import Found, ReadResult
 from mq.wire.v1.consumer_pb2 import Filter

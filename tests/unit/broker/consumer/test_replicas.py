@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.replicas import Follower, Reader, better_place, goes_back
 from mq.broker.contracts import Leading, Peer
+from mq.broker.queue import Queue
 from mq.errors import NotLeader
 from tests.support.consensus import Node, on_loop, turns
 

@@ -17,7 +17,7 @@ from tests.unit.broker.consumer.test_subscriber import A, B, stream
 if TYPE_CHECKING:
     import pytest
 
-    from mq.broker.consumer.assignment import Queue
+    from mq.broker.queue import Queue
     from tests.support.consensus import Node
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.filters import compile_filter
 from mq.broker.consumer.subscriber import Assigned, Delivered, Limits, Position, Subscriber
+from mq.broker.queue import Queue
 from mq.errors import IllegalOffset, UnknownMember
 from mq.wire.v1.consumer_pb2 import Filter
 from mq.wire.v1.message_pb2 import Message

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.broker.receive.handles import Handle, lease_bytes, parse
 from mq.wire.v1.consumer_pb2 import Handle as WireHandle
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import mq
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.groups import Start
 from mq.broker.consumer.membership import Spec as MemberSpec
 from mq.broker.consumer.unsent import SMALL_BYTES
+from mq.broker.queue import Queue
 from mq.broker.receive.handles import lease_bytes
 from mq.errors import (
     FlowControl,

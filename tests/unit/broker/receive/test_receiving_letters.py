@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.groups import Start
+from mq.broker.queue import Queue
 from mq.broker.retry.origins import opened
 from mq.errors import IllegalHandle, IllegalSequence, MessageTooLarge
 from mq.names import dead_letter_topic

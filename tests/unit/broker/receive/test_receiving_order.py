@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.wire.v1.consumer_pb2 import Filter
 from mq.wire.v1.message_pb2 import Message
 from tests.support.consensus import Node, on_loop, soon, turns

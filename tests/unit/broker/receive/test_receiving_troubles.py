@@ -9,8 +9,8 @@ import asyncio
 import msgspec
 import pytest
 
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.groups import Start
+from mq.broker.queue import Queue
 from mq.broker.state.leases import Leases
 from mq.errors import MessageTooLarge
 from mq.wire.v1.cluster_pb2 import TopicType

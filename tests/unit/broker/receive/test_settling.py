@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.broker.receive import settling
 from mq.broker.receive.handles import Handle
 from mq.broker.receive.lease_draft import Draft

@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.broker.receive.taking import Again, Spec, Taking
 from mq.broker.state.leases import QueueLeases, Range
 from mq.broker.state.topics import Topic

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.broker.retry import retries
 from mq.broker.retry.dead_letters import Totals
 from mq.errors import IllegalGroup, IllegalRequest, MessageNotFound, OutcomeUnknown, TopicNotFound

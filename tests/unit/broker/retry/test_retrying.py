@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from mq import names
-from mq.broker.consumer.assignment import Queue
 from mq.broker.consumer.filters import compile_filter
 from mq.broker.consumer.subscriber import Delivered, Limits
+from mq.broker.queue import Queue
 from mq.broker.retry.retries import WAITS_MS, stored_messages
 from mq.broker.retry.retrying import FAILED_MAX, Failed, Place, RetryResult
 from mq.errors import (

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.errors import NotLeader, UnknownMember
 from tests.support.consensus import on_loop, soon, turns
 from tests.unit.broker.retry.test_retrying import RETRY, at, messages, retry, scene_with

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.broker.receive.lease_draft import Draft
 from mq.broker.state.leases import Leases, QueueLeases, Range
 from mq.wire.v1.state_pb2 import LeaseChange

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.broker.state.dedup import StoredAt
 from mq.broker.state.machine import Machine, Written
 from mq.broker.state.state import State

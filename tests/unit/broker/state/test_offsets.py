@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mq.broker.consumer.assignment import Queue
+from mq.broker.queue import Queue
 from mq.broker.state.offsets import Offsets
 from mq.wire.v1.consumer_pb2 import QueuePosition
 from mq.wire.v1.state_pb2 import GroupPositions, PutGroup, QueueLock
