@@ -29,6 +29,7 @@ import grpc
 from bench.payloads import batch, publish_request
 from mq.client import Message, Producer
 from mq.memory import keep_freed_memory
+from mq.wire import varint
 from mq.wire.v1 import consumer_pb2, message_pb2, producer_pb2
 
 _OPTIONS = [
@@ -218,7 +219,7 @@ def _took(data: bytes, out: queue.SimpleQueue[bytes | None]) -> int:
         return 0
     # The runs are the end of it: what stands before the first one is small.
     head = consumer_pb2.Delivery()
-    _, at = _varint_at(data, 1)
+    _, at = varint.decode(data, 1)
     fields = data[at : at + 64]
     end = fields_end(fields)
     head.ParseFromString(fields[:end])
@@ -235,10 +236,10 @@ def fields_end(fields: bytes) -> int:
     position = 0
     while position < len(fields) and fields[position] != 0x7A:
         if fields[position] & 7 == 2:
-            length, position = _varint_at(fields, position + 1)
+            length, position = varint.decode(fields, position + 1)
             position += length
         else:
-            _, position = _varint_at(fields, position + 1)
+            _, position = varint.decode(fields, position + 1)
     return position
 
 
@@ -246,19 +247,8 @@ def _first_offset(run: bytes) -> int:
     """Queue offset of the first run: its first field, left out when it is 0."""
     if not run:
         return 0
-    _, at = _varint_at(run, 1)
-    return _varint_at(run, at + 1)[0] if run[at] == 0x08 else 0
-
-
-def _varint_at(data: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[position]
-        value |= (byte & 0x7F) << shift
-        position += 1
-        shift += 7
-        if byte < 0x80:
-            return value, position
+    _, at = varint.decode(run, 1)
+    return varint.decode(run, at + 1)[0] if run[at] == 0x08 else 0
 
 
 def roundtrip(channel: grpc.Channel, arguments: Any) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mq.store.batch import prepare
+from mq.wire import varint
 from mq.wire.v1 import consumer_pb2
 from mq.wire.v1.message_pb2 import Batch, Message
 
@@ -20,7 +21,7 @@ def batch(topic: str, queue_id: int, size: int, count: int) -> bytes:
 
 def publish_request(request_id: int, data: bytes) -> bytes:
     """Of one batch: field 15, the last of a PublishRequest."""
-    return b"\x08" + _varint(request_id) + b"\x7a" + _varint(len(data)) + data
+    return b"\x08" + varint.encode(request_id) + b"\x7a" + varint.encode(len(data)) + data
 
 
 def delivery(size: int, count: int) -> bytes:
@@ -28,15 +29,6 @@ def delivery(size: int, count: int) -> bytes:
     wire = messages(size, count)
     run = consumer_pb2.Run(log_offset=1 << 30, stored_at_ms=1 << 40, messages=wire)
     frames = [len(one.SerializeToString()) for one in wire]
-    run.frame_sizes.extend(length + 1 + len(_varint(length)) for length in frames)
+    run.frame_sizes.extend(length + 1 + len(varint.encode(length)) for length in frames)
     body = consumer_pb2.Delivery(topic="bench", next_offset=count, end=1 << 30, runs=[run])
     return consumer_pb2.SubscribeResponse(delivery=body).SerializeToString()
-
-
-def _varint(value: int) -> bytes:
-    groups = bytearray()
-    while value > 0x7F:
-        groups.append(value & 0x7F | 0x80)
-        value >>= 7
-    groups.append(value)
-    return bytes(groups)

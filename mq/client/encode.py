@@ -22,6 +22,7 @@ from mq.hashing import text_hash
 from mq.levels import DELAY_MS_MAX, LEVELS_MS
 from mq.limits import BESIDE_BODY_BYTES_MAX
 from mq.names import check_tag
+from mq.wire import varint
 
 # Of a body, before it is compressed.
 MESSAGE_BYTES_MAX = 4 << 20
@@ -103,7 +104,7 @@ def _priority_field(priority: int) -> bytes:
         raise IllegalRequest(
             f"priority {priority}: 0, the lowest, to {PRIORITIES_MAX - 1}, as the topic has them"
         )
-    return _PRIORITY + varint(priority)
+    return _PRIORITY + varint.encode(priority)
 
 
 def _body_bytes(body: object) -> bytes:
@@ -194,12 +195,12 @@ def _too_large(size: int) -> MessageTooLarge:
 
 @functools.lru_cache(maxsize=4096)
 def _prefix(tag: int, length: int) -> bytes:
-    return bytes((tag,)) + varint(length)
+    return bytes((tag,)) + varint.encode(length)
 
 
 @functools.lru_cache(maxsize=4)
 def _born(at_ms: int) -> bytes:
-    return b"\x30" + varint(at_ms)
+    return b"\x30" + varint.encode(at_ms)
 
 
 def _text_field(tag: int, text: str) -> bytes:
@@ -277,7 +278,7 @@ def place(topic: str, queue_id: int, producer_id: str, sequence: int) -> bytes:
     """The fields of a batch that stand before its columns."""
     parts = [_text_field(0x0A, topic)]
     if queue_id:
-        parts += (b"\x10", varint(queue_id))
+        parts += (b"\x10", varint.encode(queue_id))
     if producer_id:
         parts += (_text_field(0x1A, producer_id), b"\x21", struct.pack("<Q", sequence))
     return b"".join(parts)
@@ -285,18 +286,9 @@ def place(topic: str, queue_id: int, producer_id: str, sequence: int) -> bytes:
 
 def request(request_id: int, ack: int, batches: Sequence[tuple[bytes, bytes]]) -> bytes:
     """A PublishRequest; batches are pairs of place and columns."""
-    parts = [b"\x08", varint(request_id)]
+    parts = [b"\x08", varint.encode(request_id)]
     if ack:
-        parts += (b"\x10", varint(ack))
+        parts += (b"\x10", varint.encode(ack))
     for where, what in batches:
-        parts += (b"\x7a", varint(len(where) + len(what)), where, what)
+        parts += (b"\x7a", varint.encode(len(where) + len(what)), where, what)
     return b"".join(parts)
-
-
-def varint(value: int) -> bytes:
-    groups = bytearray()
-    while value > 0x7F:
-        groups.append(value & 0x7F | 0x80)
-        value >>= 7
-    groups.append(value)
-    return bytes(groups)

@@ -23,12 +23,12 @@ from mq.broker.receive.handles import lease_bytes
 from mq.errors import IllegalRequest
 from mq.rpc.limits import PUBLISHED_MAX, TRANSACTED_MAX, exceeded
 from mq.store.reading import ReadResult, Run, Status
+from mq.wire import varint
 from mq.wire.v1 import consumer_pb2
 
 _LAST_FIELD = b"\x7a"  # number 15, length-delimited
 _DELIVERY_FIELD = b"\x12"  # `delivery` of a SubscribeResponse
 _CHECK_FIELD = b"\x32"  # `check` of a TransactResponse
-_VARINT_BYTES_MAX = 10
 
 
 class Publish(NamedTuple):
@@ -103,7 +103,7 @@ def delivery(delivered: Delivered) -> bytes:
     )
     parts: list[bytes | memoryview] = [b"", head.SerializeToString()]
     _add_runs(parts, result.runs)
-    parts[0] = _DELIVERY_FIELD + _varint(sum(map(len, parts)))
+    parts[0] = _DELIVERY_FIELD + varint.encode(sum(map(len, parts)))
     return b"".join(parts)
 
 
@@ -119,7 +119,7 @@ def receive_response(given: list[Given]) -> bytes:
         ).SerializeToString()
         inner: list[bytes | memoryview] = []
         _add_runs(inner, [run])
-        parts.append(_LAST_FIELD + _varint(len(head) + sum(map(len, inner))))
+        parts.append(_LAST_FIELD + varint.encode(len(head) + sum(map(len, inner))))
         parts.append(head)
         parts += inner
     return b"".join(parts)
@@ -133,32 +133,16 @@ def _add_runs(parts: list[bytes | memoryview], runs: list[Run]) -> None:
             stored_at_ms=run.stored_at_ms,
             frame_sizes=run.sizes.astype(np.dtype("<u4")).tobytes(),
         ).SerializeToString()
-        parts.append(_LAST_FIELD + _varint(len(head) + len(run.frames)))
+        parts.append(_LAST_FIELD + varint.encode(len(head) + len(run.frames)))
         parts.append(head)
         parts.append(run.frames)
 
 
 def _read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    value = 0
-    for at in range(_VARINT_BYTES_MAX):
-        if position >= len(data):
-            raise IllegalRequest("the request is cut short")
-        byte, position = data[position], position + 1
-        value |= (byte & 0x7F) << 7 * at
-        if byte < 0x80:
-            break
-    if byte >= 0x80 or value >= 1 << 64:
-        raise IllegalRequest(f"a number of more than 64 bits ends at byte {position}")
-    return value, position
-
-
-def _varint(value: int) -> bytes:
-    groups = bytearray()
-    while value > 0x7F:
-        groups.append(value & 0x7F | 0x80)
-        value >>= 7
-    groups.append(value)
-    return bytes(groups)
+    try:
+        return varint.decode(data, position)
+    except ValueError as error:
+        raise IllegalRequest(f"the request cannot be read: {error}") from None
 
 
 class Transact(NamedTuple):
@@ -217,7 +201,7 @@ def transact_more(responses: Sequence[bytes]) -> bytes:
     """A TransactResponse that has these, if there are several."""
     if len(responses) == 1:
         return responses[0]
-    parts = [part for one in responses for part in (_LAST_FIELD, _varint(len(one)), one)]
+    parts = [part for one in responses for part in (_LAST_FIELD, varint.encode(len(one)), one)]
     return b"".join(parts)
 
 
@@ -230,4 +214,4 @@ def transact_check(head: bytes, frames: bytes | memoryview) -> bytes:
     """A TransactResponse with a question: a CheckTransaction whose messages stand as they are
     stored.
     """
-    return b"".join((_CHECK_FIELD, _varint(len(head) + len(frames)), head, frames))
+    return b"".join((_CHECK_FIELD, varint.encode(len(head) + len(frames)), head, frames))

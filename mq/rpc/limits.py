@@ -30,6 +30,7 @@ from mq.errors import IllegalRequest
 from mq.store import batch as batches
 from mq.store.batch import Batch
 from mq.store.message_check import KEYS_MAX
+from mq.wire import varint
 from mq.wire.v1 import message_pb2
 
 POSITIONS_MAX = 20_000
@@ -248,12 +249,10 @@ class _Walk:
             self.message(content, inner)
 
     def _varint(self, view: memoryview, position: int) -> tuple[int, int]:
-        value = 0
-        for shift, byte in enumerate(view[position : position + 10]):
-            value |= (byte & 0x7F) << 7 * shift
-            if byte < 0x80:
-                return value, position + shift + 1
-        raise self._not_one()
+        try:
+            return varint.decode(view, position)
+        except ValueError:
+            raise self._not_one() from None
 
     def _not_one(self) -> IllegalRequest:
         return IllegalRequest(

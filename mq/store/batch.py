@@ -25,7 +25,8 @@ from mq.hashing import text_hash
 from mq.limits import BESIDE_BODY_BYTES_MAX
 from mq.store.frame_check import FRAME_TAG, prefix_width
 from mq.store.message_check import check_messages
-from mq.store.varints import read_varint, varint, varint_width, varint_widths
+from mq.store.varints import read_varint, varint_widths
+from mq.wire import varint
 from mq.wire.v1.message_pb2 import Batch as WireBatch
 from mq.wire.v1.message_pb2 import Message, RawBatch
 
@@ -142,10 +143,10 @@ def encode_payload(batches: Sequence[Batch], command: bytes = b"") -> list[bytes
     """Buffers of the payload of one MESSAGES entry; the batches are not copied."""
     buffers: list[bytes | memoryview] = []
     for batch in batches:
-        buffers.append(_BATCH_TAG + varint(len(batch.data)))
+        buffers.append(_BATCH_TAG + varint.encode(len(batch.data)))
         buffers.append(batch.data)
     if command:
-        buffers += (_COMMAND_TAG + varint(len(command)), command)
+        buffers += (_COMMAND_TAG + varint.encode(len(command)), command)
     return buffers
 
 
@@ -174,7 +175,7 @@ def data_offsets(batches: Sequence[Batch], payload_log_offset: int) -> list[int]
     offsets = []
     for batch in batches:
         size = len(batch.data)
-        payload_log_offset += 1 + varint_width(size)
+        payload_log_offset += 1 + varint.width(size)
         offsets.append(payload_log_offset)
         payload_log_offset += size
     return offsets

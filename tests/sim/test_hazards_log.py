@@ -25,6 +25,7 @@ from tests.sim.ledger import Violation
 from tests.sim.machine import CountingMachine
 from tests.sim.node import Setup
 from tests.sim.world import World
+from tests.support.naive_wire import varint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -272,14 +273,6 @@ class LargeState(CountingMachine):
         # An unknown field of the message, as large as a broker with very many topics has it.
         size = 9 << 20
         return super().checkpoint_payload() + b"\xf2\x01" + varint(size) + bytes(size)
-
-
-def varint(number: int) -> bytes:
-    parts = []
-    while number > 0x7F:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*parts, number])
 
 
 def test_a_checkpoint_larger_than_any_batch_is_replicated() -> None:

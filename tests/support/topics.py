@@ -10,6 +10,7 @@ import grpc
 from mq.hashing import text_hash
 from mq.wire.v1 import admin_pb2, consumer_pb2, producer_pb2
 from mq.wire.v1.message_pb2 import Message, RawBatch
+from tests.support.naive_wire import field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -60,8 +61,7 @@ def send_prepared(address: str, topic: str, queue_id: int, messages: list[bytes]
         messages=messages,
     ).SerializeToString()
     assert all(len(one) < 128 for one in messages)
-    prefix = len(batch).to_bytes(1, "little") if len(batch) < 128 else _varint(len(batch))
-    request = b"\x08\x01" + b"\x7a" + prefix + batch
+    request = b"\x08\x01" + field(15, batch)
     with grpc.insecure_channel(address, options=OPTIONS) as channel:
         publish = channel.stream_stream(
             "/mq.v1.ProducerService/Publish",
@@ -69,10 +69,6 @@ def send_prepared(address: str, topic: str, queue_id: int, messages: list[bytes]
         )
         (answer,) = publish(iter([request]), timeout=DEADLINE_S)
     assert [one.code for one in answer.results] == [0], answer
-
-
-def _varint(value: int) -> bytes:
-    return bytes([value & 0x7F | 0x80, value >> 7])
 
 
 def committed(address: str, group: str, topic: str) -> dict[int, int]:

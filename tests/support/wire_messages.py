@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from mq.client.encode import varint
 from mq.wire.v1.message_pb2 import Message, Origin
+from tests.support.naive_wire import varint
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 TEXTS = st.text(max_size=5)

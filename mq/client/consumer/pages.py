@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from mq.wire import varint
 from mq.wire.v1.consumer_pb2 import PullResponse
 
 _RUN = 0x7A
-_MASK = (1 << 64) - 1
 
 
 class Page(NamedTuple):
@@ -44,6 +44,8 @@ def parse_page(data: bytes) -> Page:
         runs = _runs(data, at)
     except IndexError:
         raise DecodeError("it ends in the middle of a field") from None
+    except ValueError as error:
+        raise DecodeError(str(error)) from None
     head = PullResponse.FromString(data[:at])
     return Page(data, runs, head.status, head.next_offset, head.start, head.end, head.read_from)
 
@@ -53,7 +55,7 @@ def _head_end(data: bytes) -> int:
     at = 0
     while at < len(data) and data[at] != _RUN:
         wire_type = data[at] & 7
-        value, at = _varint(data, at + 1)
+        value, at = varint.decode(data, at + 1)
         if wire_type == 2:
             at += value
         elif wire_type != 0:
@@ -76,24 +78,10 @@ def _runs(data: bytes, at: int) -> array[int]:
                 length += (data[at] - 1) << 7
                 at += 1
             else:
-                length, at = _varint(data, at - 1)
+                length, at = varint.decode(data, at - 1)
         places.append(at)
         at += length
         places.append(at)
     if at > end:
         raise DecodeError(f"the last run ends at {at}, and the answer at {end}")
     return places
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number that stands there, and where it ends."""
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value & _MASK, at
-        shift += 7
-        if shift > 63:
-            raise DecodeError(f"a number that ends at {at} is too long")

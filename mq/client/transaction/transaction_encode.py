@@ -5,8 +5,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from mq.client.encode import Encoded, varint
+from mq.client.encode import Encoded
 from mq.client.transaction.transaction_model import Checks, Resolution
+from mq.wire import varint
 from mq.wire.v1.message_pb2 import Half, RawBatch
 from mq.wire.v1.transaction_pb2 import (
     RESOLUTION_COMMIT,
@@ -49,7 +50,7 @@ def half_batch(
 
 def half_request(request_id: int, batch: bytes) -> bytes:
     """`half` is field 3 of a TransactRequest, as it is."""
-    return b"".join((b"\x08", varint(request_id), b"\x1a", varint(len(batch)), batch))
+    return b"".join((b"\x08", varint.encode(request_id), b"\x1a", varint.encode(len(batch)), batch))
 
 
 def end_request(request_id: int, transaction_id: str, resolution: Resolution) -> bytes:
@@ -65,7 +66,7 @@ def more_request(requests: Sequence[bytes]) -> bytes:
     """These as one: `more` is field 15 of a TransactRequest."""
     if len(requests) == 1:
         return requests[0]
-    return b"".join(part for one in requests for part in (b"\x7a", varint(len(one)), one))
+    return b"".join(part for one in requests for part in (b"\x7a", varint.encode(len(one)), one))
 
 
 def _ms(seconds: float | None) -> int:

@@ -24,9 +24,10 @@ from typing import NamedTuple
 import numpy as np
 
 from mq.client import QueueRef
-from mq.client.encode import place, varint
+from mq.client.encode import place
 from mq.hashing import text_hash
 from mq.names import SINK_PREFIX
+from mq.wire import varint
 from mq_spark.errors import MqSparkError
 from mq_spark.writing.encoding import Encoded, Int64s, stamp
 
@@ -199,4 +200,4 @@ class Cutter:
 
 
 def _column(tag: int, data: bytes) -> bytes:
-    return bytes((tag,)) + varint(len(data)) + data
+    return bytes((tag,)) + varint.encode(len(data)) + data

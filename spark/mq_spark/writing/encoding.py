@@ -23,12 +23,12 @@ from mq.client.encode import (
     MESSAGE_BYTES_MAX,
     PROPERTIES_BYTES_MAX,
     PROPERTIES_MAX,
-    varint,
 )
 from mq.errors import IllegalRequest
 from mq.hashing import text_hash
 from mq.limits import BESIDE_BODY_BYTES_MAX
 from mq.names import check_tag
+from mq.wire import varint
 from mq_spark.errors import MqSparkError
 
 Int64s = npt.NDArray[np.int64]
@@ -42,7 +42,7 @@ _MESSAGE = 0x7A
 _COMPRESSED = b"\x38\x01"
 # The number of a placeholder has as many bytes as that of any time from 1971 to 2109.
 _BORN_BYTES = 6
-_UNBORN = bytes([_BORN]) + varint(1 << 35)
+_UNBORN = bytes([_BORN]) + varint.encode(1 << 35)
 # Offsets of Arrow have 32 bits, and memory is to be bounded.
 _SLICE_BYTES = 64 << 20
 
@@ -157,7 +157,7 @@ def stamp(frames: npt.NDArray[np.uint8], frame_ends: Int64s, born_at_ms: int) ->
     """Puts a time where frames that end there have a placeholder."""
     # The eight bytes that end with the frame, of which the time has the last six.
     words = np.ndarray((len(frames) - 7,), "<u8", frames.data, strides=(1,))
-    born = int.from_bytes(varint(born_at_ms).ljust(_BORN_BYTES, b"\0"), "little")
+    born = int.from_bytes(varint.encode(born_at_ms).ljust(_BORN_BYTES, b"\0"), "little")
     at = frame_ends - 8
     words[at] = (words[at] & np.uint64(0xFFFF)) | np.uint64(born << 16)
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from mq.client.encode import varint
 from mq.wire.v1.message_pb2 import Message
 from mq_spark.decoding.columns import Rows
+from tests.support.naive_wire import varint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

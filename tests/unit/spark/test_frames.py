@@ -11,13 +11,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mq.client.encode import encode_message, varint
+from mq.client.encode import encode_message
 from mq.client.messages import Message as ClientMessage
 from mq.store.walking import Many, Slices
 from mq.wire.v1.message_pb2 import Batch, Message
 from mq_spark.decoding import frames
 from mq_spark.decoding.columns import Rows
 from mq_spark.decoding.frames import Opened, open_frames
+from tests.support.naive_wire import varint
 from tests.support.wire_messages import anything, messages
 from tests.unit.spark.frame_rows import frame_of, parsed, rows_with
 

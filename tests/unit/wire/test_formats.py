@@ -18,7 +18,7 @@ from mq.wire.v1.message_pb2 import COMPRESSION_LZ4, COMPRESSION_NONE, Message, R
 from mq.wire.v1.message_pb2 import Batch as WireBatch
 from tests.support.naive_wire import field, fixed, frame
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LIMIT = 4 << 20
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
