@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mq.client import QueueRef
-from mq.client.cluster.wiring import parse_servers
+from mq.client.cluster.connection import parse_servers
 from mq.client.consumer.subscription import split_tags
 from mq.errors import MqError
 from mq.names import check_group, check_topic

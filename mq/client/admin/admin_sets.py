@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from google.protobuf.message import Message as WireMessage
 
 from mq.client.admin.admin_calls import AdminCalls, said
-from mq.client.cluster.asking import now_s
+from mq.client.cluster.retry import now_s
 from mq.errors import IllegalRequest, MqError, Unreachable
 from mq.wire.v1 import admin_pb2 as pb
 from mq.wire.v1.cluster_pb2 import (

@@ -9,7 +9,7 @@ from mq.client.admin import admin
 from mq.client.admin.admin import Answers, OffsetTarget, TypeName
 from mq.client.admin.admin_operations import OperationsSync
 from mq.client.closing import Closing
-from mq.client.cluster.wiring import CALL_TIMEOUT_S
+from mq.client.cluster.connection import CALL_TIMEOUT_S
 from mq.client.messages import FilterLike
 from mq.client.sync import background
 from mq.wire.v1 import admin_pb2 as pb

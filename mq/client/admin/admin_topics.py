@@ -23,7 +23,7 @@ from mq.client.admin.admin_calls import (
     said,
 )
 from mq.client.admin.spread import DEFAULT_QUEUES, left_over, needs_loads, spread
-from mq.client.cluster.asking import now_s
+from mq.client.cluster.retry import now_s
 from mq.errors import (
     GroupNotFound,
     IllegalRequest,

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import grpc.aio
 
-from mq.client.cluster.asking import Question
-from mq.client.cluster.failures import error_of_call
-from mq.client.cluster.set_connection import SetConnection
+from mq.client.cluster.connection import SetConnection
+from mq.client.cluster.errors import error_of_call
+from mq.client.cluster.retry import UnaryCall
 from mq.client.consumer import offset_calls
 from mq.client.consumer.detours import Detours
 from mq.client.consumer.holdings import Holdings
@@ -215,8 +215,8 @@ class Attendance:
 
     async def _pull(self, address: str, request: PullRequest, timeout_s: float) -> bytes:
         """From any broker of the set; one attempt."""
-        question = Question(_SERVICE, "Pull", request, timeout_s, raw_response=True)
-        answer: bytes = await self._broker_set.ask(address, question, timeout_s)
+        call = UnaryCall(_SERVICE, "Pull", request, timeout_s, raw_response=True)
+        answer: bytes = await self._broker_set.ask(address, call, timeout_s)
         return answer
 
     async def _check_leader(self, address: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from mq.client.cluster.wiring import Connection
+from mq.client.cluster.connection import Connection
 from mq.client.consumer.failing import Failing, Nack
 from mq.client.consumer.held_queue import Taken
 from mq.client.consumer.polled import Polled

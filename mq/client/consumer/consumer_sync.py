@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from mq.client.closing import Closing
-from mq.client.cluster.wiring import Connection
+from mq.client.cluster.connection import Connection
 from mq.client.consumer.failing import Failing, Nack, RetryDelay
 from mq.client.consumer.held_queue import Taken
 from mq.client.consumer.polled import Polled

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from mq.client.cluster.asking import back_off_s
+from mq.client.cluster.retry import back_off_s
 from mq.client.consumer.holdings import Holdings
 from mq.client.consumer.subscription import Wanted
 from mq.client.decode import Frames, parse_pull_response

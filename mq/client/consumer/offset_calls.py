@@ -10,9 +10,8 @@ import asyncio
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import TypeVar
 
-from mq.client.cluster.failures import fresh
-from mq.client.cluster.set_connection import CALL_TIMEOUT_S, SetConnection
-from mq.client.cluster.wiring import Connection
+from mq.client.cluster.connection import CALL_TIMEOUT_S, Connection, SetConnection
+from mq.client.cluster.errors import fresh
 from mq.client.consumer.subscription import Start, start_position
 from mq.client.messages import QueueRef
 from mq.errors import MqError

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mq.client.closing import AsyncClosing
-from mq.client.cluster.wiring import Connection
+from mq.client.cluster.connection import Connection
 from mq.client.consumer import offset_calls
 from mq.client.consumer.queue_reads import QueueReads
 from mq.client.consumer.subscription import Start, split_tags

@@ -12,8 +12,8 @@ from typing import Generic, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from mq.client.cluster.asking import Question, now_s
-from mq.client.cluster.wiring import CALL_TIMEOUT_S, Connection
+from mq.client.cluster.connection import CALL_TIMEOUT_S, Connection
+from mq.client.cluster.retry import UnaryCall, now_s
 from mq.client.messages import QueueRef
 from mq.errors import Internal, MqError
 from mq.wire.v1 import consumer_pb2 as wire
@@ -83,8 +83,8 @@ class QueueReads(Generic[A]):
         broker_set = self._connection.of(ref.broker_set)
         wait_s = request.wait_ms / 1000
         if address:
-            question = Question(_SERVICE, "Pull", request, 0.0, raw_response=True)
-            data: bytes = await broker_set.ask(address, question, wait_s + _FOLLOWER_S)
+            call = UnaryCall(_SERVICE, "Pull", request, 0.0, raw_response=True)
+            data: bytes = await broker_set.ask(address, call, wait_s + _FOLLOWER_S)
         else:
             data = await broker_set.call(
                 _SERVICE, "Pull", request, wait_s + CALL_TIMEOUT_S, raw_response=True

@@ -20,8 +20,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from mq.client.cluster.set_connection import CALL_TIMEOUT_S, SetConnection
-from mq.client.cluster.wiring import Connection, back_off_s
+from mq.client.cluster.connection import CALL_TIMEOUT_S, Connection, SetConnection
+from mq.client.cluster.retry import back_off_s
 from mq.client.consumer.held_queue import Taken
 from mq.client.consumer.holdings import Holdings
 from mq.client.consumer.subscription import Wanted

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Iterator, Sequence
 
 from mq.client.closing import Closing
-from mq.client.cluster.asking import now_s
-from mq.client.cluster.wiring import Connection
+from mq.client.cluster.connection import Connection
+from mq.client.cluster.retry import now_s
 from mq.client.consumer.pages import Page, parse_page
 from mq.client.consumer.queue_reads import QueueReads
 from mq.client.messages import FilterLike, QueueRef, wire_filter

@@ -15,8 +15,8 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 
-from mq.client.cluster.failures import fresh
-from mq.client.cluster.wiring import Connection
+from mq.client.cluster.connection import Connection
+from mq.client.cluster.errors import fresh
 from mq.client.consumer import offset_calls
 from mq.client.consumer.attendance import Attendance, Court
 from mq.client.consumer.broadcast_offsets import BroadcastOffsets

@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Iterable
 
-from mq.client.cluster.wiring import CALL_TIMEOUT_S, Connection
+from mq.client.cluster.connection import CALL_TIMEOUT_S, Connection
 from mq.client.consumer import offset_calls
 from mq.client.consumer.awaited import AwaitedTopics
 from mq.client.consumer.broadcast_offsets import BroadcastOffsets

@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterable
 
 from mq.client import encode
-from mq.client.cluster.asking import now_s
-from mq.client.cluster.wiring import ROUTE_AGE_S_MAX, Connection, topic_not_found
+from mq.client.cluster.connection import ROUTE_AGE_S_MAX, Connection, topic_not_found
+from mq.client.cluster.retry import now_s
 from mq.client.messages import Message
 from mq.client.producer.priorities import queue_for
 from mq.errors import IllegalDelay, MessageTooLarge, MqError, PermissionDenied, TopicNotFound

@@ -29,8 +29,9 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from mq.client.cluster.failures import retry_after_s
-from mq.client.cluster.wiring import Connection, back_off_s
+from mq.client.cluster.connection import Connection
+from mq.client.cluster.errors import retry_after_s
+from mq.client.cluster.retry import back_off_s
 from mq.client.consumer import offset_calls
 from mq.client.consumer.held_queue import HeldQueue, Taken
 from mq.client.consumer.session import JOIN_S, Session

@@ -15,14 +15,12 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from mq.client.closing import Closing
-from mq.client.cluster.asking import Question, ask_until, back_off_s, now_s
-from mq.client.cluster.failures import retry_after_s
-from mq.client.cluster.wiring import Connection
+from mq.client.cluster.connection import Connection
+from mq.client.cluster.retry import UnaryCall, call_until_answered, repeat
 from mq.client.messages import QueueRef
 from mq.client.producer.priorities import queues_of
 from mq.client.producer.producer_routes import ProducerRoutes
 from mq.client.sync import background
-from mq.errors import MqError
 from mq.wire.v1.producer_pb2 import AtomicResponse, RawAtomicRequest
 
 # Long enough for a fail-over on a busy machine, or a node that is started again.
@@ -94,22 +92,14 @@ class AsyncExactSender:
         broker_set = self._connection.of(shipment.queue.broker_set)
         # One batch: requests of several would have to be made again in the same company.
         request = RawAtomicRequest(batches=[shipment.data])
-        deadline_s = now_s() + timeout_s
-        attempt = 0
-        while True:
-            left_s = deadline_s - now_s()
-            question = Question("ProducerService", "SendAtomically", request, left_s, _ATTEMPT_S)
-            try:
-                response: AtomicResponse = await ask_until(broker_set, question)
-            except MqError as error:
-                pause_s = max(back_off_s(attempt), retry_after_s(error))
-                attempt += 1
-                if not error.retryable or now_s() + pause_s >= deadline_s:
-                    raise
-                await asyncio.sleep(pause_s)
-            else:
-                (result,) = response.results
-                return Stored(shipment.queue, result.queue_offset, result.is_duplicate)
+
+        async def attempt(left_s: float) -> AtomicResponse:
+            call = UnaryCall("ProducerService", "SendAtomically", request, left_s, _ATTEMPT_S)
+            response: AtomicResponse = await call_until_answered(broker_set, call)
+            return response
+
+        (result,) = (await repeat(attempt, timeout_s)).results
+        return Stored(shipment.queue, result.queue_offset, result.is_duplicate)
 
     async def close(self) -> None:
         await self._connection.close()

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from mq.client.cluster.failures import fresh
+from mq.client.cluster.errors import fresh
 from mq.client.encode import Encoded, columns, place
 from mq.client.messages import SendResult
 from mq.errors import IllegalRequest, MqError, NoLeader, Unreachable

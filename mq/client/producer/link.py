@@ -14,8 +14,8 @@ import grpc
 import grpc.aio
 
 from mq.client import encode
-from mq.client.cluster.failures import error_of_call
-from mq.client.cluster.set_connection import SetConnection
+from mq.client.cluster.connection import SetConnection
+from mq.client.cluster.errors import error_of_call
 from mq.client.producer.lines import Batch
 from mq.errors import ClientClosed, MqError, Unreachable
 from mq.wire.v1.producer_pb2 import PublishResponse

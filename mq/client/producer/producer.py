@@ -15,8 +15,9 @@ import random
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from mq.client.cluster.failures import error_of, retry_after_s
-from mq.client.cluster.wiring import Connection, back_off_s
+from mq.client.cluster.connection import Connection
+from mq.client.cluster.errors import error_of, retry_after_s
+from mq.client.cluster.retry import back_off_s
 from mq.client.producer.accumulator import Accumulator
 from mq.client.producer.avoidance import SLOW_S, Avoidance
 from mq.client.producer.lines import Batch, Kind

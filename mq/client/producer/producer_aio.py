@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from mq.client.closing import AsyncClosing
-from mq.client.cluster.wiring import Connection
+from mq.client.cluster.connection import Connection
 from mq.client.encode import Encoded, delay_field, encode_message
 from mq.client.messages import AckName, Message, SendResult
 from mq.client.producer.accumulator import NOT_ADDED, Outcome

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
 
-from mq.client.cluster.asking import back_off_s
-from mq.client.cluster.set_connection import SetConnection
+from mq.client.cluster.connection import SetConnection
+from mq.client.cluster.retry import back_off_s
 from mq.client.producer.lines import Batch
 from mq.client.producer.link import Link, Request
 from mq.errors import MqError, NotLeader

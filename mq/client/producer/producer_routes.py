@@ -8,9 +8,8 @@ import asyncio
 from collections.abc import Sequence
 
 from mq import names
-from mq.client.cluster.asking import back_off_s
-from mq.client.cluster.set_connection import CALL_TIMEOUT_S, SetConnection
-from mq.client.cluster.wiring import Connection, topic_not_found
+from mq.client.cluster.connection import CALL_TIMEOUT_S, Connection, SetConnection, topic_not_found
+from mq.client.cluster.retry import back_off_s
 from mq.client.producer.topic_parts import TopicParts
 from mq.errors import NotLeader, PermissionDenied, Unreachable
 from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse, TopicRoute

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from mq.client.closing import Closing
-from mq.client.cluster.wiring import Connection
+from mq.client.cluster.connection import Connection
 from mq.client.encode import Encoded, delay_field, encode_message
 from mq.client.messages import AckName, Message, SendResult
 from mq.client.producer.accumulator import NOT_ADDED, Outcome

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mq import names
-from mq.client.cluster.wiring import Connection
+from mq.client.cluster.connection import Connection
 from mq.client.messages import SendResult
 from mq.errors import IllegalRequest
 from mq.wire.v1.producer_pb2 import RecallRequest

@@ -21,8 +21,8 @@ from typing import Self
 
 from mq.client.admin.admin import Admin
 from mq.client.closing import AsyncClosing
-from mq.client.cluster.set_connection import SetConnection
-from mq.client.cluster.wiring import Connection, back_off_s
+from mq.client.cluster.connection import Connection, SetConnection
+from mq.client.cluster.retry import back_off_s
 from mq.client.consumer.push import PushConsumer
 from mq.client.consumer.subscription import Start
 from mq.client.messages import Message, ReceivedMessage

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from mq.client.cluster.asking import now_s
+from mq.client.cluster.retry import now_s
 from mq.client.messages import ReceivedMessage
 from mq.errors import MqError, PermissionDenied, TopicNotFound
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from google.protobuf.message import Message as WireMessage
 
-from mq.client.cluster.repeating import call_repeatedly
-from mq.client.cluster.wiring import Connection
+from mq.client.cluster.connection import Connection
+from mq.client.cluster.retry import call_repeatedly
 from mq.client.consumer.offset_calls import in_sets
 from mq.client.messages import ReceivedMessage
 from mq.wire.v1 import consumer_pb2 as wire

@@ -17,9 +17,8 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from mq.client.closing import AsyncClosing
-from mq.client.cluster.asking import now_s
-from mq.client.cluster.repeating import call_repeatedly
-from mq.client.cluster.wiring import CALL_TIMEOUT_S, Connection
+from mq.client.cluster.connection import CALL_TIMEOUT_S, Connection
+from mq.client.cluster.retry import call_repeatedly, now_s
 from mq.client.consumer.subscription import Start, Subscriptions, Wanted, start_position
 from mq.client.consumer.whereabouts import Whereabouts
 from mq.client.decode import Decoder, parse_receive_response

@@ -16,9 +16,9 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
-from mq.client.cluster.asking import back_off_s
-from mq.client.cluster.failures import error_of, fresh, retry_after_s
-from mq.client.cluster.set_connection import SetConnection
+from mq.client.cluster.connection import SetConnection
+from mq.client.cluster.errors import error_of, fresh, retry_after_s
+from mq.client.cluster.retry import back_off_s
 from mq.client.producer.sequences import Sequences
 from mq.client.producer.verdicts import Verdict, is_in_doubt, verdict
 from mq.client.transaction.transaction_stream import TransactStream

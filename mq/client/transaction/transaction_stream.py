@@ -15,8 +15,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from mq.client.cluster.failures import error_of_call
-from mq.client.cluster.set_connection import SetConnection
+from mq.client.cluster.connection import SetConnection
+from mq.client.cluster.errors import error_of_call
 from mq.client.transaction.transaction_encode import more_request
 from mq.errors import ClientClosed, MqError, Unreachable
 from mq.wire.v1.transaction_pb2 import TransactRequest, TransactResponse, TransactStart

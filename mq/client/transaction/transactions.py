@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from mq import names
-from mq.client.cluster.wiring import Connection, back_off_s
+from mq.client.cluster.connection import Connection
+from mq.client.cluster.retry import back_off_s
 from mq.client.decode import Decoder, Frames
 from mq.client.encode import Encoded, delay_field, encode_message
 from mq.client.messages import Message, QueueRef

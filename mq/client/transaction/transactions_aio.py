@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Self
 
 from mq.client.closing import AsyncClosing
-from mq.client.cluster.wiring import Connection
+from mq.client.cluster.connection import Connection
 from mq.client.messages import Message
 from mq.client.transaction.transaction_model import (
     Checks,

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from mq.client.closing import Closing
-from mq.client.cluster.wiring import Connection
+from mq.client.cluster.connection import Connection
 from mq.client.messages import Message
 from mq.client.sync import background
 from mq.client.transaction.transaction_model import (

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 from mq.client import QueueRef
 from mq.client.admin.admin import Admin
 from mq.client.closing import Closing
-from mq.client.cluster.wiring import Connection
+from mq.client.cluster.connection import Connection
 from mq.client.consumer import offset_calls
 from mq.client.consumer.subscription import Start
 from mq.client.sync import background

@@ -13,7 +13,7 @@ from mq.wire.v1 import cluster_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mq.client.cluster.wiring import Connection
+    from mq.client.cluster.connection import Connection
 
 Answer = Any
 

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from mq.client.aio import Producer
-from mq.client.cluster.failures import error_of
+from mq.client.cluster.errors import error_of
 from mq.errors import Unreachable
 from mq.wire.v1 import status_pb2 as wire
 from mq.wire.v1.cluster_pb2 import BrokerSet, NodeRoute, RouteRequest, RouteResponse, TopicRoute

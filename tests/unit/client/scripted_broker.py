@@ -37,8 +37,8 @@ from tests.unit.client.deliveries import SET, response
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mq.client.cluster.asking import Question
-    from mq.client.cluster.wiring import Connection
+    from mq.client.cluster.connection import Connection
+    from mq.client.cluster.retry import UnaryCall
     from tests.unit.client.deliveries import Content
 
 DEADLINE_S = 10.0
@@ -187,9 +187,9 @@ class ScriptedSet:
             self.calls.append((method, request))
         return self.answers[method](request)
 
-    async def ask(self, address: str, question: Question, _: float) -> bytes:
+    async def ask(self, address: str, call: UnaryCall, _: float) -> bytes:
         await asyncio.sleep(0)
-        request = cast("wire.PullRequest", question.request)
+        request = cast("wire.PullRequest", call.request)
         return self.pull(address, request).SerializeToString()
 
     def not_leader(self, _: str, leader: str) -> None:

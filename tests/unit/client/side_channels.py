@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from mq.client.cluster.channels import Channels
-from mq.client.cluster.wiring import Connection
+from mq.client.cluster.connection import Channels, Connection
 
 
 class Side(Protocol):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mq.client.cluster.asking import now_s
+from mq.client.cluster.retry import now_s
 from mq.client.messages import ReceivedMessage
 from mq.client.simple.gathering import CALL_WAIT_S, Gathering, Place
 from mq.errors import IllegalFilter, MqError, TopicNotFound, Unreachable

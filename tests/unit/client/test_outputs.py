@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from mq.client.cluster.asking import now_s
-from mq.client.cluster.wiring import ROUTE_AGE_S_MAX, Connection
+from mq.client.cluster.connection import ROUTE_AGE_S_MAX, Connection
+from mq.client.cluster.retry import now_s
 from mq.client.messages import Message
 from mq.client.processing.outputs import NowhereToGo, Outputs
 from mq.errors import IllegalTopic, PermissionDenied, TopicNotFound

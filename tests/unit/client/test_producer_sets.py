@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mq.client.cluster.wiring import Connection
+from mq.client.cluster.connection import Connection
 from mq.client.messages import Message, SendResult
 from mq.errors import IllegalRequest, MqError, PermissionDenied, TopicNotFound, Unreachable
 from mq.hashing import text_hash

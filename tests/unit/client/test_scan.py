@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mq.client.cluster.wiring import Connection
+from mq.client.cluster.connection import Connection
 from mq.client.consumer.pages import Page, parse_page
 from mq.client.consumer.queue_reads import QueueReads
 from mq.client.consumer.scan import QueueScanner, RangeRead

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from mq.client.cluster.attempts import LOG_AFTER_S
-from mq.client.cluster.wiring import Connection
+from mq.client.cluster.connection import Connection
+from mq.client.cluster.servers import LOG_AFTER_S
 from mq.errors import Code, NoLeader, NotLeader, Unreachable
 from mq.wire.v1.admin_pb2 import TopicInfo
 from mq.wire.v1.cluster_pb2 import BrokerSet, NodeRoute, RouteResponse
-from tests.unit.client.test_wiring import Asked, create
+from tests.unit.client.cluster.test_connection import Asked, create
 from tests.unit.client.virtual_time import run
 
 LOGGER = "mq.client.cluster"

@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 
-from mq.client.cluster.channels import Channels
-from mq.client.cluster.set_connection import SetConnection
-from mq.client.cluster.wiring import ROUTE_AGE_S_MAX, Connection, back_off_s, parse_servers
+from mq.client.cluster.connection import (
+    ROUTE_AGE_S_MAX,
+    Channels,
+    Connection,
+    SetConnection,
+    parse_servers,
+)
+from mq.client.cluster.retry import back_off_s
 from mq.client.messages import QueueRef
 from mq.errors import (
     ClientClosed,

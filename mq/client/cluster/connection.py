@@ -1,0 +1,685 @@
+"""The connection of one client to the cluster: channels to brokers, the broker sets and their
+leaders, and where topics are.
+
+Any one broker is enough to find the others, of all sets. What is known of leaders and topics may be
+stale and is only a place to start: a broker that does not lead says who does, and calls follow.
+Retries of sends and of streams are not made here. Everything runs on the event loop that uses it
+first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import grpc
+import grpc.aio
+from google.protobuf import message_factory
+from google.protobuf.message import Message as WireMessage
+
+from mq import names
+from mq.client.cluster.errors import error_of_call
+from mq.client.cluster.retry import Retry, UnaryCall, call_until_answered, now_s
+from mq.client.cluster.servers import LOG_AFTER_S, Attempts, Servers
+from mq.client.messages import QueueRef
+from mq.errors import (
+    ClientClosed,
+    IllegalConfig,
+    IllegalRequest,
+    MqError,
+    NoLeader,
+    NotLeader,
+    TopicNotFound,
+    Unreachable,
+)
+from mq.hashing import text_hash
+from mq.wire.v1 import admin_pb2, cluster_pb2, consumer_pb2, producer_pb2, transaction_pb2
+from mq.wire.v1.cluster_pb2 import BrokerSet, RouteRequest, RouteResponse, TopicRoute
+
+log = logging.getLogger(__name__)
+
+CALL_TIMEOUT_S = 5.0
+# For those that are asked when the time is over, to say why: not longer than a producer waits for
+# that.
+LAST_WORD_S = 0.15
+# A broker that holds a call for so long is frozen or gone; another may answer.
+_ROUTE_ATTEMPT_S = 1.0
+ROUTE_AGE_S_MAX = 30.0
+MESSAGE_BYTES_MAX = 64 << 20
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Retries are ours: gRPC's would resend what a broker may have stored.
+    ("grpc.enable_retries", 0),
+    # After a fail-over the new leader is wanted now, not after gRPC's own pause of up to 20 s.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    # Also how long a connection may take to come about.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    # Several clients in a process do not share sockets: one that is closed takes no other along.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+_CLOSED = "the client is closed: make another one"
+
+_SERVICES: dict[str, ModuleType] = {
+    "AdminService": admin_pb2,
+    "ClusterService": cluster_pb2,
+    "ConsumerService": consumer_pb2,
+    "ProducerService": producer_pb2,
+    "TransactionService": transaction_pb2,
+}
+
+
+class Channels:
+    """Used and closed on one event loop."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._is_closed = False
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        if self._is_closed:
+            raise ClientClosed(_CLOSED)
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            self._channels[address] = channel
+        return channel
+
+    async def ask(
+        self,
+        address: str,
+        service: str,
+        method: str,
+        request: WireMessage,
+        timeout_s: float,
+        *,
+        raw_response: bool = False,
+    ) -> Any:
+        """One attempt. Raises what the broker answers; Unreachable if it does not; ClientClosed."""
+        path, response_class = _method(service, method)
+        ask = self.channel(address).unary_unary(
+            path,
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=None if raw_response else response_class.FromString,
+        )
+        try:
+            return await ask(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as failure:
+            raise error_of_call(failure, address) from None
+        except grpc.aio.UsageError:
+            # The channel was closed under the call.
+            raise ClientClosed(_CLOSED) from None
+
+    def stream(
+        self,
+        address: str,
+        service: str,
+        method: str,
+        *,
+        raw_requests: bool = False,
+        raw_responses: bool = False,
+    ) -> grpc.aio.StreamStreamCall:
+        """Opens a bidirectional stream: `write`, `read`, `done_writing`, `cancel`.
+
+        Raw ones are bytes as they go over the wire. Failures are grpc.aio.AioRpcError, which
+        `mq.client.cluster.errors.error_of_call` turns into ours.
+        """
+        path, response_class = _method(service, method)
+        return self.channel(address).stream_stream(
+            path,
+            request_serializer=None if raw_requests else _serialize,
+            response_deserializer=None if raw_responses else response_class.FromString,
+        )()
+
+    async def close(self) -> None:
+        self._is_closed = True
+        channels, self._channels = list(self._channels.values()), {}
+        for channel in channels:
+            await channel.close()
+
+
+def _serialize(request: WireMessage) -> bytes:
+    return request.SerializeToString()
+
+
+@functools.cache
+def _method(service: str, method: str) -> tuple[str, type[WireMessage]]:
+    """Path of a method, and the class of its answers."""
+    descriptor = _SERVICES[service].DESCRIPTOR.services_by_name[service]
+    answer = descriptor.methods_by_name[method].output_type
+    return f"/{descriptor.full_name}/{method}", message_factory.GetMessageClass(answer)
+
+
+class Route(NamedTuple):
+    """Where a topic is, when it was asked for: one part for each broker set that has queues of it,
+    by the name of the set.
+    """
+
+    topic: str
+    parts: tuple[TopicRoute, ...]
+
+    @property
+    def sets(self) -> list[str]:
+        return [part.broker_set for part in self.parts]
+
+    @property
+    def readable(self) -> list[QueueRef]:
+        """Its queues that are read, in the order of their sets."""
+        return [
+            QueueRef(self.topic, queue_id, part.broker_set)
+            for part in self.parts
+            for queue_id in range(part.read_queues if part.is_readable else 0)
+        ]
+
+    @property
+    def writable(self) -> list[QueueRef]:
+        """Its queues that take messages, in the order of their sets."""
+        return [
+            QueueRef(self.topic, queue_id, part.broker_set)
+            for part in self.parts
+            for queue_id in range(part.write_queues if part.is_writable else 0)
+        ]
+
+
+def parse_servers(servers: str | Sequence[str]) -> tuple[str, ...]:
+    """From "host:port,host:port" or a list of such. IllegalConfig when there is none."""
+    given = servers.split(",") if isinstance(servers, str) else servers
+    found = tuple(dict.fromkeys(one.strip() for one in given if one.strip()))
+    wrong = [one for one in found if not one.rpartition(":")[2].isdecimal() or one[0] == ":"]
+    if not found or wrong:
+        raise IllegalConfig(f"servers {servers!r}: give one or more of host:port")
+    return found
+
+
+class Connection:
+    """Of one producer, consumer or admin; close it on the loop on which it was used.
+
+    `call` asks any broker; who leads a set is asked by `of(name).call`.
+    """
+
+    def __init__(self, servers: str | Sequence[str], zone: str = "") -> None:
+        self.seeds = parse_servers(servers)
+        self.zone = zone
+        self.servers = Servers(self.seeds, zone)
+        self.attempts = Attempts()
+        self._channels = Channels()
+        self._sets: dict[str, SetConnection] = {}
+        self._routes: dict[str, tuple[Route, float]] = {}
+
+    # Single calls
+
+    async def call(
+        self,
+        service: str,
+        method: str,
+        request: WireMessage,
+        timeout_s: float = CALL_TIMEOUT_S,
+        *,
+        server: str = "",
+        attempt_timeout_s: float | None = None,
+        raw_response: bool = False,
+    ) -> Any:
+        """The answer of any broker, or of `server` and no other; a raw one is bytes as they came
+        over the wire. Raises what the broker answers; Unreachable when none does.
+        """
+        call = UnaryCall(
+            service, method, request, timeout_s, attempt_timeout_s, raw_response=raw_response
+        )
+        return await call_until_answered(self, call, server)
+
+    @property
+    def addresses(self) -> Iterable[str]:
+        return self.servers
+
+    def next_address(self, tried: list[str]) -> str:
+        return self.servers.best(now_s(), tried)
+
+    async def ask(self, address: str, call: UnaryCall, timeout_s: float) -> Any:
+        began_s = now_s()
+        answer = await self.attempt(address, call, timeout_s)
+        if call.service != "ConsumerService":
+            self.servers.succeeded(address, now_s() - began_s)
+        return answer
+
+    async def attempt(self, address: str, call: UnaryCall, timeout_s: float) -> Any:
+        """One attempt, of any set. What comes of it is kept for errors and the log."""
+        began_s = now_s()
+        try:
+            answer = await self._channels.ask(
+                address,
+                call.service,
+                call.method,
+                call.request,
+                timeout_s,
+                raw_response=call.raw_response,
+            )
+        except Unreachable as error:
+            self.attempts.failed(address, error, began_s, now_s())
+            raise
+        except ClientClosed:
+            raise
+        except MqError:
+            self.attempts.answered(address, now_s())
+            raise
+        self.attempts.answered(address, now_s())
+        return answer
+
+    async def gave_up(self, failure: MqError, timeout_s: float, server: str = "") -> MqError:
+        """Unreachable, unless a broker has answered: then what that said."""
+        asked = [server] if server else list(self.servers)
+        if not any(map(self.attempts.is_up, asked)):
+            return self.attempts.unreachable(asked, timeout_s)
+        return failure if isinstance(failure, NotLeader) else NotLeader(None, None)
+
+    def not_leader(self, address: str, leader: str = "") -> str:
+        """Of a call that only a leader answers, asked of one broker: there is no other."""
+        if leader:
+            self.servers.learn(leader)
+        return leader if leader != address else ""
+
+    def failed(self, address: str) -> None:
+        """It was not reached, or broke off."""
+        self.servers.failed(address, now_s())
+        # Who asks for the leader of its set asks another one first, the next time.
+        for one in self._sets.values():
+            if address in set(one.servers):
+                one.servers.failed(address, now_s())
+
+    # Broker sets
+
+    @property
+    def known_sets(self) -> list[str]:
+        """Without asking: those that were heard of, by name."""
+        return sorted(self._sets)
+
+    async def sets(self, timeout_s: float = CALL_TIMEOUT_S) -> list[SetConnection]:
+        """All of the cluster, by name; asks when none is known."""
+        if not self._sets:
+            await self.brokers(timeout_s=timeout_s)
+        if not self._sets:
+            raise Unreachable(f"{', '.join(self.servers)}: no broker set is known there")
+        return [self._sets[name] for name in sorted(self._sets)]
+
+    def of(self, broker_set: str) -> SetConnection:
+        """One of them; also one that was not heard of yet."""
+        found = self._sets.get(broker_set)
+        if found is None:
+            found = SetConnection(broker_set, self, self._channels, self.seeds)
+            self._sets[broker_set] = found
+        return found
+
+    async def named(self, broker_set: str) -> SetConnection:
+        """One of them, as a user calls it. IllegalRequest when the cluster has none of the name."""
+        if broker_set not in self._sets:
+            await self.brokers()
+        if broker_set not in self._sets:
+            known = ", ".join(self.known_sets)
+            raise IllegalRequest(f"there is no broker set {broker_set!r}; there are: {known}")
+        return self._sets[broker_set]
+
+    async def home(self, topic: str, timeout_s: float = CALL_TIMEOUT_S) -> SetConnection:
+        """The set in which a topic is created that nobody has: all clients agree on it."""
+        # Asked for topics, brokers tell of no set whose topics they do not know.
+        await self.brokers(timeout_s=timeout_s)
+        known = await self.sets(timeout_s)
+        return known[text_hash(topic) % len(known)]
+
+    # Topics
+
+    async def route(
+        self, topic: str, *, create: bool = False, timeout_s: float = CALL_TIMEOUT_S
+    ) -> Route:
+        """Where a topic is. TopicNotFound when it does not exist, and could not be created."""
+        known = self.known_route(topic)
+        if known is not None:
+            return known
+        names.check_topic(topic)
+        deadline_s = now_s() + timeout_s
+        response = await self.brokers([topic], timeout_s)
+        parts = _parts(topic, response)
+        if not parts:
+            # Nobody has it, or who answered lags behind: whoever would create it knows best.
+            home = await self.home(topic, deadline_s - now_s())
+            request = RouteRequest(topics=[topic], create_missing=create)
+            response = await home.call("ClusterService", "Route", request, deadline_s - now_s())
+            self.learn(response)
+            parts = _parts(topic, response)
+        if not parts:
+            raise topic_not_found(topic, response)
+        route = Route(topic, parts)
+        self._routes[topic] = route, now_s()
+        return route
+
+    def known_route(self, topic: str) -> Route | None:
+        """Without asking: what was learnt in the last half minute."""
+        known = self._routes.get(topic)
+        return known[0] if known and now_s() - known[1] <= ROUTE_AGE_S_MAX else None
+
+    def forget_route(self, topic: str) -> None:
+        """The broker does not agree with it: the topic has changed, or is gone."""
+        self._routes.pop(topic, None)
+
+    async def queue(self, topic: str, queue_id: int, broker_set: str = "") -> QueueRef:
+        """A queue as users name it: without the set when only one has the topic. IllegalRequest."""
+        if broker_set:
+            return QueueRef(topic, queue_id, (await self.named(broker_set)).name)
+        sets = (await self.route(topic)).sets
+        if len(sets) > 1:
+            raise IllegalRequest(
+                f"queue {queue_id} of topic {topic} is in {', '.join(sets)}: say which broker set "
+                "(broker_set, --set)"
+            )
+        return QueueRef(topic, queue_id, sets[0])
+
+    async def brokers(
+        self,
+        topics: Sequence[str] = (),
+        timeout_s: float = CALL_TIMEOUT_S,
+        *,
+        first: Sequence[str] = (),
+    ) -> RouteResponse:
+        """All that one broker knows: the broker sets, and of these topics where they are. Those in
+        `first` are asked before others.
+        """
+        request = RouteRequest(topics=topics)
+        call = UnaryCall("ClusterService", "Route", request, timeout_s, _ROUTE_ATTEMPT_S)
+        try:
+            response: RouteResponse = await call_until_answered(_InOrder(self, first), call)
+        except NotLeader as error:
+            raise await self._without_topics(error) from None
+        self.learn(response)
+        return response
+
+    async def _without_topics(self, error: NotLeader) -> MqError:
+        """Those that answer have not read their logs since they were started, and tell no topics,
+        because their set has no leader. Who is missing they know all the same.
+        """
+        call = UnaryCall("ClusterService", "Route", RouteRequest(), LAST_WORD_S)
+        up = [one for one in self.servers if self.attempts.is_up(one)]
+        try:
+            response: RouteResponse = await self.ask(up[0], call, LAST_WORD_S)
+        except (MqError, IndexError):
+            return error
+        self.learn(response)
+        led = [one.name for one in response.broker_sets if one.leader_id or one.age_ms]
+        missing = [self.of(one.name) for one in response.broker_sets if one.name not in led]
+        if not missing:
+            return error
+        return await missing[0].no_leader()
+
+    def learn(self, response: RouteResponse) -> None:
+        for broker_set in response.broker_sets:
+            for node in broker_set.nodes:
+                self.servers.learn(node.address, node.zone)
+            self.of(broker_set.name).learn(broker_set)
+
+    # Streams
+
+    def stream(
+        self,
+        address: str,
+        service: str,
+        method: str,
+        *,
+        raw_requests: bool = False,
+        raw_responses: bool = False,
+    ) -> grpc.aio.StreamStreamCall:
+        """As `Channels.stream`."""
+        return self._channels.stream(
+            address, service, method, raw_requests=raw_requests, raw_responses=raw_responses
+        )
+
+    async def close(self) -> None:
+        await self._channels.close()
+
+
+class _InOrder:
+    """Any broker, those of a list before others."""
+
+    def __init__(self, connection: Connection, first: Sequence[str]) -> None:
+        self._connection = connection
+        self._first = first
+        self._tried: list[str] = []
+        self.failed = connection.failed
+        self.ask = connection.ask
+        self.gave_up = connection.gave_up
+
+    @property
+    def addresses(self) -> Iterable[str]:
+        return self._connection.servers
+
+    def next_address(self, tried: list[str]) -> str:
+        self._tried = tried
+        left = [one for one in self._first if one not in tried]
+        return left[0] if left else self._connection.next_address(tried)
+
+    def not_leader(self, address: str, leader: str = "") -> str:
+        """It has just been started, and has not read its log yet. Whoever else is there may know
+        more: not only its leader, which may be gone.
+        """
+        self._connection.not_leader(address, leader)
+        others = [one for one in self.addresses if one not in (*self._tried, address)]
+        return others[0] if others else ""
+
+
+def _parts(topic: str, response: RouteResponse) -> tuple[TopicRoute, ...]:
+    return tuple(one for one in response.topics if one.topic == topic)
+
+
+def topic_not_found(topic: str, response: RouteResponse) -> TopicNotFound:
+    """By a broker's answer, which knows of topics with such names."""
+    similar = [name for one in response.missing if one.topic == topic for name in one.similar]
+    return TopicNotFound(
+        f"topic {topic} does not exist: create it first{names.did_you_mean(similar)}"
+    )
+
+
+class SetConnection:
+    """`call` is for single requests. Streams are opened by `stream`, at the address from `leader`;
+    who opens one tells `succeeded`, `failed` and `not_leader` what it saw there.
+    """
+
+    def __init__(
+        self, name: str, cluster: Connection, channels: Channels, seeds: Iterable[str] = ()
+    ) -> None:
+        """`seeds`: where to ask as long as the set was not heard of."""
+        self.name = name
+        self.cluster = cluster
+        self.servers = Servers(seeds, cluster.zone)
+        self._channels = channels
+        self._leader = ""
+        # By the last word of a broker, whether it was reached since or not.
+        self._named_leader = ""
+        self._nodes: dict[str, str] = {}
+        self._leaderless_since_s: float | None = None
+        self._is_logged = False
+        # The newest in which somebody was known to lead.
+        self.term = 0
+
+    @property
+    def zone(self) -> str:
+        return self.cluster.zone
+
+    def learn(self, broker_set: BrokerSet) -> None:
+        """What a broker says of the set; what is older than what is known counts for nothing."""
+        self._nodes = {node.node_id: node.address for node in broker_set.nodes} or self._nodes
+        for node in broker_set.nodes:
+            self.servers.learn(node.address, node.zone)
+        self.servers.keep_only(node.address for node in broker_set.nodes if node.address)
+        leaders = [
+            node.address
+            for node in broker_set.nodes
+            if node.node_id == broker_set.leader_id and broker_set.leader_id and node.address
+        ]
+        # Without a leader any answer is a place to start, however old.
+        if broker_set.term > self.term or not self._leader:
+            self._leader = leaders[0] if leaders else ""
+            self.term = broker_set.term
+            self._name_leader(self._leader)
+
+    # Single calls
+
+    async def call(
+        self,
+        service: str,
+        method: str,
+        request: WireMessage,
+        timeout_s: float = CALL_TIMEOUT_S,
+        *,
+        attempt_timeout_s: float | None = None,
+        raw_response: bool = False,
+    ) -> Any:
+        """The answer of whoever leads the set. Asked again until the time is over, so that a
+        request may be carried out twice. Raises what the broker answers; Unreachable.
+        """
+        call = UnaryCall(
+            service, method, request, timeout_s, attempt_timeout_s, raw_response=raw_response
+        )
+        return await call_until_answered(self, call)
+
+    @property
+    def addresses(self) -> Iterable[str]:
+        return self.servers
+
+    def next_address(self, tried: list[str]) -> str:
+        return self._leader or self.servers.best(now_s(), tried)
+
+    async def ask(self, address: str, call: UnaryCall, timeout_s: float) -> Any:
+        began_s = now_s()
+        answer = await self.cluster.attempt(address, call, timeout_s)
+        # Calls that wait for messages say nothing about the way there.
+        if call.service != "ConsumerService":
+            self.servers.succeeded(address, now_s() - began_s)
+        return answer
+
+    async def gave_up(self, failure: MqError, timeout_s: float, server: str = "") -> MqError:  # noqa: ARG002 # as CallTarget has it
+        """Why there is no answer of a leader: none is reached, or there is none."""
+        await self._ask_unasked()
+        attempts = self.cluster.attempts
+        up = [one for one in self.servers if attempts.is_up(one)]
+        if not up:
+            return attempts.unreachable(self.servers, timeout_s)
+        if reason := attempts.reason(self._named_leader):
+            return Unreachable(
+                f"the leader of {self.name}, at {self._named_leader}, does not answer ({reason}); "
+                f"{', '.join(up)} answered last, and have not elected another one yet: try again "
+                "in a moment"
+            )
+        return self._no_leader_so_far()
+
+    async def no_leader(self) -> NoLeader:
+        """With what each of the nodes answers, or why it does not."""
+        await self._ask_unasked()
+        return self._no_leader_so_far()
+
+    async def _ask_unasked(self) -> None:
+        """Briefly, and all at once: whether they answer is what matters."""
+        call = UnaryCall("ClusterService", "Route", RouteRequest(), LAST_WORD_S)
+        asking = [
+            self.cluster.attempt(one, call, LAST_WORD_S)
+            for one in {*self.servers, *self._nodes.values()}
+            if one and not self.cluster.attempts.is_known(one)
+        ]
+        await asyncio.gather(*asking, return_exceptions=True)
+
+    def _no_leader_so_far(self) -> NoLeader:
+        """With what is known of the nodes."""
+        attempts = self.cluster.attempts
+        nodes = self._nodes or {one: one for one in self.servers}
+        up = [one for one, address in nodes.items() if attempts.is_up(address)]
+        unasked = [
+            one for one, address in nodes.items() if address and not attempts.is_known(address)
+        ]
+        down = {
+            one: f"{address}: {attempts.reason(address)}"
+            if address
+            else f"{one}: its address is not known"
+            for one, address in nodes.items()
+            if one not in (*up, *unasked)
+        }
+        return NoLeader(self.name, up, down, unasked)
+
+    # Leaders
+
+    @property
+    def known_leader(self) -> str:
+        """Address of who leads, as far as is known; empty: nobody knows."""
+        return self._leader
+
+    async def leader(self, timeout_s: float = CALL_TIMEOUT_S) -> str:
+        """Address of who leads, as far as is known. NoLeader when nobody does until the end."""
+        retry, rotation = Retry(timeout_s), 0
+        while not self._leader:
+            ranking = self.servers.ranking(now_s())
+            # A broker that knows of no leader is not asked again before the others.
+            first = rotation % len(ranking) if ranking else 0
+            rotation += 1
+            asked = ranking[first:] + ranking[:first]
+            await self.cluster.brokers((), retry.left_s, first=asked)
+            if not self.known_leader and not await retry.pause():
+                raise await self.no_leader()
+        return self._leader
+
+    async def brokers(self, timeout_s: float = CALL_TIMEOUT_S, *, last: str = "") -> RouteResponse:
+        """What a broker of this set knows, or another one if none of it answers. The one at `last`
+        is asked after the others of the set: it may be frozen.
+        """
+        ranking = self.servers.ranking(now_s(), without=(last,))
+        return await self.cluster.brokers((), timeout_s, first=ranking)
+
+    def not_leader(self, address: str, leader: str = "") -> str:
+        """`address` said that it does not lead, but `leader` does. Who is believed to lead now."""
+        if leader and leader != address:
+            self.servers.learn(leader)
+            self._leader = leader
+            self._name_leader(leader)
+        elif self._leader in ("", address):
+            self._leader = ""
+            self._name_leader("")
+        return self._leader
+
+    def _name_leader(self, address: str) -> None:
+        """By the word of a broker; empty: it knows of none. What lasts is logged, once."""
+        self._named_leader = address
+        if address:
+            if self._is_logged:
+                log.info("%s has a leader again, at %s", self.name, address)
+            self._leaderless_since_s, self._is_logged = None, False
+            return
+        if self._leaderless_since_s is None:
+            self._leaderless_since_s = now_s()
+        if not self._is_logged and now_s() - self._leaderless_since_s >= LOG_AFTER_S:
+            self._is_logged = True
+            log.warning("%s; still trying", self._no_leader_so_far())
+
+    def failed(self, address: str) -> None:
+        """It was not reached, or broke off."""
+        self.servers.failed(address, now_s())
+        if self._leader == address:
+            self._leader = ""
+
+    def succeeded(self, address: str, latency_s: float) -> None:
+        self.servers.succeeded(address, latency_s)
+
+    def stream(
+        self,
+        address: str,
+        service: str,
+        method: str,
+        *,
+        raw_requests: bool = False,
+        raw_responses: bool = False,
+    ) -> grpc.aio.StreamStreamCall:
+        """As `Channels.stream`."""
+        return self._channels.stream(
+            address, service, method, raw_requests=raw_requests, raw_responses=raw_responses
+        )
