@@ -198,7 +198,7 @@ def _note_missing(brokers: Brokers, topics: Sequence[str]) -> None:
 @contextlib.contextmanager
 def _told_once() -> Iterator[None]:
     """The client would say of missing topics what is said already."""
-    logger = logging.getLogger("mq.client.consumer.awaited")
+    logger = logging.getLogger("mq.client.consumer.topic_locations")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:

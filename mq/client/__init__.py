@@ -17,8 +17,8 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 if TYPE_CHECKING:
     from mq.client.admin.admin_sync import Admin
     from mq.client.consumer.consumer_sync import Consumer, PullConsumer, PushConsumer
-    from mq.client.consumer.failing import Nack
     from mq.client.consumer.pull import PullResult, PullStatus
+    from mq.client.consumer.retries import Nack
     from mq.client.messages import Message, Origin, QueueRef, ReceivedMessage, SendResult, Sql, Tags
     from mq.client.processing.processor_sync import Processor
     from mq.client.producer.producer_sync import Producer
@@ -34,7 +34,7 @@ _HOMES = {
     "HalfMessage": "mq.client.transaction.transaction_model",
     "Message": "mq.client.messages",
     "MqError": "mq.errors",
-    "Nack": "mq.client.consumer.failing",
+    "Nack": "mq.client.consumer.retries",
     "Origin": "mq.client.messages",
     "Processor": "mq.client.processing.processor_sync",
     "Producer": "mq.client.producer.producer_sync",

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mq.client.admin.admin import Admin
     from mq.client.consumer.consumer import Consumer
-    from mq.client.consumer.failing import Nack
     from mq.client.consumer.pull import PullConsumer, PullResult, PullStatus
     from mq.client.consumer.push import PushConsumer
+    from mq.client.consumer.retries import Nack
     from mq.client.messages import Message, Origin, QueueRef, ReceivedMessage, SendResult, Sql, Tags
     from mq.client.processing.processor import Processor
     from mq.client.producer.producer_aio import Producer
     from mq.client.requesting.request import Replier, Requester
-    from mq.client.simple.simple import SimpleConsumer
+    from mq.client.simple.consumer import SimpleConsumer
     from mq.client.transaction.transaction_model import HalfMessage, Resolution, TransactionResult
     from mq.client.transaction.transactions_aio import TransactionProducer
     from mq.errors import MqError
@@ -30,7 +30,7 @@ _HOMES = {
     "HalfMessage": "mq.client.transaction.transaction_model",
     "Message": "mq.client.messages",
     "MqError": "mq.errors",
-    "Nack": "mq.client.consumer.failing",
+    "Nack": "mq.client.consumer.retries",
     "Origin": "mq.client.messages",
     "Processor": "mq.client.processing.processor",
     "Producer": "mq.client.producer.producer_aio",
@@ -44,7 +44,7 @@ _HOMES = {
     "Requester": "mq.client.requesting.request",
     "Resolution": "mq.client.transaction.transaction_model",
     "SendResult": "mq.client.messages",
-    "SimpleConsumer": "mq.client.simple.simple",
+    "SimpleConsumer": "mq.client.simple.consumer",
     "Sql": "mq.client.messages",
     "Tags": "mq.client.messages",
     "TransactionProducer": "mq.client.transaction.transactions_aio",

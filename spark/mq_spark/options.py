@@ -18,7 +18,7 @@ from typing import Literal
 
 from mq.client import QueueRef
 from mq.client.cluster.connection import parse_servers
-from mq.client.consumer.subscription import split_tags
+from mq.client.consumer.options import split_tags
 from mq.errors import MqError
 from mq.names import check_group, check_topic
 from mq_spark.errors import MqSparkError

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 
     from mq.client import HalfMessage, ReceivedMessage
-    from mq.client.consumer.subscription import Mode
+    from mq.client.consumer.options import Mode
     from tests.chaos.checker import Ledger, Work
     from tests.chaos.timeline import Timeline
 

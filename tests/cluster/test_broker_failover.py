@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from mq.client.consumer.subscription import Mode
+    from mq.client.consumer.options import Mode
 
 QUEUES = 4
 SEED = 20_260

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mq.client import Admin, Consumer, PushConsumer, QueueRef, ReceivedMessage
-from mq.client.consumer.detours import Detours
+from mq.client.consumer.follower_reads import FollowerReads
 from mq.errors import IllegalRequest, NotAssigned, TopicNotFound
 from mq.wire.v1 import admin_pb2
 from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse
@@ -179,7 +179,7 @@ def test_places_are_named_with_their_set(cluster: Cluster) -> None:
 def test_a_topic_that_comes_to_another_set_is_read_there_from_its_first_message(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mq.client.consumer.session.LOOK_S", 0.3)
+    monkeypatch.setattr("mq.client.consumer.group_session.LOOK_S", 0.3)
     cluster.create("grows", sets=("a",))
     with Consumer(cluster.servers, "g-grows", "grows") as consumer:
         # Without a set, where there is one only.
@@ -311,23 +311,23 @@ def test_a_consumer_that_begins_while_a_set_is_down_gets_it_later(
 
 
 def test_a_broadcast_consumer_keeps_its_places_by_set(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.create("news")
+    cluster.create("report_signal")
     path = tmp_path / "offsets.json"
 
     def read() -> Consumer:
         return Consumer(
             cluster.servers,
-            "g-news",
-            "news",
+            "g-report_signal",
+            "report_signal",
             mode="broadcast",
             start="earliest",
             offsets_file=path,
         )
 
-    sent = cluster.fill("news", 5)
+    sent = cluster.fill("report_signal", 5)
     with read() as consumer:
         assert bodies(take(consumer, 20)) == sent
-    cluster.send("b", "news", 0, range(5, 6))
+    cluster.send("b", "report_signal", 0, range(5, 6))
     with read() as consumer:
         assert [one.body for one in take(consumer, 1)] == [b"b/0/5"]
         assert consumer.poll(timeout_s=0.3) == []
@@ -348,18 +348,18 @@ class Detoured:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.addresses: list[str] = []
         self.resumed = 0
-        begin, resume = Detours.begin, Detours._resume
+        begin, resume = FollowerReads.begin, FollowerReads._resume
 
-        def begun(detours: Detours, redirect: Redirect) -> None:
+        def begun(follower_reads: FollowerReads, redirect: Redirect) -> None:
             self.addresses.append(redirect.address)
-            begin(detours, redirect)
+            begin(follower_reads, redirect)
 
-        def ended(detours: Detours, *args: Any) -> None:
+        def ended(follower_reads: FollowerReads, *args: Any) -> None:
             self.resumed += 1
-            resume(detours, *args)
+            resume(follower_reads, *args)
 
-        monkeypatch.setattr(Detours, "begin", begun)
-        monkeypatch.setattr(Detours, "_resume", ended)
+        monkeypatch.setattr(FollowerReads, "begin", begun)
+        monkeypatch.setattr(FollowerReads, "_resume", ended)
 
 
 def test_a_backlog_comes_from_followers_each_message_once_and_in_order(

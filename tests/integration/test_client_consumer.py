@@ -267,12 +267,12 @@ def test_a_slow_consumer_is_sent_no_more_than_it_wants_to_keep(server: str, name
     fill(server, name, queues=2, each=200)
     with Consumer(server, name, name, start="earliest", cache_messages=10) as consumer:
         take(consumer, 1)
-        holdings = consumer._session.holdings
-        eventually(lambda: sum(holdings.cached_messages.values()) == 19)
+        buffer = consumer._session.buffer
+        eventually(lambda: sum(buffer.cached_messages.values()) == 19)
         assert consumer.poll(1)
         for _ in range(10):
             time.sleep(0.02)
-            assert all(count <= 10 for count in holdings.cached_messages.values())
+            assert all(count <= 10 for count in buffer.cached_messages.values())
         assert len(take(consumer, 398)) == 398
 
 
@@ -284,7 +284,7 @@ def test_large_messages_are_limited_by_their_bytes(server: str, name: str) -> No
         take(consumer, 1)
         for _ in range(10):
             time.sleep(0.02)
-            assert consumer._session.holdings.cached_messages[QueueRef(name, 0, "set-0")] <= 3
+            assert consumer._session.buffer.cached_messages[QueueRef(name, 0, "set-0")] <= 3
         assert len(take(consumer, 31)) == 31
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from mq.client.consumer.pages import Page
+    from mq.client.decode import Page
 
 SET = "set-0"
 # Two of them are more than a page.

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mq.client import Admin, ReceivedMessage, SimpleConsumer, aio
-from mq.client.simple import simple, simple_sync
+from mq.client.simple import consumer as simple
+from mq.client.simple import simple_sync
 from mq.errors import (
     GroupNotEmpty,
     IllegalConfig,

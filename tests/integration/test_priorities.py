@@ -41,8 +41,8 @@ def test_messages_stand_in_queues_of_their_priority_and_high_comes_first(server:
             assert all(one.body.startswith(b"high" if queue_id % 2 else b"low") for one in found)
     with Consumer(server, "workers", "jobs", start="earliest") as consumer:
         consumer._background.run(consumer._session.joined(30))
-        holdings = consumer._session.holdings
-        eventually(lambda: sum(holdings.cached_messages.values()) == 603, "not all has come")
+        buffer = consumer._session.buffer
+        eventually(lambda: sum(buffer.cached_messages.values()) == 603, "not all has come")
         bodies = [consumer.poll(1)[0].body for _ in range(603)]
     assert sum(body == b"high" for body in bodies[:100]) == 90
     assert sum(body == b"high" for body in bodies[:330]) >= 290

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from mq.client.consumer.subscription import Mode
+    from mq.client.consumer.options import Mode
 
 Answer = TypeVar("Answer")
 

@@ -15,18 +15,17 @@ from types import TracebackType
 from typing import Self
 
 from mq.client.cluster.connection import Connection
-from mq.client.consumer.failing import Failing, Nack
-from mq.client.consumer.held_queue import Taken
-from mq.client.consumer.polled import Polled
-from mq.client.consumer.session import JOIN_S, LOOK_AT_TROUBLE_S, Session
-from mq.client.consumer.subscription import (
+from mq.client.consumer.group_session import JOIN_S, LOOK_AT_TROUBLE_S, GroupSession
+from mq.client.consumer.options import (
     CACHE_BYTES,
     CACHE_MESSAGES,
+    ConsumerOptions,
     Mode,
     Start,
     Subscriptions,
-    Wanted,
 )
+from mq.client.consumer.prefetch import InFlight, PolledMessages
+from mq.client.consumer.retries import FailurePolicy, Nack
 from mq.client.messages import QueueRef, ReceivedMessage
 from mq.errors import MqError
 
@@ -65,7 +64,7 @@ class Consumer:
         member_id: str | None = None,
         offsets_file: str | Path | None = None,
     ) -> None:
-        wanted = Wanted(
+        options = ConsumerOptions(
             group,
             subscriptions,
             mode=mode,
@@ -76,9 +75,9 @@ class Consumer:
             member_id=member_id or "",
             offsets_file=offsets_file,
         )
-        self._session = Session(Connection(servers, zone), wanted)
-        self._polled = Polled(self._session.holdings)
-        self._failing = Failing(self._session)
+        self._session = GroupSession(Connection(servers, zone), options)
+        self._polled = PolledMessages(self._session.buffer)
+        self._failures = FailurePolicy(self._session)
         self._auto_commit = auto_commit
 
     # Messages
@@ -100,7 +99,7 @@ class Consumer:
             self._session.told()
             raise
 
-    async def _take(self, messages_max: int, timeout_s: float | None) -> list[Taken]:
+    async def _take(self, messages_max: int, timeout_s: float | None) -> list[InFlight]:
         """Until the group is joined, why that fails is of more interest than messages."""
         session, now_s = self._session, asyncio.get_running_loop().time
         deadline_s = math.inf if timeout_s is None else now_s() + timeout_s
@@ -108,7 +107,7 @@ class Consumer:
             session.raise_trouble()
             left_s = deadline_s - now_s()
             found = await session.take(messages_max, max(0.0, min(left_s, LOOK_AT_TROUBLE_S)))
-            if found or session.holdings.is_stopped or left_s <= LOOK_AT_TROUBLE_S:
+            if found or session.buffer.is_stopped or left_s <= LOOK_AT_TROUBLE_S:
                 return found
         left_s = deadline_s - now_s()
         return await session.take(messages_max, None if timeout_s is None else max(0.0, left_s))
@@ -118,7 +117,7 @@ class Consumer:
         return self
 
     async def __anext__(self) -> ReceivedMessage:
-        if self._session.holdings.is_stopped:
+        if self._session.buffer.is_stopped:
             raise StopAsyncIteration
         found = await self.poll(1, None)
         if not found:
@@ -144,7 +143,7 @@ class Consumer:
         another member; after too many attempts it is a dead letter. In ordered and broadcast mode
         it comes again here. Done in the background; `commit` waits for it.
         """
-        self._failing.failed(self._polled.take_back([message]), Nack(reason, delay_s=delay_s))
+        self._failures.failed(self._polled.take_back([message]), Nack(reason, delay_s=delay_s))
 
     async def commit(self, messages: Iterable[ReceivedMessage] | None = None) -> None:
         """These messages are done, or all that were polled; durable when it returns. commit([])
@@ -161,7 +160,7 @@ class Consumer:
     @property
     def assignment(self) -> set[QueueRef]:
         """The queues that this member has now; changes when members come and go."""
-        return self._session.holdings.assignment
+        return self._session.buffer.assignment
 
     async def seek(
         self, topic: str, queue_id: int, queue_offset: int, broker_set: str = ""
@@ -193,10 +192,10 @@ class Consumer:
         """Nothing of these queues is given out; without any, of all, also those to come. A pair of
         topic and queue id is enough when one broker set only has the topic.
         """
-        self._session.holdings.pause(self._refs(queues))
+        self._session.buffer.pause(self._refs(queues))
 
     def resume(self, *queues: QueueRef | tuple[str, int]) -> None:
-        self._session.holdings.resume(self._refs(queues))
+        self._session.buffer.resume(self._refs(queues))
 
     def _refs(self, queues: Iterable[QueueRef | tuple[str, int]]) -> list[QueueRef] | None:
         return [self._session.resolve(*one) for one in queues] or None

@@ -16,21 +16,20 @@ from typing import Self
 
 from mq.client.closing import Closing
 from mq.client.cluster.connection import Connection
-from mq.client.consumer.failing import Failing, Nack, RetryDelay
-from mq.client.consumer.held_queue import Taken
-from mq.client.consumer.polled import Polled
-from mq.client.consumer.pull import Offsets, PullResult, QueueLike
-from mq.client.consumer.pull import PullConsumer as AsyncPullConsumer
-from mq.client.consumer.push import check_workers
-from mq.client.consumer.session import JOIN_S, LOOK_AT_TROUBLE_S, Session
-from mq.client.consumer.subscription import (
+from mq.client.consumer.group_session import JOIN_S, LOOK_AT_TROUBLE_S, GroupSession
+from mq.client.consumer.options import (
     CACHE_BYTES,
     CACHE_MESSAGES,
+    ConsumerOptions,
     Mode,
     Start,
     Subscriptions,
-    Wanted,
 )
+from mq.client.consumer.prefetch import InFlight, PolledMessages
+from mq.client.consumer.pull import Offsets, PullResult, QueueLike
+from mq.client.consumer.pull import PullConsumer as AsyncPullConsumer
+from mq.client.consumer.push import check_workers
+from mq.client.consumer.retries import FailurePolicy, Nack, RetryDelay
 from mq.client.messages import FilterLike, QueueRef, ReceivedMessage
 from mq.client.sync import background
 from mq.errors import MqError
@@ -65,7 +64,7 @@ class Consumer:
         member_id: str | None = None,
         offsets_file: str | Path | None = None,
     ) -> None:
-        wanted = Wanted(
+        options = ConsumerOptions(
             group,
             subscriptions,
             mode=mode,
@@ -76,9 +75,9 @@ class Consumer:
             member_id=member_id or "",
             offsets_file=offsets_file,
         )
-        self._session = Session(Connection(servers, zone), wanted)
-        self._polled = Polled(self._session.holdings)
-        self._failing = Failing(self._session)
+        self._session = GroupSession(Connection(servers, zone), options)
+        self._polled = PolledMessages(self._session.buffer)
+        self._failures = FailurePolicy(self._session)
         self._auto_commit = auto_commit
         self._background = background()
 
@@ -101,15 +100,15 @@ class Consumer:
             self._session.told()
             raise
 
-    def _take(self, messages_max: int, timeout_s: float | None) -> list[Taken]:
+    def _take(self, messages_max: int, timeout_s: float | None) -> list[InFlight]:
         """Until the group is joined, why that fails is of more interest than messages."""
-        session, wait_take = self._session, self._session.holdings.wait_take
+        session, wait_take = self._session, self._session.buffer.wait_take
         deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while not session.is_joined:
             session.raise_trouble()
             left_s = deadline_s - time.monotonic()
             found = wait_take(messages_max, max(0.0, min(left_s, LOOK_AT_TROUBLE_S)))
-            if found or session.holdings.is_stopped or left_s <= LOOK_AT_TROUBLE_S:
+            if found or session.buffer.is_stopped or left_s <= LOOK_AT_TROUBLE_S:
                 return found
         left_s = deadline_s - time.monotonic()
         return wait_take(messages_max, None if timeout_s is None else max(0.0, left_s))
@@ -119,7 +118,7 @@ class Consumer:
         return self
 
     def __next__(self) -> ReceivedMessage:
-        if self._session.holdings.is_stopped:
+        if self._session.buffer.is_stopped:
             raise StopIteration
         found = self.poll(1, None)
         if not found:
@@ -139,7 +138,7 @@ class Consumer:
         another member; after too many attempts it is a dead letter. In ordered and broadcast mode
         it comes again here. Done in the background; `commit` waits for it.
         """
-        self._failing.failed(self._polled.take_back([message]), Nack(reason, delay_s=delay_s))
+        self._failures.failed(self._polled.take_back([message]), Nack(reason, delay_s=delay_s))
 
     def commit(self, messages: Iterable[ReceivedMessage] | None = None) -> None:
         """These messages are done, or all that were polled; durable when it returns. commit([])
@@ -156,7 +155,7 @@ class Consumer:
     @property
     def assignment(self) -> set[QueueRef]:
         """The queues that this member has now; changes when members come and go."""
-        return self._session.holdings.assignment
+        return self._session.buffer.assignment
 
     def seek(self, topic: str, queue_id: int, queue_offset: int, broker_set: str = "") -> None:
         """Goes on there; what was polled of the queue before counts no more. NotAssigned, or
@@ -186,10 +185,10 @@ class Consumer:
         """Nothing of these queues is given out; without any, of all, also those to come. A pair of
         topic and queue id is enough when one broker set only has the topic.
         """
-        self._session.holdings.pause(self._refs(queues))
+        self._session.buffer.pause(self._refs(queues))
 
     def resume(self, *queues: QueueRef | tuple[str, int]) -> None:
-        self._session.holdings.resume(self._refs(queues))
+        self._session.buffer.resume(self._refs(queues))
 
     def _refs(self, queues: Iterable[QueueRef | tuple[str, int]]) -> list[QueueRef] | None:
         return [self._session.resolve(*one) for one in queues] or None
@@ -257,7 +256,7 @@ class PushConsumer:
         member_id: str | None = None,
         offsets_file: str | Path | None = None,
     ) -> None:
-        wanted = Wanted(
+        options = ConsumerOptions(
             group,
             subscriptions,
             mode=mode,
@@ -269,9 +268,9 @@ class PushConsumer:
             offsets_file=offsets_file,
         )
         check_workers(threads)
-        self._session = Session(Connection(servers, zone), wanted)
-        self._failing = Failing(self._session, retry_delay_s)
-        self._holdings = self._session.holdings
+        self._session = GroupSession(Connection(servers, zone), options)
+        self._failures = FailurePolicy(self._session, retry_delay_s)
+        self._buffer = self._session.buffer
         self._handler = handler
         self._count = threads
         self._workers: list[threading.Thread] = []
@@ -289,7 +288,7 @@ class PushConsumer:
             self._close()
             raise
         if not self._workers:
-            name = f"mq-{self._session.wanted.group}"
+            name = f"mq-{self._session.options.group}"
             self._workers = [
                 threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True)
                 for number in range(self._count)
@@ -300,7 +299,7 @@ class PushConsumer:
     def _work(self) -> None:
         while True:
             try:
-                found = self._holdings.wait_take(1, None)
+                found = self._buffer.wait_take(1, None)
             except MqError:
                 self._is_over.set()
                 return
@@ -308,20 +307,20 @@ class PushConsumer:
                 return
             self._handle(found[0])
 
-    def _handle(self, taken: Taken) -> None:
+    def _handle(self, taken: InFlight) -> None:
         try:
             outcome = self._handler(taken.message)
         except BaseException as error:  # noqa: BLE001 # whatever it is, the message is not done
-            self._failing.failed([taken], error)
+            self._failures.failed([taken], error)
         else:
             if isinstance(outcome, Nack):
-                self._failing.failed([taken], outcome)
+                self._failures.failed([taken], outcome)
             else:
-                self._holdings.done([taken])
+                self._buffer.done([taken])
 
     @property
     def assignment(self) -> set[QueueRef]:
-        return self._holdings.assignment
+        return self._buffer.assignment
 
     @property
     def unreadable_messages(self) -> int:
@@ -346,7 +345,7 @@ class PushConsumer:
     def _close(self, timeout_s: float | None = None) -> None:
         if threading.current_thread() in self._workers:
             raise RuntimeError("a handler that closes its consumer would wait for itself")
-        self._holdings.stop()
+        self._buffer.stop()
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         for worker in self._workers:
             worker.join(None if deadline_s is None else max(0.0, deadline_s - time.monotonic()))

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from mq.client.closing import AsyncClosing
 from mq.client.cluster.connection import Connection
-from mq.client.consumer import offset_calls
-from mq.client.consumer.queue_reads import QueueReads
-from mq.client.consumer.subscription import Start, split_tags
+from mq.client.consumer.follower_reads import QueuePulls
+from mq.client.consumer.offsets import commit_offsets, find_offsets, query_offsets
+from mq.client.consumer.options import Start, split_tags
 from mq.client.decode import Decoder, Frames, parse_pull_response
 from mq.client.messages import FilterLike, QueueRef, ReceivedMessage, wire_filter
 from mq.errors import IllegalConfig
@@ -97,7 +97,7 @@ class PullConsumer(AsyncClosing):
         self._group = group
         self._connection = Connection(servers, zone)
         self._read_followers = read_followers
-        self._reads = QueueReads(self._connection, _parse)
+        self._reads = QueuePulls(self._connection, _parse)
         self._unreadable = 0
 
     async def queues(self, topic: str) -> list[QueueRef]:
@@ -152,17 +152,17 @@ class PullConsumer(AsyncClosing):
 
     async def find_offsets(self, topic: str, to: Start) -> dict[QueueRef, int]:
         """Of all queues of the topic: "earliest", "latest", or the first at a millisecond."""
-        return await offset_calls.find_offsets(self._connection, topic, to)
+        return await find_offsets(self._connection, topic, to)
 
     async def commit(self, offsets: Offsets) -> None:
         """Durable when it returns. GroupNotEmpty when the group has members."""
         places = dict(zip(await self._found(offsets), offsets.values(), strict=True))
-        await offset_calls.commit_offsets(self._connection, self._named_group(), places)
+        await commit_offsets(self._connection, self._named_group(), places)
 
     async def committed(self, queues: Iterable[QueueLike] = ()) -> dict[QueueRef, int]:
         """Of these queues, or all that the group has; those without an offset are left out."""
         refs = await self._found(queues)
-        return await offset_calls.query_offsets(self._connection, self._named_group(), refs)
+        return await query_offsets(self._connection, self._named_group(), refs)
 
     async def _found(self, queues: Iterable[QueueLike]) -> list[QueueRef]:
         """With their sets, of which brokers are known then: those of another set would take a queue

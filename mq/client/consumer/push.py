@@ -16,17 +16,17 @@ from types import TracebackType
 from typing import Self
 
 from mq.client.cluster.connection import Connection
-from mq.client.consumer.failing import Failing, Nack, RetryDelay, doubled_s
-from mq.client.consumer.held_queue import Taken
-from mq.client.consumer.session import JOIN_S, Session
-from mq.client.consumer.subscription import (
+from mq.client.consumer.group_session import JOIN_S, GroupSession
+from mq.client.consumer.options import (
     CACHE_BYTES,
     CACHE_MESSAGES,
+    ConsumerOptions,
     Mode,
     Start,
     Subscriptions,
-    Wanted,
 )
+from mq.client.consumer.prefetch import InFlight
+from mq.client.consumer.retries import FailurePolicy, Nack, RetryDelay, doubled_s
 from mq.client.messages import QueueRef, ReceivedMessage
 from mq.errors import IllegalConfig, MqError
 
@@ -68,7 +68,7 @@ class PushConsumer:
         member_id: str | None = None,
         offsets_file: str | Path | None = None,
     ) -> None:
-        wanted = Wanted(
+        options = ConsumerOptions(
             group,
             subscriptions,
             mode=mode,
@@ -80,8 +80,8 @@ class PushConsumer:
             offsets_file=offsets_file,
         )
         check_workers(tasks)
-        self._session = Session(Connection(servers, zone), wanted)
-        self._failing = Failing(self._session, retry_delay_s)
+        self._session = GroupSession(Connection(servers, zone), options)
+        self._failures = FailurePolicy(self._session, retry_delay_s)
         self._handler = handler
         self._count = tasks
         self._workers: list[asyncio.Task[None]] = []
@@ -115,7 +115,7 @@ class PushConsumer:
             if in_a_row % _MESSAGES_IN_A_ROW == 0:
                 await asyncio.sleep(0)
 
-    async def _handle(self, taken: Taken) -> None:
+    async def _handle(self, taken: InFlight) -> None:
         try:
             outcome = self._handler(taken.message)
             if inspect.isawaitable(outcome):
@@ -123,21 +123,21 @@ class PushConsumer:
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                self._session.holdings.give_up([taken])
+                self._session.buffer.give_up([taken])
                 raise
             # Something within the handler was cancelled, not the consumer.
-            self._failing.failed([taken], error)
+            self._failures.failed([taken], error)
         except Exception as error:  # noqa: BLE001 # whatever it is, the message is not done
-            self._failing.failed([taken], error)
+            self._failures.failed([taken], error)
         else:
             if isinstance(outcome, Nack):
-                self._failing.failed([taken], outcome)
+                self._failures.failed([taken], outcome)
             else:
-                self._session.holdings.done([taken])
+                self._session.buffer.done([taken])
 
     @property
     def assignment(self) -> set[QueueRef]:
-        return self._session.holdings.assignment
+        return self._session.buffer.assignment
 
     @property
     def unreadable_messages(self) -> int:
@@ -161,7 +161,7 @@ class PushConsumer:
             raise RuntimeError(
                 "a handler must not close its own consumer: it would wait for itself"
             )
-        self._session.holdings.stop()
+        self._session.buffer.stop()
         if self._workers:
             await asyncio.wait(self._workers, timeout=timeout_s)
         for task in self._workers:

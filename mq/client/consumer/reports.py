@@ -1,18 +1,20 @@
 """What each broker set has to hear of the queues that a consumer has in hand: how far it is, where
 it wants to go, what it lets go of.
 
-Pure; `Holdings` has the lock. Said once: what was said is forgotten with the stream on which it
-was.
+Pure; `PrefetchBuffer` has the lock. Said once: what was said is forgotten with the stream on which
+it was.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from mq.client.consumer.held_queue import HeldQueue
 from mq.client.messages import QueueRef
 from mq.wire.v1 import consumer_pb2 as wire
 from mq.wire.v1.consumer_pb2 import QueueId, QueuePosition, SubscribeRequest
+
+if TYPE_CHECKING:
+    from mq.client.consumer.prefetch import PrefetchQueue
 
 
 class OnReport(Protocol):
@@ -30,7 +32,7 @@ class _OfSet:
     __slots__ = ("dirty", "is_asked", "released")
 
     def __init__(self) -> None:
-        self.dirty: dict[HeldQueue, None] = {}
+        self.dirty: dict[PrefetchQueue, None] = {}
         self.released: dict[QueueRef, Released] = {}
         # Somebody was asked to tell it, and has not done so yet.
         self.is_asked = False
@@ -62,7 +64,7 @@ class Reports:
         found, mine.released = mine.released, {}
         return found
 
-    def note(self, queue: HeldQueue, *, is_urgent: bool = False) -> None:
+    def note(self, queue: PrefetchQueue, *, is_urgent: bool = False) -> None:
         if queue.is_noted and not is_urgent:
             return
         queue.is_noted = True
@@ -73,7 +75,9 @@ class Reports:
             mine.is_asked = True
             self._on_report(broker_set, is_urgent=is_urgent)
 
-    def outgoing(self, broker_set: str, held: dict[QueueRef, HeldQueue]) -> list[SubscribeRequest]:
+    def outgoing(
+        self, broker_set: str, held: dict[QueueRef, PrefetchQueue]
+    ) -> list[SubscribeRequest]:
         """In the order in which to say it. Queues that are let go of are taken out of `held`."""
         mine = self._of(broker_set)
         dirty, mine.dirty = mine.dirty, {}

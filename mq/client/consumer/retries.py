@@ -9,25 +9,158 @@ up no other. Lives on the loop of its session; `add` is for any thread.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from mq.client.consumer.prefetch import InFlight
+from mq.errors import IllegalConfig, IllegalDelay
+
+if TYPE_CHECKING:
+    from mq.client.consumer.group_session import GroupSession
+
+
 import asyncio
 import contextlib
 import itertools
-import logging
 import random
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from mq.client.cluster.connection import CALL_TIMEOUT_S, Connection, SetConnection
 from mq.client.cluster.retry import back_off_s
-from mq.client.consumer.held_queue import Taken
-from mq.client.consumer.holdings import Holdings
-from mq.client.consumer.subscription import Wanted
+from mq.client.consumer.options import ConsumerOptions
+from mq.client.consumer.prefetch import PrefetchBuffer
 from mq.errors import Internal, MessageTooLarge, MqError, UnknownMember, Unreachable
 from mq.wire.v1 import status_pb2
 from mq.wire.v1.consumer_pb2 import FailedMessage, RetryRequest, RetryResponse, RetryResult
+
+log = logging.getLogger(__name__)
+
+# Seconds before the next attempt: of the first one, doubled with each that failed; of each attempt,
+# the last one for all beyond; or asked for with the number of the attempt that failed.
+RetryDelay = float | Sequence[float] | Callable[[int], float] | None
+
+IN_PLACE_S = 1.0
+IN_PLACE_S_MAX = 30.0
+_DELAY_S_MAX = 40 * 86_400
+_REASON_CHARACTERS_MAX = 1_000
+
+
+class Nack(Exception):
+    """Raised or returned by a handler: the message is not done, and shall come again after so long.
+    Without `delay_s` it comes when its attempt is due.
+
+    >>> Nack("the bank is closed", delay_s=3600).delay_s
+    3600
+    """
+
+    def __init__(self, reason: str = "", *, delay_s: float | None = None) -> None:
+        if delay_s is not None and not 0 <= delay_s <= _DELAY_S_MAX:
+            raise IllegalDelay(f"delay_s = {delay_s}: 0 s to 40 days")
+        super().__init__(reason)
+        self.reason = reason
+        self.delay_s = delay_s
+
+
+class FailurePolicy:
+    """Of one consumer."""
+
+    def __init__(self, session: GroupSession, retry_delay_s: RetryDelay = None) -> None:
+        """IllegalConfig when the delays make no sense."""
+        self._session = session
+        self._delay = _checked(retry_delay_s)
+
+    def failed(self, taken: Iterable[InFlight], error: BaseException) -> None:
+        """They are not done, because of this. Each stays in hand until somebody else has it."""
+        for one in taken:
+            self._failed(one, error)
+
+    def _failed(self, taken: InFlight, error: BaseException) -> None:
+        wanted_s = error.delay_s if isinstance(error, Nack) else None
+        if wanted_s is None:
+            wanted_s = self._wanted_s(taken.message.attempt)
+        if self._session.options.is_clustering:
+            delay_ms = None if wanted_s is None else round(wanted_s * 1000)
+            _log(taken, error, wanted_s)
+            self._session.retries.add(Failure(taken, delay_ms, _reason(error)))
+        else:
+            if wanted_s is None:
+                wanted_s = doubled_s(IN_PLACE_S, taken.message.attempt)
+            _log(taken, error, wanted_s)
+            self._session.buffer.retry(taken, wanted_s)
+
+    def _wanted_s(self, attempt: int) -> float | None:
+        try:
+            found = _delay_s(self._delay, attempt)
+            if found is None or 0 <= found <= _DELAY_S_MAX:
+                return found
+            log.error("retry_delay_s gives %r for attempt %d: not used", found, attempt)
+        except Exception:
+            # The user's own. The message must not be lost for it.
+            log.exception("retry_delay_s failed for attempt %d", attempt)
+        return None
+
+
+def doubled_s(first_s: float, attempt: int) -> float:
+    """Before the next attempt; doubles with each one that failed."""
+    return min(first_s * 2.0 ** min(attempt - 1, 30), max(IN_PLACE_S_MAX, first_s))
+
+
+def _delay_s(delay: RetryDelay, attempt: int) -> float | None:
+    if delay is None or isinstance(delay, int | float):
+        return None if delay is None else doubled_s(delay, attempt)
+    if callable(delay):
+        return delay(attempt)
+    return delay[min(attempt, len(delay)) - 1]
+
+
+def _checked(delay: RetryDelay) -> RetryDelay:
+    if delay is None or callable(delay):
+        return delay
+    given = [delay] if isinstance(delay, int | float) else list(delay)
+    if not given or not all(0 <= one <= _DELAY_S_MAX for one in given):
+        raise IllegalConfig(
+            f"retry_delay_s = {delay!r}: 0 s to 40 days, one, several, or a function of the attempt"
+        )
+    return delay if isinstance(delay, int | float) else given
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, Nack):
+        text = _text(error.reason)
+    else:
+        text = ": ".join(filter(None, (type(error).__name__, _text(error))))
+    # What cannot be encoded would be lost as a whole.
+    return text[:_REASON_CHARACTERS_MAX].encode(errors="replace").decode()
+
+
+def _text(value: object) -> str:
+    """Of something of the user's, whatever it is: who works on messages must not die of it."""
+    try:
+        return "" if value is None else str(value)
+    except Exception:  # noqa: BLE001 - the user's own
+        return "it cannot be said"
+
+
+def _log(taken: InFlight, error: BaseException, delay_s: float | None) -> None:
+    message, is_nack = taken.message, isinstance(error, Nack)
+    log.log(
+        logging.INFO if is_nack else logging.ERROR,
+        "the handler %s message %s, at %d of queue %d of topic %s, attempt %d; next one %s",
+        f"gave back ({_reason(error)})" if is_nack else "failed on",
+        message.message_id,
+        message.queue_offset,
+        message.queue_id,
+        message.topic,
+        message.attempt,
+        "when it is due" if delay_s is None else f"in {delay_s:.1f} s",
+        exc_info=None if is_nack else error,
+    )
+
 
 log = logging.getLogger(__name__)
 
@@ -40,22 +173,24 @@ _IN_PLACE_S = 5.0
 
 
 class Failure(NamedTuple):
-    taken: Taken
+    taken: InFlight
     # None: by its attempt.
     delay_ms: int | None
     reason: str
 
 
-class Retries:
+class RetrySender:
     """Of one consumer, to all sets."""
 
-    def __init__(self, connection: Connection, wanted: Wanted, holdings: Holdings) -> None:
+    def __init__(
+        self, connection: Connection, options: ConsumerOptions, buffer: PrefetchBuffer
+    ) -> None:
         self._connection = connection
-        self._wanted = wanted
-        self._holdings = holdings
+        self._options = options
+        self._buffer = buffer
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._sets: dict[str, _SetRetries] = {}
+        self._sets: dict[str, _SetRetrySender] = {}
         # Greater than the numbers of a former consumer with the same member id; should a clock have
         # been set back, at least others than those.
         self._numbers = itertools.count(
@@ -75,12 +210,12 @@ class Retries:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(mine.begin)
 
-    def _of(self, name: str) -> _SetRetries:
+    def _of(self, name: str) -> _SetRetrySender:
         with self._lock:
             found = self._sets.get(name)
             if found is None:
                 broker_set = self._connection.of(name)
-                found = _SetRetries(broker_set, self._wanted, self._holdings, self._numbers)
+                found = _SetRetrySender(broker_set, self._options, self._buffer, self._numbers)
                 self._sets[name] = found
             return found
 
@@ -100,17 +235,17 @@ class Retries:
         await asyncio.gather(*(one.close() for one in self._sets.values()))
 
 
-class _SetRetries:
+class _SetRetrySender:
     def __init__(
         self,
         broker_set: SetConnection,
-        wanted: Wanted,
-        holdings: Holdings,
+        options: ConsumerOptions,
+        buffer: PrefetchBuffer,
         numbers: Iterator[int],
     ) -> None:
         self._broker_set = broker_set
-        self._wanted = wanted
-        self._holdings = holdings
+        self._options = options
+        self._buffer = buffer
         self._lock = threading.Lock()
         self._waiting: deque[Failure] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -134,7 +269,7 @@ class _SetRetries:
             await asyncio.gather(self._task, return_exceptions=True)
         with self._lock:
             left, self._waiting = self._waiting, deque()
-        self._holdings.give_up(one.taken for one in left)
+        self._buffer.give_up(one.taken for one in left)
 
     # On the loop
 
@@ -162,14 +297,14 @@ class _SetRetries:
 
     async def _send(self, batch: list[Failure]) -> None:
         # A seek has made some void: nobody wants them any more.
-        self._holdings.give_up(one.taken for one in batch if one.taken.is_void)
+        self._buffer.give_up(one.taken for one in batch if one.taken.is_void)
         batch = [one for one in batch if not one.taken.is_void]
         if not batch:
             return
         try:
             self._settle(batch, await self._ask(batch))
         except asyncio.CancelledError:
-            self._holdings.give_up(one.taken for one in batch)
+            self._buffer.give_up(one.taken for one in batch)
             raise
         except MessageTooLarge as error:
             if len(batch) == 1:
@@ -178,24 +313,24 @@ class _SetRetries:
                 await self._send([one])
         except MqError as error:
             if self._is_hopeless:
-                self._holdings.give_up(one.taken for one in batch)
+                self._buffer.give_up(one.taken for one in batch)
             else:
                 self._in_place(batch, error)
         except Exception as error:
             # A mistake of ours. Nobody may wait for these messages for ever.
-            log.exception("failed messages of group %s cannot go back", self._wanted.group)
+            log.exception("failed messages of group %s cannot go back", self._options.group)
             self._in_place(batch, Internal(f"the client has failed: {error!r}"))
 
     @property
     def _is_hopeless(self) -> bool:
         """The consumer is over: another one gets the messages."""
-        return self._is_closed or self._holdings.failure is not None
+        return self._is_closed or self._buffer.failure is not None
 
     async def _ask(self, batch: list[Failure]) -> list[RetryResult]:
         """Until there is an answer, however long that takes."""
         request = RetryRequest(
-            group=self._wanted.group,
-            member_id=self._wanted.member_id,
+            group=self._options.group,
+            member_id=self._options.member_id,
             sequence=next(self._numbers),
             messages=map(_wire, batch),
         )
@@ -232,16 +367,16 @@ class _SetRetries:
                     "message %s has failed %d times and is a dead letter of group %s now",
                     (taken.message.origin or taken.message).message_id,
                     result.attempts,
-                    self._wanted.group,
+                    self._options.group,
                 )
-        self._holdings.done(done)
-        self._holdings.give_up(lost)
+        self._buffer.done(done)
+        self._buffer.give_up(lost)
 
     def _in_place(self, batch: list[Failure], error: MqError) -> None:
         log.error("%d failed messages are tried again in place: %s", len(batch), error)
         for one in batch:
             wanted_s = _IN_PLACE_S if one.delay_ms is None else one.delay_ms / 1000
-            self._holdings.retry(one.taken, wanted_s)
+            self._buffer.retry(one.taken, wanted_s)
 
 
 def _wire(failure: Failure) -> FailedMessage:

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from mq.client.closing import Closing
 from mq.client.cluster.connection import Connection
 from mq.client.cluster.retry import now_s
-from mq.client.consumer.pages import Page, parse_page
-from mq.client.consumer.queue_reads import QueueReads
+from mq.client.consumer.follower_reads import QueuePulls
+from mq.client.decode import Page, parse_page
 from mq.client.messages import FilterLike, QueueRef, wire_filter
 from mq.client.sync import background
 from mq.errors import Unreachable
@@ -34,7 +34,7 @@ class RangeRead:
     def __init__(
         self,
         connection: Connection,
-        reads: QueueReads[Page],
+        reads: QueuePulls[Page],
         ref: QueueRef,
         start: int,
         end: int,
@@ -103,7 +103,7 @@ class QueueScanner(Closing):
     def __init__(self, servers: str | Sequence[str], *, zone: str = "") -> None:
         self._background = background()
         self._connection = Connection(servers, zone)
-        self._reads = QueueReads(self._connection, parse_page)
+        self._reads = QueuePulls(self._connection, parse_page)
 
     def scan(
         self,

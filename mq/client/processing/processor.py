@@ -32,17 +32,17 @@ from typing import Self
 from mq.client.cluster.connection import Connection
 from mq.client.cluster.errors import retry_after_s
 from mq.client.cluster.retry import back_off_s
-from mq.client.consumer import offset_calls
-from mq.client.consumer.held_queue import HeldQueue, Taken
-from mq.client.consumer.session import JOIN_S, Session
-from mq.client.consumer.subscription import (
+from mq.client.consumer.group_session import JOIN_S, GroupSession
+from mq.client.consumer.offsets import query_offsets
+from mq.client.consumer.options import (
     CACHE_BYTES,
     CACHE_MESSAGES,
+    ConsumerOptions,
     Start,
     Subscriptions,
-    Wanted,
     new_member_id,
 )
+from mq.client.consumer.prefetch import InFlight, PrefetchQueue
 from mq.client.messages import Message, QueueRef, ReceivedMessage
 from mq.client.processing.outputs import NowhereToGo, Outputs
 from mq.errors import (
@@ -88,7 +88,7 @@ class _Lost(Exception):
 class _Line:
     """The atoms of one queue: numbered, and where the group stands as far as is known."""
 
-    def __init__(self, held: HeldQueue) -> None:
+    def __init__(self, held: PrefetchQueue) -> None:
         self.held = held
         self.version = -1
         self.stood_at = 0
@@ -142,7 +142,7 @@ class Processor:
         self._servers = servers
         self._zone = zone
         self._group = group
-        self._wanted = Wanted(
+        self._options = ConsumerOptions(
             group,
             subscriptions,
             start=start,
@@ -164,13 +164,13 @@ class Processor:
     def _join_anew(self) -> None:
         """Another member, with nothing in hand."""
         self._connection = Connection(self._servers, self._zone)
-        self._wanted = replace(self._wanted, member_id=new_member_id())
-        self._session = Session(self._connection, self._wanted, commits_at_end=False)
+        self._options = replace(self._options, member_id=new_member_id())
+        self._session = GroupSession(self._connection, self._options, commits_at_end=False)
         self._outputs = Outputs(self._connection, self._compress_above_bytes)
         self._lines: dict[QueueRef, _Line] = {}
         self._workers: set[asyncio.Task[None]] = set()
         # What each of them has to process next; who has stepped aside is not here.
-        self._waiting: dict[asyncio.Task[None], deque[list[Taken]]] = {}
+        self._waiting: dict[asyncio.Task[None], deque[list[InFlight]]] = {}
 
     # Beginning and ending
 
@@ -196,7 +196,7 @@ class Processor:
         try:
             while True:
                 await self._work_together()
-                if self._closing.is_set() or self._session.holdings.failure is not None:
+                if self._closing.is_set() or self._session.buffer.failure is not None:
                     break
                 await self._session.close()
                 if self._closing.is_set():
@@ -206,7 +206,7 @@ class Processor:
         except Exception as error:
             # A mistake of ours. Who waits for the end must not wait for ever.
             log.exception("a processor of group %s cannot go on", self._group)
-            self._session.holdings.fail(Internal(f"the client has failed: {error!r}"))
+            self._session.buffer.fail(Internal(f"the client has failed: {error!r}"))
         finally:
             self._is_over.set()
 
@@ -226,7 +226,7 @@ class Processor:
 
     @property
     def assignment(self) -> set[QueueRef]:
-        return self._session.holdings.assignment
+        return self._session.buffer.assignment
 
     async def join(self) -> None:
         """Waits until the processor is closed. Raises what it was ended with by the broker."""
@@ -242,7 +242,7 @@ class Processor:
 
     async def _close(self) -> None:
         self._closing.set()
-        self._session.holdings.stop()
+        self._session.buffer.stop()
         if self._running is not None:
             await asyncio.wait([self._running])
         await self._session.close()
@@ -264,7 +264,7 @@ class Processor:
 
     # Work
 
-    def _add_worker(self, waiting: deque[list[Taken]]) -> None:
+    def _add_worker(self, waiting: deque[list[InFlight]]) -> None:
         worker = asyncio.create_task(self._work(waiting))
         self._workers.add(worker)
         self._waiting[worker] = waiting
@@ -286,11 +286,11 @@ class Processor:
         finally:
             timer.cancel()
 
-    async def _work(self, waiting: deque[list[Taken]]) -> None:
+    async def _work(self, waiting: deque[list[InFlight]]) -> None:
         """Until the session takes no more, what was in hand turns out to be somebody else's, or
         somebody else does what is next.
         """
-        holdings = self._session.holdings
+        buffer = self._session.buffer
         worker = asyncio.current_task()
         try:
             while worker in self._waiting:
@@ -301,18 +301,18 @@ class Processor:
                     await self._process(taken)
                 except _Lost as lost:
                     log.warning("group %s is joined anew: %s", self._group, lost)
-                    holdings.stop()
+                    buffer.stop()
                 except NowhereToGo as nowhere:
-                    holdings.fail(nowhere.reason)
-                if holdings.is_stopped or holdings.failure is not None:
+                    buffer.fail(nowhere.reason)
+                if buffer.is_stopped or buffer.failure is not None:
                     return
                 with contextlib.suppress(NotAssigned):
-                    holdings.resume([taken[0].queue.ref])
+                    buffer.resume([taken[0].queue.ref])
         finally:
             if worker is not None and self._waiting.pop(worker, None) is not None:
-                holdings.give_up(one for taken in waiting for one in taken)
+                buffer.give_up(one for taken in waiting for one in taken)
 
-    async def _fetch(self, waiting: deque[list[Taken]]) -> bool:
+    async def _fetch(self, waiting: deque[list[InFlight]]) -> bool:
         """Whether there are batches to process, each of one queue."""
         try:
             found = await self._session.take(self._batch_messages, None)
@@ -322,18 +322,18 @@ class Processor:
         # One batch of a queue at a time: nobody else is given more of it meanwhile.
         for taken in waiting:
             with contextlib.suppress(NotAssigned):
-                self._session.holdings.pause([taken[0].queue.ref])
+                self._session.buffer.pause([taken[0].queue.ref])
         return bool(waiting)
 
-    async def _process(self, taken: list[Taken]) -> bool:
+    async def _process(self, taken: list[InFlight]) -> bool:
         """Whether it is done, or void; otherwise it was given up. _Lost, NowhereToGo."""
-        holdings = self._session.holdings
+        buffer = self._session.buffer
         failures = 0
         while not any(one.is_void for one in taken):
             try:
                 await self._attempt(taken)
             except (_Lost, NowhereToGo):
-                holdings.give_up(taken)
+                buffer.give_up(taken)
                 raise
             except MessageTooLarge as error:
                 if len(taken) > 1:
@@ -351,10 +351,10 @@ class Processor:
             failures += 1
             if not await self._put_off(taken, failure, failures):
                 return False
-        holdings.done(taken)
+        buffer.done(taken)
         return True
 
-    async def _put_off(self, taken: list[Taken], failure: BaseException, failures: int) -> bool:
+    async def _put_off(self, taken: list[InFlight], failure: BaseException, failures: int) -> bool:
         """Whether to try again; it is time for it then. _Lost."""
         delay_s = self._retry_delay_s * 2.0 ** min(failures - 1, 30)
         delay_s = min(delay_s, max(_RETRY_DELAY_S_MAX, self._retry_delay_s))
@@ -362,28 +362,28 @@ class Processor:
         is_closing = await self._pause(delay_s)
         if not is_closing and not taken[0].queue.is_leaving:
             return True
-        self._session.holdings.give_up(taken)
+        self._session.buffer.give_up(taken)
         if not is_closing:
             # Somebody else shall have the queue. To go on here with what comes behind, should it
             # come back, would pass these messages over.
             raise _Lost("a queue goes to another member while its messages fail")
         return False
 
-    async def _process_halves(self, taken: list[Taken]) -> bool:
+    async def _process_halves(self, taken: list[InFlight]) -> bool:
         """Less fits an entry of the broker's log."""
         half = len(taken) // 2
         try:
             is_done = await self._process(taken[:half])
         except (_Lost, NowhereToGo):
-            self._session.holdings.give_up(taken[half:])
+            self._session.buffer.give_up(taken[half:])
             raise
         if is_done:
             return await self._process(taken[half:])
         # Not before the first half: it would be passed over.
-        self._session.holdings.give_up(taken[half:])
+        self._session.buffer.give_up(taken[half:])
         return False
 
-    async def _attempt(self, taken: list[Taken]) -> None:
+    async def _attempt(self, taken: list[InFlight]) -> None:
         """Handler and atom. Raises what is wrong with either; then nothing was done."""
         line = await self._line(taken[0].queue)
         made = self._handler([one.message for one in taken])
@@ -399,7 +399,7 @@ class Processor:
         request = AtomicRequest(
             batches=batches,
             group=self._group,
-            member_id=self._session.wanted.member_id,
+            member_id=self._session.options.member_id,
             positions=[QueuePosition(topic=topic, queue_id=queue_id, queue_offset=end)],
             starts=[
                 WorkStart(
@@ -421,14 +421,14 @@ class Processor:
         line.stood_at = end
         line.sequence += len(batches)
 
-    async def _line(self, held: HeldQueue) -> _Line:
+    async def _line(self, held: PrefetchQueue) -> _Line:
         line = self._lines.get(held.ref)
         if line is None or line.held is not held:
             line = self._lines[held.ref] = _Line(held)
         if line.version != held.version:
             version = held.version
             with self._patience():
-                known = await offset_calls.query_offsets(self._connection, self._group, [held.ref])
+                known = await query_offsets(self._connection, self._group, [held.ref])
             line.stood_at, line.version = known.get(held.ref, 0), version
         return line
 
@@ -446,7 +446,7 @@ class Processor:
                 is_early = isinstance(error, UnknownMember) and waited_s < _UNKNOWN_S_MAX
                 if not (error.retryable or is_early):
                     raise
-                if self._session.holdings.is_stopped and not self._closing.is_set():
+                if self._session.buffer.is_stopped and not self._closing.is_set():
                     # Whether it was done the next member learns from where the group is.
                     raise _Lost("everything in hand is thrown away") from error
                 is_closing = await self._pause(max(back_off_s(attempt), retry_after_s(error)))
@@ -467,7 +467,9 @@ class Processor:
         return self._closing.is_set()
 
 
-def _log_failure(taken: list[Taken], failure: BaseException, failures: int, delay_s: float) -> None:
+def _log_failure(
+    taken: list[InFlight], failure: BaseException, failures: int, delay_s: float
+) -> None:
     first = taken[0].message
     log.error(
         "messages %d to %d of queue %d of topic %s could not be processed, attempt %d; next one in "

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
-from mq.client.consumer.subscription import CACHE_BYTES, CACHE_MESSAGES, Start, Subscriptions
+from mq.client.consumer.options import CACHE_BYTES, CACHE_MESSAGES, Start, Subscriptions
 from mq.client.messages import QueueRef, ReceivedMessage
 from mq.client.processing import processor
 from mq.client.processing.processor import Output

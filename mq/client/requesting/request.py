@@ -23,8 +23,8 @@ from mq.client.admin.admin import Admin
 from mq.client.closing import AsyncClosing
 from mq.client.cluster.connection import Connection, SetConnection
 from mq.client.cluster.retry import back_off_s
+from mq.client.consumer.options import Start
 from mq.client.consumer.push import PushConsumer
-from mq.client.consumer.subscription import Start
 from mq.client.messages import Message, ReceivedMessage
 from mq.client.producer.producer_aio import Producer
 from mq.client.requesting import replies

@@ -9,7 +9,7 @@ from typing import Self
 
 from mq.client.closing import Closing
 from mq.client.consumer.consumer_sync import PushConsumer
-from mq.client.consumer.subscription import Start
+from mq.client.consumer.options import Start
 from mq.client.messages import Message, ReceivedMessage
 from mq.client.producer.producer_sync import Producer
 from mq.client.requesting import replies, request

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mq.client.closing import Closing
-from mq.client.consumer.subscription import Start, Subscriptions
+from mq.client.consumer.options import Start, Subscriptions
 from mq.client.messages import ReceivedMessage
-from mq.client.simple.simple import Messages
-from mq.client.simple.simple import SimpleConsumer as AsyncSimpleConsumer
+from mq.client.simple.consumer import Messages
+from mq.client.simple.consumer import SimpleConsumer as AsyncSimpleConsumer
 from mq.client.sync import background
 
 

@@ -16,8 +16,8 @@ from mq.client import QueueRef
 from mq.client.admin.admin import Admin
 from mq.client.closing import Closing
 from mq.client.cluster.connection import Connection
-from mq.client.consumer import offset_calls
-from mq.client.consumer.subscription import Start
+from mq.client.consumer.offsets import find_offsets
+from mq.client.consumer.options import Start
 from mq.client.sync import background
 from mq.errors import MqError, TopicNotFound, Unreachable
 from mq.names import is_internal_topic
@@ -220,7 +220,7 @@ class Cluster(Closing):
 
     async def _find_in(self, topic: str, start: Start) -> Queues:
         try:
-            return await offset_calls.find_offsets(self._connection, topic, start)
+            return await find_offsets(self._connection, topic, start)
         except TopicNotFound:
             self._connection.forget_route(topic)
             # Gone in one of the sets, or in all of them: in none, as far as this question goes.

@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.client.consumer.pages import parse_page
+from mq.client.decode import parse_page
 from mq.wire.v1.consumer_pb2 import PullResponse, Run
 from mq.wire.v1.message_pb2 import Message
 

@@ -17,8 +17,8 @@ from mq.wire.v1.consumer_pb2 import AssignedQueue, Assignment
 from mq.wire.v1.message_pb2 import Batch
 from tests.unit.client.accumulators import SET as SET_0
 from tests.unit.client.accumulators import TIMEOUT_S, Lines, encoded, part
-from tests.unit.client.deliveries import SET, TOPIC, deliver, delivery
-from tests.unit.client.desk import Desk
+from tests.unit.client.consumer.deliveries import SET, TOPIC, deliver, delivery
+from tests.unit.client.consumer.manual_buffer import ManualBuffer
 
 
 def test_each_priority_has_its_share_of_the_queues() -> None:
@@ -146,15 +146,15 @@ def test_high_comes_first_and_nobody_starves() -> None:
 
 
 def test_a_consumer_hands_out_high_first() -> None:
-    desk = Desk()
+    buffered = ManualBuffer()
     queues = [
         AssignedQueue(topic=TOPIC, queue_id=0, rank=1),
         AssignedQueue(topic=TOPIC, queue_id=1, rank=0),
     ]
-    desk.holdings.assign(Assignment(generation=1, queues=queues), SET, is_first=True)
-    deliver(desk.holdings, delivery(0, range(50)))
-    deliver(desk.holdings, delivery(1, range(50)))
-    order = [desk.take()[0].message.queue_id for _ in range(100)]
+    buffered.buffer.assign(Assignment(generation=1, queues=queues), SET, is_first=True)
+    deliver(buffered.buffer, delivery(0, range(50)))
+    deliver(buffered.buffer, delivery(1, range(50)))
+    order = [buffered.take()[0].message.queue_id for _ in range(100)]
     assert order[:10] == [1] * 9 + [0]
     assert Counter(order[:50]) == {1: 45, 0: 5}
     assert Counter(order) == {0: 50, 1: 50}

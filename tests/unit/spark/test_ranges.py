@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from mq.client import QueueRef
-from mq.client.consumer.pages import Page
 from mq.client.consumer.scan import QueueScanner
+from mq.client.decode import Page
 from mq.errors import (
     MqError,
     NotLeader,

@@ -25,7 +25,7 @@ import click
 from mq.cli import output
 from mq.cli.options import TIME_HELP, Moment
 from mq.cli.tables import Column, counted, print_table, stored_at
-from mq.client.consumer.subscription import split_tags
+from mq.client.consumer.options import split_tags
 from mq.names import check_topic
 from mq_spark.errors import MqSparkError, explain
 from mq_spark.pipelines.archiving.archive_directory import ArchiveDirectory

@@ -1,0 +1,458 @@
+"""A consumer's life in its group, in all broker sets that have its topics.
+
+Each set is attended for itself (`SetMembership`); what they bring is in one `PrefetchBuffer`. Sets
+that get
+a topic are joined within seconds, those that lose it are left, and one that is down stops none of
+the others. What a retry cannot mend ends the consumer: whoever takes the next message gets the
+error. Everything here runs on one event loop; the messages are in `PrefetchBuffer`, which other
+threads
+share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping, Sequence
+
+from mq.client.cluster.connection import Connection
+from mq.client.cluster.errors import fresh
+from mq.client.consumer.offsets import BroadcastOffsets, find_offsets, in_sets
+from mq.client.consumer.options import ConsumerOptions, Start
+from mq.client.consumer.prefetch import InFlight, PrefetchBuffer
+from mq.client.consumer.retries import RetrySender
+from mq.client.consumer.set_stream import MembershipCallbacks, SetMembership
+from mq.client.consumer.topic_locations import TopicLocations
+from mq.client.decode import Decoder
+from mq.client.messages import QueueRef
+from mq.errors import (
+    ClientClosed,
+    Code,
+    IllegalOffset,
+    IllegalRequest,
+    Internal,
+    MqError,
+    Unreachable,
+)
+
+log = logging.getLogger(__name__)
+
+BACK_OFF_S, BACK_OFF_S_MAX = 0.05, 1.0
+# How long calls that need an assignment wait for the first one.
+JOIN_S = 10.0
+# ... and for those of other sets, when they have one.
+OTHERS_S = 2.0
+# While it has not joined: how often who polls looks whether that is in vain.
+LOOK_AT_TROUBLE_S = 0.25
+# How often the consumer looks in which sets its topics are.
+LOOK_S = 5.0
+# ... and while one of them does not exist.
+AWAIT_S = 1.0
+# A set that nobody knows any more is left when it was not heard for so long. Brokers that were
+# restarted while it was down know nothing of it until it is back, and what is in hand would come
+# again.
+FORGOTTEN_S = 300.0
+_SAVE_S = 1.0
+_COMMIT_S_MAX = 10.0
+_GOODBYE_S_MAX = 5.0
+
+# What one set refuses because the topic is not there any more, or not to be read, others may have.
+_OF_ONE_SET = frozenset({Code.TOPIC_NOT_FOUND, Code.PERMISSION_DENIED})
+
+
+class GroupSession:
+    """Made anywhere; started and closed on the loop where it lives, and its connection with it.
+    Close it when nobody works on messages any more.
+    """
+
+    def __init__(
+        self, connection: Connection, options: ConsumerOptions, *, commits_at_end: bool = True
+    ) -> None:
+        """`commits_at_end` False: somebody else commits what is done, with what was made of it."""
+        self.options = options
+        self._commits_at_end = commits_at_end
+        self.decoder = Decoder(options.wanted_tags())
+        self.buffer = PrefetchBuffer(
+            self.decoder,
+            is_ordered=options.is_ordered,
+            cache_messages=options.cache_messages,
+            cache_bytes=options.cache_bytes,
+            on_report=self._tell,
+        )
+        self._connection = connection
+        self.retries = RetrySender(connection, options, self.buffer)
+        self._offsets = BroadcastOffsets(options.group, options.offsets_file)
+        self._locations = TopicLocations(
+            connection, options, self._offsets if options.is_broadcast else None
+        )
+        # Replaced as a whole: threads look at it.
+        self._memberships: Mapping[str, SetMembership] = {}
+        self._running: asyncio.Task[None] | None = None
+        self._saving: asyncio.Task[None] | None = None
+        # Sets that are being left.
+        self._partings: dict[str, asyncio.Task[None]] = {}
+        self._look_now, self._changed = asyncio.Event(), asyncio.Event()
+        self._ready = asyncio.Event()
+        self._has_looked = self._is_closing = self._has_left = False
+        self._is_failure_told = False
+        # Why no broker was found the last time that it was looked where the topics are.
+        self._trouble: MqError | None = None
+
+    def _tell(self, broker_set: str, *, is_urgent: bool) -> None:
+        membership = self._memberships.get(broker_set)
+        if membership is not None:
+            membership.report_signal.tell(is_urgent=is_urgent)
+
+    # Beginning
+
+    async def start(self) -> None:
+        """Joins the group, as soon as a broker answers. Once is enough, more do no harm."""
+        if self._running is None:
+            self.retries.attach()
+            self._running = asyncio.create_task(self._look_around())
+            if self.options.is_broadcast:
+                self._saving = asyncio.create_task(self._keep_offsets())
+
+    @property
+    def is_started(self) -> bool:
+        return self._running is not None
+
+    async def joined(self, timeout_s: float) -> None:
+        """All sets that have the topics have sent an assignment; or one has, and the others had a
+        moment. Unreachable when none comes in time, and NoLeader; raises what ended the consumer
+        instead.
+        """
+        await self.start()
+        is_first = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s) as limit:
+                while not self._is_settled:
+                    if is_first and self.is_joined:
+                        # A set that is down does not keep the others waiting for long.
+                        is_first = False
+                        moment_s = asyncio.get_running_loop().time() + OTHERS_S
+                        limit.reschedule(min(limit.when() or moment_s, moment_s))
+                    self._changed.clear()
+                    await self._changed.wait()
+        if self.buffer.failure is not None:
+            self.told()
+            raise self.buffer.failure
+        missing = [one for one in self._memberships.values() if not one.is_joined]
+        if not self.is_joined:
+            self.raise_trouble()
+            raise Unreachable(
+                f"no broker let {self.options.member_id} into group {self.options.group} within "
+                f"{timeout_s:g} s; tried {', '.join(self._connection.servers)}"
+            )
+        for one in missing:
+            # The next one to wait does not wait for it again.
+            one.is_awaited = False
+
+    @property
+    def is_connected(self) -> bool:
+        """To all sets that have its topics."""
+        known = self._memberships.values()
+        return bool(known) and all(one.is_connected for one in known)
+
+    @property
+    def is_joined(self) -> bool:
+        """In some set, once."""
+        return any(one.is_joined for one in self._memberships.values())
+
+    def raise_trouble(self) -> None:
+        """Why it could not join yet, if it was tried for as long as a call may take. It goes on
+        trying, and says the same when that was in vain as well.
+        """
+        if trouble := self._found_trouble():
+            self._trouble = None
+            for one in self._memberships.values():
+                one.trouble = None
+            raise fresh(trouble)
+
+    def _found_trouble(self) -> MqError | None:
+        if self.is_joined:
+            return None
+        troubles = [one.trouble for one in self._memberships.values() if one.trouble is not None]
+        # A set without a leader may have come before one that was not asked yet.
+        is_all = len(troubles) == len(self._memberships)
+        return self._trouble or (troubles[0] if troubles and is_all else None)
+
+    @property
+    def _is_settled(self) -> bool:
+        if self.buffer.failure is not None or self._found_trouble() is not None:
+            return True
+        if not self._has_looked or not self.is_joined:
+            return False
+        return all(one.is_joined or not one.is_awaited for one in self._memberships.values())
+
+    def check_open(self) -> None:
+        if self.buffer.is_stopped:
+            raise ClientClosed("the consumer is closed: make another one")
+
+    def told(self) -> None:
+        """The user knows what ended the consumer."""
+        self._is_failure_told = True
+
+    def raise_untold(self) -> None:
+        """What ended the consumer, if the user does not know it yet."""
+        if self.buffer.failure is not None and not self._is_failure_told:
+            self.told()
+            raise self.buffer.failure
+
+    # Messages, for coroutines; threads have `PrefetchBuffer.wait_take`
+
+    async def take(self, messages_max: int, timeout_s: float | None) -> list[InFlight]:
+        """Waits for the first message. Empty: out of time, or closed. Raises what ended the
+        consumer.
+        """
+        self.buffer.on_ready = self._ready.set
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            self._ready.clear()
+            found = self.buffer.take(messages_max)
+            if found or self.buffer.is_stopped:
+                return found
+            ends = [one for one in (deadline_s, self.buffer.next_retry_s()) if one is not None]
+            left_s = min(ends) - time.monotonic() if ends else None
+            if deadline_s is not None and deadline_s <= time.monotonic():
+                return found
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._ready.wait()
+
+    # Broker sets
+
+    async def _look_around(self) -> None:
+        failures = 0
+        while self.buffer.failure is None:
+            pause_s = LOOK_S
+            try:
+                await self._look()
+            except MqError as error:
+                failures += 1
+                if not self._has_looked:
+                    pause_s = min(BACK_OFF_S * 2 ** min(failures - 1, 10), BACK_OFF_S_MAX)
+                    self._trouble = error
+                    self._changed.set()
+                log.log(
+                    # The connection has logged already, once, that no broker answers.
+                    logging.DEBUG if isinstance(error, Unreachable) else logging.WARNING,
+                    "consumer %s of group %s finds no broker, next attempt in %.2f s: %s",
+                    self.options.member_id,
+                    self.options.group,
+                    pause_s,
+                    error,
+                )
+            except Exception as failure:
+                # A mistake of ours. Who waits for messages must not wait for ever.
+                log.exception("consumer %s cannot go on", self.options.member_id)
+                self._fail(Internal(f"the client has failed: {failure!r}"))
+                return
+            else:
+                failures, self._trouble = 0, None
+                if self._locations.is_waiting:
+                    pause_s = AWAIT_S
+            self._look_now.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._look_now.wait()
+
+    async def _look(self) -> None:
+        locations = self._locations
+        await locations.look()
+        if self.buffer.failure is not None:
+            return
+        for name in sorted(locations.sets - self._memberships.keys()):
+            self._join(name)
+        self._has_looked = True
+        self._changed.set()
+        staying = sorted(self._memberships.keys() - self._partings.keys())
+        # One broker's word is not enough: it may not have heard of the set yet.
+        for name in await locations.lost(one for one in staying if one not in locations.told):
+            self._part(name)
+        for name in staying:
+            if name not in locations.listed and self._memberships[name].alone_s > FORGOTTEN_S:
+                locations.forget(name)
+                if locations.sets:
+                    self._part(name)
+
+    def _join(self, name: str) -> None:
+        membership = SetMembership(
+            self._connection.of(name),
+            self.options,
+            self.buffer,
+            MembershipCallbacks(self._refused, self._changed.set, self._kept),
+            self._locations.start_in(name),
+        )
+        self._memberships = {**self._memberships, name: membership}
+        membership.start()
+
+    def _kept(self, broker_set: str) -> Mapping[QueueRef, int]:
+        return self._offsets.of(broker_set) if self.options.is_broadcast else {}
+
+    def _part(self, name: str) -> None:
+        """The consumer has nothing to do there any more."""
+        if name in self._partings:
+            return
+        log.info("consumer %s leaves broker set %s", self.options.member_id, name)
+        self._partings[name] = asyncio.create_task(self._parting(self._memberships[name]))
+
+    async def _parting(self, membership: SetMembership) -> None:
+        """What was done is reported; what was not is void."""
+        name = membership.name
+        try:
+            await membership.leave()
+            if self.options.is_broadcast:
+                await self._save(self.buffer.done_offsets())
+        except OSError:
+            log.exception("offsets of group %s are not saved", self.options.group)
+        finally:
+            await self.retries.drop(name)
+            self.buffer.drop(name)
+            self._memberships = {at: one for at, one in self._memberships.items() if at != name}
+            del self._partings[name]
+            self._changed.set()
+
+    async def _refused(self, membership: SetMembership, error: MqError) -> bool:
+        """Whether it goes on trying."""
+        if error.code in _OF_ONE_SET and not self._is_closing:
+            locations = self._locations
+            if await locations.lost([membership.name]):
+                self._part(membership.name)
+                return False
+            is_absent = error.code == Code.TOPIC_NOT_FOUND
+            if is_absent and not await locations.is_missing(membership.name):
+                self._look_now.set()
+                return True
+        self._fail(error)
+        return False
+
+    def _fail(self, error: MqError) -> None:
+        self.buffer.fail(error)
+        for one in self._memberships.values():
+            one.end()
+        self._changed.set()
+
+    def resolve(self, topic: str, queue_id: int, broker_set: str = "") -> QueueRef:
+        """A queue as users name it: without the set when only one has the topic. IllegalRequest
+        when there is a choice; without a set when none is known yet.
+        """
+        if broker_set:
+            return QueueRef(topic, queue_id, broker_set)
+        # Topics of the group's own are in every set.
+        is_own = topic not in self.options.topics
+        sets = sorted(self._memberships if is_own else self._locations.sets_of(topic))
+        if len(sets) > 1:
+            raise IllegalRequest(
+                f"queue {queue_id} of topic {topic} is in {', '.join(sets)}: say which broker set"
+            )
+        return QueueRef(topic, queue_id, sets[0] if sets else "")
+
+    # Offsets
+
+    async def commit(self, timeout_s: float = _COMMIT_S_MAX) -> None:
+        """What is done is durable when this returns, in broadcast mode in the file; so is what
+        failed and goes back to the broker. Otherwise it raises, and names the set if there are
+        several; what is done in others is durable there. NotAssigned when another member has one of
+        the queues by now: nothing of that set was committed.
+        """
+        if self.options.is_broadcast:
+            await self._save(self.buffer.done_offsets())
+            return
+        await in_sets(
+            {name: self._commit_in(one, timeout_s) for name, one in self._memberships.items()}
+        )
+
+    async def _commit_in(self, membership: SetMembership, timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        await self.retries.flush(membership.name, timeout_s)
+        await membership.commit(deadline_s - loop.time())
+
+    async def seek(self, positions: Mapping[QueueRef, int]) -> None:
+        """NotAssigned, or IllegalOffset behind the end of a queue: nothing was moved."""
+        refs = self.buffer.assigned(self.resolve(*ref) for ref in positions)
+        whole = dict(zip(refs, positions.values(), strict=True))
+        for ref, end in (await self._places("latest", list(whole))).items():
+            if whole[ref] > end:
+                raise IllegalOffset(
+                    f"{whole[ref]} is behind the end of queue {ref.queue_id} of topic "
+                    f"{ref.topic}, which is {end}"
+                )
+        self.buffer.seek(whole)
+
+    async def seek_to(self, to: Start, topic: str | None) -> None:
+        """All queues that are assigned, or those of one topic. What failed stays where it is unless
+        its topic is named: it waits there for its next attempt, whatever else is read again.
+        """
+        topics = self.options.topics if topic is None else [topic]
+        refs = [ref for ref in self.buffer.assignment if ref.topic in topics]
+        positions = await self._places(to, refs)
+        still = self.buffer.assignment
+        self.buffer.seek({ref: at for ref, at in positions.items() if ref in still})
+
+    async def _places(self, to: Start, refs: Sequence[QueueRef]) -> dict[QueueRef, int]:
+        found: dict[QueueRef, int] = {}
+        for topic in sorted({ref.topic for ref in refs}):
+            queues = [ref for ref in refs if ref.topic == topic]
+            found |= await find_offsets(self._connection, topic, to, queues)
+        return found
+
+    async def _keep_offsets(self) -> None:
+        while True:
+            await asyncio.sleep(_SAVE_S)
+            try:
+                await self._save(self.buffer.done_offsets())
+            except OSError:
+                log.exception("offsets of group %s are not saved", self.options.group)
+
+    async def _save(self, offsets: Mapping[QueueRef, int]) -> None:
+        if self._offsets.note(offsets):
+            await asyncio.to_thread(self._offsets.save)
+
+    # Ending
+
+    async def close(self) -> None:
+        """Commits what is done, leaves the group, and closes the connection. Without a broker it
+        gives up after some seconds: the group will see some messages again.
+        """
+        self.buffer.stop()
+        if self._running is not None and not self._has_left:
+            self._is_closing = True
+            try:
+                await self._leave(self._running)
+                self._has_left = True
+            finally:
+                # Also when somebody has not the patience for all of it.
+                for one in self._memberships.values():
+                    one.cancel()
+        await self._connection.close()
+
+    async def _leave(self, running: asyncio.Task[None]) -> None:
+        # No set is joined any more.
+        await _cancelled(running)
+        try:
+            is_to_commit = self._commits_at_end and self.is_joined
+            if is_to_commit and self.buffer.failure is None:
+                await self.commit(_GOODBYE_S_MAX)
+        except (MqError, OSError) as error:
+            log.warning(
+                "consumer %s of group %s could not commit at its end: %s",
+                self.options.member_id,
+                self.options.group,
+                error,
+            )
+        await self.retries.close()
+        leaving = [
+            one.leave() for name, one in self._memberships.items() if name not in self._partings
+        ]
+        await asyncio.gather(*leaving, *self._partings.values())
+        if self._saving is not None:
+            await _cancelled(self._saving)
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

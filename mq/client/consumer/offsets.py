@@ -1,0 +1,306 @@
+"""Single calls about offsets: find, commit, query. No state, no retries of their own.
+
+Each set has the offsets of its own queues. What names queues of several sets is parted, asked of
+all of them at once, and put together again; when some fail, the error names the set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from mq.client.cluster.connection import CALL_TIMEOUT_S, Connection, SetConnection
+from mq.client.cluster.errors import fresh
+from mq.client.consumer.options import Start, start_position
+from mq.client.messages import QueueRef
+from mq.errors import IllegalConfig, MqError
+from mq.wire.v1.consumer_pb2 import (
+    OFFSET_AT_TIME,
+    OFFSET_EARLIEST,
+    OFFSET_LATEST,
+    START_EARLIEST,
+    START_LATEST,
+    START_TIMESTAMP,
+    CommitOffsetsRequest,
+    FindOffsetsRequest,
+    FindOffsetsResponse,
+    QueryOffsetsRequest,
+    QueryOffsetsResponse,
+    QueueId,
+    QueuePosition,
+)
+
+_SERVICE = "ConsumerService"
+_KINDS = {
+    START_EARLIEST: OFFSET_EARLIEST,
+    START_LATEST: OFFSET_LATEST,
+    START_TIMESTAMP: OFFSET_AT_TIME,
+}
+
+Answer = TypeVar("Answer")
+
+
+# Of whatever sets
+
+
+async def find_offsets(
+    connection: Connection,
+    topic: str,
+    to: Start,
+    queues: Iterable[QueueRef] = (),
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> dict[QueueRef, int]:
+    """Of these queues of the topic, or all of them. TopicNotFound."""
+    parted = by_set(await resolved(connection, queues))
+    if not parted:
+        parted = {name: [] for name in (await connection.route(topic)).sets}
+    found = await in_sets(
+        {
+            name: find_in(connection.of(name), topic, to, [one.queue_id for one in refs], timeout_s)
+            for name, refs in parted.items()
+        }
+    )
+    return _merged(found)
+
+
+async def commit_offsets(
+    connection: Connection,
+    group: str,
+    offsets: Mapping[QueueRef, int],
+    *,
+    member_id: str = "",
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> None:
+    """Durable and replicated in all sets when it returns; when it raises, perhaps in some."""
+    refs = dict(zip(offsets, await resolved(connection, offsets), strict=True))
+    parted = by_set(refs.values())
+    whole = {refs[given]: queue_offset for given, queue_offset in offsets.items()}
+    await in_sets(
+        {
+            name: commit_in(
+                connection.of(name), group, {one: whole[one] for one in mine}, member_id, timeout_s
+            )
+            for name, mine in parted.items()
+        }
+    )
+
+
+async def query_offsets(
+    connection: Connection,
+    group: str,
+    queues: Iterable[QueueRef] = (),
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> dict[QueueRef, int]:
+    """Of these queues, or all that the group has; those without an offset are left out."""
+    parted = by_set(await resolved(connection, queues))
+    if not parted:
+        parted = {one.name: [] for one in await connection.sets(timeout_s)}
+    found = await in_sets(
+        {
+            name: query_in(connection.of(name), group, refs, timeout_s)
+            for name, refs in parted.items()
+        }
+    )
+    return _merged(found)
+
+
+def by_set(refs: Iterable[QueueRef]) -> dict[str, list[QueueRef]]:
+    parted: dict[str, list[QueueRef]] = {}
+    for ref in refs:
+        parted.setdefault(ref.broker_set, []).append(ref)
+    return parted
+
+
+async def resolved(connection: Connection, refs: Iterable[QueueRef]) -> list[QueueRef]:
+    """With their sets. IllegalRequest when that can be one of several."""
+    return [ref if ref.broker_set else await connection.queue(*ref) for ref in refs]
+
+
+async def in_sets(work: Mapping[str, Coroutine[object, object, Answer]]) -> dict[str, Answer]:
+    """The answers of all sets, asked at once. Raises the first error, after all have ended; it
+    names its set when there are several.
+    """
+    answers = await asyncio.gather(*work.values(), return_exceptions=True)
+    found: dict[str, Answer] = {}
+    for name, answer in zip(work, answers, strict=True):
+        if isinstance(answer, MqError) and len(work) > 1:
+            raise named(answer, name) from answer
+        if isinstance(answer, BaseException):
+            raise answer
+        found[name] = answer
+    return found
+
+
+def named(error: MqError, broker_set: str) -> MqError:
+    """The same error, with the set where it happened."""
+    copy = fresh(error)
+    copy.args = (f"broker set {broker_set}: {error}",)
+    return copy
+
+
+def _merged(found: Mapping[str, Mapping[QueueRef, int]]) -> dict[QueueRef, int]:
+    return {ref: at for name in sorted(found) for ref, at in found[name].items()}
+
+
+# Of one set
+
+
+async def find_in(
+    broker_set: SetConnection,
+    topic: str,
+    to: Start,
+    queue_ids: Iterable[int] = (),
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> dict[QueueRef, int]:
+    """Of these queues of the set, or all that it has of the topic."""
+    position, at_ms = start_position(to)
+    request = FindOffsetsRequest(
+        topic=topic, queue_ids=queue_ids, kind=_KINDS[position], at_ms=at_ms
+    )
+    response: FindOffsetsResponse = await broker_set.call(
+        _SERVICE, "FindOffsets", request, timeout_s
+    )
+    return from_positions(response.positions, broker_set.name)
+
+
+async def commit_in(
+    broker_set: SetConnection,
+    group: str,
+    offsets: Mapping[QueueRef, int],
+    member_id: str = "",
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> None:
+    """Durable and replicated when it returns; all of it or nothing."""
+    request = CommitOffsetsRequest(
+        group=group, member_id=member_id, positions=to_positions(offsets)
+    )
+    await broker_set.call(_SERVICE, "CommitOffsets", request, timeout_s)
+
+
+async def query_in(
+    broker_set: SetConnection,
+    group: str,
+    queues: Iterable[QueueRef] = (),
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> dict[QueueRef, int]:
+    wanted = [QueueId(topic=topic, queue_id=queue_id) for topic, queue_id, _ in queues]
+    request = QueryOffsetsRequest(group=group, queues=wanted)
+    response: QueryOffsetsResponse = await broker_set.call(
+        _SERVICE, "QueryOffsets", request, timeout_s
+    )
+    return from_positions(response.positions, broker_set.name)
+
+
+def to_positions(offsets: Mapping[QueueRef, int]) -> list[QueuePosition]:
+    return [
+        QueuePosition(topic=topic, queue_id=queue_id, queue_offset=queue_offset)
+        for (topic, queue_id, _), queue_offset in offsets.items()
+    ]
+
+
+def from_positions(positions: Iterable[QueuePosition], broker_set: str) -> dict[QueueRef, int]:
+    return {QueueRef(one.topic, one.queue_id, broker_set): one.queue_offset for one in positions}
+
+
+log = logging.getLogger(__name__)
+
+_VERSION = 2
+# topic -> broker set -> queue id -> queue offset; in version 1 without the sets.
+_WITHOUT_SETS = 1
+
+
+class BroadcastOffsets:
+    """Of one group on this machine; two consumers must not share a file."""
+
+    def __init__(self, group: str, path: str | Path | None) -> None:
+        """IllegalConfig when the file is of another group, or is not such a file at all."""
+        self._group = group
+        self._path = Path(path) if path is not None else None
+        self._offsets = self._load()
+
+    @property
+    def offsets(self) -> Mapping[QueueRef, int]:
+        return self._offsets
+
+    def of(self, broker_set: str) -> dict[QueueRef, int]:
+        return {ref: at for ref, at in self._offsets.items() if ref.broker_set == broker_set}
+
+    def adopt(self, topic: str, broker_sets: Sequence[str]) -> None:
+        """These have the topic. Of offsets without a set it is known now which they are of, unless
+        there is a choice: then they are of no use.
+        """
+        orphans = {ref: at for ref, at in self._offsets.items() if ref[::2] == (topic, "")}
+        if not orphans:
+            return
+        known = {ref: at for ref, at in self._offsets.items() if ref not in orphans}
+        if len(broker_sets) == 1:
+            named = {ref._replace(broker_set=broker_sets[0]): at for ref, at in orphans.items()}
+            self._offsets = {**named, **known}
+        else:
+            log.warning(
+                "offsets of topic %s of group %s are of before it was in several broker sets (%s): "
+                "they are not used",
+                topic,
+                self._group,
+                ", ".join(broker_sets),
+            )
+            self._offsets = known
+
+    def note(self, offsets: Mapping[QueueRef, int]) -> bool:
+        """Whether anything in it is new, and so is to be saved."""
+        if all(self._offsets.get(ref) == at for ref, at in offsets.items()):
+            return False
+        self._offsets = {**self._offsets, **offsets}
+        return self._path is not None
+
+    def save(self) -> None:
+        """Durable when it returns. Blocks: not for an event loop."""
+        if self._path is None:
+            return
+        topics: dict[str, dict[str, dict[str, int]]] = {}
+        for (topic, queue_id, name), queue_offset in sorted(self._offsets.items()):
+            topics.setdefault(topic, {}).setdefault(name, {})[str(queue_id)] = queue_offset
+        content = {"version": _VERSION, "group": self._group, "offsets": topics}
+        draft = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
+        with draft.open("w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self._path)
+
+    def _load(self) -> dict[QueueRef, int]:
+        if self._path is None or not self._path.exists():
+            return {}
+        try:
+            content = json.loads(self._path.read_text(encoding="utf-8"))
+            version, group = content["version"], content["group"]
+            topics = content["offsets"]
+            if version == _WITHOUT_SETS:
+                topics = {topic: {"": queues} for topic, queues in topics.items()}
+            offsets = {
+                QueueRef(topic, int(queue_id), name): int(queue_offset)
+                for topic, broker_sets in topics.items()
+                for name, queues in broker_sets.items()
+                for queue_id, queue_offset in queues.items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise IllegalConfig(
+                f"offsets file {self._path} cannot be used ({error!r}): repair it, or move it away "
+                "to start anew"
+            ) from None
+        if version not in (_WITHOUT_SETS, _VERSION):
+            raise IllegalConfig(
+                f"offsets file {self._path} is of version {version}; this client reads "
+                f"{_WITHOUT_SETS} and {_VERSION}"
+            )
+        if group != self._group:
+            raise IllegalConfig(
+                f"offsets file {self._path} is of group {group}, not of {self._group}: give each "
+                "consumer a file of its own"
+            )
+        return offsets

@@ -1,0 +1,153 @@
+"""What a consumer asks for, checked before a broker is asked, and as it goes over the wire."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from mq.client.messages import FilterLike, wire_filter
+from mq.errors import IllegalConfig
+from mq.names import check_group, check_topic
+from mq.wire.v1.consumer_pb2 import (
+    MODE_BROADCAST,
+    MODE_CLUSTERING,
+    MODE_ORDERED,
+    START_EARLIEST,
+    START_LATEST,
+    START_TIMESTAMP,
+    ConsumeMode,
+    StartPosition,
+    SubscribeStart,
+    Subscription,
+)
+
+Mode = Literal["clustering", "ordered", "broadcast"]
+Start = Literal["latest", "earliest"] | int
+Subscriptions = str | Sequence[str] | Mapping[str, FilterLike]
+
+CACHE_MESSAGES = 1_000
+CACHE_BYTES = 100 << 20
+
+_MODES: dict[str, ConsumeMode] = {
+    "clustering": MODE_CLUSTERING,
+    "ordered": MODE_ORDERED,
+    "broadcast": MODE_BROADCAST,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerOptions:
+    """IllegalConfig, IllegalGroup, IllegalTopic or IllegalFilter when it makes no sense."""
+
+    group: str
+    subscriptions: Subscriptions
+    _: KW_ONLY
+    mode: Mode = "clustering"
+    start: Start = "latest"
+    cache_messages: int = CACHE_MESSAGES
+    cache_bytes: int = CACHE_BYTES
+    zone: str = ""
+    member_id: str = ""
+    offsets_file: str | Path | None = None
+    filters: dict[str, FilterLike] = field(init=False)
+
+    def __post_init__(self) -> None:
+        check_group(self.group)
+        if self.mode not in _MODES:
+            raise IllegalConfig(f"mode {self.mode!r}: use one of {', '.join(_MODES)}")
+        if self.cache_messages < 1 or self.cache_bytes < 1:
+            raise IllegalConfig("cache_messages and cache_bytes: at least 1")
+        if self.offsets_file is not None and not self.is_broadcast:
+            raise IllegalConfig(
+                f"offsets_file is for mode='broadcast'; in mode {self.mode!r} the broker has them"
+            )
+        object.__setattr__(self, "filters", _filters(self.subscriptions))
+        object.__setattr__(self, "member_id", self.member_id or new_member_id())
+        self.wire_start()
+
+    @property
+    def is_broadcast(self) -> bool:
+        return self.mode == "broadcast"
+
+    @property
+    def is_clustering(self) -> bool:
+        return self.mode == "clustering"
+
+    @property
+    def is_ordered(self) -> bool:
+        return self.mode == "ordered"
+
+    @property
+    def topics(self) -> list[str]:
+        return list(self.filters)
+
+    def wanted_tags(self) -> dict[str, frozenset[str]]:
+        """Of each topic that is filtered by tags: which ones."""
+        wire = {topic: wire_filter(chosen) for topic, chosen in self.filters.items()}
+        return {
+            topic: split_tags(one.tags)
+            for topic, one in wire.items()
+            if one is not None and one.WhichOneof("kind") == "tags"
+        }
+
+    def wire_start(self, start: Start | None = None) -> SubscribeStart:
+        """The first message of a stream, but for the positions. `start`: where to begin in this
+        set, if not as it was asked for.
+        """
+        position, start_at_ms = start_position(self.start if start is None else start)
+        return SubscribeStart(
+            group=self.group,
+            member_id=self.member_id,
+            zone=self.zone,
+            mode=_MODES[self.mode],
+            subscriptions=[
+                Subscription(topic=topic, filter=wire_filter(chosen))
+                for topic, chosen in self.filters.items()
+            ],
+            start_position=position,
+            start_at_ms=start_at_ms,
+            cache_messages=self.cache_messages,
+            cache_bytes=self.cache_bytes,
+            takes_redirects=True,
+        )
+
+
+def new_member_id() -> str:
+    """Tells an operator where the member runs."""
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+
+
+def split_tags(expression: str) -> frozenset[str]:
+    return frozenset(tag.strip() for tag in expression.split("||"))
+
+
+def _filters(subscriptions: Subscriptions) -> dict[str, FilterLike]:
+    if isinstance(subscriptions, str):
+        subscriptions = [subscriptions]
+    if isinstance(subscriptions, Mapping):
+        filters = dict(subscriptions)
+    else:
+        filters = dict.fromkeys(subscriptions)
+    if not filters:
+        raise IllegalConfig("subscriptions: give at least one topic")
+    for topic in filters:
+        check_topic(topic)
+    return filters
+
+
+def start_position(start: Start) -> tuple[StartPosition, int]:
+    match start:
+        case "latest":
+            return START_LATEST, 0
+        case "earliest":
+            return START_EARLIEST, 0
+        case bool():
+            pass
+        case int() if start >= 0:
+            return START_TIMESTAMP, start
+    raise IllegalConfig(f"start {start!r}: use 'latest', 'earliest' or milliseconds since 1970")

@@ -1,0 +1,257 @@
+"""In which broker sets a consumer has to be, and where it begins in one that is new to its group.
+
+It asks and remembers; who joins and leaves is the session. What one broker says may be old, or may
+lack sets of which it has not heard yet: so a set is added on anybody's word, and taken away on that
+of its leader only, because what was in hand there comes again if it is joined again. A set without
+the topics counts while messages of the group wait there for their next attempt. Nothing is missed
+because a topic came to a further set: a group that knows the topic elsewhere begins there with the
+oldest message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+
+from mq.client.cluster.connection import CALL_TIMEOUT_S, Connection
+from mq.client.consumer.offsets import BroadcastOffsets, find_in, query_in
+from mq.client.consumer.options import ConsumerOptions, Start
+from mq.errors import MqError, PermissionDenied, TopicNotFound
+from mq.names import did_you_mean, retry_topic
+from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse
+
+log = logging.getLogger(__name__)
+
+_NONE: frozenset[str] = frozenset()
+_ASK_S = 1.0
+# By so much the clocks of brokers may be ahead of ours.
+_CLOCKS_DIFFER_MS = 60_000
+
+
+class TopicLocations:
+    """Of the topics of one consumer."""
+
+    def __init__(
+        self, connection: Connection, options: ConsumerOptions, kept: BroadcastOffsets | None = None
+    ) -> None:
+        """`kept`: of a broadcast consumer, where it was."""
+        self._connection = connection
+        self._options = options
+        self._kept = kept
+        # Sets that have queues of a topic to read; and those that have it at all. Replaced, never
+        # changed: other threads look at them.
+        self._readable = dict.fromkeys(options.topics, _NONE)
+        self._any = dict.fromkeys(options.topics, _NONE)
+        # Where failed messages of the group are, or were.
+        self._retry_topic = retry_topic(options.group) if options.is_clustering else ""
+        self._retrying = _NONE
+        # Where topics are looked for that nobody has.
+        self._homes = _NONE
+        self._awaited = MissingTopics(options.group)
+        self._starts: dict[str, Start] | None = None
+        self._began_ms = time.time_ns() // 1_000_000
+        # By the last answer: sets that there are, and those that have something for the consumer.
+        self.listed = self.told = _NONE
+
+    def sets_of(self, topic: str) -> frozenset[str]:
+        """As far as is known."""
+        return self._any.get(topic, _NONE)
+
+    @property
+    def sets(self) -> frozenset[str]:
+        """Where to be."""
+        found = self._homes | self._retrying
+        for topic in self._options.topics:
+            # What nobody may read is asked for all the same: the answer says why.
+            found |= self._readable[topic] or self._any[topic]
+        return found
+
+    async def look(self) -> None:
+        """Asks anybody. Raises Unreachable when nobody answers."""
+        is_first = self._starts is None
+        await self._ask_anybody()
+        missing = [topic for topic, sets in self._any.items() if not sets]
+        if is_first:
+            # Later on a topic that is deleted everywhere may come back wherever it wants.
+            homes = [await self._connection.home(topic) for topic in missing]
+            self._homes = frozenset(one.name for one in homes)
+            if self._kept is not None:
+                for topic in self._options.topics:
+                    self._kept.adopt(topic, sorted(self._any[topic]))
+            self._starts = await self._first_starts()
+        elif not missing:
+            self._homes = _NONE
+
+    async def _ask_anybody(self, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        response = await self._connection.brokers(self._asked, timeout_s)
+        self.listed = frozenset(one.name for one in response.broker_sets)
+        self.told = frozenset(one.broker_set for one in response.topics if one.is_readable)
+        self._learn(response)
+        self.learn_missing(response)
+
+    def learn_missing(self, response: RouteResponse) -> None:
+        """From a broker's answer that is about all topics of the consumer. One that was known is
+        not missing: a broker that has just started knows few.
+        """
+        found = {part.topic for part in response.topics}
+        missing = [topic for topic, sets in self._any.items() if not sets and topic not in found]
+        self._awaited.learn(missing, response, time.monotonic())
+
+    @property
+    def is_waiting(self) -> bool:
+        """A topic does not exist, as far as is known."""
+        return bool(self._awaited.missing)
+
+    @property
+    def _asked(self) -> list[str]:
+        return [*self._options.topics, *filter(None, [self._retry_topic])]
+
+    def _learn(self, response: RouteResponse) -> None:
+        for part in response.topics:
+            topic, name = part.topic, frozenset([part.broker_set])
+            if topic in self._any:
+                self._any[topic] |= name
+                if part.is_readable and part.read_queues:
+                    self._readable[topic] |= name
+            elif topic == self._retry_topic:
+                self._retrying |= name
+
+    async def lost(self, names: Iterable[str]) -> list[str]:
+        """Those of these sets that say themselves that they have nothing for the consumer, while
+        others have.
+        """
+        answered = [name for name in names if await self._ask(name)]
+        return [name for name in answered if self.sets and name not in self.sets]
+
+    async def is_missing(self, refused_by: str) -> bool:
+        """Whether a topic is nowhere: neither in this set nor in any other that is known."""
+        try:
+            await self._ask_anybody(_ASK_S)
+        except MqError:
+            return False
+        known = frozenset.union(*self._any.values()) - self.told
+        for name in sorted(known | {refused_by}):
+            await self._ask(name)
+        return not all(self._any.values())
+
+    async def _ask(self, name: str) -> bool:
+        """What the set says of itself counts. Whether it answered."""
+        request = RouteRequest(topics=self._asked)
+        try:
+            response: RouteResponse = await self._connection.of(name).call(
+                "ClusterService", "Route", request, _ASK_S
+            )
+            said = {
+                part.topic
+                for part in response.topics
+                if part.broker_set == name and part.is_readable and part.read_queues
+            }
+            for topic in sorted(self._readable_in(name) - said):
+                if await self._is_read(name, topic):
+                    return False  # who answered lags behind
+        except MqError as error:
+            log.info("broker set %s cannot be asked for its topics: %s", name, error)
+            return False
+        self.forget(name)
+        self._learn(response)
+        return True
+
+    def _readable_in(self, name: str) -> set[str]:
+        """As far as is known."""
+        found = {topic for topic, sets in self._readable.items() if name in sets}
+        return found | {self._retry_topic} if name in self._retrying else found
+
+    async def _is_read(self, name: str, topic: str) -> bool:
+        """By the word of whoever leads the set, and has applied all of its log."""
+        try:
+            broker_set = self._connection.of(name)
+            return bool(await find_in(broker_set, topic, "earliest", (), _ASK_S))
+        except (TopicNotFound, PermissionDenied):
+            return False
+
+    def forget(self, name: str) -> None:
+        """Whatever was said of this set."""
+        gone = frozenset([name])
+        for known in (self._any, self._readable):
+            for topic in known:
+                known[topic] -= gone
+        self._retrying -= gone
+        self._homes -= gone
+
+    # Beginnings
+
+    def start_in(self, name: str, topic: str = "") -> Start:
+        """Where to begin in the queues of a set of which the group has no offset; `topic`: in
+        those of this topic alone.
+        """
+        if self._options.start != "latest":
+            return self._options.start
+        # A set or a topic that was not there when the consumer began: "latest" was then, not now.
+        then_ms = self._began_ms - _CLOCKS_DIFFER_MS
+        if self._awaited.was_missing(topic):
+            return then_ms
+        return (self._starts or {}).get(name, then_ms)
+
+    async def _first_starts(self) -> dict[str, Start]:
+        starts: dict[str, Start] = dict.fromkeys(self.sets, self._options.start)
+        if self._options.start == "latest" and len(starts) > 1:
+            topics = await self._topics_of_group(starts)
+            for name in starts:
+                elsewhere = {one for other in topics.keys() - {name} for one in topics[other]}
+                mine = {topic for topic, sets in self._any.items() if name in sets}
+                if (elsewhere & mine) - topics[name]:
+                    starts[name] = "earliest"
+        return starts
+
+    async def _topics_of_group(self, names: Iterable[str]) -> dict[str, set[str]]:
+        """By set: those in which the group has a place already."""
+        if self._kept is not None:
+            return {name: {ref.topic for ref in self._kept.of(name)} for name in names}
+        return dict(zip(names, await asyncio.gather(*map(self._query, names)), strict=True))
+
+    async def _query(self, name: str) -> set[str]:
+        try:
+            offsets = await query_in(
+                self._connection.of(name), self._options.group, timeout_s=_ASK_S
+            )
+        except MqError as error:
+            # If it has none there, it begins with the oldest: nothing is missed.
+            log.info("broker set %s cannot be asked for offsets: %s", name, error)
+            return set()
+        return {ref.topic for ref in offsets}
+
+
+log = logging.getLogger(__name__)
+
+# Producer and consumer of a new topic often start together: that is no reason to warn.
+_WARN_AFTER_S = 1.0
+
+
+class MissingTopics:
+    def __init__(self, group: str) -> None:
+        self._group = group
+        # Since when; those that are there by now are kept.
+        self._missing_since_s: dict[str, float] = {}
+        self._warned: set[str] = set()
+        self.missing: set[str] = set()
+
+    def was_missing(self, topic: str) -> bool:
+        """It is newer than the consumer."""
+        return topic in self._missing_since_s
+
+    def learn(self, missing: Iterable[str], response: RouteResponse, now_s: float) -> None:
+        """Topics that no set has, as far as is known, and a broker's answer about them."""
+        self.missing = set(missing)
+        similar = {one.topic: one.similar for one in response.missing}
+        for topic in sorted(self.missing):
+            since_s = self._missing_since_s.setdefault(topic, now_s)
+            if now_s - since_s >= _WARN_AFTER_S and topic not in self._warned:
+                self._warned.add(topic)
+                log.warning(
+                    "topic %s does not exist: group %s waits until it is created%s",
+                    topic,
+                    self._group,
+                    did_you_mean(similar.get(topic, ())),
+                )

@@ -1,0 +1,72 @@
+"""A PrefetchBuffer on a manual clock, for tests that play both the broker and the user."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mq.client.consumer.prefetch import PrefetchBuffer
+from mq.client.decode import Decoder
+from tests.unit.client.consumer.deliveries import SET, assignment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mq.client.consumer.prefetch import InFlight
+    from mq.wire.v1.consumer_pb2 import SubscribeRequest
+
+
+class ManualBuffer:
+    def __init__(self, *, is_ordered: bool = False, cache_messages: int = 1_000) -> None:
+        self.now_s = 0.0
+        self.reports: list[bool] = []
+        # The sets of which reports were asked.
+        self.asked: list[str] = []
+        self.ready = 0
+        self.buffer = PrefetchBuffer(
+            Decoder({"tagged": frozenset({"a"})}),
+            is_ordered=is_ordered,
+            cache_messages=cache_messages,
+            cache_bytes=cache_messages * 1_000,
+            on_ready=self._on_ready,
+            on_report=self._on_report,
+            clock=lambda: self.now_s,
+        )
+
+    def _on_ready(self) -> None:
+        self.ready += 1
+
+    def _on_report(self, broker_set: str, *, is_urgent: bool) -> None:
+        self.reports.append(is_urgent)
+        self.asked.append(broker_set)
+
+    def assign(
+        self,
+        *queues: tuple[int, int] | tuple[int, int, int],
+        first: bool = False,
+        broker_set: str = SET,
+    ) -> None:
+        self.buffer.assign(assignment(*queues), broker_set, is_first=first)
+
+    def take(self, count: int = 1) -> list[InFlight]:
+        return self.buffer.take(count)
+
+    def told(self, broker_set: str = SET) -> list[tuple[str, list[tuple[int, ...]]]]:
+        """What goes to the broker, in short."""
+        self.reports.clear()
+        return [summary(request) for request in self.buffer.outgoing(broker_set)]
+
+
+def summary(request: SubscribeRequest) -> tuple[str, list[tuple[int, ...]]]:
+    match request.WhichOneof("kind"):
+        case "progress":
+            places = request.progress.positions
+            return "progress", [(one.queue_id, one.queue_offset, one.epoch) for one in places]
+        case "seek":
+            return "seek", [(one.queue_id, one.queue_offset) for one in request.seek.positions]
+        case "released":
+            return "released", [(one.queue_id,) for one in request.released.queues]
+    raise AssertionError(request)
+
+
+def offsets(taken: Sequence[InFlight]) -> list[int]:
+    return [one.message.queue_offset for one in taken]

@@ -1,0 +1,61 @@
+"""A session and its scripted broker, for tests that tell a story of the two."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from mq.client.consumer import group_session as session_module
+from mq.client.consumer import set_stream as set_stream_module
+from mq.client.consumer import set_stream as stream_module
+from mq.client.consumer.group_session import GroupSession
+from mq.client.consumer.options import ConsumerOptions
+from tests.unit.client.consumer.deliveries import TOPIC, assignment
+from tests.unit.client.consumer.scripted_broker import DEADLINE_S, ScriptedCall, ScriptedConnection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    import pytest
+
+
+def shorten_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (session_module, set_stream_module):
+        monkeypatch.setattr(module, "BACK_OFF_S", 0.001)
+        monkeypatch.setattr(module, "BACK_OFF_S_MAX", 0.002)
+    monkeypatch.setattr(stream_module, "REPORT_S", 0.001)
+
+
+class ScriptedSession:
+    def __init__(self, *others: str, **options: Any) -> None:
+        """`others`: broker sets beside the first one."""
+        self.connection = ScriptedConnection(*others)
+        asked = ConsumerOptions("g", TOPIC, member_id="me", **options)
+        self.session = GroupSession(self.connection.as_connection, asked)
+        self.buffer = self.session.buffer
+
+    async def join(self, *queues: tuple[int, int] | tuple[int, int, int]) -> ScriptedCall:
+        await self.session.start()
+        call = await self.connection.next_call()
+        await call.started()
+        call.send(assignment(*queues))
+        await self.session.joined(DEADLINE_S)
+        return call
+
+    async def take(self, count: int) -> list[Any]:
+        taken: list[Any] = []
+        while len(taken) < count:
+            found = await self.session.take(count - len(taken), DEADLINE_S)
+            assert found
+            taken += found
+        return taken
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():  # noqa: ASYNC110 # nobody sets an event
+            await asyncio.sleep(0.001)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, DEADLINE_S * 2))
