@@ -1,6 +1,6 @@
 # Every target installs what it needs into .venv by itself, once.
 .DEFAULT_GOAL := help
-.PHONY: help run demo test sim chaos chaos-local up down lint fmt type proto verify-proto bench bench-store bench-raft bench-broker bench-backlog bench-spark clean
+.PHONY: help run demo test sim chaos chaos-local up down lint fmt type proto verify-proto sync verify-sync bench bench-store bench-raft bench-broker bench-backlog bench-spark clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -28,7 +28,7 @@ run: .venv/.run ## start a node on ./data (DATA=dir for another)
 demo: .venv/.run ## a broker of its own: send, consume, filter, measure, stop
 	@$(BIN)/python -m mq.cli.demo
 
-test: lint type verify-proto ## lint, types, generated code, all tests
+test: lint type verify-proto verify-sync ## lint, types, generated code, all tests
 	$(BIN)/python -m pytest --ignore tests/chaos --numprocesses 3 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/chaos
 
@@ -70,6 +70,12 @@ proto: .venv/.dev ## generate mq/wire from proto/
 
 verify-proto: .venv/.dev ## is mq/wire what proto/ generates?
 	$(BIN)/python tools/generate_proto.py --check
+
+sync: .venv/.dev ## generate mq/client/_sync, the clients without asyncio
+	$(BIN)/python tools/generate_sync.py
+
+verify-sync: .venv/.dev ## is mq/client/_sync what the asyncio clients generate?
+	$(BIN)/python tools/generate_sync.py --check
 
 bench: bench-store bench-raft bench-broker ## all benchmarks
 

@@ -1,9 +1,12 @@
-"""The event loop behind the synchronous faces: one for all clients of a process, on a thread of its
-own that starts with the first client and ends with the process.
+"""What the clients without asyncio have in common: each runs its asyncio twin on an event loop in
+the background, one for all clients of a process. Its thread starts with the first client and ends
+with the process.
 
-gRPC does not survive a fork. In a child that was forked after the first client was made, old
-clients and new ones refuse to work, with an error that says so; one that was forked before has a
-thread of its own.
+gRPC does not survive a fork. In a child process that was forked after the first client was made,
+all clients refuse to work, with an error that says so; one that was forked before has a thread of
+its own.
+
+The clients themselves are generated, see tools/generate_sync.py.
 """
 
 from __future__ import annotations
@@ -14,9 +17,11 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
 
 T = TypeVar("T")
+C = TypeVar("C")
 
 _STOP_TIMEOUT_S = 1.0
 _FORKED = (
@@ -39,14 +44,14 @@ class Background:
         self.loop.run_forever()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Starts it there; to be called from any thread."""
+        """Starts it on the loop. Any thread may call this."""
         if self.is_forked:
             work.close()
         self.check_not_forked()
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Waits for the result. Interrupted or out of time, the work is cancelled."""
+        """Returns the result. The work is cancelled when the wait is interrupted or times out."""
         self.refuse_own_thread(work.close)
         future = self.submit(work)
         try:
@@ -60,7 +65,7 @@ class Background:
             raise RuntimeError(_FORKED)
 
     def refuse_own_thread(self, clean_up: Callable[[], object] = lambda: None) -> None:
-        """A callback that waits for the loop it runs on would wait for ever."""
+        """Raises RuntimeError on the thread of the loop, where waiting for it would never end."""
         if threading.current_thread() is self._thread:
             clean_up()
             raise RuntimeError("a callback of a client must not wait: hand over to another thread")
@@ -76,7 +81,7 @@ _current: Background | None = None
 
 
 def background() -> Background:
-    """The one of this process; started when it is not there yet."""
+    """The one of this process, started by the first call."""
     global _current  # noqa: PLW0603
     with _lock:
         if _current is None:
@@ -100,3 +105,32 @@ def _at_exit() -> None:
 
 os.register_at_fork(after_in_child=_after_fork)
 atexit.register(_at_exit)
+
+
+class SyncClient(Generic[C]):
+    """The base of the generated clients."""
+
+    def __init__(self, client: C) -> None:
+        self._client = client
+        self._background = background()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._background.run(work)
+
+    def _end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs what closes the client."""
+        return self._run(work)
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import doctest
 import threading
 import time
-import types
 from typing import TYPE_CHECKING
 
 import pytest
 
 from mq.client import Consumer, PullConsumer, PullStatus, QueueRef, ReceivedMessage
-from mq.client.consumer import consumer as consumer_module
-from mq.client.consumer import consumer_sync, pull, push
 from mq.errors import (
     GroupNotEmpty,
     IllegalRequest,
@@ -106,21 +101,3 @@ def test_offsets_are_found_and_committed_by_hand(server: str, name: str) -> None
             assert len(take(consumer, 10)) == 10
             with pytest.raises(GroupNotEmpty):
                 puller.commit({(name, 0): 0})
-
-
-@pytest.fixture(scope="module")
-def greetings(server: str) -> str:
-    """A broker with what the examples read."""
-    create_topic(server, "greetings", 1)
-    send(server, "greetings", 0, [b"hello", b"world"])
-    return server
-
-
-@pytest.mark.parametrize("module", [consumer_module, consumer_sync, pull, push])
-def test_the_examples_in_the_documentation_work(greetings: str, module: types.ModuleType) -> None:
-    names = {**vars(module), "servers": greetings, "asyncio": asyncio}
-    runner = doctest.DocTestRunner()
-    for example in doctest.DocTestFinder().find(module, globs=names):
-        runner.run(example)
-    assert runner.tries > 0
-    assert runner.failures == 0

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import doctest
 import subprocess
 import sys
 import threading
 import time
-import types
 from typing import TYPE_CHECKING
 
 import pytest
 
 from mq.client import Admin, ReceivedMessage, SimpleConsumer, aio
-from mq.client.simple import consumer as simple
-from mq.client.simple import simple_sync
 from mq.errors import (
     GroupNotEmpty,
     IllegalConfig,
@@ -317,14 +313,3 @@ def test_dead_letters_that_are_resent_come_again(server: str, name: str) -> None
             assert message.origin.reason == "no luck"
             consumer.ack(message)
             assert consumer.receive(wait_s=0) == []
-
-
-@pytest.mark.parametrize("module", [simple, simple_sync])
-def test_the_examples_in_the_documentation_work(server: str, module: types.ModuleType) -> None:
-    if module is simple:
-        create_topic(server, "greetings", 1)
-        send(server, "greetings", 0, [b"hello", b"world"])
-    names = {**vars(module), "servers": server, "asyncio": asyncio}
-    results = doctest.testmod(module, extraglobs=names)
-    assert results.attempted > 0
-    assert results.failed == 0

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import doctest
 import functools
 import subprocess
 import sys
 import threading
 import time
-import types
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,7 +17,6 @@ import pytest
 
 from mq.client import (
     Admin,
-    Consumer,
     Message,
     Processor,
     Producer,
@@ -27,7 +24,6 @@ from mq.client import (
     ReceivedMessage,
     aio,
 )
-from mq.client.processing import processor, processor_sync
 from mq.errors import IllegalConfig, IllegalTopic, NotAssigned, TopicNotFound
 from mq.wire.v1.consumer_pb2 import QueuePosition
 from mq.wire.v1.message_pb2 import Batch
@@ -332,22 +328,6 @@ def test_what_is_wrong_is_told(server: str, name: str) -> None:
     closed.close()
     with pytest.raises(RuntimeError):
         closed.start()
-
-
-@pytest.mark.parametrize("module", [processor, processor_sync])
-def test_the_examples_in_the_documentation_work(server: str, module: types.ModuleType) -> None:
-    topic = f"greetings-{module.__name__.rpartition('.')[2]}"
-    create_topic(server, topic, 1)
-    send(server, topic, 0, [b"hello", b"world"])
-    consumer = aio.Consumer if module is processor else Consumer
-    names = {**vars(module), "servers": server, "asyncio": asyncio, "Consumer": consumer}
-    runner = doctest.DocTestRunner()
-    for test in doctest.DocTestFinder().find(module, globs=names):
-        for example in test.examples:
-            example.source = example.source.replace('"greetings"', f'"{topic}"')
-        runner.run(test)
-    assert runner.tries > 0
-    assert runner.failures == 0
 
 
 def test_with_asyncio(server: str, name: str) -> None:

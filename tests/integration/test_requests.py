@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import doctest
 import subprocess
 import sys
 import threading
-import types
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
 from mq.client import Message, Producer, PullConsumer, ReceivedMessage, Replier, Requester, aio
-from mq.client.requesting import request as request_module
-from mq.client.requesting import request_sync
 from mq.errors import IllegalConfig, IllegalTopic, RequestFailed, RequestTimeout
 from tests.support.broker_process import BrokerProcess
 from tests.support.topics import create_topic
@@ -153,16 +149,6 @@ def test_with_asyncio(server: str, name: str) -> None:
             return [reply.body for reply in await asyncio.gather(*asked)]
 
     assert asyncio.run(main()) == [b"N%d" % n for n in range(50)]
-
-
-@pytest.mark.parametrize("module", [request_module, request_sync])
-def test_the_examples_in_the_documentation_work(server: str, module: types.ModuleType) -> None:
-    names = {**vars(module), "servers": server, "asyncio": asyncio}
-    runner = doctest.DocTestRunner()
-    for example in doctest.DocTestFinder().find(module, globs=names):
-        runner.run(example)
-    assert runner.tries > 0
-    assert runner.failures == 0
 
 
 def start_replier(server: str) -> subprocess.Popen[str]:

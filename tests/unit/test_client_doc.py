@@ -1,4 +1,6 @@
-"""docs/CLIENT.md lists every option of the clients, with the defaults that they have."""
+"""docs/CLIENT.md lists every option of the clients, with the defaults that they have; the generated
+clients are current.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mq import client
 from mq.client import aio
+from tools import generate_sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,3 +73,8 @@ def test_the_consumers_options_are_all_there_with_their_defaults() -> None:
 def test_every_name_of_the_library_is_on_the_page() -> None:
     assert [name for name in client.__all__ if f"`{name}`" not in PAGE] == []
     assert set(client.__all__) == set(aio.__all__)
+
+
+def test_the_clients_without_asyncio_are_what_those_with_it_generate() -> None:
+    for path, text in generate_sync.generate().items():
+        assert path.read_text(encoding="utf-8") == text, f"{path} is old: run `make sync`"

@@ -1,35 +1,41 @@
-"""Administration for programs with asyncio: topics, groups, single messages, the brokers.
+"""Administration: topics, groups, single messages, the brokers.
 
-All broker sets of the cluster are asked, and what they answer is put together in the messages of
+All broker sets of the cluster are asked, and their answers are merged into the messages of
 proto/mq/v1/admin.proto; nothing is kept here. Errors are those of `mq.errors`, as the brokers give
-them. The modules of its bases have the calls.
+them. The calls are in the modules of the base classes.
 """
 
 from __future__ import annotations
 
-from mq.client.admin.admin_calls import Answers
-from mq.client.admin.admin_groups import GroupAdmin, OffsetTarget
-from mq.client.admin.admin_messages import MessageAdmin
-from mq.client.admin.admin_operations import Operations
-from mq.client.admin.admin_sets import SetAdmin
-from mq.client.admin.admin_topics import TopicAdmin, TypeName
+from mq.client.admin.calls import Answers
+from mq.client.admin.groups import GroupAdmin, OffsetTarget
+from mq.client.admin.messages import MessageAdmin
+from mq.client.admin.sets import SetAdmin
+from mq.client.admin.topics import TopicAdmin, TypeName
 from mq.client.closing import AsyncClosing
 
 __all__ = ["Admin", "Answers", "OffsetTarget", "TypeName"]
 
 
-class Admin(TopicAdmin, GroupAdmin, MessageAdmin, SetAdmin, Operations, AsyncClosing):
-    """As `mq.client.Admin`, with coroutines.
+class Admin(TopicAdmin, GroupAdmin, MessageAdmin, SetAdmin, AsyncClosing):
+    """Topics, groups, single messages, the brokers.
 
     >>> import asyncio
     >>> from mq.client.aio import Admin
     >>> async def main():
     ...     async with Admin("127.0.0.1:8081") as admin:
-    ...         topic = await admin.create_topic("invoices", queues=4)
-    ...         print(topic.topic, topic.write_queues)
-    ...         await admin.delete_topic("invoices")
+    ...         print((await admin.create_topic("payments", queues=4)).write_queues)
+    ...         topics = await admin.list_topics()
+    ...         print([one.info.topic for one in topics if one.info.topic == "payments"])
+    ...         print((await admin.alter_topic("payments", read_queues=8)).read_queues)
+    ...         await admin.delete_topic("payments")
     >>> asyncio.run(main())
-    invoices 4
+    4
+    ['payments']
+    8
+
+    Answers are the messages of proto/mq/v1/admin.proto, errors those of `mq.errors`. Reads of all
+    broker sets return what the reachable sets have: `missing_sets` names the others.
     """
 
     async def close(self) -> None:

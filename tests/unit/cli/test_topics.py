@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mq.cli.topics import topic
-from mq.client.admin.admin_calls import Answers
+from mq.client.admin.calls import Answers
 from mq.errors import TopicNotFound
 from mq.wire.v1 import admin_pb2 as pb
 from mq.wire.v1.cluster_pb2 import TOPIC_TRANSACTIONAL, BrokerSet, RouteResponse, TopicRoute

@@ -8,7 +8,7 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from mq.client.admin.admin_calls import AdminCalls, Answers, check_count
+from mq.client.admin.calls import AdminCalls, Answers, check_count
 from mq.errors import GroupNotFound, IllegalRequest, TopicNotFound
 from mq.wire.v1 import admin_pb2 as pb
 from mq.wire.v1.consumer_pb2 import OFFSET_AT_TIME, OFFSET_EARLIEST, OFFSET_LATEST

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from mq import names
-from mq.client.admin.admin_calls import (
+from mq.client.admin.calls import (
     AdminCalls,
     Answers,
     Replies,
@@ -22,7 +22,6 @@ from mq.client.admin.admin_calls import (
     merged_info,
     said,
 )
-from mq.client.admin.spread import DEFAULT_QUEUES, left_over, needs_loads, spread
 from mq.client.cluster.retry import now_s
 from mq.errors import (
     GroupNotFound,
@@ -53,6 +52,8 @@ _TYPES: dict[str, TopicType] = {
     "delayed": TOPIC_DELAYED,
     "transactional": TOPIC_TRANSACTIONAL,
 }
+# Of a topic that is created without a number of queues, in all broker sets together.
+_DEFAULT_QUEUES = 8
 _LOOK_AGAIN_S = 0.05
 _ROUTE_S = 1.0
 _TRANSACTIONS_MAX = 1_000
@@ -90,7 +91,7 @@ class TopicAdmin(AdminCalls):
             return answer
         looked = await self._look(topic, needed=chosen)
         there = {name: one.info for name, one in looked.checked().items()}
-        wanted.queues = queues or max(DEFAULT_QUEUES, priorities)
+        wanted.queues = queues or max(_DEFAULT_QUEUES, priorities)
         plan = await self._plan(wanted, chosen, there)
         for name, count in plan.items():
             try:
@@ -458,3 +459,50 @@ def _merged_summary(parts: Sequence[pb.TopicSummary]) -> pb.TopicSummary:
         messages=sum(one.messages for one in parts),
         broker_sets=[name for one in parts for name in one.broker_sets],
     )
+
+
+# How queues are spread over broker sets: evenly, the remainder to the sets with the fewest queues.
+
+
+def needs_loads(queues: int, sets: int, least: int) -> bool:
+    """Whether it matters how many queues the sets have: not all of them get the same."""
+    return _used(queues, sets, least) < sets or queues % sets != 0
+
+
+def spread(queues: int, loads: Mapping[str, int], least: int = 1) -> dict[str, int]:
+    """How many each set gets. `loads` are the queues that each has; one that would get fewer than
+    `least` is left out, unless it is the only one.
+    """
+    return _dealt(queues, _used(queues, len(loads), least), loads)
+
+
+def left_over(
+    queues: int, there: Mapping[str, int], loads: Mapping[str, int], least: int = 1
+) -> dict[str, int] | None:
+    """What is still to be created of a topic that some sets have: as `spread` gives it out when
+    those were the first to get theirs. None: it was not created like that, or is complete.
+    """
+    used = _used(queues, len(loads), least)
+    share, larger = divmod(queues, used)
+    larger_there = sum(count == share + 1 for count in there.values())
+    is_of_it = (
+        there.keys() <= loads.keys()
+        and len(there) < used
+        and all(count in (share, share + 1) for count in there.values())
+        and larger_there <= larger
+        and len(there) - larger_there <= used - larger
+    )
+    if not is_of_it:
+        return None
+    others = {name: load for name, load in loads.items() if name not in there}
+    return _dealt(queues - sum(there.values()), used - len(there), others)
+
+
+def _used(queues: int, sets: int, least: int) -> int:
+    return max(1, min(sets, queues // max(least, 1)))
+
+
+def _dealt(queues: int, used: int, loads: Mapping[str, int]) -> dict[str, int]:
+    ranked = sorted(loads, key=lambda name: (loads[name], name))[:used]
+    share, larger = divmod(queues, used)
+    return {name: share + (at < larger) for at, name in enumerate(ranked)}

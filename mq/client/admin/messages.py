@@ -10,7 +10,7 @@ from typing import Any
 from google.protobuf.message import Message as WireMessage
 
 from mq import names
-from mq.client.admin.admin_calls import AdminCalls, Answers, check_count
+from mq.client.admin.calls import AdminCalls, Answers, check_count
 from mq.client.messages import FilterLike, wire_filter
 from mq.errors import IllegalRequest, MessageNotFound, MqError, TopicNotFound, TransactionNotFound
 from mq.wire.v1 import admin_pb2 as pb

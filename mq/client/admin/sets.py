@@ -1,4 +1,4 @@
-"""Administration of the cluster itself: which broker sets belong to it; its brokers one by one.
+"""Administration of the cluster itself: its broker sets, their members and leaders, single brokers.
 
 Brokers tell each other of their sets, but only what is in the log of a set is known to it after
 everything has stopped: adding and removing a set writes it into the log of each.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from google.protobuf.message import Message as WireMessage
 
-from mq.client.admin.admin_calls import AdminCalls, said
+from mq.client.admin.calls import AdminCalls, check_count, said
 from mq.client.cluster.retry import now_s
 from mq.errors import IllegalRequest, MqError, Unreachable
 from mq.wire.v1 import admin_pb2 as pb
@@ -26,6 +26,8 @@ from mq.wire.v1.cluster_pb2 import (
 )
 
 _LOOK_AGAIN_S = 0.1
+# The broker gives the other node ten seconds to catch up, and an election takes some more.
+_TRANSFER_S = 20.0
 # Sets greet each other about once a second, and wait up to two for an answer.
 _HEARD_S = 10.0
 
@@ -143,6 +145,61 @@ class SetAdmin(AdminCalls):
         left out.
         """
         return await self._directory(topics)
+
+    # Members of one broker set. Its name may be left out while the cluster has only one.
+
+    async def add_member(
+        self, node_id: str, address: str, *, broker_set: str = ""
+    ) -> pb.MemberList:
+        """A node that runs already, waiting for it (`raft.join`), at the address for other nodes.
+
+        It is a member when it has copied the log. Until then the answer has it as `joining`, after
+        a second: call again, with the same, to see how far it is. IllegalMembership.
+        """
+        request = pb.AddMemberRequest(node_id=node_id, address=address)
+        answer: pb.MemberList = await self._ask(
+            await self._one_set(broker_set), "AddMember", request
+        )
+        return answer
+
+    async def remove_member(self, node_id: str, *, broker_set: str = "") -> pb.MemberList:
+        """Not the one that leads. One that is being added is called off. IllegalMembership."""
+        request = pb.RemoveMemberRequest(node_id=node_id)
+        answer: pb.MemberList = await self._ask(
+            await self._one_set(broker_set), "RemoveMember", request
+        )
+        return answer
+
+    async def transfer_leadership(
+        self, node_id: str = "", *, broker_set: str = ""
+    ) -> pb.TransferLeadershipResponse:
+        """To this node, or to the one that has most of the log. Returns when it leads.
+        IllegalMembership: it cannot, and the old one leads on.
+        """
+        request = pb.TransferLeadershipRequest(node_id=node_id)
+        name, timeout_s = await self._one_set(broker_set), max(self._timeout_s, _TRANSFER_S)
+        answer: pb.TransferLeadershipResponse = await self._ask(
+            name, "TransferLeadership", request, timeout_s=timeout_s
+        )
+        return answer
+
+    async def read_log(self, server: str, log_offset: int = 0, bytes_max: int = 0) -> pb.LogChunk:
+        """Of one broker: its log from there on, some bytes of it. See proto/mq/v1/admin.proto."""
+        check_count("log_offset", log_offset)
+        check_count("bytes_max", bytes_max)
+        request = pb.ReadLogRequest(log_offset=log_offset, bytes_max=bytes_max)
+        answer: pb.LogChunk = await self._connection.call(
+            "AdminService", "ReadLog", request, self._timeout_s, server=server
+        )
+        return answer
+
+    async def _one_set(self, broker_set: str) -> str:
+        known = await self._set_names()
+        if broker_set:
+            return await self._known_set(broker_set, known)
+        if len(known) != 1:
+            raise IllegalRequest(f"the cluster has the broker sets {', '.join(known)}: say which")
+        return known[0]
 
     # Steps
 

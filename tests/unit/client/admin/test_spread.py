@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.client.admin.spread import left_over, needs_loads, spread
+from mq.client.admin.topics import left_over, needs_loads, spread
 
 NAMES = st.text("abcdef", min_size=1, max_size=3)
 LOADS = st.dictionaries(NAMES, st.integers(0, 100), min_size=1, max_size=6)

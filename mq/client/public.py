@@ -1,0 +1,60 @@
+"""The public names of `mq.client` and `mq.client.aio`, in one table.
+
+A module is imported when one of its names is first used, so that a producer does not wait for what
+only consumers need.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+# Clients, for asyncio and without: the second one is generated from the first, see
+# tools/generate_sync.py.
+CLIENTS: dict[str, tuple[str, str]] = {
+    "Admin": ("mq.client.admin.admin", "mq.client._sync.admin"),
+    "Consumer": ("mq.client.consumer.consumer", "mq.client.consumer.consumer_sync"),
+    "Processor": ("mq.client.processing.processor", "mq.client.processing.processor_sync"),
+    "Producer": ("mq.client.producer.producer_aio", "mq.client.producer.producer_sync"),
+    "PullConsumer": ("mq.client.consumer.pull", "mq.client.consumer.consumer_sync"),
+    "PushConsumer": ("mq.client.consumer.push", "mq.client.consumer.consumer_sync"),
+    "Replier": ("mq.client.requesting.request", "mq.client.requesting.request_sync"),
+    "Requester": ("mq.client.requesting.request", "mq.client.requesting.request_sync"),
+    "SimpleConsumer": ("mq.client.simple.consumer", "mq.client.simple.simple_sync"),
+    "TransactionProducer": (
+        "mq.client.transaction.transactions_aio",
+        "mq.client.transaction.transactions_sync",
+    ),
+}
+
+# Values, the same for both.
+VALUES: dict[str, str] = {
+    "HalfMessage": "mq.client.transaction.transaction_model",
+    "Message": "mq.client.messages",
+    "MqError": "mq.errors",
+    "Nack": "mq.client.consumer.retries",
+    "Origin": "mq.client.messages",
+    "PullResult": "mq.client.consumer.pull",
+    "PullStatus": "mq.client.consumer.pull",
+    "QueueRef": "mq.client.messages",
+    "ReceivedMessage": "mq.client.messages",
+    "Resolution": "mq.client.transaction.transaction_model",
+    "SendResult": "mq.client.messages",
+    "Sql": "mq.client.messages",
+    "Tags": "mq.client.messages",
+    "TransactionResult": "mq.client.transaction.transaction_model",
+}
+
+AIO = VALUES | {name: aio for name, (aio, _) in CLIENTS.items()}
+SYNC = VALUES | {name: sync for name, (_, sync) in CLIENTS.items()}
+
+
+def lazily(package: str, homes: dict[str, str]) -> Callable[[str], object]:
+    """The `__getattr__` of a package whose names stand in other modules."""
+
+    def find(name: str) -> object:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(homes[name]), name)
+
+    return find
