@@ -183,7 +183,7 @@ class Server:
                 functools.partial(secrets.randbits, 64),
             )
             metrics = Metrics()
-            control = Control(broker, raft.status, lambda: raft.is_ready, vfs, raft)
+            control = Control(broker, raft, vfs)
             rpc = RpcServer(broker, identity, control, metrics.observe, self._connections_max())
             scrubber = self._scrubber(store)
             metrics.watch(broker, raft.status, rpc.connections, scrubber)

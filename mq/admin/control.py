@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import resource
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -38,23 +37,14 @@ DYNAMIC = frozenset(
 
 
 class Control:
-    def __init__(
-        self,
-        broker: Broker,
-        raft_status: Callable[[], Status],
-        is_ready: Callable[[], bool],
-        vfs: Vfs,
-        members: RaftNode,
-    ) -> None:
+    def __init__(self, broker: Broker, raft: RaftNode, vfs: Vfs) -> None:
         self._broker = broker
-        self._raft_status = raft_status
-        self._is_ready = is_ready
+        self.raft = raft
         self._vfs = vfs
-        self.members = members
         self._started_at_ms = broker.now_ms()
 
     def status(self) -> pb.BrokerStatusResponse:
-        broker, raft = self._broker, self._raft_status()
+        broker, raft = self._broker, self.raft.status()
         node = broker.settings.config.node
         disk = self._vfs.disk_usage(node.data)
         used = resource.getrusage(resource.RUSAGE_SELF)
@@ -88,7 +78,7 @@ class Control:
             started_at_ms=self._started_at_ms,
             cpu_seconds=used.ru_utime + used.ru_stime,
             followers=[_follower(raft, one) for one in raft.followers],
-            is_ready=self._is_ready(),
+            is_ready=self.raft.is_ready,
             is_voter=raft.is_voter,
             joining=_follower(raft, raft.joining) if raft.joining else None,
             set_members=[

@@ -1,84 +1,65 @@
-"""AdminService: topics, groups, single messages, the node itself."""
+"""AdminService: decodes, calls `mq.admin` or the broker, encodes."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
 from mq import names
+from mq.admin.broker_sets import BrokerSets
+from mq.admin.control import Control
+from mq.admin.groups import GroupControl
+from mq.admin.inspector import Inspector, topic_info
+from mq.admin.log_export import read_chunk
+from mq.admin.members import SetMembers
 from mq.broker.broker import Broker
 from mq.broker.consumer.filters import compile_filter
-from mq.broker.inspect import Inspector, positions_of, topic_info
-from mq.errors import GroupNotFound
-from mq.rpc.admin_members import MemberControl
-from mq.rpc.consumer import start_of, start_offsets, topic_queues
 from mq.rpc.methods import Context
+from mq.rpc.queues import decode_offset_kind, encode_positions, start_offsets, topic_queues
+from mq.rpc.transaction import parse_transaction_id
 from mq.wire.v1 import admin_pb2 as pb
 
 
-class NodeControl(Protocol):
-    """What the server knows of its node, and lets change while it runs."""
-
-    @property
-    def members(self) -> MemberControl: ...
-
-    def status(self) -> pb.BrokerStatusResponse: ...
-
-    def options(self) -> pb.ConfigList: ...
-
-    def set_option(self, name: str, value: str) -> None:
-        """IllegalConfig."""
-        ...
-
-
 class AdminService:
-    def __init__(self, broker: Broker, broker_set: str, node: NodeControl) -> None:
+    def __init__(self, broker: Broker, broker_set: str, control: Control) -> None:
         self._broker = broker
         self._broker_set = broker_set
+        self._control = control
         self._inspector = Inspector(broker, broker_set)
-        self._node = node
+        self._groups = GroupControl(broker)
+        self._members = SetMembers(broker.leadership, control.raft, control.status)
+        self._sets = BrokerSets(broker)
 
     # -- topics -----------------------------------------------------------------------------------
 
     async def create_topic(self, request: pb.CreateTopicRequest, context: Context) -> pb.TopicInfo:
-        await self._broker.leadership.settled()
         topic = await self._broker.catalog.create(
             request.topic, request.queues, request.type, request.priorities
         )
         return topic_info(topic, self._broker_set)
 
     async def alter_topic(self, request: pb.AlterTopicRequest, context: Context) -> pb.TopicInfo:
-        await self._broker.leadership.settled()
-
-        def given(field: Any) -> Any:
-            return getattr(request, field) if request.HasField(field) else None
-
         topic = await self._broker.catalog.alter(
             request.topic,
-            write_queues=given("write_queues"),
-            read_queues=given("read_queues"),
-            is_readable=given("is_readable"),
-            is_writable=given("is_writable"),
+            write_queues=request.write_queues if request.HasField("write_queues") else None,
+            read_queues=request.read_queues if request.HasField("read_queues") else None,
+            is_readable=request.is_readable if request.HasField("is_readable") else None,
+            is_writable=request.is_writable if request.HasField("is_writable") else None,
         )
         return topic_info(topic, self._broker_set)
 
     async def delete_topic(
         self, request: pb.DeleteTopicRequest, context: Context
     ) -> pb.DeleteTopicResponse:
-        await self._broker.leadership.settled()
         await self._broker.catalog.delete(request.topic)
         return pb.DeleteTopicResponse()
 
     async def list_topics(
         self, request: pb.ListTopicsRequest, context: Context
     ) -> pb.ListTopicsResponse:
-        await self._broker.leadership.settled()
         topics = await self._inspector.topics(include_internal=request.include_internal)
         return pb.ListTopicsResponse(topics=topics)
 
     async def describe_topic(
         self, request: pb.DescribeTopicRequest, context: Context
     ) -> pb.DescribeTopicResponse:
-        await self._broker.leadership.settled()
         return await self._inspector.topic(request.topic)
 
     # -- groups -----------------------------------------------------------------------------------
@@ -86,78 +67,142 @@ class AdminService:
     async def list_groups(
         self, request: pb.ListGroupsRequest, context: Context
     ) -> pb.ListGroupsResponse:
-        await self._broker.leadership.settled()
         return pb.ListGroupsResponse(groups=await self._inspector.groups())
 
     async def describe_group(
         self, request: pb.DescribeGroupRequest, context: Context
     ) -> pb.DescribeGroupResponse:
-        await self._broker.leadership.settled()
         return await self._inspector.group(request.group)
 
     async def reset_offsets(
         self, request: pb.ResetOffsetsRequest, context: Context
     ) -> pb.ResetOffsetsResponse:
-        await self._broker.leadership.settled()
         names.check_group(request.group)
-        start = start_of(request.kind, request.at_ms)
+        start = decode_offset_kind(request.kind, request.at_ms)
         queues = await topic_queues(self._broker, request.topic, request.queue_ids)
-        if not request.may_be_new and request.group not in self._broker.groups.names():
-            raise GroupNotFound(f"there is no group {request.group}")
         after = await start_offsets(self._broker, queues, start)
-        committed = self._broker.state.offsets.positions(request.group)
-        before = {queue: committed[queue] for queue in queues if queue in committed}
-        if not request.is_dry_run:
-            await self._broker.groups.reset(request.group, after)
+        before = await self._groups.reset(
+            request.group, after, may_be_new=request.may_be_new, is_dry_run=request.is_dry_run
+        )
         return pb.ResetOffsetsResponse(
-            before=await positions_of(before, self._broker_set),
-            after=await positions_of(after, self._broker_set),
+            before=await encode_positions(before, self._broker_set),
+            after=await encode_positions(after, self._broker_set),
         )
 
     async def delete_group(
         self, request: pb.DeleteGroupRequest, context: Context
     ) -> pb.DeleteGroupResponse:
-        await self._broker.leadership.settled()
-        live = self._broker.groups.live(request.group)
-        member_count = len(live.members) if live else 0
-        member_count += len(self._broker.receiving.members(request.group))
-        if not member_count:
-            # Behind the end of the group in the log they would begin it anew.
-            self._broker.commits.drop_group(request.group)
-        await self._broker.catalog.delete_group(request.group, member_count)
+        await self._groups.delete(request.group)
         return pb.DeleteGroupResponse()
+
+    async def alter_group(
+        self, request: pb.AlterGroupRequest, context: Context
+    ) -> pb.GroupSettings:
+        retries_max = request.retries_max if request.HasField("retries_max") else None
+        return await self._groups.alter(request.group, retries_max)
+
+    # -- transactions and dead letters ------------------------------------------------------------
+
+    async def list_transactions(
+        self, request: pb.ListTransactionsRequest, context: Context
+    ) -> pb.ListTransactionsResponse:
+        return self._inspector.transactions(request.producer_group, request.transactions_max)
+
+    async def check_transaction_now(
+        self, request: pb.CheckTransactionNowRequest, context: Context
+    ) -> pb.CheckTransactionNowResponse:
+        transaction_id = parse_transaction_id(request.transaction_id, self._broker_set)
+        producer_id = await self._broker.transacting.check_now(transaction_id)
+        return pb.CheckTransactionNowResponse(producer_id=producer_id)
+
+    async def list_dead_letters(
+        self, request: pb.ListDeadLettersRequest, context: Context
+    ) -> pb.ListDeadLettersResponse:
+        if not request.group:
+            return pb.ListDeadLettersResponse(groups=self._inspector.dead_letter_counts())
+        messages, next_offset = self._inspector.dead_letters(
+            request.group, request.queue_offset, request.messages_max
+        )
+        return pb.ListDeadLettersResponse(
+            messages=messages,
+            next_offset=next_offset,
+            next_offsets={self._broker_set: next_offset},
+        )
+
+    async def resend_dead_letters(
+        self, request: pb.ResendDeadLettersRequest, context: Context
+    ) -> pb.ResendDeadLettersResponse:
+        letters = self._broker.dead_letters
+        count = (
+            await letters.resend(request.group, request.queue_offsets)
+            if request.queue_offsets
+            else await letters.resend_all(request.group)
+        )
+        return pb.ResendDeadLettersResponse(messages=count)
+
+    async def purge_dead_letters(
+        self, request: pb.PurgeDeadLettersRequest, context: Context
+    ) -> pb.PurgeDeadLettersResponse:
+        count = await self._broker.dead_letters.purge(request.group, request.before_offset)
+        return pb.PurgeDeadLettersResponse(messages=count)
 
     # -- messages ---------------------------------------------------------------------------------
 
     async def get_message(
         self, request: pb.GetMessageRequest, context: Context
     ) -> pb.StoredMessage:
-        await self._broker.leadership.settled()
         return self._inspector.message(request.message_id)
 
     async def query_messages(
         self, request: pb.QueryMessagesRequest, context: Context
     ) -> pb.MessageList:
-        await self._broker.leadership.settled()
         return self._inspector.by_key(request)
 
     async def browse_messages(
         self, request: pb.BrowseMessagesRequest, context: Context
     ) -> pb.MessageList:
-        await self._broker.leadership.settled()
         return self._inspector.browse(request, compile_filter(request.filter))
 
-    # -- the node ---------------------------------------------------------------------------------
+    # -- the broker set and the cluster -----------------------------------------------------------
+
+    async def add_member(self, request: pb.AddMemberRequest, context: Context) -> pb.MemberList:
+        return await self._members.add(request.node_id, request.address)
+
+    async def remove_member(
+        self, request: pb.RemoveMemberRequest, context: Context
+    ) -> pb.MemberList:
+        return await self._members.remove(request.node_id)
+
+    async def transfer_leadership(
+        self, request: pb.TransferLeadershipRequest, context: Context
+    ) -> pb.TransferLeadershipResponse:
+        return await self._members.transfer_leadership(request.node_id)
+
+    async def add_broker_set(
+        self, request: pb.AddBrokerSetRequest, context: Context
+    ) -> pb.BrokerSetList:
+        one = request.broker_set
+        return pb.BrokerSetList(broker_sets=await self._sets.add(one.name, one.addresses))
+
+    async def remove_broker_set(
+        self, request: pb.RemoveBrokerSetRequest, context: Context
+    ) -> pb.BrokerSetList:
+        return pb.BrokerSetList(broker_sets=await self._sets.remove(request.name))
+
+    # -- this node --------------------------------------------------------------------------------
+
+    async def read_log(self, request: pb.ReadLogRequest, context: Context) -> pb.LogChunk:
+        return await read_chunk(self._broker, request.log_offset, request.bytes_max)
 
     async def broker_status(
         self, request: pb.BrokerStatusRequest, context: Context
     ) -> pb.BrokerStatusResponse:
-        return self._node.status()
+        return self._control.status()
 
     async def get_config(self, request: pb.GetConfigRequest, context: Context) -> pb.ConfigList:
-        return self._node.options()
+        return self._control.options()
 
     async def set_config(self, request: pb.SetConfigRequest, context: Context) -> pb.ConfigList:
-        self._node.set_option(request.name, request.value)
-        options = self._node.options().options
+        self._control.set_option(request.name, request.value)
+        options = self._control.options().options
         return pb.ConfigList(options=[one for one in options if one.name == request.name])

@@ -1,5 +1,5 @@
-"""ClusterService: who leads, and where the queues of a topic are. Every node answers, for all sets
-of the cluster.
+"""ClusterService: the leaders of all sets of the cluster, and where the queues of a topic are.
+Every node answers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from mq.rpc.methods import Context
 from mq.store.identity import Identity
 from mq.wire.v1 import cluster_pb2 as pb
 
-# Missing topics of one request for which others with such names are looked for.
+# Missing topics of one request for which similar names are suggested.
 _GUESSED_MAX = 4
 
 
@@ -25,12 +25,12 @@ class ClusterService:
             names.check_topic(name)
         directory = self._broker.directory
         if request.topics and not directory.is_informed:
-            # It would seem that this set has none of them.
+            # An answer would say that this set has none of them.
             raise self._broker.leadership.refusal()
         if request.create_missing and not all(map(directory.topic, request.topics)):
             await self._broker.leadership.settled()
             await self._broker.create_missing(request.topics)
-        # Who is told of a set and of none of its queues takes it that it has none.
+        # Clients take a set without queues of a topic for one that has none.
         sets = directory.sets(self._broker.steady_ms(), with_topics=bool(request.topics))
         for broker_set in sets:
             for node in broker_set.nodes:

@@ -1,27 +1,60 @@
-"""ConsumerService: Pull with its long poll, groups and offsets for clients that pull."""
+"""ConsumerService: Pull with its long poll, the Subscribe stream, groups and offsets for clients
+that pull, Receive and its handles, Retry.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterable, Sequence
+
+import grpc
 
 from mq import names
 from mq.broker.broker import Broker
 from mq.broker.consumer.filters import canonical, compile_filter
 from mq.broker.consumer.groups import Start
 from mq.broker.consumer.membership import Group, Spec
-from mq.broker.consumer.pulling import Query
+from mq.broker.consumer.pulling import READ_BYTES_MAX, Query
+from mq.broker.consumer.subscriber import Assigned, Limits, Position, Redirected, Subscriber
 from mq.broker.consumer.unsent import Unsent
-from mq.broker.inspect import positions_of
 from mq.broker.long_work import in_turns
 from mq.broker.queue import Queue
-from mq.errors import IllegalRequest
-from mq.rpc import framing, listeners
-from mq.rpc.limits import TOPICS_MAX
+from mq.broker.receive.granting import Given
+from mq.broker.receive.receiving import Receive
+from mq.broker.receive.taking import Spec as ReceiveSpec
+from mq.broker.retry.retrying import Failed, Place, RetryResult
+from mq.errors import IllegalRequest, UnknownMember
+from mq.rpc import framing, limits, listeners
+from mq.rpc.limits import HANDLES_MAX, TOPICS_MAX
 from mq.rpc.methods import Context
+from mq.rpc.queues import (
+    decode_offset_kind,
+    decode_positions,
+    decode_queues,
+    decode_start,
+    encode_positions,
+    start_offsets,
+    topic_queues,
+)
+from mq.rpc.status import wire_status
 from mq.wire.v1 import consumer_pb2 as pb
+from mq.wire.v1.status_pb2 import Code
 
 MEMBER_ID_CHARACTERS_MAX = 255
 _MODES = frozenset(pb.ConsumeMode.values())
+# Of a Subscribe stream.
+CACHE_MESSAGES_MAX = 1_000_000
+CACHE_BYTES_MAX = 1 << 30
+# gRPC cancels the call of a broken connection within this time.
+_BREAK_S = 0.05
+# Of Receive.
+MESSAGES_DEFAULT, MESSAGES_MAX = 32, 1_000
+INVISIBLE_MS_MIN, INVISIBLE_MS_DEFAULT, INVISIBLE_MS_MAX = 10_000, 60_000, 12 * 3_600_000
+_REASON_CHARACTERS_MAX = 1_000
+# Time for an answer to reach its client.
+_ANSWER_S = 1.0
+
+_read_subscribe = limits.Reader(pb.SubscribeRequest)
 
 
 class ConsumerService:
@@ -46,23 +79,127 @@ class ConsumerService:
         else:
             result, place = await puller.pull_anywhere(query, wait_s, request.zone)
             read_from = listeners.chosen(place.address, place.external_address) if place else ""
-        return held(framing.pull_response(result, read_from), context, self._broker.unsent)
+        return _held(framing.pull_response(result, read_from), context, self._broker.unsent)
 
-    # -- groups -----------------------------------------------------------------------------------
+    # -- Subscribe --------------------------------------------------------------------------------
+
+    async def subscribe(self, context: Context) -> None:
+        """Requests go to the group while its assignments and deliveries go out."""
+        subscriber = await self._begin(context)
+        reader = asyncio.ensure_future(self._listen(subscriber, context))
+        writer = asyncio.ensure_future(self._deliver(subscriber, context))
+        is_over = False
+        try:
+            await asyncio.wait([reader, writer], return_when=asyncio.FIRST_COMPLETED)
+            if writer.done():
+                writer.result()
+            is_over = reader.done() and not reader.cancelled() and reader.exception() is None
+            if reader.done():
+                reader.result()
+        except asyncio.CancelledError:
+            writer.cancel()
+            raise
+        finally:
+            reader.cancel()
+            self._broker.groups.unsubscribe(subscriber, is_over=is_over)
+            # The status cannot be sent before a write that is in flight has ended.
+            subscriber.end(UnknownMember(f"the stream of {subscriber.member_id} is over"))
+            await asyncio.gather(reader, writer, return_exceptions=True)
+
+    async def _begin(self, context: Context) -> Subscriber:
+        data = await context.read()
+        request = pb.SubscribeRequest() if data is grpc.aio.EOF else _read_subscribe(data)
+        if request.WhichOneof("kind") != "start":
+            raise IllegalRequest("the first message of the stream must be `start`")
+        start = request.start
+        spec = _member_spec(start, context.peer(), is_streaming=True)
+        filters = {one.topic: compile_filter(one.filter) for one in start.subscriptions}
+        limits, first = _cache_limits(start), decode_start(start)
+        positions = await decode_positions(start.positions)
+        await self._broker.expect(filters)
+        self._broker.receiving.check_inactive(start.group)
+        subscriber = self._broker.groups.subscribe(
+            start.group, spec, filters, limits, first, positions
+        )
+        if start.takes_redirects:
+            subscriber.allow_redirects(self._broker.replicas, spec.zone)
+        return subscriber
+
+    async def _listen(self, subscriber: Subscriber, context: Context) -> None:
+        groups = self._broker.groups
+        while (data := await context.read()) is not grpc.aio.EOF:
+            request = _read_subscribe(data)
+            match request.WhichOneof("kind"):
+                case "progress":
+                    reported = await _decode_epochs(request.progress.positions)
+                    await subscriber.until_applied(reported)
+                    groups.progress(subscriber, reported)
+                case "resume":
+                    wanted = await _decode_epochs(request.resume.positions)
+                    await subscriber.until_applied(wanted)
+                    groups.alive(subscriber)
+                    subscriber.resume(wanted)
+                case "released":
+                    groups.released(subscriber, await decode_queues(request.released.queues))
+                case "seek":
+                    groups.seek(subscriber, await decode_positions(request.seek.positions))
+                case "alive":
+                    groups.alive(subscriber)
+                case _:
+                    raise IllegalRequest("only the first message of the stream is `start`")
+        # A broken connection reads as the end of the requests until gRPC cancels the call: only a
+        # stream that ends in good order lets go of its queues at once.
+        await asyncio.sleep(_BREAK_S)
+
+    async def _deliver(self, subscriber: Subscriber, context: Context) -> None:
+        unsent = self._broker.unsent
+        while True:
+            out = await subscriber.next()
+            if isinstance(out, Assigned):
+                await context.write(await self._assignment(out))
+            elif isinstance(out, Redirected):
+                await context.write(_redirect(out))
+            else:
+                data = framing.delivery(out)
+                # Unsent until gRPC has passed it on, which it does as far as the client reads.
+                unsent.hold(len(data))
+                try:
+                    await context.write(data)
+                finally:
+                    unsent.release(len(data))
+
+    async def _assignment(self, assigned: Assigned) -> bytes:
+        assignment = pb.Assignment(
+            generation=assigned.generation,
+            queues=await in_turns(
+                pb.AssignedQueue(
+                    topic=queue.topic,
+                    queue_id=queue.queue_id,
+                    queue_offset=at,
+                    epoch=epoch,
+                    rank=assigned.ranks.get(queue, 0),
+                )
+                for queue, at, epoch in assigned.positions
+            ),
+            heartbeat_ms=self._options.heartbeat_ms,
+            expires_ms=self._options.member_expires_ms,
+        )
+        return pb.SubscribeResponse(assignment=assignment).SerializeToString()
+
+    # -- groups of members that pull --------------------------------------------------------------
 
     async def join(self, request: pb.JoinRequest, context: Context) -> pb.Membership:
-        await self._broker.leadership.settled()
-        spec = member_spec(request, context.peer(), is_streaming=False)
+        spec = _member_spec(request, context.peer(), is_streaming=False)
         for one in request.subscriptions:
             compile_filter(one.filter)
-        owned = await queues_of(request.owned)
+        owned = await decode_queues(request.owned)
         await self._broker.expect(spec.subscriptions)
         self._broker.receiving.check_inactive(request.group)
         group = self._broker.groups.join(request.group, spec, owned)
         return await self._membership(group, request.member_id)
 
     async def heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.Membership:
-        owned = await queues_of(request.owned)
+        owned = await decode_queues(request.owned)
         group = self._broker.groups.heartbeat(request.group, request.member_id, owned)
         return await self._membership(group, request.member_id)
 
@@ -89,9 +226,8 @@ class ConsumerService:
     async def commit_offsets(
         self, request: pb.CommitOffsetsRequest, context: Context
     ) -> pb.CommitOffsetsResponse:
-        await self._broker.leadership.settled()
         names.check_group(request.group)
-        positions = await offsets_of(request.positions)
+        positions = await decode_positions(request.positions)
         await self._broker.puller.until_applied(positions)
         await self._broker.groups.commit(request.group, request.member_id, positions)
         return pb.CommitOffsetsResponse()
@@ -99,34 +235,105 @@ class ConsumerService:
     async def query_offsets(
         self, request: pb.QueryOffsetsRequest, context: Context
     ) -> pb.QueryOffsetsResponse:
-        await self._broker.leadership.settled()
         names.check_group(request.group)
-        wanted = await queues_of(request.queues)
-        # Only what is durable: an offset that was told never goes back by itself.
+        wanted = await decode_queues(request.queues)
+        # Only durable offsets: one that was told never goes back by itself.
         known = self._broker.state.offsets.positions(request.group)
         found = {queue: known[queue] for queue in wanted or known if queue in known}
-        return pb.QueryOffsetsResponse(positions=await positions_of(found))
+        return pb.QueryOffsetsResponse(positions=await encode_positions(found))
 
     async def find_offsets(
         self, request: pb.FindOffsetsRequest, context: Context
     ) -> pb.FindOffsetsResponse:
-        await self._broker.leadership.settled()
-        start = start_of(request.kind, request.at_ms)
+        start = decode_offset_kind(request.kind, request.at_ms)
         queues = await topic_queues(self._broker, request.topic, request.queue_ids)
         found = await start_offsets(self._broker, queues, start)
-        return pb.FindOffsetsResponse(positions=await positions_of(found))
+        return pb.FindOffsetsResponse(positions=await encode_positions(found))
+
+    # -- Receive and its handles ------------------------------------------------------------------
+
+    async def receive(self, request: pb.ReceiveRequest, context: Context) -> bytes:
+        names.check_group(request.group)
+        spec = ReceiveSpec(canonical(request.filter), request.is_ordered)
+        # Calls without a member id that want different things are not of one member.
+        unnamed = f"{context.peer()} {hash(spec) & 0xFFFF:04x}"
+        wanted = Receive(
+            request.group,
+            request.topic,
+            _member_id(request.member_id) or unnamed,
+            spec,
+            compile_filter(request.filter),
+            min(request.messages_max or MESSAGES_DEFAULT, MESSAGES_MAX),
+            min(request.bytes_max or READ_BYTES_MAX, READ_BYTES_MAX),
+            _invisible_ms(request.invisible_ms or INVISIBLE_MS_DEFAULT),
+            _wait_s(request.wait_ms, context.time_remaining()),
+            decode_start(request),
+        )
+        await self._broker.expect([request.topic])
+        answer = framing.receive_response(await self._received(wanted))
+        return _held(answer, context, self._broker.unsent)
+
+    async def _received(self, wanted: Receive) -> list[Given]:
+        missing = self._broker.missing_topics
+        if missing.is_awaited(wanted.topic):
+            began_s = asyncio.get_running_loop().time()
+            if not await missing.until_created(wanted.topic, wanted.wait_s):
+                return []
+            passed_s = asyncio.get_running_loop().time() - began_s
+            # The call came before the first message of the topic, which is therefore not too old.
+            wanted = wanted._replace(
+                wait_s=max(0.0, wanted.wait_s - passed_s), start=Start(is_earliest=True)
+            )
+        return await self._broker.receiving.receive(wanted)
+
+    async def ack(self, request: pb.AckRequest, context: Context) -> pb.HandleResponse:
+        _check_handles(request.group, request.handles)
+        good = await self._broker.receiving.ack(request.group, request.handles)
+        return pb.HandleResponse(codes=_codes(good))
+
+    async def nack(self, request: pb.NackRequest, context: Context) -> pb.HandleResponse:
+        _check_handles(request.group, request.handles)
+        delay_ms = request.delay_ms if request.HasField("delay_ms") else None
+        if delay_ms is not None and delay_ms > INVISIBLE_MS_MAX:
+            raise IllegalRequest(
+                f"delay_ms = {delay_ms}: at most 12 h, which are {INVISIBLE_MS_MAX}"
+            )
+        reason = request.reason[:_REASON_CHARACTERS_MAX]
+        good = await self._broker.receiving.nack(request.group, request.handles, delay_ms, reason)
+        return pb.HandleResponse(codes=_codes(good))
+
+    async def change_invisible(
+        self, request: pb.ChangeInvisibleRequest, context: Context
+    ) -> pb.HandleResponse:
+        _check_handles(request.group, request.handles)
+        invisible_ms = _invisible_ms(request.invisible_ms)
+        good, until_ms = await self._broker.receiving.change_invisible(
+            request.group, request.handles, invisible_ms
+        )
+        return pb.HandleResponse(codes=_codes(good), invisible_until_ms=until_ms)
+
+    # -- Retry ------------------------------------------------------------------------------------
+
+    async def retry(self, request: pb.RetryRequest, context: Context) -> pb.RetryResponse:
+        results = await self._broker.retrying.retry(
+            request.group,
+            request.member_id,
+            request.sequence,
+            [_failed(one) for one in request.messages],
+        )
+        return pb.RetryResponse(results=map(_retry_result, results))
 
 
-def held(answer: bytes, context: Context, unsent: Unsent) -> bytes:
-    """An answer with messages, which counts as unsent until the call has ended: gRPC has passed it
-    on, as far as the client reads, or the client is gone.
+def _held(answer: bytes, context: Context, unsent: Unsent) -> bytes:
+    """An answer with messages counts as unsent until the call has ended: gRPC has passed it on, as
+    far as the client reads, or the client has gone.
     """
     unsent.hold(len(answer))
     context.add_done_callback(lambda _: unsent.release(len(answer)))
     return answer
 
 
-def member_spec(
+def _member_spec(
     request: pb.JoinRequest | pb.SubscribeStart, address: str, *, is_streaming: bool
 ) -> Spec:
     """IllegalGroup, IllegalRequest, IllegalFilter."""
@@ -138,7 +345,9 @@ def member_spec(
             "group"
         )
     if request.mode not in _MODES:
-        raise IllegalRequest(f"mode = {request.mode} is none: 0 clustering, 1 ordered, 2 broadcast")
+        raise IllegalRequest(
+            f"unknown mode {request.mode}: use 0 (clustering), 1 (ordered) or 2 (broadcast)"
+        )
     if not request.subscriptions:
         raise IllegalRequest(f"a member subscribes to 1 to {TOPICS_MAX} topics")
     subscriptions = {one.topic: canonical(one.filter) for one in request.subscriptions}
@@ -147,44 +356,76 @@ def member_spec(
     return Spec(member_id, request.zone[:127], request.mode, subscriptions, address, is_streaming)
 
 
-async def queues_of(wire: Iterable[pb.QueueId]) -> list[Queue]:
-    return await in_turns(Queue(one.topic, one.queue_id) for one in wire)
-
-
-async def offsets_of(wire: Iterable[pb.QueuePosition]) -> dict[Queue, int]:
-    return dict(await in_turns((Queue(one.topic, one.queue_id), one.queue_offset) for one in wire))
-
-
-def start_of(kind: int, at_ms: int) -> Start:
-    match kind:
-        case pb.OFFSET_EARLIEST:
-            return Start(is_earliest=True)
-        case pb.OFFSET_LATEST:
-            return Start()
-        case pb.OFFSET_AT_TIME:
-            return Start(at_ms=checked_time(at_ms))
-    raise IllegalRequest(f"kind = {kind} is none: 0 earliest, 1 latest, 2 a time")
-
-
-def checked_time(at_ms: int) -> int:
-    if at_ms < 0:
-        raise IllegalRequest(f"{at_ms} is no time: milliseconds since 1970")
-    return at_ms
-
-
-async def start_offsets(broker: Broker, queues: Iterable[Queue], start: Start) -> dict[Queue, int]:
-    return dict(
-        await in_turns((queue, broker.groups.start_offset(queue, start)) for queue in queues)
+async def _decode_epochs(wire: Iterable[pb.QueuePosition]) -> list[Position]:
+    return await in_turns(
+        Position(Queue(one.topic, one.queue_id), one.queue_offset, one.epoch) for one in wire
     )
 
 
-async def topic_queues(broker: Broker, name: str, queue_ids: Iterable[int]) -> list[Queue]:
-    """Those that are named, or all. TopicNotFound, QueueNotFound."""
-    topic = broker.state.topics.readable(name)
-    wanted = list(queue_ids) or range(topic.read_queues)
-    return await in_turns(_readable(broker, Queue(name, queue_id)) for queue_id in wanted)
+def _redirect(redirected: Redirected) -> bytes:
+    queue, epoch, queue_offset, place = redirected
+    redirect = pb.Redirect(
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        epoch=epoch,
+        queue_offset=queue_offset,
+        address=listeners.chosen(place.address, place.external_address),
+    )
+    return pb.SubscribeResponse(redirect=redirect).SerializeToString()
 
 
-def _readable(broker: Broker, queue: Queue) -> Queue:
-    broker.state.topics.readable(*queue)
-    return queue
+def _cache_limits(start: pb.SubscribeStart) -> Limits:
+    default = Limits()
+    return Limits(
+        min(start.cache_messages or default.messages, CACHE_MESSAGES_MAX),
+        min(start.cache_bytes or default.size_bytes, CACHE_BYTES_MAX),
+        min(start.delivery_bytes or default.delivery_bytes, READ_BYTES_MAX),
+    )
+
+
+def _check_handles(group: str, handles: Sequence[pb.Handle]) -> None:
+    names.check_group(group)
+    if not handles:
+        raise IllegalRequest(f"no handles in the request: 1 to {HANDLES_MAX}")
+
+
+def _codes(good: Sequence[bool]) -> list[Code]:
+    return [Code.SEND_OK if one else Code.ILLEGAL_HANDLE for one in good]
+
+
+def _invisible_ms(invisible_ms: int) -> int:
+    if not INVISIBLE_MS_MIN <= invisible_ms <= INVISIBLE_MS_MAX:
+        raise IllegalRequest(
+            f"invisible_ms = {invisible_ms}: 10 s to 12 h, which are {INVISIBLE_MS_MIN} to "
+            f"{INVISIBLE_MS_MAX}"
+        )
+    return invisible_ms
+
+
+def _wait_s(wait_ms: int, left_s: float | None) -> float:
+    """Ends before the deadline of the client, which would not get an answer after it."""
+    wait_s = wait_ms / 1000
+    return wait_s if left_s is None else max(0.0, min(wait_s, left_s - _ANSWER_S))
+
+
+def _member_id(member_id: str) -> str:
+    if len(member_id) > MEMBER_ID_CHARACTERS_MAX or not member_id.isprintable():
+        raise IllegalRequest(
+            f"member_id has at most {MEMBER_ID_CHARACTERS_MAX} printable characters"
+        )
+    return member_id
+
+
+def _failed(wire: pb.FailedMessage) -> Failed:
+    return Failed(
+        Place(Queue(wire.topic, wire.queue_id), wire.queue_offset),
+        wire.delay_ms if wire.HasField("delay_ms") else None,
+        wire.reason,
+    )
+
+
+def _retry_result(result: RetryResult) -> pb.RetryResult:
+    if result.error is not None:
+        status = wire_status(result.error)
+        return pb.RetryResult(code=status.code, text=status.text)
+    return pb.RetryResult(attempts=result.attempts, deliver_at_ms=result.deliver_at_ms)

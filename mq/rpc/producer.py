@@ -1,35 +1,50 @@
-"""ProducerService: the unary Send, and the Publish stream."""
+"""ProducerService: the unary Send, the Publish stream, Recall and SendAtomically."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Iterable
 from typing import NamedTuple, cast
 
 import grpc
 
 from mq import names
 from mq.broker import held
+from mq.broker.atoms import Start
 from mq.broker.broker import Broker
-from mq.broker.long_work import Turn
+from mq.broker.long_work import Turn, in_turns
 from mq.broker.publishing import Slot
+from mq.broker.queue import Queue
 from mq.broker.state.dedup import StoredAt
-from mq.errors import IllegalDelay, IllegalRequest, MqError, NodeStopped, NotLeader, TopicNotFound
+from mq.errors import (
+    IllegalDelay,
+    IllegalRequest,
+    MessageNotFound,
+    MqError,
+    NodeStopped,
+    NotLeader,
+    PermissionDenied,
+    ReplicationTimeout,
+    TopicNotFound,
+)
 from mq.hashing import text_hash
 from mq.rpc import framing, limits, status
 from mq.rpc.methods import Context
+from mq.rpc.queues import decode_positions
 from mq.store import batch as batches
+from mq.store.batch import Batch
 from mq.wire.v1 import message_pb2, producer_pb2
 from mq.wire.v1.producer_pb2 import ACK_LEADER, ACK_NONE, Ack, BatchResult, PublishResponse
 
 _ACKS = frozenset(Ack.values())
-# Answers that a stream keeps for a client that does not read them; then it reads no more requests.
+# Answers that a stream keeps for a client that does not read them; then it stops reading requests.
 _ANSWERS_MAX = 256
 
 
 class _Pending(NamedTuple):
-    """A request whose answer is due; of each batch what is under way, or why it is not: as it is
-    answered, because an exception would keep all that its traceback sees.
+    """A request whose answer is due. Of each batch the slot, or the result if it was refused: an
+    exception would keep alive everything that its traceback references.
     """
 
     request_id: int
@@ -46,7 +61,7 @@ class ProducerService:
         self._message_bytes_max = config.store.message_bytes_max
         self._timeout_s = config.broker.send_timeout_ms / 1000
         self._turn = itertools.count()
-        # Tasks of Publish streams, and whether they shall end.
+        # Tasks of Publish streams, which end when the node drains.
         self._streams: set[asyncio.Task[None]] = set()
         self._is_draining = False
 
@@ -57,7 +72,6 @@ class ProducerService:
     ) -> producer_pb2.SendResponse:
         broker = self._broker
         _check_ack(request.ack)
-        await broker.leadership.settled()
         queue_id = await self._queue(request)
         wire = message_pb2.Batch(
             topic=request.topic,
@@ -107,10 +121,9 @@ class ProducerService:
     # -- Publish ----------------------------------------------------------------------------------
 
     async def publish(self, context: Context) -> None:
-        """Reads and answers at the same time. When the client has said all, every answer is
-        given before the stream ends.
+        """Reads and answers at the same time. After the last request every answer is given before
+        the stream ends.
         """
-        await self._broker.leadership.settled()
         task = cast("asyncio.Task[None]", asyncio.current_task())
         self._streams.add(task)
         try:
@@ -135,7 +148,7 @@ class ProducerService:
             await _put(pending, None, writer)
             await writer
         except (IllegalRequest, NotLeader):
-            # What came before it gets its answer.
+            # The requests before it get their answers.
             await _put(pending, None, writer)
             await writer
             raise
@@ -157,12 +170,12 @@ class ProducerService:
             try:
                 slots.append(await self._submit(blob, ack))
             except MqError as error:
-                # One-way: the end of the stream is the only way to say that another node leads.
+                # One-way: only the end of the stream can say that another node leads.
                 if ack == ACK_NONE and isinstance(error, NotLeader):
                     raise
                 slots.append(_failed(error))
             await turn.over()
-        # Waiting for room is over; from here on it is the outcome that takes its time.
+        # The time-out starts here: waiting for room does not count.
         return _Pending(request_id, ack, slots, asyncio.get_running_loop().time())
 
     async def _submit(self, blob: memoryview, ack: int) -> Slot:
@@ -173,38 +186,102 @@ class ProducerService:
     async def _answer(self, pending: asyncio.Queue[_Pending | None], context: Context) -> None:
         while (request := await pending.get()) is not None:
             deadline_s = request.began_s + self._timeout_s
-            results = [await self._result(slot, request.ack, deadline_s) for slot in request.slots]
+            results = [await self._settled(slot, request.ack, deadline_s) for slot in request.slots]
             response = PublishResponse(request_id=request.request_id, results=results)
             await context.write(response.SerializeToString())
 
-    async def _result(self, slot: Slot | BatchResult, ack: int, deadline_s: float) -> BatchResult:
+    async def _settled(self, slot: Slot | BatchResult, ack: int, deadline_s: float) -> BatchResult:
         if isinstance(slot, BatchResult):
             return slot
         try:
             stored = await self._outcome(slot, ack, deadline_s)
         except MqError as error:
             return _failed(error)
-        return BatchResult(
-            queue_id=stored.queue_id,
-            queue_offset=stored.queue_offset,
-            log_offset=stored.log_offset,
-            stored_at_ms=stored.stored_at_ms,
-            is_duplicate=stored.is_duplicate,
-            deliver_at_ms=stored.deliver_at_ms,
-        )
+        return _result(stored)
 
     async def _outcome(self, slot: Slot, ack: int, deadline_s: float) -> StoredAt:
-        """FlushTimeout, ReplicationTimeout; whatever became of the batch."""
+        """FlushTimeout, ReplicationTimeout, or the error of the batch."""
         waited: asyncio.Future[object] = slot.outcome  # type: ignore[assignment]
         if ack == ACK_LEADER and not slot.outcome.done():
             waited = asyncio.ensure_future(self._broker.on_leader(slot))
-            waited.add_done_callback(_hear)
+            waited.add_done_callback(_retrieve)
         if not waited.done() and not await _done_by(waited, deadline_s):
             raise self._broker.publisher.timed_out(slot)
         if waited is slot.outcome or slot.outcome.done():
             return slot.outcome.result()
         waited.result()
         return StoredAt(slot.batch.queue_id, -1, -1, 0, deliver_at_ms=slot.batch.deliver_at_ms)
+
+    # -- Recall -----------------------------------------------------------------------------------
+
+    async def recall(
+        self, request: producer_pb2.RecallRequest, context: Context
+    ) -> producer_pb2.RecallResponse:
+        broker_set, log_offset = names.parse_message_id(request.message_id)
+        names.check_topic(request.topic)
+        if names.is_internal_topic(request.topic):
+            raise PermissionDenied(f"what waits for topic {request.topic} is the broker's own")
+        if request.deliver_at_ms <= 0:
+            raise IllegalRequest(
+                f"deliver_at_ms = {request.deliver_at_ms}: say when the message is delivered, as "
+                "the send returned it"
+            )
+        if broker_set != self._broker_set:
+            raise MessageNotFound(
+                f"message {request.message_id} is in broker set {broker_set}, this is "
+                f"{self._broker_set}"
+            )
+        self._broker.state.topics.find(request.topic)
+        await self._broker.delays.recall(request.topic, log_offset, request.deliver_at_ms)
+        return producer_pb2.RecallResponse()
+
+    # -- SendAtomically ---------------------------------------------------------------------------
+
+    async def send_atomically(
+        self, request: producer_pb2.RawAtomicRequest, context: Context
+    ) -> producer_pb2.AtomicResponse:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                stored = await self._send_atomically(request)
+        except TimeoutError:
+            raise ReplicationTimeout(
+                "no majority of the broker set had it in time: it may become part of the log or "
+                "not. Send the same again, with the same sequences"
+            ) from None
+        return producer_pb2.AtomicResponse(results=map(_result, stored))
+
+    async def _send_atomically(self, request: producer_pb2.RawAtomicRequest) -> list[StoredAt]:
+        return await self._broker.atoms.send(
+            await self._accepted(request.batches),
+            request.group,
+            request.member_id,
+            await decode_positions(request.positions),
+            request.handles,
+            starts=dict(
+                await in_turns(
+                    (Queue(one.topic, one.queue_id), Start(one.stood_at, one.first))
+                    for one in request.starts
+                )
+            ),
+        )
+
+    async def _accepted(self, data: Iterable[bytes]) -> list[Batch]:
+        found, turn = [], Turn()
+        for one in data:
+            found.append(limits.accept_batch(one, self._message_bytes_max))
+            await turn.over()
+        return found
+
+
+def _result(stored: StoredAt) -> BatchResult:
+    return BatchResult(
+        queue_id=stored.queue_id,
+        queue_offset=stored.queue_offset,
+        log_offset=stored.log_offset,
+        stored_at_ms=stored.stored_at_ms,
+        is_duplicate=stored.is_duplicate,
+        deliver_at_ms=stored.deliver_at_ms,
+    )
 
 
 def _failed(error: MqError) -> BatchResult:
@@ -220,7 +297,7 @@ def _failed(error: MqError) -> BatchResult:
 
 
 def _delay_ms(request: producer_pb2.SendRequest) -> int:
-    """IllegalDelay: no such level, or one of several ways to say it."""
+    """IllegalDelay: no such level, or the delay is given twice."""
     if not request.delay_level:
         return request.delay_ms
     if request.delay_ms or request.deliver_at_ms:
@@ -229,8 +306,8 @@ def _delay_ms(request: producer_pb2.SendRequest) -> int:
 
 
 async def _done_by(future: asyncio.Future[object], deadline_s: float) -> bool:
-    """Once a batch: cheaper than asyncio.wait. And not wait_for, which would cancel what others
-    wait for, too.
+    """Cheaper than asyncio.wait, for every batch. Not wait_for, which would cancel a future that
+    others wait for.
     """
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[None] = loop.create_future()
@@ -249,21 +326,21 @@ async def _done_by(future: asyncio.Future[object], deadline_s: float) -> bool:
     return future.done()
 
 
-def _hear(future: asyncio.Future[object]) -> None:
-    """Whoever asked may not wait any more."""
+def _retrieve(future: asyncio.Future[object]) -> None:
+    """Retrieves the exception so that asyncio does not warn: the client may have gone."""
     if not future.cancelled():
         future.exception()
 
 
 def _check_ack(ack: int) -> None:
     if ack not in _ACKS:
-        raise IllegalRequest(f"ack = {ack} is none: use quorum (0), leader (1) or none (2)")
+        raise IllegalRequest(f"unknown ack {ack}: use 0 (quorum), 1 (leader) or 2 (none)")
 
 
 async def _put(
     pending: asyncio.Queue[_Pending | None], request: _Pending | None, writer: asyncio.Future[None]
 ) -> None:
-    """Waits for room, but not for a writer that has failed."""
+    """Waits for room in the queue; raises what the writer failed with."""
     if pending.full():
         put = asyncio.ensure_future(pending.put(request))
         await asyncio.wait([put, writer], return_when=asyncio.FIRST_COMPLETED)

@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import grpc
-from google.protobuf import message_factory
-from google.protobuf.descriptor import ServiceDescriptor
-from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from mq.admin.control import Control
 from mq.broker.broker import Broker
 from mq.errors import PortUnavailable
-from mq.rpc import limits
-from mq.rpc.admin import AdminService, NodeControl
-from mq.rpc.admin_dead_letters import DeadLetterAdmin
-from mq.rpc.admin_log import LogAdmin
-from mq.rpc.admin_members import MemberAdmin
-from mq.rpc.admin_sets import SetAdmin
-from mq.rpc.admin_transactions import TransactionAdmin
-from mq.rpc.atomic import AtomicService
-from mq.rpc.cluster import ClusterService
+from mq.rpc import services
 from mq.rpc.connections import ClientConnections
-from mq.rpc.consumer import ConsumerService
-from mq.rpc.methods import Observer, stream, unary
+from mq.rpc.methods import Dispatcher, Observer
 from mq.rpc.producer import ProducerService
-from mq.rpc.recall import RecallService
-from mq.rpc.receive import ReceiveService
-from mq.rpc.retry import RetryService
-from mq.rpc.subscribe import SubscribeService
-from mq.rpc.transaction import TransactionService
 from mq.store.identity import Identity
-from mq.wire.v1 import admin_pb2, cluster_pb2, consumer_pb2, producer_pb2, transaction_pb2
 
 # A request beside its batches.
 _REQUEST_OVERHEAD_BYTES = 64 << 10
@@ -47,18 +28,16 @@ METADATA_BYTES_MAX = 16 << 10
 CALLS_MAX = 1_024
 PING_MS_MIN = 5_000
 PINGS_FORGIVEN = 10
-# gRPC holds a client to these limits only once the client has acknowledged its SETTINGS: one that
-# does not within this time is disconnected, as is one that never speaks HTTP/2.
+# gRPC enforces these limits only after a client has acknowledged its SETTINGS: a client that does
+# not within this time is disconnected, as is one that never speaks HTTP/2.
 GREETING_MS_MAX = 5_000
-# As gRPC's own clients do: what is idle for longer was forgotten.
+# As gRPC's own clients do.
 IDLE_MS_MAX = 1_800_000
-# Requests that are read as another message of the same wire format.
-_RAW: dict[str, type[Message]] = {"SendAtomically": producer_pb2.RawAtomicRequest}
 
 
 def _options(request_bytes_max: int, connections_max: int) -> list[tuple[str, int]]:
     return [
-        # Of each listener. One more is closed as soon as it is accepted.
+        # Of each listener. A connection beyond it is closed as soon as it is accepted.
         ("grpc.max_allowed_incoming_connections", connections_max),
         # By default a second broker on the same port would bind silently.
         ("grpc.so_reuseport", 0),
@@ -71,17 +50,14 @@ def _options(request_bytes_max: int, connections_max: int) -> list[tuple[str, in
         ("grpc.server_handshake_timeout_ms", GREETING_MS_MAX),
         ("grpc.http2.settings_timeout", GREETING_MS_MAX),
         ("grpc.max_connection_idle_ms", IDLE_MS_MAX),
-        # Dead peers are found, and their streams ended; clients may ask as often, and oftener
-        # while messages come and go.
+        # Dead peers are found, and their streams ended; clients may ping as often, and more often
+        # while there is data.
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", PING_MS_MIN),
         ("grpc.http2.max_ping_strikes", PINGS_FORGIVEN),
     ]
-
-
-_Stream = Callable[[Any], Awaitable[None]]
 
 
 class RpcServer:
@@ -91,12 +67,11 @@ class RpcServer:
         self,
         broker: Broker,
         identity: Identity,
-        node: NodeControl,
+        control: Control,
         observe: Observer,
         connections_max: int,
     ) -> None:
         self._broker = broker
-        self._observe = observe
         config = broker.settings.config
         # As much as one entry of the log may hold; a batch beyond that gets a typed answer.
         request_bytes_max = 2 * config.store.entry_bytes_max + _REQUEST_OVERHEAD_BYTES
@@ -104,52 +79,21 @@ class RpcServer:
         self.connections = ClientConnections(connections_max)
         self._health = health.aio.HealthServicer()
         self._producer = ProducerService(broker, identity.broker_set)
-        self._services, self._streams = self._serving(identity, node)
+        self._services = services.table(broker, identity, control, self._producer)
+        self._dispatcher = Dispatcher(
+            broker.leadership.settled, observe, broker.missing_topics.explained
+        )
         self._server = self._made(is_external=False)
         self._external: grpc.aio.Server | None = None
 
-    def _serving(
-        self, identity: Identity, node: NodeControl
-    ) -> tuple[dict[ServiceDescriptor, list[object]], dict[str, _Stream]]:
-        """Each service of the protocol and what serves its methods; and those that are streams."""
-        broker, name = self._broker, identity.broker_set
-        transaction = TransactionService(broker, name)
-        streams: dict[str, _Stream] = {
-            "Publish": self._producer.publish,
-            "Subscribe": SubscribeService(broker).subscribe,
-            "Transact": transaction.transact,
-        }
-        services: dict[ServiceDescriptor, list[object]] = {
-            producer_pb2.DESCRIPTOR.services_by_name["ProducerService"]: [
-                self._producer,
-                RecallService(broker, name),
-                AtomicService(broker, name),
-            ],
-            transaction_pb2.DESCRIPTOR.services_by_name["TransactionService"]: [transaction],
-            consumer_pb2.DESCRIPTOR.services_by_name["ConsumerService"]: [
-                ConsumerService(broker),
-                RetryService(broker, name),
-                ReceiveService(broker, name),
-            ],
-            cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"]: [
-                ClusterService(broker, identity)
-            ],
-            admin_pb2.DESCRIPTOR.services_by_name["AdminService"]: [
-                AdminService(broker, name, node),
-                TransactionAdmin(broker, name),
-                DeadLetterAdmin(broker, name),
-                SetAdmin(broker),
-                MemberAdmin(broker, node),
-                LogAdmin(broker),
-            ],
-        }
-        return services, streams
-
     def _made(self, *, is_external: bool) -> grpc.aio.Server:
-        """Clients that come by this one are told addresses of its kind."""
+        """Clients of an external server are told external addresses."""
         server = grpc.aio.server(options=self._options)
-        for descriptor, serving in self._services.items():
-            handlers = self._handlers(descriptor, serving, is_external=is_external)
+        for descriptor, methods in self._services:
+            handlers = {
+                one.name: self._dispatcher.handler(descriptor.name, one, is_external=is_external)
+                for one in methods
+            }
             handler = grpc.method_handlers_generic_handler(descriptor.full_name, handlers)
             server.add_generic_rpc_handlers((handler,))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -161,36 +105,7 @@ class RpcServer:
 
     @property
     def _names(self) -> list[str]:
-        return [descriptor.full_name for descriptor in self._services]
-
-    def _handlers(
-        self, descriptor: ServiceDescriptor, serving: Sequence[object], *, is_external: bool
-    ) -> dict[str, grpc.RpcMethodHandler]:
-        handlers = {}
-        for method in descriptor.methods:
-            name = f"{descriptor.name}/{method.name}"
-            if method.name in self._streams:
-                handlers[method.name] = stream(
-                    name,
-                    self._streams[method.name],
-                    self._observe,
-                    explained=self._broker.missing_topics.explained,
-                    is_external=is_external,
-                )
-                continue
-            request = _RAW.get(method.name) or message_factory.GetMessageClass(method.input_type)
-            # CreateTopic is served by create_topic.
-            attribute = re.sub(r"(?<!^)([A-Z])", r"_\1", method.name).lower()
-            (served,) = (getattr(one, attribute) for one in serving if hasattr(one, attribute))
-            handlers[method.name] = unary(
-                name,
-                limits.Reader(request),
-                served,
-                self._observe,
-                explained=self._broker.missing_topics.explained,
-                is_external=is_external,
-            )
-        return handlers
+        return [one.descriptor.full_name for one in self._services]
 
     def bind_external(self, host: str, port: int) -> int:
         """As `bind`, for clients that cannot use the other addresses."""
@@ -199,7 +114,10 @@ class RpcServer:
         return self._bound(self._external, host, port, remedy)
 
     def bind(self, host: str, port: int) -> int:
-        """The port that clients connect to; they are served from `start` on. PortUnavailable."""
+        """Returns the port that clients connect to; they are served from `start` on.
+
+        PortUnavailable.
+        """
         remedy = "another port with --port, 0 for any, or another host with --broker-host"
         return self._bound(self._server, host, port, remedy)
 
@@ -223,7 +141,7 @@ class RpcServer:
             await self._health.set(name, status)
 
     async def stop(self, grace_s: float) -> None:
-        """No new requests; those under way have so long to end. Streams are told to."""
+        """Takes no new requests and ends streams; calls in flight have so long to end."""
         await self._health.enter_graceful_shutdown()
         self._producer.drain()
         self._broker.drain()
@@ -244,7 +162,7 @@ def _bound(server: grpc.aio.Server, host: str, port: int, remedy: str) -> int:
 
 
 def _refusal(host: str, port: int) -> str:
-    """Why nothing can listen there: gRPC tells that to stderr, and not to us."""
+    """Why the address cannot be bound: gRPC writes that to stderr only. Empty: it can be."""
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[
             0

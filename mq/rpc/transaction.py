@@ -1,8 +1,8 @@
 """TransactionService: the Transact stream, and ends from anywhere.
 
-A stream reads, carries out and answers at the same time; what is under way on it is bounded, then
-it reads no more. However it ends, what it took gets its answer before. It decides nothing: halves
-are batches for the publisher, ends and questions belong to `mq.broker.transaction.transacting`.
+A stream reads, carries out and answers at the same time; the requests in flight on it are bounded.
+However it ends, every request that it took gets its answer before. It decides nothing: halves are
+batches for the publisher, ends and questions belong to `mq.broker.transaction.transacting`.
 """
 
 from __future__ import annotations
@@ -33,41 +33,44 @@ from mq.store.batch import Batch
 from mq.wire.v1 import transaction_pb2 as pb
 from mq.wire.v1.message_pb2 import Half
 
-# Requests of one stream that are under way, and answers that wait for its client to read them.
+# Requests of one stream that are in flight, and answers that wait for its client to read them.
 _REQUESTS_MAX = 256
-# Answers that are written together are fewer messages of gRPC, and have no more bytes than this.
+# Answers are written together, up to about so many bytes: fewer messages of gRPC.
 _WRITE_BYTES = 256 << 10
 
 
 class TransactionService:
     def __init__(self, broker: Broker, broker_set: str) -> None:
-        self._broker = broker
-        self._broker_set = broker_set
-        config = broker.settings.config
-        self.timeout_s = config.broker.send_timeout_ms / 1000
-        self._message_bytes_max = config.store.message_bytes_max
+        self._transacting = broker.transacting
+        self._calls = _Calls(broker, broker_set)
 
     async def end_transaction(
         self, request: pb.EndTransactionRequest, context: Context
     ) -> pb.EndTransactionResponse:
-        await self._broker.leadership.settled()
-        return await self.end(request, "")
+        return await self._calls.end(request, "")
 
     async def transact(self, context: Context) -> None:
-        broker = self._broker
-        await broker.leadership.settled()
         request_id, start = await _begin(context)
         respondent = Respondent(
             start.producer_group, start.producer_id, answers_checks=start.answers_checks
         )
-        broker.transacting.join(respondent)
+        self._transacting.join(respondent)
         try:
-            stream = _Stream(self, respondent, context, reads_more=start.reads_more)
+            stream = _Stream(self._calls, respondent, context, reads_more=start.reads_more)
             await stream.run(request_id)
         finally:
-            broker.transacting.leave(respondent)
+            self._transacting.leave(respondent)
 
-    # For streams
+
+class _Calls:
+    """Calls of the broker, from and to the wire: for both methods, and for every stream."""
+
+    def __init__(self, broker: Broker, broker_set: str) -> None:
+        self._broker = broker
+        self._broker_set = broker_set
+        config = broker.settings.config
+        self._timeout_s = config.broker.send_timeout_ms / 1000
+        self._message_bytes_max = config.store.message_bytes_max
 
     async def end(
         self, request: pb.EndTransactionRequest, producer_group: str
@@ -79,7 +82,7 @@ class TransactionService:
             )
         transaction_id = parse_transaction_id(request.transaction_id, self._broker_set)
         try:
-            async with asyncio.timeout(self.timeout_s):
+            async with asyncio.timeout(self._timeout_s):
                 stored = await self._broker.transacting.end(
                     transaction_id,
                     commits=request.resolution == pb.RESOLUTION_COMMIT,
@@ -101,18 +104,18 @@ class TransactionService:
     async def submit(self, data: memoryview, producer_group: str) -> Slot:
         batch = limits.accept_batch(data, self._message_bytes_max)
         _check_half(batch, producer_group)
-        await self._broker.publisher.room(len(data), self.timeout_s)
+        await self._broker.publisher.room(len(data), self._timeout_s)
         return await self._broker.submit(batch)
 
     async def half_stored(self, slot: Slot) -> pb.HalfStored:
-        await asyncio.wait([slot.outcome], timeout=self.timeout_s)
+        await asyncio.wait([slot.outcome], timeout=self._timeout_s)
         if not slot.outcome.done():
             raise self._broker.publisher.timed_out(slot)
         stored = slot.outcome.result()
         if stored.log_offset < 0:
             raise TransactionNotFound(
-                "the half batch was stored before, so long ago that its transaction is not known "
-                "by its sequence any more"
+                "the half batch was stored before, so long ago that its sequence no longer "
+                "identifies its transaction"
             )
         if stored.queue_offset >= 0 or stored.deliver_at_ms:
             raise IllegalRequest(
@@ -141,13 +144,13 @@ class TransactionService:
 class _Stream:
     def __init__(
         self,
-        service: TransactionService,
+        calls: _Calls,
         respondent: Respondent,
         context: Context,
         *,
         reads_more: bool,
     ) -> None:
-        self._service = service
+        self._calls = calls
         self._respondent = respondent
         self._context = context
         self._reads_more = reads_more
@@ -172,10 +175,10 @@ class _Stream:
     async def _finish(
         self, writer: asyncio.Future[None], others: Sequence[asyncio.Future[None]]
     ) -> None:
-        """What was taken gets its answer; then the stream ends as it has to."""
+        """Every request that was taken gets its answer; then the error of the stream is raised."""
         for task in others:
             task.cancel()
-        # Nobody reads on: what it is asked from now on would not be answered.
+        # Answers to questions are not read any longer.
         self._respondent.end(NodeStopped("the stream is over"))
         await asyncio.gather(*others, return_exceptions=True)
         answered = asyncio.ensure_future(self._answer_all())
@@ -205,8 +208,8 @@ class _Stream:
                     break
                 responses.append(more)
                 size += len(more)
-            # A question has a message in it that nobody has opened: if that is none, whoever cannot
-            # read it shall miss that question alone.
+            # A question carries a message that was never parsed: if it is malformed, the client
+            # must lose that question alone.
             questions = [one for one in responses if framing.is_check(one)]
             answers = [one for one in responses if not framing.is_check(one)]
             for message in ([framing.transact_more(answers)] if answers else []) + questions:
@@ -215,7 +218,7 @@ class _Stream:
     async def _ask(self) -> None:
         while True:
             question = await self._respondent.next()
-            await self._out.put(self._service.question(question))
+            await self._out.put(self._calls.question(question))
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -247,9 +250,9 @@ class _Stream:
         self._free.release()
 
     async def _take_half(self, request_id: int, content: memoryview) -> None:
-        """Submits in the order of the stream; the answer comes when it comes."""
+        """Submits in the order of the stream; answers come in any order."""
         try:
-            slot = await self._service.submit(content, self._respondent.group)
+            slot = await self._calls.submit(content, self._respondent.group)
         except MqError as error:
             self._start(self._out.put(_failed(request_id, error).SerializeToString()))
         else:
@@ -257,7 +260,7 @@ class _Stream:
 
     async def _half(self, request_id: int, slot: Slot) -> None:
         try:
-            stored = await self._service.half_stored(slot)
+            stored = await self._calls.half_stored(slot)
             response = pb.TransactResponse(request_id=request_id, half=stored)
         except MqError as error:
             response = _failed(request_id, error)
@@ -265,17 +268,17 @@ class _Stream:
 
     async def _end(self, request_id: int, request: pb.EndTransactionRequest) -> None:
         try:
-            ended = await self._service.end(request, self._respondent.group)
+            ended = await self._calls.end(request, self._respondent.group)
             response = pb.TransactResponse(request_id=request_id, ended=ended)
         except MqError as error:
             response = _failed(request_id, error)
         await self._out.put(response.SerializeToString())
 
     async def _checked(self, request: pb.EndTransactionRequest) -> None:
-        """Nobody waits to hear of it. What failed is asked again when it is due."""
+        """Has no answer. The question is asked again when it is due, if this failed."""
         if request.resolution != pb.RESOLUTION_UNKNOWN:
             with contextlib.suppress(MqError):
-                await self._service.end(request, self._respondent.group)
+                await self._calls.end(request, self._respondent.group)
 
 
 def parse_transaction_id(text: str, broker_set: str) -> int:
@@ -317,7 +320,7 @@ def _check_half(batch: Batch, producer_group: str) -> None:
     try:
         group = Half.FromString(batch.half).producer_group
     except DecodeError:
-        return  # the publisher says so
+        return  # the publisher refuses it
     if group != producer_group:
         raise IllegalRequest(
             f"a half batch of producer group {group[:200]!r} on a stream of {producer_group}"

@@ -267,12 +267,12 @@ BAD_STARTS: list[tuple[dict[str, Any], str, grpc.StatusCode, str]] = [
     ({"member_id": ""}, "ILLEGAL_REQUEST", INVALID, "member_id"),
     ({"member_id": "x" * 256}, "ILLEGAL_REQUEST", INVALID, "255"),
     ({"member_id": "a\tb"}, "ILLEGAL_REQUEST", INVALID, "printable"),
-    ({"mode": 7}, "ILLEGAL_REQUEST", INVALID, "mode = 7"),
+    ({"mode": 7}, "ILLEGAL_REQUEST", INVALID, "unknown mode 7"),
     (
         {"subscriptions": wants("unborn"), "start_position": 5},
         "ILLEGAL_REQUEST",
         INVALID,
-        "start_position = 5",
+        "unknown start_position 5",
     ),
     (
         {"start_position": pb.START_TIMESTAMP, "start_at_ms": -1},

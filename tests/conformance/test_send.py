@@ -130,7 +130,7 @@ REFUSALS = [
     pytest.param({"queue_id": 65_536}, "ILLEGAL_TOPIC", INVALID, "65536", id="high queue"),
     pytest.param({"messages": []}, "MALFORMED_BATCH", INVALID, "no messages", id="nothing"),
     pytest.param({"messages": TOO_LARGE}, "MESSAGE_TOO_LARGE", INVALID, "4194304", id="size"),
-    pytest.param({"ack": 3}, "ILLEGAL_REQUEST", INVALID, "ack = 3", id="ack"),
+    pytest.param({"ack": 3}, "ILLEGAL_REQUEST", INVALID, "unknown ack 3", id="ack"),
     pytest.param({"sequence": 1}, "ILLEGAL_REQUEST", INVALID, "producer_id", id="anonymous"),
     pytest.param({"producer_id": "p"}, "ILLEGAL_REQUEST", INVALID, "from 1 on", id="uncounted"),
     pytest.param(

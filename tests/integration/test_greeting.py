@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     Answer = Callable[[GreetRequest], Awaitable[GreetResponse | bytes]]
 
 
+async def _leads() -> None:
+    return
+
+
 @contextlib.asynccontextmanager
 async def serving(answer: Answer, port: int = 0) -> AsyncIterator[str]:
     """A broker that answers greetings so, and nothing else; its address."""
@@ -32,7 +36,9 @@ async def serving(answer: Answer, port: int = 0) -> AsyncIterator[str]:
     async def greet(request: GreetRequest, _: object) -> GreetResponse | bytes:
         return await answer(request)
 
-    handler = methods.unary("Greet", GreetRequest.FromString, greet, lambda *_: None)
+    dispatcher = methods.Dispatcher(_leads, lambda *_: None, lambda error: error)
+    method = methods.unary("Greet", GreetRequest, greet, leader_only=False)
+    handler = dispatcher.handler("ClusterService", method)
     server = grpc.aio.server()
     service = grpc.method_handlers_generic_handler("mq.v1.ClusterService", {"Greet": handler})
     server.add_generic_rpc_handlers((service,))

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mq import errors, levels, names
-from mq.broker import catalog, directory, inspect, other_set, publishing
+from mq.admin import inspector
+from mq.broker import catalog, directory, other_set, publishing
 from mq.broker.consumer import (
     commits,
     filters,
@@ -27,7 +28,7 @@ from mq.broker.transaction import transacting
 from mq.client import encode
 from mq.errors import MqError
 from mq.limits import BESIDE_BODY_BYTES_MAX
-from mq.rpc import consumer, methods, producer, receive, server, status, subscribe
+from mq.rpc import consumer, methods, producer, server, status
 from mq.rpc import limits as request
 from mq.sections import BrokerConfig, StoreConfig, TransactionsConfig
 from mq.store import lookup
@@ -105,7 +106,7 @@ def limits() -> dict[str, str]:
             f"{cache.messages:,} messages, {size(cache.size_bytes)}"
         ),
         "cache of a member, a queue: at the most": (
-            f"{subscribe._CACHE_MESSAGES_MAX:,} messages, {size(subscribe._CACHE_BYTES_MAX)}"
+            f"{consumer.CACHE_MESSAGES_MAX:,} messages, {size(consumer.CACHE_BYTES_MAX)}"
         ),
         "**in flight** (`broker.in_flight_bytes`), and batches": (
             f"{size(broker.in_flight_bytes)}, {publishing._IN_FLIGHT_MAX:,}"
@@ -125,7 +126,7 @@ def limits() -> dict[str, str]:
         "settling after a fail-over": seconds(groups._SETTLE_MS),
         "progress gathers before it is committed": seconds(1000 * commits._GATHER_S),
         "messages found by a key; browsed at once": (
-            f"{lookup.QUERY_RESULTS_MAX}; {inspect.BROWSE_MAX:,}"
+            f"{lookup.QUERY_RESULTS_MAX}; {inspector.BROWSE_MAX:,}"
         ),
         **message_type_limits(),
         **connection_limits(),
@@ -147,11 +148,11 @@ def message_type_limits() -> dict[str, str]:
             f"{BrokerConfig().retries_max}"
         ),
         "invisible time of a received message: default; range": (
-            f"{seconds(receive.INVISIBLE_MS_DEFAULT)}; {seconds(receive.INVISIBLE_MS_MIN)} to "
-            f"{receive.INVISIBLE_MS_MAX // 3_600_000} h"
+            f"{seconds(consumer.INVISIBLE_MS_DEFAULT)}; {seconds(consumer.INVISIBLE_MS_MIN)} to "
+            f"{consumer.INVISIBLE_MS_MAX // 3_600_000} h"
         ),
         "messages in hand of one group in one queue": f"{granting.IN_HAND_MAX:,}",
-        "messages in a receive": f"{receive.MESSAGES_MAX:,}",
+        "messages in a receive": f"{consumer.MESSAGES_MAX:,}",
     }
 
 

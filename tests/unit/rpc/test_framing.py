@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from mq.broker.consumer.subscriber import Delivered
 from mq.broker.queue import Queue
+from mq.broker.receive.granting import Given
+from mq.broker.receive.handles import lease_bytes
 from mq.errors import IllegalRequest
-from mq.rpc.framing import delivery, pull_response, read_publish
+from mq.rpc.framing import delivery, pull_response, read_publish, receive_response
 from mq.store.reading import ReadResult, Run, Status
 from mq.wire.v1 import consumer_pb2 as pb
 from mq.wire.v1.message_pb2 import Batch, Message
@@ -163,3 +165,45 @@ def test_a_delivery_is_what_protobuf_reads(count: int) -> None:
         runs=[wire for _, wire in runs],
     )
     assert pb.SubscribeResponse.FromString(data) == pb.SubscribeResponse(delivery=expected)
+
+
+def run_of(queue_offset: int, messages: list[Message]) -> Run:
+    frames = Batch(messages=messages).SerializeToString()
+    sizes = [len(Batch(messages=[one]).SerializeToString()) for one in messages]
+    return Run(
+        queue_offset,
+        len(messages),
+        1000 + queue_offset,
+        77,
+        memoryview(frames),
+        np.array(sizes, np.uint32),
+    )
+
+
+def test_a_receive_response_is_what_protobuf_makes_of_it() -> None:
+    small, large = [Message(body=b"a"), Message()], [Message(body=bytes(300), tag="t")]
+    given = [
+        Given(Queue("t", 0), 7, 1, 5_000, run_of(0, small)),
+        Given(Queue("other", 300), (1 << 64) - 1, 200, 1 << 41, run_of(1 << 40, large)),
+    ]
+    expected = pb.ReceiveResponse(
+        runs=[
+            pb.ReceivedRun(
+                topic=one.queue.topic,
+                queue_id=one.queue.queue_id,
+                lease=lease_bytes(one.queue, one.lease),
+                attempt=one.attempt,
+                invisible_until_ms=one.visible_at_ms,
+                run=pb.Run(
+                    queue_offset=one.run.queue_offset,
+                    log_offset=one.run.log_offset,
+                    stored_at_ms=77,
+                    frame_sizes=one.run.sizes.tolist(),
+                    messages=messages,
+                ),
+            )
+            for one, messages in zip(given, (small, large), strict=True)
+        ]
+    )
+    assert pb.ReceiveResponse.FromString(receive_response(given)) == expected
+    assert receive_response([]) == b""

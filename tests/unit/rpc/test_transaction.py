@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from mq.broker.transaction.questions import Respondent
 from mq.rpc import framing
-from mq.rpc.transaction import TransactionService, _Stream
+from mq.rpc.transaction import _Calls, _Stream
 from mq.wire.v1.transaction_pb2 import CheckTransaction, HalfStored, TransactResponse
 
 
@@ -34,8 +34,8 @@ def written(*responses: bytes, reads_more: bool) -> list[bytes]:
     async def write() -> list[bytes]:
         context = _Written()
         respondent = Respondent("g", "p", answers_checks=True)
-        service = cast("TransactionService", None)
-        stream = _Stream(service, respondent, cast("Any", context), reads_more=reads_more)
+        calls = cast("_Calls", None)
+        stream = _Stream(calls, respondent, cast("Any", context), reads_more=reads_more)
         for one in (*responses, None):
             stream._out.put_nowait(one)
         await stream._write()
@@ -44,7 +44,7 @@ def written(*responses: bytes, reads_more: bool) -> list[bytes]:
     return asyncio.run(write())
 
 
-def test_a_message_that_is_none_spoils_its_own_question_alone() -> None:
+def test_a_malformed_message_spoils_its_own_question_alone() -> None:
     broken, good = question("broken", b"\x7a\x02\xff\xff"), question("good", b"\x7a\x00")
     answers, *questions = written(answer(0), broken, answer(7), good, reads_more=True)
     assert [one.request_id for one in TransactResponse.FromString(answers).more] == [0, 7]
@@ -54,6 +54,6 @@ def test_a_message_that_is_none_spoils_its_own_question_alone() -> None:
     assert TransactResponse.FromString(good).check.transaction_id == "good"
 
 
-def test_who_does_not_read_several_at_once_gets_them_one_by_one() -> None:
+def test_a_client_that_does_not_read_more_gets_its_answers_one_by_one() -> None:
     responses = [answer(1), question("a", b""), answer(2)]
     assert written(*responses, reads_more=False) == responses

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
+from mq.admin.inspector import topic_info
 from mq.broker.consumer.filters import compile_filter
 from mq.broker.consumer.subscriber import Assigned, Delivered, Limits, Position, Subscriber
-from mq.broker.inspect import topic_info
 from mq.broker.queue import Queue
 from mq.errors import IllegalRequest
 from mq.wire.v1.consumer_pb2 import Filter

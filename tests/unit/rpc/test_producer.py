@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from mq.errors import ReplicationTimeout
-from mq.rpc.atomic import AtomicService
+from mq.rpc.producer import ProducerService
 from mq.wire.v1.message_pb2 import Batch, Message
 from mq.wire.v1.producer_pb2 import RawAtomicRequest
 from tests.support.consensus import Node, on_loop, soon, turns
@@ -19,10 +19,10 @@ CONTEXT = cast("Context", None)
 
 
 @on_loop
-async def test_who_gets_no_answer_in_time_sends_the_same_again() -> None:
+async def test_an_atomic_send_that_timed_out_is_stored_once_when_it_is_sent_again() -> None:
     node = Node(send_timeout_ms=100)
     await node.topic("out")
-    service = AtomicService(node.broker, "set-0")
+    service = ProducerService(node.broker, "set-0")
     batch = Batch(topic="out", producer_id="p", sequence=1, messages=[Message(body=b"x")])
     request = RawAtomicRequest(batches=[batch.SerializeToString()])
     node.consensus.is_held = True

@@ -1,11 +1,13 @@
-"""What operators ask: topics, groups with their exact lag, single messages. Reads only.
+"""What operators look at: topics, groups with their exact lag, open transactions, dead letters,
+single messages. Reads only, on the leader.
 
-There may be very many topics, queues and groups: lists of them are made in several turns of the
-loop, and what they say is not of one moment.
+There may be very many topics, queues and groups: their lists are made in several turns of the loop,
+so a list is not a snapshot of one moment.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 
 from google.protobuf.message import DecodeError
@@ -22,14 +24,15 @@ from mq.store import lookup
 from mq.store.batch import message_of_frame
 from mq.store.reading import Run, Status
 from mq.wire.v1 import admin_pb2 as pb
-from mq.wire.v1.consumer_pb2 import MODE_CLUSTERING, Filter, QueuePosition, Subscription
+from mq.wire.v1.consumer_pb2 import MODE_CLUSTERING, Filter, Subscription
 from mq.wire.v1.message_pb2 import Message
 
 BROWSE_MAX = 1_000
 _BROWSE_DEFAULT = 32
 _BROWSE_BYTES = 2 << 20
-# Steps that a filter which finds nothing may take in one request.
+# How many steps of one request may find nothing that the filter lets through.
 _BROWSE_STEPS = 16
+_TRANSACTIONS_DEFAULT, _TRANSACTIONS_MAX = 100, 1_000
 
 
 class Inspector:
@@ -152,7 +155,7 @@ class Inspector:
             for member_id in (live.members if live else ())
             for queue in (live.assigned(member_id) if live else ())
         }
-        # What failed waits for the group, also when nobody has taken any of it yet.
+        # Failed messages wait for the group even before a member has taken any of them.
         failed = Queue(names.retry_topic(name), 0)
         waiting = [failed] if failed.topic in self._broker.state.topics else []
         for queue in sorted({*committed, *owned, *waiting}):
@@ -169,6 +172,54 @@ class Inspector:
                 member_id=owned.get(queue, ""),
                 broker_set=self._broker_set,
             )
+
+    # -- transactions and dead letters ------------------------------------------------------------
+
+    def transactions(self, group: str, count: int) -> pb.ListTransactionsResponse:
+        """The oldest, of a producer group or of all; 0 of them is the default."""
+        broker, count = self._broker, count or _TRANSACTIONS_DEFAULT
+        if count > _TRANSACTIONS_MAX:
+            raise IllegalRequest(f"transactions_max = {count}: at most {_TRANSACTIONS_MAX}")
+        if group:
+            names.check_group(group)
+        transactions = broker.state.transactions.open.values()
+        found = [one for one in transactions if group in ("", one.producer_group)]
+        oldest = heapq.nsmallest(count, found, key=lambda one: one.id)
+        return pb.ListTransactionsResponse(
+            open=len(found),
+            transactions=[
+                pb.TransactionInfo(
+                    transaction_id=names.message_id(self._broker_set, one.id),
+                    topic=one.topic,
+                    producer_group=one.producer_group,
+                    stored_at_ms=one.stored_at_ms,
+                    messages=one.messages,
+                    checks=one.checks,
+                    checks_max=one.checks_max,
+                    next_check_ms=one.next_check_ms,
+                    producers=broker.transacting.producers(one.producer_group),
+                )
+                for one in oldest
+            ],
+        )
+
+    def dead_letter_counts(self) -> list[pb.DeadLetterCount]:
+        return [
+            pb.DeadLetterCount(
+                group=one.group,
+                messages=one.messages,
+                last_stored_at_ms=one.last_stored_at_ms,
+                broker_sets=[self._broker_set],
+            )
+            for one in self._broker.dead_letters.counts()
+        ]
+
+    def dead_letters(
+        self, group: str, queue_offset: int, messages_max: int
+    ) -> tuple[list[pb.StoredMessage], int]:
+        """From an offset on, and the offset behind them."""
+        found, next_offset = self._broker.dead_letters.listed(group, queue_offset, messages_max)
+        return list(map(self._stored, found)), next_offset
 
     # -- messages ---------------------------------------------------------------------------------
 
@@ -196,7 +247,9 @@ class Inspector:
         return pb.MessageList(messages=map(self._stored, found))
 
     def browse(self, request: pb.BrowseMessagesRequest, wanted: CompiledFilter) -> pb.MessageList:
-        """From an offset on, as far as a few steps go. What is gone is passed over."""
+        """From an offset on, as far as a few steps go. Offsets that retention has dropped are
+        skipped.
+        """
         queue = Queue(request.topic, request.queue_id)
         self._broker.state.topics.readable(*queue)
         count = min(request.messages_max or _BROWSE_DEFAULT, BROWSE_MAX)
@@ -219,7 +272,7 @@ class Inspector:
             try:
                 message = Message.FromString(bytes(message_of_frame(frame)))
             except DecodeError:
-                # Its producer sent bytes that are no message; the place is shown all the same.
+                # The producer sent bytes that are no message; the place is shown all the same.
                 message = Message()
             yield self._stored(
                 lookup.StoredMessage(
@@ -261,12 +314,3 @@ def shown_filter(canonical: str) -> Filter:
     if kind == "SQL":
         return Filter(sql=text)
     return Filter(tags=text if kind == "TAG" else "*")
-
-
-async def positions_of(positions: dict[Queue, int], broker_set: str = "") -> list[QueuePosition]:
-    return await in_turns(
-        QueuePosition(
-            topic=queue.topic, queue_id=queue.queue_id, queue_offset=at, broker_set=broker_set
-        )
-        for queue, at in sorted(positions.items())
-    )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
 
-from mq.rpc.admin_log import LogAdmin
+from mq.admin.log_export import read_chunk
 from mq.store.scan import check_opening
 from mq.wire.v1 import admin_pb2 as pb
 from tests.support.consensus import Node, on_loop, turns
@@ -13,8 +12,7 @@ from tests.support.stores import small_config
 
 
 async def read(node: Node, log_offset: int = 0, bytes_max: int = 0) -> pb.LogChunk:
-    request = pb.ReadLogRequest(log_offset=log_offset, bytes_max=bytes_max)
-    return await LogAdmin(node.broker).read_log(request, cast("Any", None))
+    return await read_chunk(node.broker, log_offset, bytes_max)
 
 
 @on_loop

@@ -1,0 +1,125 @@
+"""The table of services is the protocol, and what it says of a method holds for every call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from google.protobuf.descriptor_pb2 import MethodDescriptorProto
+
+from mq.admin.control import Control
+from mq.errors import IllegalTopic, MqError
+from mq.rpc import services
+from mq.rpc.methods import Dispatcher, Method, stream, unary
+from mq.rpc.producer import ProducerService
+from mq.rpc.status import CODE_KEY
+from mq.store.identity import Identity
+from mq.wire.v1 import admin_pb2, cluster_pb2, consumer_pb2, producer_pb2, transaction_pb2
+from mq.wire.v1.consumer_pb2 import JoinRequest, LeaveRequest, LeaveResponse
+from tests.support.consensus import Node, on_loop
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import MethodDescriptor
+
+FILES = (admin_pb2, cluster_pb2, consumer_pb2, producer_pb2, transaction_pb2)
+
+
+def table(node: Node) -> list[services.Service]:
+    control = Control(node.broker, cast("Any", None), cast("Any", None))
+    producer = ProducerService(node.broker, "set-0")
+    return services.table(node.broker, Identity("mq", "set-0", "node-0"), control, producer)
+
+
+def fields(message: Any) -> set[tuple[str, int]]:
+    return {(one.name, one.number) for one in message.fields}
+
+
+def fits(row: Method, method: MethodDescriptor) -> bool:
+    wire = MethodDescriptorProto()
+    method.CopyToProto(wire)
+    if row.request is None:
+        return wire.client_streaming and wire.server_streaming
+    return not wire.client_streaming and fields(row.request.DESCRIPTOR) == fields(method.input_type)
+
+
+@on_loop
+async def test_every_method_of_the_protocol_is_served_with_its_own_request() -> None:
+    found = {one.descriptor.full_name: one for one in table(Node())}
+    declared = {
+        one.full_name: one for file in FILES for one in file.DESCRIPTOR.services_by_name.values()
+    }
+    assert found.keys() == declared.keys()
+    for name, descriptor in declared.items():
+        rows = {row.name: row for row in found[name].methods}
+        assert list(rows) == [method.name for method in descriptor.methods]
+        assert len(rows) == len(found[name].methods)
+        for method in descriptor.methods:
+            assert fits(rows[method.name], method), method.full_name
+
+
+class _Aborted(Exception):
+    pass
+
+
+class _Context:
+    """gRPC's, as far as a call that is refused needs it."""
+
+    async def abort(self, _: object, text: str, metadata: tuple[tuple[str, Any], ...]) -> None:
+        assert text
+        raise _Aborted(dict(metadata)[CODE_KEY])
+
+
+async def called(method: Method, data: bytes = b"") -> tuple[str, list[str]]:
+    """By a client, on a node that follows: what it is answered, and what was observed."""
+    node = Node()
+    node.consensus.depose()
+    observed: list[str] = []
+
+    def observe(method: str, seconds: float, code: str) -> None:
+        assert seconds >= 0
+        observed.append(f"{method} {code}")
+
+    def explained(error: MqError) -> MqError:
+        return error
+
+    dispatcher = Dispatcher(node.broker.leadership.settled, observe, explained)
+    handler = dispatcher.handler("S", method)
+    try:
+        if method.request is None:
+            await handler.stream_stream(None, _Context())
+            return "", observed
+        return repr(await handler.unary_unary(data, _Context())), observed
+    except _Aborted as aborted:
+        return str(aborted), observed
+
+
+async def leave(*_: object) -> LeaveResponse:
+    return LeaveResponse()
+
+
+async def fail(*_: object) -> LeaveResponse:
+    raise IllegalTopic("no")
+
+
+async def reach(*_: object) -> Any:
+    pytest.fail("the service was called")
+
+
+@on_loop
+async def test_only_the_leader_serves_what_is_for_the_leader() -> None:
+    assert await called(unary("M", LeaveRequest, reach)) == ("NOT_LEADER", ["S/M NOT_LEADER"])
+    assert await called(stream("M", reach)) == ("NOT_LEADER", ["S/M NOT_LEADER"])
+
+
+@on_loop
+async def test_any_node_serves_the_rest_and_errors_are_typed() -> None:
+    assert await called(unary("M", LeaveRequest, leave, leader_only=False)) == ("b''", ["S/M OK"])
+    assert await called(unary("M", LeaveRequest, fail, leader_only=False)) == (
+        *("ILLEGAL_TOPIC", ["S/M ILLEGAL_TOPIC"]),
+    )
+
+
+@on_loop
+async def test_bytes_that_are_no_request_are_refused_before_the_question_who_leads() -> None:
+    method = unary("M", JoinRequest, reach)
+    assert await called(method, b"\xff\xff") == ("ILLEGAL_REQUEST", ["S/M ILLEGAL_REQUEST"])
