@@ -341,14 +341,19 @@ def _wait_until_up(cluster: Cluster, admin: Admin, stop: threading.Event) -> dic
                 why = _errors(cluster, node) or cluster.last_words(node)
                 raise NodeStopped(f"{_epitaph(cluster, node)}: {' | '.join(why)}")
         found = {node.name: _status(admin, node) for node in cluster.nodes}
-        roles = {name: status.role for name, status in found.items() if status and status.is_ready}
+        # One that does not vote yet is ready to serve, but the set would not survive the leader.
+        roles = {
+            name: status.role
+            for name, status in found.items()
+            if status and status.is_ready and status.is_voter
+        }
         led = {node.broker_set for node in cluster.nodes if roles.get(node.name) == "leader"}
         if len(roles) == len(cluster.nodes) and led == {node.broker_set for node in cluster.nodes}:
             return roles
         if time.monotonic() > deadline_s:
             missing = ", ".join(name for name in found if name not in roles)
             raise NodeStopped(
-                f"not ready within {_START_S:g} s: {missing or 'nobody leads'}; "
+                f"not ready within {_START_S:g} s: {missing or 'a set has no leader'}; "
                 f"see {cluster.log(cluster.nodes[0]).parent}/*.log"
             )
     return {}

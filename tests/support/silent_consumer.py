@@ -1,5 +1,5 @@
-"""A consumer that asks and never reads, on a bare socket: HTTP/2 by hand, because every real client
-reads what comes.
+"""A consumer that asks and never reads an answer, on a bare socket: HTTP/2 by hand, because every
+real client reads what comes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _SETTINGS, _WINDOW_UPDATE = 0, 1, 4, 8
-_END_HEADERS, _END_STREAM = 4, 1
+_END_HEADERS, _END_STREAM, _ACK = 4, 1, 1
+_FRAME_HEAD_BYTES = 9
 _INITIAL_WINDOW_SIZE = 4
 _WINDOW_BYTES = 65_535
 _HEADER_FIELDS = {
@@ -61,7 +62,21 @@ def _connection(address: str, window_bytes: int, calls: bytes) -> socket.socket:
         frames.append(_frame(_WINDOW_UPDATE, 0, more))
     connection = socket.create_connection((host, int(port)))
     connection.sendall(_PREFACE + b"".join(frames) + calls)
+    # The settings alone are read and acknowledged: without that gRPC closes the connection soon.
+    head = _received(connection, _FRAME_HEAD_BYTES)
+    assert head[3] == _SETTINGS, head
+    _received(connection, int.from_bytes(head[:3], "big"))
+    connection.sendall(_frame(_SETTINGS, 0, b"", _ACK))
     return connection
+
+
+def _received(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = connection.recv(count - len(data))
+        assert more, "the broker has closed the connection"
+        data += more
+    return data
 
 
 def _call(stream_id: int, method: str, request: Message, flags: int = 0) -> bytes:
