@@ -125,8 +125,8 @@ class Channels:
         service: str,
         method: str,
         *,
-        raw_requests: bool = False,
-        raw_responses: bool = False,
+        raw_requests: bool = True,
+        raw_responses: bool = True,
     ) -> grpc.aio.StreamStreamCall:
         """Opens a bidirectional stream: `write`, `read`, `done_writing`, `cancel`.
 
@@ -211,7 +211,7 @@ class Connection:
         self.zone = zone
         self.servers = Servers(self.seeds, zone)
         self.attempts = Attempts()
-        self._channels = Channels()
+        self.channels = Channels()
         self._sets: dict[str, SetConnection] = {}
         self._routes: dict[str, tuple[Route, float]] = {}
 
@@ -254,7 +254,7 @@ class Connection:
         """One attempt, of any set. What comes of it is kept for errors and the log."""
         began_s = now_s()
         try:
-            answer = await self._channels.ask(
+            answer = await self.channels.ask(
                 address,
                 call.service,
                 call.method,
@@ -313,7 +313,7 @@ class Connection:
         """One of them; also one that was not heard of yet."""
         found = self._sets.get(broker_set)
         if found is None:
-            found = SetConnection(broker_set, self, self._channels, self.seeds)
+            found = SetConnection(broker_set, self, self.seeds)
             self._sets[broker_set] = found
         return found
 
@@ -422,24 +422,8 @@ class Connection:
                 self.servers.learn(node.address, node.zone)
             self.of(broker_set.name).learn(broker_set)
 
-    # Streams
-
-    def stream(
-        self,
-        address: str,
-        service: str,
-        method: str,
-        *,
-        raw_requests: bool = False,
-        raw_responses: bool = False,
-    ) -> grpc.aio.StreamStreamCall:
-        """As `Channels.stream`."""
-        return self._channels.stream(
-            address, service, method, raw_requests=raw_requests, raw_responses=raw_responses
-        )
-
     async def close(self) -> None:
-        await self._channels.close()
+        await self.channels.close()
 
 
 class _InOrder:
@@ -488,14 +472,12 @@ class SetConnection:
     who opens one tells `succeeded`, `failed` and `not_leader` what it saw there.
     """
 
-    def __init__(
-        self, name: str, cluster: Connection, channels: Channels, seeds: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, name: str, cluster: Connection, seeds: Iterable[str] = ()) -> None:
         """`seeds`: where to ask as long as the set was not heard of."""
         self.name = name
         self.cluster = cluster
         self.servers = Servers(seeds, cluster.zone)
-        self._channels = channels
+        self.channels = cluster.channels
         self._leader = ""
         # By the last word of a broker, whether it was reached since or not.
         self._named_leader = ""
@@ -680,6 +662,6 @@ class SetConnection:
         raw_responses: bool = False,
     ) -> grpc.aio.StreamStreamCall:
         """As `Channels.stream`."""
-        return self._channels.stream(
+        return self.channels.stream(
             address, service, method, raw_requests=raw_requests, raw_responses=raw_responses
         )

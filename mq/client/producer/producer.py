@@ -12,19 +12,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
 from mq.client.cluster.connection import Connection
 from mq.client.cluster.errors import error_of, retry_after_s
+from mq.client.cluster.leader_stream import BrokerStream
 from mq.client.cluster.retry import back_off_s
 from mq.client.producer.accumulator import Accumulator
 from mq.client.producer.avoidance import SLOW_S, Avoidance
 from mq.client.producer.lines import Batch, Kind
-from mq.client.producer.link import Link, Request
-from mq.client.producer.producer_lane import Lane
 from mq.client.producer.producer_routes import ProducerRoutes
 from mq.client.producer.producer_settings import ACKS, Settings
+from mq.client.producer.sender import Request, SetSender
 from mq.client.producer.verdicts import Verdict, is_in_doubt, verdict
 from mq.errors import ClientClosed, Internal, MqError, Unreachable
 from mq.wire.v1.cluster_pb2 import TopicRoute
@@ -55,7 +55,7 @@ class ProducerCore:
             buffer_bytes=settings.buffer_bytes,
             clock=self.loop.time,
         )
-        self._lanes: dict[str, Lane] = {}
+        self._senders: dict[str, SetSender] = {}
         self._avoidance = Avoidance()
         self._routes = ProducerRoutes(connection)
         self._routing: dict[tuple[str, str], asyncio.Task[None]] = {}
@@ -129,8 +129,8 @@ class ProducerCore:
     async def _close(self) -> None:
         self.accumulator.close()
         await self.flush()
-        lanes = self._lanes.values()
-        await asyncio.gather(*(lane.close(self.settings.timeout_s) for lane in lanes))
+        senders = self._senders.values()
+        await asyncio.gather(*(sender.close(self.settings.timeout_s) for sender in senders))
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -172,11 +172,11 @@ class ProducerCore:
     def _turn(self) -> float:
         """Sends what is due, a request to each set that can take one; when to look again."""
         free = []
-        for name, lane in self._lanes.items():
-            if lane.is_free:
+        for name, sender in self._senders.items():
+            if sender.is_free:
                 free.append(name)
-            elif lane.link is None and self.needs(lane):
-                lane.connect()
+            elif sender.streams.current is None and self.needs(sender):
+                sender.streams.open()
         if not free:
             if not self.accumulator.rest():
                 self._watch()
@@ -190,7 +190,7 @@ class ProducerCore:
             batch.sent_s = batch.sent_s or now_s
             requests.setdefault(batch.broker_set, []).append(batch)
         for name, request in requests.items():
-            self._lanes[name].send(request)
+            self._senders[name].send(request)
         return look_s
 
     def _well(self) -> list[str]:
@@ -198,44 +198,48 @@ class ProducerCore:
         now_s = self.loop.time()
         return [
             name
-            for name, lane in self._lanes.items()
-            if lane.link is not None
-            and not lane.is_silent(now_s, SLOW_S)
+            for name, sender in self._senders.items()
+            if sender.is_connected
+            and not sender.is_silent(now_s, SLOW_S)
             and not self._avoidance.is_avoided(name, now_s)
         ]
 
-    # Called by the lanes
+    # Called by the senders
 
-    def needs(self, lane: Lane) -> bool:
-        return not self.accumulator.is_empty and self.accumulator.needs(lane.name)
+    def needs(self, sender: SetSender) -> bool:
+        return not self.accumulator.is_empty and self.accumulator.needs(sender.name)
 
     def unwritten(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
             if not batch.is_done:
                 self._bounce(batch, 0.0)
 
-    def handed_over(self, lane: Lane, batches: Sequence[Batch]) -> None:
+    def handed_over(self, sender: SetSender, batches: Sequence[Batch]) -> None:
         """No answer will come."""
-        lane.progress_s = self.loop.time()
+        sender.progress_s = self.loop.time()
         for batch in batches:
             if not batch.is_done:
                 nowhere = BatchResult(queue_id=batch.queue_id, queue_offset=-1, log_offset=-1)
                 self._stored(batch, nowhere, "SENT")
 
-    def answered(self, lane: Lane, link: Link, request: Request, response: PublishResponse) -> None:
+    def answered(
+        self, sender: SetSender, stream: BrokerStream, request: Request, response: PublishResponse
+    ) -> None:
         now_s = self.loop.time()
-        missing = BatchResult(code="INTERNAL", text=f"{link.address} gave no result for the batch")
+        missing = BatchResult(
+            code="INTERNAL", text=f"{stream.address} gave no result for the batch"
+        )
         results: Sequence[BatchResult] = response.results
         if any(result.code == 0 for result in results):
-            lane.progress_s = now_s
-            lane.line.succeeded(link.address, now_s - request.sent_s)
-            self._avoidance.answered(lane.name, now_s - request.sent_s, now_s)
+            sender.progress_s = now_s
+            sender.broker_set.succeeded(stream.address, now_s - request.sent_s)
+            self._avoidance.answered(sender.name, now_s - request.sent_s, now_s)
         for at, batch in enumerate(request.batches):
             if not batch.is_done:
-                self._settle(lane, link, batch, results[at] if at < len(results) else missing)
+                self._settle(sender, stream, batch, results[at] if at < len(results) else missing)
         self.wake()
 
-    def lost(self, requests: Sequence[Request], error: MqError) -> None:
+    def lost(self, requests: Iterable[Request], error: MqError) -> None:
         """The stream is broken: whatever was under way may be stored, or not."""
         for request in requests:
             for batch in request.batches:
@@ -247,7 +251,9 @@ class ProducerCore:
 
     # Answers
 
-    def _settle(self, lane: Lane, link: Link, batch: Batch, result: BatchResult) -> None:
+    def _settle(
+        self, sender: SetSender, stream: BrokerStream, batch: Batch, result: BatchResult
+    ) -> None:
         if is_in_doubt(result.code):
             batch.in_doubt = True
         found = verdict(result.code)
@@ -259,20 +265,20 @@ class ProducerCore:
         )
         now_s = self.loop.time()
         if found is Verdict.FOLLOW:
-            believed = lane.line.not_leader(link.address, result.leader_address)
-            lane.leave(link)
-            is_hint = bool(result.leader_address) and believed != link.address
+            believed = sender.broker_set.not_leader(stream.address, result.leader_address)
+            sender.streams.leave(stream)
+            is_hint = bool(result.leader_address) and believed != stream.address
             self._bounce(batch, 0.0 if is_hint and not batch.bounces else None)
         elif found is Verdict.WAIT:
-            self._avoidance.is_busy(lane.name, now_s, retry_after_s(error))
+            self._avoidance.is_busy(sender.name, now_s, retry_after_s(error))
             self._bounce(batch, retry_after_s(error) or None)
         elif found is Verdict.AGAIN and batch.attempts < self.settings.retries:
-            self._avoidance.refused(lane.name, now_s)
+            self._avoidance.refused(sender.name, now_s)
             pause_s = back_off_s(batch.attempts)
             batch.attempts += 1
             self.accumulator.retry(batch, now_s + pause_s, elsewhere=True)
         elif found is Verdict.REROUTE and _may_reroute(batch):
-            batch.refused_by += (lane.name,)
+            batch.refused_by += (sender.name,)
             self.start(self._reroute(batch))
         elif found is Verdict.RENUMBER and self.accumulator.renumber(batch):
             self._bounce(batch, 0.0)
@@ -316,30 +322,33 @@ class ProducerCore:
             await asyncio.sleep(_LOOK_S)
             now_s = self.loop.time()
             self._expire(now_s)
-            for lane in self._lanes.values():
-                lane.look(now_s)
             if now_s - self._routed_s > ROUTES_AGE_S_MAX:
                 self._routed_s = now_s
                 self.start(self._refresh_routes())
 
     def _expire(self, now_s: float) -> None:
-        lanes = self._lanes.values()
-        progress_s = max((lane.progress_s for lane in lanes), default=now_s)
-        requests = [one for lane in lanes for link in lane.links for one in link.requests.values()]
-        under_way = [batch for request in requests for batch in request.batches]
+        senders = self._senders.values()
+        progress_s = max((sender.progress_s for sender in senders), default=now_s)
+        under_way = [
+            batch for sender in senders for one in sender.in_flight for batch in one.batches
+        ]
         for batch in (*under_way, *self.accumulator.unsent()):
-            lane = self._lanes.get(batch.broker_set)
+            sender = self._senders.get(batch.broker_set)
             # What waits for one set waits in vain while only others answer.
-            seen_s = progress_s if lane is None else lane.progress_s
+            seen_s = progress_s if sender is None else sender.progress_s
             if not batch.is_done and now_s >= batch.expires_s(seen_s):
                 batch.in_doubt = batch.in_doubt or batch.is_out
-                self._failed(batch, self._overdue(batch, lane))
+                self._failed(batch, self._overdue(batch, sender))
                 self.wake()
 
-    def _overdue(self, batch: Batch, lane: Lane | None) -> MqError:
-        if lane is not None:
-            return batch.overdue(lane.trouble, lane.line.servers)
-        troubles = [lane.trouble for lane in self._lanes.values() if lane.trouble is not None]
+    def _overdue(self, batch: Batch, sender: SetSender | None) -> MqError:
+        if sender is not None:
+            return batch.overdue(sender.streams.trouble, sender.broker_set.servers)
+        troubles = [
+            sender.streams.trouble
+            for sender in self._senders.values()
+            if sender.streams.trouble is not None
+        ]
         return batch.overdue(troubles[0] if troubles else None, self.connection.servers)
 
     # Topics
@@ -364,10 +373,13 @@ class ProducerCore:
 
     def _set_route(self, topic: str, parts: Sequence[TopicRoute]) -> None:
         for part in parts:
-            if part.broker_set not in self._lanes:
-                line = self.connection.of(part.broker_set)
-                lane = Lane(line, ACKS[self.settings.ack], self.settings.in_flight_max, self)
-                self._lanes[part.broker_set] = lane
+            if part.broker_set not in self._senders:
+                self._senders[part.broker_set] = SetSender(
+                    self.connection.of(part.broker_set),
+                    ACKS[self.settings.ack],
+                    self.settings.in_flight_max,
+                    self,
+                )
         turn = random.randrange(1 << 16)  # noqa: S311 # spreads load only
         self.accumulator.set_route(topic, parts, turn)
 

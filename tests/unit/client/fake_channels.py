@@ -50,7 +50,7 @@ class FakeChannels:
         ]
 
     def replace_those_of(self, connection: Connection) -> None:
-        connection._channels = self  # type: ignore[assignment]
+        connection.channels = self  # type: ignore[assignment]
 
     def asked(self, method: str) -> list[tuple[str, Any]]:
         return [(name, request) for name, what, request in self.calls if what == method]

@@ -264,7 +264,7 @@ class SideCall:
     def _answer(self, response: PublishResponse) -> None:
         if not self.has_ended and self.address not in self._side.frozen:
             self.unanswered -= 1
-            self._answers.put_nowait(response)
+            self._answers.put_nowait(response.SerializeToString())
             self._end_if_all_is_said()
 
     async def read(self) -> object:

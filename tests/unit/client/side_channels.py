@@ -44,4 +44,4 @@ class SideChannels(Channels):
 
 def connected(connection: Connection, sides: Sequence[Side]) -> None:
     """Before it is used first."""
-    connection._channels = SideChannels(sides)
+    connection.channels = SideChannels(sides)

@@ -289,7 +289,7 @@ def test_a_topic_that_is_extended_to_a_new_set_is_noticed_in_some_seconds() -> N
         del b.topics["t"]
         a.known = b.known = [a]
         async with a.producer() as producer:
-            producer._connection._channels._sides |= {"b0:1": b}  # type: ignore[attr-defined]
+            producer._connection.channels._sides |= {"b0:1": b}  # type: ignore[attr-defined]
             for n in range(8):
                 await producer.send("t", f"{n}")
             a.known = b.known = sides

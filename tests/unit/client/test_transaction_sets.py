@@ -85,7 +85,7 @@ def test_every_set_can_ask_from_the_start_on_also_one_that_joins() -> None:
         # A producer that has sent nothing; one of the sets is not known yet.
         a.known = b.known = [a, b]
         async with a.producer(leaves, check) as second:
-            second._connection._channels._sides |= {"c:1": c}  # type: ignore[attr-defined]
+            second._connection.channels._sides |= {"c:1": c}  # type: ignore[attr-defined]
             await started(a, b)
             a.known = b.known = sides
             await asyncio.wait_for(started(c), 10)
