@@ -45,6 +45,7 @@ from mq.store.store import Store
 from mq.store.vfs import RealVfs
 from mq.wire.v1.message_pb2 import Batch as WireBatch
 from mq.wire.v1.message_pb2 import Message, RawBatch
+from tests.support.stores import append_entry, apply_through
 
 BODY_BYTES = 128
 BATCH_MESSAGES = 1000
@@ -143,8 +144,8 @@ def open_store(directory: str, segment_bytes: int = 1 << 30) -> Iterator[Store]:
 def append(store: Store, accepted: Sequence[Batch]) -> None:
     """In the log, in the queues, and what belongs in the queues' files is there."""
     for at in range(0, len(accepted), GROUP):
-        ref = store.append(accepted[at : at + GROUP], now_ms=at)
-        store.apply_through(ref.raft_index)
+        ref = append_entry(store, accepted[at : at + GROUP], now_ms=at)
+        apply_through(store, ref.raft_index)
     store.settle()
 
 
@@ -204,8 +205,8 @@ def bench_append(directory: str, rounds: int, scale: int) -> dict[str, float]:
 
 def _append_checked(store: Store, encoded: Sequence[bytes]) -> None:
     for at in range(0, len(encoded), GROUP):
-        ref = store.append(check(encoded[at : at + GROUP]), now_ms=at)
-        store.apply_through(ref.raft_index)
+        ref = append_entry(store, check(encoded[at : at + GROUP]), now_ms=at)
+        apply_through(store, ref.raft_index)
     store.settle()
 
 
@@ -244,7 +245,7 @@ def _create_queues(store: Store, queues: Sequence[tuple[str, int]]) -> None:
             prepare(WireBatch(topic=topic, queue_id=queue_id, messages=message).SerializeToString())
             for topic, queue_id in queues[at : at + 256]
         ]
-        store.apply_through(store.append(check(group), now_ms=0).raft_index)
+        apply_through(store, append_entry(store, check(group), now_ms=0).raft_index)
     store.checkpoint()
 
 
@@ -353,7 +354,7 @@ def measure_start(directory: str) -> dict[str, float]:
     store = Store(RealVfs(), directory, StoreConfig(), Identity("bench", "set-0", "node-0"))
     replay_from = store.log.ref(store.applied_index).log_offset
     while store.applied_index < store.log.last_index:
-        store.apply_through(store.applied_index + 1000)
+        apply_through(store, store.applied_index + 1000)
     elapsed = time.perf_counter() - started
     resident = next(
         int(line.split()[1])

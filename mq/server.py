@@ -150,8 +150,7 @@ class Server:
                 self._config.store,
                 identity,
                 broker_state=state.encode,
-                filing=state.hold,
-                refile=ReplayedLanes,
+                start_held_replay=ReplayedLanes,
                 damage=DamageLog(self._clock.now_ms),
             )
             stack.push_async_callback(asyncio.to_thread, store.close)
@@ -163,15 +162,7 @@ class Server:
             stack.callback(flusher.close)
             machine = Machine(state, store)
             disk = Disk(store.log, vote, flusher)
-            raft = RaftNode(
-                settings,
-                identity,
-                disk,
-                machine,
-                self._clock,
-                tls=tls,
-                on_leadership=lambda _: broker.on_leadership(),
-            )
+            raft = RaftNode(settings, identity, disk, self._clock, tls=tls)
             consensus = _Consensus(raft)
             until_durable = None if is_async else _until_durable(flusher)
             broker = Broker(
@@ -192,8 +183,8 @@ class Server:
             address = options.advertised or f"{_reachable(options.host)}:{port}"
             external = self._open_external(rpc)
             raft.introduce(Presence(address, options.zone, external))
+            await raft.start(listen, broker, lambda _: broker.on_leadership())
             stack.push_async_callback(raft.stop)
-            await raft.start(listen)
             await rpc.start()
             stack.push_async_callback(rpc.stop, options.drain_ms / 1000)
             # First of all: clients that are sent away have a leader to go to.
@@ -334,7 +325,7 @@ class Server:
         staying = store.expiring_before(policy, self._clock.now_ms())
         if staying and broker.leadership.is_serving:
             try:
-                with store.letting_in():
+                with store.ignoring_disk_limit():
                     await broker.carry(staying)
             except MqError as error:
                 log.warning("segments stay, for messages that wait in them", error=str(error))

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from mq.broker.broker import Broker
 from mq.broker.directory import SETS_MAX
 from mq.broker.other_set import ADDRESSES_MAX, is_address, is_set_name, legal_addresses
-from mq.broker.writing import to_its_end, write_command
 from mq.errors import IllegalRequest
 from mq.wire.v1.cluster_pb2 import PeerSet
 from mq.wire.v1.state_pb2 import Command, DropBrokerSet, PutBrokerSet
@@ -42,6 +41,6 @@ class BrokerSets:
             raise IllegalRequest(f"{SETS_MAX} broker sets were added and removed: that is all")
 
     async def _write(self, command: Command) -> list[PeerSet]:
-        await to_its_end(write_command(self._broker.consensus, command))
+        await self._broker.writer.write_uncancelled(command)
         known = self._broker.state.sets.added()
         return [PeerSet(name=name, addresses=found) for name, found in known.items()]

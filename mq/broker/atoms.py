@@ -26,7 +26,7 @@ from mq.broker.queue import Queue
 from mq.broker.receive.lease_turn import Over
 from mq.broker.receive.receiving import Receiving
 from mq.broker.state.dedup import StoredAt
-from mq.broker.state.machine import Written
+from mq.broker.state.machine import ProposedEntry
 from mq.broker.turns import Turns, Verdict
 from mq.errors import (
     FlowControl,
@@ -111,11 +111,11 @@ class _Turn:
         self.size_bytes += atom.entry_bytes()
         return answer
 
-    def written(self) -> Written:
+    def written(self) -> ProposedEntry:
         batches = [batch for atom, _ in self.accepted for batch in atom.batches]
         commits = [atom.commit() for atom, _ in self.accepted if atom.positions]
         command = Command(commit_positions=CommitPositions(groups=commits)) if commits else None
-        return Written(batches, command)
+        return ProposedEntry(batches, command)
 
 
 class Atoms:
@@ -139,9 +139,7 @@ class Atoms:
         # With handles, by the numbers of their batches.
         self._acknowledging: dict[Keys, asyncio.Future[Answer]] = {}
         # No answer: there is something to wait for first.
-        self._turns: Turns[Atom, Answer | None] = Turns(
-            core.consensus, core.leadership, self._decide
-        )
+        self._turns: Turns[Atom, Answer | None] = Turns(core.writer, core.leadership, self._decide)
 
     async def send(
         self,

@@ -20,7 +20,6 @@ from mq.broker.consumer.unsent import Unsent
 from mq.broker.contracts import Consensus
 from mq.broker.core import Core, Service, Settings
 from mq.broker.delay.delays import Delays
-from mq.broker.delay.underway import UnderWay
 from mq.broker.directory import Directory
 from mq.broker.leading import Leadership
 from mq.broker.missing_topics import MissingTopics
@@ -29,13 +28,15 @@ from mq.broker.queue import Queue
 from mq.broker.receive.receiving import Receiving
 from mq.broker.retry.dead_letters import DeadLetters
 from mq.broker.retry.retrying import Retrying
-from mq.broker.state.machine import Machine
+from mq.broker.state.machine import AppliedEntry, Machine
 from mq.broker.transaction.transacting import Transacting
+from mq.broker.writing import EntryWriter
 from mq.errors import MqError, NodeStopped, QueueDamaged, Rebuilding, TopicNotFound
 from mq.logging import get_logger
 from mq.store.batch import Batch
 from mq.store.consumequeue import ConsumeQueue, QueueExtent
 from mq.store.identity import Identity
+from mq.store.logreader import EntryRef
 from mq.wire.v1.state_pb2 import Command
 
 log = get_logger(__name__)
@@ -45,7 +46,9 @@ _POLL_S = 0.02
 
 
 class Broker:
-    """Made on a running loop, and for that loop alone."""
+    """Made on a running loop, and for that loop alone. It is the state machine of replication
+    (`mq.raft.contracts.StateMachine`), which applies entries and tells all parts what they changed.
+    """
 
     def __init__(
         self,
@@ -56,16 +59,17 @@ class Broker:
         until_durable: Callable[[int], Awaitable[object]] | None,
         random_number: Callable[[], int],
     ) -> None:
-        """`until_durable` waits until the leader's log is on its disk up to there; None: with async
-        flush nobody does. `random_number` gives 64 bits that nobody can guess.
+        """`until_durable` waits until the leader's log is on its disk up to a log offset; it is
+        None with async flush. `random_number` gives 64 bits that cannot be guessed.
         """
         self.settings = settings
         self.machine = machine
         self.state = machine.state
         self.store = machine.store
-        consensus = self.consensus = self._under_way = UnderWay(consensus)
+        self.consensus = consensus
+        self.writer = EntryWriter(consensus)
         self.now_ms = now_ms
-        # For how long something is so.
+        # Monotonic clock, for time-outs.
         self.steady_ms = _steady_ms
         self._until_durable = until_durable
         options = settings.config.broker
@@ -73,14 +77,14 @@ class Broker:
         self.arrivals = Arrivals()
         self.directory = self._make_directory(random_number)
         self.catalog = Catalog(
-            consensus,
+            self.writer,
             machine,
             self.leadership,
             self.directory.elsewhere,
             default_queues=options.default_queues,
         )
         self.publisher = Publisher(
-            consensus,
+            self.writer,
             machine,
             self.leadership,
             self.catalog,
@@ -91,11 +95,11 @@ class Broker:
         self.missing_topics = MissingTopics(
             settings, self.state.topics, self.directory, self.steady_ms
         )
-        self._make_consuming(consensus)
+        self._make_consuming()
         self._make_services(
             Core(
                 settings,
-                consensus,
+                self.writer,
                 machine,
                 self.leadership,
                 self.catalog,
@@ -109,10 +113,6 @@ class Broker:
         self.lost_by_group: dict[str, int] = {}
         # Where queues started then: what was gone before is not lost again.
         self._dropped_through: dict[Queue, int] = {}
-        machine.on_term = self.on_leadership
-        machine.on_arrival = self.arrivals.arrived
-        machine.on_command = self._on_command
-        machine.on_held = self._on_held
 
     def _make_directory(self, random_number: Callable[[], int]) -> Directory:
         node, seeds = self.settings.config.node, self.settings.config.broker.seeds
@@ -125,11 +125,11 @@ class Broker:
             lambda: self.leadership.is_current,
         )
 
-    def _make_consuming(self, consensus: Consensus) -> None:
+    def _make_consuming(self) -> None:
         options = self.settings.config.broker
         self.replicas = Replicas(
             self.settings.config.node.node,
-            consensus,
+            self.consensus,
             self.leadership,
             self.store.log,
             self.arrivals,
@@ -139,9 +139,9 @@ class Broker:
         self.puller = Puller(
             self.state.topics, self.store, self.arrivals, self.replicas, self.unsent
         )
-        self.commits = Commits(consensus, self.machine)
+        self.commits = Commits(self.writer, self.machine)
         self.groups = Groups(
-            consensus,
+            self.writer,
             self.machine,
             self.leadership,
             self.commits,
@@ -154,7 +154,7 @@ class Broker:
         )
 
     def _make_services(self, core: Core) -> None:
-        self.delays = Delays(core, self._under_way)
+        self.delays = Delays(core)
         self.transacting = Transacting(core, _steady_ms)
         self.retrying = Retrying(core, self.groups, self.commits)
         self.receiving = Receiving(core, self.groups, self.puller)
@@ -296,6 +296,42 @@ class Broker:
         while not self.directory.is_complete and self.steady_ms() < deadline_ms:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
 
+    # -- the state machine of replication ---------------------------------------------------------
+
+    @property
+    def applied_index(self) -> int:
+        return self.store.applied_index
+
+    def checkpoint_payload(self) -> bytes:
+        return self.store.checkpoint_payload()
+
+    def check_writable(self) -> None:
+        self.store.check_writable()
+
+    def appended(self, ref: EntryRef, context: object) -> None:
+        self.machine.appended(ref, context)
+
+    def forget(self, from_index: int) -> None:
+        self.machine.forget(from_index)
+
+    def start_over(self) -> None:
+        self.machine.start_over()
+
+    def apply_through(self, raft_index: int) -> None:
+        """The parts hear of each entry before the next one is applied."""
+        for applied in self.machine.apply_through(raft_index):
+            self._dispatch(applied)
+
+    def _dispatch(self, applied: AppliedEntry) -> None:
+        if applied.is_first_of_term:
+            self.on_leadership()
+        for queue in applied.arrivals:
+            self.arrivals.arrived(queue)
+        for held_batch in applied.held:
+            self.delays.on_held(held_batch)
+        for command in applied.commands:
+            self._on_command(command)
+
     def _on_command(self, command: Command) -> None:
         if command.HasField("put_topic"):
             self.missing_topics.on_topics()
@@ -306,10 +342,6 @@ class Broker:
         for service in self._services:
             service.on_command(command)
 
-    def _on_held(self, batch: Batch, log_offset: int) -> None:
-        for service in self._services:
-            service.on_held(batch, log_offset)
-
     def _resolve(self, batch: Batch) -> Batch:
         if batch.half:
             self.transacting.check_half(batch)
@@ -317,5 +349,5 @@ class Broker:
 
 
 def _steady_ms() -> int:
-    """For how long somebody was silent: a clock that nobody sets."""
+    """Monotonic clock, for time-outs."""
     return int(asyncio.get_running_loop().time() * 1000)

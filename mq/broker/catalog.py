@@ -8,11 +8,10 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from mq import names
-from mq.broker.contracts import Consensus
 from mq.broker.leading import Leadership
 from mq.broker.state.machine import Machine
 from mq.broker.state.topics import Topic
-from mq.broker.writing import to_its_end, write_command
+from mq.broker.writing import EntryWriter
 from mq.errors import (
     GroupNotEmpty,
     GroupNotFound,
@@ -32,14 +31,14 @@ PRIORITIES_MAX = 10
 class Catalog:
     def __init__(
         self,
-        consensus: Consensus,
+        writer: EntryWriter,
         machine: Machine,
         leadership: Leadership,
         elsewhere: Callable[[str], Iterable[TopicRoute]],
         *,
         default_queues: int,
     ) -> None:
-        self._consensus = consensus
+        self._writer = writer
         self._machine = machine
         self._leadership = leadership
         self._elsewhere = elsewhere
@@ -200,7 +199,7 @@ class Catalog:
             raise TopicNotFound(f"topic {topic.name} was deleted at the same moment") from None
 
     async def _propose(self, command: Command) -> None:
-        await to_its_end(write_command(self._consensus, command))
+        await self._writer.write_uncancelled(command)
 
 
 def _check_priorities(name: str, priorities: int, queues: int) -> None:

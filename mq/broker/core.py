@@ -8,19 +8,17 @@ atom, so a fail-over finds both done or none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mq.broker.catalog import Catalog
 from mq.broker.consumer.arrivals import Arrivals
-from mq.broker.contracts import Consensus
 from mq.broker.leading import Leadership
-from mq.broker.state.machine import Machine, Written
+from mq.broker.state.machine import Machine
 from mq.broker.state.state import State
-from mq.broker.writing import write
+from mq.broker.writing import EntryWriter
 from mq.config import Config
 from mq.errors import MqError
-from mq.store.batch import Batch
 from mq.store.store import Store
 from mq.wire.v1.state_pb2 import Command
 
@@ -43,7 +41,7 @@ class Settings:
 @dataclass(slots=True, frozen=True)
 class Core:
     settings: Settings
-    consensus: Consensus
+    writer: EntryWriter
     machine: Machine
     leadership: Leadership
     catalog: Catalog
@@ -61,12 +59,6 @@ class Core:
     def store(self) -> Store:
         return self.machine.store
 
-    async def write(self, command: Command | None = None, batches: Sequence[Batch] = ()) -> Written:
-        """One entry, one atom: applied here when this returns. Raises as `Consensus.propose`."""
-        written = Written(batches, command)
-        await write(self.consensus, written)
-        return written
-
 
 class Service:
     """What a driver may want to hear of. Everything is called on the loop and must not wait."""
@@ -82,11 +74,6 @@ class Service:
 
     def on_command(self, command: Command) -> None:
         """A command was applied, on whatever node; commands of a `many` come one by one."""
-
-    def on_held(self, batch: Batch, log_offset: int) -> None:
-        """A batch that is held back was applied, on whatever node; the log offset is that of the
-        whole batch.
-        """
 
     def needs_log_before(self, log_offset: int) -> bool:  # noqa: ARG002 - for those who have some
         """Whether anything waits that stands before: retention has to leave it. On any node."""

@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from mq.broker.catalog import Catalog
-from mq.broker.contracts import Consensus
 from mq.broker.leading import Leadership
 from mq.broker.state.dedup import StoredAt
-from mq.broker.state.machine import Machine, Written
+from mq.broker.state.machine import Machine, ProposedEntry
+from mq.broker.writing import EntryWriter
 from mq.errors import (
     FlowControl,
     FlushTimeout,
@@ -26,8 +26,7 @@ from mq.errors import (
     ReplicationTimeout,
 )
 from mq.names import NAME_CHARACTERS_MAX
-from mq.store.batch import Batch, encode_payload
-from mq.store.format import Kind
+from mq.store.batch import Batch
 from mq.store.logreader import EntryRef
 
 # An entry is closed when it has so much; a larger batch is an entry of its own.
@@ -45,19 +44,19 @@ class Slot:
     the leader has it in its log.
     """
 
-    __slots__ = ("appended", "batch", "outcome", "written")
+    __slots__ = ("appended", "batch", "entry", "outcome")
 
     def __init__(self, batch: Batch, outcome: asyncio.Future[StoredAt]) -> None:
         self.batch = batch
         self.outcome = outcome
         self.appended: asyncio.Future[EntryRef] | None = None
-        self.written: Written | None = None
+        self.entry: ProposedEntry | None = None
 
 
 class Publisher:
     def __init__(
         self,
-        consensus: Consensus,
+        writer: EntryWriter,
         machine: Machine,
         leadership: Leadership,
         catalog: Catalog,
@@ -67,7 +66,7 @@ class Publisher:
         entry_bytes_max: int,
     ) -> None:
         """`resolve` says how a batch is stored that is to be held back, or what is wrong."""
-        self._consensus = consensus
+        self._writer = writer
         self._machine = machine
         self._leadership = leadership
         self._catalog = catalog
@@ -154,7 +153,7 @@ class Publisher:
 
     def timed_out(self, slot: Slot) -> MqError:
         """Why there is no outcome yet."""
-        ref = slot.written.ref if slot.written else None
+        ref = slot.entry.ref if slot.entry else None
         durable = self._machine.store.log.durable_index
         if ref is not None and ref.raft_index > durable:
             return FlushTimeout(
@@ -198,13 +197,11 @@ class Publisher:
     def _propose(self, slots: list[Slot]) -> None:
         batches = [slot.batch for slot in slots]
         told = [slot.appended for slot in slots if slot.appended is not None]
-        written = Written(batches, on_appended=_teller(told) if told else None)
+        entry = ProposedEntry(batches, on_appended=_teller(told) if told else None)
         for slot in slots:
-            slot.written = written
-        future = asyncio.ensure_future(
-            self._consensus.propose(Kind.MESSAGES, encode_payload(batches), written)
-        )
-        future.add_done_callback(lambda done: self.end(slots, written.stored, _failure(done)))
+            slot.entry = entry
+        future = asyncio.ensure_future(self._writer.propose(entry))
+        future.add_done_callback(lambda done: self.end(slots, entry.stored, _failure(done)))
 
     def end(
         self, slots: list[Slot], stored: Sequence[StoredAt], error: BaseException | None

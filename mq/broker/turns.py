@@ -11,10 +11,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from mq.broker.contracts import Consensus
 from mq.broker.leading import Leadership
-from mq.broker.state.machine import Written
-from mq.broker.writing import write
+from mq.broker.state.machine import ProposedEntry
+from mq.broker.writing import EntryWriter
 from mq.errors import MqError, OutcomeUnknown
 from mq.logging import get_logger
 
@@ -25,21 +24,21 @@ Answer = TypeVar("Answer")
 
 
 class Verdict(NamedTuple, Generic[Answer]):
-    """An answer for each request, or why it is refused. Given when `written` is applied; nothing to
+    """An answer for each request, or why it is refused. Given when `entry` is applied; nothing to
     write: at once. Fewer answers than requests: the others are asked again in the next turn; the
     first request is always answered.
     """
 
     answers: Sequence[Answer | MqError]
-    written: Written | None = None
-    # Called when `written` is applied, or has failed with this, before the answers are given.
+    entry: ProposedEntry | None = None
+    # Called when `entry` is applied, or has failed with this, before the answers are given.
     over: Callable[[MqError | None], None] | None = None
 
 
 class Turns(Generic[Request, Answer]):
     def __init__(
         self,
-        consensus: Consensus,
+        writer: EntryWriter,
         leadership: Leadership,
         decide: Callable[[list[Request]], Verdict[Answer]],
         *,
@@ -48,7 +47,7 @@ class Turns(Generic[Request, Answer]):
         """`decide` must not wait. What it raises is the answer to all requests of the turn, so that
         what is wrong with one request is an answer, and is not raised.
         """
-        self._consensus = consensus
+        self._writer = writer
         self._leadership = leadership
         self._decide = decide
         self._requests_max = requests_max
@@ -91,10 +90,10 @@ class Turns(Generic[Request, Answer]):
         answers: Sequence[Answer | Exception] = verdict.answers
         self._waiting[:0] = asked[len(answers) :]
         asked = asked[: len(answers)]
-        if verdict.written is not None:
+        if verdict.entry is not None:
             failure: MqError | None = None
             try:
-                await write(self._consensus, verdict.written)
+                await self._writer.propose(verdict.entry)
             except MqError as error:
                 failure = error
             except Exception:

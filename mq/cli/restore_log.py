@@ -160,7 +160,6 @@ def _open_new_segment(
         StoreConfig(),
         identity,
         broker_state=state.encode,
-        filing=state.hold,
         background=False,
     )
     try:
@@ -171,14 +170,15 @@ def _open_new_segment(
         machine = Machine(state, store)
         while store.applied_index < log.last_index:
             before = store.applied_index
-            machine.apply_through(before + _APPLY_ENTRIES)
+            for _ in machine.apply_through(before + _APPLY_ENTRIES):
+                pass  # there is no broker to tell
             store.settle()
             ends = [log.ref(index).end_log_offset for index in (before, store.applied_index)]
             on_progress(ends[1] - ends[0])
         term = _term(manifest, members)
         restored = handshake.Restored(log.last_index + 1, _lineage(manifest, identity, members))
         entry = checkpoint_entry(
-            machine.checkpoint_payload(),
+            store.checkpoint_payload(),
             members,
             (*read_restorations(log), restored),
             term=term,

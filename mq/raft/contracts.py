@@ -27,7 +27,7 @@ class Links(Protocol):
 
 
 class StateMachine(Protocol):
-    """What the entries mean. `Store` is one."""
+    """What the entries mean. The broker is one."""
 
     @property
     def applied_index(self) -> int: ...

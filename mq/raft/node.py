@@ -65,16 +65,14 @@ class Node:
         settings: Settings,
         identity: Identity,
         disk: Disk,
-        machine: StateMachine,
         clock: Clock,
         *,
         tls: TlsContexts | None = None,
-        on_leadership: Callable[[Leadership], None] = lambda _: None,
     ) -> None:
+        self._settings = settings
         self._node_id = settings.node_id
         self._disk = disk
         self._clock = clock
-        self._tell_leadership = on_leadership
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[MqError] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
@@ -92,13 +90,24 @@ class Node:
             tls=tls,
             send_buffer_bytes=_SEND_BYTES_MAX,
         )
-        self._replica = Replica(settings, disk.log, disk.vote, machine, self._transport, self)
 
     # -- life -------------------------------------------------------------------------------------
 
-    async def start(self, listen: str | None) -> None:
-        """Returns when peers may connect. PortUnavailable."""
-        await self._transport.start(listen)
+    async def start(
+        self,
+        listen: str | None,
+        machine: StateMachine,
+        on_leadership: Callable[[Leadership], object] = lambda _: None,
+    ) -> None:
+        """Returns when peers may connect. PortUnavailable: the node has stopped."""
+        self._tell_leadership = on_leadership
+        disk = self._disk
+        self._replica = Replica(self._settings, disk.log, disk.vote, machine, self._transport, self)
+        try:
+            await self._transport.start(listen)
+        except BaseException:
+            await self.stop()
+            raise
         self._run()
 
     async def step_aside(self) -> None:

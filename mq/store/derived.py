@@ -11,7 +11,6 @@ Invariant: the checkpoint on disk is never ahead of the files it speaks of, nor 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -23,7 +22,7 @@ from mq.store.checkpoint import DerivedState
 from mq.store.commitlog import CommitLog
 from mq.store.consumequeue import ConsumeQueues, QueueExtent, QueueWrites, message_units
 from mq.store.filepool import PendingWrite
-from mq.store.holding import Filing, file_plainly, held_unit
+from mq.store.holding import HeldQueue, held_unit
 from mq.store.keyindex import IndexPosition, KeyIndex, batch_keys
 from mq.store.vfs import Vfs, is_shortage, shortage
 from mq.store.writeback import Writeback
@@ -54,7 +53,7 @@ class CheckpointPlan(NamedTuple):
     generation: int  # of the log that it was made of
 
 
-class Derived:
+class DerivedFiles:
     def __init__(
         self,
         vfs: Vfs,
@@ -64,9 +63,7 @@ class Derived:
         index_slots: int,
         index_items: int,
         background: bool,
-        filing: Filing = file_plainly,
     ) -> None:
-        self._filing = filing
         self._vfs = vfs
         self._directory = directory
         self._checkpoint_path = f"{directory}/checkpoint"
@@ -88,21 +85,17 @@ class Derived:
 
     # -- applying ---------------------------------------------------------------------------------
 
-    def apply(self, batches: Iterable[tuple[Batch, int]], stored_at_ms: int) -> list[int]:
-        """The queue offset of the first message of each batch; a batch comes with the log offset of
-        its first frame.
-        """
-        return [self._put(batch, offset, stored_at_ms) for batch, offset in batches]
-
-    def _put(self, batch: Batch, log_offset: int, stored_at_ms: int) -> int:
-        if batch.is_held:
-            filed = self._filing(batch, log_offset, stored_at_ms)
-            units = held_unit(batch, log_offset, filed.mark)
-            return self.queues.append(filed.topic, filed.queue_id, units)
+    def put(self, batch: Batch, log_offset: int, stored_at_ms: int) -> int:
+        """A batch that is visible at once. Returns the queue offset of its first message."""
         if len(batch.key_hashes):
             self.index.add(*batch_keys(batch, log_offset), stored_at_ms)
         units = message_units(batch, log_offset)
         return self.queues.append(batch.topic, batch.queue_id, units)
+
+    def put_held(self, batch: Batch, log_offset: int, held: HeldQueue) -> None:
+        """A batch that waits in an internal queue."""
+        units = held_unit(batch, log_offset, held.mark)
+        self.queues.append(held.topic, held.queue_id, units)
 
     def write_surplus(self) -> None:
         """Starts moving to the files what waits in memory beyond its limit; called after applying.

@@ -1,4 +1,4 @@
-"""Batches that are held back: where they are filed until they are written to their topic.
+"""Held batches: the internal queues in which they wait until they are written to their topic.
 
 A held batch is one unit of an internal queue, whatever number of messages it has: the log offset
 and the size of the whole batch, and a mark in place of a tag hash. Messages that wait for a time
@@ -9,7 +9,7 @@ stand in one queue. What waits costs twenty bytes beside the log, and no memory.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,29 +25,23 @@ _GAP_BYTES_MAX = 4096
 LANES = 6_000
 
 
-class Filed(NamedTuple):
-    """The queue that the batch is filed in, and the mark of its unit."""
+class HeldQueue(NamedTuple):
+    """The internal queue that a held batch waits in, and the mark of its unit."""
 
     topic: str
     queue_id: int
     mark: int
 
 
-class Filing(Protocol):
-    """Part of applying an entry: the same on every replica. `log_offset` is that of the batch."""
-
-    def __call__(self, batch: Batch, log_offset: int, stored_at_ms: int) -> Filed: ...
-
-
 def lane_of(due_ms: int) -> int:
     return due_ms // LANE_MS % LANES
 
 
-def file_plainly(batch: Batch, log_offset: int, stored_at_ms: int) -> Filed:  # noqa: ARG001
-    """Without a broker that knows more."""
+def default_held_queue(batch: Batch) -> HeldQueue:
+    """The queue of a batch whose lane has never passed its delivery time."""
     if batch.half:
-        return Filed(HALF_TOPIC, 0, 0)
-    return Filed(SCHEDULE_TOPIC, lane_of(batch.deliver_at_ms), batch.deliver_at_ms)
+        return HeldQueue(HALF_TOPIC, 0, 0)
+    return HeldQueue(SCHEDULE_TOPIC, lane_of(batch.deliver_at_ms), batch.deliver_at_ms)
 
 
 def held_unit(batch: Batch, log_offset: int, mark: int) -> Units:

@@ -32,7 +32,7 @@ from mq.store.examine import (
     segment_bases,
 )
 from mq.store.format import HEADER_BYTES, EntryHeader, Kind
-from mq.store.holding import file_plainly
+from mq.store.holding import default_held_queue
 from mq.store.scan import Source, Walked, find_entry_after, misfit, walk
 from mq.store.segment import LOG_SUFFIX
 from mq.store.vfs import Vfs
@@ -248,8 +248,8 @@ class LogInspector:
                 for batch, _ in decode_payload(walked.payload, 0).batches:
                     key, count = (batch.topic, batch.queue_id), batch.message_count
                     if batch.is_held:
-                        filed = file_plainly(batch, 0, 0)
-                        key, count = (filed.topic, filed.queue_id), 1
+                        held = default_held_queue(batch)
+                        key, count = (held.topic, held.queue_id), 1
                     ends[key] = ends.get(key, 0) + count
             except (MalformedBatch, IndexError) as error:
                 self._add_damage(segment, walked.position, str(error))

@@ -26,13 +26,13 @@ from mq.errors import MqError, QueueDamaged, Rebuilding
 from mq.logging import get_logger
 from mq.store.consumequeue import UNIT, DamagedFile
 from mq.store.damage import Damage, DamageKind, DamageLog
-from mq.store.derived import Derived
+from mq.store.derived import DerivedFiles
 from mq.store.filepool import PendingWrite
 from mq.store.keyindex import DamagedIndexFile, item_blocks, slot_blocks
 from mq.store.logreader import LogWalk
 from mq.store.rebuilding import (
     KnownUnit,
-    Refile,
+    StartHeldReplay,
     Stretch,
     rebuild_index_file,
     rebuild_units,
@@ -77,9 +77,9 @@ class Mending:
         self,
         vfs: Vfs,
         walk: Callable[[], LogWalk],
-        derived: Derived,
+        derived: DerivedFiles,
         damage: DamageLog,
-        refile: Refile,
+        start_held_replay: StartHeldReplay,
         *,
         background: bool,
     ) -> None:
@@ -88,7 +88,7 @@ class Mending:
         self._queues = derived.queues
         self._writeback = derived.writeback
         self._damage = damage
-        self._refile = refile
+        self._start_held_replay = start_held_replay
         self._background = background
         self._closing = threading.Event()
         self._executor: ThreadPoolExecutor | None = None
@@ -236,7 +236,7 @@ class Mending:
         units = np.zeros(end - first, UNIT)
         if wanted.start < wanted.end:
             known = self._unit_before(job, file, first) if file.first + first > file.start else None
-            rebuilt = rebuild_units(walk, wanted, known, self._refile, job.step)
+            rebuilt = rebuild_units(walk, wanted, known, self._start_held_replay, job.step)
             units[len(units) - len(rebuilt) :] = rebuilt
         tail = file.tail
         writes = []

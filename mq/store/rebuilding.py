@@ -2,9 +2,9 @@
 
 What was applied follows from the log alone: a batch that is visible takes the next queue offsets of
 its queue, and its keys the next items of the index. So a part needs the entries it was made of and
-a place to count from: a unit that is known, or the checkpoint that opens a segment. Where a batch
-with a delivery time was filed depends on the state of the broker as well; that is replayed from
-the same checkpoint (`Refiling`).
+a place to count from: a unit that is known, or the checkpoint that opens a segment. The queue of a
+batch with a delivery time depends on the state of the broker as well; that is replayed from
+the same checkpoint (`HeldReplay`).
 
 Reads only. LogDamaged: an entry that is needed is not what was written.
 """
@@ -23,35 +23,35 @@ from mq.store import checkpoint
 from mq.store.batch import Batch, Decoded, decode_payload
 from mq.store.consumequeue import UNIT, Units, message_units
 from mq.store.format import Kind
-from mq.store.holding import Filed, file_plainly, held_unit
+from mq.store.holding import HeldQueue, default_held_queue, held_unit
 from mq.store.keyindex import ITEM, FillingFile, Header, batch_keys
 from mq.store.logreader import Entry, LogReader
 
 
-class Refiling(Protocol):
-    """Files batches that are held back once more, as they were filed when they were applied. Sees
-    all entries behind a checkpoint, in order.
+class HeldReplay(Protocol):
+    """Tells again which queue each held batch was put into. Sees all entries behind a checkpoint,
+    in order.
     """
 
-    def __call__(self, batch: Batch, log_offset: int, stored_at_ms: int) -> Filed: ...
+    def held_queue_for(self, batch: Batch) -> HeldQueue: ...
 
     def command(self, data: bytes) -> None:
-        """Applied behind the batches of its entry."""
+        """Applied after the batches of its entry."""
         ...
 
 
-# Given the broker's state of a checkpoint.
-Refile = Callable[[bytes], Refiling]
+# Makes a replay from the broker state of a checkpoint.
+StartHeldReplay = Callable[[bytes], HeldReplay]
 
 
-class RefilePlainly:
-    """Without a broker that knows more."""
+class DefaultHeldReplay:
+    """The replay of a store without a broker: no command moves a lane."""
 
     def __init__(self, broker_state: bytes = b"") -> None:
         pass
 
-    def __call__(self, batch: Batch, log_offset: int, stored_at_ms: int) -> Filed:
-        return file_plainly(batch, log_offset, stored_at_ms)
+    def held_queue_for(self, batch: Batch) -> HeldQueue:
+        return default_held_queue(batch)
 
     def command(self, data: bytes) -> None:
         pass
@@ -79,26 +79,26 @@ class _Origin(NamedTuple):
     raft_index: int
     log_offset: int
     queue_offset: int
-    filing: Refiling
+    replay: HeldReplay
 
 
 def rebuild_units(
     log: LogReader,
     wanted: Stretch,
     known: KnownUnit | None,
-    refile: Refile,
+    start_held_replay: StartHeldReplay,
     on_entry: Callable[[], None],
 ) -> Units:
     """`known` is a unit before the stretch, the nearer the less is read. `on_entry` is called often
     and may raise. QueueDamaged: the log does not have as many messages of the queue.
     """
-    origin = _origin(log, wanted, known, refile)
+    origin = _origin(log, wanted, known, start_held_replay)
     found = np.zeros(wanted.end - wanted.start, UNIT)
     queue_offset = origin.queue_offset
     name = wanted.topic.encode() if wanted.topic not in (SCHEDULE_TOPIC, HALF_TOPIC) else b""
     for entry in log.entries(origin.raft_index, log.last_index + 1):
         on_entry()
-        for units in _units_of(entry, wanted, name, origin.filing):
+        for units in _units_of(entry, wanted, name, origin.replay):
             rows = units[units["log_offset"] >= np.uint64(origin.log_offset)]
             _put(found, rows, queue_offset - wanted.start)
             queue_offset += len(rows)
@@ -117,11 +117,11 @@ def _put(found: Units, rows: Units, at: int) -> None:
         found[at + first : at + end] = rows[first:end]
 
 
-def _units_of(entry: Entry, wanted: Stretch, name: bytes, filing: Refiling) -> list[Units]:
+def _units_of(entry: Entry, wanted: Stretch, name: bytes, replay: HeldReplay) -> list[Units]:
     """Of the queue, in one entry."""
     ref, payload = entry
     if ref.kind == Kind.COMMAND and not name:
-        filing.command(bytes(payload))
+        replay.command(bytes(payload))
     # Most entries are of other topics: looking for the name is much cheaper than parsing.
     if ref.kind != Kind.MESSAGES or (name and name not in bytes(payload)):
         return []
@@ -129,28 +129,31 @@ def _units_of(entry: Entry, wanted: Stretch, name: bytes, filing: Refiling) -> l
     found = [
         units
         for batch, at in decoded.batches
-        if (units := _unit_of(batch, at, ref.stored_at_ms, wanted, filing)) is not None
+        if (units := _unit_of(batch, at, wanted, replay)) is not None
     ]
     if decoded.command and not name:
-        filing.command(decoded.command)
+        replay.command(decoded.command)
     return found
 
 
-def _unit_of(
-    batch: Batch, log_offset: int, stored_at_ms: int, wanted: Stretch, filing: Refiling
-) -> Units | None:
+def _unit_of(batch: Batch, log_offset: int, wanted: Stretch, replay: HeldReplay) -> Units | None:
     place = wanted.topic, wanted.queue_id
     if not batch.is_held:
         return message_units(batch, log_offset) if place == batch[:2] else None
-    filed = filing(batch, log_offset, stored_at_ms)
-    return held_unit(batch, log_offset, filed.mark) if place == filed[:2] else None
+    held = replay.held_queue_for(batch)
+    return held_unit(batch, log_offset, held.mark) if place == held[:2] else None
 
 
-def _origin(log: LogReader, wanted: Stretch, known: KnownUnit | None, refile: Refile) -> _Origin:
+def _origin(
+    log: LogReader,
+    wanted: Stretch,
+    known: KnownUnit | None,
+    start_held_replay: StartHeldReplay,
+) -> _Origin:
     # The mark of a unit in a lane depends on what the broker had delivered then.
     if known is not None and wanted.topic != SCHEDULE_TOPIC:
         raft_index = log.index_at(known.log_offset)
-        return _Origin(raft_index, known.log_offset, known.queue_offset, RefilePlainly())
+        return _Origin(raft_index, known.log_offset, known.queue_offset, DefaultHeldReplay())
     indexes = log.checkpoint_indexes
     newest = bisect.bisect_right(
         indexes, wanted.start, key=lambda one: _opening(log, one, wanted).queue_offset
@@ -163,7 +166,7 @@ def _origin(log: LogReader, wanted: Stretch, known: KnownUnit | None, refile: Re
     raft_index = indexes[newest - 1]
     opening = _opening(log, raft_index, wanted)
     # The checkpoint itself has no units.
-    return _Origin(raft_index, 0, opening.queue_offset, refile(opening.broker_state))
+    return _Origin(raft_index, 0, opening.queue_offset, start_held_replay(opening.broker_state))
 
 
 class _Opening(NamedTuple):

@@ -1,9 +1,9 @@
 """The store of one node: the CommitLog and everything that is derived from it.
 
-    append          writes an entry to the log; it is not visible yet
+    log.append      writes an entry; it is not visible yet
     log.sync        makes the log durable; `Flusher` does it for many at once
-    apply_through   makes entries visible, in order: queue offsets are given here. The caller says
-                    up to where, and says so only for entries that are committed and durable
+    committed       entries to be applied, in order; the caller puts their batches into `derived`,
+                    which gives queue offsets and makes them visible, and calls `set_applied`
     checkpoint      makes derived files durable, so that a start replays only what came later
 
 Invariants: checkpointed <= applied_index <= log.last_index. The store reads no clock. One thread
@@ -17,34 +17,32 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from mq.config import StoreConfig
-from mq.errors import DiskFull, MessageTooLarge, MqError, SegmentFull, StorageFailed
+from mq.errors import DiskFull, MqError, StorageFailed
 from mq.logging import get_logger
 from mq.store import checkpoint, identity, retention
-from mq.store.batch import Batch, data_offsets, decode_payload, encode_payload
-from mq.store.commitlog import CommitLog, NewEntry
+from mq.store.batch import Batch, data_offsets, decode_payload
+from mq.store.commitlog import CommitLog
 from mq.store.consumequeue import QueueExtent
 from mq.store.damage import DamageLog
-from mq.store.derived import CheckpointPlan, Derived
+from mq.store.derived import CheckpointPlan, DerivedFiles
 from mq.store.format import Kind
-from mq.store.holding import Filing, file_plainly
 from mq.store.logreader import EntryRef, LogWalk
 from mq.store.lookup import Lookup
 from mq.store.mending import Mending
 from mq.store.reading import Found, ReadResult, Status, find_in_queue
-from mq.store.rebuilding import Refile, RefilePlainly
+from mq.store.rebuilding import DefaultHeldReplay, StartHeldReplay
 from mq.store.vfs import Vfs, is_shortage, shortage
 
 log = get_logger(__name__)
 
 
-class Applied(NamedTuple):
-    """An entry that is visible now: its batches with the queue offset of the first message of each,
-    and the command that it holds, when it was not written here.
+class CommittedEntry(NamedTuple):
+    """An entry to be applied: its batches, each with its log offset, and its command, unless the
+    entry was written here.
     """
 
     ref: EntryRef
-    queue_offsets: list[int]
-    batches: Sequence[Batch] = ()
+    batches: list[tuple[Batch, int]]
     command: bytes = b""
 
 
@@ -65,26 +63,24 @@ class Store:
         node: identity.Identity,
         *,
         broker_state: Callable[[], bytes] = bytes,
-        filing: Filing = file_plainly,
         background: bool = True,
         damage: DamageLog | None = None,
-        refile: Refile = RefilePlainly,
+        start_held_replay: StartHeldReplay = DefaultHeldReplay,
     ) -> None:
         """Takes the directory, checks the log, restores the derived state of the last checkpoint.
 
-        Nothing behind `applied_index` is visible yet: call `apply_through` with what is known to be
-        committed. `broker_state` gives what a checkpoint keeps for the broker; what the last one
-        kept is in `restored_broker_state`. `filing` says where batches go that are held back.
-        `background` False: no thread of our own, for simulations. `damage` is told what is found
-        that is not what was written. `refile` says where batches were filed, when a part of a queue
-        is rebuilt.
+        Nothing behind `applied_index` is visible yet: apply what `committed` returns.
+        `broker_state` gives what a checkpoint keeps for the broker; what the last one kept is in
+        `restored_broker_state`. `background` False: no threads, for simulations. `damage` records
+        files that do not hold what was written. `start_held_replay` is used when a part of an
+        internal queue is rebuilt.
         """
         self.damage = damage or DamageLog()
         self._vfs = vfs
         self._directory = directory
         self._config = config
         self._broker_state = broker_state
-        self._is_disk_nearly_full = self._lets_in = False
+        self._is_disk_nearly_full = self._ignores_disk_limit = False
         # Batches of entries that were appended here, so that applying them does not read them
         # again.
         self._unapplied: dict[int, tuple[EntryRef, Sequence[Batch]]] = {}
@@ -93,14 +89,13 @@ class Store:
         except OSError as error:
             raise _unusable(directory, error) from error
         try:
-            self._derived = Derived(
+            self.derived = DerivedFiles(
                 vfs,
                 directory,
                 queue_file_units=config.queue_file_units,
                 index_slots=config.index_slots,
                 index_items=config.index_items,
                 background=background,
-                filing=filing,
             )
             self.log = CommitLog(
                 vfs,
@@ -111,44 +106,21 @@ class Store:
                 background=background,
                 damage=self.damage,
             )
-            self.applied_index, self.restored_broker_state = self._derived.restore(self.log)
+            self.applied_index, self.restored_broker_state = self.derived.restore(self.log)
         except OSError as error:
             self._lock.close()
             raise _unusable(directory, error) from error
         except BaseException:
             self._lock.close()
             raise
-        self.queues = self._derived.queues
+        self.queues = self.derived.queues
         self._mending = Mending(
-            vfs, self._walk, self._derived, self.damage, refile, background=background
+            vfs, self._walk, self.derived, self.damage, start_held_replay, background=background
         )
-        self.lookup = Lookup(self.log, self.queues, self._derived.index)
+        self.lookup = Lookup(self.log, self.queues, self.derived.index)
         self._checkpointed_offset = self._applied_offset()
 
     # -- writing ----------------------------------------------------------------------------------
-
-    def append(self, batches: Sequence[Batch], now_ms: int, term: int = 0) -> EntryRef:
-        """Writes the batches as one entry, one atom. Visible after `apply_through`.
-
-        DiskFull, MessageTooLarge: nothing was written. SegmentFull: a new segment is due, which
-        needs everything before it applied: sync, apply, and call again. StorageFailed: stop the
-        node.
-        """
-        self.check_writable()
-        payload = encode_payload(batches)
-        size = sum(map(len, payload))
-        if size > self._config.entry_bytes_max:
-            raise MessageTooLarge(
-                f"an entry of {size} bytes: at most {self._config.entry_bytes_max} are allowed"
-            )
-        entry = NewEntry(Kind.MESSAGES, term, now_ms, payload)
-        try:
-            refs = self.log.append([entry])
-        except SegmentFull:
-            self.roll(now_ms, term)
-            refs = self.log.append([entry])
-        self.appended(refs[0], batches)
-        return refs[0]
 
     def appended(self, ref: EntryRef, batches: Sequence[Batch]) -> None:
         """An entry of these batches, or of another kind and without any, was written to the log by
@@ -157,20 +129,6 @@ class Store:
         if ref.raft_index > self.applied_index:
             self._unapplied[ref.raft_index] = ref, batches
 
-    def roll(self, now_ms: int, term: int = 0) -> EntryRef:
-        """Opens a new segment with a checkpoint of the state; all of the log must be applied. The
-        checkpoint is an entry like others: not committed yet, and applied in its turn.
-        """
-        if self.applied_index != self.log.last_index:
-            raise SegmentFull(
-                f"the segment is full, and entries {self.applied_index + 1} to "
-                f"{self.log.last_index} have to be applied before the next one opens"
-            )
-        payload = self.checkpoint_payload()
-        ref = self.log.roll(NewEntry(Kind.CHECKPOINT, term, now_ms, [payload]))
-        self.appended(ref, ())
-        return ref
-
     def _walk(self) -> LogWalk:
         return self.log.apart_through(self.applied_index)
 
@@ -178,72 +136,34 @@ class Store:
         """Of a checkpoint entry that stands right behind `applied_index`."""
         return checkpoint.encode_entry(self.queues.extents(), self._broker_state())
 
-    def apply_through(self, raft_index: int) -> list[Applied]:
-        """Makes the entries up to this one visible, which must be committed and durable.
-
-        One `Applied` an entry; those that are not messages have no queue offsets.
+    def committed(self, raft_index: int) -> Iterator[CommittedEntry]:
+        """The entries behind `applied_index` up to this one, which must be committed and durable.
+        The caller applies each, says so with `set_applied`, and only then asks for the next.
         """
-        return list(self.applying(raft_index))
-
-    def applying(self, raft_index: int) -> Iterator[Applied]:
-        """As `apply_through`, entry by entry: what the caller does with one, such as `clear_topic`,
-        happens before the next one is applied. To be taken to its end.
-        """
-        end = min(raft_index, self.log.last_index)
-        while self.applied_index < end:
+        end = min(raft_index, self.log.last_index) + 1
+        while self.applied_index + 1 < end:
             appended = self._unapplied.pop(self.applied_index + 1, None)
-            if appended is None:
-                yield from self._apply_from_log(end)
-            else:
+            if appended is not None:
                 ref, batches = appended
                 offsets = data_offsets(batches, ref.payload_log_offset)
-                pairs = zip(batches, offsets, strict=True)
-                queue_offsets = self._derived.apply(pairs, ref.stored_at_ms)
-                self.applied_index += 1
-                yield Applied(ref, queue_offsets, batches)
-        self._derived.write_surplus()
+                yield CommittedEntry(ref, list(zip(batches, offsets, strict=True)))
+                continue
+            # At most up to the next entry that is remembered.
+            stop = min(end, next(iter(self._unapplied), end))
+            for ref, payload in self.log.entries(self.applied_index + 1, stop):
+                yield _decoded(ref, payload)
 
-    def _apply_from_log(self, end: int) -> Iterator[Applied]:
-        """At most up to the next entry that is remembered."""
-        stop = min(end + 1, next(iter(self._unapplied), end + 1))
-        for ref, payload in self.log.entries(self.applied_index + 1, stop):
-            self._unapplied.pop(ref.raft_index, None)
-            if ref.kind == Kind.MESSAGES:
-                pairs, command = decode_payload(payload, ref.payload_log_offset)
-                queue_offsets = self._derived.apply(pairs, ref.stored_at_ms)
-                applied = Applied(ref, queue_offsets, [batch for batch, _ in pairs], command)
-            else:
-                command = bytes(payload) if ref.kind == Kind.COMMAND else b""
-                applied = Applied(ref, [], (), command)
-            self.applied_index = ref.raft_index
-            self._derived.write_surplus()
-            yield applied
-
-    def clear_topic(self, topic: str) -> None:
-        """All that the topic has so far is gone for readers; its queues count on from there. Part
-        of applying an entry: every replica does it at the same place of the log.
-        """
-        self._derived.clear_topic(topic)
-
-    def trim(self, topic: str, queue_id: int, start: int | None = None) -> None:
-        """What stands before `start`, or all of it, is gone for readers. As `clear_topic`."""
-        self._derived.trim(topic, queue_id, start)
-
-    def truncate(self, from_index: int) -> None:
-        """Removes entries that will never be committed."""
-        self._check_unapplied(from_index)
-        self.log.truncate(from_index)
-        self.forget(from_index)
+    def set_applied(self, ref: EntryRef) -> None:
+        """The batches of the entry are in `derived`, and visible. StorageFailed: stop the node."""
+        self.applied_index = ref.raft_index
+        self.derived.write_surplus()
 
     def forget(self, from_index: int) -> None:
         """The log was truncated from here on by its owner."""
-        self._check_unapplied(from_index)
-        for raft_index in [index for index in self._unapplied if index >= from_index]:
-            del self._unapplied[raft_index]
-
-    def _check_unapplied(self, from_index: int) -> None:
         if from_index <= self.applied_index:
             raise ValueError(f"entry {from_index} is applied (up to {self.applied_index})")
+        for raft_index in [index for index in self._unapplied if index >= from_index]:
+            del self._unapplied[raft_index]
 
     def start_over(self) -> None:
         """The log was replaced by its owner, with `CommitLog.start_over` and `extend`: everything
@@ -256,26 +176,26 @@ class Store:
             raise ValueError("an empty log has no checkpoint to start over from")
         self._unapplied.clear()
         self._mending.void()
-        self.applied_index, self.restored_broker_state = self._derived.start_over(self.log)
+        self.applied_index, self.restored_broker_state = self.derived.start_over(self.log)
         self._checkpointed_offset = self._applied_offset()
 
     def check_writable(self) -> None:
         """DiskFull while no more may come in; who writes to the log itself asks before."""
-        self._derived.check_usable()
-        if self._is_disk_nearly_full and not self._lets_in:
+        self.derived.check_usable()
+        if self._is_disk_nearly_full and not self._ignores_disk_limit:
             raise DiskFull(
                 f"the disk of {self._directory} is nearly full: free some space or extend it; "
                 "writes are refused, reads go on"
             )
-        if self._derived.is_stalled:
-            self._derived.write_surplus()
-        if self._derived.is_stalled:
+        if self.derived.is_stalled:
+            self.derived.write_surplus()
+        if self.derived.is_stalled:
             raise DiskFull(f"no space for the queues in {self._directory}: reads go on")
 
     def settle(self) -> None:
         """Waits until queues and index hold no more in memory than they may at rest."""
-        self._derived.write_surplus()
-        self._derived.settle()
+        self.derived.write_surplus()
+        self.derived.settle()
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -350,7 +270,7 @@ class Store:
         if not self.log.first_index <= self.applied_index <= self.log.last_index:
             return False  # nothing is applied yet, or the log is just being replaced
         behind = self._applied_offset() - self._checkpointed_offset
-        return behind >= self._config.checkpoint_log_bytes or self._derived.has_surplus
+        return behind >= self._config.checkpoint_log_bytes or self.derived.has_surplus
 
     def checkpoint(self) -> None:
         """Derived files are durable up to `applied_index` when this returns."""
@@ -360,17 +280,17 @@ class Store:
 
     def plan_checkpoint(self) -> CheckpointPlan:
         term = self.log.term_at(self.applied_index) if self.applied_index else 0
-        return self._derived.plan_checkpoint(self.applied_index, term, self._broker_state())
+        return self.derived.plan_checkpoint(self.applied_index, term, self._broker_state())
 
     def write_checkpoint(self, plan: CheckpointPlan) -> None:
         """Blocks on the disk; any thread. The log goes first: nothing may speak of what it lost."""
         self.log.sync()
-        self._derived.write_checkpoint(plan)
+        self.derived.write_checkpoint(plan)
 
     def finish_checkpoint(self, plan: CheckpointPlan) -> None:
-        self._derived.finish_checkpoint(plan)
+        self.derived.finish_checkpoint(plan)
         self._mending.dropped(plan.surplus)
-        if self._derived.is_current(plan):
+        if self.derived.is_current(plan):
             self._checkpointed_offset = self._offset_of(plan.state.raft_index)
 
     def _applied_offset(self) -> int:
@@ -414,13 +334,13 @@ class Store:
         return retention.expired_segments(self.log.segments(), now_ms, policy, disk)
 
     @contextlib.contextmanager
-    def letting_in(self) -> Iterator[None]:
-        """Meanwhile a disk that is nearly full refuses nothing: what is written makes room."""
-        self._lets_in = True
+    def ignoring_disk_limit(self) -> Iterator[None]:
+        """Inside, a nearly full disk refuses no write: the entries written here make room."""
+        self._ignores_disk_limit = True
         try:
             yield
         finally:
-            self._lets_in = False
+            self._ignores_disk_limit = False
 
     def drop_front(
         self,
@@ -439,7 +359,7 @@ class Store:
         if count <= 0:
             return Dropped(0, reason, [])
         self.log.drop_front(count)
-        moved = self._derived.follow_front(self.log)
+        moved = self.derived.follow_front(self.log)
         log.info(
             "segments dropped",
             segments=count,
@@ -465,8 +385,14 @@ class Store:
         """Lets go of everything as it is, as a crash would."""
         self._mending.close()
         self.log.close()
-        self._derived.close()
+        self.derived.close()
         self._lock.close()
+
+
+def _decoded(ref: EntryRef, payload: memoryview) -> CommittedEntry:
+    if ref.kind == Kind.MESSAGES:
+        return CommittedEntry(ref, *decode_payload(payload, ref.payload_log_offset))
+    return CommittedEntry(ref, [], bytes(payload) if ref.kind == Kind.COMMAND else b"")
 
 
 def _unusable(directory: str, error: OSError) -> MqError:

@@ -12,7 +12,7 @@ from mq.store.keyindex import item_blocks
 from mq.store.store import Store
 from mq.store.vfs import RealVfs
 from tests.support.log_compare import Replica, compare, main
-from tests.support.stores import SMALL, fill
+from tests.support.stores import SMALL, apply_through, fill, roll
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ def replicas(tmp_path: Path) -> list[Path]:
     """Two of the same log."""
     one, two = tmp_path / "one", tmp_path / "two"
     store = Store(RealVfs(), str(one), SMALL, Identity("mq", "set-0", "node-0"))
-    store.apply_through(store.roll(0).raft_index)
+    apply_through(store, roll(store, 0).raft_index)
     fill(store, 6)
     store.close()
     shutil.copytree(one, two)
@@ -91,8 +91,8 @@ def test_other_borders_of_segments_are_a_difference(tmp_path: Path, replicas: li
     """The same entries, each of them intact."""
     other = tmp_path / "other"
     store = Store(RealVfs(), str(other), SMALL, Identity("mq", "set-0", "node-0"))
-    store.apply_through(store.roll(0).raft_index)
-    store.apply_through(store.roll(0).raft_index)
+    apply_through(store, roll(store, 0).raft_index)
+    apply_through(store, roll(store, 0).raft_index)
     fill(store, 6)
     store.close()
     assert any("segments of" in each for each in compare([replicas[0], other], index_slots=SLOTS))
@@ -109,7 +109,7 @@ def test_the_command_line_ends_with_what_it_found(
     directories = [tmp_path / name for name in ("one", "two")]
     for directory in directories:
         store = Store(RealVfs(), str(directory), SMALL, Identity("mq", "set-0", "node-0"))
-        store.apply_through(store.roll(0).raft_index)
+        apply_through(store, roll(store, 0).raft_index)
         store.close()
     assert main([str(directory) for directory in directories]) == 0
     assert capsys.readouterr().out == "the same\n"

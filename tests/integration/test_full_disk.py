@@ -15,6 +15,7 @@ from mq.store.identity import Identity
 from mq.store.store import Store
 from mq.store.vfs import RealVfs
 from mq.wire.v1.message_pb2 import Batch, Message
+from tests.support.stores import append_entry, apply_through
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,16 +54,16 @@ def open_store(directory: Path, flush: str) -> Iterator[Store]:
     )
     store = Store(RealVfs(), str(directory / "data"), config, Identity("c", "s", "n"))
     try:
-        store.apply_through(store.log.last_index)
+        apply_through(store, store.log.last_index)
         yield store
     finally:
         store.abandon()
 
 
 def put(store: Store) -> None:
-    ref = store.append([accept(BATCH, 4 << 20)], 0)
+    ref = append_entry(store, [accept(BATCH, 4 << 20)], 0)
     store.log.sync()
-    store.apply_through(ref.raft_index)
+    apply_through(store, ref.raft_index)
 
 
 def extent(store: Store) -> tuple[int, int]:

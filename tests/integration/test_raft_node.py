@@ -31,7 +31,7 @@ from mq.store.identity import Identity
 from mq.store.store import Store
 from mq.store.vfs import RealVfs
 from tests.support.raft_cluster import free_port
-from tests.support.stores import batch, messages_of, read_all, small_config
+from tests.support.stores import StoreMachine, batch, messages_of, read_all, small_config
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -56,14 +56,11 @@ class Member:
         self.flusher = Flusher(self.store.log, async_flush_ms=flush_ms, now_s=time.monotonic)
         self.leaderships: list[Leadership] = []
         disk = Disk(self.store.log, self.vote, self.flusher)
-        self.node = Node(
-            settings,
-            identity,
-            disk,
-            self.store,
-            SystemClock(),
-            on_leadership=self.leaderships.append,
-        )
+        self.machine = StoreMachine(self.store)
+        self.node = Node(settings, identity, disk, SystemClock())
+
+    async def start(self, listen: str | None) -> None:
+        await self.node.start(listen, self.machine, self.leaderships.append)
 
     async def close(self) -> None:
         await self.node.stop()
@@ -83,7 +80,7 @@ async def group(
             settings = Settings(name, members, counts_unsynced=flush_ms is not None, limits=LIMITS)
             member = Member(directory, settings, flush_ms=flush_ms)
             stack.push_async_callback(member.close)
-            await member.node.start(address if count > 1 else None)
+            await member.start(address if count > 1 else None)
             nodes.append(member)
         yield nodes
 
@@ -312,7 +309,7 @@ def test_a_node_joins_is_counted_and_leaves(tmp_path: Path) -> None:
             settings = Settings("n3", contacts, is_joining=True, limits=LIMITS)
             joiner = Member(tmp_path, settings)
             try:
-                await joiner.node.start(address)
+                await joiner.start(address)
                 await leader.node.add_member("n3", address)
                 assert "n3" in leader.node.status().members
                 await until(lambda: "n3" in joiner.node.status().members)
@@ -354,7 +351,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         member = Member(tmp_path, Settings("n0", members))
         try:
             with pytest.raises(PortUnavailable, match=str(port)):
-                await member.node.start(f"127.0.0.1:{port}")
+                await member.start(f"127.0.0.1:{port}")
         finally:
             await member.close()
             server.close()
@@ -367,18 +364,18 @@ def test_a_restarted_group_applies_from_its_checkpoint_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     applied: list[tuple[int, int]] = []
-    apply_through = Store.apply_through
+    apply_through = StoreMachine.apply_through
 
-    def record(store: Store, raft_index: int) -> Any:
-        applied.append((store.applied_index, raft_index))
-        return apply_through(store, raft_index)
+    def record(machine: StoreMachine, raft_index: int) -> None:
+        applied.append((machine.applied_index, raft_index))
+        apply_through(machine, raft_index)
 
     async def test() -> None:
         async with group(tmp_path, 1) as (alone,):
             await leader_of([alone])
             for payload in entries(5):
                 await alone.node.propose(Kind.COMMAND, payload)
-        monkeypatch.setattr(Store, "apply_through", record)
+        monkeypatch.setattr(StoreMachine, "apply_through", record)
         async with group(tmp_path, 1) as (alone,):
             await leader_of([alone])
             # Only its own first entry is new.

@@ -17,7 +17,15 @@ import pytest
 from mq.store.identity import Identity
 from mq.store.store import Store
 from mq.store.vfs import RealVfs
-from tests.support.stores import batch, fill, messages_of, put, read_all, small_config
+from tests.support.stores import (
+    apply_through,
+    batch,
+    fill,
+    messages_of,
+    put,
+    read_all,
+    small_config,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -107,7 +115,7 @@ def data(tmp_path: Path) -> Path:
 def opened(data: Path, config: StoreConfig = SEGMENTS) -> Iterator[Store]:
     store = Store(RealVfs(), str(data), config, NODE)
     try:
-        store.apply_through(store.log.last_index)
+        apply_through(store, store.log.last_index)
         yield store
     finally:
         store.close()

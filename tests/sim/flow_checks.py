@@ -93,7 +93,7 @@ def _picture(machine: Machine) -> Picture:
         queue = store.queues.get(topic, queue_id)
         assert queue is not None
         queues[topic, queue_id] = start, end, queue.read(start, end).tobytes()
-    return Picture(machine.applied_index, store.log.end_offset, machine.state.encode(), queues)
+    return Picture(store.applied_index, store.log.end_offset, machine.state.encode(), queues)
 
 
 def _since(one: Picture, other: Picture) -> Picture:
@@ -140,11 +140,11 @@ def _rebuilt(process: Process) -> Picture:
         process.member.options.store(),
         Identity("mq", "set-0", "node-0"),
         broker_state=state.encode,
-        filing=state.hold,
         background=False,
     )
     machine = Machine(state, store)
-    machine.apply_through(process.machine.applied_index)
+    for _ in machine.apply_through(process.store.applied_index):
+        pass
     found = _picture(machine)
     store.abandon()
     return found

@@ -17,6 +17,7 @@ from mq.broker.contracts import Leading, Peer
 from mq.errors import MqError, NotLeader, OutcomeUnknown, SegmentFull
 from mq.store.commitlog import CommitLog, NewEntry
 from mq.store.format import Kind
+from tests.support.stores import roll
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -114,15 +115,15 @@ class Seat:
         (ref,) = self._log.append([entry])
         self._world.note_written(ref, proposal)
         self._written.append((ref.raft_index, proposal))
-        self.process.machine.appended(ref, proposal.context)
+        self.process.broker.appended(ref, proposal.context)
         self._log.sync()
 
     def _roll(self) -> bool:
         """A new segment, when all that is in the log is applied."""
-        machine, store = self.process.machine, self.process.store
-        if machine.applied_index != self._log.last_index:
+        store = self.process.store
+        if store.applied_index != self._log.last_index:
             return False
-        store.roll(self.process.member.now_ms(), self.leading_term)
+        roll(store, self.process.member.now_ms(), self.leading_term)
         self._log.sync()
         self._is_roll_due = False
         return True
@@ -136,7 +137,7 @@ class Seat:
         self._sending.clear()
         entry = NewEntry(Kind.NOOP, term, self.process.member.now_ms(), [])
         (ref,) = self._log.append([entry])
-        self.process.machine.appended(ref, None)
+        self.process.broker.appended(ref, None)
         self._log.sync()
         self.send()
 
@@ -215,7 +216,7 @@ class Seat:
             return
         self.commit_index = index
         self._world.committed(index, self._log.term_at(index))
-        self.process.life.run(self.process.machine.apply_through, index)
+        self.process.life.run(self.process.broker.apply_through, index)
         while not is_silent and self._written and self._written[0][0] <= index:
             _, proposal = self._written.popleft()
             if not proposal.future.done():
@@ -234,22 +235,22 @@ class Seat:
     # -- following ---------------------------------------------------------------------------------
 
     def follow(self, leader: CommitLog, commit_index: int) -> None:
-        log, machine = self._log, self.process.machine
+        log, broker = self._log, self.process.broker
         common = self._common(leader)
         if common < leader.first_index:
             # Nothing of the leader's log is known to be here: what it dropped may differ, too.
             start = leader.region(leader.first_index, _REGION_BYTES)
             log.start_over(leader.first_index, leader.start_offset)
             log.extend(start.data)
-            machine.start_over()
+            broker.start_over()
         elif common < log.last_index:
-            machine.forget(common + 1)
+            broker.forget(common + 1)
             log.truncate(common + 1)
         while log.last_index < leader.last_index:
             log.extend(leader.region(log.last_index + 1, _REGION_BYTES).data)
         log.sync()
         self.commit_index = max(self.commit_index, min(commit_index, log.last_index))
-        machine.apply_through(self.commit_index)
+        broker.apply_through(self.commit_index)
 
     def _common(self, leader: CommitLog) -> int:
         """The last entry that both have."""

@@ -21,7 +21,7 @@ from mq.broker.state.state import State
 from mq.config import Config
 from tests.sim.flow_loop import Life
 from tests.support.faulty_vfs import FaultyVfs
-from tests.support.stores import DIRECTORY, open_store, small_config
+from tests.support.stores import DIRECTORY, open_store, roll, small_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,12 +63,12 @@ class Process:
         self.life = Life()
         self.open: set[asyncio.Future[Any]] = set()
         state = State()
-        self.store = open_store(member.vfs, options.store(), state.encode, state.hold)
+        self.store = open_store(member.vfs, options.store(), state.encode)
         self.log = self.store.log
         self.machine = Machine(state, self.store)
         if self.log.last_index < 1:
             # The same on all of them: a new group agrees on its first entry.
-            self.store.roll(EPOCH_MS)
+            roll(self.store, EPOCH_MS)
         self.log.sync()
         self.consensus = make_consensus(self)
         self.broker = self.life.run(self._make_broker, options)

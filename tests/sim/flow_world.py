@@ -170,7 +170,7 @@ class World:
             await self.until_led()
             processes = [one.process for one in self.members if one.process is not None]
             lasts = {one.log.last_index for one in processes}
-            lasts |= {one.machine.applied_index for one in processes}
+            lasts |= {one.store.applied_index for one in processes}
             if len(processes) == NODES and len(lasts) == 1:
                 return
             await asyncio.sleep(0.05)

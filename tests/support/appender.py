@@ -25,6 +25,7 @@ from mq.store.store import Store
 from mq.store.vfs import RealVfs
 from mq.wire.v1.message_pb2 import Batch as WireBatch
 from mq.wire.v1.message_pb2 import Message
+from tests.support.stores import append_entry, apply_through
 
 if TYPE_CHECKING:
     from mq.store.derived import CheckpointPlan
@@ -52,7 +53,7 @@ class Acknowledged(NamedTuple):
 def open_store(directory: str) -> Store:
     """With all of the log applied: a single node has committed what it has."""
     store = Store(RealVfs(), directory, CONFIG, Identity("mq", "set-0", "node-0"))
-    store.apply_through(store.log.last_index)
+    apply_through(store, store.log.last_index)
     return store
 
 
@@ -77,10 +78,10 @@ class Appender:
             news.append((queue_id, count, f"{self._run}.{number}.{part}"))
         batches = [_batch(*each) for each in news]
         try:
-            ref = self._store.append(batches, number)
+            ref = append_entry(self._store, batches, number)
         except SegmentFull:
             self.acknowledge(0)
-            ref = self._store.append(batches, number)
+            ref = append_entry(self._store, batches, number)
         self._waiting.append((ref, self._flusher.wait(ref.end_log_offset), news))
         self.acknowledge(_IN_FLIGHT)
         self.checkpoint()
@@ -91,7 +92,7 @@ class Appender:
             ref, future, news = self._waiting.popleft()
             future.result()
             # Before it there may be the checkpoint of a new segment.
-            *_, applied = self._store.apply_through(ref.raft_index)
+            *_, applied = apply_through(self._store, ref.raft_index)
             for (queue_id, count, name), offset in zip(news, applied.queue_offsets, strict=True):
                 os.write(1, f"{queue_id} {offset} {count} {name}\n".encode())
 

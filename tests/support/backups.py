@@ -11,7 +11,16 @@ from mq.cli.backup_sources import Chunk
 from mq.store.identity import Identity
 from mq.store.store import Store
 from mq.store.vfs import RealVfs
-from tests.support.stores import NODE, NOW_MS, SMALL, batch, messages_of
+from tests.support.stores import (
+    NODE,
+    NOW_MS,
+    SMALL,
+    append_entry,
+    apply_through,
+    batch,
+    messages_of,
+    roll,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,14 +40,14 @@ class LogNode:
         self.name, self.cluster, self.broker_set = "n", identity.cluster, identity.broker_set
         self.reads, self.term = 0, term
         self.before_read: Callable[[int], None] = lambda _: None
-        self.store.roll(1, term)
+        roll(self.store, 1, term)
         self.write(5)
 
     def write(self, count: int, size: int = 300, seed: int = 0) -> None:
         for number in range(count):
             given = batch(messages_of(2, size=size, seed=seed + number))
-            ref = self.store.append([given], NOW_MS, self.term)
-            self.store.apply_through(ref.raft_index)
+            ref = append_entry(self.store, [given], NOW_MS, self.term)
+            apply_through(self.store, ref.raft_index)
         self.store.log.sync()
 
     def read(self, log_offset: int, bytes_max: int = 700) -> Chunk:

@@ -33,7 +33,7 @@ from mq.store.format import Kind
 from mq.wire.v1.message_pb2 import Batch as WireBatch
 from mq.wire.v1.message_pb2 import Message
 from tests.support.faulty_vfs import FaultyVfs
-from tests.support.stores import open_store, small_config
+from tests.support.stores import open_store, roll, small_config
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -52,8 +52,8 @@ class MemoryConsensus:
     `failure`: whatever is proposed fails with it, and nothing is written.
     """
 
-    def __init__(self, machine: Machine, now_ms: Callable[[], int]) -> None:
-        self._machine = machine
+    def __init__(self, store: Store, now_ms: Callable[[], int]) -> None:
+        self._store = store
         self._now_ms = now_ms
         self._waiting: list[tuple[int, asyncio.Future[object]]] = []
         self.term = 0
@@ -64,6 +64,13 @@ class MemoryConsensus:
         # The set and, while this node does not lead, its leader, as they are seen from here.
         self.seen = [Peer("node-0", "here:8081", "east"), Peer("other", "other:8081", "west")]
         self.followed = FOLLOWED
+
+    def start(self, broker: Broker) -> None:
+        """What is in the log already is committed."""
+        self._broker = broker
+        self._store.log.sync()
+        broker.apply_through(self._store.log.last_index)
+        self.term = broker.machine.applied_term
 
     @property
     def leading_term(self) -> int:
@@ -105,11 +112,11 @@ class MemoryConsensus:
 
     def commit(self, count: int | None = None) -> None:
         """Everything that was written, or so many of the proposals."""
-        store = self._machine.store
+        store = self._store
         waiting = self._waiting if count is None else self._waiting[:count]
         self._waiting = self._waiting[len(waiting) :]
         store.log.sync()
-        self._machine.apply_through(waiting[-1][0] if count else store.log.last_index)
+        self._broker.apply_through(waiting[-1][0] if count else store.log.last_index)
         for raft_index, future in waiting:
             if not future.done():
                 future.set_result(raft_index)
@@ -121,15 +128,15 @@ class MemoryConsensus:
             future.set_exception(error)
 
     def _append(self, kind: Kind, payload: Sequence[bytes | memoryview], context: object) -> int:
-        store = self._machine.store
+        store = self._store
         entry = NewEntry(kind, self.term, self._now_ms(), list(payload))
         try:
             (ref,) = store.log.append([entry])
         except SegmentFull:
             self.commit()
-            store.roll(self._now_ms(), self.term)
+            roll(store, self._now_ms(), self.term)
             (ref,) = store.log.append([entry])
-        self._machine.appended(ref, context)
+        self._broker.appended(ref, context)
         return ref.raft_index
 
 
@@ -148,14 +155,11 @@ class Node:
         self.now_ms = now_ms
         self.vfs = vfs or FaultyVfs()
         state = State()
-        self.store: Store = open_store(self.vfs, store, state.encode, state.hold, ReplayedLanes)
+        self.store: Store = open_store(self.vfs, store, state.encode, ReplayedLanes)
         self.machine = Machine(state, self.store)
         if self.store.log.last_index < 1:
-            self.store.roll(self.now_ms)
-        self.store.log.sync()
-        self.machine.apply_through(self.store.log.last_index)
-        self.consensus = MemoryConsensus(self.machine, lambda: self.now_ms)
-        self.consensus.term = self.machine.applied_term
+            roll(self.store, self.now_ms)
+        self.consensus = MemoryConsensus(self.store, lambda: self.now_ms)
         config = Config()
         section = msgspec.structs.replace(config.broker, **options)
         self.settings = Settings(msgspec.structs.replace(config, broker=section))
@@ -170,6 +174,7 @@ class Node:
         # The time that the test keeps counts for members, too.
         self.broker.groups._now_ms = lambda: self.now_ms
         self.broker.transacting._steady_ms = lambda: self.now_ms
+        self.consensus.start(self.broker)
         self.consensus.elect()
         self.broker.tick()
 

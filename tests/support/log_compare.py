@@ -29,7 +29,7 @@ from mq.store.batch import decode_payload
 from mq.store.consumequeue import UNIT_BYTES, Units, make_units
 from mq.store.examine import idx_path
 from mq.store.format import HEADER_BYTES, IDX_HEADER_BYTES, IDX_RECORD_BYTES, Kind
-from mq.store.holding import file_plainly
+from mq.store.holding import default_held_queue
 from mq.store.inspect import LogInspector, SegmentSummary, State, read_checkpoint
 from mq.store.keyindex import HEADER_BYTES as INDEX_HEADER_BYTES
 from mq.store.keyindex import ITEM, ITEM_BYTES, Header, item_blocks, key_slot_hashes
@@ -227,10 +227,10 @@ def _derive(
             walked.payload, base + walked.position + HEADER_BYTES
         ).batches:
             if batch.is_held:
-                filed = file_plainly(batch, log_offset, header.stored_at_ms)
+                held = default_held_queue(batch)
                 place, size = np.array([log_offset]), np.array([len(batch.data)], np.uint32)
-                rows = make_units(place, size, np.array([filed.mark], np.uint64))
-                units.setdefault((filed.topic, filed.queue_id), []).append(rows)
+                rows = make_units(place, size, np.array([held.mark], np.uint64))
+                units.setdefault((held.topic, held.queue_id), []).append(rows)
                 continue
             offsets = batch.frame_starts + log_offset
             rows = make_units(offsets, batch.frame_sizes, batch.tag_hashes)

@@ -23,7 +23,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from mq import config, logging
-from mq.broker.state.machine import Written
+from mq.broker.state.machine import ProposedEntry
 from mq.clock import SystemClock
 from mq.errors import MqError, NotLeader
 from mq.server import Parts, Server
@@ -117,7 +117,7 @@ class Door:
         wire = Batch(topic=TOPIC, queue_id=queue, messages=[message]).SerializeToString()
         batches = [accept(wire, 1 << 20)]
         payload = encode_payload(batches)
-        committed = await self._raft.propose(Kind.MESSAGES, payload, Written(batches))
+        committed = await self._raft.propose(Kind.MESSAGES, payload, ProposedEntry(batches))
         return {"index": committed.raft_index, "term": committed.term, "token": token}
 
     async def _do_load(

@@ -51,11 +51,11 @@ def check_files(vfs: FaultyVfs, store: Store, model: Model, *, may_have_leftover
         found = set(queue_files(vfs, *queue))
         assert wanted <= found or start == end
         assert found <= wanted or may_have_leftovers
-    position = store._derived.index.position()
+    position = store.derived.index.position()
     names = {*position.full, position.newest} - {""}
     # Of the index no file is left over: a start removes what the checkpoint does not name.
     assert set(vfs.list_dir(f"{DIRECTORY}/index")) == names
-    assert store._derived.queues.pending_bytes == store._derived.index.pending_bytes == 0
+    assert store.derived.queues.pending_bytes == store.derived.index.pending_bytes == 0
 
 
 def check_all_keys(store: Store, model: Model) -> None:
@@ -64,7 +64,7 @@ def check_all_keys(store: Store, model: Model) -> None:
         for key in KEYS:
             hashes = key_slot_hashes(np.array([text_hash(key)], np.uint64), text_hash(topic))
             wanted = {one.log_offset for one in model.by_key(topic, key, 0, FOREVER_MS)}
-            candidates = store._derived.index.find(int(hashes[0]), 0, FOREVER_MS)
+            candidates = store.derived.index.find(int(hashes[0]), 0, FOREVER_MS)
             found = [at for at in dict.fromkeys(candidates) if at in wanted]
             assert found == sorted(wanted, reverse=True)
 

@@ -5,16 +5,18 @@ what is on disk.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from mq.config import StoreConfig
 from mq.errors import SegmentFull
-from mq.store.batch import Batch, accept, prepare
-from mq.store.holding import Filing, file_plainly
+from mq.store.batch import Batch, accept, encode_payload, prepare
+from mq.store.commitlog import NewEntry
+from mq.store.format import Kind
+from mq.store.holding import default_held_queue
 from mq.store.identity import Identity
-from mq.store.rebuilding import Refile, RefilePlainly
+from mq.store.rebuilding import DefaultHeldReplay, StartHeldReplay
 from mq.store.store import Store
 from mq.wire.v1.message_pb2 import Batch as WireBatch
 from mq.wire.v1.message_pb2 import Message
@@ -50,8 +52,7 @@ def open_store(
     vfs: Vfs,
     config: StoreConfig = SMALL,
     broker_state: Callable[[], bytes] = bytes,
-    filing: Filing = file_plainly,
-    refile: Refile = RefilePlainly,
+    start_held_replay: StartHeldReplay = DefaultHeldReplay,
 ) -> Store:
     """Without threads, because `FaultyVfs` is for one."""
     return Store(
@@ -60,8 +61,7 @@ def open_store(
         config,
         NODE,
         broker_state=broker_state,
-        filing=filing,
-        refile=refile,
+        start_held_replay=start_held_replay,
         background=False,
     )
 
@@ -85,18 +85,97 @@ def put(store: Store, *batches: Batch, now_ms: int = NOW_MS) -> EntryRef:
     """Appended, durable and visible, as one entry."""
     ref = append(store, *batches, now_ms=now_ms)
     store.log.sync()
-    store.apply_through(ref.raft_index)
+    apply_through(store, ref.raft_index)
     return ref
 
 
-def append(store: Store, *batches: Batch, now_ms: int = NOW_MS) -> EntryRef:
-    """As a broker does it: a full segment makes it wait for what is before."""
+def append(store: Store, *batches: Batch, now_ms: int = NOW_MS, term: int = 0) -> EntryRef:
+    """One entry; a full segment makes it wait for everything before."""
     try:
-        return store.append(batches, now_ms)
+        return append_entry(store, batches, now_ms, term)
     except SegmentFull:
         store.log.sync()
-        store.apply_through(store.log.last_index)
-        return store.append(batches, now_ms)
+        apply_all(store)
+        return append_entry(store, batches, now_ms, term)
+
+
+def append_entry(
+    store: Store, batches: Sequence[Batch], now_ms: int = NOW_MS, term: int = 0
+) -> EntryRef:
+    """As replication writes it. SegmentFull: everything before has to be applied."""
+    store.check_writable()
+    entry = NewEntry(Kind.MESSAGES, term, now_ms, encode_payload(batches))
+    try:
+        (ref,) = store.log.append([entry])
+    except SegmentFull:
+        if store.applied_index != store.log.last_index:
+            raise
+        roll(store, now_ms, term)
+        (ref,) = store.log.append([entry])
+    store.appended(ref, batches)
+    return ref
+
+
+def roll(store: Store, now_ms: int = NOW_MS, term: int = 0) -> EntryRef:
+    """Opens a segment with a checkpoint, as replication does; the log before it is applied."""
+    assert store.applied_index == store.log.last_index
+    payload = store.checkpoint_payload()
+    ref = store.log.roll(NewEntry(Kind.CHECKPOINT, term, now_ms, [payload]))
+    store.appended(ref, ())
+    return ref
+
+
+def truncate(store: Store, from_index: int) -> None:
+    """Removes entries that will never be committed."""
+    store.forget(from_index)
+    store.log.truncate(from_index)
+
+
+class Applied(NamedTuple):
+    """An entry that is visible: its batches with the queue offset of the first message of each; -1
+    for a held one.
+    """
+
+    ref: EntryRef
+    queue_offsets: list[int]
+    batches: list[Batch]
+
+
+def apply_through(store: Store, raft_index: int) -> list[Applied]:
+    """Applies the batches of entries, without a broker that knows more of them."""
+    found = []
+    for ref, batches, _ in store.committed(raft_index):
+        found.append(Applied(ref, [], [one for one, _ in batches]))
+        for each, log_offset in batches:
+            if each.is_held:
+                store.derived.put_held(each, log_offset, default_held_queue(each))
+                found[-1].queue_offsets.append(-1)
+            else:
+                queue_offset = store.derived.put(each, log_offset, ref.stored_at_ms)
+                found[-1].queue_offsets.append(queue_offset)
+        store.set_applied(ref)
+    return found
+
+
+class StoreMachine:
+    """A store as the state machine of replication; proposals come with their batches."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.checkpoint_payload = store.checkpoint_payload
+        self.check_writable = store.check_writable
+        self.forget = store.forget
+        self.start_over = store.start_over
+
+    @property
+    def applied_index(self) -> int:
+        return self._store.applied_index
+
+    def appended(self, ref: EntryRef, context: Sequence[Batch]) -> None:
+        self._store.appended(ref, context)
+
+    def apply_through(self, raft_index: int) -> None:
+        apply_through(self._store, raft_index)
 
 
 def fill(store: Store, segments: int, *, now_ms: int = NOW_MS) -> list[Message]:
@@ -116,7 +195,7 @@ def reopen(vfs: FaultyVfs, config: StoreConfig = SMALL) -> Store:
 
 
 def apply_all(store: Store) -> Store:
-    store.apply_through(store.log.last_index)
+    apply_through(store, store.log.last_index)
     return store
 
 

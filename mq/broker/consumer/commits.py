@@ -11,10 +11,9 @@ import asyncio
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 
-from mq.broker.contracts import Consensus
 from mq.broker.queue import Queue
 from mq.broker.state.machine import Machine
-from mq.broker.writing import write_command
+from mq.broker.writing import EntryWriter
 from mq.errors import MqError, NotLeader
 from mq.logging import get_logger
 from mq.wire.v1.consumer_pb2 import QueuePosition
@@ -31,8 +30,8 @@ Positions = dict[str, dict[Queue, int]]
 
 
 class Commits:
-    def __init__(self, consensus: Consensus, machine: Machine) -> None:
-        self._consensus = consensus
+    def __init__(self, writer: EntryWriter, machine: Machine) -> None:
+        self._writer = writer
         self._machine = machine
         self._loop = asyncio.get_running_loop()
         # Not proposed yet, and proposed but not applied; the newer one counts.
@@ -144,7 +143,7 @@ class Commits:
         error: MqError | None = None
         try:
             for command in commands:
-                await write_command(self._consensus, command)
+                await self._writer.write(command)
         except MqError as failure:
             error = failure
             log.info("offsets are not committed, consumers will report again", error=str(error))

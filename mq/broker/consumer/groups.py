@@ -22,11 +22,11 @@ from mq.broker.consumer.membership import Group, Member, Spec
 from mq.broker.consumer.places import Places, Start
 from mq.broker.consumer.pulling import Puller
 from mq.broker.consumer.subscriber import Limits, Position, Subscriber
-from mq.broker.contracts import Consensus
 from mq.broker.directory import Directory
 from mq.broker.leading import Leadership
 from mq.broker.queue import Queue
 from mq.broker.state.machine import Machine
+from mq.broker.writing import EntryWriter
 from mq.errors import GroupNotEmpty, MqError, NotAssigned, UnknownMember
 from mq.logging import get_logger
 from mq.wire.v1.consumer_pb2 import MODE_BROADCAST, MODE_ORDERED, Filter
@@ -58,7 +58,7 @@ class _Live:
 class Groups:
     def __init__(  # noqa: PLR0913 - the parts it brings together
         self,
-        consensus: Consensus,
+        writer: EntryWriter,
         machine: Machine,
         leadership: Leadership,
         commits: Commits,
@@ -71,7 +71,7 @@ class Groups:
         expires_ms: int,
     ) -> None:
         """`is_awaited`: no set has this topic yet, and consumers may wait for it."""
-        self._consensus = consensus
+        self._writer = writer
         self._machine = machine
         self._leadership = leadership
         self._commits = commits
@@ -373,7 +373,7 @@ class Groups:
 
     async def _write_locks(self, name: str, live: _Live, changes: Mapping[Queue, str]) -> None:
         try:
-            is_written = await write_locks(self._consensus, self._commits, name, changes)
+            is_written = await write_locks(self._writer, self._commits, name, changes)
         finally:
             live.is_locking = False
         if is_written and self._live.get(name) is live:

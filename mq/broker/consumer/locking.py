@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mq.broker.consumer.commits import Commits
-from mq.broker.contracts import Consensus
 from mq.broker.queue import Queue
-from mq.broker.writing import write_command
+from mq.broker.writing import EntryWriter
 from mq.errors import MqError
 from mq.logging import get_logger
 from mq.wire.v1.state_pb2 import Command, LockQueues, QueueLock
@@ -23,7 +22,7 @@ _LOCKS_MAX = 2_000  # in one entry
 
 
 async def write_locks(
-    consensus: Consensus, commits: Commits, group: str, changes: Mapping[Queue, str]
+    writer: EntryWriter, commits: Commits, group: str, changes: Mapping[Queue, str]
 ) -> bool:
     """Whether all of them are applied when this returns. If not, nothing is lost: the next tick
     tries again, or another node leads.
@@ -36,7 +35,7 @@ async def write_locks(
     try:
         for at in range(0, len(locks), _LOCKS_MAX):
             part = LockQueues(group=group, locks=locks[at : at + _LOCKS_MAX])
-            await write_command(consensus, Command(lock_queues=part))
+            await writer.write(Command(lock_queues=part))
     except MqError as error:
         log.info("queue locks are not written", group=group, error=str(error))
         return False

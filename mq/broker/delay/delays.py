@@ -17,8 +17,8 @@ from mq.broker.delay.delivery import Leaving, home_of, outgoing
 from mq.broker.delay.due import NEVER_MS, Agenda, Budget, DueUnit, Gathering, Window
 from mq.broker.delay.lanes import Lanes
 from mq.broker.delay.recalls import Recalls
-from mq.broker.delay.underway import UnderWay
 from mq.broker.held import DELIVERY_ROOM_BYTES
+from mq.broker.state.machine import NewlyHeld
 from mq.errors import MqError, QueueDamaged, Rebuilding
 from mq.logging import get_logger
 from mq.store import rebatch
@@ -51,9 +51,8 @@ class _NotNow(Exception):
 
 
 class Delays(Service):
-    def __init__(self, core: Core, under_way: UnderWay) -> None:
+    def __init__(self, core: Core) -> None:
         self._core = core
-        self._under_way = under_way
         self._loop = asyncio.get_running_loop()
         self._turn = asyncio.Lock()
         self._lanes = Lanes(core.state, core.store)
@@ -74,7 +73,7 @@ class Delays(Service):
         self.delivered_total = self.dropped_total = 0
         # Something is due, and waits for what is on its way into the log.
         self._waits_for_landing = False
-        under_way.on_landed = self._on_landed
+        core.writer.pending_delays.watch(self._on_landed)
 
     # -- what it hears of -------------------------------------------------------------------------
 
@@ -103,14 +102,13 @@ class Delays(Service):
     def tick(self) -> None:
         self._arm()
 
-    def on_held(self, batch: Batch, log_offset: int) -> None:
-        if not self._is_leading or batch.half:
+    def on_held(self, held: NewlyHeld) -> None:
+        """A batch was held back by an entry that was applied."""
+        if not self._is_leading or held.batch.half:
             return
-        number = lane_of(batch.deliver_at_ms)
-        # As it was filed a moment ago.
-        delivered = self._core.state.schedule.lanes[number].delivered
-        due_ms = max(batch.deliver_at_ms, delivered.due_ms)
-        self._agenda.add(number, DueUnit(due_ms, log_offset, len(batch.data)))
+        due_ms = held.queue.mark
+        unit = DueUnit(due_ms, held.log_offset, len(held.batch.data))
+        self._agenda.add(held.queue.queue_id, unit)
         if due_ms < self._timer_due_ms:
             self._arm_for(due_ms)
 
@@ -129,7 +127,7 @@ class Delays(Service):
 
     def _until_ms(self) -> int:
         """What is due by then may be delivered: what is on its way into the log comes first."""
-        now_ms, landing_ms = self._core.now_ms(), self._under_way.first_due_ms()
+        now_ms, landing_ms = self._core.now_ms(), self._core.writer.pending_delays.first_due_ms()
         return now_ms if landing_ms is None else min(now_ms, landing_ms)
 
     def _arm(self) -> None:
@@ -273,7 +271,7 @@ class Delays(Service):
         self._core.leadership.check()
         if max(one.due_ms for one in out.lanes) > self._until_ms():
             raise _NotNow
-        await self._core.write(
+        await self._core.writer.write(
             Command(deliver_scheduled=DeliverScheduled(lanes=out.lanes)), out.batches
         )
         self.delivered_total += out.delivered
@@ -350,7 +348,9 @@ class Delays(Service):
             lanes.append(lane)
             dropped += gone
         if lanes:
-            await self._core.write(Command(carry_scheduled=CarryScheduled(lanes=lanes)), batches)
+            await self._core.writer.write(
+                Command(carry_scheduled=CarryScheduled(lanes=lanes)), batches
+            )
             self._count_dropped(dropped)
 
     def _carried(

@@ -93,7 +93,7 @@ class Recalls:
                 else:
                     _tell(one, verdict)
             if wanted:
-                await self._core.write(_command(wanted.values()))
+                await self._core.writer.write(_command(wanted.values()))
         except Exception as error:  # noqa: BLE001 - told to those who asked
             for one in requests:
                 _tell(one, error)

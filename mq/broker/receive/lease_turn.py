@@ -14,7 +14,7 @@ from mq.broker.receive.lease_draft import Draft
 from mq.broker.retry.retries import Letter, attempts_before, dead_letters, stored_messages
 from mq.broker.state.dedup import StoredAt
 from mq.broker.state.leases import Range
-from mq.broker.state.machine import Written
+from mq.broker.state.machine import ProposedEntry
 from mq.broker.state.state import State
 from mq.errors import MessageTooLarge, MqError
 from mq.store.batch import Batch
@@ -55,7 +55,7 @@ class LeaseTurn:
         self._batch_bytes = 0
         # Who wants to know where which of the batches are, and what else is to be told then.
         self._told: list[tuple[list[StoredAt], int, int, Over | None]] = []
-        self._written: Written | None = None
+        self._written: ProposedEntry | None = None
 
     @property
     def is_full(self) -> bool:
@@ -118,11 +118,11 @@ class LeaseTurn:
         self.draft.put(group, queue, one.start, reached, None)
         return reached
 
-    def written(self) -> Written | None:
+    def written(self) -> ProposedEntry | None:
         """None: nothing changes."""
         command = self.draft.command()
         if command is not None or self._batches:
-            self._written = Written(self._batches, command)
+            self._written = ProposedEntry(self._batches, command)
         return self._written
 
     def over(self, error: MqError | None) -> None:

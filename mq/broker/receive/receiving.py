@@ -79,7 +79,7 @@ class Receiving(Service):
         self._core = core
         self._groups = groups
         self._puller = puller
-        self._turns: Turns[Step, object] = Turns(core.consensus, core.leadership, self._decide)
+        self._turns: Turns[Step, object] = Turns(core.writer, core.leadership, self._decide)
         self._expires_ms = core.settings.config.broker.member_expires_ms
         self._takings = Takings(core.state, core.arrivals, self._end, self._expires_ms)
         self._passed_ms = 0

@@ -18,8 +18,6 @@ from mq.broker.core import Core
 from mq.broker.queue import Queue
 from mq.broker.retry import retries
 from mq.broker.retry.origins import batch_of
-from mq.broker.state.machine import Written
-from mq.broker.writing import to_its_end, write
 from mq.errors import IllegalRequest, MessageNotFound, TopicNotFound
 from mq.store.batch import Batch
 from mq.store.lookup import StoredMessage
@@ -164,11 +162,13 @@ class DeadLetters:
             raise IllegalRequest(
                 f"retries_max = {retries_max}: a group retries 0 to {retries.RETRIES_MAX} times"
             )
-        await self._core.write(Command(put_group=PutGroup(group=group, retries_max=retries_max)))
+        await self._core.writer.write(
+            Command(put_group=PutGroup(group=group, retries_max=retries_max))
+        )
 
     async def _write(self, command: Command | None, batches: Sequence[Batch] = ()) -> None:
         """To its end, else the next one would send the same letters again."""
-        await to_its_end(write(self._core.consensus, Written(batches, command)))
+        await self._core.writer.write_uncancelled(command, batches)
 
     # -- the queue --------------------------------------------------------------------------------
 

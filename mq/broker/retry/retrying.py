@@ -156,7 +156,7 @@ class Retrying(Service):
         if batches:
             command = self._acknowledged(group, failed, plan.results)
             fits = command is not None and command.ByteSize() <= room
-            await self._core.write(command if fits else None, batches)
+            await self._core.writer.write(command if fits else None, batches)
         return plan.results
 
     def _acknowledged(

@@ -1,20 +1,20 @@
 """What each command does to the state, when its entry is applied.
 
-Nothing here reads a clock, asks anybody or refuses: every replica does the same at the same place
-of the log. A command that makes no sense changes nothing.
+Nothing here reads a clock or raises: every replica does the same at the same position of the log.
+A command that makes no sense changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mq.broker.queue import Queue
 from mq.broker.state.dedup import StoredAt
 from mq.broker.state.state import State
 from mq.names import SCHEDULE_TOPIC
+from mq.store.derived import DerivedFiles
 from mq.store.logreader import EntryRef
-from mq.store.store import Store
 from mq.wire.v1 import state_pb2 as pb
 
 
@@ -22,35 +22,37 @@ def perform(
     command: pb.Command,
     ref: EntryRef,
     state: State,
-    store: Store,
-    placed: Sequence[StoredAt] = (),
-) -> Iterator[pb.Command]:
-    """Each command that was performed, those of a `many` one by one. To be taken to its end.
-    `placed`: where the batches of the same entry are.
+    derived: DerivedFiles,
+    stored: Sequence[StoredAt],
+    performed: list[pb.Command],
+) -> None:
+    """Adds each command that was performed to `performed`, those of a `many` one by one. `stored`
+    has the positions of the batches of the same entry.
     """
     kind = command.WhichOneof("kind")
+    if kind is None:
+        return
     if kind == "many":
         for one in command.many.commands:
-            yield from perform(one, ref, state, store, placed)
-    elif kind == "change_transactions":
-        state.transactions.change(command.change_transactions, placed)
-        yield command
+            perform(one, ref, state, derived, stored, performed)
+        return
+    if kind == "change_transactions":
+        state.transactions.change(command.change_transactions, stored)
     elif kind == "put_topic":
         state.topics.put(command.put_topic, ref.stored_at_ms, ref.log_offset)
-        yield command
-    elif kind is not None:
-        _PERFORM[kind](state, store, getattr(command, kind))
-        yield command
+    else:
+        _PERFORM[kind](state, derived, getattr(command, kind))
+    performed.append(command)
 
 
-def _drop_topic(state: State, store: Store, command: pb.DropTopic) -> None:
+def _drop_topic(state: State, derived: DerivedFiles, command: pb.DropTopic) -> None:
     state.topics.drop(command.topic)
     state.offsets.drop_topic(command.topic)
     state.leases.drop_topic(command.topic)
-    store.clear_topic(command.topic)
+    derived.clear_topic(command.topic)
 
 
-def _commit_positions(state: State, _: Store, command: pb.CommitPositions) -> None:
+def _commit_positions(state: State, _: DerivedFiles, command: pb.CommitPositions) -> None:
     # A consumer may report what it did in a topic that is gone: nobody shall find it when there
     # is a new one of that name.
     state.offsets.commit(command.groups, state.topics)
@@ -59,22 +61,22 @@ def _commit_positions(state: State, _: Store, command: pb.CommitPositions) -> No
             state.leases.move(each.group, Queue(one.topic, one.queue_id), one.queue_offset)
 
 
-def _drop_group(state: State, _: Store, command: pb.DropGroup) -> None:
+def _drop_group(state: State, _: DerivedFiles, command: pb.DropGroup) -> None:
     state.offsets.drop_group(command.group)
     state.leases.drop_group(command.group)
 
 
-def _deliver_scheduled(state: State, store: Store, command: pb.DeliverScheduled) -> None:
+def _deliver_scheduled(state: State, derived: DerivedFiles, command: pb.DeliverScheduled) -> None:
     for lane in state.schedule.deliver(command):
-        store.trim(SCHEDULE_TOPIC, lane)
+        derived.trim(SCHEDULE_TOPIC, lane, None)
 
 
-def _carry_scheduled(state: State, store: Store, command: pb.CarryScheduled) -> None:
+def _carry_scheduled(state: State, derived: DerivedFiles, command: pb.CarryScheduled) -> None:
     for lane in state.schedule.carry(command):
-        store.trim(SCHEDULE_TOPIC, lane)
+        derived.trim(SCHEDULE_TOPIC, lane, None)
 
 
-def _change_leases(state: State, _: Store, command: pb.ChangeLeases) -> None:
+def _change_leases(state: State, _: DerivedFiles, command: pb.ChangeLeases) -> None:
     for one in command.queues:
         # Those of a topic that is gone went with it.
         if one.topic in state.topics:
@@ -85,12 +87,12 @@ def _change_leases(state: State, _: Store, command: pb.ChangeLeases) -> None:
                 state.offsets.advance(one.group, queue, done_to)
 
 
-def _trim_queues(_: State, store: Store, command: pb.TrimQueues) -> None:
+def _trim_queues(_: State, derived: DerivedFiles, command: pb.TrimQueues) -> None:
     for start in command.starts:
-        store.trim(start.topic, start.queue_id, start.queue_offset)
+        derived.trim(start.topic, start.queue_id, start.queue_offset)
 
 
-_PERFORM: dict[str, Callable[[State, Store, Any], object]] = {
+_PERFORM: dict[str, Callable[[State, DerivedFiles, Any], object]] = {
     "drop_topic": _drop_topic,
     "commit_positions": _commit_positions,
     "drop_group": _drop_group,

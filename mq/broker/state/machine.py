@@ -1,15 +1,15 @@
 """The state machine of a broker set: the store, and the state that commands make.
 
-Everything here happens by applying entries in the order of the log. It reads no clock and asks
-nobody, so that every replica comes to the same; a command that makes no sense changes nothing, on
-all of them. What a leader proposed carries a `Written` through the log, which is told what came of
-it.
+Everything here happens by applying entries in the order of the log. Applying reads no clock and
+nothing but the entry, so that all replicas come to the same state; a command that makes no sense
+changes nothing, on all of them. What applying an entry changed is returned as an `AppliedEntry`:
+the broker tells its parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -18,17 +18,20 @@ from mq.broker.state.commands import perform
 from mq.broker.state.dedup import StoredAt
 from mq.broker.state.state import State
 from mq.logging import get_logger
-from mq.store.batch import Batch, data_offsets
+from mq.store.batch import Batch
 from mq.store.format import Kind
+from mq.store.holding import HeldQueue
 from mq.store.logreader import EntryRef
-from mq.store.store import Applied, Store
+from mq.store.store import CommittedEntry, Store
 from mq.wire.v1.state_pb2 import Command
 
 log = get_logger(__name__)
 
 
-class Written:
-    """What a leader wrote, on its way through the log: batches, a command, or both as one atom."""
+class ProposedEntry:
+    """An entry that this leader proposed: batches, a command, or both as one atom. It goes through
+    replication as the context of its proposal.
+    """
 
     __slots__ = ("batches", "command", "on_appended", "ref", "stored")
 
@@ -41,100 +44,109 @@ class Written:
         self.batches = batches
         self.command = command
         self.on_appended = on_appended
-        # Known when it is in the log ...
+        # Set when the entry is in the log ...
         self.ref: EntryRef | None = None
-        # ... and when it is applied: where each batch is.
+        # ... and filled when it is applied: the position of each batch.
         self.stored: list[StoredAt] = []
 
 
-class Machine:
-    """A `StateMachine` for replication."""
+class NewlyHeld(NamedTuple):
+    """A held batch of an applied entry, the log offset of the batch, and the queue it waits in."""
 
+    batch: Batch
+    log_offset: int
+    queue: HeldQueue
+
+
+class AppliedEntry(NamedTuple):
+    """What applying one entry changed. The commands of a `many` are listed one by one."""
+
+    is_first_of_term: bool
+    arrivals: list[Queue]
+    held: list[NewlyHeld]
+    commands: list[Command]
+
+
+class Machine:
     def __init__(self, state: State, store: Store) -> None:
         self.state = state
         self.store = store
-        # Term of the last applied entry: a leader whose own it is has applied all before it.
+        # Term of the last applied entry. A leader with an applied entry of its own term has applied
+        # everything before it.
         self.applied_term = 0
-        self.on_term: Callable[[], None] = lambda: None
-        self.on_arrival: Callable[[Queue], None] = lambda _: None
-        self.on_command: Callable[[Command], None] = lambda _: None
-        # A batch that is held back, and the log offset of the whole of it.
-        self.on_held: Callable[[Batch, int], None] = lambda _, __: None
-        self._written: dict[int, Written] = {}
+        self._proposed: dict[int, ProposedEntry] = {}
         state.restore(store.restored_broker_state)
 
-    @property
-    def applied_index(self) -> int:
-        return self.store.applied_index
-
-    def checkpoint_payload(self) -> bytes:
-        return self.store.checkpoint_payload()
-
-    def check_writable(self) -> None:
-        self.store.check_writable()
-
     def appended(self, ref: EntryRef, context: Any) -> None:
-        if not isinstance(context, Written):
+        """An entry that was proposed here is in the log, not committed."""
+        if not isinstance(context, ProposedEntry):
             self.store.appended(ref, ())
             return
         context.ref = ref
-        self._written[ref.raft_index] = context
+        self._proposed[ref.raft_index] = context
         self.store.appended(ref, context.batches)
         if context.on_appended is not None:
             context.on_appended(ref)
 
     def forget(self, from_index: int) -> None:
+        """The entries from this one on left the log before they were committed."""
         self.store.forget(from_index)
-        for raft_index in [index for index in self._written if index >= from_index]:
-            del self._written[raft_index]
+        for raft_index in [index for index in self._proposed if index >= from_index]:
+            del self._proposed[raft_index]
 
     def start_over(self) -> None:
+        """The log was replaced: the state is that of the checkpoint that opens it."""
         self.store.start_over()
-        self._written.clear()
+        self._proposed.clear()
         self.state.restore(self.store.restored_broker_state)
 
-    # -- applying ---------------------------------------------------------------------------------
+    def apply_through(self, raft_index: int) -> Iterator[AppliedEntry]:
+        """Applies one entry each time the caller asks for the next, up to this one, which must be
+        committed and durable. Take it to its end.
+        """
+        for entry in self.store.committed(raft_index):
+            yield self._apply(entry)
 
-    def apply_through(self, raft_index: int) -> None:
-        for applied in self.store.applying(raft_index):
-            written = self._written.pop(applied.ref.raft_index, None)
-            if applied.ref.term != self.applied_term:
-                self.applied_term = applied.ref.term
-                self.on_term()
-            placed = self._place(applied, written) if applied.batches else []
-            command = written.command if written else _decode(applied)
-            if command is not None:
-                for performed in perform(command, applied.ref, self.state, self.store, placed):
-                    self.on_command(performed)
+    def _apply(self, entry: CommittedEntry) -> AppliedEntry:
+        ref = entry.ref
+        applied = AppliedEntry(ref.term != self.applied_term, [], [], [])
+        self.applied_term = ref.term
+        proposed = self._proposed.pop(ref.raft_index, None)
+        stored = proposed.stored if proposed is not None else []
+        for batch, log_offset in entry.batches:
+            stored.append(self._put(batch, log_offset, ref.stored_at_ms, applied))
+        self.store.set_applied(ref)
+        command = proposed.command if proposed is not None else _decode(entry)
+        if command is not None:
+            perform(command, ref, self.state, self.store.derived, stored, applied.commands)
+        return applied
 
-    def _place(self, applied: Applied, written: Written | None) -> list[StoredAt]:
-        ref, queue_offsets, batches, _ = applied
-        placed = written.stored if written is not None else []
-        starts = data_offsets(batches, ref.payload_log_offset)
-        for batch, queue_offset, start in zip(batches, queue_offsets, starts, strict=True):
-            at = start + batch.region_start
-            stored = (
-                StoredAt(
-                    batch.queue_id, -1, at, ref.stored_at_ms, deliver_at_ms=batch.deliver_at_ms
-                )
-                if batch.is_held
-                else StoredAt(batch.queue_id, queue_offset, at, ref.stored_at_ms)
+    def _put(
+        self, batch: Batch, log_offset: int, stored_at_ms: int, applied: AppliedEntry
+    ) -> StoredAt:
+        """Makes a batch visible, or holds it back."""
+        at = log_offset + batch.region_start
+        if batch.is_held:
+            queue = self.state.hold(batch, log_offset, stored_at_ms)
+            self.store.derived.put_held(batch, log_offset, queue)
+            applied.held.append(NewlyHeld(batch, log_offset, queue))
+            stored = StoredAt(
+                batch.queue_id, -1, at, stored_at_ms, deliver_at_ms=batch.deliver_at_ms
             )
-            if batch.producer_id:
-                self.state.producers.record(batch.producer_id, batch.sequence, stored)
-            placed.append(stored)
-            if batch.is_held:
-                self.on_held(batch, start)
-            else:
-                self.on_arrival(Queue(batch.topic, batch.queue_id))
-        return placed
+        else:
+            queue_offset = self.store.derived.put(batch, log_offset, stored_at_ms)
+            applied.arrivals.append(Queue(batch.topic, batch.queue_id))
+            stored = StoredAt(batch.queue_id, queue_offset, at, stored_at_ms)
+        if batch.producer_id:
+            self.state.producers.record(batch.producer_id, batch.sequence, stored)
+        return stored
 
 
-def _decode(applied: Applied) -> Command | None:
-    if not applied.command and applied.ref.kind != Kind.COMMAND:
+def _decode(entry: CommittedEntry) -> Command | None:
+    if not entry.command and entry.ref.kind != Kind.COMMAND:
         return None
     try:
-        return Command.FromString(applied.command)
+        return Command.FromString(entry.command)
     except DecodeError:
-        log.warning("an entry holds no command, it changes nothing", entry=applied.ref.raft_index)
+        log.warning("an entry holds no command, it changes nothing", entry=entry.ref.raft_index)
         return None

@@ -1,9 +1,8 @@
-"""Where batches that waited for their time were filed, told once more: for a part of a lane that
-is rebuilt from the log (`mq.store.rebuilding`).
+"""Replays which lane each delayed batch was put into, for a part of a lane that is rebuilt from the
+log (`mq.store.rebuilding`).
 
-The mark of a batch that came after its lane had passed its time is the lane's place then. It
-follows from the state that a checkpoint has and the entries behind it, of which only those count
-that move lanes.
+The mark of a batch that came after its lane had passed its time is the lane's position at that
+moment. It follows from the state in a checkpoint and the entries behind it that move lanes.
 """
 
 from __future__ import annotations
@@ -12,21 +11,19 @@ from google.protobuf.message import DecodeError
 
 from mq.broker.state.schedule import Schedule
 from mq.store.batch import Batch
-from mq.store.holding import Filed, file_plainly
+from mq.store.holding import HeldQueue, default_held_queue
 from mq.wire.v1.state_pb2 import BrokerState, Command
 
 
 class ReplayedLanes:
-    """A `Refiling`. Made of the broker's state of a checkpoint."""
+    """A `HeldReplay`, which starts from the broker state of a checkpoint."""
 
     def __init__(self, broker_state: bytes) -> None:
         self._schedule = Schedule()
         self._schedule.restore(BrokerState.FromString(broker_state).lanes)
 
-    def __call__(self, batch: Batch, log_offset: int, stored_at_ms: int) -> Filed:
-        if batch.half:
-            return file_plainly(batch, log_offset, stored_at_ms)
-        return self._schedule.add(batch)
+    def held_queue_for(self, batch: Batch) -> HeldQueue:
+        return default_held_queue(batch) if batch.half else self._schedule.add(batch)
 
     def command(self, data: bytes) -> None:
         try:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from mq.names import SCHEDULE_TOPIC
 from mq.store.batch import Batch
 from mq.store.consumequeue import Units
-from mq.store.holding import Filed, lane_of
+from mq.store.holding import HeldQueue, lane_of
 from mq.wire.v1.state_pb2 import (
     CarryScheduled,
     DeliverScheduled,
@@ -70,14 +70,14 @@ class Schedule:
 
     # -- applying ---------------------------------------------------------------------------------
 
-    def add(self, batch: Batch) -> Filed:
+    def add(self, batch: Batch) -> HeldQueue:
         """A batch waits from now on, or was written again."""
         number = lane_of(batch.deliver_at_ms)
         lane = self.lanes.setdefault(number, Lane())
         lane.batches += 1
         lane.messages += batch.message_count
         due_ms = max(batch.deliver_at_ms, lane.delivered.due_ms)
-        return Filed(SCHEDULE_TOPIC, number, due_ms)
+        return HeldQueue(SCHEDULE_TOPIC, number, due_ms)
 
     def deliver(self, command: DeliverScheduled) -> list[int]:
         """The batches of the entry have left their lanes. The lanes that are empty now."""

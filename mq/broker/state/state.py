@@ -10,7 +10,7 @@ from mq.broker.state.sets import KnownSets
 from mq.broker.state.topics import Topics
 from mq.broker.state.transactions import Transactions
 from mq.store.batch import Batch
-from mq.store.holding import Filed
+from mq.store.holding import HeldQueue
 from mq.wire.v1.state_pb2 import BrokerState
 
 
@@ -26,8 +26,8 @@ class State:
         self.leases = Leases()
         self.sets = KnownSets()
 
-    def hold(self, batch: Batch, log_offset: int, stored_at_ms: int) -> Filed:
-        """A batch is held back; the store asks where to file it, as part of applying its entry."""
+    def hold(self, batch: Batch, log_offset: int, stored_at_ms: int) -> HeldQueue:
+        """A batch is held back from now on, in the queue that this returns. Part of applying."""
         if batch.half:
             return self.transactions.begin(batch, log_offset, stored_at_ms)
         return self.schedule.add(batch)

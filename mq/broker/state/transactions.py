@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 from mq.broker.state.dedup import StoredAt
 from mq.names import HALF_TOPIC
 from mq.store.batch import Batch
-from mq.store.holding import Filed
+from mq.store.holding import HeldQueue
 from mq.wire.v1.message_pb2 import Half
 from mq.wire.v1.state_pb2 import ChangeTransactions, TransactionState, TransactionTotals
 
@@ -98,18 +98,18 @@ class Transactions:
 
     # -- applying ---------------------------------------------------------------------------------
 
-    def begin(self, batch: Batch, log_offset: int, stored_at_ms: int) -> Filed:
+    def begin(self, batch: Batch, log_offset: int, stored_at_ms: int) -> HeldQueue:
         """A half batch was stored, or written again."""
-        filed = Filed(HALF_TOPIC, 0, 0)
+        held = HeldQueue(HALF_TOPIC, 0, 0)
         if batch.origin_log_offset:
             known = self.open.get(batch.origin_log_offset)
             if known is not None:
                 self.open[known.id] = known._replace(log_offset=log_offset, size=len(batch.data))
-            return filed
+            return held
         try:
             half = Half.FromString(batch.half)
         except DecodeError:  # nobody but a leader wrote it; it changes nothing
-            return filed
+            return held
         one = Transaction(
             id=log_offset + batch.region_start,
             log_offset=log_offset,
@@ -125,7 +125,7 @@ class Transactions:
         )
         self._put(one)
         self.messages += one.messages
-        return filed
+        return held
 
     def change(self, command: ChangeTransactions, placed: Sequence[StoredAt] = ()) -> None:
         """`placed`: where the messages of the committed ones are, in their order."""

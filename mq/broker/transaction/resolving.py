@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from mq import names
 from mq.broker.retry import origins
-from mq.broker.state.machine import Written
+from mq.broker.state.machine import ProposedEntry
 from mq.broker.state.topics import Topic
 from mq.broker.state.transactions import Ended, Outcome, Transaction, Transactions
 from mq.errors import MqError, TopicNotFound, TransactionNotFound
@@ -112,14 +112,14 @@ class Turn:
             case Carry():
                 return self._carry(request.below_log_offset)
 
-    def written(self) -> Written | None:
+    def written(self) -> ProposedEntry | None:
         """The entry; None: nothing is to be written."""
         batches = self._committed + self._others
         has_change = bool(self._change.ByteSize())
         if not batches and not has_change:
             return None
         command = Command(change_transactions=self._change) if has_change else None
-        return Written(batches, command)
+        return ProposedEntry(batches, command)
 
     # -- ends -------------------------------------------------------------------------------------
 

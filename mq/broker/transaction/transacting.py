@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from mq.broker.core import Core, Service
 from mq.broker.state.dedup import StoredAt
-from mq.broker.state.machine import Written
+from mq.broker.state.machine import ProposedEntry
 from mq.broker.state.transactions import Outcome, Transaction
 from mq.broker.transaction.questions import Question, Respondent, Respondents
 from mq.broker.transaction.resolving import (
@@ -49,7 +49,7 @@ _OVERHEAD_BYTES = 256
 # After trouble with the log: some seconds.
 _PAUSE_TICKS = 20
 
-_Answer = tuple[Settled, Written | None]
+_Answer = tuple[Settled, ProposedEntry | None]
 
 
 class Transacting(Service):
@@ -62,7 +62,7 @@ class Transacting(Service):
         entry_bytes_max = core.settings.config.store.entry_bytes_max
         self._entry_bytes = min(_ENTRY_BYTES, entry_bytes_max - _OVERHEAD_BYTES)
         self._half_bytes_max = entry_bytes_max - _OVERHEAD_BYTES
-        self._turns: Turns[Request, _Answer] = Turns(core.consensus, core.leadership, self._decide)
+        self._turns: Turns[Request, _Answer] = Turns(core.writer, core.leadership, self._decide)
         self._respondents = Respondents()
         self._sweeping: asyncio.Task[None] | None = None
         self._pause_ticks = 0

@@ -33,7 +33,7 @@ from tests.unit.broker.atom_scene import IN_0, IN_1, move, output, scene, send, 
 from tests.unit.broker.consumer.group_scene import World, drain, last_assignment, t, world
 
 if TYPE_CHECKING:
-    from mq.broker.state.machine import Written
+    from mq.broker.state.machine import ProposedEntry
 
 
 @on_loop
@@ -412,7 +412,7 @@ async def test_an_atom_fits_an_entry_and_many_share_one(monkeypatch: pytest.Monk
     sizes = []
     append = one.node.consensus._append
 
-    def measured(kind: Kind, payload: list[bytes], context: Written) -> int:
+    def measured(kind: Kind, payload: list[bytes], context: ProposedEntry) -> int:
         sizes.append((sum(map(len, payload)), len(context.batches)))
         return append(kind, payload, context)
 
@@ -446,11 +446,11 @@ async def test_the_topic_of_the_output_is_created_where_that_is_allowed() -> Non
 @on_loop
 async def test_what_retention_dropped_is_nobodys_work() -> None:
     one = await scene()
-    one.node.store.trim("t", 0, 5)
+    one.node.store.derived.trim("t", 0, 5)
     with pytest.raises(IllegalOffset):
         await send(one, output(1), **move(6, 9))
     await send(one, output(1), **move(5, 9))
-    one.node.store.trim("t", 0, 15)
+    one.node.store.derived.trim("t", 0, 15)
     await send(one, output(2), **move(9, 12))
     assert one.node.committed("g")[IN_0] == 12
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from mq.broker.queue import Queue
-from mq.broker.writing import write_command
 from mq.errors import IllegalTopic
 from mq.store.consumequeue import QueueExtent
 from mq.wire.v1.state_pb2 import ChangeLeases, Command, LeaseChange, QueueLeases
@@ -95,7 +94,7 @@ async def test_what_a_group_received_and_is_done_with_is_not_lost_to_retention()
     ]
     leases = QueueLeases(group="g", topic="t", queue_id=0, changes=changes)
     command = Command(change_leases=ChangeLeases(queues=[leases]))
-    await write_command(node.consensus, command)
+    await node.broker.writer.write(command)
     # 0 and 1, 5 to 7, and what was never given out.
     node.broker.on_dropped([QueueExtent("t", 0, 12, 30)])
     assert node.broker.lost_by_group == {"g": 2 + 3 + 2}

@@ -96,10 +96,10 @@ def test_a_half_that_cannot_be_read_is_malformed() -> None:
 async def test_what_is_refused_changes_nothing() -> None:
     node = Node()
     await node.topic("t")
-    applied = node.machine.applied_index
+    applied = node.store.applied_index
     with pytest.raises(IllegalDelay):
         await node.send("t", b"x", delay_ms=41 * DAY_MS, producer_id="p", sequence=1)
-    assert node.machine.applied_index == applied
+    assert node.store.applied_index == applied
     # The number is free: it was not used.
     stored = await node.send("t", b"x", producer_id="p", sequence=1)
     assert (stored.queue_offset, stored.is_duplicate) == (0, False)

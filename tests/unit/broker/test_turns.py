@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from mq.broker.state.machine import Written
+from mq.broker.state.machine import ProposedEntry
 from mq.broker.turns import Turns, Verdict
 from mq.errors import DiskFull, IllegalRequest, MqError, NotLeader, OutcomeUnknown
 from mq.wire.v1.state_pb2 import Command, PutGroup
@@ -20,7 +20,7 @@ class Counting:
         self.node = node
         self.decided: list[list[str]] = []
         self.line: Turns[str, int] = Turns(
-            node.consensus, node.broker.leadership, self.decide, requests_max=3
+            node.broker.writer, node.broker.leadership, self.decide, requests_max=3
         )
 
     @property
@@ -40,7 +40,7 @@ class Counting:
                 count += 1
                 answers.append(count)
         put = PutGroup(group="counter", retries_max=count)
-        return Verdict(answers, Written(command=Command(put_group=put)))
+        return Verdict(answers, ProposedEntry(command=Command(put_group=put)))
 
 
 @on_loop
@@ -152,9 +152,9 @@ async def test_what_is_left_over_comes_first_in_the_next_turn() -> None:
 
     def decide(requests: list[str]) -> Verdict[str]:
         decided.append(requests)
-        return Verdict(requests[:2], Written(command=Command(put_group=PutGroup(group="g"))))
+        return Verdict(requests[:2], ProposedEntry(command=Command(put_group=PutGroup(group="g"))))
 
-    line: Turns[str, str] = Turns(node.consensus, node.broker.leadership, decide)
+    line: Turns[str, str] = Turns(node.broker.writer, node.broker.leadership, decide)
     asked = [asyncio.ensure_future(line.ask(one)) for one in "abcde"]
     node.consensus.is_held = True
     await turns()

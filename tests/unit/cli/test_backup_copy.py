@@ -23,6 +23,7 @@ from mq.store.logreader import SegmentInfo
 from mq.wire.v1 import admin_pb2 as pb
 from tests.support.backups import VFS, LogNode, back_up
 from tests.support.commands import FakeAdmin
+from tests.support.stores import apply_through, roll
 
 
 @pytest.fixture(autouse=True)
@@ -140,9 +141,9 @@ def test_a_log_that_begins_right_behind_the_backup_continues_it(
     node: LogNode, tmp_path: Path
 ) -> None:
     node.write(10)
-    node.store.roll(10**9, 1)
+    roll(node.store, 10**9, 1)
     node.store.log.sync()
-    node.store.apply_through(node.store.log.last_index)
+    apply_through(node.store, node.store.log.last_index)
     back_up(node, tmp_path / "b")
     while len(node.store.log.segments()) > 1:
         node.drop_front()

@@ -22,6 +22,7 @@ from mq.store.store import Store
 from mq.store.vfs import RealVfs
 from mq.wire.v1.message_pb2 import Batch as WireBatch
 from mq.wire.v1.message_pb2 import Message
+from tests.support.stores import append_entry, apply_through, roll
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,12 +56,12 @@ def batch(topic: str, queue_id: int, count: int, body_bytes: int = 400) -> Batch
 def fill(store: Store, entries: int) -> None:
     """Each entry has i % 5 + 1 messages for a queue of orders, and one for payments."""
     if store.log.last_index == 0:
-        store.roll(NOW_MS, 1)
+        roll(store, NOW_MS, 1)
     for i in range(entries):
         batches = [batch("orders", i % 3, i % 5 + 1), batch("payments", 0, 1)]
-        ref = store.append(batches, NOW_MS + 1000 * i, 1 + i // 60)
+        ref = append_entry(store, batches, NOW_MS + 1000 * i, 1 + i // 60)
         store.log.sync()
-        store.apply_through(ref.raft_index)
+        apply_through(store, ref.raft_index)
 
 
 def open_store(directory: Path) -> Store:

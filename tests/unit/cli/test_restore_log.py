@@ -26,6 +26,7 @@ from mq.store.store import Store
 from mq.store.vfs import RealVfs
 from mq.wire.v1.log_pb2 import Checkpoint
 from tests.support.backups import VFS, LogNode, back_up
+from tests.support.stores import apply_through
 
 MEMBERS = {"x": "x:1", "y": "y:1", "z": "z:1"}
 
@@ -237,7 +238,7 @@ def test_a_backup_of_which_retention_had_taken_the_beginning_is_restored(tmp_pat
     store = Store(VFS, str(tmp_path / "x"), StoreConfig(), identity, background=False)
     assert store.log.first_index == manifest.first_index
     assert store.log.start_offset == manifest.start_offset > 0
-    store.apply_through(restored.last_index)
+    apply_through(store, restored.last_index)
     (queue,) = store.queues.extents()
     # Queue offsets count on: what is gone is gone, and what is left has the number that it had.
     assert queue.end == 70

@@ -20,7 +20,9 @@ from tests.support.stores import (
     SMALL,
     UNITS_PER_FILE,
     append,
+    append_entry,
     apply_all,
+    apply_through,
     batch,
     fill,
     messages_in,
@@ -231,10 +233,10 @@ def test_without_space_for_queues_writes_wait_and_reads_go_on(part: str, error: 
     news = batch(sent)
     vfs.fail("pwritev", f"/{part}/", error, times=5)
     put(store, news)  # starts to write
-    store.apply_through(0)  # meets the result and tries again
+    store.derived.write_surplus()  # meets the result and tries again
     for _ in range(3):
         with pytest.raises(DiskFull, match="no space for the queues"):
-            store.append([news], 0)
+            append_entry(store, [news], 0)
         assert read_all(store) == sent
         assert by_key(store, "k") == sent[::-1]
     put(store, news)
@@ -252,7 +254,7 @@ def test_a_stalled_node_still_applies_what_was_appended_before() -> None:
     store.log.sync()
     vfs.fail("pwritev", "/consumequeue/", errno.ENOSPC, times=100)
     for raft_index in range(store.log.last_index + 1):
-        store.apply_through(raft_index)
+        apply_through(store, raft_index)
     assert read_all(store) == sent
 
 
@@ -265,9 +267,9 @@ def test_a_failed_write_of_a_queue_stops_the_node_for_good(part: str) -> None:
     put(store, batch(sent))
     for _ in range(2):
         with pytest.raises(StorageFailed, match=part):
-            store.apply_through(0)
+            store.derived.write_surplus()
         with pytest.raises(StorageFailed):
-            store.append([batch(sent)], 0)
+            append_entry(store, [batch(sent)], 0)
         with pytest.raises(StorageFailed):
             store.checkpoint()
     assert read_all(store) == sent
@@ -290,7 +292,7 @@ def test_a_checkpoint_that_fails_leaves_the_one_before(
         with pytest.raises(StorageFailed):
             store.checkpoint()
         with pytest.raises(StorageFailed):
-            store.append([batch(sent)], 0)
+            append_entry(store, [batch(sent)], 0)
         vfs.crash(seed, 0.5)
         store = open_store(vfs, ONE_SEGMENT)
         # The last sync of a checkpoint only makes sure of what may be there already.

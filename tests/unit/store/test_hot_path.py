@@ -19,6 +19,7 @@ from mq.store.store import Store
 from mq.store.vfs import RealVfs
 from mq.wire.v1.message_pb2 import Message
 from tests.support.naive_wire import plain
+from tests.support.stores import append_entry, apply_through
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -107,8 +108,8 @@ def open_store(directory: Path) -> Iterator[Store]:
 
 
 def append(store: Store, data: bytes) -> None:
-    ref = store.append([accept(data, LIMIT)], now_ms=1_000)
-    assert store.apply_through(ref.raft_index)[-1].ref == ref
+    ref = append_entry(store, [accept(data, LIMIT)], now_ms=1_000)
+    assert apply_through(store, ref.raft_index)[-1].ref == ref
 
 
 @pytest.mark.parametrize("keys", KEYS)

@@ -16,6 +16,7 @@ from tests.support import naive_wire
 from tests.support.stores import (
     DIRECTORY,
     append,
+    apply_through,
     batch,
     fill,
     messages_of,
@@ -77,7 +78,7 @@ def test_what_is_not_applied_is_not_found() -> None:
         with pytest.raises(MessageNotFound):
             store.lookup.by_id(log_offset)
     assert len(by_key(store, "k")) == 1
-    store.apply_through(ref.raft_index)
+    apply_through(store, ref.raft_index)
     assert len(by_key(store, "k")) == 2
     assert ids_of(store)[1] in hidden
 

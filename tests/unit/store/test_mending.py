@@ -25,6 +25,7 @@ from tests.support.stores import (
     DIRECTORY,
     NODE,
     append,
+    apply_through,
     batch,
     files_below,
     messages_in,
@@ -327,7 +328,7 @@ def test_a_store_with_threads_mends_while_it_is_used(tmp_path: Path) -> None:
         except Rebuilding:
             append(store, batch([Message(body=b"%d" % number)]))
             store.log.sync()
-            store.apply_through(store.log.last_index)
+            apply_through(store, store.log.last_index)
         else:
             break
     assert found[: len(wanted)] == wanted

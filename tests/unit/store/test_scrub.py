@@ -14,7 +14,16 @@ from mq.store.damage import DamageKind
 from mq.store.format import HEADER_BYTES, IDX_HEADER_BYTES, IDX_RECORD_BYTES
 from mq.store.scrub import PASS_S_MIN, PAUSE_S_MAX, Schedule, Scrubber
 from mq.store.segment_mending import survey, write_mended
-from tests.support.stores import append, batch, fill, messages_of, new_store, read_all, reopen
+from tests.support.stores import (
+    append,
+    apply_through,
+    batch,
+    fill,
+    messages_of,
+    new_store,
+    read_all,
+    reopen,
+)
 
 if TYPE_CHECKING:
     from mq.store.damage import Damage
@@ -371,6 +380,6 @@ def test_what_comes_from_the_disk_does_not_pass_for_what_this_process_wrote(
 def test_an_entry_larger_than_a_step_is_one_step(scene: Scene) -> None:
     ref = append(scene.store, batch(messages_of(30, size=100)))
     scene.store.log.sync()
-    scene.store.apply_through(ref.raft_index)
+    apply_through(scene.store, ref.raft_index)
     assert ref.length + HEADER_BYTES > STEP_BYTES
     assert (ref.log_offset, ref.end_log_offset) in scene.run_pass()

@@ -18,7 +18,7 @@ from mq.store.segment_mending import (
     write_mended_idx,
 )
 from mq.store.store import Store
-from tests.support.stores import fill, new_store, open_store, read_all, reopen
+from tests.support.stores import apply_through, fill, new_store, open_store, read_all, reopen
 
 
 class Scene:
@@ -172,7 +172,7 @@ def test_a_crash_at_any_point_leaves_a_log_that_opens(seed: int) -> None:
         pass
     scene.vfs.crash(seed)
     store = open_store(scene.vfs)
-    store.apply_through(store.log.last_index)
+    apply_through(store, store.log.last_index)
     assert read_all(store) == scene.sent
     assert not any(name.endswith(".mended") for name in scene.vfs.list_dir("/data/commitlog"))
 

@@ -7,18 +7,20 @@ from typing import Any
 
 import pytest
 
-from mq.errors import DataDirectoryInUse, DiskFull, MessageTooLarge, SegmentFull, StorageFailed
+from mq.errors import DataDirectoryInUse, DiskFull, StorageFailed
 from mq.store import checkpoint
 from mq.store.format import Kind
 from mq.store.retention import Policy, Reason
-from mq.store.store import Applied
 from mq.store.vfs import DiskUsage
 from tests.support.faulty_vfs import FaultyVfs
 from tests.support.stores import (
     DIRECTORY,
     NOW_MS,
+    Applied,
     append,
+    append_entry,
     apply_all,
+    apply_through,
     batch,
     fill,
     messages_of,
@@ -27,6 +29,7 @@ from tests.support.stores import (
     put,
     read_all,
     small_config,
+    truncate,
 )
 
 ONE_SEGMENT = small_config(segment_bytes=1 << 20)
@@ -58,41 +61,20 @@ def test_what_is_appended_is_visible_when_it_is_applied() -> None:
     other = batch(messages_of(2), "bills", 5)
     refs = [append(store, first, other), append(store, second)]
     assert store.queues.get("orders", 0) is None
-    assert store.apply_through(1) == [Applied(store.log.ref(1), [])]
-    applied = store.apply_through(1 << 40)
+    assert apply_through(store, 1) == [Applied(store.log.ref(1), [], [])]
+    applied = apply_through(store, 1 << 40)
     assert [one.ref for one in applied] == refs
     assert [one.queue_offsets for one in applied] == [[0, 0], [3]]
-    assert store.apply_through(1 << 40) == []
+    assert apply_through(store, 1 << 40) == []
 
 
-def test_an_entry_that_is_too_large_is_refused_before_anything_is_written() -> None:
-    _, store = new_store(small_config(entry_bytes_max=1000))
-    put(store, batch(messages_of(1)))
-    end = store.log.end_offset
-    with pytest.raises(MessageTooLarge, match="at most 1000 are allowed"):
-        store.append([batch(messages_of(40))], NOW_MS)
-    assert store.log.end_offset == end
-
-
-def test_a_full_segment_waits_for_what_is_before_it() -> None:
-    _, store = new_store()
-    news = batch(messages_of(10, size=100))
-    for _ in range(3):
-        store.append([news], NOW_MS)
-    with pytest.raises(SegmentFull, match="entries 1 to 4 have to be applied"):
-        store.append([news], NOW_MS)
-    apply_all(store)
-    store.append([news], NOW_MS)
-    assert len(store.log.segments()) == 2
-
-
-def test_what_is_applied_is_never_truncated() -> None:
+def test_what_is_applied_is_never_forgotten() -> None:
     _, store = new_store(ONE_SEGMENT)
     put(store, batch(messages_of(1)))
     hidden = append(store, batch(messages_of(1)))
     with pytest.raises(ValueError, match="entry 2 is applied"):
-        store.truncate(2)
-    store.truncate(hidden.raft_index)
+        truncate(store, 2)
+    truncate(store, hidden.raft_index)
     sent = messages_of(2, seed=5)
     assert put(store, batch(sent)).raft_index == hidden.raft_index
     assert read_all(store)[1:] == sent
@@ -147,7 +129,7 @@ def test_a_nearly_full_disk_refuses_writes_until_there_is_room(
     for _ in range(2):
         assert store.retain(POLICY, NOW_MS) == (0, None, [])
         with pytest.raises(DiskFull, match="nearly full"):
-            store.append([batch(sent)], NOW_MS)
+            append_entry(store, [batch(sent)], NOW_MS)
     assert read_all(store) == sent
     vfs.used_percent = 50
     store.retain(POLICY, NOW_MS)
@@ -186,7 +168,7 @@ def test_what_is_needed_is_not_dropped_and_its_rescue_is_let_in() -> None:
     assert (dropped.segments, store.log.start_offset) == (1, starts[1])
     with pytest.raises(DiskFull):
         store.check_writable()
-    with store.letting_in():
+    with store.ignoring_disk_limit():
         put(store, batch(messages_of(1)), now_ms=later_ms)
     with pytest.raises(DiskFull):
         store.check_writable()
@@ -260,7 +242,7 @@ def test_a_log_that_failed_gets_no_checkpoint() -> None:
     vfs.fail("sync", ".log")
     with pytest.raises(StorageFailed):
         store.log.sync()
-    store.apply_through(ref.raft_index)
+    apply_through(store, ref.raft_index)
     with pytest.raises(StorageFailed):
         store.checkpoint()
     store.close()

@@ -40,12 +40,23 @@ from tests.support.store_checks import (
     check_files,
 )
 from tests.support.store_model import Model, Queue, entry_of
-from tests.support.stores import DIRECTORY, NOW_MS, batch, files_below, open_store, small_config
+from tests.support.stores import (
+    DIRECTORY,
+    NOW_MS,
+    append_entry,
+    apply_through,
+    batch,
+    files_below,
+    open_store,
+    small_config,
+    truncate,
+)
 
 if TYPE_CHECKING:
     from mq.store.batch import Batch
     from mq.store.derived import CheckpointPlan
-    from mq.store.store import Applied, Store
+    from mq.store.store import Store
+from tests.support.stores import Applied
 
 # A batch: its queue, how many messages, what is in them.
 NEWS = st.lists(
@@ -132,12 +143,12 @@ class StoreMachine(RuleBasedStateMachine):
     def _append(self, news: list[tuple[Batch, list[Message]]]) -> None:
         batches = [batch for batch, _ in news]
         try:
-            ref = self.store.append(batches, self.now_ms)
+            ref = append_entry(self.store, batches, self.now_ms)
         except SegmentFull:
             assert self.model.applied_index < self.model.last_index
             self.sync()
             self._apply(self.model.last_index)
-            ref = self.store.append(batches, self.now_ms)
+            ref = append_entry(self.store, batches, self.now_ms)
         if ref.raft_index == self.model.last_index + 2:
             self.model.add_checkpoint(self.now_ms)
         assert ref.raft_index == self.model.last_index + 1
@@ -170,7 +181,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _apply(self, raft_index: int) -> None:
         first = self.model.applied_index + 1
-        applied = self.store.apply_through(raft_index)
+        applied = apply_through(self.store, raft_index)
         self.model.applied_index = max(self.model.applied_index, raft_index)
         self.most_applied = max(self.most_applied, raft_index)
         assert [one.ref.raft_index for one in applied] == list(range(first, raft_index + 1))
@@ -190,7 +201,7 @@ class StoreMachine(RuleBasedStateMachine):
         from_index = self.model.applied_index + 1 + round(part * (unapplied - 1))
         # The first entry of a log stays.
         from_index = max(from_index, self.model.first_index + 1)
-        self.store.truncate(from_index)
+        truncate(self.store, from_index)
         self.model.cut(from_index - 1)
 
     @precondition(lambda self: len(self.store.log.segments()) > 1)

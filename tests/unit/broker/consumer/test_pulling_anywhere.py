@@ -190,7 +190,7 @@ async def test_what_a_follower_does_not_have_yet_is_no_error(queue_offset: int) 
 @on_loop
 async def test_what_a_follower_alone_has_dropped_is_read_from_the_leader() -> None:
     node = await filled()
-    node.store.trim("t", 0, 50)
+    node.store.derived.trim("t", 0, 50)
     pulled = await pull(deposed(node), query(20), LONG_S, "east")
     assert (pulled.result.status, pulled.result.next_offset) == (Status.END, 20)
     assert place(pulled) == "other"

@@ -30,7 +30,7 @@ async def retain(node: Node, policy: Policy = POLICY) -> int:
     broker, store = node.broker, node.store
     staying = store.expiring_before(policy, node.now_ms)
     if staying and broker.needs_log_before(staying):
-        with store.letting_in():
+        with store.ignoring_disk_limit():
             await broker.carry(staying)
     return store.retain(policy, node.now_ms, broker.needs_log_before).segments
 

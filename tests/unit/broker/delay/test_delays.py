@@ -11,14 +11,14 @@ import pytest
 
 from mq.broker.delay import delays as module
 from mq.broker.delay import due
-from mq.broker.state.machine import Written
+from mq.broker.state.machine import ProposedEntry
 from mq.errors import DiskFull, FlowControl, MessageTooLarge, MqError, NotLeader, OutcomeUnknown
 from mq.store.batch import accept, prepare
 from mq.store.holding import LANE_MS, lane_of
 from mq.wire.v1.message_pb2 import Batch as WireBatch
 from mq.wire.v1.message_pb2 import Message
 from tests.support.consensus import Node, batch, eventually, on_loop, soon, turns
-from tests.support.stores import read_all
+from tests.support.stores import append_entry, read_all
 from tests.unit.broker.delay.delay_scene import Scene
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ def waiting(node: Node) -> int:
     return node.machine.state.schedule.messages
 
 
-def written_since(node: Node, count: int) -> list[Written]:
+def written_since(node: Node, count: int) -> list[ProposedEntry]:
     """Entries that were proposed, but for the first ones."""
-    return [one for _, one in node.consensus.proposed[count:] if isinstance(one, Written)]
+    return [one for _, one in node.consensus.proposed[count:] if isinstance(one, ProposedEntry)]
 
 
 # -- when ------------------------------------------------------------------------------------------
@@ -439,9 +439,9 @@ async def test_many_batches_that_wait_cost_little_memory() -> None:
     count = 20_000
 
     def schedule(batches: Sequence[Any]) -> None:
-        refs = node.store.append(batches, node.now_ms, node.consensus.term)
+        refs = append_entry(node.store, batches, node.now_ms, node.consensus.term)
         node.store.log.sync()
-        node.machine.apply_through(refs.raft_index)
+        node.broker.apply_through(refs.raft_index)
 
     due_ms = node.now_ms + 10 * LANE_MS
     some = [batch("t", b"x" * 20, deliver_at_ms=due_ms + at) for at in range(500)]

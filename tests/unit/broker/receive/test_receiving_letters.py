@@ -43,7 +43,9 @@ async def test_what_failed_too_often_is_a_dead_letter_with_its_reason() -> None:
     node = Node()
     await node.topic(TOPIC, 1)
     await node.send(TOPIC, b"a", b"b")
-    await node.broker.receiving._core.write(Command(put_group=PutGroup(group=GROUP, retries_max=2)))
+    await node.broker.receiving._core.writer.write(
+        Command(put_group=PutGroup(group=GROUP, retries_max=2))
+    )
     attempts = []
     for _ in range(3):
         given = await receive(node)
@@ -92,7 +94,7 @@ async def test_what_is_allowed_more_attempts_meanwhile_is_no_dead_letter() -> No
     node.pass_time(INVISIBLE_MS)
     assert await receive(node) == []
     more = Command(put_group=PutGroup(group=GROUP, retries_max=5))
-    await node.broker.receiving._core.write(more)
+    await node.broker.receiving._core.writer.write(more)
     node.broker.tick()
     await turns(100)
     (again,) = await receive(node)

@@ -47,7 +47,7 @@ async def test_high_priority_comes_first_and_low_never_starves() -> None:
         is_writable=True,
         priorities=2,
     )
-    await node.broker.receiving._core.write(Command(put_topic=topic))
+    await node.broker.receiving._core.writer.write(Command(put_topic=topic))
     for queue_id in range(4):
         await node.send(TOPIC, *[b"%d" % queue_id] * 30, queue_id=queue_id)
     seen = [int(bodies(await receive(node, messages_max=1))[0]) % 2 for _ in range(60)]
@@ -177,14 +177,14 @@ async def test_what_retention_dropped_is_done() -> None:
     await node.topic(TOPIC, 1)
     await node.send(TOPIC, *[b"%d" % i for i in range(10)])
     shown = handles(await receive(node, messages_max=6))
-    node.store.trim(TOPIC, 0, 4)
+    node.store.derived.trim(TOPIC, 0, 4)
     await ack(node, shown[1:2])
     node.pass_time(INVISIBLE_MS)
     assert bodies(await receive(node)) == [b"4", b"5", b"6", b"7", b"8", b"9"]
     leases = node.machine.state.leases.get(GROUP, QUEUE)
     assert leases is not None
     assert leases.done_to == 4
-    node.store.trim(TOPIC, 0, 10)
+    node.store.derived.trim(TOPIC, 0, 10)
     node.pass_time(INVISIBLE_MS)
     assert await receive(node) == []
     assert node.committed(GROUP)[QUEUE] == 10
@@ -197,7 +197,7 @@ async def test_what_retention_dropped_holds_no_key() -> None:
     await send_keyed(node, ("k", b"k1"), ("k", b"k2"), ("k", b"k3"))
     assert bodies(await receive(node, is_ordered=True)) == [b"k1"]
     node = restarted(node)
-    node.store.trim(TOPIC, 0, 2)
+    node.store.derived.trim(TOPIC, 0, 2)
     assert bodies(await receive(node, is_ordered=True)) == [b"k3"]
 
 
@@ -264,10 +264,10 @@ async def test_changes_that_were_decided_on_another_place_change_nothing() -> No
     await node.broker.groups.reset(GROUP, {QUEUE: 1})
     late = Command.FromString(command.SerializeToString())
     late.change_leases.queues[0].next = 3
-    await receiving._core.write(late)
+    await receiving._core.writer.write(late)
     assert node.committed(GROUP)[QUEUE] == 1
     await node.broker.catalog.delete_group(GROUP, 0)
-    await receiving._core.write(late)
+    await receiving._core.writer.write(late)
     assert GROUP not in node.machine.state.offsets
     assert await ack(node, handles(given)) == [False] * 6
 

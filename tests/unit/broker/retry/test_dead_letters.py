@@ -108,7 +108,7 @@ async def test_letters_that_come_meanwhile_are_not_sent_again() -> None:
     await turns()
     (letter,), _ = letters.listed("g", 0, 1)
     late = retries.dead_letters("g", "set-0", [retries.Letter(letter, 17, "")])
-    writing = asyncio.create_task(letters._core.write(batches=[late]))
+    writing = asyncio.create_task(letters._core.writer.write(batches=[late]))
     await turns()
     node.consensus.is_held = False
     node.consensus.commit()
@@ -152,7 +152,7 @@ async def test_a_letter_that_retention_takes_is_not_sent_as_another() -> None:
     node.consensus.is_held = True
     sending = asyncio.ensure_future(letters.resend("g", [0, 2]))
     await turns()  # the retry topic is on its way
-    node.store.trim(DEAD, 0, 1)
+    node.store.derived.trim(DEAD, 0, 1)
     node.consensus.is_held = False
     node.consensus.commit()
     assert await soon(sending) == 1

@@ -9,13 +9,13 @@ import pytest
 
 from mq.broker.queue import Queue
 from mq.broker.state.dedup import StoredAt
-from mq.broker.state.machine import Machine, Written
+from mq.broker.state.machine import AppliedEntry, Machine, ProposedEntry
 from mq.broker.state.state import State
-from mq.errors import DiskFull
 from mq.names import SCHEDULE_TOPIC
 from mq.store.batch import encode_payload
 from mq.store.commitlog import NewEntry
 from mq.store.format import Kind
+from mq.store.holding import HeldQueue, lane_of, read_held
 from mq.wire.v1.consumer_pb2 import QueuePosition
 from mq.wire.v1.message_pb2 import Half
 from mq.wire.v1.state_pb2 import (
@@ -40,7 +40,7 @@ from mq.wire.v1.state_pb2 import (
 from tests.support.consensus import STORE, batch
 from tests.support.faulty_vfs import FaultyVfs
 from tests.support.logs import send
-from tests.support.stores import open_store, read_all
+from tests.support.stores import open_store, read_all, roll
 
 if TYPE_CHECKING:
     from mq.store.batch import Batch
@@ -54,37 +54,37 @@ class Replica:
     def __init__(self, vfs: FaultyVfs | None = None) -> None:
         self.vfs = vfs or FaultyVfs()
         self.state = State()
-        self.store: Store = open_store(self.vfs, STORE, self.state.encode, self.state.hold)
+        self.store: Store = open_store(self.vfs, STORE, self.state.encode)
         self.machine = Machine(self.state, self.store)
 
     def open(self) -> Replica:
-        self.store.roll(1_000)
+        roll(self.store, 1_000)
         self.apply()
         return self
 
-    def write(self, work: Command | list[Batch], term: int = 1) -> Written:
+    def write(self, work: Command | list[Batch], term: int = 1) -> ProposedEntry:
         if isinstance(work, Command):
-            written = Written(command=work)
+            written = ProposedEntry(command=work)
             entry = NewEntry(Kind.COMMAND, term, 5_000, [work.SerializeToString()])
         else:
-            written = Written(work)
+            written = ProposedEntry(work)
             entry = NewEntry(Kind.MESSAGES, term, 5_000, encode_payload(work))
         return self._append(entry, written)
 
-    def write_atom(self, batches: list[Batch], command: Command, term: int = 1) -> Written:
+    def write_atom(self, batches: list[Batch], command: Command, term: int = 1) -> ProposedEntry:
         payload = encode_payload(batches, command.SerializeToString())
         return self._append(
-            NewEntry(Kind.MESSAGES, term, 5_000, payload), Written(batches, command)
+            NewEntry(Kind.MESSAGES, term, 5_000, payload), ProposedEntry(batches, command)
         )
 
-    def _append(self, entry: NewEntry, written: Written) -> Written:
+    def _append(self, entry: NewEntry, written: ProposedEntry) -> ProposedEntry:
         (ref,) = self.store.log.append([entry])
         self.machine.appended(ref, written)
         return written
 
-    def apply(self, through: int | None = None) -> None:
+    def apply(self, through: int | None = None) -> list[AppliedEntry]:
         self.store.log.sync()
-        self.machine.apply_through(through or self.store.log.last_index)
+        return list(self.machine.apply_through(through or self.store.log.last_index))
 
     def summary(self) -> tuple[bytes, list[tuple[str, int, int, int]]]:
         return self.state.encode(), sorted(self.store.queues.extents())
@@ -191,7 +191,7 @@ def test_what_follows_the_end_of_a_topic_is_not_part_of_it() -> None:
 def test_who_wrote_it_is_told_where_each_batch_is() -> None:
     replica = Replica().open()
     refs: list[EntryRef] = []
-    written = Written([batch("t", b"1", b"2"), batch("t", b"3")], on_appended=refs.append)
+    written = ProposedEntry([batch("t", b"1", b"2"), batch("t", b"3")], on_appended=refs.append)
     entry = NewEntry(Kind.MESSAGES, 1, 5_000, encode_payload(written.batches))
     (ref,) = replica.store.log.append([entry])
     replica.machine.appended(ref, written)
@@ -216,18 +216,35 @@ def test_producers_are_known_by_what_is_applied() -> None:
     assert follower.state.producers.find("p", 7) == expected
 
 
-def test_arrivals_commands_and_terms_are_told_in_their_order() -> None:
+def test_applying_returns_what_each_entry_changed() -> None:
     replica = Replica().open()
-    told: list[object] = []
-    replica.machine.on_arrival = told.append
-    replica.machine.on_command = lambda command: told.append(command.WhichOneof("kind"))
-    replica.machine.on_term = lambda: told.append(replica.machine.applied_term)
     replica.write(put("t"))
-    replica.write([batch("t", b"1"), batch("t", b"2", queue_id=1)])
+    late = batch("t", b"3", deliver_at_ms=9_000_000)
+    replica.write([batch("t", b"1"), batch("t", b"2", queue_id=1), late])
     replica.write(drop("t"), term=2)
-    replica.apply()
-    assert told == [1, "put_topic", Queue("t", 0), Queue("t", 1), 2, "drop_topic"]
+    created, filled, dropped = replica.apply()
+    assert created == AppliedEntry(True, [], [], [put("t")])
+    assert not filled.is_first_of_term
+    assert filled.arrivals == [Queue("t", 0), Queue("t", 1)]
+    (held,) = filled.held
+    assert held.queue == HeldQueue(SCHEDULE_TOPIC, lane_of(9_000_000), 9_000_000)
+    (found,) = read_held(replica.store.log, [(held.log_offset, len(held.batch.data))])
+    assert found.batch.data == late.data
+    assert dropped == AppliedEntry(True, [], [], [drop("t")])
     assert replica.machine.applied_term == 2
+
+
+def test_an_entry_is_applied_when_the_one_before_it_is_done_with() -> None:
+    replica = Replica().open()
+    replica.write(put("t"))
+    replica.write(drop("t"))
+    replica.store.log.sync()
+    applying = replica.machine.apply_through(replica.store.log.last_index)
+    next(applying)
+    assert "t" in replica.state.topics
+    next(applying)
+    assert "t" not in replica.state.topics
+    assert list(applying) == []
 
 
 @pytest.mark.parametrize("payload", [b"\xff\xff", b"", b"\x7a\x03abc"])
@@ -239,7 +256,7 @@ def test_a_command_that_makes_no_sense_changes_nothing(payload: bytes) -> None:
     replica.store.log.append([NewEntry(Kind.COMMAND, 1, 5_000, [payload])])
     replica.apply()
     assert replica.summary() == before
-    assert replica.machine.applied_index == replica.store.log.last_index
+    assert replica.store.applied_index == replica.store.log.last_index
 
 
 def test_entries_that_are_taken_back_are_forgotten() -> None:
@@ -315,7 +332,7 @@ def test_a_machine_starts_over_with_the_log_of_another() -> None:
     leader.write(put("theirs"))
     leader.write([batch("theirs", b"x", producer_id="p", sequence=1)])
     leader.apply()
-    leader.store.roll(9_000, 1)
+    roll(leader.store, 9_000, 1)
     leader.apply()
     leader.store.drop_front(1)
     replica.write(put("mine"))
@@ -338,14 +355,6 @@ def test_a_machine_starts_over_with_the_log_of_another() -> None:
     assert [one.name for one in replica.state.topics] == ["and-more", "more", "theirs"]
     assert nevers[-1].ref is not None
     assert nevers[-1].ref.raft_index == replica.store.log.last_index
-
-
-def test_a_full_disk_is_the_stores_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    replica = Replica().open()
-    replica.machine.check_writable()
-    monkeypatch.setattr(replica.store, "_is_disk_nearly_full", True)
-    with pytest.raises(DiskFull):
-        replica.machine.check_writable()
 
 
 def test_the_state_is_the_same_bytes_and_comes_back() -> None:
@@ -403,11 +412,9 @@ def held_and_done(leader: Replica) -> None:
 
 def test_messages_and_a_command_are_one_entry_on_every_replica() -> None:
     leader, follower = Replica().open(), Replica()
-    told: list[str | None] = []
-    follower.machine.on_command = lambda command: told.append(command.WhichOneof("kind"))
     held_and_done(leader)
     send(leader.store.log, follower.store.log, 1 << 20)
-    follower.apply()
+    told = [command.WhichOneof("kind") for one in follower.apply() for command in one.commands]
     assert follower.summary() == leader.summary()
     assert told[1:] == ["deliver_scheduled", "change_transactions", "change_leases", "put_group"]
     state = follower.state

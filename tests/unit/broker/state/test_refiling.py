@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mq.broker.state.machine import Written
 from mq.broker.state.refiling import ReplayedLanes
-from mq.broker.writing import write
 from mq.errors import Rebuilding
 from mq.names import SCHEDULE_TOPIC
 from mq.store.holding import LANE_MS, lane_of
@@ -35,7 +33,7 @@ async def test_a_rebuilt_lane_has_the_marks_of_batches_that_came_late() -> None:
     node = Node(store=small_config(segment_bytes=4096, queue_file_units=300))
 
     async def put(command: Command | None, *batches: Batch) -> None:
-        await write(node.consensus, Written(batches, command))
+        await node.broker.writer.write(command, batches)
 
     for number in range(200):
         await put(None, batch("t", b"%d" % number, deliver_at_ms=DUE_MS))
@@ -58,4 +56,4 @@ async def test_a_rebuilt_lane_has_the_marks_of_batches_that_came_late() -> None:
 def test_a_command_that_cannot_be_read_changes_nothing() -> None:
     lanes = ReplayedLanes(b"")
     lanes.command(b"\xff")
-    assert lanes(batch("t", b"x", deliver_at_ms=DUE_MS), 7, 1).mark == DUE_MS
+    assert lanes.held_queue_for(batch("t", b"x", deliver_at_ms=DUE_MS)).mark == DUE_MS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from mq.broker.state.sets import KnownSets
 from mq.broker.state.state import State
-from mq.broker.writing import write_command
 from mq.wire.v1.cluster_pb2 import PeerSet
 from mq.wire.v1.state_pb2 import Command, DropBrokerSet, PutBrokerSet
 from tests.support.consensus import Node, on_loop
@@ -48,7 +47,7 @@ def test_a_copy_knows_the_same_whatever_the_order() -> None:
 async def test_they_outlive_the_node_by_the_log_and_by_a_checkpoint() -> None:
     node = Node()
     for command in (put("b", "b:1"), put("c", "c:1"), drop("c"), put("b", "b:2", "b:3")):
-        await write_command(node.consensus, command)
+        await node.broker.writer.write(command)
     again = Node(node.vfs_after_kill())
     assert again.machine.state.sets.added() == {"b": ("b:2", "b:3")}
     assert again.machine.state.sets.is_removed("c")
