@@ -1,11 +1,8 @@
-"""Queues whose messages come from another broker than the one of the stream, because that said so.
+"""Reads of queues from followers of a set, where the leader redirects them.
 
-The stream keeps everything else: assignment, progress, seeks. A detour pulls one queue from one
-place on, hands what comes to `PrefetchBuffer` under the epoch that it began with, and asks for no
-more
-than the cache has room for. It ends with a Resume when the other broker sends it back, fails, or
-answers something odd: the stream goes on from the next message that is options. It ends without a
-word when the queue is not ours under that epoch any more. Everything runs on the stream's loop.
+`FollowerReads` serves the redirected queues of one Subscribe stream, `QueuePulls` single pulls. A
+follower is believed in the messages that it shows and nothing else: at any failure, and whenever it
+has none to show, the leader is asked again. Everything runs on one event loop.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -22,6 +19,7 @@ from mq.client.cluster.connection import CALL_TIMEOUT_S, Connection
 from mq.client.cluster.retry import UnaryCall, back_off_s, now_s
 from mq.client.consumer.options import ConsumerOptions
 from mq.client.consumer.prefetch import PrefetchBuffer
+from mq.client.consumer.reports import Signal
 from mq.client.decode import Frames, parse_pull_response
 from mq.client.messages import QueueRef, wire_filter
 from mq.errors import Internal, MqError
@@ -38,57 +36,65 @@ from mq.wire.v1.consumer_pb2 import (
 
 log = logging.getLogger(__name__)
 
-# One answer, as one delivery of a stream.
+_SERVICE = "ConsumerService"
+# One response of a follower to a stream, as one delivery of the leader.
 _BYTES_MAX = 1 << 20
-# How long the other broker may wait for messages, and then take to answer.
+# How long a follower may wait for messages, and may take to answer after that.
 _WAIT_MS = 1_000
 _ANSWER_S_MAX = 5.0
+# A single pull asks the leader sooner, and follows so many responses that have no messages but name
+# another broker.
+_PULL_ANSWER_S_MAX = 2.0
+_HOPS_MAX = 3
 
-# One attempt at this address: the answer as it came over the wire, or an MqError.
+# One attempt at this address: the response as it came over the wire, or an MqError.
 Pull = Callable[[str, PullRequest, float], Awaitable[bytes]]
 
 
-class _Way(NamedTuple):
-    """Of one queue, where it goes."""
-
-    ref: QueueRef
-    epoch: int
-    address: str
-
-
 class FollowerReads:
-    """Of one stream. `on_resume` is called when there is something to tell the broker."""
+    """The redirected queues of one stream.
+
+    The leader keeps everything but the messages: assignment, progress, seeks. A read begins with a
+    Redirect, delivers under the epoch of that, and asks for no more than the cache has room for. It
+    ends with a Resume, from the next message that is wanted, when the follower sends it back, fails
+    or gives an unexpected response; and silently when the queue is not assigned under that epoch
+    any more.
+    """
 
     def __init__(
-        self, pull: Pull, buffer: PrefetchBuffer, options: ConsumerOptions, broker_set: str
+        self,
+        pull: Pull,
+        buffer: PrefetchBuffer,
+        options: ConsumerOptions,
+        broker_set: str,
+        signal: Signal,
     ) -> None:
-        self.on_resume: Callable[[], None] = lambda: None
+        """`signal` is told when there is a Resume to send."""
         self._pull = pull
         self._buffer = buffer
         self._options = options
-        self.broker_set = broker_set
-        self._tasks: dict[QueueRef, tuple[_Way, asyncio.Task[None]]] = {}
+        self._broker_set = broker_set
+        self._signal = signal
+        self._reads: dict[QueueRef, tuple[_QueueRead, asyncio.Task[None]]] = {}
         self._resumes: list[QueuePosition] = []
-        # Attempts in a row that brought nothing: who sends us there may not know yet that the other
-        # one is gone.
+        # Failed attempts in a row: the leader may not know yet that the follower is gone.
         self._failures: dict[QueueRef, int] = {}
         self._progress = asyncio.Event()
 
     # From the stream
 
     def begin(self, redirect: Redirect) -> None:
-        ref = QueueRef(redirect.topic, redirect.queue_id, self.broker_set)
+        ref = QueueRef(redirect.topic, redirect.queue_id, self._broker_set)
         self._stop(ref)
-        way = _Way(ref, redirect.epoch, redirect.address)
-        log.debug("queue %s goes on at %s, from %d on", ref, way.address, redirect.queue_offset)
-        task = asyncio.create_task(self._go(way, redirect.queue_offset))
-        self._tasks[ref] = way, task
+        read = _QueueRead(ref, redirect, self._options, self._buffer)
+        log.debug("queue %s is read from %s, from %d on", ref, read.address, read.queue_offset)
+        self._reads[ref] = read, asyncio.create_task(self._run(read))
 
     def follow(self, assignment: Assignment) -> None:
-        """What is not assigned under its epoch any more is not read any more."""
+        """Ends the reads of queues that are not assigned under their epoch any more."""
         epochs = {(one.topic, one.queue_id): one.epoch for one in assignment.queues}
-        for ref, (way, _) in list(self._tasks.items()):
-            if epochs.get(ref[:2]) != way.epoch:
+        for ref, (read, _) in list(self._reads.items()):
+            if epochs.get(ref[:2]) != read.epoch:
                 self._stop(ref)
 
     def progressed(self) -> None:
@@ -96,122 +102,120 @@ class FollowerReads:
         self._progress.set()
 
     def outgoing(self) -> list[SubscribeRequest]:
-        """What the broker has to hear."""
         resumes, self._resumes = self._resumes, []
         return [SubscribeRequest(resume=wire.Resume(positions=resumes))] if resumes else []
 
     async def close(self) -> None:
-        """With the stream: on the next one the broker decides anew."""
-        tasks = [task for _, task in self._tasks.values()]
-        for ref in list(self._tasks):
+        """With the stream: on the next one the leader redirects anew."""
+        tasks = [task for _, task in self._reads.values()]
+        for ref in list(self._reads):
             self._stop(ref)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _stop(self, ref: QueueRef) -> None:
-        found = self._tasks.pop(ref, None)
+        found = self._reads.pop(ref, None)
         if found is not None:
             found[1].cancel()
         self._resumes = [one for one in self._resumes if (one.topic, one.queue_id) != ref[:2]]
 
     # One queue
 
-    async def _go(self, way: _Way, queue_offset: int) -> None:
-        """From there on, until it is over; then the stream goes on."""
-        reader = _Reader(way, queue_offset, self._options, self._buffer)
+    async def _run(self, read: _QueueRead) -> None:
         try:
-            while await self._has_room(reader):
-                response, runs = await self._ask(reader)
-                is_wanted = reader.bring(response, runs)
-                self._failures.pop(way.ref, None)
+            while await self._has_room(read):
+                response, runs = await self._ask(read)
+                is_wanted = read.deliver(response, runs)
+                self._failures.pop(read.ref, None)
                 if not is_wanted:
                     return
-                if response.read_from or reader.is_odd(response):
+                if response.read_from or read.is_unexpected(response):
                     break
             else:
                 return
         except MqError as error:
-            await self._failed(way, error)
+            await self._failed(read, error)
         except Exception as error:
-            # A mistake of ours. The queue must not stand still for it.
-            log.exception("queue %s cannot be read from %s", way.ref, way.address)
-            await self._failed(way, Internal(repr(error)))
-        self._resume(way, reader.queue_offset)
+            # A bug of this client must not stop the queue.
+            log.exception("queue %s cannot be read from %s", read.ref, read.address)
+            await self._failed(read, Internal(repr(error)))
+        self._resume(read)
 
-    async def _has_room(self, reader: _Reader) -> bool:
-        """Waits until it has; False: nothing is wanted any more. Not for single messages: who works
-        on them has the other half of the cache meanwhile.
+    async def _has_room(self, read: _QueueRead) -> bool:
+        """Waits for half of the cache to be free: single messages are not worth a call. Returns
+        False when the queue is not wanted any more.
         """
         while True:
             self._progress.clear()
-            room = reader.look()
-            if room is None or room:
-                return bool(room)
+            has_room = read.has_room()
+            if has_room is None or has_room:
+                return bool(has_room)
             await self._progress.wait()
 
-    async def _ask(self, reader: _Reader) -> tuple[PullResponse, list[Frames]]:
-        data = await self._pull(
-            reader.way.address, reader.request(), _WAIT_MS / 1000 + _ANSWER_S_MAX
-        )
+    async def _ask(self, read: _QueueRead) -> tuple[PullResponse, list[Frames]]:
+        data = await self._pull(read.address, read.request(), _WAIT_MS / 1000 + _ANSWER_S_MAX)
         try:
             return parse_pull_response(data)
         except DecodeError as error:
             raise Internal(f"what the broker sends cannot be read: {error}") from None
 
-    async def _failed(self, way: _Way, error: MqError) -> None:
-        failures = self._failures.get(way.ref, 0)
-        self._failures[way.ref] = failures + 1
-        log.info("queue %s is not read from %s any more: %s", way.ref, way.address, error)
+    async def _failed(self, read: _QueueRead, error: MqError) -> None:
+        failures = self._failures.get(read.ref, 0)
+        self._failures[read.ref] = failures + 1
+        log.info("queue %s is not read from %s any more: %s", read.ref, read.address, error)
         if failures:
             await asyncio.sleep(back_off_s(failures))
 
-    def _resume(self, way: _Way, queue_offset: int) -> None:
-        topic, queue_id, _ = way.ref
-        del self._tasks[way.ref]
+    def _resume(self, read: _QueueRead) -> None:
+        del self._reads[read.ref]
         self._resumes.append(
             QueuePosition(
-                topic=topic, queue_id=queue_id, queue_offset=queue_offset, epoch=way.epoch
+                topic=read.ref.topic,
+                queue_id=read.ref.queue_id,
+                queue_offset=read.queue_offset,
+                epoch=read.epoch,
             )
         )
-        self.on_resume()
+        self._signal.tell(is_urgent=True)
 
 
-class _Reader:
-    """How far one detour has come, and what of it is in the cache."""
+class _QueueRead:
+    """The state of one redirected queue."""
 
     def __init__(
-        self, way: _Way, queue_offset: int, options: ConsumerOptions, buffer: PrefetchBuffer
+        self, ref: QueueRef, redirect: Redirect, options: ConsumerOptions, buffer: PrefetchBuffer
     ) -> None:
-        self.way = way
-        # What is wanted next.
-        self.queue_offset = queue_offset
+        self.ref = ref
+        self.epoch = redirect.epoch
+        self.address = redirect.address
+        # The next message that is wanted.
+        self.queue_offset = redirect.queue_offset
         self._options = options
         self._buffer = buffer
-        # What came: the queue offset behind it, and its bytes; until it is done.
-        self._brought: deque[tuple[int, int]] = deque()
+        # Of each delivery that is not done: the queue offset behind it, and its bytes.
+        self._delivered: deque[tuple[int, int]] = deque()
         self._messages_left = self._bytes_left = 0
 
-    def look(self) -> bool | None:
-        """Whether the cache has room; None: nothing is wanted any more."""
-        found = self._buffer.in_hand(self.way.ref, self.way.epoch)
-        if found is None:
+    def has_room(self) -> bool | None:
+        """Whether half of the cache is free; None: the queue is not wanted any more."""
+        backlog = self._buffer.backlog(self.ref, self.epoch)
+        if backlog is None:
             return None
-        while self._brought and self._brought[0][0] <= found.done_to:
-            self._brought.popleft()
-        in_hand_bytes = sum(size for _, size in self._brought)
-        self._messages_left = self._options.cache_messages - found.messages
-        self._bytes_left = self._options.cache_bytes - in_hand_bytes
+        while self._delivered and self._delivered[0][0] <= backlog.done_to:
+            self._delivered.popleft()
+        self._messages_left = self._options.cache_messages - backlog.messages
+        self._bytes_left = self._options.cache_bytes - sum(size for _, size in self._delivered)
         return (
             self._messages_left * 2 >= self._options.cache_messages
             and self._bytes_left * 2 >= self._options.cache_bytes
         )
 
     def request(self) -> PullRequest:
-        topic, queue_id, _ = self.way.ref
+        topic, queue_id, _ = self.ref
         return PullRequest(
             topic=topic,
             queue_id=queue_id,
             queue_offset=self.queue_offset,
-            # What failed once has passed the filter then: of the retry topic everything is options.
+            # The retry topic has no filter: its messages have passed it at their first attempt.
             filter=wire_filter(self._options.filters.get(topic)),
             messages_max=self._messages_left,
             bytes_max=min(self._bytes_left, _BYTES_MAX),
@@ -220,40 +224,34 @@ class _Reader:
             zone=self._options.zone,
         )
 
-    def is_odd(self, response: PullResponse) -> bool:
-        """The leader knows better what to make of it."""
-        is_usual = response.status in (wire.PULL_FOUND, wire.PULL_END)
-        return not is_usual or response.next_offset < self.queue_offset
+    def is_unexpected(self, response: PullResponse) -> bool:
+        """The leader knows better what to make of the response."""
+        return not _is_usual(response.status) or response.next_offset < self.queue_offset
 
-    def bring(self, response: PullResponse, runs: list[Frames]) -> bool:
-        """To whom it may concern. False: nothing is wanted any more."""
-        if self.is_odd(response) or (not runs and response.next_offset == self.queue_offset):
+    def deliver(self, response: PullResponse, runs: list[Frames]) -> bool:
+        """Returns False if the queue is not wanted any more."""
+        if self.is_unexpected(response) or (not runs and response.next_offset == self.queue_offset):
             return True
-        topic, queue_id, broker_set = self.way.ref
         delivery = Delivery(
-            topic=topic,
-            queue_id=queue_id,
-            epoch=self.way.epoch,
+            topic=self.ref.topic,
+            queue_id=self.ref.queue_id,
+            epoch=self.epoch,
             next_offset=response.next_offset,
             start=response.start,
             end=response.end,
         )
-        if not self._buffer.deliver(delivery, runs, broker_set):
+        if not self._buffer.deliver(delivery, runs, self.ref.broker_set):
             return False
         self.queue_offset = response.next_offset
-        self._brought.append((response.next_offset, sum(sum(run.frame_sizes) for run in runs)))
+        self._delivered.append((response.next_offset, sum(sum(run.frame_sizes) for run in runs)))
         return True
 
 
-_SERVICE = "ConsumerService"
-# What a broker that does not lead may take beyond the wait, before the leader is asked.
-_FOLLOWER_S = 2.0
-# How often an answer without messages may name somebody else.
-_HOPS_MAX = 3
+# Single pulls
 
 
-class Answer(Protocol):
-    """As much of an answer as decides where to read on."""
+class PullAnswer(Protocol):
+    """As much of a response as decides where to read on."""
 
     @property
     def status(self) -> int: ...
@@ -263,19 +261,21 @@ class Answer(Protocol):
     def has_messages(self) -> bool: ...
 
 
-A = TypeVar("A", bound=Answer)
+A = TypeVar("A", bound=PullAnswer)
 
 
 class QueuePulls(Generic[A]):
+    """The pulls of one client."""
+
     def __init__(self, connection: Connection, parse: Callable[[bytes], A]) -> None:
-        """`parse` raises DecodeError for what is no answer to a pull."""
+        """`parse` raises DecodeError for bytes that are no response to a pull."""
         self._connection = connection
         self._parse = parse
-        # Where a queue is read, if not at the leader.
+        # Addresses of the followers from which queues are read; all others at the leader.
         self._addresses: dict[QueueRef, str] = {}
 
     async def pull(self, ref: QueueRef, request: wire.PullRequest) -> A:
-        """Of whoever should be asked; what has no messages is the leader's to say."""
+        """The response of a follower, or of the leader if it has no messages."""
         deadline_s = now_s() + request.wait_ms / 1000
         for _ in range(_HOPS_MAX if request.any_replica else 0):
             address = self._addresses.get(ref, "")
@@ -284,13 +284,12 @@ class QueuePulls(Generic[A]):
             except MqError:
                 if not address:
                     raise
-                # Dead, or of no use any more.
                 self._addresses.pop(ref, None)
                 continue
             self._remember(ref, answer.read_from or address)
             if answer.has_messages:
                 return answer
-            if not answer.read_from and (not address or _is_plain(answer)):
+            if not answer.read_from and (not address or _is_usual(answer.status)):
                 return answer
             if not answer.read_from:
                 self._addresses.pop(ref, None)
@@ -299,7 +298,7 @@ class QueuePulls(Generic[A]):
         return await self._ask(ref, request)
 
     def _remember(self, ref: QueueRef, address: str) -> None:
-        """Where to read from now on."""
+        """The address for the next pull of the queue."""
         if address and address != self._connection.of(ref.broker_set).known_leader:
             self._addresses[ref] = address
         else:
@@ -311,7 +310,7 @@ class QueuePulls(Generic[A]):
         wait_s = request.wait_ms / 1000
         if address:
             call = UnaryCall(_SERVICE, "Pull", request, 0.0, raw_response=True)
-            data: bytes = await broker_set.ask(address, call, wait_s + _FOLLOWER_S)
+            data: bytes = await broker_set.ask(address, call, wait_s + _PULL_ANSWER_S_MAX)
         else:
             data = await broker_set.call(
                 _SERVICE, "Pull", request, wait_s + CALL_TIMEOUT_S, raw_response=True
@@ -322,6 +321,6 @@ class QueuePulls(Generic[A]):
             raise Internal(f"what the broker sends cannot be read: {error}") from None
 
 
-def _is_plain(answer: Answer) -> bool:
-    """Nothing there, as it should be: what is gone, or not there yet, the leader has to say."""
-    return answer.status in (wire.PULL_FOUND, wire.PULL_END)
+def _is_usual(status: int) -> bool:
+    """Messages, or none yet. Only the leader can say that a position is outside of the queue."""
+    return status in (wire.PULL_FOUND, wire.PULL_END)

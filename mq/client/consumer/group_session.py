@@ -73,13 +73,14 @@ class GroupSession:
         """`commits_at_end` False: somebody else commits what is done, with what was made of it."""
         self.options = options
         self._commits_at_end = commits_at_end
+        self._ready = asyncio.Event()
         self.decoder = Decoder(options.wanted_tags())
         self.buffer = PrefetchBuffer(
             self.decoder,
             is_ordered=options.is_ordered,
             cache_messages=options.cache_messages,
             cache_bytes=options.cache_bytes,
-            on_report=self._tell,
+            on_ready=self._ready.set,
         )
         self._connection = connection
         self.retries = RetrySender(connection, options, self.buffer)
@@ -94,16 +95,10 @@ class GroupSession:
         # Sets that are being left.
         self._partings: dict[str, asyncio.Task[None]] = {}
         self._look_now, self._changed = asyncio.Event(), asyncio.Event()
-        self._ready = asyncio.Event()
         self._has_looked = self._is_closing = self._has_left = False
         self._is_failure_told = False
         # Why no broker was found the last time that it was looked where the topics are.
         self._trouble: MqError | None = None
-
-    def _tell(self, broker_set: str, *, is_urgent: bool) -> None:
-        membership = self._memberships.get(broker_set)
-        if membership is not None:
-            membership.report_signal.tell(is_urgent=is_urgent)
 
     # Beginning
 
@@ -207,7 +202,6 @@ class GroupSession:
         """Waits for the first message. Empty: out of time, or closed. Raises what ended the
         consumer.
         """
-        self.buffer.on_ready = self._ready.set
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             self._ready.clear()

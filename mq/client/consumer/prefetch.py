@@ -1,11 +1,14 @@
-"""All queues that a consumer has in hand, of all broker sets: who may take a message next, and what
-each set has to hear.
+"""Messages that were delivered to a consumer and are not finished yet, by queue.
 
-Safe to use from any thread: streams fill it on their event loop, one for each set, handlers take
-and finish where they run. Invariants: in ordered mode at most one message of a queue is at work; a
-queue that leaves the assignment gives out nothing more and is released when its last handler is
-through; what happens to one set moves no queue of another. It opens no connection and waits for
-nothing but its own messages.
+Streams put deliveries in (`deliver`), handlers take messages out (`take`) and finish them (`done`,
+`retry`, `give_up`); how far a queue is done goes back to its broker set (`outgoing`).
+`PrefetchQueue` is the state of one assigned queue, `PrefetchBuffer` has all of them under one lock
+and may be used from any thread.
+
+Invariants: messages of a queue are taken in order, each delivered one once; in ordered mode at most
+one message of a queue is in flight; a queue that leaves the assignment gives out nothing more, and
+is released when its last handler has finished; an event of one broker set moves no queue of
+another. Nothing here opens a connection, or waits for anything but messages of the buffer.
 """
 
 from __future__ import annotations
@@ -14,12 +17,12 @@ import heapq
 import itertools
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from mq.client.consumer.reports import OnReport, Reports
+from mq.client.consumer.reports import SetReports, Signal
 from mq.client.decode import Decoded, Decoder, Frames
 from mq.client.messages import QueueRef, ReceivedMessage
 from mq.client.producer.priorities import FairTurns
@@ -28,30 +31,31 @@ from mq.wire.v1.consumer_pb2 import Assignment, Delivery, SubscribeRequest
 
 
 class QueueProgress:
-    """Messages are taken in the order of their queue, and each one finished once."""
+    """How far a queue is done when its messages are finished in any order.
+
+    Messages are taken in the order of the queue, and each is finished once. Everything before
+    `done_to` is finished or needs no work, and `done_to` never goes down. The cost of a step does
+    not depend on the number of messages in flight.
+    """
 
     __slots__ = ("_finished", "_taken", "_taken_to")
 
     def __init__(self, queue_offset: int) -> None:
+        # No message before it can be taken any more.
         self._taken_to = queue_offset
         # In the order of the queue; the first one is not finished.
         self._taken: deque[int] = deque()
-        # Of those behind the first one.
+        # Those of `_taken` that are finished.
         self._finished: set[int] = set()
 
     @property
     def done_to(self) -> int:
-        """Where the group goes on if the consumer is lost."""
+        """The position at which the group continues if this consumer is lost."""
         return self._taken[0] if self._taken else self._taken_to
 
     @property
-    def taken_to(self) -> int:
-        """The next one that can be taken is not before this."""
-        return self._taken_to
-
-    @property
     def under_way(self) -> int:
-        """InFlight and not finished, or finished behind one that is not."""
+        """Messages that are taken and not finished, or finished behind one that is not."""
         return len(self._taken)
 
     def take(self, queue_offset: int) -> None:
@@ -61,7 +65,7 @@ class QueueProgress:
         self._taken_to = queue_offset + 1
 
     def skip_to(self, queue_offset: int) -> None:
-        """What was not taken before this one needs no work: a filter left it out."""
+        """Messages before this one that were not taken need no work: a filter left them out."""
         self._taken_to = max(self._taken_to, queue_offset)
 
     def finish(self, queue_offset: int) -> None:
@@ -76,134 +80,192 @@ class QueueProgress:
 
 @dataclass(slots=True)
 class InFlight:
-    """A message in the hands of whoever works on it."""
+    """A message that was taken and is not finished."""
 
     queue: PrefetchQueue
     version: int
     message: ReceivedMessage
     frame_bytes: int
-    failures: int = 0
 
     @property
     def is_void(self) -> bool:
+        """The position of the queue was changed since: finishing the message has no effect."""
         return self.version != self.queue.version
 
 
 @dataclass(slots=True)
-class _Cached:
-    """A delivery, of which some messages may be taken already."""
-
+class _CachedDelivery:
     messages: Iterator[Decoded]
+    # How many of them are not taken yet.
     count: int
     next_offset: int
 
 
 class PrefetchQueue:
+    """One assigned queue. All attributes but the first group are written by its own methods only.
+
+    A new `version` begins when the position is changed: messages that were taken before that are
+    void, whenever they are finished.
+    """
+
     def __init__(self, ref: QueueRef, queue_offset: int, epoch: int) -> None:
         self.ref = ref
-        self.version = 0
-        # Handlers at work, of any version.
-        self.running = 0
+        # Written by PrefetchBuffer: the queue is not assigned any more, but not released yet...
         self.is_leaving = False
-        # How far below the highest priority of its topic.
-        self.rank = 0
+        # ... the user wants none of its messages...
         self.is_paused = False
-        # Stands in the line of those that have something to take; `PrefetchBuffer` keeps that line.
-        self.is_offered = False
-        # The broker is to hear of it; `Reports` knows what.
-        self.is_noted = False
-        # Failed, and their time has not come; those whose time came when the queue was leaving.
+        # ... and how far it is below the highest priority of its topic.
+        self.rank = 0
+
+        self.version = 0
+        # Messages in flight, of any version: the queue is not released before there are none.
+        self.running = 0
+        # Failed messages of this version whose next attempt is here, and not due yet or postponed.
         self.waiting = 0
-        self.postponed: list[InFlight] = []
-        # Where the user wants to go, and what of it the broker was told.
+        self._postponed: list[InFlight] = []
+        # The position that the user asked for, until the broker continues from there: nothing is
+        # delivered or reported meanwhile.
         self.sought: int | None = None
-        self.sent_seek: int | None = None
+        # The last one that the broker was told on this stream. None if `sought` is.
+        self._sent_seek: int | None = None
         self._begin(queue_offset, epoch)
 
     def _begin(self, queue_offset: int, epoch: int) -> None:
+        # Counted by the broker, anew on each stream: deliveries of another one are stale.
         self.epoch = epoch
         self.progress = QueueProgress(queue_offset)
-        # Behind all that was delivered: what is wanted next.
+        # Behind all that was delivered: the next message to ask for. Never below `done_to`.
         self.position = queue_offset
-        # The same, under this epoch.
-        self.received_to = queue_offset
+        # The same for this epoch; lower than `position` while the broker delivers again what is
+        # here already.
+        self._received_to = queue_offset
+        # The progress that the broker was told on this stream; -1: none.
         self.reported = queue_offset
-        # What is durable, by a commit that was answered under this epoch.
+        # The offset that a commit has made durable under this epoch; -1: none.
         self.committed = -1
-        self.done_bytes = 0
-        self._cache: deque[_Cached] = deque()
+        # Bytes of messages that were finished since the last report.
+        self.unreported_bytes = 0
+        self._cache: deque[_CachedDelivery] = deque()
+        # Messages that are delivered and not taken.
         self.cached_messages = 0
 
     # Positions
 
     def restart(self, queue_offset: int, epoch: int) -> None:
-        """What came before is void."""
+        """Continues from there; all that was delivered and taken before is void."""
         self.version += 1
         self.waiting = 0
-        self.postponed.clear()
+        self._postponed.clear()
         self._begin(queue_offset, epoch)
 
     def keep(self, queue_offset: int, epoch: int) -> None:
-        """The broker delivers again from a place that lies behind us: what is in hand stays, and
-        what comes twice is left out.
+        """The broker delivers again from a position at or before ours: cached messages and those in
+        flight stay, and duplicates are left out.
         """
         self.epoch = epoch
-        self.received_to = self.reported = queue_offset
+        self._received_to = self.reported = queue_offset
         self.committed = -1
 
-    def comes_back(self, queue_offset: int, epoch: int) -> bool:
-        """It was to leave, and is assigned again, from the place that the broker knew: that is not
-        beyond what is done, but may be any before it, because reports were lost with a stream. One
-        that was moved as well, by an operator, has come a further epoch.
-        """
-        return epoch == self.epoch + 1 and queue_offset <= self.progress.done_to
-
     def seek(self, queue_offset: int) -> None:
-        """Nothing is delivered until the broker says that it goes on from there."""
         self.restart(queue_offset, self.epoch)
         self.sought = queue_offset
 
+    def resume(self, queue_offset: int, epoch: int) -> bool:
+        """The first assignment of a new stream. Returns True if the broker must hear of a seek."""
+        self._sent_seek = None
+        if self.position == queue_offset:
+            self.sought = None
+            self.keep(queue_offset, epoch)
+            self.forget_reports()
+        elif self.sought is None:
+            # The broker knows better than this consumer, which asked for its own position.
+            self.restart(queue_offset, epoch)
+        else:
+            self.epoch = epoch
+            return True
+        return False
+
+    def move(self, queue_offset: int, epoch: int) -> bool:
+        """A new epoch within a stream. Returns True if the broker must hear of a seek."""
+        if self.sought != self._sent_seek:
+            # The answer to an earlier seek: the user has asked for another position since.
+            self.epoch, self._sent_seek = epoch, None
+            return True
+        if self.is_leaving and self.sought is None and self._comes_back(queue_offset, epoch):
+            self.keep(queue_offset, epoch)
+        else:
+            self.restart(queue_offset, epoch)
+            self.sought = self._sent_seek = None
+        return False
+
+    def _comes_back(self, queue_offset: int, epoch: int) -> bool:
+        """The queue is assigned again before it was released. The broker continues from the
+        progress that it knows: at most `done_to`, or less where reports were lost with a stream. A
+        queue that an operator has moved meanwhile is one more epoch ahead.
+        """
+        return epoch == self.epoch + 1 and queue_offset <= self.progress.done_to
+
+    # Reports
+
     @property
     def reportable(self) -> int:
-        """Everything before it is done, and was delivered under this epoch."""
-        return min(self.progress.done_to, self.received_to)
+        """How far it is done, as far as it was delivered under this epoch: the broker rejects
+        progress beyond its own deliveries.
+        """
+        return min(self.progress.done_to, self._received_to)
 
     def forget_reports(self) -> None:
-        """On a new stream nothing was said yet: what was on its way may be lost."""
+        """A new stream: reports of the last one may be lost."""
         self.reported = -1
 
-    def report(self) -> int:
-        """`reportable`, which is about to be sent."""
+    def next_seek(self) -> int | None:
+        """The seek to send now; it counts as sent."""
+        if self.sought is None or self._sent_seek is not None:
+            return None
+        self._sent_seek = self.sought
+        return self.sought
+
+    def next_progress(self) -> int | None:
+        """The progress to send now; it counts as reported."""
+        if self.sought is not None or self.reportable == self.reported:
+            return None
         self.reported = self.reportable
-        self.done_bytes = 0
+        self.unreported_bytes = 0
         return self.reported
+
+    def commit(self, commit: PendingCommit) -> None:
+        """It is durable; no news if the queue has moved meanwhile."""
+        if (commit.version, commit.epoch) == (self.version, self.epoch):
+            self.committed = commit.queue_offset
 
     # Messages
 
     @property
     def unfinished(self) -> int:
-        """Delivered and not done, or done behind one that is not."""
+        """Messages that are delivered and not done, or done behind one that is not."""
         return self.cached_messages + self.progress.under_way
 
     def add(self, runs: Sequence[Frames], next_offset: int, decoder: Decoder) -> None:
-        """A delivery under the epoch of the day."""
+        """A delivery of the current epoch."""
         first = runs[0].queue_offset if runs else next_offset
-        if first < self.received_to:
-            # The queue is shorter than it was: its topic is another one of the same name.
+        if first < self._received_to:
+            # The queue is shorter than it was: the topic was deleted and created again.
             self.restart(first, self.epoch)
-        self.received_to = next_offset
+        self._received_to = next_offset
         if next_offset <= self.position:
             return
         runs = [part for run in runs if (part := run.behind(self.position)).frame_sizes]
         count = sum(len(run.frame_sizes) for run in runs)
         self.position = next_offset
         messages = decoder.messages(self.ref, runs, self.ref.broker_set)
-        self._cache.append(_Cached(messages, count, next_offset))
+        self._cache.append(_CachedDelivery(messages, count, next_offset))
         self.cached_messages += count
         self._drop_empty()
 
     def take(self) -> InFlight | None:
-        """The next message; what nobody is to see is passed over. None: the cache is empty."""
+        """The next message for a handler; filtered and unreadable ones are passed over. None: the
+        cache is empty.
+        """
         while self._cache:
             cached = self._cache[0]
             decoded = next(cached.messages)
@@ -222,19 +284,49 @@ class PrefetchQueue:
             self.progress.skip_to(self._cache.popleft().next_offset)
 
     def finish(self, taken: InFlight) -> None:
-        """Its work is done."""
         self.running -= 1
         if not taken.is_void:
             self.progress.finish(taken.message.queue_offset)
-            self.done_bytes += taken.frame_bytes
+            self.unreported_bytes += taken.frame_bytes
+
+    def give_up(self) -> None:
+        """No handler works on the message any more, and it is not done."""
+        self.running -= 1
+
+    def fail(self, taken: InFlight) -> bool:
+        """The message waits for another attempt. Returns False if it is void."""
+        self.running -= 1
+        if taken.is_void:
+            return False
+        # A new object: the handler may still look at the old one.
+        taken.message = replace(taken.message, attempt=taken.message.attempt + 1)
+        self.waiting += 1
+        return True
+
+    def take_again(self) -> None:
+        """A failed message is given out for its next attempt."""
+        self.waiting -= 1
+        self.running += 1
+
+    def postpone(self, taken: InFlight) -> None:
+        """A failed message is due, but the queue gives out nothing now."""
+        self._postponed.append(taken)
+
+    def take_postponed(self) -> list[InFlight]:
+        postponed, self._postponed = self._postponed, []
+        return postponed
 
 
-class InHand(NamedTuple):
+class Backlog(NamedTuple):
+    """The messages of a queue that are delivered and not done, and how far it is done."""
+
     messages: int
     done_to: int
 
 
-class ToCommit(NamedTuple):
+class PendingCommit(NamedTuple):
+    """The progress of a queue that is to be made durable."""
+
     queue: PrefetchQueue
     version: int
     epoch: int
@@ -242,8 +334,9 @@ class ToCommit(NamedTuple):
 
 
 class PrefetchBuffer:
-    """`on_ready` is called when there may be something to take, `on_report` when a broker set
-    should hear something: at once, or soon. Both under the lock, so they must not call back.
+    """All queues that are assigned to a consumer, of all broker sets.
+
+    `on_ready` is called under the lock when there may be a message to take: it must not call back.
     """
 
     def __init__(
@@ -254,11 +347,10 @@ class PrefetchBuffer:
         cache_messages: int = 1_000,
         cache_bytes: int = 100 << 20,
         on_ready: Callable[[], None] = lambda: None,
-        on_report: OnReport = lambda _, *, is_urgent: None,  # noqa: ARG005
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.on_ready = on_ready
         self.failure: MqError | None = None
+        self._on_ready = on_ready
         self._decoder = decoder
         self._is_ordered = is_ordered
         self._cache_messages = cache_messages
@@ -266,130 +358,116 @@ class PrefetchBuffer:
         self._clock = clock
         self._changed = threading.Condition(threading.RLock())
         self._queues: dict[QueueRef, PrefetchQueue] = {}
-        # Those that have something to take, in the order of their turn.
-        self._line: deque[PrefetchQueue] = deque()
+        # By broker set. Each queue in `_queues` has its set here.
+        self._reports: dict[str, SetReports] = {}
+        # Queues with messages to take, in the order of their turn.
+        self._line: OrderedDict[PrefetchQueue, None] = OrderedDict()
         self._turns, self._has_ranks = FairTurns(), False
-        # Failed messages: when to try again, a number that settles ties, the message.
+        # Failed messages: when to try again, a number that breaks ties, the message.
         self._retries: list[tuple[float, int, InFlight]] = []
         self._numbers = itertools.count()
-        self._reports = Reports(on_report)
-        # Sets that were not heard for too long.
+        # Sets that were silent for too long: their queues give out nothing.
         self._suspended: set[str] = set()
         self._is_stopped = False
         self._is_paused = False
 
     # From the broker
 
-    def assign(self, assignment: Assignment, broker_set: str, *, is_first: bool) -> None:
-        """All queues of this set from now on. `is_first` on a stream: the broker has heard
-        `positions()`.
+    def open_set(self, broker_set: str, signal: Signal) -> None:
+        """Before the first assignment of a set: `signal` is told when the set should hear a
+        report.
         """
         with self._changed:
+            self._reports[broker_set] = SetReports(signal)
+
+    def assign(self, assignment: Assignment, broker_set: str, *, is_first: bool) -> None:
+        """All queues of this set from now on. The first assignment of a stream is the answer to
+        `positions`.
+        """
+        with self._changed:
+            reports = self._reports[broker_set]
             if is_first:
-                self._reports.begin(broker_set)
+                reports.take_all_released()
                 self._suspended.discard(broker_set)
             listed = set()
             for one in assignment.queues:
                 ref = QueueRef(one.topic, one.queue_id, broker_set)
                 listed.add(ref)
                 queue = self._queues.get(ref)
+                must_seek = False
                 if queue is None:
                     queue = self._queues[ref] = self._new(ref, one.queue_offset, one.epoch)
                 elif is_first:
-                    self._resume(queue, one.queue_offset, one.epoch)
+                    must_seek = queue.resume(one.queue_offset, one.epoch)
                 elif one.epoch != queue.epoch:
-                    self._move(queue, one.queue_offset, one.epoch)
+                    must_seek = queue.move(one.queue_offset, one.epoch)
+                reports.note(queue, is_urgent=must_seek)
                 queue.rank = one.rank
                 self._arrive(queue)
             self._has_ranks = any(one.rank for one in self._queues.values())
-            for ref, queue in self._queues.items():
-                if ref.broker_set != broker_set or ref in listed:
+            for ref, queue in self._of(broker_set):
+                if ref in listed:
                     continue
                 if is_first:
-                    # In hand, and not ours to go on with; for such the broker counts from 0.
+                    # Epochs of queues that are not assigned are counted from 0.
                     queue.keep(queue.position, 0)
                     queue.forget_reports()
                 queue.is_leaving = True
-                self._reports.note(queue, is_urgent=queue.running == 0)
+                reports.note(queue, is_urgent=queue.running == 0)
             self._tell_ready()
 
     def _new(self, ref: QueueRef, queue_offset: int, epoch: int) -> PrefetchQueue:
         queue = PrefetchQueue(ref, queue_offset, epoch)
-        released = self._reports.take_released(ref)
+        released = self._reports[ref.broker_set].take_released(ref)
         if released and epoch == released.epoch + 1 and queue_offset <= released.done_to:
-            # The broker gave it back before it heard of the release, and of our last progress.
+            # The broker assigned it again before it heard of the release and the last progress.
             queue = PrefetchQueue(ref, released.done_to, epoch)
             queue.keep(queue_offset, epoch)
         queue.is_paused = self._is_paused
         return queue
 
-    def _resume(self, queue: PrefetchQueue, queue_offset: int, epoch: int) -> None:
-        """On a new stream: the broker goes on where we asked it to, or knows better."""
-        queue.sent_seek = None
-        if queue.position == queue_offset:
-            queue.sought = None
-            queue.keep(queue_offset, epoch)
-            queue.forget_reports()
-        elif queue.sought is None:
-            queue.restart(queue_offset, epoch)
-        else:
-            # The broker has not heard of the seek; it is sent again.
-            queue.epoch = epoch
-            self._reports.note(queue, is_urgent=True)
-
-    def _move(self, queue: PrefetchQueue, queue_offset: int, epoch: int) -> None:
-        """The epoch has changed within a stream."""
-        if queue.sought != queue.sent_seek:
-            # An earlier seek is answered, and the user wants to be elsewhere by now.
-            queue.epoch, queue.sent_seek = epoch, None
-            self._reports.note(queue, is_urgent=True)
-        elif queue.is_leaving and queue.sought is None and queue.comes_back(queue_offset, epoch):
-            queue.keep(queue_offset, epoch)
-        else:
-            queue.restart(queue_offset, epoch)
-            queue.sought = queue.sent_seek = None
-
     def _arrive(self, queue: PrefetchQueue) -> None:
-        """It is assigned: new, or still."""
+        """The queue is assigned: newly, again or still."""
         queue.is_leaving = False
         if queue.ref.broker_set not in self._suspended:
-            postponed, queue.postponed = queue.postponed, []
-            for taken in postponed:
+            for taken in queue.take_postponed():
                 self._push_retry(taken, self._clock())
-        self._reports.note(queue)
         self._offer(queue)
 
     def deliver(self, delivery: Delivery, runs: Sequence[Frames], broker_set: str) -> bool:
-        """What is late, for a queue or an epoch of the past, is left out: False."""
+        """Returns False and drops the delivery if its queue or epoch is stale."""
         with self._changed:
-            ref = QueueRef(delivery.topic, delivery.queue_id, broker_set)
-            queue = self._queues.get(ref)
-            if queue is None or queue.epoch != delivery.epoch or queue.sought is not None:
+            queue = self._current(
+                QueueRef(delivery.topic, delivery.queue_id, broker_set), delivery.epoch
+            )
+            if queue is None:
                 return False
             queue.add(runs, delivery.next_offset, self._decoder)
             if queue.reportable != queue.reported:
-                self._reports.note(queue)
+                self._reports[broker_set].note(queue)
             self._offer(queue)
             self._tell_ready()
             return True
 
-    def in_hand(self, ref: QueueRef, epoch: int) -> InHand | None:
-        """What was delivered of a queue and is not done; None: nothing more is wanted under this
-        epoch.
-        """
-        with self._changed:
-            queue = self._queues.get(ref)
-            if queue is None or queue.epoch != epoch or queue.sought is not None:
-                return None
-            return (
-                InHand(queue.unfinished, queue.progress.done_to) if not queue.is_leaving else None
-            )
+    def _current(self, ref: QueueRef, epoch: int) -> PrefetchQueue | None:
+        """The queue, if messages of this epoch may be added to it."""
+        queue = self._queues.get(ref)
+        is_current = queue is not None and queue.epoch == epoch and queue.sought is None
+        return queue if is_current else None
 
-    # Taking and finishing
+    def backlog(self, ref: QueueRef, epoch: int) -> Backlog | None:
+        """None: messages of this epoch are not wanted any more."""
+        with self._changed:
+            queue = self._current(ref, epoch)
+            if queue is None or queue.is_leaving:
+                return None
+            return Backlog(queue.unfinished, queue.progress.done_to)
+
+    # Messages, for handlers
 
     def take(self, messages_max: int) -> list[InFlight]:
-        """Those that are due again, then the next ones of one queue after the other. Raises what
-        the broker has ended the consumer with.
+        """Failed messages that are due again, then the next ones of one queue after the other.
+        Raises the error that ended the consumer.
         """
         with self._changed:
             if self.failure is not None:
@@ -400,20 +478,21 @@ class PrefetchBuffer:
             while len(found) < messages_max and (due := self._take_retry()) is not None:
                 found.append(due)
             while self._line and len(found) < messages_max:
-                queue = self._whose_turn()
-                queue.is_offered = False
+                queue = self._next_in_line()
                 while self._can_take(queue) and len(found) < messages_max:
                     taken = queue.take()
                     if taken is None:
-                        # All that was left nobody is to see.
-                        self._reports.note(queue)
+                        # The rest of the cache was filtered: that is progress, too.
+                        self._reports[queue.ref.broker_set].note(queue)
                         break
                     found.append(taken)
                 self._offer(queue)
             return found
 
     def wait_take(self, messages_max: int, timeout_s: float | None) -> list[InFlight]:
-        """`take` for threads: waits for the first message. Empty: out of time, or stopped."""
+        """`take` for threads: waits for the first message. Empty after the time-out, or when the
+        consumer was stopped.
+        """
         deadline_s = None if timeout_s is None else self._clock() + timeout_s
         with self._changed:
             while True:
@@ -427,45 +506,43 @@ class PrefetchBuffer:
                 self._changed.wait(left_s)
 
     def done(self, taken: Iterable[InFlight]) -> None:
-        """Their work is done; each once."""
+        """Each message once."""
         with self._changed:
             for one in taken:
                 queue = one.queue
                 queue.finish(one)
-                self._leave(queue)
+                self._report_finished(queue)
                 if self._is_ordered and self._offer(queue):
                     self._tell_ready(1)
 
     def give_up(self, taken: Iterable[InFlight]) -> None:
-        """Nobody works on them any more, and they are not done: the group gets them again."""
+        """The messages are not done and no handler works on them: the group gets them again."""
         with self._changed:
             for one in taken:
-                one.queue.running -= 1
-                self._leave(one.queue)
+                one.queue.give_up()
+                self._report_finished(one.queue)
 
     def retry(self, taken: InFlight, delay_s: float) -> None:
-        """It failed, and is taken again after this time."""
+        """The message has failed, and is taken again here after this time."""
         with self._changed:
-            taken.failures += 1
-            # A new one: whoever has the other may look at it.
-            taken.message = replace(taken.message, attempt=taken.message.attempt + 1)
-            taken.queue.running -= 1
-            if not taken.is_void:
-                taken.queue.waiting += 1
+            if taken.queue.fail(taken):
                 self._push_retry(taken, self._clock() + delay_s)
-                self._tell_ready(1)  # somebody has to wait for it
-            self._leave(taken.queue)
+                # One thread has to wait for that time.
+                self._tell_ready(1)
+            self._report_finished(taken.queue)
 
-    def _leave(self, queue: PrefetchQueue) -> None:
-        """A handler is through."""
+    def _report_finished(self, queue: PrefetchQueue) -> None:
+        """A handler has finished a message of the queue."""
         if queue.is_leaving:
-            self._reports.note(queue, is_urgent=queue.running == 0)
+            # A dropped queue has nothing to report; its successor may be assigned by now.
+            if self._queues.get(queue.ref) is queue:
+                self._reports[queue.ref.broker_set].note(queue, is_urgent=queue.running == 0)
         elif (done_to := queue.reportable) != queue.reported:
-            credit = done_to - queue.reported
-            is_urgent = (
-                credit * 2 >= self._cache_messages or queue.done_bytes * 2 >= self._cache_bytes
+            # The broker delivers no more than the cache holds: at half of it, it should hear.
+            is_urgent = (done_to - queue.reported) * 2 >= self._cache_messages or (
+                queue.unreported_bytes * 2 >= self._cache_bytes
             )
-            self._reports.note(queue, is_urgent=is_urgent)
+            self._reports[queue.ref.broker_set].note(queue, is_urgent=is_urgent)
 
     def _push_retry(self, taken: InFlight, due_s: float) -> None:
         heapq.heappush(self._retries, (due_s, next(self._numbers), taken))
@@ -477,10 +554,9 @@ class PrefetchBuffer:
             if taken.is_void:
                 continue
             if queue.is_leaving or queue.ref.broker_set in self._suspended:
-                queue.postponed.append(taken)
+                queue.postpone(taken)
                 continue
-            queue.waiting -= 1
-            queue.running += 1
+            queue.take_again()
             return taken
         return None
 
@@ -496,76 +572,80 @@ class PrefetchBuffer:
             return False
         return not (self._is_ordered and (queue.running or queue.waiting))
 
-    def _whose_turn(self) -> PrefetchQueue:
-        """Out of the line; there must be one."""
+    def _next_in_line(self) -> PrefetchQueue:
+        """Leaves the line, which is not empty."""
         if not self._has_ranks:
-            return self._line.popleft()
-        queue = self._line[self._turns.choose([one.rank for one in self._line])]
-        self._line.remove(queue)
+            return self._line.popitem(last=False)[0]
+        queues = list(self._line)
+        queue = queues[self._turns.choose([one.rank for one in queues])]
+        del self._line[queue]
         return queue
 
     def _offer(self, queue: PrefetchQueue) -> bool:
-        """Puts it in the line, unless it stands there or has nothing to take."""
-        if queue.is_offered or not self._can_take(queue):
+        """Puts the queue in the line. Returns False if it is there, or has nothing to take."""
+        if queue in self._line or not self._can_take(queue):
             return False
-        queue.is_offered = True
-        self._line.append(queue)
+        self._line[queue] = None
         return True
 
-    def _tell_ready(self, count: int | None = None) -> None:
-        if count is None:
+    def _tell_ready(self, threads: int | None = None) -> None:
+        """Wakes so many waiting threads, or all."""
+        if threads is None:
             self._changed.notify_all()
         else:
-            self._changed.notify(count)
-        self.on_ready()
+            self._changed.notify(threads)
+        self._on_ready()
 
     # To the broker
 
     def reclaim(self, broker_set: str) -> None:
-        """Before a new stream: what was let go of on the last one is in hand again, to be let go of
-        once more. If the broker did not hear of it, nobody else knows how far it is. In ordered
-        mode only, where the lock says whether another has it by now.
+        """Before a new stream: queues that were released on the last one are here again, to be
+        released once more. If the broker did not hear of the release, no other member knows their
+        progress. In ordered mode only, where the lock of a queue says whether another member has
+        it.
         """
         with self._changed:
-            released = self._reports.unheard(broker_set) if self._is_ordered else {}
-            for ref, (_, done_to) in released.items():
+            released = self._reports[broker_set].take_all_released()
+            for ref, (_, done_to) in released.items() if self._is_ordered else ():
                 if ref not in self._queues:
                     queue = self._queues[ref] = PrefetchQueue(ref, done_to, 0)
                     queue.is_leaving, queue.is_paused = True, self._is_paused
 
     def positions(self, broker_set: str) -> dict[QueueRef, int]:
-        """For a new stream: what is wanted next of all that is in hand."""
+        """For a new stream: the next message to deliver of each queue."""
         with self._changed:
             return {ref: queue.position for ref, queue in self._of(broker_set)}
 
     def outgoing(self, broker_set: str) -> list[SubscribeRequest]:
-        """What the set has not heard on its stream, in the order in which to say it."""
+        """What the set has not heard on its stream, in the order in which to send it."""
         with self._changed:
-            return self._reports.outgoing(broker_set, self._queues)
+            requests, released = self._reports[broker_set].outgoing()
+            for ref in released:
+                del self._queues[ref]
+            return requests
 
     def _of(self, broker_set: str) -> list[tuple[QueueRef, PrefetchQueue]]:
         return [one for one in self._queues.items() if one[0].broker_set == broker_set]
 
     def done_offsets(self) -> dict[QueueRef, int]:
-        """Of all queues in hand: where the group would go on."""
+        """Where the group would continue, of each queue."""
         with self._changed:
             return {ref: queue.progress.done_to for ref, queue in self._queues.items()}
 
-    def to_commit(self, broker_set: str) -> list[ToCommit]:
-        """What is done in this set and not known to be durable there."""
+    def to_commit(self, broker_set: str) -> list[PendingCommit]:
+        """The progress of this set that is not known to be durable."""
         with self._changed:
             return [
-                ToCommit(queue, queue.version, queue.epoch, queue.progress.done_to)
+                PendingCommit(queue, queue.version, queue.epoch, queue.progress.done_to)
                 for _, queue in self._of(broker_set)
                 if queue.progress.done_to != queue.committed
             ]
 
-    def committed(self, positions: Iterable[ToCommit]) -> None:
-        """They are durable. Not noted where the queue has moved meanwhile."""
+    def committed(self, commits: Iterable[PendingCommit]) -> None:
+        """They are durable."""
         with self._changed:
-            for queue, version, epoch, queue_offset in positions:
-                if (queue.version, queue.epoch) == (version, epoch):
-                    queue.committed = queue_offset
+            for one in commits:
+                one.queue.commit(one)
 
     # From the user
 
@@ -581,15 +661,15 @@ class PrefetchBuffer:
             return {ref: queue.cached_messages for ref, queue in self._queues.items()}
 
     def seek(self, positions: Mapping[QueueRef, int]) -> None:
-        """What was taken or delivered before is void. NotAssigned: nothing was moved."""
+        """Messages that were taken or delivered before are void. NotAssigned: nothing was moved."""
         with self._changed:
             named = self._named(positions)
             for queue, queue_offset in zip(named, positions.values(), strict=True):
                 queue.seek(queue_offset)
-                self._reports.note(queue, is_urgent=True)
+                self._reports[queue.ref.broker_set].note(queue, is_urgent=True)
 
     def pause(self, refs: Iterable[QueueRef] | None) -> None:
-        """These queues, or all, also those that come."""
+        """These queues; None: all, also those that are assigned later."""
         with self._changed:
             self._is_paused = self._is_paused or refs is None
             for queue in self._named(refs):
@@ -604,7 +684,9 @@ class PrefetchBuffer:
             self._tell_ready()
 
     def assigned(self, refs: Iterable[QueueRef]) -> list[QueueRef]:
-        """The same, with their sets. NotAssigned; IllegalRequest when there is a choice."""
+        """The same, with their sets. NotAssigned; IllegalRequest if a set is missing and several
+        have the queue.
+        """
         with self._changed:
             return [queue.ref for queue in self._named(refs)]
 
@@ -614,7 +696,6 @@ class PrefetchBuffer:
         return [self._queues[self._assigned(QueueRef(*ref))] for ref in refs]
 
     def _assigned(self, named: QueueRef) -> QueueRef:
-        """The set may be left out where there is no choice."""
         found = [
             ref
             for ref, queue in self._queues.items()
@@ -631,33 +712,33 @@ class PrefetchBuffer:
             raise IllegalRequest(f"{where} is in {sets}: say which broker set")
         return found[0]
 
-    # Endings
+    # Ending
 
     def suspend(self, broker_set: str) -> None:
-        """The set may believe by now that the consumer is gone, and give its queues to others:
-        nothing of them is given out until it was heard again.
+        """The set may take this consumer for gone, and assign its queues to others: they give out
+        nothing until the set is heard again.
         """
         with self._changed:
             self._suspended.add(broker_set)
 
     def drop(self, broker_set: str) -> None:
-        """The consumer is not in this set any more: what it had there is void."""
+        """The consumer has left the set: all messages of it are void."""
         with self._changed:
             for ref, queue in self._of(broker_set):
                 queue.is_leaving = True
                 queue.restart(queue.position, queue.epoch)
                 del self._queues[ref]
-            self._reports.drop(broker_set)
+            self._reports.pop(broker_set, None)
             self._suspended.discard(broker_set)
 
     def stop(self) -> None:
-        """Nothing more is given out; what is at work may be finished."""
+        """Nothing more is given out; messages in flight may be finished."""
         with self._changed:
             self._is_stopped = True
             self._tell_ready()
 
     def fail(self, failure: MqError) -> None:
-        """The consumer cannot go on; who takes gets this."""
+        """The consumer cannot go on; `take` raises this. The first failure counts."""
         with self._changed:
             self.failure = self.failure or failure
             self._tell_ready()
@@ -671,6 +752,10 @@ _Place = tuple[str, str, int, int]
 
 
 class PolledMessages:
+    """Messages that `poll` has returned and that are not done, for both faces. May be used from
+    any thread.
+    """
+
     def __init__(self, buffer: PrefetchBuffer) -> None:
         self._buffer = buffer
         self._lock = threading.Lock()
@@ -683,23 +768,25 @@ class PolledMessages:
             for one in taken:
                 former = self._open.pop(place := _place(one.message), None)
                 if former is not None:
-                    # It came again after a seek.
+                    # The message was delivered again after a seek.
                     self._buffer.give_up([former])
                 self._open[place] = one
                 messages.append(one.message)
             return messages
 
     def done(self, messages: Iterable[ReceivedMessage]) -> None:
-        """Those that are done already, or void by now, are left out."""
+        """Messages that are done already, or void, have no effect."""
         with self._lock:
-            found = [self._open.pop(_place(one), None) for one in messages]
-            self._buffer.done([one for one in found if one is not None])
+            self._buffer.done(self._pop(messages))
 
     def take_back(self, messages: Iterable[ReceivedMessage]) -> list[InFlight]:
-        """Those of them that are not done, for somebody else to finish."""
+        """Those of them that are not done, for the caller to finish."""
         with self._lock:
-            found = [self._open.pop(_place(one), None) for one in messages]
-            return [one for one in found if one is not None]
+            return self._pop(messages)
+
+    def _pop(self, messages: Iterable[ReceivedMessage]) -> list[InFlight]:
+        found = [self._open.pop(_place(one), None) for one in messages]
+        return [one for one in found if one is not None]
 
     def all_done(self) -> None:
         with self._lock:

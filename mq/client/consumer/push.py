@@ -26,7 +26,7 @@ from mq.client.consumer.options import (
     Subscriptions,
 )
 from mq.client.consumer.prefetch import InFlight
-from mq.client.consumer.retries import FailurePolicy, Nack, RetryDelay, doubled_s
+from mq.client.consumer.retries import FailurePolicy, Nack, RetryDelay
 from mq.client.messages import QueueRef, ReceivedMessage
 from mq.errors import IllegalConfig, MqError
 
@@ -190,8 +190,3 @@ def check_workers(count: int, delay_s: float = 0.0) -> None:
         raise IllegalConfig(
             "at least 1 handler at a time, and a retry_delay_s that is not negative"
         )
-
-
-def retry_delay_s(first_s: float, failures: int) -> float:
-    """Before the next attempt in place; doubles with each one that failed."""
-    return doubled_s(first_s, failures + 1)

@@ -1,12 +1,14 @@
-"""What each broker set has to hear of the queues that a consumer has in hand: how far it is, where
-it wants to go, what it lets go of.
+"""What a broker set has to hear about the queues of a consumer, and when.
 
-Pure; `PrefetchBuffer` has the lock. Said once: what was said is forgotten with the stream on which
-it was.
+`SetReports` collects seeks, progress and releases of one set; `PrefetchBuffer` calls it under its
+lock. `ReportSignal` wakes the stream that sends them. A report is made once on a stream; a new
+stream starts with the positions of all queues, and reports are made anew.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from mq.client.messages import QueueRef
@@ -16,96 +18,118 @@ from mq.wire.v1.consumer_pb2 import QueueId, QueuePosition, SubscribeRequest
 if TYPE_CHECKING:
     from mq.client.consumer.prefetch import PrefetchQueue
 
+# A report that is not urgent waits so long for more progress.
+REPORT_S = 0.1
 
-class OnReport(Protocol):
-    def __call__(self, broker_set: str, *, is_urgent: bool) -> None: ...
+
+class Signal(Protocol):
+    def tell(self, *, is_urgent: bool) -> None:
+        """Called under the lock of the buffer, on any thread: must not call back."""
+        ...
+
+
+class ReportSignal:
+    """Wakes the writer of a stream, soon or at once. Made on the loop of the stream; `tell` may be
+    called on any thread.
+    """
+
+    def __init__(self) -> None:
+        self._some, self._urgent = asyncio.Event(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def tell(self, *, is_urgent: bool) -> None:
+        # A closed loop has no stream to wake.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._set_urgent if is_urgent else self._some.set)
+
+    def _set_urgent(self) -> None:
+        self._some.set()
+        self._urgent.set()
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Returns True when a report is due, after more progress had its time to arrive; False
+        after the time-out.
+        """
+        if not await _is_set(self._some, timeout_s):
+            return False
+        await _is_set(self._urgent, REPORT_S)
+        self._some.clear()
+        self._urgent.clear()
+        return True
+
+
+async def _is_set(event: asyncio.Event, timeout_s: float) -> bool:
+    # Not wait_for: it swallows a cancellation that coincides with the event.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    return event.is_set()
 
 
 class Released(NamedTuple):
-    """What was let go of on this stream."""
+    """The state of a queue when its release was reported."""
 
     epoch: int
     done_to: int
 
 
-class _OfSet:
-    __slots__ = ("dirty", "is_asked", "released")
+class SetReports:
+    """The pending reports of one broker set."""
 
-    def __init__(self) -> None:
-        self.dirty: dict[PrefetchQueue, None] = {}
-        self.released: dict[QueueRef, Released] = {}
-        # Somebody was asked to tell it, and has not done so yet.
-        self.is_asked = False
-
-
-class Reports:
-    def __init__(self, on_report: OnReport) -> None:
-        """`on_report` is called when a set should hear something: at once, or soon."""
-        self._on_report = on_report
-        self._sets: dict[str, _OfSet] = {}
-
-    def _of(self, broker_set: str) -> _OfSet:
-        found = self._sets.get(broker_set)
-        if found is None:
-            found = self._sets[broker_set] = _OfSet()
-        return found
-
-    def begin(self, broker_set: str) -> None:
-        """A new stream: the set knows nothing of the last one."""
-        self._of(broker_set).released.clear()
-
-    def take_released(self, ref: QueueRef) -> Released | None:
-        """The queue comes again: what was said when it was let go of."""
-        return self._of(ref.broker_set).released.pop(ref, None)
-
-    def unheard(self, broker_set: str) -> dict[QueueRef, Released]:
-        """Once: what was let go of on the last stream. The set may not have heard of it."""
-        mine = self._of(broker_set)
-        found, mine.released = mine.released, {}
-        return found
+    def __init__(self, signal: Signal) -> None:
+        self._signal = signal
+        # Queues with something to report, in the order in which it came up.
+        self._pending: dict[PrefetchQueue, None] = {}
+        # True from a signal to the next `outgoing`: one is enough for all that is not urgent.
+        self._is_signalled = False
+        # Queues whose release was reported on the current stream.
+        self._released: dict[QueueRef, Released] = {}
 
     def note(self, queue: PrefetchQueue, *, is_urgent: bool = False) -> None:
-        if queue.is_noted and not is_urgent:
+        """The queue has something to report; what that is, `outgoing` finds out."""
+        if queue in self._pending and not is_urgent:
             return
-        queue.is_noted = True
-        broker_set = queue.ref.broker_set
-        mine = self._sets.get(broker_set) or self._of(broker_set)
-        mine.dirty[queue] = None
-        if is_urgent or not mine.is_asked:
-            mine.is_asked = True
-            self._on_report(broker_set, is_urgent=is_urgent)
+        self._pending[queue] = None
+        if is_urgent or not self._is_signalled:
+            self._is_signalled = True
+            self._signal.tell(is_urgent=is_urgent)
 
-    def outgoing(
-        self, broker_set: str, held: dict[QueueRef, PrefetchQueue]
-    ) -> list[SubscribeRequest]:
-        """In the order in which to say it. Queues that are let go of are taken out of `held`."""
-        mine = self._of(broker_set)
-        dirty, mine.dirty = mine.dirty, {}
-        mine.is_asked = False
+    def outgoing(self) -> tuple[list[SubscribeRequest], list[QueueRef]]:
+        """The requests in the order in which to send them, and the queues that they release. A
+        queue that leaves is released as soon as no handler works on it.
+        """
+        pending, self._pending = self._pending, {}
+        self._is_signalled = False
         seek, progress, released = wire.Seek(), wire.Progress(), wire.Released()
-        for queue in dirty:
-            queue.is_noted = False
-            if queue.sought is not None and queue.sent_seek is None:
-                queue.sent_seek = queue.sought
-                seek.positions.append(_position(queue.ref, queue.sought))
-            elif queue.sought is None and queue.reportable != queue.reported:
-                progress.positions.append(_position(queue.ref, queue.report(), queue.epoch))
-            # One that was dropped may have a successor.
-            is_held = held.get(queue.ref) is queue
-            if queue.is_leaving and not queue.running and is_held:
+        gone: list[QueueRef] = []
+        for queue in pending:
+            if (sought := queue.next_seek()) is not None:
+                seek.positions.append(_position(queue.ref, sought))
+            if (done_to := queue.next_progress()) is not None:
+                progress.positions.append(_position(queue.ref, done_to, queue.epoch))
+            if queue.is_leaving and not queue.running:
                 released.queues.append(QueueId(topic=queue.ref.topic, queue_id=queue.ref.queue_id))
-                mine.released[queue.ref] = Released(queue.epoch, queue.progress.done_to)
-                del held[queue.ref]
-        requests = [
-            SubscribeRequest(seek=seek) if seek.positions else None,
-            SubscribeRequest(progress=progress) if progress.positions else None,
-            SubscribeRequest(released=released) if released.queues else None,
-        ]
-        return [one for one in requests if one is not None]
+                self._released[queue.ref] = Released(queue.epoch, queue.progress.done_to)
+                gone.append(queue.ref)
+        requests = []
+        if seek.positions:
+            requests.append(SubscribeRequest(seek=seek))
+        if progress.positions:
+            requests.append(SubscribeRequest(progress=progress))
+        if released.queues:
+            requests.append(SubscribeRequest(released=released))
+        return requests, gone
 
-    def drop(self, broker_set: str) -> None:
-        """Nobody is told any more."""
-        self._sets.pop(broker_set, None)
+    # Releases
+
+    def take_released(self, ref: QueueRef) -> Released | None:
+        """The queue is assigned again: its state when it was released on this stream."""
+        return self._released.pop(ref, None)
+
+    def take_all_released(self) -> dict[QueueRef, Released]:
+        """The releases of a stream that is over: the broker may not have heard of them."""
+        released, self._released = self._released, {}
+        return released
 
 
 def _position(ref: QueueRef, queue_offset: int, epoch: int = 0) -> QueuePosition:

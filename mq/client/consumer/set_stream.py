@@ -29,6 +29,7 @@ from mq.client.consumer.follower_reads import FollowerReads
 from mq.client.consumer.offsets import commit_in, to_positions
 from mq.client.consumer.options import ConsumerOptions, Start
 from mq.client.consumer.prefetch import PrefetchBuffer
+from mq.client.consumer.reports import ReportSignal
 from mq.client.decode import parse_subscribe_response
 from mq.client.messages import QueueRef
 from mq.errors import Code, Internal, MqError, NotLeader, UnknownMember, Unreachable
@@ -94,7 +95,7 @@ class SetMembership:
     ) -> None:
         """`start`: where to begin in queues of which the group has no offset."""
         self.name = broker_set.name
-        self.report_signal = ReportSignal()
+        self._report_signal = ReportSignal()
         # Has had an assignment.
         self.is_joined = False
         # Why no leader was found the last time, after it was looked for as long as a call may take.
@@ -120,7 +121,7 @@ class SetMembership:
         self._alone_since_s = asyncio.get_running_loop().time()
 
     def start(self) -> None:
-        self.report_signal.attach()
+        self._buffer.open_set(self.name, self._report_signal)
         self._running = asyncio.create_task(self._run())
 
     @property
@@ -194,9 +195,10 @@ class SetMembership:
         call = self._broker_set.stream(address, _SERVICE, "Subscribe", raw_responses=True)
         stream = SubscribeStream(
             call,
+            self.name,
             self._buffer,
-            FollowerReads(self._pull, self._buffer, self._options, self.name),
-            self.report_signal,
+            FollowerReads(self._pull, self._buffer, self._options, self.name, self._report_signal),
+            self._report_signal,
             self._closing,
             on_assignment=self._assigned,
             watch=SilenceWatch(
@@ -296,7 +298,7 @@ class SetMembership:
     def end(self) -> None:
         """The stream reports what is done and ends in good order; nothing waits for that."""
         self._closing.set()
-        self.report_signal.tell(is_urgent=True)
+        self._report_signal.tell(is_urgent=True)
 
     def cancel(self) -> None:
         """At once, without a word."""
@@ -319,8 +321,6 @@ class SetMembership:
                 await self._broker_set.call(_SERVICE, "Leave", request, timeout_s=1.0)
 
 
-# Progress that is not urgent waits so long for more of it.
-REPORT_S = 0.1
 # A broker answers a start at once.
 ANSWER_S_MAX = 5.0
 
@@ -331,38 +331,6 @@ class Call(Protocol):
     async def write(self, request: SubscribeRequest) -> None: ...
     async def read(self) -> bytes: ...
     async def done_writing(self) -> None: ...
-
-
-class ReportSignal:
-    """That there is something to tell the broker, soon or at once. `tell` is for any thread once
-    `attach` was called.
-    """
-
-    def __init__(self) -> None:
-        self._some, self._urgent = asyncio.Event(), asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def attach(self) -> None:
-        self._loop = asyncio.get_running_loop()
-
-    def tell(self, *, is_urgent: bool) -> None:
-        if self._loop is not None:
-            # The loop may be closed: then there is nobody to tell.
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._set_urgent if is_urgent else self._some.set)
-
-    def _set_urgent(self) -> None:
-        self._some.set()
-        self._urgent.set()
-
-    async def wait(self, timeout_s: float) -> bool:
-        """Whether there is something, after all that belongs to it had time to come."""
-        if not await _is_set(self._some, timeout_s):
-            return False
-        await _is_set(self._urgent, REPORT_S)
-        self._some.clear()
-        self._urgent.clear()
-        return True
 
 
 class SilenceWatch(NamedTuple):
@@ -383,9 +351,10 @@ class SilenceWatch(NamedTuple):
 
 
 class SubscribeStream:
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         call: Call,
+        broker_set: str,
         buffer: PrefetchBuffer,
         follower_reads: FollowerReads,
         report_signal: ReportSignal,
@@ -399,9 +368,8 @@ class SubscribeStream:
         self._buffer = buffer
         self._report_signal = report_signal
         self._closing = closing
-        self._broker_set = follower_reads.broker_set
+        self._broker_set = broker_set
         self._follower_reads = follower_reads
-        follower_reads.on_resume = lambda: report_signal.tell(is_urgent=True)
         self._on_assignment = on_assignment
         self._silence = watch
         self._heartbeat_s = 10.0
@@ -495,11 +463,3 @@ class SubscribeStream:
         for request in self._follower_reads.outgoing():
             await self._call.write(request)
         self._follower_reads.progressed()
-
-
-async def _is_set(event: asyncio.Event, timeout_s: float) -> bool:
-    # Not wait_for: it forgets that it was cancelled when the event is set at the same moment.
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    return event.is_set()

@@ -151,6 +151,7 @@ def test_a_consumer_hands_out_high_first() -> None:
         AssignedQueue(topic=TOPIC, queue_id=0, rank=1),
         AssignedQueue(topic=TOPIC, queue_id=1, rank=0),
     ]
+    buffered.open_set()
     buffered.buffer.assign(Assignment(generation=1, queues=queues), SET, is_first=True)
     deliver(buffered.buffer, delivery(0, range(50)))
     deliver(buffered.buffer, delivery(1, range(50)))

@@ -15,29 +15,39 @@ if TYPE_CHECKING:
     from mq.wire.v1.consumer_pb2 import SubscribeRequest
 
 
+class _Signal:
+    def __init__(self, buffered: ManualBuffer, broker_set: str) -> None:
+        self._buffered = buffered
+        self._broker_set = broker_set
+
+    def tell(self, *, is_urgent: bool) -> None:
+        self._buffered.reports.append(is_urgent)
+        self._buffered.asked.append(self._broker_set)
+
+
 class ManualBuffer:
     def __init__(self, *, is_ordered: bool = False, cache_messages: int = 1_000) -> None:
         self.now_s = 0.0
+        # Of each signal: whether it was urgent, and its broker set.
         self.reports: list[bool] = []
-        # The sets of which reports were asked.
         self.asked: list[str] = []
         self.ready = 0
+        self._sets: set[str] = set()
         self.buffer = PrefetchBuffer(
             Decoder({"tagged": frozenset({"a"})}),
             is_ordered=is_ordered,
             cache_messages=cache_messages,
             cache_bytes=cache_messages * 1_000,
             on_ready=self._on_ready,
-            on_report=self._on_report,
             clock=lambda: self.now_s,
         )
 
     def _on_ready(self) -> None:
         self.ready += 1
 
-    def _on_report(self, broker_set: str, *, is_urgent: bool) -> None:
-        self.reports.append(is_urgent)
-        self.asked.append(broker_set)
+    def open_set(self, broker_set: str = SET) -> None:
+        self.buffer.open_set(broker_set, _Signal(self, broker_set))
+        self._sets.add(broker_set)
 
     def assign(
         self,
@@ -45,6 +55,8 @@ class ManualBuffer:
         first: bool = False,
         broker_set: str = SET,
     ) -> None:
+        if broker_set not in self._sets:
+            self.open_set(broker_set)
         self.buffer.assign(assignment(*queues), broker_set, is_first=first)
 
     def take(self, count: int = 1) -> list[InFlight]:

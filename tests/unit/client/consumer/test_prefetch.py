@@ -64,7 +64,7 @@ def test_an_ordered_queue_waits_for_a_message_that_failed() -> None:
     assert buffered.take(100) == []
     buffered.now_s = 5.0
     (again,) = buffered.take(100)
-    assert (again.message.queue_offset, again.failures) == (0, 1)
+    assert (again.message.queue_offset, again.message.attempt) == (0, 2)
     buffered.buffer.done([again])
     assert offsets(buffered.take(100)) == [1]
 
@@ -259,6 +259,7 @@ def test_a_message_with_a_wrong_tag_of_the_same_hash_is_passed_over() -> None:
     buffered = ManualBuffer()
     tagged = assignment((0, 0))
     tagged.queues[0].topic = "tagged"
+    buffered.open_set()
     buffered.buffer.assign(tagged, SET, is_first=True)
     for at, tag in enumerate("abab"):
         one = delivery(0, [at], tag=tag)

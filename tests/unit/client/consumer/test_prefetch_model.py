@@ -30,14 +30,23 @@ class Cursor:
     known_to: int = 0
 
 
+class _NoSignal:
+    def tell(self, *, is_urgent: bool) -> None:
+        """The model sends reports at any time."""
+
+
+def _buffer() -> PrefetchBuffer:
+    buffer = PrefetchBuffer(Decoder(), cache_messages=CACHE, clock=lambda: 0.0)
+    buffer.open_set(SET, _NoSignal())
+    return buffer
+
+
 @dataclass
 class Member:
     """A consumer, and the broker's side of its stream."""
 
     name: int
-    buffer: PrefetchBuffer = field(
-        default_factory=lambda: PrefetchBuffer(Decoder(), cache_messages=CACHE, clock=lambda: 0.0)
-    )
+    buffer: PrefetchBuffer = field(default_factory=_buffer)
     working: list[InFlight] = field(default_factory=list)
     is_new_stream: bool = True
     to_client: deque[bytes] = field(default_factory=deque)

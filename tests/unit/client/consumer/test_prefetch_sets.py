@@ -127,6 +127,7 @@ def test_what_is_dropped_is_void_and_its_successor_does_not_suffer() -> None:
     buffered.buffer.retry(failed, 0.0)
     buffered.buffer.drop("b")
     assert buffered.buffer.assignment == {ref(0, "a")}
+    buffered.open_set("b")
     buffered.assign((0, 0), first=True, broker_set="b")
     buffered.buffer.done(taken)
     assert buffered.told("b") == []
@@ -176,15 +177,15 @@ def test_what_was_durable_before_the_stream_broke_does_not_count() -> None:
 def test_room_is_what_is_delivered_and_not_done() -> None:
     buffered = both()
     buffer = buffered.buffer
-    assert buffer.in_hand(ref(0, "a"), 0) == (3, 0)
+    assert buffer.backlog(ref(0, "a"), 0) == (3, 0)
     taken = buffered.take(3)
     buffer.done(taken[1:2])
-    assert buffer.in_hand(ref(0, "a"), 0) == (3, 0)
+    assert buffer.backlog(ref(0, "a"), 0) == (3, 0)
     buffer.done(taken[:1])
-    assert buffer.in_hand(ref(0, "a"), 0) == (1, 2)
-    assert buffer.in_hand(ref(0, "a"), 1) is None
-    assert buffer.in_hand(ref(0, "c"), 0) is None
+    assert buffer.backlog(ref(0, "a"), 0) == (1, 2)
+    assert buffer.backlog(ref(0, "a"), 1) is None
+    assert buffer.backlog(ref(0, "c"), 0) is None
     buffer.seek({ref(0, "a"): 0})
-    assert buffer.in_hand(ref(0, "a"), 0) is None
+    assert buffer.backlog(ref(0, "a"), 0) is None
     buffered.assign(broker_set="b")
-    assert buffer.in_hand(ref(0, "b"), 0) is None
+    assert buffer.backlog(ref(0, "b"), 0) is None

@@ -14,8 +14,8 @@ import pytest
 from mq.client.consumer import consumer_sync as sync_module
 from mq.client.consumer import push as push_module
 from mq.client.consumer.consumer_sync import PushConsumer as SyncPushConsumer
-from mq.client.consumer.push import PushConsumer, retry_delay_s
-from mq.client.consumer.retries import Nack
+from mq.client.consumer.push import PushConsumer
+from mq.client.consumer.retries import Nack, doubled_s
 from mq.client.messages import ReceivedMessage
 from mq.client.sync import background
 from mq.errors import IllegalConfig, NotLeader, SubscriptionMismatch, TopicNotFound, Unreachable
@@ -344,9 +344,9 @@ def test_leaving_the_block_tells_what_ended_the_consumer_unless_there_is_worse(
 
 
 def test_attempts_come_later_and_later() -> None:
-    assert [retry_delay_s(1.0, failures) for failures in range(7)] == [1, 2, 4, 8, 16, 30, 30]
-    assert retry_delay_s(0.0, 1_000) == 0.0
-    assert retry_delay_s(60.0, 3) == 60.0
+    assert [doubled_s(1.0, attempt) for attempt in range(1, 8)] == [1, 2, 4, 8, 16, 30, 30]
+    assert doubled_s(0.0, 1_000) == 0.0
+    assert doubled_s(60.0, 4) == 60.0
 
 
 @pytest.mark.parametrize("options", [{"tasks": 0}, {"retry_delay_s": -1}])
