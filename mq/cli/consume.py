@@ -1,8 +1,11 @@
 """`mq consume`: prints messages, as a member of a group or without one.
 
 As a member, a message counts as done when it was written out: a crash before that repeats it and
-loses nothing. Without a group nothing is committed and nobody notices: all queues are read from a
-place on, merged by the time at which messages were stored.
+loses nothing. Without a group nothing is committed and no consumer is affected: all queues are read
+from a place on, merged by the time at which messages were stored.
+
+With --follow the command never ends by itself: calls that fail because no broker answers are
+repeated, from the first one on.
 """
 
 from __future__ import annotations
@@ -10,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import heapq
 import logging
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 import click
 
@@ -31,13 +35,15 @@ from mq.cli.options import (
     with_brokers,
     with_filters,
 )
-from mq.cli.tables import counted, stored_at
-from mq.errors import MqError
+from mq.cli.sink import Sink
+from mq.cli.tables import counted
+from mq.errors import MqError, Unreachable
 from mq.names import did_you_mean
 
 if TYPE_CHECKING:
-    from mq.client import PullConsumer, QueueRef, ReceivedMessage, aio
+    from mq.client import PullResult, QueueRef, ReceivedMessage, aio
     from mq.client.messages import FilterLike
+    from mq.wire.v1.cluster_pb2 import RouteResponse
 
 _IDLE_S = 5.0
 # A group may take a while to give its queues to a new member: that is no silence.
@@ -47,8 +53,9 @@ _PAGE_MESSAGES = 200
 _PAGE_BYTES = 1 << 20
 _WAIT_MS = 10_000
 _PAGES_WAITING = 16
-# A call has tried for seconds, with pauses that grow, before it is made again.
-_AGAIN_S = 1.0
+# A call has tried for seconds, with a back-off, before it is repeated.
+_REPEAT_S = 1.0
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,8 +72,11 @@ class Wish:
 
     @property
     def is_endless(self) -> bool:
-        """A broker that is away is waited for, however long that takes."""
         return self.idle_s == float("inf")
+
+    def outlasts(self, error: MqError) -> bool:
+        """Whether the call that failed is to be repeated, however long that takes."""
+        return self.is_endless and error.retryable
 
     def left(self, written: int) -> int:
         """How many more to write, as far as one step goes."""
@@ -93,70 +103,18 @@ class OutagesTold(logging.Handler):
         logger.setLevel(self._level_before)
 
 
-# -- output ----------------------------------------------------------------------------------------
-
-
-class Sink:
-    """Where messages go, and how they look there."""
-
-    def __init__(self, file: BinaryIO, *, as_json: bool, with_meta: bool) -> None:
-        self._file = file
-        self._form = _json_form if as_json else _meta_form if with_meta else _body_form
-        if self._form is _body_form and file.isatty():
-            self._form = _safe_form
-        self.written = 0
-
-    def write(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Whoever reads there has them when it returns."""
-        self._file.write(b"".join(map(self._form, messages)))
-        self._file.flush()
-        self.written += len(messages)
-
-
-def _body_form(message: ReceivedMessage) -> bytes:
-    return message.body + b"\n"
-
-
-def _safe_form(message: ReceivedMessage) -> bytes:
-    """For a terminal, line by line."""
-    text = message.body.decode(errors="backslashreplace")
-    return output.printable_lines(text).encode() + b"\n"
-
-
-def _json_form(message: ReceivedMessage) -> bytes:
-    return output.json_line(output.message_document(message)).encode(errors="surrogatepass")
-
-
-def _meta_form(message: ReceivedMessage) -> bytes:
-    parts = [
-        stored_at(message.stored_at_ms),
-        f"{message.queue.topic}/{message.queue_id}@{message.queue_offset}",
-        message.message_id,
-    ]
-    if message.tag:
-        parts.append(f"tag={message.tag}")
-    if message.keys:
-        parts.append(f"keys={','.join(message.keys)}")
-    if message.ordering_key:
-        parts.append(f"ordering_key={message.ordering_key}")
-    if message.properties:
-        parts.append(output.pairs(message.properties))
-    head = output.printable("  ".join(parts))
-    return f"{head}  {output.body_text(message.body)}\n".encode()
-
-
 # -- as a member of a group ------------------------------------------------------------------------
 
 
 def consume_as_member(brokers: Brokers, group: str, mode: Any, wish: Wish, sink: Sink) -> None:
     from mq.client import Consumer  # noqa: PLC0415
 
-    _note_missing(brokers, wish.topics)
+    _note_missing(_repeated(functools.partial(_route, brokers, wish.topics), wish), wish.topics)
     subscriptions = dict.fromkeys(wish.topics, wish.wanted)
     idle_s = _IDLE_S if wish.idle_s is None else wish.idle_s
     # However it ends, the consumer commits what is done, and that is what was written.
     with (
-        _told_once(),
+        _missing_topics_told(),
         Consumer(
             brokers.servers,
             group,
@@ -169,7 +127,8 @@ def consume_as_member(brokers: Brokers, group: str, mode: Any, wish: Wish, sink:
         last_s = time.monotonic()
         has_queues = False
         while left := wish.left(sink.written):
-            messages = consumer.poll(left, timeout_s=min(idle_s, 1.0))
+            poll = functools.partial(consumer.poll, left, timeout_s=min(idle_s, 1.0))
+            messages = _repeated(poll, wish)
             now_s = time.monotonic()
             if messages:
                 sink.write(messages)
@@ -183,10 +142,23 @@ def consume_as_member(brokers: Brokers, group: str, mode: Any, wish: Wish, sink:
     _note_unreadable(unreadable)
 
 
-def _note_missing(brokers: Brokers, topics: Sequence[str]) -> None:
-    """A group may subscribe to what is not there yet; a person may have mistyped it."""
+def _repeated(call: Callable[[], T], wish: Wish) -> T:
+    while True:
+        try:
+            return call()
+        except MqError as error:
+            if not wish.outlasts(error):
+                raise
+        time.sleep(_REPEAT_S)
+
+
+def _route(brokers: Brokers, topics: Sequence[str]) -> RouteResponse:
     with brokers.admin() as admin:
-        route = admin.route(topics)
+        return admin.route(topics)
+
+
+def _note_missing(route: RouteResponse, topics: Sequence[str]) -> None:
+    """A group may subscribe to a topic that does not exist yet; a person may have mistyped it."""
     found = {each.topic for each in route.topics}
     similar = {each.topic: each.similar for each in route.missing}
     for topic in topics:
@@ -196,8 +168,8 @@ def _note_missing(brokers: Brokers, topics: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def _told_once() -> Iterator[None]:
-    """The client would say of missing topics what is said already."""
+def _missing_topics_told() -> Iterator[None]:
+    """The client would repeat what `_note_missing` has said."""
     logger = logging.getLogger("mq.client.consumer.topic_locations")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -211,63 +183,72 @@ def _told_once() -> Iterator[None]:
 
 
 def browse(brokers: Brokers, wish: Wish, sink: Sink) -> None:
-    from mq.client import PullConsumer  # noqa: PLC0415
+    _note_unreadable(loop.run(_browse(brokers.servers, wish, sink)))
 
-    with PullConsumer(brokers.servers) as consumer:
-        positions: dict[QueueRef, int] = {}
-        ends: dict[QueueRef, int] = {}
-        for topic in wish.topics:
-            # In this order: what comes in between is not missed.
-            positions |= consumer.find_offsets(topic, wish.place)
-            ends |= consumer.find_offsets(topic, "latest")
-        reader = Reader(consumer, wish.wanted, positions, is_patient=wish.is_endless)
-        for page in _pages(reader.merged(ends), wish.count):
+
+async def _browse(servers: str, wish: Wish, sink: Sink) -> int:
+    """Returns how many messages could not be read."""
+    from mq.client import aio  # noqa: PLC0415
+
+    async with aio.PullConsumer(servers) as consumer:
+        reader = Reader(consumer, wish)
+        page: list[ReceivedMessage] = []
+        async with contextlib.aclosing(reader.backlog()) as backlog:
+            async for message in backlog:
+                page.append(message)
+                # A write for each message would be slow.
+                if len(page) == wish.left(sink.written):
+                    sink.write(page)
+                    page = []
+                    if not wish.left(sink.written):
+                        break
+        if page:
             sink.write(page)
-        unreadable = consumer.unreadable_messages
-    if wish.idle_s is not None and wish.left(sink.written):
-        unreadable += loop.run(_follow(brokers.servers, reader.positions, wish, sink))
-    _note_unreadable(unreadable)
+        if wish.idle_s is not None and wish.left(sink.written):
+            await _follow(reader, wish, sink)
+        return consumer.unreadable_messages
 
 
 class Reader:
-    """Reads queues up to their ends, and knows where it is in each."""
+    """Reads queues, and knows where it is in each: after an outage no message is missed, and none
+    comes twice.
+    """
 
-    def __init__(
-        self,
-        consumer: PullConsumer,
-        wanted: FilterLike,
-        positions: dict[QueueRef, int],
-        *,
-        is_patient: bool = False,
-    ) -> None:
-        """`is_patient`: goes on where it is when a broker was away, instead of raising that."""
+    def __init__(self, consumer: aio.PullConsumer, wish: Wish) -> None:
         self._consumer = consumer
-        self._is_patient = is_patient
-        self._wanted = wanted
-        self.positions = positions
+        self._wish = wish
+        self.positions: dict[QueueRef, int] = {}
 
-    def merged(self, ends: dict[QueueRef, int]) -> Iterator[ReceivedMessage]:
-        """All queues, by the time at which messages were stored."""
-        queues = [self._of_queue(queue, ends.get(queue, 0)) for queue in self.positions]
-        return heapq.merge(*queues, key=lambda message: message.stored_at_ms)
+    async def backlog(self) -> AsyncGenerator[ReceivedMessage, None]:
+        """The messages that are there now, of all queues, by the time at which they were stored."""
+        ends = await self._start()
+        heads: list[tuple[int, int, ReceivedMessage, AsyncIterator[ReceivedMessage]]] = []
+        for number, queue in enumerate(self.positions):
+            messages = self._until(queue, ends.get(queue, 0))
+            if (first := await anext(messages, None)) is not None:
+                heads.append((first.stored_at_ms, number, first, messages))
+        heapq.heapify(heads)
+        while heads:
+            _, number, message, messages = heads[0]
+            yield message
+            if (following := await anext(messages, None)) is not None:
+                heapq.heapreplace(heads, (following.stored_at_ms, number, following, messages))
+            else:
+                heapq.heappop(heads)
 
-    def _of_queue(self, queue: QueueRef, end: int) -> Iterator[ReceivedMessage]:
+    async def _start(self) -> dict[QueueRef, int]:
+        """Finds the positions to start at. Returns the ends of the queues."""
+        find = self._consumer.find_offsets
+        ends: dict[QueueRef, int] = {}
+        for topic in self._wish.topics:
+            # In this order: a message that arrives in between is not missed.
+            self.positions |= await self._repeated(functools.partial(find, topic, self._wish.place))
+            ends |= await self._repeated(functools.partial(find, topic, "latest"))
+        return ends
+
+    async def _until(self, queue: QueueRef, end: int) -> AsyncIterator[ReceivedMessage]:
         while (at := self.positions[queue]) < end:
-            try:
-                result = self._consumer.pull(
-                    queue.topic,
-                    queue.queue_id,
-                    at,
-                    broker_set=queue.broker_set,
-                    filter=self._wanted,
-                    messages_max=_PAGE_MESSAGES,
-                    bytes_max=_PAGE_BYTES,
-                )
-            except MqError as error:
-                if not (self._is_patient and error.retryable):
-                    raise
-                time.sleep(_AGAIN_S)
-                continue
+            result = await self._pull(queue)
             for message in result.messages:
                 if message.queue_offset >= end:
                     self.positions[queue] = message.queue_offset
@@ -278,74 +259,52 @@ class Reader:
                 return
             self.positions[queue] = result.next_offset
 
+    async def watch(self, queue: QueueRef, arrived: asyncio.Queue[list[ReceivedMessage]]) -> None:
+        """Puts messages there as they come, without an end."""
+        while True:
+            result = await self._pull(queue, wait_ms=_WAIT_MS)
+            self.positions[queue] = result.next_offset
+            if result.messages:
+                await arrived.put(result.messages)
 
-def _pages(
-    messages: Iterator[ReceivedMessage], count: int | None
-) -> Iterator[list[ReceivedMessage]]:
-    """Some at a time: a write for each message would be slow."""
-    page: list[ReceivedMessage] = []
-    for number, message in enumerate(messages, start=1):
-        page.append(message)
-        if number == count:
-            break
-        if len(page) == _POLL_MESSAGES:
-            yield page
-            page = []
-    if page:
-        yield page
+    async def _pull(self, queue: QueueRef, wait_ms: int = 0) -> PullResult:
+        pull = functools.partial(
+            self._consumer.pull,
+            queue.topic,
+            queue.queue_id,
+            self.positions[queue],
+            broker_set=queue.broker_set,
+            filter=self._wish.wanted,
+            messages_max=_PAGE_MESSAGES,
+            bytes_max=_PAGE_BYTES,
+            wait_ms=wait_ms,
+        )
+        return await self._repeated(pull)
+
+    async def _repeated(self, call: Callable[[], Awaitable[T]]) -> T:
+        while True:
+            try:
+                return await call()
+            except MqError as error:
+                if not self._wish.outlasts(error):
+                    raise
+            await asyncio.sleep(_REPEAT_S)
 
 
-async def _follow(servers: str, positions: dict[QueueRef, int], wish: Wish, sink: Sink) -> int:
-    """What comes from there on, as it comes; how many messages could not be read."""
-    from mq.client import aio  # noqa: PLC0415
-
+async def _follow(reader: Reader, wish: Wish, sink: Sink) -> None:
+    """Writes messages as they come."""
     arrived: asyncio.Queue[list[ReceivedMessage]] = asyncio.Queue(_PAGES_WAITING)
-    async with aio.PullConsumer(servers) as consumer:
-        tasks = [
-            asyncio.ensure_future(_watch(consumer, queue, at, wish, arrived))
-            for queue, at in positions.items()
-        ]
-        try:
-            while left := wish.left(sink.written):
-                page = await _next_page(arrived, tasks, wish.idle_s)
-                if not page:
-                    break
-                sink.write(page[:left])
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        return consumer.unreadable_messages
-
-
-async def _watch(
-    consumer: aio.PullConsumer,
-    queue: QueueRef,
-    start: int,
-    wish: Wish,
-    arrived: asyncio.Queue[list[ReceivedMessage]],
-) -> None:
-    at = start
-    while True:
-        try:
-            result = await consumer.pull(
-                queue.topic,
-                queue.queue_id,
-                at,
-                broker_set=queue.broker_set,
-                filter=wish.wanted,
-                messages_max=_PAGE_MESSAGES,
-                wait_ms=_WAIT_MS,
-            )
-        except MqError as error:
-            if not (wish.is_endless and error.retryable):
-                raise
-            # The place in the queue is kept: nothing is missed, and nothing comes twice.
-            await asyncio.sleep(_AGAIN_S)
-            continue
-        at = result.next_offset
-        if result.messages:
-            await arrived.put(result.messages)
+    tasks = [asyncio.ensure_future(reader.watch(queue, arrived)) for queue in reader.positions]
+    try:
+        while left := wish.left(sink.written):
+            page = await _next_page(arrived, tasks, wish.idle_s)
+            if not page:
+                break
+            sink.write(page[:left])
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _next_page(
@@ -353,7 +312,7 @@ async def _next_page(
     tasks: Sequence[asyncio.Future[None]],
     idle_s: float | None,
 ) -> list[ReceivedMessage]:
-    """Empty when nothing came in time. Raises what ended one of the tasks."""
+    """Empty when nothing came in time. Raises the error that ended one of the tasks."""
     page = asyncio.ensure_future(arrived.get())
     waited: list[asyncio.Future[Any]] = [page, *tasks]
     timeout_s = None if idle_s is None or idle_s == float("inf") else idle_s
@@ -369,6 +328,22 @@ async def _next_page(
 def _note_unreadable(count: int) -> None:
     if count:
         output.note(f"{counted(count, 'message')} could not be read and passed over")
+
+
+def _await_broker(brokers: Brokers) -> None:
+    is_told = False
+    while True:
+        try:
+            brokers.check()
+        except Unreachable as error:
+            if not is_told:
+                output.note(f"{error}; still trying")
+            is_told = True
+            time.sleep(_REPEAT_S)
+        else:
+            break
+    if is_told:
+        output.note("a broker answers")
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -441,7 +416,10 @@ def consume(  # noqa: PLR0913 - one a flag
     if meta and brokers.as_json:
         raise click.UsageError("JSON has everything: --meta is for text")
     wish = Wish(topics, place, filter_of(tags, sql), count, float("inf") if follow else idle_s)
-    brokers.check()
+    if follow:
+        _await_broker(brokers)
+    else:
+        brokers.check()
     try:
         with click.open_file(path, "wb") as file, OutagesTold():
             sink = Sink(cast("BinaryIO", file), as_json=brokers.as_json, with_meta=meta)
@@ -450,7 +428,7 @@ def consume(  # noqa: PLR0913 - one a flag
             else:
                 consume_as_member(brokers, group, mode or "clustering", wish, sink)
     except BrokenPipeError:
-        # Whoever was reading has enough; click ends the command.
+        # The reader of the pipe has closed it; click ends the command.
         raise
     except OSError as error:
         where = "stdout" if path == "-" else path

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 import click
 
 from mq.cli import output
-from mq.cli.consume import Sink
 from mq.cli.options import (
     PLACE_METAVAR,
     SECONDS,
@@ -26,6 +25,7 @@ from mq.cli.options import (
     with_brokers,
     with_filters,
 )
+from mq.cli.sink import Sink
 from mq.cli.tables import counted
 from mq.errors import IllegalHandle
 
@@ -53,7 +53,7 @@ _BATCH = 32
     type=Duration(),
     default="60s",
     show_default=True,
-    help="For how long nobody else gets them: 10s to 12h.",
+    help="For how long no other member gets them: 10s to 12h.",
 )
 @click.option("--ordered", "is_ordered", is_flag=True, help="Of an ordering key one at a time.")
 @click.option(

@@ -52,3 +52,20 @@ def test_ctrl_c_ends_follow_while_its_broker_is_away(tmp_path: Path) -> None:
             broker.kill()
             assert following.next_told().startswith("no broker answers, still trying: ")
             assert following.interrupt() == 130
+
+
+@pytest.mark.parametrize("flags", [(), ("--group", "followers")], ids=["alone", "group"])
+def test_follow_may_begin_before_its_broker(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        with Producer(broker.address) as producer:
+            producer.send("t", "before")
+        broker.stop()
+        with Following(broker.address, "t", *flags) as following:
+            told = following.next_told()
+            assert told.startswith(f"no broker answers at {broker.address} (connection refused)")
+            assert told.endswith("; still trying")
+            broker.start()
+            # It was said once.
+            assert following.next_told() == "a broker answers"
+            assert following.next_shown() == "before"
+            assert following.interrupt() == 130

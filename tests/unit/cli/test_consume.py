@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -9,14 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import pytest
 
 from mq.cli import consume as module
-from mq.cli.consume import Reader, Sink, Wish, consume
-from mq.cli.options import Brokers
-from mq.client.messages import QueueRef, ReceivedMessage, Sql
+from mq.cli.consume import Reader, Wish, consume
+from mq.cli.options import Brokers, Place
+from mq.cli.sink import Sink
+from mq.client.messages import FilterLike, QueueRef, ReceivedMessage, Sql
+from mq.errors import FlowControl, MqError, TopicNotFound, Unreachable
 from mq.wire.v1.cluster_pb2 import MissingTopic, RouteResponse, TopicRoute
 from tests.support.commands import FakeAdmin, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from click.testing import Result
@@ -84,32 +87,59 @@ class Pulled(NamedTuple):
 
 
 class FakePuller:
-    """Queues as lists, in pages of two; `gaps` are places that a filter leaves out."""
+    """Queues as lists, in pages of two; offsets that they leave out are those that a filter does.
+    `calls` has an error for each call that fails, in order.
+    """
 
     unreadable_messages = 0
 
-    def __init__(self, queues: dict[int, list[ReceivedMessage]]) -> None:
+    def __init__(
+        self,
+        queues: dict[int, list[ReceivedMessage]],
+        ends: dict[int, int] | None = None,
+        calls: Sequence[MqError | None] = (),
+    ) -> None:
         self.queues = queues
+        self.ends = ends or {at: len(queue) for at, queue in queues.items()}
+        self.calls = list(calls)
         self.filters: list[object] = []
 
-    def pull(self, _topic: str, queue_id: int, at: int, **asked: Any) -> Pulled:
+    def _called(self) -> None:
+        if self.calls and (error := self.calls.pop(0)) is not None:
+            raise error
+
+    async def pull(self, _topic: str, queue_id: int, at: int, **asked: Any) -> Pulled:
+        self._called()
         self.filters.append(asked["filter"])
         queue = [one for one in self.queues[queue_id] if one.queue_offset >= at][:2]
         return Pulled(queue, queue[-1].queue_offset + 1 if queue else at + 2)
 
-    def find_offsets(self, _topic: str, to: object) -> dict[QueueRef, int]:
-        ends = {at: len(queue) for at, queue in self.queues.items()}
-        return {QueueRef("t", at): 0 if to == "earliest" else end for at, end in ends.items()}
+    async def find_offsets(self, _topic: str, to: object) -> dict[QueueRef, int]:
+        self._called()
+        if isinstance(to, int):
+            return {QueueRef("t", at): to for at in self.ends}
+        return {QueueRef("t", at): 0 if to == "earliest" else end for at, end in self.ends.items()}
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    async def __aexit__(self, *_: object) -> None:
         pass
 
 
-def bodies(messages: Iterator[ReceivedMessage]) -> list[str]:
-    return [one.body.decode() for one in messages]
+def wish(place: Place = "earliest", wanted: FilterLike = None, idle_s: float | None = None) -> Wish:
+    return Wish(("t",), place, wanted, None, idle_s)
+
+
+def backlog(puller: FakePuller, wish: Wish) -> tuple[list[str], dict[QueueRef, int]]:
+    """Bodies, and where the reader is then."""
+
+    async def read() -> tuple[list[str], dict[QueueRef, int]]:
+        reader = Reader(puller, wish)  # type: ignore[arg-type]
+        found = [one.body.decode() async for one in reader.backlog()]
+        return found, reader.positions
+
+    return asyncio.run(read())
 
 
 def test_queues_are_merged_by_the_time_at_which_messages_were_stored() -> None:
@@ -117,26 +147,42 @@ def test_queues_are_merged_by_the_time_at_which_messages_were_stored() -> None:
         0: [message(0, at, stored_at_ms=10 * at) for at in range(5)],
         1: [message(1, at, stored_at_ms=10 * at + 5) for at in range(3)],
     }
-    positions = {QueueRef("t", 0): 0, QueueRef("t", 1): 0}
-    reader = Reader(FakePuller(queues), None, positions)  # type: ignore[arg-type]
-    ends = {QueueRef("t", 0): 5, QueueRef("t", 1): 3}
-    found = bodies(reader.merged(ends))
+    found, positions = backlog(FakePuller(queues), wish())
     assert found == ["0/0", "1/0", "0/1", "1/1", "0/2", "1/2", "0/3", "0/4"]
-    assert reader.positions == ends
+    assert positions == {QueueRef("t", 0): 5, QueueRef("t", 1): 3}
 
 
 def test_reading_ends_where_the_queue_ended_at_the_start() -> None:
-    queue = [message(0, at) for at in range(5)]
-    reader = Reader(FakePuller({0: queue}), None, {QueueRef("t", 0): 0})  # type: ignore[arg-type]
-    assert bodies(reader.merged({QueueRef("t", 0): 3})) == ["0/0", "0/1", "0/2"]
-    assert reader.positions == {QueueRef("t", 0): 3}
+    puller = FakePuller({0: [message(0, at) for at in range(5)]}, ends={0: 3})
+    assert backlog(puller, wish()) == (["0/0", "0/1", "0/2"], {QueueRef("t", 0): 3})
 
 
 def test_what_a_filter_leaves_out_is_passed_over() -> None:
-    queue = [message(0, 0), message(0, 7)]
-    reader = Reader(FakePuller({0: queue}), "a", {QueueRef("t", 0): 1})  # type: ignore[arg-type]
-    assert bodies(reader.merged({QueueRef("t", 0): 9})) == ["0/7"]
-    assert reader.positions[QueueRef("t", 0)] >= 9
+    puller = FakePuller({0: [message(0, 0), message(0, 7)]}, ends={0: 9})
+    found, positions = backlog(puller, wish(place=1, wanted="a"))
+    assert found == ["0/7"]
+    assert positions[QueueRef("t", 0)] >= 9
+    assert set(puller.filters) == {"a"}
+
+
+@pytest.mark.parametrize("outages", [1, 2, 3, 4])
+def test_following_outlasts_outages_and_reads_each_message_once(
+    outages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_REPEAT_S", 0.0)
+    queues = {0: [message(0, at) for at in range(3)]}
+    endless = wish(idle_s=float("inf"))
+    for before in range(4):
+        calls = [None] * before + [Unreachable("away")] * outages
+        assert backlog(FakePuller(queues, calls=calls), endless)[0] == ["0/0", "0/1", "0/2"]
+        with pytest.raises(Unreachable):
+            backlog(FakePuller(queues, calls=calls), wish())
+
+
+def test_following_ends_by_an_error_that_does_not_pass() -> None:
+    puller = FakePuller({0: []}, calls=[TopicNotFound("t")])
+    with pytest.raises(TopicNotFound):
+        backlog(puller, wish(idle_s=float("inf")))
 
 
 # As a member of a group.
@@ -186,6 +232,8 @@ class Clock:
 
     def advance(self, length_s: float) -> None:
         self.now_s += length_s
+
+    sleep = advance
 
 
 made: list[FakeConsumer] = []
@@ -258,6 +306,14 @@ def test_a_topic_that_does_not_exist_yet_is_named() -> None:
     )
 
 
+def test_a_member_that_follows_outlasts_outages() -> None:
+    pages.extend([Unreachable("away"), [message(0, 0)], FlowControl("busy"), [message(0, 1)]])
+    result = receive("t", "--group", "g", "--follow", "--count", "2")
+    assert (result.exit_code, result.stdout) == (0, "0/0\n0/1\n")
+    pages.append(Unreachable("away"))
+    assert receive("t", "--group", "g").exit_code == 1
+
+
 def test_a_count_is_never_exceeded() -> None:
     pages.extend([[message(0, 0), message(0, 1)], [message(0, 2)]])
     result = receive("t", "--group", "g", "--count", "3")
@@ -302,7 +358,7 @@ def test_messages_go_to_a_file(tmp_path: Path) -> None:
 
 def test_without_a_group_nothing_but_reading_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     puller = FakePuller({0: [message(0, at) for at in range(3)], 1: [message(1, 0, 1)]})
-    monkeypatch.setattr("mq.client.PullConsumer", lambda _: puller)
+    monkeypatch.setattr("mq.client.aio.PullConsumer", lambda _: puller)
     assert receive("t", "--tags", "a").stdout == "0/0\n0/1\n0/2\n1/0\n"
     assert set(puller.filters) == {"a"}
     assert receive("t", "--count", "2").stdout == "0/0\n0/1\n"
