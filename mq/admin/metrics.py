@@ -98,7 +98,7 @@ class Metrics:
                 "--metrics-enabled no"
             ) from None
 
-        # Whoever breaks off or says nothing is no news, and keeps no thread.
+        # A client that breaks off or sends nothing is not logged, and keeps no thread.
         server.handle_error = _broken_off  # type: ignore[assignment]
         server.RequestHandlerClass.timeout = _REQUEST_S  # type: ignore[attr-defined]
 
@@ -303,7 +303,7 @@ def _damage(damage: DamageLog, messages_lost: int) -> Iterator[Metric]:
 
 
 def _transactions(broker: Broker) -> Iterator[Metric]:
-    """Ends are those of the broker set since its beginning, whoever led; checks are this node's."""
+    """Ends are those of the set since its beginning, under any leader; checks are this node's."""
     state = broker.state.transactions
     half = "Messages of transactions that are open."
     yield GaugeMetricFamily("mq_half_messages", half, state.messages)
@@ -311,7 +311,7 @@ def _transactions(broker: Broker) -> Iterator[Metric]:
     counters: list[tuple[str, str, float]] = [
         ("mq_transactions_committed", "Transactions that were committed.", state.committed),
         ("mq_transactions_rolled_back", "Transactions that were rolled back.", state.rolled_back),
-        ("mq_transactions_given_up", "Transactions that nobody ended in time.", state.given_up),
+        ("mq_transactions_given_up", "Transactions that were not ended in time.", state.given_up),
         (
             "mq_transaction_checks",
             "Questions about transactions.",
@@ -323,7 +323,7 @@ def _transactions(broker: Broker) -> Iterator[Metric]:
 
 
 def _failed(broker: Broker) -> Iterator[Metric]:
-    """By group, since its beginning, whoever led."""
+    """By group, since its beginning, under any leader."""
     dead = CounterMetricFamily(
         "mq_dlq_messages", "Messages that became dead letters.", labels=["group"]
     )

@@ -92,7 +92,7 @@ def _running(admin: Admin, broker_set: str) -> Iterator[RunningNodes]:
         if broker_set not in ("", each.name):
             continue
         nodes = [seen for seen in look(admin, route, each.name) if seen.status is not None]
-        # Followers have time; a node that is not fit is asked when nobody else answers.
+        # Followers first: they have less to do. A node that is not fit is the last choice.
         nodes.sort(key=lambda seen: (bool(seen.health), seen.role == "leader", seen.node_id))
         if not nodes:
             raise IllegalRequest(f"no node of broker set {each.name} answers: nothing to copy from")

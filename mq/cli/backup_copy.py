@@ -134,7 +134,7 @@ class Copy:
             self._trim(last)
 
     def _load(self) -> Manifest | None:
-        """Before a log is opened that may be somebody else's."""
+        """Refuses a directory whose log is no backup, before the log is opened."""
         manifest, log = load(self._vfs, self._directory), f"{self._directory}/{LOG_DIRECTORY}"
         if manifest is None and self._vfs.exists(log) and self._vfs.list_dir(log):
             raise IllegalRequest(

@@ -33,7 +33,7 @@ _CHECKSUM = "sha256"
 _CHUNK_BYTES = 1 << 20
 
 
-def tell_nobody(_: int) -> None:
+def no_progress(_: int) -> None:
     """Of how much was read."""
 
 
@@ -153,7 +153,7 @@ def find(vfs: Vfs, directory: str) -> dict[str, str]:
 
 
 def verify(
-    vfs: Vfs, directory: str, manifest: Manifest, on_read: Callable[[int], None] = tell_nobody
+    vfs: Vfs, directory: str, manifest: Manifest, on_read: Callable[[int], None] = no_progress
 ) -> int:
     """Reads all of it: every checksum, and that the entries follow each other. How many there are.
     LogDamaged names the first file and position that are not as they should be.

@@ -26,7 +26,7 @@ CHUNK_BYTES = 3 << 20
 
 
 class Chunk(NamedTuple):
-    """`log_offset` is not what was asked for when the source has nothing before it any more. No
+    """`log_offset` is greater than asked for when the source has dropped what stood before it. No
     bytes: the source ends there, or before.
     """
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import click
 
 from mq.cli import output
 from mq.cli.bench_delay import measure_delay
-from mq.cli.bench_load import Load, Measured, consume, measure_latency, produce
+from mq.cli.bench_load import Load, Measured, Show, consume, measure_latency, produce
 from mq.cli.bench_receive import measure_receive
 from mq.cli.bench_transaction import measure_transactions
 from mq.cli.options import Brokers, Command, with_brokers
@@ -23,7 +23,7 @@ from mq.cli.tables import counted, size
 from mq.errors import IllegalRequest, MqError, TopicNotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from mq.client import Admin
 
@@ -133,12 +133,10 @@ def bench_produce(
     buffer in it: it is that of a producer at its limit.
     """
     load = _load(brokers, _MESSAGES, batch=batch or 0, **asked)
-    with brokers.admin() as admin:
-        _ensure_topic(admin, load.topic, queues)
-        with _CpuTimes(admin) as cpu, output.meter("producing", "message", 1000) as show:
-            measured = produce(load, producers, show)
+    with _running(brokers, load, queues, "producing") as run:
+        measured = produce(load, producers, run.show)
     more = {"batch": load.batch, "ack": load.ack, "producers": producers}
-    _print_result(brokers, "produce", load, measured, cpu, more)
+    _print_result(brokers, "produce", load, measured, run.cpu, more)
 
 
 @bench.command("consume")
@@ -151,7 +149,6 @@ def bench_consume(brokers: Brokers, *, queues: int | None, **asked: Any) -> None
     takes that returns up to 1,000 messages.
     """
     load = _load(brokers, _MESSAGES, **asked)
-    group = f"bench-{uuid.uuid4().hex[:12]}"
     with brokers.admin() as admin:
         _ensure_topic(admin, load.topic, queues)
         found = sum(each.end - each.start for each in admin.describe_topic(load.topic).queues)
@@ -161,12 +158,9 @@ def bench_consume(brokers: Brokers, *, queues: int | None, **asked: Any) -> None
             with output.meter("sending what is missing", "message", 1000) as show:
                 fill = Load(load.servers, load.topic, load.size_bytes, missing, None)
                 produce(fill, 1, show)
-        try:
-            with _CpuTimes(admin) as cpu, output.meter("consuming", "message", 1000) as show:
-                measured = consume(load, group, show)
-        finally:
-            _forget(admin, group)
-    _print_result(brokers, "consume", load, measured, cpu, {})
+    with _running(brokers, load, queues, "consuming", has_group=True) as run:
+        measured = consume(load, run.group, run.show)
+    _print_result(brokers, "consume", load, measured, run.cpu, {})
 
 
 @bench.command("latency")
@@ -189,21 +183,15 @@ def bench_latency(brokers: Brokers, *, queues: int | None, rate: float, **asked:
     send is answered.
     """
     load = _load(brokers, _LATENCY_MESSAGES, **asked)
-    group = f"bench-{uuid.uuid4().hex[:12]}"
-    with brokers.admin() as admin:
-        _ensure_topic(admin, load.topic, queues)
-        try:
-            with _CpuTimes(admin) as cpu, output.meter("measuring", "message", 1000) as show:
-                received, answered = measure_latency(load, group, rate, show)
-        finally:
-            _forget(admin, group)
+    with _running(brokers, load, queues, has_group=True) as run:
+        received, answered = measure_latency(load, run.group, rate, run.show)
     more = {
         "ack": load.ack,
         "rate_per_s": rate,
         "send_p50_ms": round(answered.percentile_ms(0.5), 3),
         "send_p99_ms": round(answered.percentile_ms(0.99), 3),
     }
-    _print_result(brokers, "latency", load, received, cpu, more)
+    _print_result(brokers, "latency", load, received, run.cpu, more)
 
 
 @bench.command("delay")
@@ -219,21 +207,9 @@ def bench_delay(brokers: Brokers, *, queues: int | None, **asked: Any) -> None:
     load = _load(brokers, _MESSAGES, **asked)
     if load.messages is None:
         raise click.UsageError("how many are due at one moment has to be known: give --messages")
-    with brokers.admin() as admin:
-        _ensure_topic(admin, load.topic, queues)
-        group = f"bench-{uuid.uuid4().hex[:12]}"
-        try:
-            with _CpuTimes(admin) as cpu, output.meter("measuring", "message", 1000) as show:
-                delivered, plain = measure_delay(load, group, admin, show)
-        finally:
-            _forget(admin, group)
-    plain_per_s = plain.messages / max(plain.seconds, 1e-9)
-    per_s = delivered.messages / max(delivered.seconds, 1e-9)
-    more = {
-        "produce_messages_per_s": round(plain_per_s),
-        "vs_produce": round(per_s / max(plain_per_s, 1e-9), 3),
-    }
-    _print_result(brokers, "delay", load, delivered, cpu, more)
+    with _running(brokers, load, queues, has_group=True) as run:
+        delivered, plain = measure_delay(load, run.group, run.admin, run.show)
+    _print_result(brokers, "delay", load, delivered, run.cpu, _compared(delivered, plain))
 
 
 @bench.command("transaction")
@@ -254,18 +230,10 @@ def bench_transaction(brokers: Brokers, *, queues: int | None, parallel: int, **
     vs_produce is the throughput against that of plain sending in the same run.
     """
     load = _load(brokers, _TRANSACTIONS, **asked)
-    with brokers.admin() as admin:
-        _ensure_topic(admin, load.topic, queues)
-        with _CpuTimes(admin) as cpu, output.meter("measuring", "transaction", 1000) as show:
-            whole, plain = measure_transactions(load, parallel, show)
-    plain_per_s = plain.messages / max(plain.seconds, 1e-9)
-    per_s = whole.messages / max(whole.seconds, 1e-9)
-    more = {
-        "parallel": parallel,
-        "produce_messages_per_s": round(plain_per_s),
-        "vs_produce": round(per_s / max(plain_per_s, 1e-9), 3),
-    }
-    _print_result(brokers, "transaction", load, whole, cpu, more)
+    with _running(brokers, load, queues, unit="transaction") as run:
+        whole, plain = measure_transactions(load, parallel, run.show)
+    more = {"parallel": parallel, **_compared(whole, plain)}
+    _print_result(brokers, "transaction", load, whole, run.cpu, more)
 
 
 @bench.command("receive")
@@ -295,23 +263,10 @@ def bench_receive(brokers: Brokers, *, queues: int | None, consumers: int, **ask
     same run.
     """
     load = _load(brokers, _MESSAGES, **asked)
-    group = f"bench-{uuid.uuid4().hex[:12]}"
-    with brokers.admin() as admin:
-        _ensure_topic(admin, load.topic, queues)
-        try:
-            with _CpuTimes(admin) as cpu, output.meter("measuring", "message", 1000) as show:
-                received, plain = measure_receive(load, group, consumers, show)
-        finally:
-            _forget(admin, group)
-    plain_per_s = plain.messages / max(plain.seconds, 1e-9)
-    per_s = received.messages / max(received.seconds, 1e-9)
-    more = {
-        "batch": load.batch,
-        "consumers": consumers,
-        "produce_messages_per_s": round(plain_per_s),
-        "vs_produce": round(per_s / max(plain_per_s, 1e-9), 3),
-    }
-    _print_result(brokers, "receive", load, received, cpu, more)
+    with _running(brokers, load, queues, has_group=True) as run:
+        received, plain = measure_receive(load, run.group, consumers, run.show)
+    more = {"batch": load.batch, "consumers": consumers, **_compared(received, plain)}
+    _print_result(brokers, "receive", load, received, run.cpu, more)
 
 
 # -- around the work -------------------------------------------------------------------------------
@@ -325,6 +280,45 @@ def _load(
     return Load(brokers.servers, messages=messages, seconds=seconds, **asked)
 
 
+class _Run(NamedTuple):
+    admin: Admin
+    # Of this run alone; empty: it needs none.
+    group: str
+    cpu: _CpuTimes
+    show: Show
+
+
+@contextlib.contextmanager
+def _running(
+    brokers: Brokers,
+    load: Load,
+    queues: int | None,
+    verb: str = "measuring",
+    unit: str = "message",
+    *,
+    has_group: bool = False,
+) -> Iterator[_Run]:
+    """The clocks run and the meter shows progress while the context lasts."""
+    group = f"bench-{uuid.uuid4().hex[:12]}" if has_group else ""
+    with brokers.admin() as admin:
+        _ensure_topic(admin, load.topic, queues)
+        try:
+            with _CpuTimes(admin) as cpu, output.meter(verb, unit, 1000) as show:
+                yield _Run(admin, group, cpu, show)
+        finally:
+            if group:
+                with contextlib.suppress(MqError):
+                    admin.delete_group(group)
+
+
+def _compared(measured: Measured, plain: Measured) -> dict[str, float]:
+    """With plain sending in the same run."""
+    return {
+        "produce_messages_per_s": round(plain.per_s),
+        "vs_produce": round(measured.per_s / max(plain.per_s, 1e-9), 3),
+    }
+
+
 def _ensure_topic(admin: Admin, topic: str, queues: int | None) -> None:
     try:
         info = admin.describe_topic(topic).info
@@ -335,12 +329,6 @@ def _ensure_topic(admin: Admin, topic: str, queues: int | None) -> None:
             f"topic {topic} has {counted(info.write_queues, 'queue')}, not {queues}: "
             "leave --queues out, or name another --topic"
         )
-
-
-def _forget(admin: Admin, group: str) -> None:
-    """The group was made up for one run."""
-    with contextlib.suppress(MqError):
-        admin.delete_group(group)
 
 
 class _CpuTimes:
@@ -390,15 +378,14 @@ def _print_result(
     cpu: _CpuTimes,
     more: dict[str, Any],
 ) -> None:
-    seconds = max(measured.seconds, 1e-9)
     document = {
         "bench": name,
         "topic": load.topic,
         "size_bytes": measured.body_bytes // max(measured.messages, 1),
         "messages": measured.messages,
         "seconds": round(measured.seconds, 3),
-        "messages_per_s": round(measured.messages / seconds),
-        "mb_per_s": round(measured.body_bytes / seconds / 1e6, 3),
+        "messages_per_s": round(measured.per_s),
+        "mb_per_s": round(measured.body_bytes / max(measured.seconds, 1e-9) / 1e6, 3),
         "p50_ms": round(measured.percentile_ms(0.5), 3),
         "p99_ms": round(measured.percentile_ms(0.99), 3),
         "client_cpu_s": round(cpu.client_s, 3),

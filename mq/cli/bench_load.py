@@ -81,6 +81,10 @@ class Measured:
     seconds: float = 0.0
     latencies_ms: list[float] = dataclasses.field(default_factory=list)
 
+    @property
+    def per_s(self) -> float:
+        return self.messages / max(self.seconds, 1e-9)
+
     def percentile_ms(self, share: float) -> float:
         return percentile(self.latencies_ms, share)
 
@@ -148,7 +152,7 @@ async def _send_single(
             count += 1
         await asyncio.gather(*unanswered)
     finally:
-        # After a failure many fail; asyncio would complain of each that nobody has looked at.
+        # Retrieve all outcomes: asyncio would warn of each failure that was not.
         await producer.flush()
         for future in unanswered:
             future.exception()

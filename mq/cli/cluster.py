@@ -1,4 +1,4 @@
-"""`mq cluster`: the nodes of a running cluster, who leads, how they are, and their options.
+"""`mq cluster`: the nodes of a running cluster, their leaders, health and options.
 
 One node that does not answer is shown as such, see `nodes`. What is done to nodes has modules of
 its own: `cluster_members`, `restart`.
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @click.group(short_help="Show and change the nodes of the cluster.")
 def cluster() -> None:
-    """The nodes: who leads, how they are, how they are configured."""
+    """The nodes: leaders, health, configuration."""
 
 
 for _command in (*cluster_members.COMMANDS, *cluster_sets.COMMANDS, restart.restart_plan):

@@ -1,4 +1,4 @@
-"""`mq cluster members` and its kin: who belongs to a broker set, and who leads it.
+"""`mq cluster members` and its kin: the nodes of a broker set, and its leader.
 
 A node that is added copies the log first, which may take hours. The leader does that by itself:
 the command asks again and again how far it is, and may be stopped and started at any time.
@@ -39,11 +39,11 @@ class _Member(NamedTuple):
     version: str
 
 
-@click.command(short_help="Show who belongs to each broker set.")
+@click.command(short_help="Show the nodes of each broker set.")
 @with_set
 @with_brokers()
 def members(brokers: Brokers, broker_set: str) -> None:
-    """Show who belongs to each broker set, and who votes."""
+    """Show the nodes of each broker set, and which of them vote."""
     with brokers.admin() as admin:
         route = admin.route()
         nodes = look(admin, route, checked_set(route, broker_set))
@@ -68,7 +68,7 @@ def members(brokers: Brokers, broker_set: str) -> None:
 
 
 def _members(nodes: Sequence[Seen]) -> list[_Member]:
-    """By the word of who leads, or of anybody while nobody does."""
+    """By the status of the leader, or of any node while there is none."""
     leading = leaders(nodes)
     seen = {(each.broker_set, each.node_id): each for each in nodes}
     found = []
@@ -182,8 +182,8 @@ def _joining_text(joining: FollowerStatus) -> str:
 def remove_member(brokers: Brokers, node_id: str, broker_set: str, *, is_sure: bool) -> None:
     """Remove a node from its broker set, or call off that it is added.
 
-    It is not counted any more and gets no entries; stop it then. The one that
-    leads is refused: move the leadership first.
+    It no longer counts and gets no entries: stop it then. The leader cannot be
+    removed: move the leadership first.
     """
     with brokers.admin() as admin:
         name = _one_set(admin.route(), broker_set)

@@ -51,7 +51,7 @@ def add_set(brokers: Brokers, address: str) -> None:
 def remove_set(brokers: Brokers, name: str, *, force: bool, is_sure: bool) -> None:
     """Remove a broker set from the cluster.
 
-    The others do not know it any more, nor it them. Nothing is deleted
+    It and the other sets forget each other. Nothing is deleted
     there. Move its topics away first: `mq topic extend`, `mq topic drain`,
     `mq topic delete --set`.
     """
@@ -61,7 +61,7 @@ def remove_set(brokers: Brokers, name: str, *, force: bool, is_sure: bool) -> No
     if brokers.as_json:
         output.write_json({"broker_set": name, "is_removed": True})
     else:
-        click.echo(f"Removed broker set {name}: the others do not know it any more.")
+        click.echo(f"Removed broker set {name}: the others have forgotten it.")
 
 
 COMMANDS = (add_set, remove_set)
@@ -72,6 +72,6 @@ def _columns(found: RouteResponse) -> list[Column]:
     addresses = [", ".join(node.address or "?" for node in each.nodes) for each in sets]
     return [
         Column("broker set", [each.name for each in sets], "left"),
-        Column("leader", [each.leader_id or "nobody" for each in sets], "left"),
+        Column("leader", [each.leader_id or "none" for each in sets], "left"),
         Column("nodes", addresses, "left", is_flexible=True),
     ]

@@ -106,7 +106,7 @@ def _seen(admin: Admin, broker_set: BrokerSet, node: NodeRoute) -> Seen:
 
 
 def leaders(nodes: Sequence[Seen]) -> dict[str, BrokerStatusResponse]:
-    """What those say who lead by their own word, by the name of the set."""
+    """The status of each node that says it leads, by the name of its set."""
     return {each.broker_set: each.status for each in nodes if each.status and each.role == "leader"}
 
 

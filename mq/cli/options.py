@@ -82,7 +82,7 @@ class Brokers:
 
 
 def trouble_at(server: str) -> str:
-    """Why nobody can be reached there; empty when something listens."""
+    """Why no connection can be made; empty when something listens."""
     host, _, port = server.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S):

@@ -201,7 +201,7 @@ class Collector:
                 if self._as_json and self._waiting.empty():
                     sys.stdout.flush()
             except OSError as error:
-                # Nobody reads any more; whoever adds must not wait for ever.
+                # stdout is closed. Go on taking: `add` must not block for ever.
                 self.failure = error
 
     def _take(self, line: Line, future: Future[SendResult]) -> None:

@@ -39,7 +39,9 @@ _BATCH = 32
 @click.command(short_help="Take messages for a group, and acknowledge them.")
 @click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
 @click.option("--group", metavar="GROUP", required=True, help="For this group.")
-@click.option("--max", "count", metavar="N", type=click.IntRange(1), help="End after so many.")
+@click.option(
+    "--count", "--max", "count", metavar="N", type=click.IntRange(1), help="End after so many."
+)
 @click.option(
     "--ack/--no-ack",
     "is_acked",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mq.client import Admin
 
 _LOOK_S = 0.2
-# Who was just elected may not be known to all for a moment.
+# Not all nodes know of a new leader at once.
 _FIRST_LOOK_S = 5.0
 # A command may take as long as a node may to be back, and so long at least.
 _COMMAND_S = 10.0
@@ -230,7 +230,7 @@ def _own(nodes: Sequence[Seen], step: Step) -> Seen:
     for each in nodes:
         if each.node_id == step.node_id:
             return each
-    raise IllegalMembership(f"{step.node_id} is no member of {step.broker_set} any more")
+    raise IllegalMembership(f"{step.node_id} is no longer a member of {step.broker_set}")
 
 
 def _others(nodes: Sequence[Seen], step: Step) -> list[Seen]:

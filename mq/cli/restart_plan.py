@@ -1,8 +1,8 @@
-"""In which order the nodes of a broker set are restarted, and when not: pure decisions on what was
-seen of them.
+"""The order in which the nodes of a broker set are restarted, and the reasons not to: pure
+decisions on the status of the nodes.
 
-A set serves as long as a majority of its nodes is there and has caught up. So one node goes at a
-time, only when all others are fit, and the one that leads goes last, after its leadership.
+A set serves as long as a majority of its nodes is up and has caught up. So one node restarts at a
+time, only when all others are fit, and the leader comes last, after its leadership was moved.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mq.cli.tables import counted
 if TYPE_CHECKING:
     from mq.wire.v1.admin_pb2 import FollowerStatus
 
-# A node that lacks no more has it in a moment; under load there is always something on its way.
+# In entries. Under load a fit node is always a little behind.
 BEHIND_MAX = 1000
 
 
@@ -43,15 +43,13 @@ def plan(broker_set: str, nodes: Sequence[Seen]) -> Plan:
         return Plan(broker_set, [], troubles, [])
     followers = sorted((each for each in nodes if each.role != "leader"), key=lambda s: s.node_id)
     leading = [each for each in nodes if each.role == "leader"]
-    steps = [
-        Step("restart", broker_set, each.node_id, each.address, "it follows: nobody notices")
-        for each in followers
-    ]
+    why = "a follower: clients are not affected"
+    steps = [Step("restart", broker_set, each.node_id, each.address, why) for each in followers]
     for each in leading:
         if followers:
-            why = "it leads, and the others are done: producers go to the next leader first"
+            why = "the leader, and the others are done: producers go to the next leader first"
             steps.append(Step("transfer", broker_set, each.node_id, each.address, why))
-        why = "it does not lead any more" if followers else "it is alone"
+        why = "a follower now" if followers else "the only node"
         steps.append(Step("restart", broker_set, each.node_id, each.address, why))
     notes = []
     if len(nodes) < 3:
@@ -63,7 +61,7 @@ def plan(broker_set: str, nodes: Sequence[Seen]) -> Plan:
 
 
 def unfit(nodes: Sequence[Seen]) -> list[str]:
-    """Why no node of the set may be restarted now: who is not there, or not up to date."""
+    """Why no node of the set may be restarted now: nodes that are down or not up to date."""
     leading = [each for each in nodes if each.role == "leader"]
     told = {
         one.node_id: one
@@ -80,23 +78,24 @@ def unfit(nodes: Sequence[Seen]) -> list[str]:
         for each in leading
         if each.status is not None and each.status.HasField("joining")
     ]
-    if not troubles and len(leading) != 1:
-        troubles.append(f"{', '.join(each.node_id for each in leading) or 'nobody'} leads")
+    if not troubles and not leading:
+        troubles.append("no node leads")
+    elif not troubles and len(leading) > 1:
+        troubles.append(f"{' and '.join(each.node_id for each in leading)} lead")
     return troubles
 
 
 def _unfit(seen: Seen) -> str:
-    """By its own word."""
+    """By the status of the node itself."""
     status = seen.status
     if status is None or not status.leader_id or not status.is_voter:
         return seen.health or "not ready"
-    # Under load there is always something to apply.
     waiting = status.last_index - status.applied_index
     return f"{counted(waiting, 'entry', 'entries')} to apply" if waiting > BEHIND_MAX else ""
 
 
 def _not_followed(seen: Seen, told: FollowerStatus | None) -> str:
-    """By the word of who leads."""
+    """By the status of its leader."""
     if seen.role == "leader" or told is None:
         return ""
     if told.behind > BEHIND_MAX:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,127}")
 _ADDRESS = re.compile(r"[^\s,=]{1,253}:[0-9]{1,5}")
-# Of a node alone: nobody connects to it.
+# Of a node alone: no other node connects to it.
 _ALONE = "127.0.0.1:8082"
 
 

@@ -1,6 +1,6 @@
 """Makes the data directory of a node out of a backup: the same log, for a set with other members.
 
-Who belongs to a set stands in the checkpoint that opens the last segment of its log. So the
+The members of a set stand in the checkpoint that opens the last segment of its log. So the
 restored log gets one more segment, with the state after all entries of the backup and the new
 members, in a later term. It is made of the backup and the members alone: restored on several nodes,
 with the same members, it is the same on each, byte for byte, and they go on as one set.
@@ -20,7 +20,7 @@ from zlib import crc32
 
 from mq.broker.state.machine import Machine
 from mq.broker.state.state import State
-from mq.cli.backup_manifest import ADVICE, LOG_DIRECTORY, Manifest, chunks, tell_nobody, verify
+from mq.cli.backup_manifest import ADVICE, LOG_DIRECTORY, Manifest, chunks, no_progress, verify
 from mq.config import StoreConfig
 from mq.errors import DataDirectoryInUse, LogDamaged, StorageFailed, WrongDataDirectory
 from mq.raft import handshake
@@ -70,7 +70,7 @@ def restore(
     data: str,
     identity: Identity,
     members: Mapping[str, str],
-    on_progress: Callable[[int], None] = tell_nobody,
+    on_progress: Callable[[int], None] = no_progress,
 ) -> Restored:
     """Durable when this returns. `on_progress` is told how many more bytes were read; each byte is
     read three times. LogDamaged: the backup is not what it was, with file and position.
@@ -81,7 +81,7 @@ def restore(
     try:
         vfs.make_dirs(data)
         with contextlib.closing(_lock(vfs, data)):
-            # To check the backup took its time: somebody else may have taken the directory.
+            # Again: another process may have taken the directory while the backup was checked.
             check_target(vfs, data)
             return _make(vfs, backup, manifest, data, identity, members, on_progress)
     except OSError as error:
@@ -201,7 +201,7 @@ def _term(manifest: Manifest, members: Mapping[str, str]) -> int:
 
 
 def _lineage(manifest: Manifest, identity: Identity, members: Mapping[str, str]) -> int:
-    """Of the nodes that are restored together: nobody else gets to talk to them. See `Past`."""
+    """Of the nodes that are restored together: no other node may talk to them. See `Past`."""
     words = [identity.cluster, identity.broker_set, _names(members)]
     words += [segment.sha256 for segment in manifest.segments]
     return int.from_bytes(hashlib.sha256("\n".join(words).encode()).digest()[:8], "big")

@@ -20,27 +20,28 @@ if TYPE_CHECKING:
 def transaction() -> None:
     """Transactions: half messages that wait for their producer's word.
 
-    A transaction without a word is asked about, first after 6 s, and rolled
-    back when nobody answers in the end. Its message is in %SYS%GIVE_UP then.
+    The broker asks about a transaction that was not ended, first after 6 s, and
+    rolls it back when no answer comes. Its message is in %SYS%GIVE_UP then.
     """
 
 
 @transaction.command("list")
 @click.option("--group", "producer_group", metavar="GROUP", help="Only of this producer group.")
 @click.option(
+    "--count",
     "--max",
-    "transactions_max",
+    "count",
     metavar="N",
     type=click.IntRange(1, 1_000),
     default=100,
     show_default=True,
-    help="So many at most, the oldest first.",
+    help="At most so many, the oldest first.",
 )
 @with_brokers()
-def list_transactions(brokers: Brokers, producer_group: str | None, transactions_max: int) -> None:
+def list_transactions(brokers: Brokers, producer_group: str | None, count: int) -> None:
     """List transactions that are open, the oldest first."""
     with brokers.admin() as admin:
-        found = admin.list_transactions(producer_group or "", transactions_max)
+        found = admin.list_transactions(producer_group or "", count)
     brokers.note_missing(found)
     if brokers.as_json:
         output.write_json(output.plain(found))
@@ -72,7 +73,7 @@ def commit(brokers: Brokers, transaction_id: str) -> None:
 @click.argument("transaction_id", metavar="ID")
 @with_brokers()
 def rollback(brokers: Brokers, transaction_id: str) -> None:
-    """Roll one back: nobody ever sees its message."""
+    """Roll one back: no consumer ever sees its message."""
     with brokers.admin() as admin:
         admin.end_transaction(transaction_id, commit=False)
     if brokers.as_json:

@@ -1,7 +1,7 @@
-"""How many clients are connected, and whether that is as many as may be.
+"""Connections of clients, against their limit.
 
-gRPC closes a connection beyond the limit as soon as it is accepted, and tells nobody: this counts
-what the kernel has, about once a second, for the metrics and for a line in the log.
+gRPC closes a connection beyond the limit as soon as it is accepted, without a word: this counts the
+connections of the kernel, about once a second, for the metrics and for a line in the log.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ log = get_logger(__name__)
 
 _TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
 _PERIOD_S = 1.0
-# Of the time; the kernel needs longer for more connections.
+# Share of the time that counting may take; it grows with the connections.
 _COUNTING_RATIO = 0.01
 _LINE_S = 60.0
 
@@ -27,7 +27,7 @@ class ClientConnections:
         """`limit` is for each listener."""
         self.limit = limit
         self.ports: list[int] = []
-        # Of the listener that has most; 0 where the kernel does not tell.
+        # Of the listener with the most; 0 where the kernel does not tell.
         self.count = 0
         self._lines = RateLimit(1, _LINE_S)
 

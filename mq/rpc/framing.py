@@ -206,7 +206,7 @@ def transact_more(responses: Sequence[bytes]) -> bytes:
 
 
 def is_check(response: bytes) -> bool:
-    """Whether the TransactResponse is a question; nobody asked for it, so it has no request id."""
+    """Whether the TransactResponse is a question of the broker, which has no request id."""
     return response.startswith(_CHECK_FIELD)
 
 

@@ -1,9 +1,8 @@
 """Greets the other broker sets, about once a second, so that the directory stays current.
 
-One broker of each set is asked, the leader if it is known; where it does not answer, the others of
-its set, and it is the last to be asked for a while. Sets are asked side by side: one that hangs
-holds up no other. A set that does not answer at all stays known. Nothing that an answer can hold
-ends the greetings.
+One broker of each set is asked, the leader if it is known; if it does not answer, the others of its
+set are, and it comes last for a while. Sets are asked concurrently: one that hangs holds up no
+other. A set that does not answer at all stays known. No content of an answer ends the greetings.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Greeter:
     """`run` it on the loop of the broker."""
 
     def __init__(self, directory: Directory, now_ms: Callable[[], int]) -> None:
-        """`now_ms` is that of the directory: a clock that nobody sets."""
+        """`now_ms` is the monotonic clock of the directory."""
         self._directory = directory
         self._now_ms = now_ms
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -125,7 +124,7 @@ class Greeter:
         return GreetResponse.FromString(await ask(request, timeout=_ANSWER_S_MAX))
 
     def _tell(self, name: str, address: str, reason: str) -> None:
-        """Once, and again when the reason is another one. Of its own set replication tells."""
+        """Logs each reason once. Trouble in its own set is logged by replication."""
         if self._troubles.get(address) != reason and name != self._directory.own_name:
             self._troubles[address] = reason
             log.warning(

@@ -1,4 +1,4 @@
-"""By which of its two doors a client came in, and so which addresses it is told.
+"""The listener through which a client is connected, and so the addresses that it is told.
 
 A broker in a container is reached by one address from its neighbours and by another from outside.
 Each call runs in a task of its own, so that what is set here is seen by all that the call does.
@@ -12,5 +12,5 @@ IS_EXTERNAL: ContextVar[bool] = ContextVar("IS_EXTERNAL", default=False)
 
 
 def chosen(address: str, external: str) -> str:
-    """The one of a broker that this client can connect to."""
+    """The address of a broker that this client can connect to."""
     return external if external and IS_EXTERNAL.get() else address

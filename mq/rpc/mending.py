@@ -1,13 +1,13 @@
 """Mends what is damaged in this node's log, from the other nodes of its set.
 
-It watches what was found (`store.damage`), one segment at a time: reads all of it, asks the others
-for the entries that are damaged (`ReadLog`, as a backup does), and puts them in their place; see
-`store.segment_mending` for what is believed. When none of the others can be reached it tries again,
-less and less often. What none of them has is lost: readers are led past it, and operators are told
-which messages it was. So a node alone, which has no others, loses what is damaged at once.
+It watches the damage that was found (`store.damage`), one segment at a time: reads all of it, asks
+the other nodes for the damaged entries (`ReadLog`, as a backup does), and writes them in place; see
+`store.segment_mending` for the checks. While no other node can be reached it tries again, with a
+back-off. Entries that no node has are lost: readers skip them, and operators are told which
+messages those were. So a node alone loses damaged entries at once.
 
-A leader whose damage cannot be mended for some seconds lets a node lead that has all of the log:
-the others need a leader that can show them everything.
+A leader whose damage cannot be mended for some seconds hands the leadership over: the others need a
+leader that has all of the log.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _TICK_S = 0.2
 _ANSWER_S_MAX = 5.0
 _BACKOFF_S = 1.0
 _BACKOFF_S_MAX = 30.0
-# For so long a leader tries before another node is asked to lead.
+# So long a leader tries before it hands over.
 _LEADS_S = 5.0
 _OPTIONS = (
     ("grpc.max_receive_message_length", 8 << 20),
@@ -59,7 +59,7 @@ _QUEUES_AT_ONCE = 256
 
 
 class Others(NamedTuple):
-    """What the mender needs to know of the set, and may ask of it."""
+    """The rest of the broker set, as the mender needs it."""
 
     peers: Callable[[], Sequence[Peer]]
     is_leading: Callable[[], bool]
@@ -79,7 +79,7 @@ class Mender:
         self._node_id = node_id
         self._others = others
         self._channels: dict[str, grpc.aio.Channel] = {}
-        # By segment: when it is tried again, after how long the time after that, since when.
+        # By segment: when it is tried again, the pause after that, and since when it is damaged.
         self._waits: dict[int, tuple[float, float, float]] = {}
         self._handed_over: set[int] = set()
 
@@ -129,8 +129,8 @@ class Mender:
         }
 
     def _hand_over(self, base: int, open_s: float) -> None:
-        """Once for a segment: if the next leader has damage of its own, it must not come back and
-        forth.
+        """Once for a segment: the leadership must not go back and forth between two nodes with
+        damage.
         """
         if open_s < _LEADS_S or base in self._handed_over or not self._others.is_leading():
             return
@@ -141,7 +141,7 @@ class Mender:
     # -- one segment ------------------------------------------------------------------------------
 
     async def _mend(self, base: int) -> bool:
-        """Whether nothing is left to be done."""
+        """Returns whether the segment is done with."""
         twin = self._store.log.twin_at(base)
         if twin is None:
             return True
@@ -153,7 +153,7 @@ class Mender:
             if pieces or (found.is_idx_damaged and not found.gaps):
                 is_whole &= await self._put(twin, found, pieces, has_lost=len(lost) > 0)
             elif not found.gaps:
-                # Read again, it is what was written: the disk, or memory, erred once.
+                # It reads as it was written now: a single error of the disk or of memory.
                 self._store.damage.mended(DamageKind.LOG, twin.log_path)
         for gap in lost:
             await self._lose(twin, gap)
@@ -172,7 +172,7 @@ class Mender:
     async def _put(
         self, twin: Segment, found: Survey, pieces: dict[int, bytes], *, has_lost: bool
     ) -> bool:
-        """In its place. Whether it is there."""
+        """Writes the pieces in place. Returns False if that has to be tried again."""
         commitlog, base = self._store.log, found.base
         is_put = False
         if commitlog.is_resting(base):
@@ -190,7 +190,7 @@ class Mender:
     async def _put_beside(
         self, twin: Segment, found: Survey, pieces: dict[int, bytes], *, has_lost: bool
     ) -> bool:
-        """By new files. False: there is no space for them, or the segment is gone."""
+        """By new files. Returns False if there is no space for them, or the segment is gone."""
         log_path = idx_path = None
         try:
             if pieces:
@@ -308,7 +308,7 @@ class Mender:
 
 
 def _is_damaged_there(error: grpc.aio.AioRpcError) -> bool:
-    """The node answered that it is damaged on its disk as well; all else may pass."""
+    """Whether the node answered that its own copy is damaged; all other errors may pass."""
     for key, value in error.trailing_metadata() or ():
         if key == STATUS_KEY:
             with contextlib.suppress(DecodeError):

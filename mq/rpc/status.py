@@ -15,9 +15,9 @@ from mq.wire.v1 import status_pb2
 log = get_logger(__name__)
 
 CODE_KEY, STATUS_KEY = "mq-code", "mq-status-bin"
-# What a producer waits before it tries again, when the broker has too much on its hands.
+# How long a producer waits before it tries again when the broker is overloaded.
 RETRY_AFTER_MS = 50
-# It travels as metadata, twice, once with three bytes for one. Of that, clients take 8 KiB.
+# It is sent twice as metadata, once percent-encoded, and clients accept 8 KiB of metadata.
 TEXT_BYTES_MAX = 1_500
 
 _S = grpc.StatusCode
@@ -63,7 +63,7 @@ GRPC_CODES = {
 
 
 def wire_code(error: MqError) -> status_pb2.Code:
-    """What is not for clients is the broker's own trouble."""
+    """Codes that are not for clients become INTERNAL."""
     name = error.code.name if error.code in GRPC_CODES else Code.INTERNAL.name
     return cast(status_pb2.Code, status_pb2.Code.Value(name))
 
@@ -81,8 +81,8 @@ def wire_status(error: MqError) -> status_pb2.Status:
 
 
 def known_error(error: Exception) -> MqError:
-    """As something that a client can make sense of; what is a mistake of ours is logged. The error
-    loses its traceback.
+    """The error as clients are told of it; an unexpected one is logged. The error loses its
+    traceback.
     """
     known: MqError
     match error:
@@ -100,8 +100,9 @@ def known_error(error: Exception) -> MqError:
 
 
 def _forget_frames(error: BaseException) -> None:
-    """gRPC keeps the exception that ends a call in a cycle with the call: what the frames of a
-    traceback hold, such as the request, would stay until the collector comes by, which is seldom.
+    """gRPC keeps the exception that ends a call in a cycle with the call: the objects in the frames
+    of its traceback, such as the request, would live until the garbage collector runs, which is
+    seldom.
     """
     chain: BaseException | None = error
     while chain is not None:

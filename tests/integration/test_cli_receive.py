@@ -41,7 +41,7 @@ def mq(server: str, *arguments: str, code: int = 0) -> str:
 def test_what_is_printed_is_acknowledged_unless_one_does_not_want_it(server: str) -> None:
     create_topic(server, "t", 1)
     send(server, "t", 0, [b"a", b"b", b"c"])
-    assert mq(server, "receive", "t", "--group", "g", "--max", "2") == "a\nb\n"
+    assert mq(server, "receive", "t", "--group", "g", "--count", "2") == "a\nb\n"
     assert committed(server, "g", "t") == {0: 2}
     (line,) = mq(server, "receive", "t", "--group", "g", "--no-ack", "--max", "1", "--json").split(
         "\n"

@@ -61,9 +61,9 @@ def test_followers_go_first_then_the_leadership_then_who_led() -> None:
         ([*THREE[:2], seen("n0", status(last_index=1001))], "n0: 1,001 entries to apply"),
         ([THREE[0], seen("n1", status("leader", is_followed=False)), THREE[2]], "n2: does not an"),
         ([THREE[0], seen("n1", status("leader", behind=1001)), THREE[2]], "n2: 1,001 entries"),
-        ([THREE[0], seen("n1", status()), THREE[2]], "nobody leads"),
+        ([THREE[0], seen("n1", status()), THREE[2]], "no node leads"),
         ([THREE[0], seen("n1", status("leader", joining=JOINING)), THREE[2]], "n9: it is being"),
-        ([seen("n2", status("leader")), *THREE[1:]], "n2, n1 leads"),
+        ([seen("n2", status("leader")), *THREE[1:]], "n2 and n1 lead"),
     ],
 )
 def test_a_set_that_is_not_fit_is_not_touched(nodes: list[Seen], trouble: str) -> None:
