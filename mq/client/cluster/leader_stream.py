@@ -184,6 +184,8 @@ class LeaderStream:
         self.current: BrokerStream | None = None
         # Why there is no stream, or was none the last time.
         self.trouble: MqError | None = None
+        # In a row; read by the user to judge how bad it is.
+        self.failures = 0
         # May be replaced at any time.
         self.patience = patience
         self._service = service
@@ -194,7 +196,6 @@ class LeaderStream:
         self._half_closing: set[asyncio.Task[None]] = set()
         self._searching: asyncio.Task[None] | None = None
         self._is_stopped = False
-        self._failures = 0
         self._next_attempt_s = 0.0
 
     @property
@@ -246,7 +247,7 @@ class LeaderStream:
         if is_current and not self._is_stopped:
             log.debug("the stream to %s ended: %s", stream.address, error)
             if self._loop.time() - stream.opened_s >= _STEADY_S:
-                self._failures = 0
+                self.failures = 0
             self._failed(error, stream.address)
             self.open()
 
@@ -260,8 +261,8 @@ class LeaderStream:
             self.broker_set.failed(address)
         # Not all clients at the same moment: all of them have lost the same leader.
         jitter = random.uniform(0.5, 1.0)  # noqa: S311
-        self._next_attempt_s = self._loop.time() + jitter * back_off_s(self._failures)
-        self._failures += 1
+        self._next_attempt_s = self._loop.time() + jitter * back_off_s(self.failures)
+        self.failures += 1
         self._user.stream_failed(error, address)
 
     # Following the leader
@@ -337,6 +338,12 @@ class LeaderStream:
         self._is_stopped = True
         if self._searching is not None:
             self._searching.cancel()
+
+    def cancel(self) -> None:
+        """Breaks all streams off, and does not wait for that."""
+        self.stop()
+        for task in self._serving.values():
+            task.cancel()
 
     async def close(self, timeout_s: float) -> None:
         """Writes nothing more, and waits as `finish` does until the brokers have answered."""

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 
 from mq.client.cluster.connection import Connection
 from mq.client.cluster.errors import fresh
+from mq.client.cluster.retry import back_off_s
 from mq.client.consumer.offsets import BroadcastOffsets, find_offsets, in_sets
 from mq.client.consumer.options import ConsumerOptions, Start
 from mq.client.consumer.prefetch import InFlight, PrefetchBuffer
@@ -39,7 +40,6 @@ from mq.errors import (
 
 log = logging.getLogger(__name__)
 
-BACK_OFF_S, BACK_OFF_S_MAX = 0.05, 1.0
 # How long calls that need an assignment wait for the first one.
 JOIN_S = 10.0
 # ... and for those of other sets, when they have one.
@@ -163,7 +163,7 @@ class GroupSession:
         if trouble := self._found_trouble():
             self._trouble = None
             for one in self._memberships.values():
-                one.trouble = None
+                one.forget_trouble()
             raise fresh(trouble)
 
     def _found_trouble(self) -> MqError | None:
@@ -225,9 +225,9 @@ class GroupSession:
             try:
                 await self._look()
             except MqError as error:
-                failures += 1
                 if not self._has_looked:
-                    pause_s = min(BACK_OFF_S * 2 ** min(failures - 1, 10), BACK_OFF_S_MAX)
+                    pause_s = back_off_s(failures)
+                    failures += 1
                     self._trouble = error
                     self._changed.set()
                 log.log(

@@ -6,6 +6,7 @@ No sockets and no group behind it; what the real broker does is tested in tests/
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
@@ -35,7 +36,7 @@ from mq.wire.v1.consumer_pb2 import (
 from tests.unit.client.consumer.deliveries import SET, response
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from mq.client.cluster.connection import Connection
     from mq.client.cluster.retry import UnaryCall
@@ -75,9 +76,12 @@ class ScriptedCall:
 
     # What the client calls
 
-    async def write(self, request: SubscribeRequest) -> None:
+    async def wait_for_connection(self) -> None:
+        pass
+
+    async def write(self, request: bytes) -> None:
         assert not self.is_half_closed
-        self.requests.put_nowait(request)
+        self.requests.put_nowait(SubscribeRequest.FromString(request))
 
     async def read(self) -> Any:
         answer = await self._answers.get()
@@ -92,6 +96,7 @@ class ScriptedCall:
 
     def cancel(self) -> bool:
         self.is_cancelled = True
+        self._answers.put_nowait(asyncio.CancelledError())
         return True
 
     # What a test does
@@ -168,14 +173,18 @@ class ScriptedSet:
 
     # What the client calls
 
-    async def brokers(self, **_: str) -> RouteResponse:
+    @property
+    def channels(self) -> ScriptedSet:
+        return self
+
+    async def brokers(self, topics: Any = (), *_: Any, **__: Any) -> RouteResponse:
+        assert isinstance(topics, float)  # a time-out
         return self.route(RouteRequest())
 
-    async def leader(self) -> str:
+    async def leader(self, _: float) -> str:
         return self.leaders[-1]
 
-    def stream(self, address: str, *_: str, raw_responses: bool) -> ScriptedCall:
-        assert raw_responses
+    def stream(self, address: str, *_: str) -> ScriptedCall:
         call = ScriptedCall(address)
         call.send(*self.prepared)
         self.opened.put_nowait(call)
@@ -244,7 +253,9 @@ class ScriptedConnection(ScriptedSet):
     async def home(self, _: str) -> ScriptedSet:
         return self
 
-    async def brokers(self, topics: Sequence[str] = (), _: float = 0, **__: str) -> RouteResponse:
+    async def brokers(self, topics: Any = (), *_: Any, **__: Any) -> RouteResponse:
+        """Topics are asked for as of a cluster; of a set the first argument is a time-out."""
+        topics = topics if isinstance(topics, Sequence) else ()
         answer = RouteResponse()
         for name, one in self.all.items():
             if name not in self.unheard:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from mq.client.consumer import group_session as session_module
+from mq.client.cluster import retry as retry_module
 from mq.client.consumer import reports as reports_module
-from mq.client.consumer import set_stream as set_stream_module
 from mq.client.consumer.group_session import GroupSession
 from mq.client.consumer.options import ConsumerOptions
 from tests.unit.client.consumer.deliveries import TOPIC, assignment
@@ -20,9 +19,8 @@ if TYPE_CHECKING:
 
 
 def shorten_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (session_module, set_stream_module):
-        monkeypatch.setattr(module, "BACK_OFF_S", 0.001)
-        monkeypatch.setattr(module, "BACK_OFF_S_MAX", 0.002)
+    monkeypatch.setattr(retry_module, "BACK_OFF_S", 0.001)
+    monkeypatch.setattr(retry_module, "BACK_OFF_S_MAX", 0.002)
     monkeypatch.setattr(reports_module, "REPORT_S", 0.001)
 
 

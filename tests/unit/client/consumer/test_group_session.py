@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import pytest
 
+from mq.client.cluster import leader_stream as leader_stream_module
 from mq.client.consumer import set_stream as set_stream_module
-from mq.client.consumer import set_stream as stream_module
 from mq.errors import (
     IllegalFilter,
     IllegalOffset,
@@ -111,8 +110,7 @@ def test_a_broken_stream_is_opened_again_with_the_positions_in_hand() -> None:
 
 
 def test_a_broker_that_is_away_is_not_asked_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(set_stream_module, "BACK_OFF_S", 1_000)
-    monkeypatch.setattr(set_stream_module, "BACK_OFF_S_MAX", 1_000)
+    monkeypatch.setattr(leader_stream_module, "back_off_s", lambda _: 1_000)
 
     async def story() -> None:
         scripted = ScriptedSession()
@@ -125,35 +123,6 @@ def test_a_broker_that_is_away_is_not_asked_all_the_time(monkeypatch: pytest.Mon
         await scripted.session.close()
 
     run(story())
-
-
-@pytest.mark.parametrize(
-    ("steady_s", "pauses_s"), [(60.0, [0.001, 0.002, 0.004, 0.008, 0.008]), (0.0, [0.001] * 5)]
-)
-def test_a_stream_that_ends_right_away_is_opened_again_less_and_less_often(
-    steady_s: float,
-    pauses_s: list[float],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr(set_stream_module, "BACK_OFF_S_MAX", 0.008)
-    monkeypatch.setattr(set_stream_module, "STEADY_S", steady_s)
-    caplog.set_level(logging.INFO, set_stream_module.__name__)
-
-    async def story() -> None:
-        scripted = ScriptedSession()
-        call = await scripted.join((0, 0))
-        for _ in pauses_s:
-            call.end(Internal("as ever"))
-            call = await scripted.connection.next_call()
-            await call.started()
-            call.send(assignment((0, 0)))
-            await until(lambda: scripted.session.is_connected)
-        await scripted.session.close()
-
-    run(story())
-    told = [one.args for one in caplog.records if "next attempt" in one.msg]
-    assert [args[3] for args in told if isinstance(args, tuple)] == pauses_s
 
 
 def test_it_follows_the_leader() -> None:
@@ -272,7 +241,7 @@ def test_without_a_broker_joining_says_who_was_asked() -> None:
 
 
 def test_a_broker_that_does_not_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_module, "ANSWER_S_MAX", 0.01)
+    monkeypatch.setattr(leader_stream_module, "START_S_MAX", 0.01)
 
     async def story() -> None:
         scripted = ScriptedSession()
