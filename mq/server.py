@@ -32,8 +32,8 @@ from mq.config import Config
 from mq.errors import DiskFull, MqError
 from mq.logging import get_logger
 from mq.raft import settings as raft_settings
+from mq.raft.contracts import Role
 from mq.raft.handshake import Presence
-from mq.raft.hooks import Role
 from mq.raft.node import Disk
 from mq.raft.node import Node as RaftNode
 from mq.raft.vote import VoteFile

@@ -19,8 +19,7 @@ from mq.admin.control import rss_bytes
 from mq.broker.broker import Broker
 from mq.errors import PortUnavailable
 from mq.logging import get_logger
-from mq.raft.contracts import Status
-from mq.raft.hooks import Role
+from mq.raft.contracts import Role, Status
 from mq.store.damage import DamageKind, DamageLog
 
 log = get_logger(__name__)

@@ -1,6 +1,6 @@
-"""One log on several nodes: who leads, what is committed, and how entries get to the others.
+"""One log on several nodes: which node leads, what is committed, how entries get to the others.
 
-PySyncObj elects and counts; everything that touches a disk or a wire is ours. Nothing outside of
-this package imports PySyncObj. `Replica` is the whole of it without sockets, threads and clocks, so
-that a simulation can run many of them in virtual time; `Node` puts it on an asyncio loop.
+`Core` decides and returns what there is to do; `Replica` does it, without sockets, threads and
+clocks, so that a simulation can run many of them in virtual time; `Node` puts a replica on an
+asyncio loop. PySyncObj elects and counts: `engine` is the only module that knows it.
 """

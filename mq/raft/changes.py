@@ -118,7 +118,7 @@ class Changes:
             change.done(Committed(change.written_index, change.term))
 
     def end(self, error: MqError) -> None:
-        """This node does not lead any more, or gives the change up."""
+        """This node has stopped leading, or gives the change up."""
         change, self._current = self._current, None
         if change is None:
             return

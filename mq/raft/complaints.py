@@ -9,12 +9,12 @@ from mq.logging import RateLimit, get_logger
 log = get_logger(__name__)
 
 _COMPLAINTS_MAX = 256
-# About strangers, who can come as often as they like and under any name.
+# About strangers, which can connect at any rate and under any name.
 _LINES_MAX, _LINES_S = 30, 60.0
 
 
 class Complaints:
-    """What was last said about whom, so that it is not said again at each redial."""
+    """The last complaint about each peer, so that it is not repeated at each redial."""
 
     def __init__(self) -> None:
         self._strangers = RateLimit(_LINES_MAX, _LINES_S)

@@ -5,9 +5,9 @@
 
 Before the handshake a frame is small and has no body. Frames are handed over in the order of their
 bytes, each once, and none after `on_closed`. A large body is received straight into a buffer of its
-own, which whoever gets the frame may keep, and is sent without being copied into another one.
+own, which the receiver of the frame may keep, and is sent without being copied into another one.
 
-A connection knows neither who may be its peer nor what frames mean: its owner does.
+A connection knows neither which nodes may be its peer nor what frames mean: its owner does.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class State(enum.Enum):
     GREETING = enum.auto()
     # The Hello was good, and the owner has still to decide: it calls `admit` or `refuse`.
     HELD = enum.auto()
-    # A Refusal is on its way. Closing at once could destroy it, so the other side closes.
+    # A Refusal is being sent. Closing at once could destroy it, so the other side closes.
     REFUSING = enum.auto()
     ESTABLISHED = enum.auto()
     CLOSED = enum.auto()
@@ -203,7 +203,7 @@ class Connection(asyncio.BufferedProtocol):
         send_buffer_bytes: int,
         user_timeout_ms: int,
     ) -> None:
-        """`dialed`: whom; None for one that was accepted. `address` is for people."""
+        """`dialed`: the peer's id; None for one that was accepted. `address` is for people."""
         self.address = address
         self.dialed = dialed
         # Claimed by the other side, and true as soon as the connection is established.
@@ -236,7 +236,7 @@ class Connection(asyncio.BufferedProtocol):
     # What the owner calls.
 
     def refuse_at_once(self, reason: str) -> None:
-        """Before it opens: whoever comes gets a Refusal."""
+        """Before it opens: the other side gets a Refusal."""
         self._refusal = reason
 
     def admit(self) -> None:
@@ -270,7 +270,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._queue.byte_count < self._send_buffer_bytes
 
     def close(self, reason: str | None = None, *, was_lost: bool = False) -> None:
-        """At once: nothing is sent or delivered any more. The owner is told of the first reason;
+        """At once: nothing is sent or delivered after this. The owner is told of the first reason;
         None: there is nothing to tell.
         """
         if self.state is State.CLOSED:

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from mq.raft.frames import Frame
-from mq.raft.hooks import Role
 from mq.store.logreader import EntryRef
+
+
+class Role(enum.IntEnum):
+    FOLLOWER = 0
+    CANDIDATE = 1
+    LEADER = 2
 
 
 class Links(Protocol):
     """The connections to the other nodes."""
 
     def send(self, peer_id: str, frame: Frame) -> object:
-        """Never waits and never fails; what cannot be sent is dropped."""
+        """Never blocks and never raises; what cannot be sent is dropped."""
         ...
 
     def has_room(self, peer_id: str) -> bool:
-        """Whether more may be sent now; later, `on_writable` says so."""
+        """Returns False while the send buffer is full; `on_writable` says when it is not."""
         ...
 
     def set_peers(self, addresses: Mapping[str, str]) -> None:
-        """Who may connect, and where they are."""
+        """The nodes that may connect, and their addresses."""
         ...
 
 
@@ -37,7 +43,7 @@ class StateMachine(Protocol):
         ...
 
     def check_writable(self) -> None:
-        """Raises DiskFull when nothing more may be proposed."""
+        """Raises DiskFull when no more entries may be proposed."""
         ...
 
     def appended(self, ref: EntryRef, context: Any, /) -> None:
@@ -88,7 +94,7 @@ class Settings(NamedTuple):
 
 
 class Leadership(NamedTuple):
-    """Who leads, as this node sees it."""
+    """The leader and this node's role, as this node knows them."""
 
     role: Role
     term: int
@@ -97,16 +103,22 @@ class Leadership(NamedTuple):
 
 
 class Driver(Protocol):
-    """Clock and disk, and who wants to know."""
+    """Clocks, syncs of the log, and the listener for leadership."""
 
-    def now_ms(self) -> int: ...
+    def now_ms(self) -> int:
+        """Wall clock, for entries."""
+        ...
+
+    def now_s(self) -> float:
+        """Monotonic clock, for time-outs."""
+        ...
 
     def request_sync(self) -> None:
         """Sync the log soon, then call `on_synced`. One for many requests is enough."""
         ...
 
     def on_leadership(self, leadership: Leadership) -> None:
-        """Something of it is new."""
+        """Called when a field of it has changed."""
         ...
 
 
@@ -134,7 +146,7 @@ class Status(NamedTuple):
     must_catch_up: bool
     followers: list[Follower]
     failure: str | None
-    # A member that remembers all that it ever said.
+    # A member that does not have to catch up.
     is_voter: bool = False
     # A node that is being added, and does not count yet.
     joining: Follower | None = None

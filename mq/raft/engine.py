@@ -1,500 +1,498 @@
-"""How entries get from the leader to the others, and when they count: PySyncObj's replication, with
-what it lacks.
+"""PySyncObj 0.3.17: the only module that knows it, with its private names and its globals.
 
-Guards, each an override or a step around PySyncObj's own:
+It decides which node leads and what is committed: roles, terms, votes, election timer, next and
+match indexes, the count of a majority. Its log, messages, time and randomness are taken over: it
+reads `RaftLog` and `Progress`, and a `Listener` hears what it wants done. Its other halves are not
+used: the follower's side of an append, snapshots, membership, its queue of commands.
 
-    after the sync   a follower answers for what it has synced; the leader counts itself for what it
-                     has synced; nothing is applied before both
-    trim             entries that a follower has already are taken out of a message, because
-                     PySyncObj would truncate the log there, committed or not
-    stamped answers  an answer of another term is dropped
-    next index       PySyncObj sets it back at each answer and sends everything again
-    flow             see `Flow`; a closed flow looks to PySyncObj like a lost connection, which is
-                     the only brake it knows
-    start over       in place of PySyncObj's snapshots, which commit unverified entries
-    catch up first   an answer of a node that has to catch up does not count: see `Election`
-    own apply        in batches, from the store's checkpoint on; an error ends the node instead of
-                     being tried for ever
-
-Entries move as regions: one `Slot` for many entries, its command the bytes as they are in the log.
+Every name that is relied on is checked when this is imported; another version is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import NamedTuple, cast
+import random
+from collections.abc import Callable, Collection
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol
+from zlib import crc32
 
-from mq.errors import DiskFull, MalformedEntries
-from mq.logging import get_logger
-from mq.raft.contracts import Timing
-from mq.raft.election import Election, Host
-from mq.raft.flow import Flow
-from mq.raft.hooks import CALLED, NoSnapshots, Peer, Role, SyncObj, now_s, peer_of, require
-from mq.raft.journal import Journal, Slot, Slots
-from mq.raft.memory import FIRST_INDEX
-from mq.store.format import HEADER_BYTES, decode_header
-from mq.wire.v1.raft_pb2 import Append, AppendAnswer, StartOver, TimeoutNow
+from pysyncobj import syncobj
+from pysyncobj.journal import Journal as PySyncObjJournal
+from pysyncobj.node import Node as PySyncObjNode
+from pysyncobj.syncobj import SyncObj, SyncObjConf
+from pysyncobj.transport import Transport as PySyncObjTransport
 
-log = get_logger(__name__)
+from mq.raft.contracts import Role, Timing
+from mq.raft.progress import Progress
+from mq.raft.raft_log import RaftLog
+from mq.raft.vote import VoteFile
 
 # Entries of one append, when there are so many. Read from the log in one go, on the loop.
 REGION_BYTES_MAX = 1 << 20
-# Applied in one tick, so that heartbeats are not late while a long log is applied.
-_APPLY_ENTRIES_MAX = 64
+_UNLIMITED = 1 << 60
+
+_VERSION = "0.3.17"
+_PREFIX = "_SyncObj__"
+# Set by its constructor.
+_ATTRIBUTES = (
+    "connectedNodes",
+    "lastResponseTime",
+    "otherNodes",
+    "raftCommitIndex",
+    "raftCurrentTerm",
+    "raftElectionDeadline",
+    "raftLastApplied",
+    "raftLeader",
+    "raftMatchIndex",
+    "raftNextIndex",
+    "raftState",
+    "readonlyNodes",
+    "serializer",
+    "transferInProgress",
+    "votedForNodeId",
+)
+_METHODS = (
+    "applyLogEntries",
+    "connectedToAnyone",
+    "getEntries",
+    "getPrevLogIndexTerm",
+    "loadDumpFile",
+    "onBecomeLeader",
+    "onReadonlyNodeConnected",
+    "onReadonlyNodeDisconnected",
+    "sendAppendEntries",
+    "setCurrentTerm",
+    "setState",
+    "tryLogCompaction",
+    "updateClusterConfiguration",
+)
+_MODULE_NAMES = ("_COMMAND_TYPE", "_RAFT_STATE", "createJournal", "monotonicTime", "random")
 
 
-class _Answer(NamedTuple):
-    """To whom, in which term, and for the log up to where."""
+def check_pysyncobj(version: str, attributes: Collection[str], methods: Collection[str]) -> None:
+    """RuntimeError when PySyncObj does not have what this module relies on."""
+    set_names = SyncObj.__init__.__code__.co_names
+    missing = [name for name in attributes if _PREFIX + name not in set_names]
+    missing += [name for name in methods if not hasattr(SyncObj, _PREFIX + name)]
+    missing += [name for name in _MODULE_NAMES if not hasattr(syncobj, name)]
+    missing += [name for name in ("_checkCommandsToApply", "doTick") if not hasattr(SyncObj, name)]
+    roles = {role.name: getattr(syncobj._RAFT_STATE, role.name, None) for role in Role}  # noqa: SLF001
+    if missing or roles != {role.name: role.value for role in Role} or version != _VERSION:
+        raise RuntimeError(
+            f"this PySyncObj ({version}) is not the one that mq.raft was written for ({_VERSION}); "
+            f"it lacks: {', '.join(sorted(missing)) or 'no name, but it may differ elsewhere'}"
+        )
 
-    peer_id: str
-    term: int
+
+check_pysyncobj(syncobj.VERSION, _ATTRIBUTES, _METHODS)
+_NO_OP = bytes([syncobj._COMMAND_TYPE.NO_OP])  # noqa: SLF001 - what a new leader writes
+
+
+class _Ambient:
+    """Time and randomness, which PySyncObj takes from globals of its module: those of the engine
+    that runs.
+    """
+
+    now_s = 0.0
+    rng = random.Random()  # noqa: S311 - spreads election timeouts
+
+    def random(self) -> float:
+        return self.rng.random()
+
+
+_ambient = _Ambient()
+_create_journal = syncobj.createJournal
+
+
+def _journal(journal_or_path: object) -> object:
+    """A journal of ours comes in where PySyncObj expects the path of a file."""
+    is_ours = isinstance(journal_or_path, _Journal)
+    return journal_or_path if is_ours else _create_journal(journal_or_path)
+
+
+syncobj.createJournal = _journal
+syncobj.monotonicTime = lambda: _ambient.now_s
+syncobj.random = _ambient
+
+
+class Peer(PySyncObjNode):  # type: ignore[misc] # PySyncObj has no types
+    """A node by its id, with what is known of it. The hash is the same in every process: PySyncObj
+    iterates over sets of these, and a simulation needs the same order each time.
+    """
+
+    def __init__(self, id: str) -> None:  # noqa: A002 - PySyncObj's name
+        super().__init__(id)
+        self.progress = Progress()
+        self._hash = crc32(id.encode())
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Peer) and self.id == other.id)
+
+
+class Listener(Protocol):
+    """What the engine decides, and the one thing that it has to ask."""
+
+    def may_send(self, peer: Peer) -> bool:
+        """Whether an append may be sent to this peer now."""
+        ...
+
+    def save_vote(self, term: int, voted_for: str | None) -> None:
+        """To be durable before anything is sent."""
+        ...
+
+    def append_noop(self, term: int) -> None:
+        """The first entry of a new leader."""
+        ...
+
+    def send_append(self, peer: Peer, prev: Slot, commit_index: int, region: Slot | None) -> None:
+        """Entries behind `prev`, or a heartbeat."""
+        ...
+
+    def send_start_over(self, peer: Peer) -> None:
+        """The entries that this peer needs next are gone from the log."""
+        ...
+
+    def request_vote(self, peer: Peer) -> None: ...
+
+    def grant_vote(self, peer: Peer) -> None: ...
+
+
+class _Column:
+    """A table of PySyncObj's, peer -> number: one field of their `Progress` records."""
+
+    def __init__(self, peers: Collection[Peer], field: str) -> None:
+        self._peers = peers
+        self._field = field
+        self._value = attrgetter(f"progress.{field}")
+
+    def __getitem__(self, peer: Peer) -> float:
+        return self._value(peer)  # type: ignore[no-any-return]
+
+    def __setitem__(self, peer: Peer, value: float) -> None:
+        setattr(peer.progress, self._field, value)
+
+    def pop(self, peer: Peer, _: object = None) -> None:
+        self[peer] = 0
+
+    def clear(self) -> None:
+        for peer in self._peers:
+            self[peer] = 0
+
+
+class Slot(NamedTuple):
+    """What PySyncObj calls an entry; for a region to be sent, its last one with all the bytes."""
+
+    command: bytes | memoryview
     raft_index: int
+    term: int
 
 
-class Engine(Election):
-    # PySyncObj's, checked at start.
-    _SyncObj__raftCommitIndex: int
-    _SyncObj__raftLastApplied: int
-    _SyncObj__raftNextIndex: dict[Peer, int]
-    _SyncObj__raftMatchIndex: dict[Peer, int]
-    _SyncObj__lastResponseTime: dict[Peer, float]
-    _SyncObj__connectedNodes: set[Peer]
-    _SyncObj__readonlyNodes: set[Peer]
+class _Journal(PySyncObjJournal):  # type: ignore[misc]
+    """PySyncObj's log: where ours begins and ends."""
+
+    def __init__(
+        self, listener: Listener, raft_log: RaftLog, vote: VoteFile, applied_index: int
+    ) -> None:
+        self._listener = listener
+        self._log = raft_log
+        self._vote = vote
+        self._applied_index = applied_index
+        self._first = Slot(b"", 0, 0)
+
+    def __getitem__(self, item: int) -> Slot:
+        log = self._log.commitlog
+        if item == -1:
+            return Slot(b"", log.last_index, log.last_term)
+        if item != 0:
+            raise RuntimeError("PySyncObj asks only for the ends of the log")
+        if self._first.raft_index != log.first_index:
+            self._first = Slot(b"", log.first_index, log.term_at(log.first_index))
+        return self._first
+
+    def __len__(self) -> int:
+        return self._log.last_index - self._log.first_index + 1
+
+    def add(self, command: bytes, idx: int, term: int) -> None:  # noqa: ARG002
+        if command != _NO_OP:
+            raise RuntimeError("PySyncObj adds only the entry of a new leader")
+        self._listener.append_noop(term)
+
+    def clear(self, *_: int) -> None:
+        """For a snapshot, or a conflict with the leader's log: neither is PySyncObj's here."""
+        raise RuntimeError("PySyncObj never removes entries of the log")
+
+    deleteEntriesFrom = deleteEntriesTo = clear  # noqa: N815 - PySyncObj's names
+
+    def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:  # noqa: N802, N803
+        self._listener.save_vote(term, votedForNodeId)
+
+    def getCurrentTerm(self) -> int:  # noqa: N802
+        return self._vote.term
+
+    def getVotedForNodeId(self) -> str | None:  # noqa: N802
+        return self._vote.voted_for
+
+    def setRaftCommitIndex(self, raftCommitIndex: int) -> None:  # noqa: N802, N803
+        """Not kept: what is committed is learned again from the leader, and what was applied is
+        known from the store's checkpoint.
+        """
+
+    def getRaftCommitIndex(self) -> int:  # noqa: N802
+        """What was applied is committed, as far as the log still has it."""
+        return min(self._applied_index, self._log.last_index)
+
+    def _destroy(self) -> None:
+        """The files belong to the store."""
+
+
+class _Transport(PySyncObjTransport):  # type: ignore[misc]
+    def __init__(self, send: Callable[[Peer, dict[str, Any]], None]) -> None:
+        super().__init__(None, None, [])
+        self.send = send
+
+    def deliver(self, node: Peer, message: dict[str, object]) -> None:
+        self._onMessageReceived(node, message)
+
+    def addNode(self, node: Peer) -> None:  # noqa: N802 - connections follow from the members
+        pass
+
+    def dropNode(self, node: Peer) -> None:  # noqa: N802
+        pass
+
+    def destroy(self) -> None:
+        pass
+
+
+class _NoPoller:
+    def poll(self, timeout: float) -> None:
+        """PySyncObj has no sockets here."""
+
+
+class _NoSnapshots:
+    """In the place of PySyncObj's serializer."""
+
+    def cancelTransmisstion(self, node: Peer) -> None:  # noqa: N802 - sic
+        pass
+
+    def getTransmissionData(self, node: Peer) -> None:  # noqa: ARG002, N802
+        return None
+
+
+def _private(name: str) -> Any:
+    """An attribute of PySyncObj's under a name of ours."""
+
+    def write(engine: SyncObj, value: object) -> None:
+        setattr(engine, _PREFIX + name, value)
+
+    return property(attrgetter(_PREFIX + name), write)
+
+
+def enter(now_s: float, rng: random.Random) -> None:
+    """Time and randomness of what engines do next."""
+    _ambient.now_s, _ambient.rng = now_s, rng
+
+
+class Engine(SyncObj):  # type: ignore[misc]
+    """For one thread. `enter` comes before any call."""
+
+    commit_index: int = _private("raftCommitIndex")
+    applied_index: int = _private("raftLastApplied")
+    term: int = _private("raftCurrentTerm")
+    state: int = _private("raftState")  # a Role
+    leader: Peer | None = _private("raftLeader")
+    voted_for: str | None = _private("votedForNodeId")
+    election_deadline_s: float = _private("raftElectionDeadline")
+    is_transferring: bool = _private("transferInProgress")
+    others: set[Peer] = _private("otherNodes")
+    learners: set[Peer] = _private("readonlyNodes")
 
     def __init__(
         self,
         node_id: str,
         members: Collection[str],
-        journal: Journal,
-        host: Host,
+        raft_log: RaftLog,
+        vote: VoteFile,
         timing: Timing,
+        listener: Listener,
         *,
         applied_index: int,
     ) -> None:
-        self._flows: dict[str, Flow] = {}
-        # Up to where our log is known to be the leader's, and what of it was said to be durable.
-        self._owed: _Answer | None = None
-        self._given = _Answer("", 0, 0)
-        self._given_s = 0.0
-        # What the leader said of itself, in this term.
-        self._leader_commit = (0, 0)
-        super().__init__(node_id, members, journal, host, timing)
-        require(self, Election.__annotations__.keys() | Engine.__annotations__.keys())
-        require(SyncObj, [*CALLED, *(name for name in vars(Engine) if name.startswith(_PRIVATE))])
-        self._SyncObj__serializer = NoSnapshots()
-        self._SyncObj__raftLastApplied = applied_index
-
-    # -- facts -------------------------------------------------------------------------------------
-
-    @property
-    def commit_index(self) -> int:
-        return self._SyncObj__raftCommitIndex
-
-    @property
-    def applied_index(self) -> int:
-        return self._SyncObj__raftLastApplied
-
-    @property
-    def has_more_to_apply(self) -> bool:
-        """Now, or with the next tick, which counts what a leader alone has in its log."""
-        journal, commit_index = self.journal, self.commit_index
-        is_alone = self.role == Role.LEADER and not self.others
-        if is_alone and journal.term_at(journal.durable_index) == self.term:
-            commit_index = journal.durable_index
-        return self.applied_index < min(commit_index, journal.durable_index)
-
-    @property
-    def has_all_committed(self) -> bool:
-        """This node has, durably, everything that was ever committed: the log up to the commit
-        point of the current leader, which lies in that leader's own term.
-        """
-        commit_index = self.commit_index
-        term, leader_commit_index = self._leader_commit
-        if self.role == Role.LEADER:
-            term, leader_commit_index = self.term, commit_index
-        return (
-            0 < term == self.term  # nobody leads in term 0, in which a node is born
-            and leader_commit_index <= commit_index <= self.journal.durable_index
-            and self.journal.has(commit_index, self.term)
+        """`vote` is only read."""
+        self._log = raft_log
+        self._listener = listener
+        self._peers: dict[str, Peer] = {}
+        self._transport = _Transport(self._send)
+        conf = SyncObjConf(
+            autoTick=False,
+            journalFile=_Journal(listener, raft_log, vote, applied_index),
+            appendEntriesPeriod=timing.heartbeat_s,
+            raftMinTimeout=timing.election_min_s,
+            raftMaxTimeout=timing.election_max_s,
+            leaderFallbackTimeout=timing.fallback_s,
+            connectionTimeout=timing.election_max_s,
+            # Its chunked path is broken, its snapshots are not safe: neither is ever taken.
+            appendEntriesBatchSizeBytes=_UNLIMITED,
+            logCompactionMinEntries=_UNLIMITED,
+            logCompactionMinTime=_UNLIMITED,
+            fullDumpFile=None,
+            dynamicMembershipChange=False,
+            pollerType="select",
         )
+        others = [self.peer(member) for member in sorted(members) if member != node_id]
+        super().__init__(
+            self.peer(node_id), others, conf, nodeClass=Peer, transport=self._transport
+        )
+        self._poller = _NoPoller()
+        self._SyncObj__serializer = _NoSnapshots()
+        peers = self._peers.values()
+        self._SyncObj__raftNextIndex = _Column(peers, "next_index")
+        self._SyncObj__raftMatchIndex = _Column(peers, "match_index")
+        self._SyncObj__lastResponseTime = _Column(peers, "heard_s")
+        self.applied_index = applied_index
 
-    @property
-    def has_caught_up(self) -> bool:
-        """This node may vote again, if it had to catch up."""
-        return self.has_sure_leader and self.has_all_committed
+    def peer(self, peer_id: str) -> Peer:
+        """One object an id."""
+        found = self._peers.get(peer_id)
+        if found is None:
+            found = self._peers[peer_id] = Peer(peer_id)
+        return found
 
-    @property
-    def wants_tick(self) -> bool:
-        """Somebody waits for what the next tick does: a leader's proposers for the count of
-        answers, everybody for an election. A follower applies when it has time.
-        """
-        if self.role == Role.LEADER:
-            return self.commit_index < self.journal.log.last_index or self.has_more_to_apply
-        return not self._SyncObj__raftElectionDeadline
+    # -- what happened -----------------------------------------------------------------------------
 
-    def match_index(self, peer_id: str) -> int:
-        """Up to where a follower has said that its log is ours."""
-        return self._SyncObj__raftMatchIndex.get(peer_of(peer_id), 0)
+    def tick(self) -> None:
+        """Counts answers, stands for election when the deadline has passed, sends heartbeats."""
+        self.doTick()
 
-    def is_healthy(self, peer_id: str) -> bool:
-        """A follower that takes what it gets, and votes: see `Election`."""
-        flow = self._flow(peer_id)
-        return flow.is_connected and flow.is_voter and not flow.is_probing
+    def vote_requested(self, peer: Peer, term: int, last_index: int, last_term: int) -> None:
+        message = {
+            "type": "request_vote",
+            "term": term,
+            "last_log_index": last_index,
+            "last_log_term": last_term,
+        }
+        self.deliver(peer, message)
 
-    # -- members -----------------------------------------------------------------------------------
+    def vote_granted(self, peer: Peer, term: int) -> None:
+        self.deliver(peer, {"type": "response_vote", "term": term})
 
-    def set_members(self, members: Collection[str]) -> None:
-        """From now on these vote and are counted. What is known of learners is kept."""
-        matches = dict(self._SyncObj__raftMatchIndex)
-        nexts = dict(self._SyncObj__raftNextIndex)
-        others = [peer_of(member) for member in sorted(members) if member != self.node_id]
-        self._SyncObj__updateClusterConfiguration(others)
-        for peer in others:
-            self._SyncObj__raftMatchIndex[peer] = matches.get(peer, 0)
-            self._SyncObj__raftNextIndex[peer] = nexts.get(peer, self.journal.log.last_index + 1)
-            self._SyncObj__lastResponseTime.setdefault(peer, now_s())
-        self._SyncObj__readonlyNodes.difference_update(others)
-        self.is_voter = self.node_id in members
+    def leader_seen(self, peer: Peer, term: int) -> None:
+        """A sign of life, without entries and without a commit index."""
+        self.deliver(peer, {"type": "append_entries", "term": term, "commit_index": 0})
 
-    def add_learner(self, peer_id: str) -> None:
-        """Entries are sent to it, but it is not counted."""
-        self._SyncObj__onReadonlyNodeConnected(peer_of(peer_id))
+    def answered(self, peer: Peer, next_index: int, *, success: bool) -> None:
+        message = {
+            "type": "next_node_idx",
+            "next_node_idx": next_index,
+            "reset": not success,
+            "success": success,
+        }
+        self.deliver(peer, message)
 
-    def remove_learner(self, peer_id: str) -> None:
-        if peer_of(peer_id) in self._SyncObj__readonlyNodes:
-            self._SyncObj__onReadonlyNodeDisconnected(peer_of(peer_id))
+    def told_to_stand(self, peer: Peer, term: int) -> None:
+        self.deliver(peer, {"type": "timeout_now", "term": term})
 
-    def is_connected(self, peer_id: str) -> bool:
-        return self._flow(peer_id).is_connected
+    def deliver(self, peer: Peer, message: dict[str, object]) -> None:
+        """A message as PySyncObj has it."""
+        self._transport.deliver(peer, message)
 
-    def transfer_leadership(self, to: str = "") -> bool:
-        """Asks the follower that has everything, if there is one, to take over; only this one."""
-        last_index = self.journal.log.last_index
-        for peer in sorted(self.others, key=lambda peer: str(peer.id)):
-            is_able = self.is_connected(peer.id) and self._flow(peer.id).is_voter
-            if to in ("", peer.id) and is_able and self.match_index(peer.id) == last_index:
-                self.send_frame(peer.id, timeout_now=TimeoutNow())
-                return True
-        return False
+    def set_term(self, term: int) -> None:
+        self._SyncObj__setCurrentTerm(term, None)
 
-    # -- connections -------------------------------------------------------------------------------
-
-    def on_connected(self, peer_id: str) -> None:
-        flow = self._flow(peer_id)
-        flow.is_connected = True
-        flow.start_probing()
-        # It may have come back with less than it had: in async flush mode that is legal.
-        if peer_of(peer_id) in self._SyncObj__raftMatchIndex:
-            self._SyncObj__raftMatchIndex[peer_of(peer_id)] = 0
-
-    def on_disconnected(self, peer_id: str, *, was_lost: bool) -> None:
-        self._flow(peer_id).is_connected = False
-        if was_lost and self.role == Role.FOLLOWER and self.leader_id == peer_id:
-            self.leader_lost()
-
-    def _flow(self, peer_id: str) -> Flow:
-        return self._flows.setdefault(peer_id, Flow())
-
-    def _may_send(self, peer_id: str) -> bool:
-        flow, has_room = self._flow(peer_id), self.host.has_room(peer_id)
-        return flow.may_send(now_s(), self.timing.heartbeat_s, has_room=has_room)
-
-    # -- leader: sending ---------------------------------------------------------------------------
+    def step_down(self) -> None:
+        self._SyncObj__setState(Role.FOLLOWER)
+        self.leader = None
 
     def send_appends(self) -> None:
-        if self.role == Role.LEADER:
-            self._SyncObj__sendAppendEntries()
+        """One append or heartbeat to each peer that may get one."""
+        self._SyncObj__sendAppendEntries()
 
-    def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802
-        connected = self._SyncObj__connectedNodes
-        connected.clear()
-        for peer in self.others | self._SyncObj__readonlyNodes:
-            if self._may_send(peer.id):
-                connected.add(peer)
-        super()._SyncObj__sendAppendEntries()
+    def set_others(self, others: Collection[Peer]) -> None:
+        self._SyncObj__updateClusterConfiguration(others)
+        self.learners.difference_update(others)
 
-    def send_message(self, peer_id: str, message: dict[str, object]) -> None:
+    def add_learner(self, peer: Peer) -> None:
+        self._SyncObj__onReadonlyNodeConnected(peer)
+
+    def remove_learner(self, peer: Peer) -> None:
+        self._SyncObj__onReadonlyNodeDisconnected(peer)
+
+    # -- what PySyncObj calls ----------------------------------------------------------------------
+
+    def _send(self, peer: Peer, message: dict[str, Any]) -> None:
         kind = message["type"]
         if kind == "append_entries":
+            # A peer that is not connected gets no more: one message a peer.
+            self._SyncObj__connectedNodes.discard(peer)
             if "serialized" in message:
-                self._send_start_over(peer_id)
+                self._listener.send_start_over(peer)
             else:
-                self._send_append(peer_id, message)
-        elif kind == "next_node_idx":
-            next_index, success = cast("int", message["next_node_idx"]), message["success"]
-            self._answer(peer_id, next_index, success=bool(success))
+                prev = Slot(b"", message["prevLogIdx"], message["prevLogTerm"])
+                region = message["entries"][0] if message["entries"] else None
+                self._listener.send_append(peer, prev, message["commit_index"], region)
+        elif kind == "request_vote":
+            self._listener.request_vote(peer)
+        elif kind == "response_vote":
+            self._listener.grant_vote(peer)
         else:
-            super().send_message(peer_id, message)
+            raise RuntimeError(f"PySyncObj sends {kind}, which has no place here")
 
-    def _send_append(self, peer_id: str, message: dict[str, object]) -> None:
-        entries = cast("list[Slot]", message["entries"])
-        prev_index = cast("int", message["prevLogIdx"])
-        append = Append(
-            prev_index=prev_index,
-            prev_term=cast("int", message["prevLogTerm"]),
-            commit_index=cast("int", message["commit_index"]),
-        )
-        self.send_frame(peer_id, entries[0].command if entries else b"", append=append)
-        self._sent(peer_id, prev_index + 1)
-
-    def _send_start_over(self, peer_id: str) -> None:
-        region = self.journal.region(self.journal.log.first_index, REGION_BYTES_MAX)
-        start = StartOver(
-            first_index=region.first_index,
-            log_offset=self.journal.log.start_offset,
-            commit_index=self.commit_index,
-        )
-        self.send_frame(peer_id, region.data, start_over=start)
-        self._SyncObj__raftNextIndex[peer_of(peer_id)] = region.last_index + 1
-        self._flow(peer_id).start_probing()
-        self._sent(peer_id, FIRST_INDEX)  # which it asks for if it cannot start with this
-
-    def _sent(self, peer_id: str, next_index: int) -> None:
-        self._flow(peer_id).sent(next_index, now_s())
-        if not self._may_send(peer_id):
-            self._SyncObj__connectedNodes.discard(peer_of(peer_id))
+    def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802
+        connected, may_send = self._SyncObj__connectedNodes, self._listener.may_send
+        connected.clear()
+        connected.update(filter(may_send, self.others | self.learners))
+        super()._SyncObj__sendAppendEntries()
 
     def _SyncObj__getEntries(  # noqa: N802
         self,
-        fromIDx: int | None,  # noqa: N803
+        fromIDx: int,  # noqa: N803
         count: int | None = None,
         maxSizeBytes: int | None = None,  # noqa: N803
-    ) -> list[Slot] | Slots:
-        """For sending (with a size): one slot with a region. For the count of the leader (one): the
-        entry, unless it is not synced here. For the check of a follower: the rest of the log.
+    ) -> list[Slot]:
+        """With a size: what to send. Otherwise the entry that the leader is about to count, unless
+        it does not count itself.
         """
-        journal = self.journal
-        first_index, last_index = journal.log.first_index, journal.log.last_index
-        if fromIDx is None or not first_index <= fromIDx <= last_index:
-            return []
         if maxSizeBytes is not None:
-            region = journal.region(fromIDx, REGION_BYTES_MAX)
-            return [Slot(memoryview(region.data), region.last_index, region.last_term)]
-        if count is not None:
-            return [journal.slot(fromIDx)] if fromIDx <= journal.durable_index else []
-        return Slots(journal, fromIDx, last_index + 1)
+            return [self._to_send(fromIDx)]
+        if count != 1:
+            raise RuntimeError("PySyncObj reads entries only to send and to count them")
+        if not self._counts_itself(fromIDx):
+            return []
+        return [Slot(b"", fromIDx, self._log.term_at(fromIDx))]
+
+    def _to_send(self, raft_index: int) -> Slot:
+        region = self._log.region(raft_index, REGION_BYTES_MAX)
+        return Slot(memoryview(region.data), region.last_index, region.last_term)
+
+    def _counts_itself(self, raft_index: int) -> bool:
+        return self._log.first_index <= raft_index <= self._log.durable_index
 
     def _SyncObj__getPrevLogIndexTerm(  # noqa: N802
         self,
         nextNodeIndex: int,  # noqa: N803
     ) -> tuple[int, int]:
-        return nextNodeIndex - 1, self.journal.term_at(nextNodeIndex - 1)
+        return nextNodeIndex - 1, self._log.term_at(nextNodeIndex - 1)
 
     def _SyncObj__onBecomeLeader(self) -> None:  # noqa: N802
-        for flow in self._flows.values():
-            flow.start_probing()
-        try:
-            super()._SyncObj__onBecomeLeader()
-        except DiskFull as error:
-            log.warning("elected, but the disk is full: stepping down", error=str(error))
-            self.step_down()
-            self._postpone()
-
-    def receive_append_answer(self, peer_id: str, term: int, answer: AppendAnswer) -> None:
-        self.adopt_term(term)
-        peer = peer_of(peer_id)
-        known = self._SyncObj__raftNextIndex
-        if self.role != Role.LEADER or not self._is_current(term) or peer not in known:
-            return
-        next_before = known[peer]
-        heard_s = self._SyncObj__lastResponseTime.get(peer, 0.0)
-        self._flow(peer_id).is_voter = not answer.must_catch_up
-        message = {
-            "type": "next_node_idx",
-            "next_node_idx": answer.next_index,
-            "reset": not answer.success,
-            "success": answer.success,
-        }
-        self.deliver(peer_id, message)
-        if answer.success:
-            self._keep_next_index(peer, next_before)
-            self._flow(peer_id).matched()
-        elif self._flow(peer_id).refused(answer.next_index):
-            self.journal.verify(answer.next_index)
-        if peer in self.others and not self._counts(answer):
-            self._SyncObj__raftMatchIndex[peer] = 0
-            self._SyncObj__lastResponseTime[peer] = heard_s
-
-    def _counts(self, answer: AppendAnswer) -> bool:
-        return not answer.must_catch_up
-
-    def _is_current(self, term: int) -> bool:
-        return term == self.term
-
-    def _keep_next_index(self, peer: Peer, next_before: int) -> None:
-        known = self._SyncObj__raftNextIndex
-        known[peer] = max(known[peer], next_before)
-
-    # -- follower: receiving -----------------------------------------------------------------------
-
-    def receive_append(self, peer_id: str, term: int, append: Append, body: memoryview) -> None:
-        if term < self.term:
-            self._send_answer(peer_id, append.prev_index + 1, success=False)
-            return
-        self.leader_seen(peer_id, term)
-        self._leader_commit = term, append.commit_index
-        try:
-            if not self._append_next(peer_id, term, append, body):
-                self._deliver_append(peer_id, self._append_message(term, append, body))
-        except (DiskFull, MalformedEntries) as error:
-            log.warning("cannot follow", leader=peer_id, error=str(error))
-            self._answer(peer_id, self.journal.log.last_index + 1, success=False)
-
-    def _append_next(self, peer_id: str, term: int, append: Append, body: memoryview) -> bool:
-        """The usual case, without the way through PySyncObj, which would do the same: whom we
-        follow sends what comes right behind our last entry. Latency hangs on it.
-        """
-        commitlog = self.journal.log
-        is_next = (append.prev_index, append.prev_term) == (
-            commitlog.last_index,
-            commitlog.last_term,
-        )
-        is_usual = self.role == Role.FOLLOWER and not self._SyncObj__transferInProgress
-        if not (body and is_next and is_usual) or (peer_id, term) != (self.leader_id, self.term):
-            return False
-        self.journal.add(body, 0, term)
-        self._postpone()
-        commit_index = min(append.commit_index, commitlog.last_index)
-        self._SyncObj__raftCommitIndex = max(self.commit_index, commit_index)
-        self._answer(peer_id, commitlog.last_index + 1, success=True)
-        return True
-
-    def _append_message(self, term: int, append: Append, body: memoryview) -> dict[str, object]:
-        return {
-            "type": "append_entries",
-            "term": term,
-            "commit_index": append.commit_index,
-            "prevLogIdx": append.prev_index,
-            "prevLogTerm": append.prev_term,
-            "entries": [Slot(body, *self.journal.end_of(body))] if body else [],
-        }
-
-    def _deliver_append(self, peer_id: str, message: dict[str, object]) -> None:
-        """Trims what is here already. PySyncObj sees either entries that are new behind an entry
-        that we have, and truncates rightly what conflicts with them, or an append that does not
-        match, or no more than a sign of life.
-        """
-        prev_index = cast("int", message["prevLogIdx"])
-        prev_term = cast("int", message["prevLogTerm"])
-        if not self.journal.has(prev_index, prev_term):
-            self.deliver(peer_id, message)
-            return
-        entries = cast("list[Slot]", message["entries"])
-        if entries:
-            body = cast("memoryview", entries[0].command)
-            known, prev_index, prev_term = self.journal.known_part(body, prev_index, prev_term)
-            message["prevLogIdx"], message["prevLogTerm"] = prev_index, prev_term
-            body = body[known:]
-            message["entries"] = entries = [entries[0]._replace(command=body)] if body else []
-            if entries and self.journal.log.last_index > prev_index:
-                # Before anything is truncated for their sake.
-                self.journal.check(body, prev_index, prev_term)
-        # Only up to here is our log known to be the leader's.
-        verified_index = entries[0].raft_index if entries else prev_index
-        commit_index = cast("int", message["commit_index"])
-        message["commit_index"] = min(commit_index, verified_index)
-        if not entries:
-            del message["prevLogIdx"]
-        self.deliver(peer_id, message)
-        if not entries:
-            self._answer(peer_id, verified_index + 1, success=True)
-
-    def receive_start_over(
-        self, peer_id: str, term: int, start: StartOver, body: memoryview
-    ) -> bool:
-        """Whether the log has to start over with this; if not, it is answered here."""
-        if term < self.term:
-            self._send_answer(peer_id, start.first_index, success=False)
-            return False
-        self.follow(peer_id, term)
-        header = decode_header(body)
-        if header is None or not self.journal.has(start.first_index, header.term):
-            return True
-        # We have the entry that the leader's log opens with: the rest is as in any append.
-        append = Append(
-            prev_index=start.first_index, prev_term=header.term, commit_index=start.commit_index
-        )
-        self.receive_append(peer_id, term, append, body[HEADER_BYTES + header.length :])
-        return False
-
-    def follow(self, peer_id: str, term: int) -> None:
-        """This node leads in this term; nothing is said of the log."""
-        self.leader_seen(peer_id, term)
-        message = {"type": "append_entries", "term": term, "commit_index": 0}
-        self.deliver(peer_id, message)
-
-    def answer_start_over(self, peer_id: str) -> None:
-        self._answer(peer_id, self.journal.log.last_index + 1, success=True)
-
-    def receive_timeout_now(self, peer_id: str, term: int) -> None:
-        if self._may_stand():
-            self.deliver(peer_id, {"type": "timeout_now", "term": term})
-
-    # -- answers, after the sync -------------------------------------------------------------------
-
-    def _answer(self, peer_id: str, next_index: int, *, success: bool) -> None:
-        if success:
-            self._owed = _Answer(peer_id, self.term, next_index - 1)
-            self._pay(is_sign_of_life=True)
-        else:
-            if self.journal.log.last_index >= next_index:
-                # Another entry stands there. What is committed is the same everywhere.
-                next_index = min(next_index, self.commit_index + 1)
-            self._send_answer(peer_id, next_index, success=False)
-
-    def _send_answer(self, peer_id: str, next_index: int, *, success: bool) -> None:
-        # It may have promised a later term to another leader, and have forgotten it: so it counts
-        # for the leader that it has elected since, and for no other.
-        must_catch_up = self.journal.vote.must_catch_up and not self.has_elected(peer_id)
-        answer = AppendAnswer(next_index=next_index, success=success, must_catch_up=must_catch_up)
-        self.send_frame(peer_id, append_answer=answer)
-
-    def _pay(self, *, is_sign_of_life: bool) -> None:
-        """Answers for what is durable by now. While a sync takes its time, an answer that says
-        nothing new tells the leader that we live.
-        """
-        if self._owed is None:
-            return
-        peer_id, term, verified_index = self._owed
-        if term != self.term:
-            self._owed = None
-            return
-        index = min(verified_index, self.journal.durable_index)
-        is_known = self._given[:2] == (peer_id, term) and index <= self._given.raft_index
-        is_due = now_s() - self._given_s >= self.timing.heartbeat_s / 2
-        if index == verified_index or not is_known or (is_sign_of_life and is_due):
-            self._send_answer(peer_id, index + 1, success=True)
-            self._given, self._given_s = _Answer(peer_id, term, index), now_s()
-        if index == verified_index:
-            self._owed = None
-
-    def on_synced(self) -> None:
-        self.journal.refresh_durable()
-        self._pay(is_sign_of_life=False)
-
-    # -- applying ----------------------------------------------------------------------------------
-
-    def _SyncObj__applyLogEntries(self) -> bool:  # noqa: N802
-        if self.has_more_to_apply:
-            target = min(self.commit_index, self.journal.durable_index)
-            target = min(target, self.applied_index + _APPLY_ENTRIES_MAX)
-            self._SyncObj__raftLastApplied = self.host.apply_through(target)
-        return False
-
-    def _checkCommandsToApply(self) -> None:  # noqa: N802
-        if self.host.append_queued():
-            self.journal.note_growth()
-            self.send_appends()
+        for peer in self._peers.values():
+            peer.progress.start_probing()
+        super()._SyncObj__onBecomeLeader()
 
     def _SyncObj__connectedToAnyone(self) -> bool:  # noqa: N802
         """The pre-vote has found a majority."""
         return True
+
+    def _SyncObj__applyLogEntries(self) -> bool:  # noqa: N802
+        """The node applies what is committed."""
+        return False
+
+    def _checkCommandsToApply(self) -> None:  # noqa: N802
+        """The node writes what is proposed."""
 
     def _SyncObj__tryLogCompaction(self) -> None:  # noqa: N802
         """Retention drops segments."""
 
     def _SyncObj__loadDumpFile(self, clearJournal: bool) -> None:  # noqa: ARG002, FBT001, N802, N803
         raise RuntimeError("there are no snapshots")
-
-
-_PRIVATE = "_SyncObj__"

@@ -1,4 +1,4 @@
-"""Who talks to whom: what a Hello says, and why one is refused. Pure decisions, no sockets.
+"""Which nodes may talk: what a Hello says, and why it is refused. Pure decisions, no sockets.
 
 The node with the smaller id dials and says Hello first; the other answers with its own Hello, or
 with a Refusal. So a node that is refused was never connected in its own eyes, and does not tell
@@ -50,9 +50,9 @@ class Expected(NamedTuple):
 
     identity: Identity
     peers: Collection[str]
-    # Who was dialed; None: the other side did.
+    # The peer that was dialed; None: the other side dialed.
     dialed: str | None
-    birth_crc: int
+    genesis_crc: int
     past: Past = Past()
 
 
@@ -70,7 +70,7 @@ ABSENT = Presence()
 def greeting(
     identity: Identity,
     peer_id: str,
-    birth_crc: int,
+    genesis_crc: int,
     presence: Presence = ABSENT,
     past: Past = Past(),  # noqa: B008 - it cannot be changed
 ) -> Frame:
@@ -80,7 +80,7 @@ def greeting(
         broker_set=identity.broker_set,
         node_id=identity.node,
         peer_id=peer_id,
-        birth_crc=birth_crc,
+        birth_crc=genesis_crc,
         client_address=presence.client_address,
         zone=presence.zone,
         external_address=presence.external_address,
@@ -117,7 +117,7 @@ def objection(hello: Hello, expected: Expected) -> str | None:
         )
     return (
         _wrong_node(hello, expected)
-        or _wrong_birth(hello, expected)
+        or _wrong_genesis(hello, expected)
         or _wrong_past(hello, expected)
     )
 
@@ -150,15 +150,16 @@ def _wrong_node(hello: Hello, expected: Expected) -> str | None:
     return None
 
 
-def _wrong_birth(hello: Hello, expected: Expected) -> str | None:
+def _wrong_genesis(hello: Hello, expected: Expected) -> str | None:
     # Zero: that node's log does not reach back to its first entry, so there is nothing to compare.
-    births = hello.birth_crc, expected.birth_crc
-    if not all(births) or births[0] == births[1]:
+    checksums = hello.birth_crc, expected.genesis_crc
+    if not all(checksums) or checksums[0] == checksums[1]:
         return None
     return (
         f"node {quoted(hello.node_id)} was started with other members than node "
-        f"{expected.identity.node}: their first entries have the checksums {births[0]:08x} and "
-        f"{births[1]:08x}; give the one that is wrong an empty data directory and the right members"
+        f"{expected.identity.node}: their first entries have the checksums {checksums[0]:08x} and "
+        f"{checksums[1]:08x}; give the one that is wrong an empty data directory and the right "
+        "members"
     )
 
 

@@ -1,4 +1,4 @@
-"""Who belongs to the broker set. The checkpoint that opens the last segment has it.
+"""The members of the broker set: those in the checkpoint that opens the last segment.
 
 A change of members is a new segment: its checkpoint has the new ones, and they count from the
 moment it is in the log. So the members follow from one read, at start and after a truncation, and
@@ -81,12 +81,12 @@ class Membership:
         self._links = links
         self._checkpoint_index = 0
         # Before the last checkpoint, while that one is not known to be committed: one of them may
-        # be the leader who takes it back.
+        # be a leader that takes it back.
         self._former: dict[str, str] = {}
         self._told = Roster()
 
     def refresh(self, commit_index: int) -> bool:
-        """Whether the log says something else than before."""
+        """Returns True if the log names other members than before."""
         index = self._log.last_checkpoint_index
         if index == self._checkpoint_index:
             if self._former and commit_index >= index:
@@ -110,7 +110,7 @@ class Membership:
         return _by_node(checkpoint) or self._contacts
 
     def past(self) -> Past:
-        """What tells this log from one that was restored, or was not."""
+        """Tells this log from one with other restorations."""
         log = self._log
         return Past(log.last_index, self.restorations) if log.last_index else Past()
 
@@ -124,7 +124,7 @@ class Membership:
         return Roster(checkpoint_index=self._checkpoint_index, members=_messages(self.members))
 
     def receive_roster(self, told: Roster) -> bool:
-        """Whether it says, from a later log than ours, that this node is no member."""
+        """Returns True if it says, from a later log than ours, that this node is no member."""
         if told.checkpoint_index <= max(self._checkpoint_index, self._told.checkpoint_index):
             return False
         self._told = told

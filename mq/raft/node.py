@@ -8,6 +8,7 @@ tick, so that proposals of many producers become one append and one sync.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
@@ -15,10 +16,9 @@ from typing import Any, NamedTuple
 from mq.clock import Clock
 from mq.errors import IllegalMembership, MqError, OffsetOutOfRange
 from mq.logging import get_logger
-from mq.raft.contracts import Leadership, Settings, StateMachine, Status
+from mq.raft.contracts import Leadership, Role, Settings, StateMachine, Status
 from mq.raft.frames import Frame
 from mq.raft.handshake import Past, Presence
-from mq.raft.hooks import Role
 from mq.raft.proposals import Committed, Outcome
 from mq.raft.replica import Replica
 from mq.raft.tls import TlsContexts
@@ -42,7 +42,7 @@ _SLOW_DISK_S = 0.1
 # Waiting to be sent to one peer. It stands in front of heartbeats, and a follower that is behind
 # gets so much in one go, read from the disk on the loop.
 _SEND_BYTES_MAX = 4 << 20
-# What a planned stop waits for: entries on their way, then another leader.
+# A planned stop waits for entries in flight, then for another leader.
 _DRAIN_S = 2.0
 _HAND_OVER_S = 2.0
 
@@ -85,7 +85,7 @@ class Node:
         self._transport = Transport(
             identity,
             self,
-            birth_crc=self._birth_crc,
+            genesis_crc=self._genesis_crc,
             past=self._past,
             tls=tls,
             send_buffer_bytes=_SEND_BYTES_MAX,
@@ -118,7 +118,7 @@ class Node:
             await self._hand_over(self._replica)
 
     async def stop(self) -> None:
-        """Hands leadership over when it can, then ends. Whoever still waits gets an answer."""
+        """Hands leadership over when it can, then ends. Pending proposals get an answer."""
         await self.step_aside()
         self._end()
         await self._transport.close()
@@ -247,7 +247,7 @@ class Node:
 
     def _run(self) -> None:
         self._timer = self._loop.call_later(_TICK_S, self._run)
-        # In async flush mode nobody waits for the flusher, but its failure is as final.
+        # In async flush mode no proposal waits for the flusher, but its failure is as final.
         if self._disk.flusher.failure is not None:
             self._replica.fail(self._disk.flusher.failure)
         self._tick()
@@ -287,6 +287,9 @@ class Node:
 
     def now_ms(self) -> int:
         return self._clock.now_ms()
+
+    def now_s(self) -> float:
+        return time.monotonic()
 
     def on_leadership(self, leadership: Leadership) -> None:
         log.info(
@@ -360,18 +363,18 @@ class Node:
         self._wake()
 
     def on_frame(self, peer_id: str, frame: Frame) -> None:
-        """Somebody waits for what follows from it: it is done at once."""
+        """Handled at once: proposals wait for what follows from it."""
         self._replica.receive(peer_id, frame)
         if self._replica.wants_tick:
             self._tick()
         elif self._is_sync_due:
             self._sync_here()
 
-    def on_writable(self, peer_id: str) -> None:  # noqa: ARG002 - all who may get something, do
+    def on_writable(self, peer_id: str) -> None:  # noqa: ARG002 - to all peers that have room
         self._replica.on_writable()
 
-    def _birth_crc(self) -> int:
-        return self._replica.memory.birth_crc()
+    def _genesis_crc(self) -> int:
+        return self._replica.trust.genesis_crc()
 
     def _past(self) -> Past:
         return self._replica.past

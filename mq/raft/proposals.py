@@ -1,8 +1,8 @@
 """Entries that were proposed to the leader, from the queue to their outcome.
 
-Bounded in number and bytes: who proposes more is told to wait. Each proposal ends exactly once: it
+Bounded in number and bytes: more are refused with FlowControl. Each proposal ends exactly once: it
 is committed and applied here, it was refused before anything was written, or its outcome is
-unknown, because this node stopped leading while the entry was on its way.
+unknown, because this node stopped leading while the entry was in flight.
 """
 
 from __future__ import annotations

@@ -1,35 +1,43 @@
 """One node's part of the replicated log, without sockets, threads or clocks of its own.
 
-It is driven from outside: `tick` now and then and after everything else, `receive` for each frame,
-`on_synced` when a sync of the log has ended. It asks for three things: frames to be sent, a sync to
-be started, a listener to be told of roles. So a simulation runs it in virtual time and `Node` on an
-asyncio loop, the same code.
+Whatever happens (`tick`, `receive`, `on_synced`, `propose`) goes to the `Core`, and what the core
+finds there is to do is done here: votes and entries go to disk, frames to the links, committed
+entries to the state machine. The driver is asked for two things: to sync the log, and to tell of
+the leadership. So a simulation runs a replica in virtual time and `Node` on an asyncio loop.
 
 Any error that is not a state of the disk or a caller's ends the replica: it stops leading, answers
-all who wait, and does nothing more. A node that is not sure of its log is better dead.
+all pending proposals, and does nothing more. A node that is not sure of its log is better dead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from mq.errors import DiskFull, MalformedEntries, MessageTooLarge, MqError, NodeStopped, NotLeader
 from mq.logging import get_logger
-from mq.raft.contracts import Driver, Leadership, Links, Settings, StateMachine, Status
-from mq.raft.engine import Engine
+from mq.raft.contracts import (
+    Driver,
+    Follower,
+    Leadership,
+    Links,
+    Role,
+    Settings,
+    StateMachine,
+    Status,
+)
+from mq.raft.core import NOTHING, Core, Ready
 from mq.raft.frames import Frame
 from mq.raft.handshake import Past
-from mq.raft.hooks import Role, now_s
-from mq.raft.journal import Journal
 from mq.raft.membership import Membership, checkpoint_entry
-from mq.raft.memory import FIRST_INDEX, Memory
 from mq.raft.proposals import Outcome, Proposal, Proposals
-from mq.raft.status import status_of
+from mq.raft.raft_log import FIRST_INDEX, RaftLog
 from mq.raft.transfer import Transfer
 from mq.raft.vote import VoteFile
+from mq.raft.vote_trust import VoteTrust
 from mq.raft.writer import Writer
-from mq.store.commitlog import CommitLog
+from mq.store.commitlog import CommitLog, NewEntry
 from mq.store.format import Kind
 from mq.store.scan import check_opening
 from mq.wire.v1.raft_pb2 import AppendAnswer, RaftFrame, Roster, StartOver
@@ -38,21 +46,9 @@ log = get_logger(__name__)
 
 _KEEP_ALIVE_HEARTBEATS = 10
 
-_TO_ENGINE: dict[str | None, Callable[[Engine, str, RaftFrame, memoryview], None]] = {
-    "append": lambda e, peer, m, body: e.receive_append(peer, m.term, m.append, body),
-    "append_answer": lambda e, peer, m, _: e.receive_append_answer(peer, m.term, m.append_answer),
-    "pre_vote_request": lambda e, peer, m, _: e.receive_pre_vote_request(peer, m.pre_vote_request),
-    "pre_vote_response": lambda e, peer, m, _: e.receive_pre_vote_response(
-        peer, m.term, m.pre_vote_response
-    ),
-    "vote_request": lambda e, peer, m, _: e.receive_vote_request(peer, m.term, m.vote_request),
-    "vote_response": lambda e, peer, m, _: e.receive_vote_response(peer, m.term),
-    "timeout_now": lambda e, peer, m, _: e.receive_timeout_now(peer, m.term),
-}
-
 
 class Replica:
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it is made of
         self,
         settings: Settings,
         commitlog: CommitLog,
@@ -60,20 +56,23 @@ class Replica:
         machine: StateMachine,
         links: Links,
         driver: Driver,
-        engine_class: type[Engine] = Engine,
+        *,
+        core_class: type[Core] = Core,
+        rng: random.Random | None = None,
     ) -> None:
-        """Starts where the log ends."""
+        """Starts where the log ends. `rng` spreads election time-outs."""
         self.node_id = settings.node_id
         self.log = commitlog
         self.vote = vote
-        self.engine: Engine | None = None
+        self.core: Core | None = None
         self.failure: MqError | None = None
         self.start_overs = 0
         self._settings = settings
         self._machine = machine
         self._links = links
         self._driver = driver
-        self._engine_class = engine_class
+        self._core_class = core_class
+        self._rng = rng or random.Random()  # noqa: S311
         limits = settings.limits
         self._proposals = Proposals(
             count_max=limits.proposals_max, bytes_max=limits.proposals_bytes_max
@@ -83,7 +82,7 @@ class Replica:
         self._writer = Writer(
             commitlog, machine, self._proposals, self._membership, driver.now_ms, limits
         )
-        self.memory = Memory(self.node_id, commitlog, vote)
+        self.trust = VoteTrust(self.node_id, commitlog, vote)
         self.transfer = Transfer()
         self._is_stopping = False
         self._connected: set[str] = set()
@@ -92,12 +91,12 @@ class Replica:
         self._keep_alive_s = 0.0
         is_new = not settings.is_joining and not vote.must_catch_up
         if is_new and self._is_log_empty:
-            self._be_born()
+            self._bootstrap()
         if self._is_log_empty:
             log.info("no log yet: waiting for the leader to send one", node=self.node_id)
             self._membership.set_peers()
         else:
-            self._start_engine()
+            self._start_core()
 
     @property
     def _is_log_empty(self) -> bool:
@@ -105,89 +104,89 @@ class Replica:
 
     # -- start -------------------------------------------------------------------------------------
 
-    def _be_born(self) -> None:
-        """The same entry on each member of a new group, byte for byte."""
+    def _bootstrap(self) -> None:
+        """Writes the first entry, the same on each member of a new group, byte for byte."""
         state, members = self._machine.checkpoint_payload(), self._membership.members
         self.log.roll(checkpoint_entry(state, members, term=0, stored_at_ms=0))
         self.log.sync()
         self._machine.apply_through(FIRST_INDEX)
 
-    def _start_engine(self) -> None:
+    def _start_core(self) -> Core:
         members = self._membership.read()
-        self.memory.check(members)
-        journal = Journal(
-            self.log,
-            self.vote,
-            applied_index=self._machine.applied_index,
-            now_ms=self._driver.now_ms,
-            counts_unsynced=self._settings.counts_unsynced,
-            on_truncate=self._forget,
-        )
-        self.engine = self._engine_class(
+        self.trust.check(members)
+        core = self.core = self._core_class(
             self.node_id,
             members,
-            journal,
-            self,
+            RaftLog(self.log, counts_unsynced=self._settings.counts_unsynced),
+            self.vote,
             self._settings.timing,
             applied_index=self._machine.applied_index,
+            has_room=self._links.has_room,
+            rng=self._rng,
+            now_s=self._driver.now_s(),
         )
-        self._membership.refresh(self.engine.commit_index)
-        if not self.engine.others and self.engine.is_voter:
-            self.engine.stand_at_once()
+        self._membership.refresh(core.commit_index)
+        if not core.other_ids and core.is_voter:
+            core.stand_at_once()
         for peer_id in sorted(self._connected):
-            self._greet(peer_id)
+            self._greet(core, peer_id)
+        return core
 
     # -- what the driver calls ---------------------------------------------------------------------
 
     def tick(self) -> None:
-        if self.engine is not None:
-            self._step(self._tick)
+        if self.core is not None:
+            self._guarded(self._tick, self.core)
 
-    def _tick(self) -> None:
-        engine = self._engine()
-        engine.doTick()
+    def _tick(self, core: Core) -> None:
+        self._perform(core, core.tick(self._driver.now_s()))
+        self._write(core)
         # Two followers have nothing to say to each other, but a connection that is silent for long
         # is taken for dead.
-        if now_s() >= self._keep_alive_s:
-            pause_s = self._settings.timing.heartbeat_s * _KEEP_ALIVE_HEARTBEATS
-            self._keep_alive_s = now_s() + pause_s
-            self._send_roster(engine)
+        now_s = self._driver.now_s()
+        if now_s >= self._keep_alive_s:
+            self._keep_alive_s = now_s + self._settings.timing.heartbeat_s * _KEEP_ALIVE_HEARTBEATS
+            self._send_roster(core)
 
     @property
     def wants_tick(self) -> bool:
         """There is something to do at once."""
-        engine = self.engine
-        return engine is not None and self.failure is None and engine.wants_tick
+        core = self.core
+        return core is not None and self.failure is None and core.wants_tick
 
     @property
     def has_more_to_apply(self) -> bool:
         """Even when nothing else happens."""
-        engine = self.engine
-        return engine is not None and self.failure is None and engine.has_more_to_apply
+        core = self.core
+        return core is not None and self.failure is None and core.has_more_to_apply
 
     def receive(self, peer_id: str, frame: Frame) -> None:
-        self._step(self._receive, peer_id, frame)
+        self._guarded(self._receive, peer_id, frame)
 
     def on_synced(self) -> None:
-        if self.engine is not None:
-            self._step(self.engine.on_synced)
+        if (core := self.core) is not None:
+            synced_index, now_s = self.log.durable_index, self._driver.now_s()
+            self._guarded(lambda: self._perform(core, core.synced(synced_index, now_s)))
 
     def on_connected(self, peer_id: str) -> None:
         self._connected.add(peer_id)
-        if self.engine is not None:
-            self._step(self._greet, peer_id)
+        if self.core is not None:
+            self._guarded(self._greet, self.core, peer_id)
 
     def on_disconnected(self, peer_id: str, *, was_lost: bool) -> None:
         self._connected.discard(peer_id)
-        if (engine := self.engine) is not None:
-            self._step(lambda: engine.on_disconnected(peer_id, was_lost=was_lost))
+        if (core := self.core) is not None:
+            now_s = self._driver.now_s()
+            self._guarded(
+                lambda: self._perform(core, core.disconnected(peer_id, now_s, was_lost=was_lost))
+            )
 
     def on_writable(self) -> None:
-        if self.engine is not None:
-            self._step(self.engine.send_appends)
+        if (core := self.core) is not None:
+            self._guarded(lambda: self._perform(core, core.replicate(self._driver.now_s())))
 
     def fail(self, error: MqError) -> None:
-        """The disk or the machine is not what it has to be: give up."""
+        """The disk or the state machine has failed: the replica gives up."""
         if self.failure is None:
             self.failure = error
             log.error("the replica stops", node=self.node_id, error=str(error))
@@ -196,7 +195,7 @@ class Replica:
             self._changes.end(stopped)
             self._set_leadership(Leadership(Role.FOLLOWER, self._leadership.term, None, None))
 
-    def _step(self, action: Callable[..., object], *arguments: object) -> None:
+    def _guarded(self, action: Callable[..., object], *arguments: object) -> None:
         if self.failure is not None:
             return
         try:
@@ -209,23 +208,77 @@ class Replica:
             self.fail(NodeStopped(f"an error that should not be: {error!r}"))
 
     def _settle(self) -> None:
-        """After each step: whatever follows from where the log and the engine are now."""
-        engine = self.engine
-        if engine is None:
+        """After each step: whatever follows from where the log and the core are now."""
+        core = self.core
+        if core is None:
             return
-        self._refresh_members(engine)
-        self._trust_again(engine)
-        role, term, leader_id = engine.role, engine.term, engine.leader_id
-        if self._leadership[:3] != (role, term, leader_id):
-            address = self.members.get(leader_id) if leader_id is not None else None
-            self._set_leadership(Leadership(role, term, leader_id, address))
-        if role == Role.LEADER:
-            self._advance_change(engine)
-            self.transfer.advance(engine, now_s(), is_settled=self._writer.is_settled)
+        self._refresh_members(core)
+        if self.vote.must_catch_up and core.has_caught_up:
+            self.trust.restore(core.term)
+        if core.role == Role.LEADER:
+            self._advance_change(core)
+            now_s = self._driver.now_s()
+            is_due = self.transfer.advance(core, now_s, is_settled=self._writer.is_settled)
+            if is_due and self._ask_to_lead(core, self.transfer.node_id):
+                self.transfer.asked(now_s)
         last_index = self.log.last_index
-        if last_index != self._sync_requested_index and engine.journal.durable_index < last_index:
+        if last_index != self._sync_requested_index and core.log.durable_index < last_index:
             self._sync_requested_index = last_index
             self._driver.request_sync()
+
+    # -- what the core wants done ------------------------------------------------------------------
+
+    def _perform(self, core: Core, ready: Ready) -> None:
+        if ready is NOTHING:
+            return
+        if ready.vote is not None:
+            term, voted_for = ready.vote
+            self.vote.save(term, voted_for, must_catch_up=self.vote.must_catch_up)
+        if ready.truncate is not None:
+            self._truncate(ready.truncate)
+        if ready.append is not None and not self._append(core, ready.append):
+            return
+        for peer_id, frame in ready.messages:
+            self._links.send(peer_id, frame)
+        if ready.commit:
+            self._apply(core, ready.commit)
+        if ready.append is not None:
+            self._perform(core, core.appended(self._driver.now_s()))
+        elif ready.has_more:
+            self._perform(core, core.replicate_more(self._driver.now_s()))
+        if ready.role is not None:
+            self._refresh_members(core)
+            leader_id = ready.role.leader_id
+            address = self.members.get(leader_id) if leader_id is not None else None
+            self._set_leadership(ready.role._replace(leader_address=address))
+
+    def _truncate(self, from_index: int) -> None:
+        self._machine.forget(from_index)
+        self._membership.forget()
+        self._sync_requested_index = 0
+        self.log.truncate(from_index)
+
+    def _append(self, core: Core, append: memoryview | Sequence[NewEntry]) -> bool:
+        """Returns False if the log does not take the entries, and the core has been told so."""
+        try:
+            if isinstance(append, memoryview):
+                self.log.extend(append)
+            else:
+                self._writer.append(append)
+                self._refresh_members(core)
+        except (DiskFull, MalformedEntries) as error:
+            self._perform(core, core.refused(error, self._driver.now_s()))
+            if core.role == Role.LEADER:
+                self._refuse_writes(core, error)
+            return False
+        return True
+
+    def _apply(self, core: Core, raft_index: int) -> None:
+        self._machine.apply_through(raft_index)
+        applied_index = self._machine.applied_index
+        self._proposals.applied(applied_index)
+        self._changes.applied(applied_index)
+        core.applied(applied_index)
 
     def _set_leadership(self, leadership: Leadership) -> None:
         before, self._leadership = self._leadership, leadership
@@ -268,78 +321,62 @@ class Replica:
         # The address that Raft knows is none for clients.
         return NotLeader(self._leadership.leader_id, None)
 
-    # -- Host: what the engine calls ---------------------------------------------------------------
+    def _write(self, core: Core) -> None:
+        """What waits, as far as it may be written now."""
+        if core.role != Role.LEADER or self.transfer.blocks_writes:
+            return
+        now_s = self._driver.now_s()
+        is_round_open = core.commit_index < self.log.last_index
+        if self._writer.is_gathering(is_round_open=is_round_open, now_s=now_s):
+            return
+        try:
+            checkpoint = self._writer.checkpoint(core.term)
+            if checkpoint is not None:
+                self._perform(core, core.propose([checkpoint], now_s))
+            entries = self._writer.take(core.term, now_s)
+        except DiskFull as error:
+            self._refuse_writes(core, error)
+            return
+        if entries:
+            self._perform(core, core.propose(entries, now_s))
 
-    def send(self, peer_id: str, frame: Frame) -> None:
-        self._links.send(peer_id, frame)
-
-    def has_room(self, peer_id: str) -> bool:
-        return self._links.has_room(peer_id)
-
-    def append_queued(self) -> bool:
-        engine = self._engine()
-        if engine.role != Role.LEADER or self.transfer.holds_pen:
-            return False
-        last_index = self.log.last_index
-        is_round_open = engine.commit_index < last_index
-        if self._writer.is_gathering(is_round_open=is_round_open, now_s=now_s()):
-            return False
-        error = self._writer.write(engine.term, now_s())
-        if error is not None:
-            # Others may have room. What is on its way keeps us from leaving.
-            self._end_change(error)
-            if self._writer.is_settled:
-                engine.transfer_leadership()
-        self._refresh_members(engine)
-        return self.log.last_index > last_index
-
-    def apply_through(self, raft_index: int) -> int:
-        self._machine.apply_through(raft_index)
-        applied_index = self._machine.applied_index
-        self._proposals.applied(applied_index)
-        self._changes.applied(applied_index)
-        return applied_index
-
-    def _forget(self, from_index: int) -> None:
-        self._machine.forget(from_index)
-        self._membership.forget()
-        self._sync_requested_index = 0
+    def _refuse_writes(self, core: Core, error: MqError) -> None:
+        """The disk is full. Others may have room; entries in flight keep this node from leaving."""
+        self._proposals.refuse_queued(error)
+        self._end_change(error)
+        if self._writer.is_settled:
+            self._ask_to_lead(core)
 
     # -- frames ------------------------------------------------------------------------------------
 
     def _receive(self, peer_id: str, frame: Frame) -> None:
         message, body = frame
-        term, kind = message.term, message.WhichOneof("content")
-        self.memory.notice(message)
+        kind, core = message.WhichOneof("content"), self.core
+        self.trust.notice(message)
         if kind == "roster":
             self._receive_roster(message.roster)
+        elif core is not None:
+            ready = core.step(peer_id, frame, self._driver.now_s())
+            self._perform(core, ready)
+            if ready.must_start_over:
+                self._start_over(peer_id, message.term, message.start_over, memoryview(body))
+        elif message.term < self.vote.term:
+            pass
         elif kind == "start_over":
-            self._receive_start_over(peer_id, term, message.start_over, memoryview(body))
-        elif self.engine is not None:
-            if kind in _TO_ENGINE:
-                _TO_ENGINE[kind](self.engine, peer_id, message, memoryview(body))
-            else:
-                log.warning("a frame that has no place here", peer=peer_id, kind=kind)
-        elif kind == "append" and term >= self.vote.term:
+            self._start_over(peer_id, message.term, message.start_over, memoryview(body))
+        elif kind == "append":
             answer = AppendAnswer(next_index=FIRST_INDEX)
-            self.send(peer_id, Frame(RaftFrame(term=term, append_answer=answer)))
+            self._links.send(peer_id, Frame(RaftFrame(term=message.term, append_answer=answer)))
 
-    def _receive_start_over(
-        self, peer_id: str, term: int, start: StartOver, body: memoryview
-    ) -> None:
-        """The entries that this node needs next are gone from the leader's log."""
-        if self.engine is not None:
-            if not self.engine.receive_start_over(peer_id, term, start, body):
-                return
-        elif term < self.vote.term:
-            return
+    def _start_over(self, peer_id: str, term: int, start: StartOver, body: memoryview) -> None:
+        """The log is replaced by the beginning of the leader's."""
         try:
             check_opening(body, start.first_index)
         except MalformedEntries as error:
             log.warning("cannot start over with this", leader=peer_id, error=str(error))
-            # So that the leader looks at what it sent, if it did.
+            # A refusal makes the leader verify what it has sent.
             answer = AppendAnswer(next_index=FIRST_INDEX, must_catch_up=True)
-            self.send(peer_id, Frame(RaftFrame(term=term, append_answer=answer)))
+            self._links.send(peer_id, Frame(RaftFrame(term=term, append_answer=answer)))
             return
         log.warning(
             "too far behind: starting over with the leader's log",
@@ -347,8 +384,8 @@ class Replica:
             first_index=start.first_index,
             own_last_index=self.log.last_index,
         )
-        self.memory.forget(term)
-        self.engine = None
+        self.trust.revoke(term)
+        self.core = None
         self.start_overs += 1
         self.log.start_over(start.first_index, start.log_offset)
         self._membership.forget()
@@ -359,21 +396,14 @@ class Replica:
             log.warning("cannot start over yet", leader=peer_id, error=str(error))
             return
         self._machine.start_over()
-        self._start_engine()
-        engine = self._engine()
-        engine.follow(peer_id, term)
-        engine.answer_start_over(peer_id)
+        core = self._start_core()
+        self._perform(core, core.started_over(peer_id, term, self._driver.now_s()))
 
-    def _trust_again(self, engine: Engine) -> None:
-        if self.vote.must_catch_up and engine.has_caught_up:
-            self.memory.restore(engine.term)
-
-    def _greet(self, peer_id: str) -> None:
-        engine = self._engine()
-        engine.on_connected(peer_id)
-        engine.send_frame(peer_id, roster=self._membership.roster())
+    def _greet(self, core: Core, peer_id: str) -> None:
+        core.connected(peer_id)
+        self._send_roster(core, [peer_id])
         if self._changes.learner_id == peer_id:
-            engine.add_learner(peer_id)
+            core.add_learner(peer_id)
 
     # -- members -----------------------------------------------------------------------------------
 
@@ -383,7 +413,7 @@ class Replica:
 
     @property
     def past(self) -> Past:
-        """What tells this log from one that was restored, or was not."""
+        """Tells this log from one with other restorations."""
         return self._membership.past()
 
     def add_member(self, node_id: str, address: str, done: Callable[[Outcome], None]) -> None:
@@ -392,52 +422,53 @@ class Replica:
         self._changes.begin_add(self.members, node_id, address, done)
         self._membership.set_peers()
         if node_id in self._connected:
-            self._engine().add_learner(node_id)
+            self._started_core().add_learner(node_id)
 
     def remove_member(self, node_id: str, done: Callable[[Outcome], None]) -> None:
         self._check_leads()
-        engine, last_index = self._engine(), self.log.last_index
+        core, last_index = self._started_core(), self.log.last_index
         matches = {
-            peer.id: engine.match_index(peer.id) if engine.is_healthy(peer.id) else 0
-            for peer in engine.others
+            peer_id: core.match_index(peer_id) if core.is_healthy(peer_id) else 0
+            for peer_id in core.other_ids
         }
         matches[self.node_id] = last_index
         self._changes.begin_remove(matches, node_id, self.node_id, last_index, done)
         self._writer.is_roll_due = True
 
     def cancel_change(self) -> None:
-        """A node that is being added and does not come; not when it is in the log already."""
+        """Gives up a node that is being added and does not come; not when the log has it."""
         if self._changes.may_cancel:
             self._end_change(NodeStopped("the change of members was called off"))
 
-    def _advance_change(self, engine: Engine) -> None:
+    def _advance_change(self, core: Core) -> None:
         learner_id = self._changes.learner_id
         if learner_id is not None:
             # One that has to catch up would not be counted: as a member it would be in the way.
-            is_healthy = engine.is_healthy(learner_id)
-            match_index = engine.match_index(learner_id) if is_healthy else 0
+            is_healthy = core.is_healthy(learner_id)
+            match_index = core.match_index(learner_id) if is_healthy else 0
             if self._changes.follow_learner(match_index, self.log.last_index):
                 self._writer.is_roll_due = True
 
     def _end_change(self, error: MqError) -> None:
         learner_id = self._changes.learner_id
         self._changes.end(error)
-        if learner_id is not None and self.engine is not None:
-            self.engine.remove_learner(learner_id)
+        if learner_id is not None and self.core is not None:
+            self.core.remove_learner(learner_id)
             self._membership.set_peers()
 
-    def _refresh_members(self, engine: Engine) -> None:
-        if self._membership.refresh(engine.commit_index):
-            engine.set_members(self.members)
-            self._send_roster(engine)
+    def _refresh_members(self, core: Core) -> None:
+        if self._membership.refresh(core.commit_index):
+            core.set_members(self.members, self._driver.now_s())
+            self._send_roster(core)
 
-    def _send_roster(self, engine: Engine) -> None:
-        roster = self._membership.roster()
-        for peer_id in sorted(self._connected):
-            engine.send_frame(peer_id, roster=roster)
+    def _send_roster(self, core: Core, peer_ids: Collection[str] | None = None) -> None:
+        """To all nodes that are connected, or to these."""
+        frame = Frame(RaftFrame(term=core.term, roster=self._membership.roster()))
+        for peer_id in sorted(self._connected) if peer_ids is None else peer_ids:
+            self._links.send(peer_id, frame)
 
     def _receive_roster(self, told: Roster) -> None:
-        if self._membership.receive_roster(told) and self.engine is not None:
+        if self._membership.receive_roster(told) and self.core is not None:
             log.warning("the other nodes say that this one is no member", node=self.node_id)
 
     # -- planned stop, status ----------------------------------------------------------------------
@@ -448,10 +479,13 @@ class Replica:
 
     def hand_over(self) -> bool:
         """Whether another node was asked to lead: one that has all of the log."""
-        engine = self.engine
-        if self.failure is not None or engine is None or engine.role != Role.LEADER:
-            return False
-        return engine.transfer_leadership()
+        core = self.core
+        return (
+            self.failure is None
+            and core is not None
+            and core.role == Role.LEADER
+            and self._ask_to_lead(core)
+        )
 
     def begin_transfer(self, node_id: str, wait_s: float) -> None:
         """To this node, or to the one that has most of the log; see `Transfer`. NotLeader,
@@ -459,10 +493,17 @@ class Replica:
         """
         self._check_leads()
         self._changes.check_idle()
-        self.transfer.begin(self._engine(), self.members, node_id, now_s(), wait_s)
+        core, now_s = self._started_core(), self._driver.now_s()
+        self.transfer.begin(core, self.members, node_id, now_s, wait_s)
+
+    def _ask_to_lead(self, core: Core, node_id: str = "") -> bool:
+        """Returns False if this node, or any, does not have all of the log."""
+        ready = core.transfer_leadership(self._driver.now_s(), node_id)
+        self._perform(core, ready)
+        return bool(ready.messages)
 
     def end(self) -> None:
-        """Answers all who still wait; the replica is not used any more."""
+        """Answers all pending proposals; the replica is not used after this."""
         if self.failure is None:
             self.failure = NodeStopped("this node has stopped")
             self._proposals.end_leadership(self.failure)
@@ -475,12 +516,12 @@ class Replica:
     @property
     def is_ready(self) -> bool:
         """There is a leader, and all of its term's commit point is applied here."""
-        engine = self.engine
+        core = self.core
         return (
-            engine is not None
-            and engine.leader_id is not None
-            and engine.has_all_committed
-            and engine.applied_index == engine.commit_index
+            core is not None
+            and core.leader_id is not None
+            and core.has_all_committed
+            and core.applied_index == core.commit_index
         )
 
     @property
@@ -488,9 +529,47 @@ class Replica:
         return len(self._proposals)
 
     def status(self) -> Status:
-        return status_of(self, self._changes, self._machine.applied_index)
+        """For metrics and people. Reading it changes nothing."""
+        core, members, must_catch_up = self.core, self.members, self.vote.must_catch_up
+        leads = core is not None and core.role == Role.LEADER
+        learner_id = self._changes.learner_id
+        learners = {learner_id: self._changes.learner_address()[learner_id]} if learner_id else {}
+        followers, joining = (
+            [
+                self._follower(core, node_id, address)
+                for node_id, address in sorted(nodes.items())
+                if core is not None and leads and node_id != self.node_id
+            ]
+            for nodes in (members, learners)
+        )
+        return Status(
+            leadership=self._leadership,
+            members=dict(members),
+            first_index=self.log.first_index,
+            last_index=self.log.last_index,
+            durable_index=core.log.durable_index if core else 0,
+            commit_index=core.commit_index if core else 0,
+            applied_index=self._machine.applied_index,
+            waiting=self.waiting,
+            elections_total=core.elections_total if core else 0,
+            must_catch_up=must_catch_up,
+            followers=followers,
+            failure=str(self.failure) if self.failure else None,
+            is_voter=core is not None and self.node_id in members and not must_catch_up,
+            joining=joining[0] if joining else None,
+        )
 
-    def _engine(self) -> Engine:
-        if self.engine is None:
+    def _follower(self, core: Core, node_id: str, address: str) -> Follower:
+        progress = core.progress(node_id)
+        return Follower(
+            node_id,
+            address,
+            progress.match_index,
+            is_connected=progress.is_connected,
+            is_voter=core.is_healthy(node_id),
+        )
+
+    def _started_core(self) -> Core:
+        if self.core is None:
             raise RuntimeError("there is no log yet")
-        return self.engine
+        return self.core

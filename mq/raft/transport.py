@@ -2,7 +2,7 @@
 
 The node with the smaller id dials, again and again with growing pauses; the other accepts. A new
 connection of a peer that is connected already takes the place of the old one: with TLS at once,
-since both have shown a certificate; without, where anybody can say Hello in the name of a peer,
+since both have shown a certificate; without, where any process can say Hello in the name of a peer,
 only when the old one ends or stays silent while the new one is held. TCP keeps the order; what was
 not delivered when a connection ends is lost, and the core sends it again.
 
@@ -55,7 +55,7 @@ class Listener(Protocol):
         ...
 
     def on_frame(self, peer_id: str, frame: Frame) -> None:
-        """The body may be kept: nobody writes to its buffer any more."""
+        """The body may be kept: its buffer is not written to again."""
         ...
 
     def on_writable(self, peer_id: str) -> None:
@@ -69,7 +69,7 @@ class Transport:
         identity: Identity,
         listener: Listener,
         *,
-        birth_crc: Callable[[], int],
+        genesis_crc: Callable[[], int],
         past: Callable[[], Past] = Past,
         tls: TlsContexts | None = None,
         send_buffer_bytes: int = 16 << 20,
@@ -84,7 +84,7 @@ class Transport:
     ) -> None:
         self._identity = identity
         self._listener = listener
-        self._birth_crc = birth_crc
+        self._genesis_crc = genesis_crc
         self._past = past
         self._tls = tls
         self._send_buffer_bytes = send_buffer_bytes
@@ -195,13 +195,13 @@ class Transport:
 
     def greeting(self, connection: Connection) -> Frame:
         return greeting(
-            self._identity, connection.peer_id, self._birth_crc(), self.presence, self._past()
+            self._identity, connection.peer_id, self._genesis_crc(), self.presence, self._past()
         )
 
     def objection(self, connection: Connection, hello: Hello) -> str | None:
         known = self._addresses.keys()
         expected = Expected(
-            self._identity, known, connection.dialed, self._birth_crc(), self._past()
+            self._identity, known, connection.dialed, self._genesis_crc(), self._past()
         )
         return objection(hello, expected)
 

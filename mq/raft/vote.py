@@ -20,7 +20,7 @@ saved is never missing from it. A flipped bit, or any damage that spares one of 
 costs nothing, because all eight have what was saved. A slot without any intact record cannot come
 from a crash: it may have been the newest, and going back to the other one could vote twice in one
 term. So it is refused. Not detected: a disk that loses a whole write which it had called durable,
-and a file that somebody puts back from a backup or deletes: both look like an earlier moment.
+and a file that is put back from a backup or deleted: both look like an earlier moment.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "other peer": ({"peer_id": "q"}, ["wants to talk to q", "this is node b"]),
     "larger id": ({"node_id": "c"}, ["smaller id dials"]),
     "same id": ({"node_id": "b"}, ["two nodes are called b"]),
-    "birth": ({"birth_crc": 2}, ["other members"]),
+    "genesis": ({"birth_crc": 2}, ["other members"]),
 }
 
 
@@ -77,7 +77,7 @@ def test_who_does_not_belong_here_is_told_why(loop: str, kind: str, lines: Lines
     changes, words = REFUSED[kind]
 
     async def scenario() -> None:
-        async with started("b", birth_crc=1) as b, dialed(b.address) as raw:
+        async with started("b", genesis_crc=1) as b, dialed(b.address) as raw:
             b.transport.set_peers({"a": NOWHERE, "c": NOWHERE})
             hello = greeting(node("a"), "b", 1)
             for field, value in changes.items():
@@ -99,15 +99,15 @@ def test_who_does_not_belong_here_is_told_why(loop: str, kind: str, lines: Lines
     run(scenario(), loop)
 
 
-@pytest.mark.parametrize("kind", ["cluster", "broker set", "birth", "stranger"])
+@pytest.mark.parametrize("kind", ["cluster", "broker set", "genesis", "stranger"])
 def test_neither_core_hears_of_a_refused_connection(loop: str, kind: str, lines: Lines) -> None:
     changes, words = REFUSED[kind]
     identity = node("a", changes.get("cluster", "mq"), changes.get("broker_set", "set-0"))
 
     async def scenario() -> None:
         async with (
-            started("a", identity=identity, birth_crc=changes.get("birth_crc", 1)) as a,
-            started("b", birth_crc=1) as b,
+            started("a", identity=identity, genesis_crc=changes.get("birth_crc", 1)) as a,
+            started("b", genesis_crc=1) as b,
         ):
             b.transport.set_peers({} if kind == "stranger" else {"a": NOWHERE})
             a.transport.set_peers({"b": b.address})
@@ -458,14 +458,14 @@ def test_without_a_hook_a_failure_reaches_the_event_loop(loop: str) -> None:
     run(scenario(), loop)
 
 
-def test_a_birth_that_cannot_be_read_is_a_failure_too(loop: str) -> None:
+def test_a_genesis_that_cannot_be_read_is_a_failure_too(loop: str) -> None:
     async def scenario() -> None:
         failures: list[Exception] = []
 
-        def birth() -> int:
+        def genesis() -> int:
             raise Broken
 
-        async with started("b", birth_crc=birth, on_failure=failures.append) as b:
+        async with started("b", genesis_crc=genesis, on_failure=failures.append) as b:
             b.transport.set_peers({"a": NOWHERE})
             async with dialed(b.address) as raw:
                 raw.send(greeting(node("a"), "b", 0))
@@ -492,6 +492,6 @@ def test_a_port_scan_leaves_no_open_descriptors(loop: str) -> None:
 
 def test_transports_that_never_started_can_be_closed(loop: str) -> None:
     async def scenario() -> None:
-        await Transport(node("a"), Core(), birth_crc=lambda: 0).close()
+        await Transport(node("a"), Core(), genesis_crc=lambda: 0).close()
 
     run(scenario(), loop)

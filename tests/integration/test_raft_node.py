@@ -20,8 +20,7 @@ from mq.errors import (
     PortUnavailable,
     StorageFailed,
 )
-from mq.raft.contracts import Leadership, Limits, Settings
-from mq.raft.hooks import Role
+from mq.raft.contracts import Leadership, Limits, Role, Settings
 from mq.raft.node import Disk, Node
 from mq.raft.vote import VoteFile
 from mq.store.batch import encode_payload

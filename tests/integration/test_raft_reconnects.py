@@ -53,7 +53,7 @@ def test_a_node_that_comes_back_is_dialed_again(loop: str) -> None:
             assert b.core.lost() == [False]
             assert not a.transport.send("b", append(1))
             core = Core()
-            again = Transport(node("b"), core, birth_crc=lambda: 0)
+            again = Transport(node("b"), core, genesis_crc=lambda: 0)
             await again.start(address)
             again.set_peers({"a": NOWHERE})
             await core.until_connected("a")
@@ -242,7 +242,7 @@ def test_pauses_between_dials_grow_and_start_over_after_a_connection_that_lasted
         clock = asyncio.get_running_loop()
         async with Door.opened() as door:
             core = Core()
-            a = Transport(node("a"), core, birth_crc=lambda: 0, backoff_ms=(20, 160))
+            a = Transport(node("a"), core, genesis_crc=lambda: 0, backoff_ms=(20, 160))
             await a.start(ANY_PORT)
             a.set_peers({"b": door.address})
             times = []

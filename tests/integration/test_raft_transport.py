@@ -92,7 +92,7 @@ def test_each_pair_of_nodes_has_one_connection_dialed_by_the_smaller_id(
 def test_a_node_that_does_not_listen_still_dials(loop: str) -> None:
     async def scenario() -> None:
         core = Core()
-        silent = Transport(node("a"), core, birth_crc=lambda: 0)
+        silent = Transport(node("a"), core, genesis_crc=lambda: 0)
         await silent.start(None)
         assert silent.port == 0
         async with started("b") as b:
@@ -122,7 +122,7 @@ def test_small_frames_do_not_wait_and_dead_peers_are_noticed_by_the_kernel_too(l
 def test_a_port_in_use_is_named_with_what_to_do(loop: str) -> None:
     async def scenario() -> None:
         async with started("a") as a:
-            second = Transport(node("b"), Core(), birth_crc=lambda: 0)
+            second = Transport(node("b"), Core(), genesis_crc=lambda: 0)
             with pytest.raises(PortUnavailable, match=rf"{a.address}.*in use.*another address"):
                 await second.start(a.address)
             with pytest.raises(PortUnavailable, match=r"no\.such\.invalid:1"):
@@ -136,7 +136,7 @@ def test_a_port_in_use_is_named_with_what_to_do(loop: str) -> None:
 def test_an_address_without_host_and_port_is_illegal(address: str) -> None:
     async def scenario() -> None:
         with pytest.raises(IllegalConfig, match="use host:port"):
-            await Transport(node("a"), Core(), birth_crc=lambda: 0).start(address)
+            await Transport(node("a"), Core(), genesis_crc=lambda: 0).start(address)
 
     run(scenario())
 
@@ -144,7 +144,7 @@ def test_an_address_without_host_and_port_is_illegal(address: str) -> None:
 def test_ipv6_addresses_stand_in_brackets() -> None:
     async def scenario() -> None:
         core = Core()
-        six = Transport(node("a"), core, birth_crc=lambda: 0)
+        six = Transport(node("a"), core, genesis_crc=lambda: 0)
         async with started("b") as b:
             try:
                 await six.start("[::1]:0")

@@ -223,7 +223,7 @@ class Story:
         if leader is None or leader.replica is None:
             return
         if self._world.counts["transfers"] % 2:
-            self._world.counts["transfers"] += leader.engine.transfer_leadership()
+            self._world.counts["transfers"] += leader.replica.hand_over()
             return
         # As an operator does: in the way of whatever else goes on.
         with contextlib.suppress(MqError):

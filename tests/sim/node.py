@@ -7,13 +7,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from mq.errors import MqError, StorageFailed
-from mq.raft.contracts import Leadership, Limits, Settings, Timing
-from mq.raft.engine import Engine
-from mq.raft.hooks import Role
+from mq.raft.contracts import Leadership, Limits, Role, Settings, Timing
+from mq.raft.core import Core
+from mq.raft.frames import Frame
 from mq.raft.replica import Replica
 from mq.raft.vote import VoteFile
 from mq.store.commitlog import CommitLog
 from mq.store.format import HEADER_BYTES, Kind, decode_header
+from mq.wire.v1.raft_pb2 import RaftFrame, TimeoutNow
 from tests.sim.ledger import Violation
 from tests.sim.machine import CountingMachine
 from tests.support.faulty_vfs import FaultyVfs
@@ -21,7 +22,6 @@ from tests.support.faulty_vfs import FaultyVfs
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mq.raft.frames import Frame
     from mq.raft.proposals import Outcome
     from mq.store.logreader import Entry
     from tests.sim.world import World
@@ -34,7 +34,7 @@ LIMITS = Limits(entry_bytes_max=4096, append_bytes_max=2048, proposals_max=64)
 class Setup(NamedTuple):
     """What nodes are made of. A scenario takes a guard out by giving a class of its own."""
 
-    engine_class: type[Engine] = Engine
+    core_class: type[Core] = Core
     replica_class: type[Replica] = Replica
     machine_class: type[CountingMachine] = CountingMachine
     vote_class: type[VoteFile] = VoteFile
@@ -88,11 +88,11 @@ class SimNode:
         return self.replica is not None and self.replica.vote.must_catch_up
 
     @property
-    def engine(self) -> Engine:
+    def core(self) -> Core:
         """Of a node that is up and has a log."""
         assert self.replica is not None
-        assert self.replica.engine is not None
-        return self.replica.engine
+        assert self.replica.core is not None
+        return self.replica.core
 
     def start(self) -> None:
         self.starts += 1
@@ -122,7 +122,14 @@ class SimNode:
                 limits=setup.limits,
             )
             self.replica = setup.replica_class(
-                settings, log, vote, self.machine, self, self, setup.engine_class
+                settings,
+                log,
+                vote,
+                self.machine,
+                self,
+                self,
+                core_class=setup.core_class,
+                rng=self.world.raft_rng,
             )
         except (MqError, OSError) as error:
             # A disk that is full or broken at the moment: somebody starts it again later.
@@ -238,6 +245,9 @@ class SimNode:
     def now_ms(self) -> int:
         return 1_000_000 + self.clock_skew_ms + int(self.world.now_s * 1000)
 
+    def now_s(self) -> float:
+        return self.world.now_s
+
     def request_sync(self) -> None:
         if not self._is_syncing:
             self._is_syncing = True
@@ -291,25 +301,30 @@ class SimNode:
         header = decode_header(self.log.read(ref.log_offset, HEADER_BYTES))
         self.world.ledger.apply(ref.raft_index, ref.term, header.crc if header else 0)
 
+    def ask_to_lead(self, other: SimNode) -> None:
+        """Whether or not it has all of the log."""
+        message = RaftFrame(term=self.core.term, timeout_now=TimeoutNow())
+        self.send(other.name, Frame(message))
+
     # -- invariants --------------------------------------------------------------------------------
 
     def check(self) -> None:
         """After each step of this node."""
         replica = self.replica
-        if replica is None or replica.engine is None or replica.failure is not None:
+        if replica is None or replica.core is None or replica.failure is not None:
             return
-        engine, ledger = replica.engine, self.world.ledger
-        is_new = engine.role == Role.LEADER and ledger.leaders.get(engine.term) != self.name
+        core, ledger = replica.core, self.world.ledger
+        is_new = core.role == Role.LEADER and ledger.leaders.get(core.term) != self.name
         if is_new:
-            ledger.lead(self.name, engine.term)
-            self.world.note(f"{self.name} leads term {engine.term}")
+            ledger.lead(self.name, core.term)
+            self.world.note(f"{self.name} leads term {core.term}")
         self._check_log()
         self._check_commit()
         if self._must_catch_up != replica.vote.must_catch_up:
             self._must_catch_up = replica.vote.must_catch_up
             self.world.counts["caught up"] += not self._must_catch_up
         if is_new:
-            self._check_complete(engine.term)
+            self._check_complete(core.term)
 
     def _check_log(self) -> None:
         log, ledger = self.log, self.world.ledger
@@ -332,10 +347,10 @@ class SimNode:
 
     def _check_commit(self) -> None:
         replica, ledger = self.replica, self.world.ledger
-        if replica is None or replica.engine is None:
+        if replica is None or replica.core is None:
             return
         # A commit index beyond the log is harmless as long as nothing is there.
-        commit_index = min(replica.engine.commit_index, self.log.last_index)
+        commit_index = min(replica.core.commit_index, self.log.last_index)
         if replica.start_overs > self._start_overs:
             self._start_overs, self._committed = replica.start_overs, 0
             self.world.counts["start-overs"] += 1

@@ -30,13 +30,13 @@ def body_behind(node: SimNode, raft_index: int) -> bytes:
 
 def send(world: World, leader: SimNode, follower: SimNode, prev_index: int, body: bytes) -> None:
     assert leader.replica is not None
-    assert leader.replica.engine is not None
+    assert leader.replica.core is not None
     append = Append(
         prev_index=prev_index,
         prev_term=leader.log.term_at(prev_index),
         commit_index=leader.log.last_index,
     )
-    message = RaftFrame(term=leader.replica.engine.term, append=append)
+    message = RaftFrame(term=leader.replica.core.term, append=append)
     follower.receive(leader.name, Frame(message, memoryview(body)))
     world.run(0.05)
 
@@ -72,9 +72,9 @@ def test_a_damaged_start_does_not_cost_the_log() -> None:
         world.run(0.3)
         before = terms(follower)
         assert leader.replica is not None
-        assert leader.replica.engine is not None
+        assert leader.replica.core is not None
         start = StartOver(first_index=1000, log_offset=1 << 20, commit_index=1000)
-        message = RaftFrame(term=leader.replica.engine.term, start_over=start)
+        message = RaftFrame(term=leader.replica.core.term, start_over=start)
         for body in (b"", b"garbage", body_behind(leader, leader.log.first_index)):
             follower.receive(leader.name, Frame(message, memoryview(body)))
             assert terms(follower) == before

@@ -6,22 +6,22 @@ does by itself, it breaks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mq.raft.core import Core
 from mq.raft.engine import Engine
-from mq.raft.hooks import NO_OP
-from mq.raft.journal import Journal, Slot, Slots
 from mq.raft.vote import Vote, VoteFile, encode
 from tests.sim.ledger import Violation
 from tests.sim.machine import CountingMachine
-from tests.sim.node import Setup
+from tests.sim.node import TIMING, Setup
 from tests.sim.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mq.raft.engine import Peer
     from mq.store.commitlog import CommitLog
     from mq.store.logreader import Entry
     from mq.store.vfs import Vfs
@@ -33,9 +33,9 @@ NEVER_S = 1000.0
 # -- a follower answers after its sync -------------------------------------------------------------
 
 
-class AnswersBeforeTheSync(Engine):
-    def _answer(self, peer_id: str, next_index: int, *, success: bool) -> None:
-        self._send_answer(peer_id, next_index, success=success)
+class AnswersBeforeTheSync(Core):
+    def _answer(self, leader: Peer, verified_index: int) -> None:
+        self._send_answer(leader.id, verified_index + 1, success=True)
 
 
 def propose_to_a_follower_that_does_not_sync(world: World) -> SimNode:
@@ -79,16 +79,13 @@ def test_a_follower_whose_disk_is_slow_still_says_that_it_lives() -> None:
 # -- the leader counts itself after its sync -------------------------------------------------------
 
 
-class CountsItselfAtOnce(Engine):
-    def _SyncObj__getEntries(  # noqa: N802
-        self,
-        fromIDx: int | None,  # noqa: N803
-        count: int | None = None,
-        maxSizeBytes: int | None = None,  # noqa: N803
-    ) -> list[Slot] | Slots:
-        if count == 1 and fromIDx is not None and maxSizeBytes is None:
-            return [self.journal.slot(fromIDx)]
-        return super()._SyncObj__getEntries(fromIDx, count, maxSizeBytes)
+class CountsUnsynced(Engine):
+    def _counts_itself(self, raft_index: int) -> bool:  # noqa: ARG002
+        return True
+
+
+class CountsItselfAtOnce(Core):
+    engine_class = CountsUnsynced
 
 
 def propose_to_a_leader_that_does_not_sync(world: World) -> SimNode:
@@ -104,7 +101,7 @@ def propose_to_a_leader_that_does_not_sync(world: World) -> SimNode:
 def test_an_entry_that_the_leader_has_not_synced_is_not_committed() -> None:
     with World(1) as world:
         leader = propose_to_a_leader_that_does_not_sync(world)
-        assert leader.engine.match_index(world.others(leader)[0].name) == 3
+        assert leader.core.match_index(world.others(leader)[0].name) == 3
         assert 3 not in world.ledger.committed
         world.converge()
 
@@ -133,11 +130,10 @@ def test_a_node_alone_acknowledges_after_its_sync() -> None:
 
 
 def test_a_node_alone_that_counts_itself_at_once_acknowledges_what_no_disk_has() -> None:
-    with (
-        World(1, 1, Setup(CountsItselfAtOnce)) as world,
-        pytest.raises(Violation, match="durable on 0 of 1"),
-    ):
-        world.settle()
+    with World(1, 1, Setup(CountsItselfAtOnce)) as world:
+        world.nodes["n0"].sync_s = 0.5
+        with pytest.raises(Violation, match="durable on 0 of 1"):
+            world.settle()
 
 
 # -- term and vote ---------------------------------------------------------------------------------
@@ -159,7 +155,7 @@ def vote_lose_power_and_be_asked_again(world: World) -> None:
     world.network.cut(second.name, first.name)
     voter.sync_s = NEVER_S
     world.lead(first)
-    assert first.engine.term == 2
+    assert first.core.term == 2
     voter.stop(is_power_loss=True, keep=0)
     world.cut_off(first)
     voter.start()
@@ -184,16 +180,23 @@ def test_a_vote_without_sync_is_given_twice() -> None:
 # -- a commit index that outlives its entries ------------------------------------------------------
 
 
-class KeepsTheCommitIndex(Journal):
+class KeepsTheCommitIndex(Engine):
     """As PySyncObj's file journal: in the file's header, without sync, believed as it is."""
 
-    kept: dict[str, int]
+    kept: dict[int, int]
 
-    def setRaftCommitIndex(self, raftCommitIndex: int) -> None:  # noqa: N802, N803
-        self.kept[self.log._directory + str(id(self.log._vfs))] = raftCommitIndex
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._disk = id(self._log.commitlog._vfs)
+        self.commit_index = self.kept.get(self._disk, 1)
 
-    def getRaftCommitIndex(self) -> int:  # noqa: N802
-        return self.kept.get(self.log._directory + str(id(self.log._vfs)), 1)
+    def tick(self) -> None:
+        super().tick()
+        self.kept[self._disk] = self.commit_index
+
+
+class BelievesTheCommitIndex(Core):
+    engine_class = KeepsTheCommitIndex
 
 
 def lose_the_end_of_every_log(world: World) -> tuple[SimNode, SimNode]:
@@ -224,30 +227,26 @@ def test_a_commit_index_beyond_the_log_is_not_believed() -> None:
     with World(1, 5, Setup(counts_unsynced=True)) as world:
         leader, follower = lose_the_end_of_every_log(world)
         assert follower.log.last_index == leader.log.last_index
-        assert follower.engine.commit_index < follower.log.last_index - 5
+        assert follower.core.commit_index < follower.log.last_index - 5
 
 
-def test_a_commit_index_beyond_the_log_applies_what_is_not_committed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("mq.raft.replica.Journal", KeepsTheCommitIndex)
+def test_a_commit_index_beyond_the_log_applies_what_is_not_committed() -> None:
     KeepsTheCommitIndex.kept = {}
     with (
-        World(1, 5, Setup(counts_unsynced=True)) as world,
+        World(1, 5, Setup(BelievesTheCommitIndex, counts_unsynced=True)) as world,
         pytest.raises(Violation, match="in the logs of 1 of 5"),
     ):
         lose_the_end_of_every_log(world)
 
 
-def test_the_journal_clamps_what_was_applied_to_what_it_has() -> None:
+def test_what_was_applied_is_committed_as_far_as_the_log_has_it() -> None:
     with World(1, 1) as world:
         node = world.settle()
-        journal = Journal(
-            node.log, node.engine.journal.vote, applied_index=1 << 40, now_ms=node.now_ms
-        )
-        assert journal.getRaftCommitIndex() == node.log.last_index == 2
-        journal.add(NO_OP, 3, 1)
-        assert journal.getRaftCommitIndex() == 3
+        assert node.replica is not None
+        core, vote = node.core, node.replica.vote
+        for applied_index, commit_index in ((0, 0), (1, 1), (1 << 40, node.log.last_index)):
+            engine = Engine("n0", ["n0"], core.log, vote, TIMING, core, applied_index=applied_index)
+            assert engine.commit_index == commit_index
 
 
 # -- what was applied is not applied again ---------------------------------------------------------

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mq.errors import MqError, StorageFailed
-from mq.raft.engine import Engine
-from mq.raft.flow import Flow
+from mq.raft.core import Core
+from mq.raft.progress import Progress
 from mq.raft.replica import Replica
 from mq.store.format import HEADER_BYTES, Kind, decode_header
 from tests.sim.machine import CountingMachine
@@ -24,7 +24,7 @@ from tests.sim.world import World
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mq.raft.hooks import Peer
+    from mq.raft.engine import Peer
     from mq.raft.proposals import Outcome
     from mq.store.logreader import Entry
     from tests.sim.network import Sent
@@ -60,17 +60,13 @@ def entries_sent(record: list[Sent], receiver: SimNode) -> list[int]:
 # -- probing ---------------------------------------------------------------------------------------
 
 
-class NeverProbes(Flow):
-    def start_probing(self) -> None:
-        self.is_probing = False
+@pytest.fixture
+def without_probing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def feed(progress: Progress) -> None:
+        progress.is_probing = False
 
-    def refused(self, next_index: int) -> bool:  # noqa: ARG002
-        return False
-
-
-class SendsWithoutProbing(Engine):
-    def _flow(self, peer_id: str) -> Flow:
-        return self._flows.setdefault(peer_id, NeverProbes())
+    monkeypatch.setattr(Progress, "start_probing", feed)
+    monkeypatch.setattr(Progress, "refused", lambda *_: False)
 
 
 def come_back_under_load(world: World) -> tuple[int, int]:
@@ -97,8 +93,9 @@ def test_a_follower_that_was_away_is_asked_where_it_stands_before_it_is_fed() ->
         world.converge()
 
 
+@pytest.mark.usefixtures("without_probing")
 def test_without_probing_a_follower_that_was_away_is_flooded() -> None:
-    with World(1, setup=MANY._replace(engine_class=SendsWithoutProbing)) as world:
+    with World(1, setup=MANY) as world:
         sent, lacked = come_back_under_load(world)
         assert sent > 3 * lacked, (sent, lacked)
 
@@ -121,8 +118,8 @@ def test_a_follower_that_cannot_match_is_asked_once_a_heartbeat() -> None:
 # -- the next index --------------------------------------------------------------------------------
 
 
-class GoesBackAtEachAnswer(Engine):
-    def _keep_next_index(self, peer: Peer, next_before: int) -> None:
+class GoesBackAtEachAnswer(Core):
+    def _keep_next_index(self, progress: Progress, next_before: int) -> None:
         """PySyncObj's: what is on its way is sent again."""
 
 
@@ -144,7 +141,7 @@ def test_an_entry_is_sent_once_to_a_follower_that_takes_it() -> None:
 
 
 def test_a_next_index_that_goes_back_sends_much_again() -> None:
-    with World(1, setup=MANY._replace(engine_class=GoesBackAtEachAnswer)) as world:
+    with World(1, setup=MANY._replace(core_class=GoesBackAtEachAnswer)) as world:
         for sent, different in replicate_on_a_slow_link(world).values():
             assert sent > 1.3 * different
 
@@ -152,9 +149,9 @@ def test_a_next_index_that_goes_back_sends_much_again() -> None:
 # -- flow control ----------------------------------------------------------------------------------
 
 
-class SendsWhateverThereIs(Engine):
-    def _may_send(self, peer_id: str) -> bool:
-        return self._flow(peer_id).is_connected
+class SendsWhateverThereIs(Core):
+    def _has_open_flow(self, peer: Peer) -> bool:
+        return peer.progress.is_connected
 
 
 def load_a_slow_link(world: World) -> None:
@@ -222,7 +219,7 @@ class Poisoned(CountingMachine):
 class TriesForEver(Replica):
     """As PySyncObj's loop: an error of a tick is logged, and the next tick comes."""
 
-    def _step(self, action: Callable[..., object], *arguments: object) -> None:
+    def _guarded(self, action: Callable[..., object], *arguments: object) -> None:
         try:
             action(*arguments)
             self._settle()

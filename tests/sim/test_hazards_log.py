@@ -8,16 +8,16 @@ does by itself, it breaks.
 from __future__ import annotations
 
 import tracemalloc
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pysyncobj.journal import createJournal
 
 from mq.errors import MalformedEntries
 from mq.raft.contracts import Limits
+from mq.raft.core import Core
 from mq.raft.engine import Engine
-from mq.raft.journal import Journal, Slot, Slots
-from mq.raft.vote import VoteFile
+from mq.raft.raft_log import RaftLog
 from mq.store.commitlog import CommitLog, NewEntry
 from mq.store.format import Kind
 from mq.store.vfs import RealVfs
@@ -30,7 +30,8 @@ from tests.support.naive_wire import varint
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mq.wire.v1.raft_pb2 import Append, StartOver
+    from mq.raft.engine import Peer, Slot
+    from mq.wire.v1.raft_pb2 import StartOver
     from tests.sim.network import Sent
     from tests.sim.node import SimNode
 
@@ -43,11 +44,11 @@ def one_entry_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- entries that are there already are trimmed ----------------------------------------------------
 
 
-class Truncates(Engine):
+class Truncates(Core):
     """On any append below its end, as PySyncObj does."""
 
-    def _deliver_append(self, peer_id: str, message: dict[str, object]) -> None:
-        self.deliver(peer_id, message)
+    def _known_part(self, body: memoryview, index: int, term: int) -> tuple[int, int, int]:  # noqa: ARG002
+        return 0, index, term
 
 
 def get_an_old_append_again(world: World) -> SimNode:
@@ -60,7 +61,7 @@ def get_an_old_append_again(world: World) -> SimNode:
     world.network.record = []
     first_index = world.commit(b"applied everywhere")
     # Just after a heartbeat: the next one comes when all is over.
-    assert world.run_until(lambda: follower.engine.commit_index == first_index, 1.0)
+    assert world.run_until(lambda: follower.core.commit_index == first_index, 1.0)
     assert leader.replica is not None
     for _ in range(2):
         leader.replica.propose(Kind.COMMAND, [b"the follower does not know"], leader._ended)
@@ -75,7 +76,7 @@ def get_an_old_append_again(world: World) -> SimNode:
         and sent.frame.body
         and sent.frame.message.append.prev_index == first_index
     ]
-    assert follower.engine.commit_index == first_index
+    assert follower.core.commit_index == first_index
     assert follower.log.last_index == last_index
     world.network.deliver_again(old)
     leader.stop(is_power_loss=True)
@@ -101,19 +102,11 @@ def test_without_trim_an_append_that_comes_again_cuts_committed_entries() -> Non
         get_an_old_append_again(world)
 
 
-class BelievesTheCommitIndex(Engine):
+class BelievesTheCommitIndex(Core):
     """PySyncObj's, which has just truncated what it cannot be sure of: we have not."""
 
-    said = 0
-
-    def receive_append(self, peer_id: str, term: int, append: Append, body: memoryview) -> None:
-        self.said = append.commit_index
-        super().receive_append(peer_id, term, append, body)
-
-    def deliver(self, peer_id: str, message: dict[str, object]) -> None:
-        if message["type"] == "append_entries" and message["commit_index"]:
-            message["commit_index"] = self.said
-        super().deliver(peer_id, message)
+    def _committed_here(self, commit_index: int, verified_index: int) -> int:  # noqa: ARG002
+        return commit_index
 
 
 def come_back_with_entries_that_nobody_else_has(world: World) -> SimNode:
@@ -141,7 +134,7 @@ def come_back_with_entries_that_nobody_else_has(world: World) -> SimNode:
 def test_only_what_is_known_to_be_the_leaders_is_committed() -> None:
     with World(1) as world:
         old = come_back_with_entries_that_nobody_else_has(world)
-        assert old.engine.role == 0
+        assert old.core.role == 0
         world.converge()
 
 
@@ -157,7 +150,7 @@ def test_a_trimmed_append_with_the_leaders_commit_index_commits_other_entries() 
 # -- an answer of another term ---------------------------------------------------------------------
 
 
-class CountsAnyAnswer(Engine):
+class CountsAnyAnswer(Core):
     def _is_current(self, term: int) -> bool:  # noqa: ARG002
         return True
 
@@ -200,7 +193,7 @@ def answers(record: list[Sent], sender: SimNode, receiver: SimNode) -> list[Sent
 def test_an_answer_of_an_old_term_does_not_count() -> None:
     with World(1, 5) as world:
         leader, last_index = answer_in_an_old_term(world)
-        assert leader.engine.commit_index < last_index
+        assert leader.core.commit_index < last_index
         world.converge()
 
 
@@ -227,26 +220,32 @@ class SendsInChunks(Engine):
 
     world: World
 
-    def __init__(self, *arguments: object, **keywords: object) -> None:
-        super().__init__(*arguments, **keywords)  # type: ignore[arg-type]
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
         self.conf.appendEntriesBatchSizeBytes = BATCH_BYTES
 
-    def _SyncObj__getEntries(  # noqa: N802
-        self,
-        fromIDx: int | None,  # noqa: N803
-        count: int | None = None,
-        maxSizeBytes: int | None = None,  # noqa: N803
-    ) -> list[Slot] | Slots:
-        entries = super()._SyncObj__getEntries(fromIDx, count, maxSizeBytes)
-        if isinstance(entries, Slots):
-            return entries
-        return [slot._replace(command=bytes(slot.command)) for slot in entries]
+    def _to_send(self, raft_index: int) -> Slot:
+        slot = super()._to_send(raft_index)
+        return slot._replace(command=bytes(slot.command))
 
-    def send_message(self, peer_id: str, message: dict[str, object]) -> None:
+    def _send(self, peer: Peer, message: dict[str, Any]) -> None:
         if "transmission" in message:
-            self.world.nodes[peer_id].engine.deliver(self.node_id, message)
-        else:
-            super().send_message(peer_id, message)
+            deliver_raw(self.world, self, peer, message)
+        elif message["type"] != "next_node_idx":
+            super()._send(peer, message)
+
+
+def deliver_raw(world: World, sender: Engine, peer: Peer, message: dict[str, Any]) -> None:
+    """From one PySyncObj to another."""
+    receiver = world.nodes[peer.id].core._engine
+    receiver.deliver(receiver.peer(sender.selfNode.id), message)
+
+
+def core_on(engine: type[Engine]) -> type[Core]:
+    class OnAnotherEngine(Core):
+        engine_class = engine
+
+    return OnAnotherEngine
 
 
 def test_entries_of_any_legal_size_are_replicated() -> None:
@@ -261,7 +260,7 @@ def test_entries_of_any_legal_size_are_replicated() -> None:
 
 
 def test_the_chunked_path_of_pysyncobj_fails_at_an_unlucky_size() -> None:
-    with World(1, setup=LARGE._replace(engine_class=SendsInChunks)) as world:
+    with World(1, setup=LARGE._replace(core_class=core_on(SendsInChunks))) as world:
         SendsInChunks.world = world
         world.settle()
         with pytest.raises(Violation, match=r"pickle data was truncated|EOFError"):
@@ -294,13 +293,13 @@ class SendsSnapshots(Engine):
 
     world: World
 
-    def send_message(self, peer_id: str, message: dict[str, object]) -> None:
+    def _send(self, peer: Peer, message: dict[str, Any]) -> None:
         if "serialized" in message:
             assert message["serialized"] is None
-            self.world.nodes[peer_id].engine.deliver(self.node_id, message)
-            self.world.nodes[peer_id].tick()
+            deliver_raw(self.world, self, peer, message)
+            self.world.nodes[peer.id].tick()
         else:
-            super().send_message(peer_id, message)
+            super()._send(peer, message)
 
 
 def come_back_when_the_log_has_moved_on(world: World) -> SimNode:
@@ -329,34 +328,31 @@ def test_a_follower_too_far_behind_starts_over() -> None:
 
 
 def test_a_snapshot_message_commits_what_nobody_has_checked() -> None:
-    with World(1, setup=Setup(SendsSnapshots)) as world:
+    with World(1, setup=Setup(core_on(SendsSnapshots))) as world:
         SendsSnapshots.world = world
         with pytest.raises(Violation, match="state machine safety: entry 3"):
             come_back_when_the_log_has_moved_on(world)
 
 
-def test_the_log_is_never_cleared_for_a_snapshot() -> None:
+def test_pysyncobj_never_removes_entries() -> None:
     with World(1) as world:
         leader = world.settle()
-        for clear in (leader.engine.journal.clear, leader.engine.journal.deleteEntriesTo):
-            with pytest.raises(RuntimeError, match="never cleared"):
-                clear()
+        engine = leader.core._engine
+        journal = engine._SyncObj__raftLog
+        for remove in (journal.clear, journal.deleteEntriesTo, journal.deleteEntriesFrom):
+            with pytest.raises(RuntimeError, match="never removes"):
+                remove(1)
         with pytest.raises(RuntimeError, match="no snapshots"):
-            leader.engine._SyncObj__loadDumpFile(clearJournal=True)
+            engine._SyncObj__loadDumpFile(clearJournal=True)
         assert leader.log.last_index == 2
 
 
 # -- start over ------------------------------------------------------------------------------------
 
 
-class AlwaysStartsOver(Engine):
-    def receive_start_over(
-        self, peer_id: str, term: int, start: StartOver, body: memoryview
-    ) -> bool:
-        if self.journal.has(start.first_index, 0):
-            return super().receive_start_over(peer_id, term, start, body)
-        self.follow(peer_id, term)
-        return True
+class AlwaysStartsOver(Core):
+    def _lacks_opening(self, start: StartOver, term: int) -> bool:
+        return super()._lacks_opening(start, term) or not self.log.has(start.first_index, 0)
 
 
 def get_an_old_start_over_again(world: World) -> SimNode:
@@ -390,7 +386,7 @@ def test_a_start_over_that_comes_again_would_take_back_what_was_acknowledged() -
         assert follower.replica.start_overs == 2
         leader = world.leader()
         assert leader is not None
-        assert follower.log.last_index < leader.engine.match_index(follower.name)
+        assert follower.log.last_index < leader.core.match_index(follower.name)
 
 
 # -- memory ----------------------------------------------------------------------------------------
@@ -398,17 +394,15 @@ def test_a_start_over_that_comes_again_would_take_back_what_was_acknowledged() -
 LOG_BYTES = 32 << 20
 
 
-def open_journal(directory: Path) -> Journal:
-    vfs = RealVfs()
+def open_log(directory: Path) -> RaftLog:
     log = CommitLog(
-        vfs,
+        RealVfs(),
         str(directory / "commitlog"),
         segment_bytes=4 << 20,
         verify_bytes=1,
         background=False,
     )
-    vote = VoteFile(vfs, str(directory / "vote"))
-    return Journal(log, vote, applied_index=0, now_ms=lambda: 0)
+    return RaftLog(log)
 
 
 def fill(log: CommitLog) -> None:
@@ -420,27 +414,24 @@ def fill(log: CommitLog) -> None:
 
 
 def test_the_log_is_not_in_memory(tmp_path: Path) -> None:
-    journal = open_journal(tmp_path)
-    fill(journal.log)
-    journal.log.sync()
-    journal.log.close()
+    raft_log = open_log(tmp_path)
+    fill(raft_log.commitlog)
+    raft_log.commitlog.sync()
+    raft_log.commitlog.close()
     tracemalloc.start()
     try:
-        journal = open_journal(tmp_path)
-        # As PySyncObj asks: how long, the ends, a slice to the end, each in turn.
-        assert len(journal) == journal[-1].raft_index == len(journal[0:])
-        assert [slot.raft_index for slot in journal[5:9]] == [6, 7, 8, 9]
-        sent = sum(len(slot.command) for slot in journal[0:])
-        next_index = 1
-        while next_index <= journal.log.last_index:
-            region = journal.region(next_index, 1 << 20)
+        raft_log = open_log(tmp_path)
+        assert {raft_log.term_at(index) for index in range(1, raft_log.last_index + 1)} == {1}
+        sent, next_index = 0, 1
+        while next_index <= raft_log.last_index:
+            region = raft_log.region(next_index, 1 << 20)
             sent += len(region.data)
             next_index = region.last_index + 1
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-        journal.log.close()
-    assert sent == journal.log.end_offset >= LOG_BYTES
+        raft_log.commitlog.close()
+    assert sent == raft_log.commitlog.end_offset >= LOG_BYTES
     assert peak < LOG_BYTES / 4
 
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mq.raft.election import Election
-from mq.raft.engine import Engine
+from mq.raft.core import Core
 from mq.raft.vote import VoteFile
 from tests.sim.ledger import Violation
 from tests.sim.node import Setup
@@ -27,12 +26,12 @@ def lose_the_directory(node: SimNode) -> None:
 # -- a leader that was deposed and does not know it ------------------------------------------------
 
 
-class CountsWhoHasForgotten(Engine):
+class CountsWhoHasForgotten(Core):
     def _counts(self, answer: AppendAnswer) -> bool:  # noqa: ARG002
         return True
 
 
-class TrustsAnyLeader(Engine):
+class TrustsAnyLeader(Core):
     @property
     def has_sure_leader(self) -> bool:
         return True
@@ -46,7 +45,8 @@ def come_back_to_a_deposed_leader(world: World) -> SimNode:
     world.cut_off(old)
     for node in world.others(old):
         # Its machine is reachable, its process is not: they need not wait.
-        node.engine.leader_lost()
+        node.core._enter(world.now_s)
+        node.core._leader_lost()
     assert world.run_until(lambda: world.leader() not in (None, old), 1.0)
     new = world.elect()
     world.commit(b"by the new leader")
@@ -68,12 +68,12 @@ def test_a_node_that_has_forgotten_does_not_count_for_a_deposed_leader(seed: int
         world.converge()
 
 
-@pytest.mark.parametrize("engine_class", [CountsWhoHasForgotten, TrustsAnyLeader])
+@pytest.mark.parametrize("core_class", [CountsWhoHasForgotten, TrustsAnyLeader])
 def test_a_node_that_has_forgotten_and_counts_lets_two_leaders_commit(
-    engine_class: type[Engine],
+    core_class: type[Core],
 ) -> None:
     with (
-        World(1, setup=Setup(engine_class)) as world,
+        World(1, setup=Setup(core_class)) as world,
         pytest.raises(Violation, match="state machine safety: entry 4"),
     ):
         come_back_to_a_deposed_leader(world)
@@ -88,10 +88,10 @@ def test_a_node_that_has_forgotten_votes_again_when_its_leader_has_lasted() -> N
         world.run(1.0)
         assert forgetful.log.last_index == leader.log.last_index
         assert forgetful.must_catch_up()
-        assert leader.engine.match_index(forgetful.name) == 0
+        assert leader.core.match_index(forgetful.name) == 0
         world.run(3.0)
         assert not forgetful.must_catch_up()
-        assert leader.engine.match_index(forgetful.name) == leader.log.last_index
+        assert leader.core.match_index(forgetful.name) == leader.log.last_index
 
 
 # -- all members together know everything ----------------------------------------------------------
@@ -134,13 +134,13 @@ def test_a_group_whose_majority_has_forgotten_waits_for_all() -> None:
 def test_without_unanimous_votes_a_group_whose_majority_has_forgotten_is_stuck(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stand = Election._stand_if_winning
+    stand = Core._stand_if_winning
 
-    def stand_by_majority(self: Election) -> None:
+    def stand_by_majority(self: Core) -> None:
         self._supporters.clear()
         stand(self)
 
-    monkeypatch.setattr(Election, "_stand_if_winning", stand_by_majority)
+    monkeypatch.setattr(Core, "_stand_if_winning", stand_by_majority)
     with World(1) as world:
         forget_a_majority(world)
         with pytest.raises(Violation, match="liveness"):

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mq.errors import NodeStopped, NotLeader, OutcomeUnknown
-from mq.raft.contracts import Timing
-from mq.raft.engine import Engine
-from mq.raft.hooks import Role
-from mq.raft.memory import Memory
+from mq.raft.contracts import Role, Timing
+from mq.raft.core import Core
 from mq.raft.proposals import Committed, Outcome, Proposals
+from mq.raft.vote_trust import VoteTrust
 from mq.store.format import Kind
-from mq.wire.v1.raft_pb2 import TimeoutNow
 from tests.sim.ledger import Violation
 from tests.sim.network import Weather
 from tests.sim.node import Setup
@@ -31,18 +29,18 @@ if TYPE_CHECKING:
 # -- pre-vote --------------------------------------------------------------------------------------
 
 
-class WithoutPreVote(Engine):
+class WithoutPreVote(Core):
     def _decide_election(self) -> None:
         """PySyncObj's timer goes off whenever it likes."""
 
 
 def come_back_after_a_while(world: World) -> tuple[SimNode, int]:
     leader = world.settle()
-    term = leader.engine.term
+    term = leader.core.term
     away = world.others(leader)[0]
     world.cut_off(away)
     world.run(3.0)  # less than it takes to give the connection up
-    assert world.leader() is leader or away.engine.term > term
+    assert world.leader() is leader or away.core.term > term
     world.network.heal()
     world.run(3.0)
     return leader, term
@@ -52,14 +50,14 @@ def test_a_node_that_was_away_does_not_depose_the_leader() -> None:
     with World(1) as world:
         leader, term = come_back_after_a_while(world)
         assert world.leader() is leader
-        assert {node.engine.term for node in world.nodes.values()} == {term}
+        assert {node.core.term for node in world.nodes.values()} == {term}
         world.converge()
 
 
 def test_without_pre_vote_a_node_that_was_away_deposes_the_leader() -> None:
     with World(1, setup=Setup(WithoutPreVote)) as world:
         _, term = come_back_after_a_while(world)
-        assert world.elect().engine.term > term + 1
+        assert world.elect().core.term > term + 1
 
 
 def test_a_node_whose_log_is_behind_does_not_raise_terms_for_ever() -> None:
@@ -73,7 +71,7 @@ def test_a_node_whose_log_is_behind_does_not_raise_terms_for_ever() -> None:
         leader.stop(is_power_loss=True)
         world.network.heal()
         assert world.elect() is ahead
-        assert ahead.engine.term == 2
+        assert ahead.core.term == 2
 
 
 # -- a leader without a majority -------------------------------------------------------------------
@@ -87,9 +85,9 @@ def test_a_leader_without_a_majority_steps_down_within_two_seconds(count: int) -
         world.cut_off(leader)
         leader.propose(b"x")
         cut_s = world.now_s
-        assert world.run_until(lambda: leader.engine.role != Role.LEADER, 2.0)
+        assert world.run_until(lambda: leader.core.role != Role.LEADER, 2.0)
         assert world.now_s - cut_s <= 2.0
-        assert leader.engine.leader_id is None
+        assert leader.core.leader_id is None
         world.converge()
 
 
@@ -99,7 +97,7 @@ def test_with_the_timeout_of_pysyncobj_a_leader_without_a_majority_stays() -> No
         world.cut_off(leader)
         leader.propose(b"x")
         world.run(20.0)
-        assert leader.engine.role == Role.LEADER
+        assert leader.core.role == Role.LEADER
         assert leader.replica is not None
         assert leader.replica.waiting == 1
 
@@ -149,7 +147,7 @@ def test_what_was_not_written_is_refused_when_the_leadership_ends() -> None:
         outcomes: list[Outcome] = []
         assert leader.replica is not None
         leader.replica.propose(Kind.COMMAND, [b"x"], outcomes.append)
-        leader.engine.step_down()
+        leader.core._engine.step_down()
         leader.replica.on_writable()
         (outcome,) = outcomes
         assert isinstance(outcome, NotLeader)
@@ -173,7 +171,7 @@ def test_who_waits_is_answered_when_the_node_stops() -> None:
 # -- one vote a node -------------------------------------------------------------------------------
 
 
-class CountsVoteMessages(Engine):
+class CountsVoteMessages(Core):
     def _is_first_vote(self, peer_id: str, term: int) -> bool:  # noqa: ARG002
         return True
 
@@ -182,7 +180,7 @@ def stand_with_one_voter_and_a_network_that_copies(world: World) -> SimNode:
     voter = world.settle()
     candidate = world.others(voter)[0]
     world.cut_off(voter, candidate)
-    voter.engine.send_frame(candidate.name, timeout_now=TimeoutNow())
+    voter.ask_to_lead(candidate)
     world.network.weather = Weather(duplicate=1.0)
     world.run(4.0)
     return candidate
@@ -210,8 +208,8 @@ def test_votes_that_count_by_the_message_elect_two_leaders_of_a_term() -> None:
 @pytest.fixture
 def forgetful_nodes_vote(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is in the directory is all there ever was."""
-    monkeypatch.setattr(Memory, "check", lambda *_: None)
-    monkeypatch.setattr(Memory, "notice", lambda *_: None)
+    monkeypatch.setattr(VoteTrust, "check", lambda *_: None)
+    monkeypatch.setattr(VoteTrust, "notice", lambda *_: None)
 
 
 def lose_the_directory_of_one_of_two(world: World) -> tuple[SimNode, SimNode]:
@@ -362,7 +360,7 @@ def test_a_leader_that_can_send_but_not_hear_is_replaced() -> None:
             world.network.cut(other.name, leader.name)
         cut_s = world.now_s
         leader.propose(b"x")
-        assert world.run_until(lambda: leader.engine.role != Role.LEADER, 2.0)
+        assert world.run_until(lambda: leader.core.role != Role.LEADER, 2.0)
         world.commit()
         assert world.leader() is not leader
         assert world.now_s - cut_s < 4.0
@@ -376,7 +374,7 @@ def test_a_leader_that_can_hear_but_not_send_is_replaced() -> None:
             world.network.cut(leader.name, other.name)
         cut_s = world.now_s
         leader.propose(b"x")
-        assert world.run_until(lambda: leader.engine.role != Role.LEADER, 2.0)
+        assert world.run_until(lambda: leader.core.role != Role.LEADER, 2.0)
         world.commit()
         assert world.leader() is not leader
         assert world.now_s - cut_s < 4.0
@@ -393,5 +391,5 @@ def test_a_follower_that_can_send_but_not_hear_disturbs_nobody() -> None:
             world.commit()
             world.run(0.1)
         assert world.leader() is leader
-        assert leader.engine.term == 1
+        assert leader.core.term == 1
         world.converge()

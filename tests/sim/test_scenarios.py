@@ -15,8 +15,8 @@ from mq.errors import (
     StorageFailed,
 )
 from mq.raft.changes import Changes
-from mq.raft.engine import Engine
-from mq.raft.hooks import Role
+from mq.raft.contracts import Role
+from mq.raft.core import Core, Ready
 from mq.raft.membership import Membership
 from mq.raft.proposals import Committed, Outcome
 from mq.raft.replica import Replica
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mq.raft.frames import Frame
-    from mq.wire.v1.raft_pb2 import Append
 
 
 def replica_of(node: SimNode) -> Replica:
@@ -61,8 +60,8 @@ def test_a_new_node_gets_the_log_and_is_then_counted() -> None:
         assert isinstance(outcomes[0], Committed)
         leader = world.settle()
         assert node.name in replica_of(leader).members
-        assert len(leader.engine.others) == 3
-        assert {len(each.engine.others) for each in world.nodes.values()} == {3}
+        assert len(leader.core.other_ids) == 3
+        assert {len(each.core.other_ids) for each in world.nodes.values()} == {3}
         world.converge()
 
 
@@ -74,11 +73,11 @@ def test_a_member_that_is_removed_is_not_counted_any_more() -> None:
         replica_of(leader).remove_member(gone.name, outcomes.append)
         assert world.run_until(lambda: bool(outcomes), 3.0)
         assert isinstance(outcomes[0], Committed)
-        assert len(leader.engine.others) == 3
+        assert len(leader.core.other_ids) == 3
         world.run(3.0)
         assert world.leader() is leader
-        assert gone.engine.role == Role.FOLLOWER
-        assert leader.engine.term == 1
+        assert gone.core.role == Role.FOLLOWER
+        assert leader.core.term == 1
         # Three of the four that are left are a majority, with or without it.
         gone.stop(is_power_loss=False)
         world.others(leader, gone)[0].stop(is_power_loss=False)
@@ -149,7 +148,7 @@ def take_a_removal_back(world: World) -> SimNode:
     if world.leader() is other:
         world.lead(removed)
     # It is never the other one that leads: a node that knows no better would find only that one.
-    other.engine.is_voter = False
+    other.core.is_voter = False
     world.network.heal()
     return leader
 
@@ -241,7 +240,7 @@ class SaysNothing(Replica):
     """Without a log there is nothing to answer with."""
 
     def _receive(self, peer_id: str, frame: Frame) -> None:
-        if self.engine is not None or frame.message.WhichOneof("content") != "append":
+        if self.core is not None or frame.message.WhichOneof("content") != "append":
             super()._receive(peer_id, frame)
 
 
@@ -285,7 +284,7 @@ def test_a_planned_stop_hands_the_leadership_over_without_a_gap() -> None:
             replica.propose(Kind.COMMAND, [b"x"], lambda _: None)
         assert replica.hand_over()
         start_s = world.now_s
-        assert world.run_until(lambda: leader.engine.role != Role.LEADER, 0.1)
+        assert world.run_until(lambda: leader.core.role != Role.LEADER, 0.1)
         assert world.run_until(lambda: world.leader() is not None, 0.1)
         assert world.now_s - start_s < 0.1
         leader.stop(is_power_loss=False)
@@ -357,9 +356,9 @@ def test_a_node_that_cannot_save_its_vote_sends_none() -> None:
         world.converge()
 
 
-class Stays(Engine):
-    def transfer_leadership(self, to: str = "") -> bool:  # noqa: ARG002
-        return False
+class Stays(Core):
+    def transfer_leadership(self, now_s: float, to: str = "") -> Ready:  # noqa: ARG002
+        return Ready()
 
 
 def fill_the_leaders_disk(world: World) -> tuple[SimNode, list[Outcome]]:
@@ -404,12 +403,9 @@ def test_a_leader_whose_disk_runs_full_in_the_middle_of_a_write_loses_nothing() 
         world.converge()
 
 
-class FailsWithoutSpace(Engine):
-    def _append_next(self, peer_id: str, term: int, append: Append, body: memoryview) -> bool:
-        try:
-            return super()._append_next(peer_id, term, append, body)
-        except DiskFull as error:
-            raise StorageFailed(str(error)) from error
+class FailsWithoutSpace(Core):
+    def refused(self, error: MqError, now_s: float) -> Ready:  # noqa: ARG002
+        raise StorageFailed(str(error)) from error
 
 
 def fill_a_followers_disk(world: World) -> SimNode:
@@ -446,7 +442,7 @@ def test_a_node_without_space_for_its_first_entry_steps_down_at_once() -> None:
         full, other = world.others(leader)
         world.run(0.3)
         full.vfs.fail("pwritev", "commitlog", 28, times=1000)
-        leader.engine.transfer_leadership()
+        assert replica_of(leader).hand_over()
         world.run(3.0)
         assert world.leader() in (leader, other)
         world.converge()

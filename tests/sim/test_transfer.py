@@ -10,7 +10,7 @@ import math
 import pytest
 
 from mq.errors import FlowControl, IllegalMembership, NotLeader, OutcomeUnknown
-from mq.raft.hooks import Role
+from mq.raft.contracts import Role
 from mq.raft.proposals import Committed, Outcome
 from mq.raft.replica import Replica
 from mq.raft.transfer import Transfer
@@ -86,7 +86,7 @@ def test_a_leader_whose_own_disk_is_slow_waits_for_it() -> None:
 
 
 def test_without_the_pause_of_the_pen_outcomes_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Transfer, "holds_pen", False)
+    monkeypatch.setattr(Transfer, "blocks_writes", False)
     outcomes: list[Outcome] = []
     for seed in range(6):
         with World(seed) as world:
@@ -125,7 +125,7 @@ def test_whoever_dies_or_is_cut_off_at_any_step_the_set_goes_on(seed: int) -> No
         if victim.is_up:
             assert world.run_until(lambda: not replica.transfer.is_under_way, 10.0)
         world.converge()
-        assert not any(replica_of(node).transfer.holds_pen for node in world.up())
+        assert not any(replica_of(node).transfer.blocks_writes for node in world.up())
 
 
 def test_a_node_that_is_behind_gets_time_and_then_the_leader_goes_on() -> None:
@@ -158,14 +158,14 @@ def test_a_node_that_does_not_stand_costs_a_moment_and_the_pen_goes_on() -> None
         world.run(0.3)
         deaf = world.others(leader)[0]
         assert deaf.replica is not None
-        deaf.engine.receive_timeout_now = lambda *_: None  # type: ignore[method-assign]
+        deaf.core._steps["timeout_now"] = lambda *_: None
         replica = replica_of(leader)
         outcomes: list[Outcome] = []
         replica.begin_transfer(deaf.name, 5.0)
         leader.tick()
         replica.propose(Kind.COMMAND, [b"x"], outcomes.append)
         world.run(1.0)
-        assert replica.transfer.holds_pen
+        assert replica.transfer.blocks_writes
         assert outcomes == []
         assert world.run_until(lambda: bool(outcomes), 1.5)
         assert [type(one) for one in outcomes] == [Committed]

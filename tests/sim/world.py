@@ -10,11 +10,9 @@ import hashlib
 import heapq
 import random
 from collections import Counter
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Self
 
-from mq.raft.hooks import Role, virtual_time
-from mq.wire.v1.raft_pb2 import TimeoutNow
+from mq.raft.contracts import Role
 from tests.sim.ledger import Ledger, Violation
 from tests.sim.network import Network
 from tests.sim.node import Setup, SimNode
@@ -28,7 +26,7 @@ _CONNECT_S = 0.05
 
 
 class World:
-    """A context manager: inside, all engines of this process live in this world's time."""
+    """A context manager: the nodes start when it is entered."""
 
     def __init__(
         self,
@@ -48,9 +46,8 @@ class World:
         self.shows_notes = False
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._event_count = 0
-        self._time: AbstractContextManager[None] = virtual_time(
-            lambda: self.now_s, random.Random(seed + 1)
-        )
+        # Of all replicas: spreads their election time-outs.
+        self.raft_rng = random.Random(seed + 1)
         self.network = Network(
             self.rng, lambda: self.now_s, self.schedule, buffer_bytes=setup.buffer_bytes
         )
@@ -59,14 +56,13 @@ class World:
         self.nodes = {name: SimNode(self, name, self.members) for name in names}
 
     def __enter__(self) -> Self:
-        self._time.__enter__()
         for node in self.nodes.values():
             node.start()
         self._keep_connected()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._time.__exit__(None, None, None)
+        pass
 
     # -- time --------------------------------------------------------------------------------------
 
@@ -123,11 +119,11 @@ class World:
     def leader(self) -> SimNode | None:
         """The one of the highest term, if there is any."""
         leaders = [
-            (node.replica.engine.term, node)
+            (node.replica.core.term, node)
             for node in self.up()
             if node.replica is not None
-            and node.replica.engine is not None
-            and node.replica.engine.role == Role.LEADER
+            and node.replica.core is not None
+            and node.replica.core.role == Role.LEADER
         ]
         return max(leaders, key=lambda pair: pair[0])[1] if leaders else None
 
@@ -191,7 +187,7 @@ class World:
         leader = self.leader()
         assert leader is not None
         if leader is not node:
-            leader.engine.send_frame(node.name, timeout_now=TimeoutNow())
+            leader.ask_to_lead(node)
         if not self.run_until(lambda: self.leader() is node, 3.0):
             raise Violation(f"liveness: {node.name} does not lead: {self.state()}")
 

@@ -127,12 +127,12 @@ class Node(NamedTuple):
 
 @asynccontextmanager
 async def started(
-    name: str, *, identity: Identity | None = None, birth_crc: Any = 0, **settings: Any
+    name: str, *, identity: Identity | None = None, genesis_crc: Any = 0, **settings: Any
 ) -> AsyncIterator[Node]:
     core = Core()
-    birth = birth_crc if callable(birth_crc) else lambda: birth_crc
+    genesis = genesis_crc if callable(genesis_crc) else lambda: genesis_crc
     # The kernel's patience, for the same reason.
-    defaults = {"backoff_ms": (2, 20), "birth_crc": birth, "send_timeout_ms": DEADLINE_S * 1000}
+    defaults = {"backoff_ms": (2, 20), "genesis_crc": genesis, "send_timeout_ms": DEADLINE_S * 1000}
     settings = defaults | settings
     transport = Transport(identity or node(name), core, **settings)
     await transport.start(ANY_PORT)
@@ -180,8 +180,8 @@ class RawPeer:
             except ConnectionError:
                 return b""
 
-    async def greet(self, name: str, peer: str, birth_crc: int = 0) -> None:
-        self.send(greeting(node(name), peer, birth_crc))
+    async def greet(self, name: str, peer: str, genesis_crc: int = 0) -> None:
+        self.send(greeting(node(name), peer, genesis_crc))
         assert (await self.read()).message.hello.node_id == peer
 
 

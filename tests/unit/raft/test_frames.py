@@ -253,8 +253,8 @@ def test_a_member_is_taken_whoever_dialed() -> None:
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(0, 0), (0, 9), (9, 0), (9, 9)])
-def test_births_that_are_equal_or_unknown_are_taken(ours: int, theirs: int) -> None:
-    assert objection(hello(birth_crc=theirs), expected(birth_crc=ours)) is None
+def test_genesis_checksums_that_are_equal_or_unknown_are_taken(ours: int, theirs: int) -> None:
+    assert objection(hello(birth_crc=theirs), expected(genesis_crc=ours)) is None
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_births_that_are_equal_or_unknown_are_taken(ours: int, theirs: int) -> N
         ({"node_id": "a"}, {"dialed": "c"}, ["dialed c", "a answered", "correct"]),
         (
             {"birth_crc": 1},
-            {"birth_crc": 2},
+            {"genesis_crc": 2},
             ["started with other members", "00000001", "00000002"],
         ),
     ],

@@ -12,6 +12,7 @@ from mq.raft.handshake import Restored
 from mq.raft.membership import Membership, read_members, read_restorations
 from mq.raft.proposals import Committed, Outcome, Proposal, Proposals
 from mq.raft.writer import Writer
+from mq.store.commitlog import NewEntry
 from mq.store.format import Kind
 from mq.store.logreader import EntryRef
 from tests.support.faulty_vfs import FaultyVfs
@@ -67,8 +68,17 @@ class Made:
 
         self.proposals.put(Proposal(Kind.COMMAND, [bytes(size)], size, done, name))
 
-    def write(self) -> DiskFull | None:
-        return self.writer.write(1, 0.0)
+    def write(self, now_s: float = 0.0) -> DiskFull | None:
+        """As the node does."""
+        try:
+            if (checkpoint := self.writer.checkpoint(1)) is not None:
+                self.writer.append([checkpoint])
+            if entries := self.writer.take(1, now_s):
+                self.writer.append(entries)
+        except DiskFull as error:
+            self.proposals.refuse_queued(error)
+            return error
+        return None
 
 
 def test_everything_that_waits_is_one_append() -> None:
@@ -183,9 +193,18 @@ def test_small_entries_gather_while_others_are_on_their_way() -> None:
     made = Made()
     made.put("a")
     assert not made.writer.is_gathering(is_round_open=False, now_s=0.0)
-    made.writer.write(1, 5.0)
+    made.write(5.0)
     assert made.writer.is_gathering(is_round_open=True, now_s=5.0)
     assert not made.writer.is_gathering(is_round_open=False, now_s=5.0)
     assert not made.writer.is_gathering(is_round_open=True, now_s=5.5)
     made.put("large", 1 << 19)
     assert not made.writer.is_gathering(is_round_open=True, now_s=5.0)
+
+
+def test_the_first_entry_of_a_new_leader_gets_its_time_when_it_is_written() -> None:
+    made = Made()
+    made.put("a")
+    made.writer.append([NewEntry(Kind.NOOP, 3, 0, [])])
+    entry = made.log.entry(2)
+    assert (entry.ref.kind, entry.ref.term, entry.ref.stored_at_ms) == (Kind.NOOP, 3, 7)
+    assert len(made.proposals) == 1

@@ -1,8 +1,9 @@
-"""Does this node remember everything that it ever said to the others?
+"""Whether this node's vote can be trusted: it remembers everything that it ever told the others.
 
-A vote, or the word that an entry is on disk, binds a node for ever; one that has forgotten it may
-help to elect a leader without an entry that was acknowledged. `must_catch_up` in the vote file
-marks a node that may have forgotten something. It is lifted when it has all that was committed.
+A vote, or the statement that an entry is on disk, binds a node for ever; one that has forgotten it
+may help to elect a leader without an entry that was acknowledged. `must_catch_up` in the vote file
+marks a node that may have forgotten something. It is lifted when the node has all that was
+committed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mq.logging import get_logger
+from mq.raft.raft_log import FIRST_INDEX
 from mq.raft.vote import VoteFile
 from mq.store.commitlog import CommitLog
 from mq.store.format import HEADER_BYTES, decode_header
@@ -17,17 +19,15 @@ from mq.wire.v1.raft_pb2 import RaftFrame
 
 log = get_logger(__name__)
 
-FIRST_INDEX = 1
 
-
-class Memory:
+class VoteTrust:
     def __init__(self, node_id: str, commitlog: CommitLog, vote: VoteFile) -> None:
         self._node_id = node_id
         self._log = commitlog
         self._vote = vote
 
     def check(self, members: Mapping[str, str]) -> None:
-        """At start. A node that is alone has nobody to learn from."""
+        """At start. A node that is alone has no other to learn from."""
         vote, commitlog = self._vote, self._log
         if len(members) <= 1:
             self._mark("", must_catch_up=False)
@@ -37,9 +37,9 @@ class Memory:
             self._mark("the log has lost entries that had been synced")
 
     def notice(self, message: RaftFrame) -> None:
-        """A new node meets others that have a history. In a group that is new as a whole it takes
-        part in the first election before that happens; otherwise it may have been part of that
-        history itself, with another disk.
+        """Before each message is handled. A new node that hears of a history may have been part of
+        it with another disk; in a group that is new as a whole it takes part in the first election
+        before it hears of any.
         """
         vote = self._vote
         if vote.term == 0 < message.term and self._log.last_index == FIRST_INDEX:
@@ -52,24 +52,24 @@ class Memory:
             if is_history:
                 self._mark("the data directory is new, but the broker set is not")
 
-    def birth_crc(self) -> int:
-        """Checksum of entry 1, which has the first members; 0 when the log does not have it (any
-        more).
-        """
+    def genesis_crc(self) -> int:
+        """Checksum of entry 1, which has the first members; 0 when the log does not have it."""
         commitlog = self._log
         if commitlog.last_index < FIRST_INDEX or commitlog.first_index != FIRST_INDEX:
             return 0
         header = decode_header(commitlog.read(commitlog.start_offset, HEADER_BYTES))
         return header.crc if header else 0
 
-    def forget(self, term: int) -> None:
-        """The log starts over: until it is complete, this node is not trusted. Durable first."""
+    def revoke(self, term: int) -> None:
+        """The log is about to start over: until it is complete, this node is not trusted. Durable
+        when this returns.
+        """
         vote = self._vote
         voted_for = vote.voted_for if term == vote.term else None
         vote.save(term, voted_for, must_catch_up=True)
 
     def restore(self, term: int) -> None:
-        """This node has all that was committed."""
+        """This node has all that was committed. Durable when this returns."""
         self._vote.save(term, self._vote.voted_for, must_catch_up=False)
         log.info("caught up: this node votes again", node=self._node_id, term=term)
 

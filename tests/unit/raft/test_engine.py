@@ -1,0 +1,62 @@
+"""The door to PySyncObj."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+from pysyncobj import syncobj
+
+from mq.raft import engine
+from mq.raft.engine import Peer, _Column, check_pysyncobj, enter
+
+
+def test_a_peer_is_its_id_and_hashes_the_same_in_every_process() -> None:
+    assert Peer("n1") == Peer("n1")
+    assert Peer("n1") != Peer("n2")
+    assert Peer("n1") != "n1"
+    assert hash(Peer("n1")) == crc32(b"n1")
+
+
+@pytest.mark.parametrize(
+    ("version", "attributes", "methods", "lacking"),
+    [
+        ("0.3.17", ["raftState", "raftWay"], ["setState"], "raftWay"),
+        ("0.3.17", ["raftState"], ["setState", "setWay"], "setWay"),
+        ("0.3.18", ["raftState"], ["setState"], "no name"),
+    ],
+)
+def test_another_pysyncobj_is_refused_by_its_version_and_the_names_that_it_lacks(
+    version: str, attributes: list[str], methods: list[str], lacking: str
+) -> None:
+    check_pysyncobj("0.3.17", ["raftState"], ["setState"])
+    with pytest.raises(RuntimeError, match=rf"\({version}\) .* it lacks: {lacking}"):
+        check_pysyncobj(version, attributes, methods)
+
+
+def test_every_private_name_that_is_used_is_checked() -> None:
+    source = Path(engine.__file__).read_text()
+    used = re.findall(r"_SyncObj__(\w+)", source) + re.findall(r'_private\("(\w+)"\)', source)
+    assert set(used) == {*engine._ATTRIBUTES, *engine._METHODS}
+
+
+def test_time_and_randomness_are_those_of_the_engine_that_runs() -> None:
+    for seed, now_s in ((1, 42.0), (2, 7.5)):
+        enter(now_s, random.Random(seed))
+        assert syncobj.monotonicTime() == now_s
+        assert syncobj.random.random() == random.Random(seed).random()
+
+
+def test_a_table_of_pysyncobj_is_a_field_of_all_progress_records() -> None:
+    one, other = peers = [Peer("n1"), Peer("n2")]
+    column = _Column(peers, "match_index")
+    column[one] = 5
+    other.progress.match_index = 6
+    assert [column[peer] for peer in peers] == [5, 6]
+    column.pop(one, None)
+    assert [peer.progress.match_index for peer in peers] == [0, 6]
+    column.clear()
+    assert other.progress.match_index == 0
