@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from mq import names
 from mq.broker import held
-from mq.broker.atoms import Atoms
+from mq.broker.atomic_sends import AtomicSends
 from mq.broker.catalog import Catalog
 from mq.broker.consumer.arrivals import Arrivals
 from mq.broker.consumer.commits import Commits
@@ -25,7 +25,7 @@ from mq.broker.leading import Leadership
 from mq.broker.missing_topics import MissingTopics
 from mq.broker.publishing import Publisher, Slot
 from mq.broker.queue import Queue
-from mq.broker.receive.receiving import Receiving
+from mq.broker.receive.service import ReceiveService
 from mq.broker.retry.dead_letters import DeadLetters
 from mq.broker.retry.retrying import Retrying
 from mq.broker.state.machine import AppliedEntry, Machine
@@ -157,9 +157,11 @@ class Broker:
         self.delays = Delays(core)
         self.transacting = Transacting(core, _steady_ms)
         self.retrying = Retrying(core, self.groups, self.commits)
-        self.receiving = Receiving(core, self.groups, self.puller)
+        self.receiving = ReceiveService(core, self.groups, self.puller)
         self.dead_letters = DeadLetters(core)
-        self.atoms = Atoms(core, self.publisher, self.groups, self.commits, self.receiving)
+        self.atomic_sends = AtomicSends(
+            core, self.publisher, self.groups, self.commits, self.receiving
+        )
         self._services: tuple[Service, ...] = (
             self.delays,
             self.transacting,

@@ -19,9 +19,9 @@ from mq.broker.consumer.subscriber import Assigned, Limits, Position, Redirected
 from mq.broker.consumer.unsent import Unsent
 from mq.broker.long_work import in_turns
 from mq.broker.queue import Queue
-from mq.broker.receive.granting import Given
-from mq.broker.receive.receiving import Receive
-from mq.broker.receive.taking import Spec as ReceiveSpec
+from mq.broker.receive.grants import GrantedRun
+from mq.broker.receive.members import ReceiveSpec
+from mq.broker.receive.service import Receive
 from mq.broker.retry.retrying import Failed, Place, RetryResult
 from mq.errors import IllegalRequest, UnknownMember
 from mq.rpc import framing, limits, listeners
@@ -273,7 +273,7 @@ class ConsumerService:
         answer = framing.receive_response(await self._received(wanted))
         return _held(answer, context, self._broker.unsent)
 
-    async def _received(self, wanted: Receive) -> list[Given]:
+    async def _received(self, wanted: Receive) -> list[GrantedRun]:
         missing = self._broker.missing_topics
         if missing.is_awaited(wanted.topic):
             began_s = asyncio.get_running_loop().time()

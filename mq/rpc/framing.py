@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from mq.broker.consumer.subscriber import Delivered
-from mq.broker.receive.granting import Given
-from mq.broker.receive.handles import lease_bytes
+from mq.broker.receive.grants import GrantedRun
+from mq.broker.receive.leases import lease_bytes
 from mq.errors import IllegalRequest
 from mq.rpc.limits import PUBLISHED_MAX, TRANSACTED_MAX, exceeded
 from mq.store.reading import ReadResult, Run, Status
@@ -107,7 +107,7 @@ def delivery(delivered: Delivered) -> bytes:
     return b"".join(parts)
 
 
-def receive_response(given: list[Given]) -> bytes:
+def receive_response(given: list[GrantedRun]) -> bytes:
     parts: list[bytes | memoryview] = []
     for queue, lease, attempt, visible_at_ms, run in given:
         head = consumer_pb2.ReceivedRun(

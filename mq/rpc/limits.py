@@ -21,7 +21,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from mq import names
-from mq.broker.atoms import BATCHES_MAX
+from mq.broker.atomic_sends import BATCHES_MAX
 from mq.broker.directory import SETS_MAX
 from mq.broker.other_set import ADDRESSES_MAX
 from mq.broker.retry.dead_letters import LIST_MAX

@@ -11,7 +11,7 @@ import grpc
 
 from mq import names
 from mq.broker import held
-from mq.broker.atoms import Start
+from mq.broker.atomic_sends import WorkStart
 from mq.broker.broker import Broker
 from mq.broker.long_work import Turn, in_turns
 from mq.broker.publishing import Slot
@@ -251,7 +251,7 @@ class ProducerService:
         return producer_pb2.AtomicResponse(results=map(_result, stored))
 
     async def _send_atomically(self, request: producer_pb2.RawAtomicRequest) -> list[StoredAt]:
-        return await self._broker.atoms.send(
+        return await self._broker.atomic_sends.send(
             await self._accepted(request.batches),
             request.group,
             request.member_id,
@@ -259,7 +259,7 @@ class ProducerService:
             request.handles,
             starts=dict(
                 await in_turns(
-                    (Queue(one.topic, one.queue_id), Start(one.stood_at, one.first))
+                    (Queue(one.topic, one.queue_id), WorkStart(one.stood_at, one.first))
                     for one in request.starts
                 )
             ),

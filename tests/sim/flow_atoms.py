@@ -8,7 +8,7 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from mq.broker.atoms import Start
+from mq.broker.atomic_sends import WorkStart
 from mq.broker.queue import Queue
 from mq.errors import MqError
 from tests.sim.flow_checks import Seen, visible
@@ -81,12 +81,12 @@ class Maker:
                 producer_id=self._producer_id,
                 sequence=sequence,
             )
-            return await broker.atoms.send(
+            return await broker.atomic_sends.send(
                 [made],
                 _GROUP,
                 self._producer_id,
                 {queue: last + 1},
-                starts={queue: Start(first, first)},
+                starts={queue: WorkStart(first, first)},
             )
 
         rng = self._world.rng

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from mq.broker.consumer.filters import compile_filter
 from mq.broker.consumer.groups import Start
-from mq.broker.receive.handles import lease_bytes
-from mq.broker.receive.receiving import Receive
-from mq.broker.receive.taking import Spec
+from mq.broker.receive.leases import lease_bytes
+from mq.broker.receive.members import ReceiveSpec
+from mq.broker.receive.service import Receive
 from mq.errors import MqError
 from mq.wire.v1.consumer_pb2 import Filter, Handle
 from tests.sim.flow_checks import seen_in, visible
@@ -23,7 +23,7 @@ from tests.support.consensus import batch
 
 if TYPE_CHECKING:
     from mq.broker.broker import Broker
-    from mq.broker.receive.granting import Given
+    from mq.broker.receive.grants import GrantedRun
     from mq.broker.state.dedup import StoredAt
     from tests.sim.flow_world import World
 
@@ -46,7 +46,7 @@ class Maker:
             _GROUP,
             _IN,
             self._name,
-            Spec("", is_ordered=False),
+            ReceiveSpec("", is_ordered=False),
             compile_filter(Filter()),
             3,
             1 << 20,
@@ -65,7 +65,7 @@ class Maker:
             if given:
                 await self._make(given)
 
-    async def _make(self, given: list[Given]) -> None:
+    async def _make(self, given: list[GrantedRun]) -> None:
         self._sequence += 1
         sequence = self._sequence
         texts = [seen.text for one in given for seen in seen_in(0, [one.run])]
@@ -81,7 +81,7 @@ class Maker:
         async def once(broker: Broker) -> list[StoredAt]:
             bodies = [f"made of {text}".encode() for text in texts]
             made = batch(_OUT, *bodies, producer_id=self._name, sequence=sequence)
-            return await broker.atoms.send([made], _GROUP, handles=handles)
+            return await broker.atomic_sends.send([made], _GROUP, handles=handles)
 
         while True:
             try:

@@ -20,9 +20,9 @@ from mq import names
 from mq.broker.consumer.filters import compile_filter
 from mq.broker.consumer.groups import Start
 from mq.broker.queue import Queue
-from mq.broker.receive.handles import lease_bytes
-from mq.broker.receive.receiving import Receive
-from mq.broker.receive.taking import Spec
+from mq.broker.receive.leases import lease_bytes
+from mq.broker.receive.members import ReceiveSpec
+from mq.broker.receive.service import Receive
 from mq.errors import MqError
 from mq.wire.v1.consumer_pb2 import Filter, Handle
 from tests.sim.flow_checks import visible
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from mq.broker.broker import Broker
-    from mq.broker.receive.granting import Given
+    from mq.broker.receive.grants import GrantedRun
     from tests.sim.flow_world import World
 
 _LIMIT = 4
@@ -52,7 +52,7 @@ class Message(NamedTuple):
 class Grant:
     """A message in somebody's hands."""
 
-    def __init__(self, message: Message, given: Given) -> None:
+    def __init__(self, message: Message, given: GrantedRun) -> None:
         self.message = message
         self.lease = given.lease
         self.attempt = given.attempt
@@ -74,7 +74,7 @@ class Model:
         # Somebody tried, and does not know.
         self.maybe_acked: set[Message] = set()
 
-    def give(self, message: Message, given: Given) -> Grant:
+    def give(self, message: Message, given: GrantedRun) -> Grant:
         grant = Grant(message, given)
         if message in self.acked:
             raise Violation(f"{message} was acknowledged and comes again")
@@ -141,7 +141,7 @@ class Taker:
             _GROUP,
             _TOPIC,
             self._name,
-            Spec("", is_ordered=self._model.is_ordered),
+            ReceiveSpec("", is_ordered=self._model.is_ordered),
             compile_filter(Filter()),
             self._world.rng.randint(1, 4),
             1 << 20,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mq.broker.receive import settling
+from mq.broker.receive import acks
 from mq.broker.state.schedule import Schedule
 from mq.broker.state.transactions import Transactions
 from tests.sim.flow_checks import check_replicas
@@ -29,7 +29,7 @@ from tests.sim.flows import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mq.broker.receive.handles import Handle
+    from mq.broker.receive.leases import Handle
     from mq.wire.v1.state_pb2 import ChangeTransactions, DeliverScheduled, LaneState
 
 # Each step with each fault; of flows that are long every third or fifth of them, and the others in
@@ -107,7 +107,7 @@ def test_a_handle_of_another_lease_that_is_good_is_noticed(
         leases = draft.get(group, handle.queue)  # type: ignore[attr-defined]
         return leases.within(handle.start, handle.end) or None
 
-    monkeypatch.setattr(settling, "in_hand", anything)
+    monkeypatch.setattr(acks, "held_ranges", anything)
     cases = [Case("receives", seed, is_random=True) for seed in range(30)]
     assert any("Violation" in outcome(case).error for case in cases)
 

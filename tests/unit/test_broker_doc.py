@@ -22,7 +22,7 @@ from mq.broker.consumer import (
 )
 from mq.broker.consumer.membership import Group
 from mq.broker.consumer.sql92 import compile_sql
-from mq.broker.receive import granting
+from mq.broker.receive import grants
 from mq.broker.state import dedup, transactions
 from mq.broker.transaction import transacting
 from mq.client import encode
@@ -151,7 +151,7 @@ def message_type_limits() -> dict[str, str]:
             f"{seconds(consumer.INVISIBLE_MS_DEFAULT)}; {seconds(consumer.INVISIBLE_MS_MIN)} to "
             f"{consumer.INVISIBLE_MS_MAX // 3_600_000} h"
         ),
-        "messages in hand of one group in one queue": f"{granting.IN_HAND_MAX:,}",
+        "messages in hand of one group in one queue": f"{grants.IN_HAND_MAX:,}",
         "messages in a receive": f"{consumer.MESSAGES_MAX:,}",
     }
 

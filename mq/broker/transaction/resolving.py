@@ -1,9 +1,9 @@
 """What becomes of transactions in one turn: pure decisions, gathered into one entry.
 
 A turn looks at applied state alone, and nothing of its kind is under way while it decides
-(`mq.broker.turns`); so a transaction ends once. Ends, questions, what is given up and what is
-written again share the turn and the entry. An entry is bounded in bytes: what does not fit waits
-for the next turn. What is wrong with one transaction is an answer about that one.
+(`mq.broker.batched_decider`); so a transaction ends once. Ends, questions, what is given up and
+what is written again share the turn and the entry. An entry is bounded in bytes: what does not fit
+waits for the next turn. What is wrong with one transaction is an answer about that one.
 
 It reads no clock and writes nothing: how to read a batch and find a topic comes in.
 """

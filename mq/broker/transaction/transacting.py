@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from mq.broker.batched_decider import BatchedDecider, Decision
 from mq.broker.core import Core, Service
 from mq.broker.state.dedup import StoredAt
 from mq.broker.state.machine import ProposedEntry
@@ -26,7 +27,6 @@ from mq.broker.transaction.resolving import (
     Sweep,
     Turn,
 )
-from mq.broker.turns import Turns, Verdict
 from mq.errors import (
     FlowControl,
     GroupNotFound,
@@ -62,7 +62,9 @@ class Transacting(Service):
         entry_bytes_max = core.settings.config.store.entry_bytes_max
         self._entry_bytes = min(_ENTRY_BYTES, entry_bytes_max - _OVERHEAD_BYTES)
         self._half_bytes_max = entry_bytes_max - _OVERHEAD_BYTES
-        self._turns: Turns[Request, _Answer] = Turns(core.writer, core.leadership, self._decide)
+        self._decider: BatchedDecider[Request, _Answer] = BatchedDecider(
+            core.writer, core.leadership, self._decide
+        )
         self._respondents = Respondents()
         self._sweeping: asyncio.Task[None] | None = None
         self._pause_ticks = 0
@@ -93,7 +95,7 @@ class Transacting(Service):
         """
         outcome = Outcome.COMMITTED if commits else Outcome.ROLLED_BACK
         request = End(transaction_id, outcome, producer_group)
-        settled, written = await self._turns.ask(request)
+        settled, written = await self._decider.submit(request)
         if settled.before is not None:
             return settled.before.stored
         if written is None or settled.batch_at < 0:
@@ -109,7 +111,7 @@ class Transacting(Service):
             raise GroupNotFound(
                 f"no producer of group {one.producer_group} is connected that could be asked"
             )
-        settled, _ = await self._turns.ask(CheckNow(transaction_id))
+        settled, _ = await self._decider.submit(CheckNow(transaction_id))
         asked = [self._ask(each) for each in settled.asked]
         if not asked or asked[0] is None:
             raise TransactionNotFound(
@@ -154,7 +156,7 @@ class Transacting(Service):
 
     async def carry(self, log_offset: int) -> None:
         while self.needs_log_before(log_offset):
-            settled, _ = await self._turns.ask(Carry(log_offset))
+            settled, _ = await self._decider.submit(Carry(log_offset))
             if not settled.carried:
                 return
 
@@ -178,7 +180,7 @@ class Transacting(Service):
                 due = core.state.transactions.due(self._now_ms(), SWEEP_MAX)
                 if any(one.is_exhausted for one in due):
                     await core.catalog.ensure_internal(GIVE_UP_TOPIC)
-                settled, _ = await self._turns.ask(Sweep())
+                settled, _ = await self._decider.submit(Sweep())
                 for transaction_id in settled.asked:
                     self._ask(transaction_id)
                     # Each may be megabytes to read.
@@ -206,7 +208,7 @@ class Transacting(Service):
 
     # -- turns ------------------------------------------------------------------------------------
 
-    def _decide(self, requests: list[Request]) -> Verdict[_Answer]:
+    def _decide(self, requests: list[Request]) -> Decision[_Answer]:
         core = self._core
         turn = Turn(
             core.state.transactions,
@@ -230,7 +232,7 @@ class Transacting(Service):
         answers: list[_Answer | MqError] = [
             one if isinstance(one, MqError) else (one, written) for one in decided
         ]
-        return Verdict(answers, written)
+        return Decision(answers, written)
 
     def _read(self, one: Transaction) -> Batch:
         (held,) = read_held(self._core.store.log, [(one.log_offset, one.size)])

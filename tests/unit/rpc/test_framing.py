@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from mq.broker.consumer.subscriber import Delivered
 from mq.broker.queue import Queue
-from mq.broker.receive.granting import Given
-from mq.broker.receive.handles import lease_bytes
+from mq.broker.receive.grants import GrantedRun
+from mq.broker.receive.leases import lease_bytes
 from mq.errors import IllegalRequest
 from mq.rpc.framing import delivery, pull_response, read_publish, receive_response
 from mq.store.reading import ReadResult, Run, Status
@@ -183,8 +183,8 @@ def run_of(queue_offset: int, messages: list[Message]) -> Run:
 def test_a_receive_response_is_what_protobuf_makes_of_it() -> None:
     small, large = [Message(body=b"a"), Message()], [Message(body=bytes(300), tag="t")]
     given = [
-        Given(Queue("t", 0), 7, 1, 5_000, run_of(0, small)),
-        Given(Queue("other", 300), (1 << 64) - 1, 200, 1 << 41, run_of(1 << 40, large)),
+        GrantedRun(Queue("t", 0), 7, 1, 5_000, run_of(0, small)),
+        GrantedRun(Queue("other", 300), (1 << 64) - 1, 200, 1 << 41, run_of(1 << 40, large)),
     ]
     expected = pb.ReceiveResponse(
         runs=[

@@ -11,14 +11,14 @@ from mq.broker.consumer.pulling import Query
 from mq.broker.consumer.subscriber import Assigned, Delivered, Limits, Redirected, Subscriber
 from mq.broker.contracts import Peer
 from mq.broker.queue import Queue
-from mq.broker.receive.granting import Given
+from mq.broker.receive.grants import GrantedRun
 from mq.errors import MessagesDamaged
 from mq.store.damage import DamageKind
 from mq.store.reading import Status
 from mq.wire.v1.consumer_pb2 import Filter
 from tests.support.consensus import Node, on_loop, soon
 from tests.support.stores import messages_in
-from tests.unit.broker.receive.receiving_scene import receive, waiting
+from tests.unit.broker.receive.receive_scene import receive, waiting
 
 A, B = Queue("t", 0), Queue("t", 1)
 EVERYTHING = compile_filter(Filter())
@@ -205,7 +205,7 @@ async def test_receiving_is_led_past_what_is_lost() -> None:
     assert offsets == [(0, 10), (20, 10)]
 
 
-async def until(node: Damaged, task: asyncio.Task[list[Given]]) -> list[Given]:
+async def until(node: Damaged, task: asyncio.Task[list[GrantedRun]]) -> list[GrantedRun]:
     """While time goes on."""
     async with asyncio.timeout(30):
         while not task.done():

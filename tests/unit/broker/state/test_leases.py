@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mq.broker.queue import Queue
-from mq.broker.receive.lease_draft import Draft
+from mq.broker.receive.leases import LeaseDraft
 from mq.broker.state.leases import Leases, QueueLeases, Range
 from mq.wire.v1.state_pb2 import LeaseChange
 
@@ -88,14 +88,14 @@ def test_a_command_does_what_its_draft_foresaw_and_a_checkpoint_keeps_it(
     before: list[tuple[int, int, Value]], after: list[tuple[int, int, Value]]
 ) -> None:
     leases = Leases()
-    draft = Draft(leases)
+    draft = LeaseDraft(leases)
     assert draft.command() is None
     draft.begin(GROUP, QUEUE, 5)
     for change in before:
         draft.put(GROUP, QUEUE, *change)
     apply(leases, draft)
     untouched = [*leases.encode()]
-    draft = Draft(leases)
+    draft = LeaseDraft(leases)
     for change in after:
         draft.put(GROUP, QUEUE, *change)
     assert [*leases.encode()] == untouched
@@ -112,7 +112,7 @@ def test_a_command_does_what_its_draft_foresaw_and_a_checkpoint_keeps_it(
     assert (restored.next, restored.ranges) == (found.next, found.ranges)
 
 
-def apply(leases: Leases, draft: Draft) -> None:
+def apply(leases: Leases, draft: LeaseDraft) -> None:
     command = draft.command()
     if command is not None:
         (one,) = command.change_leases.queues
@@ -138,7 +138,7 @@ def test_a_change_that_was_decided_elsewhere_changes_nothing() -> None:
 def test_neighbours_in_a_draft_are_one_change() -> None:
     leases = Leases()
     leases.change(GROUP, QUEUE, [LeaseChange(start=0, end=100, lease=7, attempts=1)])
-    draft = Draft(leases)
+    draft = LeaseDraft(leases)
     for queue_offset in range(50):
         draft.put(GROUP, QUEUE, queue_offset, queue_offset + 1, None)
     command = draft.command()

@@ -1,8 +1,8 @@
 """Requests that change the same state, decided one turn after the other.
 
-While the entry of one turn is on its way, requests gather; then all of them are decided together,
-on a state in which nothing of theirs is under way, and become one entry. So decisions never guess
-what an unfinished entry will do, and a busy service writes few entries, each for many.
+While the entry of one turn is in flight, requests gather; then all of them are decided together, on
+a state without unfinished entries of theirs, and become one entry. So a decision never guesses what
+an unfinished entry will do, and a busy service writes few entries, each for many requests.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 
 
-class Verdict(NamedTuple, Generic[Answer]):
-    """An answer for each request, or why it is refused. Given when `entry` is applied; nothing to
-    write: at once. Fewer answers than requests: the others are asked again in the next turn; the
-    first request is always answered.
+class Decision(NamedTuple, Generic[Answer]):
+    """An answer for each request, or the error that refuses it. Answers are given when `entry` is
+    applied, or at once if there is none. With fewer answers than requests the other requests come
+    again in the next turn; the first request is always answered.
     """
 
     answers: Sequence[Answer | MqError]
     entry: ProposedEntry | None = None
-    # Called when `entry` is applied, or has failed with this, before the answers are given.
+    # Called when `entry` is applied or has failed, before the answers are given.
     over: Callable[[MqError | None], None] | None = None
 
 
-class Turns(Generic[Request, Answer]):
+class BatchedDecider(Generic[Request, Answer]):
     def __init__(
         self,
         writer: EntryWriter,
         leadership: Leadership,
-        decide: Callable[[list[Request]], Verdict[Answer]],
+        decide: Callable[[list[Request]], Decision[Answer]],
         *,
         requests_max: int = 1_000,
     ) -> None:
-        """`decide` must not wait. What it raises is the answer to all requests of the turn, so that
-        what is wrong with one request is an answer, and is not raised.
+        """`decide` must not wait. An exception of it is the answer to all requests of the turn, so
+        an error of one request has to be an answer instead.
         """
         self._writer = writer
         self._leadership = leadership
@@ -54,8 +54,8 @@ class Turns(Generic[Request, Answer]):
         self._waiting: list[tuple[Request, asyncio.Future[Answer]]] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def ask(self, request: Request) -> Answer:
-        """The answer, when what it needed is applied. NotLeader; as `Consensus.propose`."""
+    async def submit(self, request: Request) -> Answer:
+        """The answer, when its entry is applied. Raises NotLeader; as `Consensus.propose`."""
         self._leadership.check()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
@@ -67,33 +67,33 @@ class Turns(Generic[Request, Answer]):
     async def _run(self) -> None:
         try:
             while self._waiting:
-                asked = self._waiting[: self._requests_max]
+                submitted = self._waiting[: self._requests_max]
                 del self._waiting[: self._requests_max]
-                await self._turn(asked)
+                await self._turn(submitted)
         finally:
             self._task = None
             waiting, self._waiting = self._waiting, []
             for _, future in waiting:  # only when the loop ends
                 future.cancel()
 
-    async def _turn(self, asked: list[tuple[Request, asyncio.Future[Answer]]]) -> None:
-        # Whoever does not wait any more wants nothing.
-        asked = [one for one in asked if not one[1].done()]
-        if not asked:
+    async def _turn(self, submitted: list[tuple[Request, asyncio.Future[Answer]]]) -> None:
+        # Callers that were cancelled want nothing.
+        submitted = [one for one in submitted if not one[1].done()]
+        if not submitted:
             return
         try:
             self._leadership.check()
-            verdict = self._decide([request for request, _ in asked])
-        except Exception as error:  # noqa: BLE001 - told to those who asked
-            _tell([future for _, future in asked], [error] * len(asked))
+            decision = self._decide([request for request, _ in submitted])
+        except Exception as error:  # noqa: BLE001 - told to the callers
+            _tell([future for _, future in submitted], [error] * len(submitted))
             return
-        answers: Sequence[Answer | Exception] = verdict.answers
-        self._waiting[:0] = asked[len(answers) :]
-        asked = asked[: len(answers)]
-        if verdict.entry is not None:
+        answers: Sequence[Answer | Exception] = decision.answers
+        self._waiting[:0] = submitted[len(answers) :]
+        submitted = submitted[: len(answers)]
+        if decision.entry is not None:
             failure: MqError | None = None
             try:
-                await self._writer.propose(verdict.entry)
+                await self._writer.propose(decision.entry)
             except MqError as error:
                 failure = error
             except Exception:
@@ -101,9 +101,9 @@ class Turns(Generic[Request, Answer]):
                 failure = OutcomeUnknown("the broker made a mistake; its log says more")
             if failure is not None:
                 answers = [one if isinstance(one, MqError) else failure for one in answers]
-            if verdict.over is not None:
-                verdict.over(failure)
-        _tell([future for _, future in asked], answers)
+            if decision.over is not None:
+                decision.over(failure)
+        _tell([future for _, future in submitted], answers)
 
 
 def _tell(futures: Sequence[asyncio.Future[Answer]], answers: Sequence[Answer | Exception]) -> None:

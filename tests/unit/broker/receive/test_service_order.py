@@ -10,7 +10,7 @@ from mq.broker.queue import Queue
 from mq.wire.v1.consumer_pb2 import Filter
 from mq.wire.v1.message_pb2 import Message
 from tests.support.consensus import Node, on_loop, soon, turns
-from tests.unit.broker.receive.receiving_scene import (
+from tests.unit.broker.receive.receive_scene import (
     GROUP,
     INVISIBLE_MS,
     TOPIC,
@@ -90,7 +90,7 @@ async def test_a_new_leader_knows_the_keys_in_hand() -> None:
 async def test_a_key_that_is_held_up_holds_up_others_only_beyond_the_window(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("mq.broker.receive.granting.WINDOW_MESSAGES", 100)
+    monkeypatch.setattr("mq.broker.receive.grants.WINDOW_MESSAGES", 100)
     node = Node()
     await node.topic(TOPIC, 1)
     await send_keyed(node, *[("k", b"k")] * 120, ("l", b"far"))
@@ -112,7 +112,7 @@ async def test_a_key_that_is_held_up_holds_up_others_only_beyond_the_window(
 
 @on_loop
 async def test_what_nobody_can_be_given_wakes_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.broker.receive.granting.WINDOW_MESSAGES", 50)
+    monkeypatch.setattr("mq.broker.receive.grants.WINDOW_MESSAGES", 50)
     node = Node()
     await node.topic(TOPIC, 1)
     await send_keyed(node, *[("k", b"k")] * 60)
@@ -120,14 +120,14 @@ async def test_what_nobody_can_be_given_wakes_nobody(monkeypatch: pytest.MonkeyP
     calls = [waiting(node, is_ordered=True, member_id=str(at)) for at in range(20)]
     await turns(500)
     decisions = 0
-    decide = node.broker.receiving._give
+    decide = node.broker.receiving.grant
 
     def counting(*arguments: Any) -> Any:
         nonlocal decisions
         decisions += 1
         return decide(*arguments)
 
-    monkeypatch.setattr(node.broker.receiving, "_give", counting)
+    monkeypatch.setattr(node.broker.receiving, "grant", counting)
     for _ in range(10):
         await send_keyed(node, ("k", b"k"), ("l", b"l"))
     await turns(100)
@@ -144,7 +144,7 @@ async def test_what_nobody_can_be_given_wakes_nobody(monkeypatch: pytest.MonkeyP
 async def test_what_a_filter_leaves_out_does_not_fill_the_window(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("mq.broker.receive.granting.WINDOW_MESSAGES", 50)
+    monkeypatch.setattr("mq.broker.receive.grants.WINDOW_MESSAGES", 50)
     node = Node()
     await node.topic(TOPIC, 1)
     for _ in range(4):

@@ -16,7 +16,7 @@ from mq.errors import MessageTooLarge
 from mq.wire.v1.cluster_pb2 import TopicType
 from mq.wire.v1.state_pb2 import Command, PutTopic
 from tests.support.consensus import Node, eventually, on_loop, soon, turns
-from tests.unit.broker.receive.receiving_scene import (
+from tests.unit.broker.receive.receive_scene import (
     GROUP,
     INVISIBLE_MS,
     TOPIC,
@@ -58,7 +58,7 @@ async def test_high_priority_comes_first_and_low_never_starves() -> None:
 
 @on_loop
 async def test_so_many_in_hand_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.broker.receive.granting.IN_HAND_MAX", 20)
+    monkeypatch.setattr("mq.broker.receive.grants.IN_HAND_MAX", 20)
     node = Node()
     await node.topic(TOPIC, 1)
     await node.send(TOPIC, *[b"%d" % i for i in range(50)])

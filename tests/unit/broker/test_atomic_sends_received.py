@@ -11,9 +11,9 @@ from mq.broker.queue import Queue
 from mq.errors import DiskFull, IllegalHandle, IllegalRequest, IllegalSequence, QueueNotFound
 from mq.wire.v1.consumer_pb2 import Handle
 from tests.support.consensus import Node, batch, on_loop, soon, turns
-from tests.unit.broker.atom_scene import output, written
+from tests.unit.broker.atomic_scene import output, written
 from tests.unit.broker.consumer.group_scene import World
-from tests.unit.broker.receive.receiving_scene import GROUP, TOPIC, handles, receive
+from tests.unit.broker.receive.receive_scene import GROUP, TOPIC, handles, receive
 
 if TYPE_CHECKING:
     from mq.broker.state.dedup import StoredAt
@@ -32,7 +32,9 @@ async def received(count: int = 5) -> tuple[World, list[Handle]]:
 
 
 async def settle(one: World, shown: list[Handle], *batches: Batch) -> list[StoredAt]:
-    stored: list[StoredAt] = await soon(one.node.broker.atoms.send(batches, GROUP, handles=shown))
+    stored: list[StoredAt] = await soon(
+        one.node.broker.atomic_sends.send(batches, GROUP, handles=shown)
+    )
     return stored
 
 
@@ -80,7 +82,7 @@ async def test_one_bad_handle_or_batch_and_nothing_is_done() -> None:
         with pytest.raises(error):
             await settle(one, wrong, *batches)
     with pytest.raises(IllegalRequest):
-        await one.node.broker.atoms.send([], GROUP, "", {INBOX: 1}, shown)
+        await one.node.broker.atomic_sends.send([], GROUP, "", {INBOX: 1}, shown)
     assert one.node.machine.state.encode() == state
     await settle(one, shown, output(1))
 
@@ -97,5 +99,5 @@ async def test_an_acknowledgement_that_failed_may_come_again_and_leaves_nothing_
     asked.cancel()
     await turns()
     assert (await settle(one, shown, output(1)))[0].queue_offset == 0
-    assert one.node.broker.atoms._acknowledging == {}
+    assert one.node.broker.atomic_sends._acknowledging == {}
     assert one.node.broker.publisher.in_flight_bytes == 0

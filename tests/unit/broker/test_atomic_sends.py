@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mq.broker import atoms
+from mq.broker import atomic_sends
 from mq.broker.consumer.subscriber import Position
 from mq.broker.queue import Queue
 from mq.errors import (
@@ -29,7 +29,7 @@ from mq.errors import (
 )
 from mq.store.format import Kind
 from tests.support.consensus import Node, batch, eventually, on_loop, soon, turns
-from tests.unit.broker.atom_scene import IN_0, IN_1, move, output, scene, send, written
+from tests.unit.broker.atomic_scene import IN_0, IN_1, move, output, scene, send, written
 from tests.unit.broker.consumer.group_scene import World, drain, last_assignment, t, world
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ async def test_work_without_output_moves_the_group_too() -> None:
 @on_loop
 async def test_batches_alone_are_all_or_nothing() -> None:
     one = await scene()
-    await soon(one.node.broker.atoms.send([output(1), output(2, queue_id=1)]))
+    await soon(one.node.broker.atomic_sends.send([output(1), output(2, queue_id=1)]))
     with pytest.raises(QueueNotFound):
-        await soon(one.node.broker.atoms.send([output(3), output(4, queue_id=9)]))
+        await soon(one.node.broker.atomic_sends.send([output(3), output(4, queue_id=9)]))
     assert one.node.ends("out") == [1, 1, 0, 0]
 
 
@@ -353,7 +353,7 @@ async def test_a_first_position_that_is_noted_is_written_first() -> None:
 @on_loop
 async def test_a_queue_without_an_offset_starts_where_the_member_says() -> None:
     one = await scene()
-    assert await soon(one.node.broker.atoms.send([output(1)], "pullers", "", **move(4, 6)))
+    assert await soon(one.node.broker.atomic_sends.send([output(1)], "pullers", "", **move(4, 6)))
     assert one.node.committed("pullers") == {IN_0: 6}
 
 
@@ -388,23 +388,23 @@ async def test_bad_atoms_change_nothing() -> None:
         ([output(1)], move(0, 7, Queue("none", 0)), TopicNotFound),
         (
             [output(1)],
-            {"positions": {IN_0: 1}, "starts": {IN_1: atoms.Start(0, 0)}},
+            {"positions": {IN_0: 1}, "starts": {IN_1: atomic_sends.WorkStart(0, 0)}},
             IllegalRequest,
         ),
-        ([output(n + 1) for n in range(atoms.BATCHES_MAX + 1)], move(0, 7), IllegalRequest),
+        ([output(n + 1) for n in range(atomic_sends.BATCHES_MAX + 1)], move(0, 7), IllegalRequest),
     ):
         with pytest.raises(error):
             await send(one, *batches, **fields)
     with pytest.raises(IllegalGroup):
-        await one.node.broker.atoms.send([output(1)], "a b", "m", **move(0, 7))
+        await one.node.broker.atomic_sends.send([output(1)], "a b", "m", **move(0, 7))
     assert (written(one), one.node.machine.state.encode()) == (before, state)
 
 
 @on_loop
 async def test_an_atom_fits_an_entry_and_many_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(atoms, "_GROUP_BYTES", 2_000)
+    monkeypatch.setattr(atomic_sends, "_GROUP_BYTES", 2_000)
     one = await scene()
-    service = one.node.broker.atoms
+    service = one.node.broker.atomic_sends
     service._entry_bytes_max = 3_000
     with pytest.raises(MessageTooLarge):
         await send(one, output(1, bytes(3_000)), **move(0, 7))

@@ -18,16 +18,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from mq.broker.batched_decider import BatchedDecider, Decision
 from mq.broker.consumer.commits import Commits, Positions
 from mq.broker.consumer.groups import Groups
 from mq.broker.core import Core
-from mq.broker.publishing import Publisher
+from mq.broker.publishing import Publisher, Slot
 from mq.broker.queue import Queue
-from mq.broker.receive.lease_turn import Over
-from mq.broker.receive.receiving import Receiving
-from mq.broker.state.dedup import StoredAt
+from mq.broker.receive.service import ReceiveService
+from mq.broker.state.dedup import Producers, StoredAt
 from mq.broker.state.machine import ProposedEntry
-from mq.broker.turns import Turns, Verdict
 from mq.errors import (
     FlowControl,
     IllegalOffset,
@@ -42,29 +41,29 @@ from mq.store.batch import Batch
 from mq.wire.v1.consumer_pb2 import Handle, QueuePosition
 from mq.wire.v1.state_pb2 import Command, CommitPositions, GroupPositions
 
-# Atoms that wait for each other are one entry up to so much.
+# Atomic sends that wait for the same turn are one entry up to so many bytes.
 _GROUP_BYTES = 1 << 20
 BATCHES_MAX = 1_000
 # Around a batch in its entry, and around the command.
 _HEAD_BYTES = 8
 
 
-class Start(NamedTuple):
-    """Where the work on a queue began: where the group was known to stand, and the first message.
-    Between the two nothing needed work.
+class WorkStart(NamedTuple):
+    """Where the work on a queue began: the known position of the group, and the first message.
+    Messages between the two needed no work.
     """
 
     stood_at: int
     first: int
 
 
-# Filled when the entry is applied.
-Answer = list[StoredAt]
+# One position a batch; filled when the entry is applied.
+StoredBatches = list[StoredAt]
 Keys = tuple[tuple[str, int], ...]
 
 
 @dataclass(slots=True, frozen=True, eq=False)
-class Atom:
+class AtomicSend:
     """Batches, and how far a member of the group has come with what they were made of. `starts`:
     where it began.
     """
@@ -73,7 +72,7 @@ class Atom:
     group: str = ""
     member_id: str = ""
     positions: Mapping[Queue, int] = field(default_factory=dict)
-    starts: Mapping[Queue, Start] = field(default_factory=dict)
+    starts: Mapping[Queue, WorkStart] = field(default_factory=dict)
 
     @property
     def keys(self) -> list[tuple[str, int]]:
@@ -96,14 +95,14 @@ class _Turn:
     """The entry that is being put together."""
 
     def __init__(self) -> None:
-        self.answers: list[Answer | MqError | None] = []
-        self.accepted: list[tuple[Atom, Answer]] = []
-        self.answer_by_key: dict[tuple[str, int], Answer] = {}
+        self.answers: list[StoredBatches | MqError | None] = []
+        self.accepted: list[tuple[AtomicSend, StoredBatches]] = []
+        self.answer_by_key: dict[tuple[str, int], StoredBatches] = {}
         self.positions: Positions = {}
         self.size_bytes = 0
 
-    def accept(self, atom: Atom) -> Answer:
-        answer: Answer = []
+    def accept(self, atom: AtomicSend) -> StoredBatches:
+        answer: StoredBatches = []
         self.accepted.append((atom, answer))
         self.answer_by_key.update(dict.fromkeys(atom.keys, answer))
         if atom.positions:
@@ -118,14 +117,14 @@ class _Turn:
         return ProposedEntry(batches, command)
 
 
-class Atoms:
+class AtomicSends:
     def __init__(
         self,
         core: Core,
         publisher: Publisher,
         groups: Groups,
         commits: Commits,
-        receiving: Receiving,
+        receiving: ReceiveService,
     ) -> None:
         self._core = core
         self._publisher = publisher
@@ -137,9 +136,11 @@ class Atoms:
         self._waiting_bytes_max = config.broker.in_flight_bytes
         self._waiting_bytes = 0
         # With handles, by the numbers of their batches.
-        self._acknowledging: dict[Keys, asyncio.Future[Answer]] = {}
+        self._acknowledging: dict[Keys, asyncio.Future[StoredBatches]] = {}
         # No answer: there is something to wait for first.
-        self._turns: Turns[Atom, Answer | None] = Turns(core.writer, core.leadership, self._decide)
+        self._decider: BatchedDecider[AtomicSend, StoredBatches | None] = BatchedDecider(
+            core.writer, core.leadership, self._decide
+        )
 
     async def send(
         self,
@@ -149,7 +150,7 @@ class Atoms:
         positions: Mapping[Queue, int] | None = None,
         handles: Sequence[Handle] = (),
         *,
-        starts: Mapping[Queue, Start] | None = None,
+        starts: Mapping[Queue, WorkStart] | None = None,
     ) -> list[StoredAt]:
         """Where each batch is; all of it is durable when this returns.
 
@@ -158,7 +159,7 @@ class Atoms:
         `Consensus.propose` else; the same again does it once.
         """
         self._core.leadership.check()
-        atom = Atom(batches, group, member_id, positions or {}, starts or {})
+        atom = AtomicSend(batches, group, member_id, positions or {}, starts or {})
         _check(atom, handles)
         _check_batches(atom)
         size_bytes = atom.entry_bytes()
@@ -180,20 +181,20 @@ class Atoms:
         finally:
             self._waiting_bytes -= size_bytes
 
-    async def _send(self, atom: Atom, handles: Sequence[Handle]) -> list[StoredAt]:
+    async def _send(self, atom: AtomicSend, handles: Sequence[Handle]) -> list[StoredAt]:
         if handles:
             return await self._acknowledge(atom, handles)
         while True:
             # Reports of progress that are on their way could land behind it and undo it.
             if self._commits.is_pending(atom.group, atom.positions):
                 await self._commits.flush()
-            answer = await self._turns.ask(atom)
+            answer = await self._decider.submit(atom)
             if answer is not None:
                 return answer
 
     # -- one turn ---------------------------------------------------------------------------------
 
-    def _decide(self, atoms: list[Atom]) -> Verdict[Answer | None]:
+    def _decide(self, atoms: list[AtomicSend]) -> Decision[StoredBatches | None]:
         turn = _Turn()
         size_bytes_max = min(_GROUP_BYTES, self._entry_bytes_max)
         for atom in atoms:
@@ -204,7 +205,7 @@ class Atoms:
             except MqError as error:
                 turn.answers.append(error)
         if not turn.accepted:
-            return Verdict(turn.answers)
+            return Decision(turn.answers)
         written = turn.written()
         slots = [self._publisher.begin(batch) for batch in written.batches]
         self._commits.begin_elsewhere(turn.positions)
@@ -216,9 +217,9 @@ class Atoms:
             for atom, answer in turn.accepted:
                 answer.extend(one for _, one in zip(atom.batches, stored, strict=False))
 
-        return Verdict(turn.answers, written, over)
+        return Decision(turn.answers, written, over)
 
-    def _judge(self, atom: Atom, turn: _Turn) -> Answer | None:
+    def _judge(self, atom: AtomicSend, turn: _Turn) -> StoredBatches | None:
         """What is answered when the entry is applied. None: not in this turn."""
         done = self._done(atom, turn)
         if done is not None:
@@ -234,11 +235,11 @@ class Atoms:
             self._check_starts(atom, turn)
         return turn.accept(atom)
 
-    def _done(self, atom: Atom, turn: _Turn) -> Answer | None:
+    def _done(self, atom: AtomicSend, turn: _Turn) -> StoredBatches | None:
         """The answer to one that came before. IllegalSequence: to a part of it."""
         if not atom.batches:
             return None
-        stored = self._stored(atom)
+        stored = _stored(atom, self._core.state.producers)
         if stored is not None:
             return stored
         same = [turn.answer_by_key.get(key) for key in atom.keys]
@@ -248,25 +249,17 @@ class Atoms:
             raise _in_parts()
         return None
 
-    def _stored(self, atom: Atom) -> Answer | None:
-        producers = self._core.state.producers
-        found = [producers.find(*key) for key in atom.keys]
-        stored = [one for one in found if one is not None]
-        if stored and len(stored) < len(found):
-            raise _in_parts()
-        return stored or None
-
     def _place(self, group: str, queue: Queue, turn: _Turn) -> int | None:
         """Where the group stands, with what the turn has done so far."""
         decided = turn.positions.get(group, {}).get(queue)
         return self._commits.position(group, queue) if decided is None else decided
 
-    def _is_there(self, atom: Atom, turn: _Turn) -> bool:
+    def _is_there(self, atom: AtomicSend, turn: _Turn) -> bool:
         return all(
             self._place(atom.group, queue, turn) == at for queue, at in atom.positions.items()
         )
 
-    def _check_starts(self, atom: Atom, turn: _Turn) -> None:
+    def _check_starts(self, atom: AtomicSend, turn: _Turn) -> None:
         for queue, queue_offset in atom.positions.items():
             place = self._place(atom.group, queue, turn)
             if place is None:
@@ -284,42 +277,62 @@ class Atoms:
 
     # -- what was received ------------------------------------------------------------------------
 
-    async def _acknowledge(self, atom: Atom, handles: Sequence[Handle]) -> list[StoredAt]:
-        """Decided in the turns of those who receive."""
+    async def _acknowledge(self, atom: AtomicSend, handles: Sequence[Handle]) -> list[StoredAt]:
+        """Decided together with the requests of receivers."""
         keys = tuple(atom.keys)
         running = self._acknowledging.get(keys) if keys else None
         if running is None:
-            # Whoever asked may give up: what is under way stays known until it is applied.
+            atomic = _ReceivedSend(atom, self._core.state.producers, self._publisher)
+            # A caller may be cancelled: the request stays known until its entry is applied.
             running = asyncio.ensure_future(
-                self._receiving.acknowledge(
-                    atom.group,
-                    handles,
-                    atom.batches,
-                    judge=lambda: self._judge_new(atom),
-                    begin=lambda: self._begin(atom),
-                )
+                self._receiving.ack_atomically(atom.group, handles, atomic)
             )
             self._acknowledging[keys] = running
             running.add_done_callback(lambda done: self._acknowledged(keys, done))
         return list(await asyncio.shield(running))
 
-    def _acknowledged(self, keys: Keys, done: asyncio.Future[Answer]) -> None:
+    def _acknowledged(self, keys: Keys, done: asyncio.Future[StoredBatches]) -> None:
         if self._acknowledging.get(keys) is done:
             del self._acknowledging[keys]
         if not done.cancelled():
-            done.exception()  # nobody may be there to hear it
+            # Retrieve the exception so that asyncio does not warn: the caller may have gone.
+            done.exception()
 
-    def _judge_new(self, atom: Atom) -> Answer | None:
-        """Where it is, if it was done before; None: it can be done now."""
-        stored = self._stored(atom)
+
+class _ReceivedSend:
+    """The batches that are written with acknowledgements: `AtomicBatches`."""
+
+    def __init__(self, atom: AtomicSend, producers: Producers, publisher: Publisher) -> None:
+        self._atom = atom
+        self._producers = producers
+        self._publisher = publisher
+        self._slots: list[Slot] = []
+
+    @property
+    def batches(self) -> Sequence[Batch]:
+        return self._atom.batches
+
+    def stored_before(self) -> StoredBatches | None:
+        stored = _stored(self._atom, self._producers)
         if stored is None:
-            for batch in atom.batches:
+            for batch in self.batches:
                 self._publisher.check_new(batch)
         return stored
 
-    def _begin(self, atom: Atom) -> Over:
-        slots = [self._publisher.begin(batch) for batch in atom.batches]
-        return lambda stored, error: self._publisher.end(slots, stored, error)
+    def begin(self) -> None:
+        self._slots = [self._publisher.begin(batch) for batch in self.batches]
+
+    def end(self, stored: StoredBatches, error: MqError | None) -> None:
+        self._publisher.end(self._slots, stored, error)
+
+
+def _stored(atom: AtomicSend, producers: Producers) -> StoredBatches | None:
+    """The positions of the batches if they are stored. Raises IllegalSequence if only some are."""
+    found = [producers.find(*key) for key in atom.keys]
+    stored = [one for one in found if one is not None]
+    if stored and len(stored) < len(found):
+        raise _in_parts()
+    return stored or None
 
 
 def _in_parts() -> IllegalSequence:
@@ -329,7 +342,7 @@ def _in_parts() -> IllegalSequence:
     )
 
 
-def _check(atom: Atom, handles: Sequence[Handle]) -> None:
+def _check(atom: AtomicSend, handles: Sequence[Handle]) -> None:
     """What is wrong with it whatever the state is."""
     if not atom.batches and not atom.positions and not handles:
         raise IllegalRequest("nothing to send, to commit or to acknowledge")
@@ -343,7 +356,7 @@ def _check(atom: Atom, handles: Sequence[Handle]) -> None:
         raise IllegalRequest("in starts, stood_at is not behind the first message")
 
 
-def _check_batches(atom: Atom) -> None:
+def _check_batches(atom: AtomicSend) -> None:
     if len(atom.batches) > BATCHES_MAX:
         raise IllegalRequest(f"{len(atom.batches)} batches in one atom: at most {BATCHES_MAX}")
     for batch in atom.batches:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import pytest
 
 from mq.broker.consumer.groups import Start
 from mq.broker.queue import Queue
 from mq.broker.retry.origins import opened
-from mq.errors import IllegalHandle, IllegalSequence, MessageTooLarge
+from mq.errors import IllegalHandle, IllegalSequence, MessageTooLarge, MqError
 from mq.names import dead_letter_topic
 from mq.wire.v1.message_pb2 import Message
 from mq.wire.v1.state_pb2 import Command, PutGroup
 from tests.support.consensus import Node, batch, on_loop, soon, turns
-from tests.unit.broker.receive.receiving_scene import (
+from tests.unit.broker.receive.receive_scene import (
     GROUP,
     INVISIBLE_MS,
     TOPIC,
@@ -26,6 +27,10 @@ from tests.unit.broker.receive.receiving_scene import (
     restarted,
     send_keyed,
 )
+
+if TYPE_CHECKING:
+    from mq.broker.state.dedup import StoredAt
+    from mq.store.batch import Batch
 
 QUEUE = Queue(TOPIC, 0)
 
@@ -136,6 +141,27 @@ async def test_a_dead_letter_frees_its_key() -> None:
 # -- one atom with batches ------------------------------------------------------------------------
 
 
+class Made:
+    """`AtomicBatches` that are new, refused with an error, or stored before."""
+
+    def __init__(
+        self, batches: list[Batch], before: list[StoredAt] | MqError | None = None
+    ) -> None:
+        self.batches = batches
+        self._before = before
+
+    def stored_before(self) -> list[StoredAt] | None:
+        if isinstance(self._before, MqError):
+            raise self._before
+        return self._before
+
+    def begin(self) -> None:
+        pass
+
+    def end(self, stored: list[StoredAt], error: MqError | None) -> None:
+        pass
+
+
 @on_loop
 async def test_handles_and_batches_are_one_atom_or_nothing() -> None:
     node = Node()
@@ -145,30 +171,27 @@ async def test_handles_and_batches_are_one_atom_or_nothing() -> None:
     receiving = node.broker.receiving
     shown = handles(await receive(node))
     made = [batch("out", b"A"), batch("out", b"B")]
-    stored = await soon(receiving.acknowledge(GROUP, shown, made))
+    stored = await soon(receiving.ack_atomically(GROUP, shown, Made(made)))
     assert [one.queue_offset for one in stored] == [0, 1]
     with pytest.raises(IllegalHandle, match="handle 0 of 2"):
-        await soon(receiving.acknowledge(GROUP, shown, made))
+        await soon(receiving.ack_atomically(GROUP, shown, Made(made)))
+    large = Made([batch("out", bytes(5 << 20 >> 1))] * 2)
     with pytest.raises(MessageTooLarge):
-        await soon(receiving.acknowledge(GROUP, shown, [batch("out", bytes(5 << 20 >> 1))] * 2))
+        await soon(receiving.ack_atomically(GROUP, shown, large))
     assert node.ends("out", 1) == [2]
     assert node.committed(GROUP)[QUEUE] == 2
 
 
 @on_loop
-async def test_a_judge_may_refuse_or_say_that_it_was_done() -> None:
+async def test_batches_may_be_refused_or_stored_before() -> None:
     node = Node()
     await node.topic(TOPIC, 1)
     await node.send(TOPIC, b"a")
     receiving = node.broker.receiving
     shown = handles(await receive(node))
-
-    def refuse() -> None:
-        raise IllegalSequence("no")
-
     with pytest.raises(IllegalSequence):
-        await soon(receiving.acknowledge(GROUP, shown, [], refuse))
-    assert await soon(receiving.acknowledge(GROUP, shown, [], list)) == []
+        await soon(receiving.ack_atomically(GROUP, shown, Made([], IllegalSequence("no"))))
+    assert await soon(receiving.ack_atomically(GROUP, shown, Made([], []))) == []
     assert await ack(node, shown) == [True]
 
 
@@ -183,7 +206,7 @@ async def test_several_atoms_of_one_turn_know_their_own_batches() -> None:
     stored = await soon(
         asyncio.gather(
             *(
-                receiving.acknowledge(GROUP, [handle], [batch("out", b"x", queue_id=at)])
+                receiving.ack_atomically(GROUP, [handle], Made([batch("out", b"x", queue_id=at)]))
                 for at, handle in enumerate(shown)
             )
         )

@@ -15,7 +15,7 @@ from mq.broker.consumer.groups import Start
 from mq.broker.consumer.membership import Spec as MemberSpec
 from mq.broker.consumer.unsent import SMALL_BYTES
 from mq.broker.queue import Queue
-from mq.broker.receive.handles import lease_bytes
+from mq.broker.receive.leases import lease_bytes
 from mq.errors import (
     FlowControl,
     NotLeader,
@@ -27,7 +27,7 @@ from mq.rpc.framing import receive_response
 from mq.wire.v1.consumer_pb2 import Filter, Handle, ReceiveResponse
 from mq.wire.v1.message_pb2 import Message
 from tests.support.consensus import Node, on_loop, soon, turns
-from tests.unit.broker.receive.receiving_scene import (
+from tests.unit.broker.receive.receive_scene import (
     GROUP,
     INVISIBLE_MS,
     TOPIC,
@@ -244,7 +244,7 @@ async def test_what_the_filter_leaves_out_is_done_at_once() -> None:
     await node.send(TOPIC, messages=[Message(tag="y")])
     assert await receive(node, filter=Filter(tags="x")) == []
     assert node.committed(GROUP) == {Queue(TOPIC, 0): 5}
-    node.broker.receiving._passed_ms = -1_000
+    node.broker.receiving._skipped_at_ms = -1_000
     node.broker.tick()
     await turns()
     assert node.committed(GROUP) == {Queue(TOPIC, 0): 6}
@@ -348,14 +348,14 @@ async def test_many_who_wait_do_not_all_wake_for_one_message() -> None:
     calls = [waiting(node, member_id=str(i), messages_max=1) for i in range(300)]
     await turns(2_000)
     decisions = 0
-    decide = node.broker.receiving._give
+    decide = node.broker.receiving.grant
 
     def counting(*arguments: object) -> object:
         nonlocal decisions
         decisions += 1
         return decide(*arguments)  # type: ignore[arg-type]
 
-    node.broker.receiving._give = counting  # type: ignore[method-assign,assignment]
+    node.broker.receiving.grant = counting  # type: ignore[method-assign,assignment]
     await node.send(TOPIC, b"a")
     await turns(100)
     assert sum(call.done() for call in calls) == 1

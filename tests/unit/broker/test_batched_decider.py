@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from mq.broker.batched_decider import BatchedDecider, Decision
 from mq.broker.state.machine import ProposedEntry
-from mq.broker.turns import Turns, Verdict
 from mq.errors import DiskFull, IllegalRequest, MqError, NotLeader, OutcomeUnknown
 from mq.wire.v1.state_pb2 import Command, PutGroup
 from tests.support.consensus import Node, on_loop, soon, turns
@@ -19,7 +19,7 @@ class Counting:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.decided: list[list[str]] = []
-        self.line: Turns[str, int] = Turns(
+        self.line: BatchedDecider[str, int] = BatchedDecider(
             node.broker.writer, node.broker.leadership, self.decide, requests_max=3
         )
 
@@ -27,7 +27,7 @@ class Counting:
     def count(self) -> int:
         return self.node.machine.state.offsets.retries_max("counter") or 0
 
-    def decide(self, requests: list[str]) -> Verdict[int]:
+    def decide(self, requests: list[str]) -> Decision[int]:
         self.decided.append(requests)
         if "explode" in requests:
             raise ZeroDivisionError
@@ -40,7 +40,7 @@ class Counting:
                 count += 1
                 answers.append(count)
         put = PutGroup(group="counter", retries_max=count)
-        return Verdict(answers, ProposedEntry(command=Command(put_group=put)))
+        return Decision(answers, ProposedEntry(command=Command(put_group=put)))
 
 
 @on_loop
@@ -49,9 +49,9 @@ async def test_requests_that_gather_become_one_entry() -> None:
     counting = Counting(node)
     node.consensus.is_held = True
     before = len(node.consensus.proposed)
-    first = asyncio.ensure_future(counting.line.ask("a"))
+    first = asyncio.ensure_future(counting.line.submit("a"))
     await turns()
-    others = [asyncio.ensure_future(counting.line.ask(one)) for one in "bcde"]
+    others = [asyncio.ensure_future(counting.line.submit(one)) for one in "bcde"]
     await turns()
     assert counting.decided == [["a"]]  # the others wait until that is applied
     assert not first.done()
@@ -70,7 +70,7 @@ async def test_requests_that_gather_become_one_entry() -> None:
 async def test_a_bad_request_is_refused_alone() -> None:
     counting = Counting(Node())
     results = await asyncio.gather(
-        *(counting.line.ask(one) for one in ("a", "bad", "b")), return_exceptions=True
+        *(counting.line.submit(one) for one in ("a", "bad", "b")), return_exceptions=True
     )
     assert isinstance(results[1], IllegalRequest)
     assert (results[0], results[2]) == (1, 2)
@@ -80,10 +80,10 @@ async def test_a_bad_request_is_refused_alone() -> None:
 async def test_a_mistake_is_told_to_those_of_its_turn_and_the_line_goes_on() -> None:
     counting = Counting(Node())
     results = await asyncio.gather(
-        *(counting.line.ask(one) for one in ("a", "explode")), return_exceptions=True
+        *(counting.line.submit(one) for one in ("a", "explode")), return_exceptions=True
     )
     assert all(isinstance(one, ZeroDivisionError) for one in results)
-    assert await soon(counting.line.ask("b")) == 1
+    assert await soon(counting.line.submit("b")) == 1
 
 
 @on_loop
@@ -92,12 +92,12 @@ async def test_what_cannot_be_written_is_told_and_changes_nothing() -> None:
     counting = Counting(node)
     node.consensus.failure = DiskFull("no")
     results = await asyncio.gather(
-        *(counting.line.ask(one) for one in ("a", "bad")), return_exceptions=True
+        *(counting.line.submit(one) for one in ("a", "bad")), return_exceptions=True
     )
     assert isinstance(results[0], DiskFull)
     assert isinstance(results[1], IllegalRequest)
     node.consensus.failure = None
-    assert await soon(counting.line.ask("a")) == 1
+    assert await soon(counting.line.submit("a")) == 1
 
 
 @on_loop
@@ -106,9 +106,9 @@ async def test_an_unforeseen_failure_of_an_entry_is_told_and_the_line_goes_on() 
     counting = Counting(node)
     node.consensus.failure = ZeroDivisionError()  # type: ignore[assignment]
     with pytest.raises(OutcomeUnknown):
-        await soon(counting.line.ask("a"))
+        await soon(counting.line.submit("a"))
     node.consensus.failure = None
-    assert await soon(counting.line.ask("a")) == 1
+    assert await soon(counting.line.submit("a")) == 1
 
 
 @on_loop
@@ -116,9 +116,9 @@ async def test_who_does_not_wait_any_more_wants_nothing() -> None:
     node = Node()
     counting = Counting(node)
     node.consensus.is_held = True
-    first = asyncio.ensure_future(counting.line.ask("a"))
+    first = asyncio.ensure_future(counting.line.submit("a"))
     await turns()
-    gone, stays = (asyncio.ensure_future(counting.line.ask(one)) for one in "bc")
+    gone, stays = (asyncio.ensure_future(counting.line.submit(one)) for one in "bc")
     await turns()
     gone.cancel()
     node.consensus.is_held = False
@@ -132,9 +132,9 @@ async def test_requests_that_wait_when_leadership_is_lost_are_sent_away() -> Non
     node = Node()
     counting = Counting(node)
     node.consensus.is_held = True
-    first = asyncio.ensure_future(counting.line.ask("a"))
+    first = asyncio.ensure_future(counting.line.submit("a"))
     await turns()
-    second = asyncio.ensure_future(counting.line.ask("b"))
+    second = asyncio.ensure_future(counting.line.submit("b"))
     await turns()
     node.consensus.depose()
     node.consensus.commit()
@@ -142,7 +142,7 @@ async def test_requests_that_wait_when_leadership_is_lost_are_sent_away() -> Non
     with pytest.raises(NotLeader):
         await soon(second)
     with pytest.raises(NotLeader):
-        await soon(counting.line.ask("c"))
+        await soon(counting.line.submit("c"))
 
 
 @on_loop
@@ -150,15 +150,17 @@ async def test_what_is_left_over_comes_first_in_the_next_turn() -> None:
     node = Node()
     decided: list[list[str]] = []
 
-    def decide(requests: list[str]) -> Verdict[str]:
+    def decide(requests: list[str]) -> Decision[str]:
         decided.append(requests)
-        return Verdict(requests[:2], ProposedEntry(command=Command(put_group=PutGroup(group="g"))))
+        return Decision(requests[:2], ProposedEntry(command=Command(put_group=PutGroup(group="g"))))
 
-    line: Turns[str, str] = Turns(node.broker.writer, node.broker.leadership, decide)
-    asked = [asyncio.ensure_future(line.ask(one)) for one in "abcde"]
+    line: BatchedDecider[str, str] = BatchedDecider(
+        node.broker.writer, node.broker.leadership, decide
+    )
+    asked = [asyncio.ensure_future(line.submit(one)) for one in "abcde"]
     node.consensus.is_held = True
     await turns()
-    late = asyncio.ensure_future(line.ask("late"))
+    late = asyncio.ensure_future(line.submit("late"))
     asked[3].cancel()
     for _ in range(3):
         await turns()

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from mq.broker.consumer.filters import canonical, compile_filter
 from mq.broker.consumer.groups import Start
-from mq.broker.receive.granting import Given
-from mq.broker.receive.handles import lease_bytes
-from mq.broker.receive.receiving import Receive
-from mq.broker.receive.taking import Spec
+from mq.broker.receive.grants import GrantedRun
+from mq.broker.receive.leases import lease_bytes
+from mq.broker.receive.members import ReceiveSpec
+from mq.broker.receive.service import Receive
 from mq.broker.retry.origins import opened
 from mq.wire.v1.consumer_pb2 import Filter, Handle
 from mq.wire.v1.message_pb2 import Message
@@ -35,7 +35,7 @@ def wanted(**changes: Any) -> Receive:
         "group": GROUP,
         "topic": TOPIC,
         "member_id": "m",
-        "spec": Spec(canonical(filter_), is_ordered),
+        "spec": ReceiveSpec(canonical(filter_), is_ordered),
         "filter": compile_filter(filter_),
         "messages_max": 32,
         "bytes_max": 3 << 20,
@@ -45,16 +45,16 @@ def wanted(**changes: Any) -> Receive:
     return Receive(**{**fields, **changes})
 
 
-async def receive(node: Node, **changes: Any) -> list[Given]:
-    found: list[Given] = await soon(node.broker.receiving.receive(wanted(**changes)))
+async def receive(node: Node, **changes: Any) -> list[GrantedRun]:
+    found: list[GrantedRun] = await soon(node.broker.receiving.receive(wanted(**changes)))
     return found
 
 
-def bodies(given: Iterable[Given]) -> list[bytes]:
+def bodies(given: Iterable[GrantedRun]) -> list[bytes]:
     return [message.body for one in given for message in opened(one.run)]
 
 
-def handles(given: Iterable[Given]) -> list[Handle]:
+def handles(given: Iterable[GrantedRun]) -> list[Handle]:
     """One a message."""
     return [
         Handle(lease=lease_bytes(one.queue, one.lease), queue_offset=at)
@@ -94,7 +94,7 @@ def restarted(node: Node, **options: Any) -> Node:
     return again
 
 
-def waiting(node: Node, **changes: Any) -> asyncio.Task[list[Given]]:
+def waiting(node: Node, **changes: Any) -> asyncio.Task[list[GrantedRun]]:
     """A receive that waits."""
     call = node.broker.receiving.receive(wanted(wait_s=60.0, **changes))
     return asyncio.get_running_loop().create_task(call)

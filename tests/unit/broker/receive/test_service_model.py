@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from mq.broker.receive.granting import Given
+from mq.broker.receive.grants import GrantedRun
 from mq.errors import FlowControl
 from mq.names import dead_letter_topic
 from mq.wire.v1.consumer_pb2 import Handle
 from mq.wire.v1.message_pb2 import Message
 from tests.support.consensus import Node, on_loop, turns
-from tests.unit.broker.receive.receiving_scene import (
+from tests.unit.broker.receive.receive_scene import (
     GROUP,
     TOPIC,
     ack,
@@ -67,14 +67,14 @@ class World:
         for at, key in enumerate(keys):
             self.messages[queue_id, end + at] = Known(key)
 
-    async def receive(self, **changes: Any) -> list[Given]:
+    async def receive(self, **changes: Any) -> list[GrantedRun]:
         given = await receive(
             self.node, is_ordered=self.is_ordered, **{"messages_max": 1_000, **changes}
         )
         self.take(given)
         return given
 
-    def take(self, given: list[Given]) -> None:
+    def take(self, given: list[GrantedRun]) -> None:
         for one in given:
             for at in range(one.run.message_count):
                 place = one.queue.queue_id, one.run.queue_offset + at

@@ -1,4 +1,4 @@
-"""Handles: what comes back is what was given, and bytes of others are none."""
+"""Handles: a lease comes back as it was given, and other bytes are no handle."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.broker.queue import Queue
-from mq.broker.receive.handles import Handle, lease_bytes, parse
+from mq.broker.receive.leases import Handle, lease_bytes, parse_handles
 from mq.wire.v1.consumer_pb2 import Handle as WireHandle
 
 NUMBERS = st.integers(1, (1 << 64) - 1)
@@ -23,18 +23,18 @@ def test_a_handle_says_where_its_messages_are(
     topic: str, queue_id: int, number: int, queue_offset: int, count: int
 ) -> None:
     lease = lease_bytes(Queue(topic, queue_id), number)
-    (found,) = parse([WireHandle(lease=lease, queue_offset=queue_offset, count=count)])
+    (found,) = parse_handles([WireHandle(lease=lease, queue_offset=queue_offset, count=count)])
     expected = Handle(Queue(topic, queue_id), number, queue_offset, queue_offset + max(1, count))
     assert found == expected
 
 
 @given(st.lists(st.binary(max_size=200), max_size=4))
 def test_any_bytes_are_a_handle_or_none(leases: list[bytes]) -> None:
-    found = parse([WireHandle(lease=one) for one in leases])
+    found = parse_handles([WireHandle(lease=one) for one in leases])
     assert len(found) == len(leases)
     for lease, handle in zip(leases, found, strict=True):
         assert handle is None or lease_bytes(handle.queue, handle.lease) == lease
 
 
-def test_a_lease_of_nobody_is_no_handle() -> None:
-    assert parse([WireHandle(lease=lease_bytes(Queue("t", 0), 0))]) == [None]
+def test_lease_0_is_no_handle() -> None:
+    assert parse_handles([WireHandle(lease=lease_bytes(Queue("t", 0), 0))]) == [None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mq.broker import atoms
+from mq.broker import atomic_sends
 from mq.broker.queue import Queue
 from mq.store.format import Kind
 from tests.support.consensus import batch, soon
@@ -36,12 +36,14 @@ async def scene(*members: str) -> World:
 
 def move(start: int, end: int, queue: Queue = IN_0, first: int | None = None) -> dict[str, Any]:
     """What a member says that did [start, end), of which those before `first` were no work."""
-    began = atoms.Start(start, start if first is None else first)
+    began = atomic_sends.WorkStart(start, start if first is None else first)
     return {"positions": {queue: end}, "starts": {queue: began}}
 
 
 async def send(one: World, *batches: Batch, member: str = "m", **fields: Any) -> list[StoredAt]:
-    stored: list[StoredAt] = await soon(one.node.broker.atoms.send(batches, "g", member, **fields))
+    stored: list[StoredAt] = await soon(
+        one.node.broker.atomic_sends.send(batches, "g", member, **fields)
+    )
     return stored
 
 

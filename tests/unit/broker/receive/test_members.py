@@ -1,4 +1,6 @@
-"""What a leader remembers of a group that receives: when messages come again, and who is woken."""
+"""What a leader remembers of a group that receives: when messages come redeliveries, and who is
+woken.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.broker.queue import Queue
-from mq.broker.receive.taking import Again, Spec, Taking
+from mq.broker.receive.members import ReceiveGroup, ReceiveSpec, Redeliveries
 from mq.broker.state.leases import QueueLeases, Range
 from mq.broker.state.topics import Topic
 from mq.errors import NotLeader
@@ -26,19 +28,19 @@ STEPS = st.lists(
 def test_everything_that_is_due_comes_once(
     steps: list[tuple[tuple[int, int], tuple[int, int] | None]], now_ms: int
 ) -> None:
-    leases, again = QueueLeases(), Again()
+    leases, redeliveries = QueueLeases(), Redeliveries()
     for (start, count), value in steps:
         if value is None:
             leases.put(start, start + count, None)
         else:
             lease, visible_at_ms = value
             leases.put(start, start + count, (lease, visible_at_ms, 1))
-            again.push(Range(start, start + count, lease, visible_at_ms, 1))
+            redeliveries.push(Range(start, start + count, lease, visible_at_ms, 1))
     due = {at for one in leases.ranges if one.visible_at_ms <= now_ms for at in span(one)}
-    assert again.is_due(now_ms, leases) == bool(due)
+    assert redeliveries.is_due(now_ms, leases) == bool(due)
     found: set[int] = set()
     last_ms = 0
-    while (one := again.pop(now_ms, leases)) is not None:
+    while (one := redeliveries.pop(now_ms, leases)) is not None:
         assert last_ms <= one.visible_at_ms <= now_ms
         last_ms = one.visible_at_ms
         found |= set(span(one))
@@ -52,22 +54,22 @@ def span(one: Range) -> range:
 
 
 def test_what_is_over_long_before_its_time_does_not_pile_up() -> None:
-    leases, again = QueueLeases(), Again()
+    leases, redeliveries = QueueLeases(), Redeliveries()
     for at in range(5_000):
         leases.put(at, at + 1, (at + 1, 10**12, 1))
-        again.push(Range(at, at + 1, at + 1, 10**12, 1))
+        redeliveries.push(Range(at, at + 1, at + 1, 10**12, 1))
         leases.put(at, at + 1, None)
-        again.tidy(leases)
-    assert len(again._heap) < 1_000
+        redeliveries.tidy(leases)
+    assert len(redeliveries._heap) < 1_000
 
 
-def taking(queues: int = 2, priorities: int = 0) -> Taking:
+def receive_group(queues: int = 2, priorities: int = 0) -> ReceiveGroup:
     topic = Topic("t", 0, queues, queues, True, True, 0, priorities)
-    return Taking("g", topic, lambda _: 10)
+    return ReceiveGroup("g", topic, lambda _: 10)
 
 
 def test_queues_with_priorities_are_ordered_and_each_of_the_lower_comes_first_at_times() -> None:
-    one = taking(queues=6, priorities=3)
+    one = receive_group(queues=6, priorities=3)
     orders = [[queue.queue_id % 3 for queue in one.order()] for _ in range(20)]
     assert orders.count([2, 2, 1, 1, 0, 0]) == 18
     assert orders.count([1, 1, 0, 0, 2, 2]) == 1
@@ -76,7 +78,7 @@ def test_queues_with_priorities_are_ordered_and_each_of_the_lower_comes_first_at
 
 @on_loop
 async def test_as_many_are_woken_as_there_is_something_for() -> None:
-    one = taking(queues=1)
+    one = receive_group(queues=1)
     queue = Queue("t", 0)
     one.ready.clear()
     one.memory(queue, QueueLeases(4))
@@ -99,7 +101,7 @@ async def test_as_many_are_woken_as_there_is_something_for() -> None:
 
 @on_loop
 async def test_whoever_waits_in_vain_is_forgotten() -> None:
-    one = taking(queues=1)
+    one = receive_group(queues=1)
     one.ready.clear()
     assert await one.wait(2, 0) is False
     assert not one._waiting
@@ -107,8 +109,8 @@ async def test_whoever_waits_in_vain_is_forgotten() -> None:
 
 
 def test_who_was_not_heard_of_for_long_is_gone() -> None:
-    one = taking()
-    one.enter("a", Spec("*", False), 1_000, 30_000)
+    one = receive_group()
+    one.enter("a", ReceiveSpec("*", False), 1_000, 30_000)
     assert one.active_members(99_000, 30_000) == {"a": 0}  # its call is under way
     one.exit("a", 2_000)
     assert one.active_members(31_999, 30_000) == {"a": 29_999}

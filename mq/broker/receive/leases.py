@@ -1,0 +1,300 @@
+"""Leases while they are being decided: the handles that name them, the draft of their changes, and
+the entry that a turn of decisions becomes.
+
+    lease = number 8 | queue id 4 | topic          little-endian; the rest is UTF-8
+
+The number of a lease is random, new with every delivery, and never 0. It makes a handle valid;
+topic and queue only say where to look the number up. Clients treat a lease as opaque bytes.
+
+Requests of one turn are decided one after the other, each on the state that the ones before it
+left. The draft copies the leases of a queue when they are changed first, and records the changes
+for the command that does the same to the replicated state, on every node. The entry holds that
+command, and the batches that are one atom with it: dead letters, and the results of messages that
+are acknowledged. It is bounded; a request that does not fit goes into the next turn.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from mq import names
+from mq.broker.queue import Queue
+from mq.broker.retry.retries import Letter, attempts_before, dead_letters, stored_messages
+from mq.broker.state.dedup import StoredAt
+from mq.broker.state.leases import Leases, QueueLeases, Range
+from mq.broker.state.machine import ProposedEntry
+from mq.broker.state.state import State
+from mq.errors import MessageTooLarge, MqError
+from mq.store.batch import Batch
+from mq.store.reading import Status
+from mq.store.store import Store
+from mq.wire.v1 import state_pb2 as pb
+from mq.wire.v1.consumer_pb2 import Handle as WireHandle
+
+_HEAD = struct.Struct("<QI")
+# The topics of a group have a prefix before the longest name.
+_LEASE_BYTES_MAX = _HEAD.size + 160
+# Upper bounds of a change in its command, and of its queue.
+CHANGE_BYTES = 52
+QUEUE_BYTES = 320
+# A turn accepts requests up to so many bytes of the entry, and of messages that were read.
+_ENTRY_BYTES = 1 << 20
+_READ_BYTES = 8 << 20
+# Around batches and the command in their entry.
+_MARGIN_BYTES = 1 << 10
+_BATCH_HEAD_BYTES = 8
+# Messages that become one batch of dead letters.
+_LETTERS_MAX = 128
+_LETTERS_BYTES_MAX = 1 << 20
+
+# Lease, visible_at_ms, attempts; None: done.
+LeaseValue = tuple[int, int, int] | None
+
+# -- handles --------------------------------------------------------------------------------------
+
+
+class Handle(NamedTuple):
+    """Messages [start, end) of one lease."""
+
+    queue: Queue
+    lease: int
+    start: int
+    end: int
+
+
+def lease_bytes(queue: Queue, number: int) -> bytes:
+    return _HEAD.pack(number, queue.queue_id) + queue.topic.encode()
+
+
+def parse_handles(wire: Iterable[WireHandle]) -> list[Handle | None]:
+    """None for each handle that no broker made."""
+    known: dict[bytes, tuple[Queue, int] | None] = {}
+    handles: list[Handle | None] = []
+    for one in wire:
+        if one.lease not in known:
+            known[one.lease] = _parse_lease(one.lease)
+        found = known[one.lease]
+        end = one.queue_offset + (one.count or 1)
+        handles.append(Handle(*found, one.queue_offset, end) if found else None)
+    return handles
+
+
+def _parse_lease(lease: bytes) -> tuple[Queue, int] | None:
+    if not _HEAD.size < len(lease) <= _LEASE_BYTES_MAX:
+        return None
+    number, queue_id = _HEAD.unpack_from(lease)
+    try:
+        topic = lease[_HEAD.size :].decode()
+    except UnicodeDecodeError:
+        return None
+    # 0 is the lease of messages that no receiver has.
+    return (Queue(topic, queue_id), number) if number else None
+
+
+# -- the draft ------------------------------------------------------------------------------------
+
+
+class _Changes:
+    __slots__ = ("expected_next", "items")
+
+    def __init__(self, expected_next: int | None) -> None:
+        self.expected_next = expected_next
+        self.items: list[tuple[int, int, LeaseValue]] = []
+
+
+class LeaseDraft:
+    def __init__(self, leases: Leases) -> None:
+        self._leases = leases
+        self._queues: dict[tuple[str, Queue], QueueLeases] = {}
+        self._changes: dict[tuple[str, Queue], _Changes] = {}
+        # Upper bound of the command.
+        self.size_bytes = 0
+
+    def get(self, group: str, queue: Queue) -> QueueLeases | None:
+        """Read only: `put` changes it."""
+        return self._queues.get((group, queue)) or self._leases.get(group, queue)
+
+    def begin(self, group: str, queue: Queue, queue_offset: int) -> None:
+        """The group begins to receive from the queue at this offset."""
+        key = group, queue
+        self._queues[key] = QueueLeases(queue_offset)
+        changes = self._changes[key] = _Changes(None)
+        self.size_bytes += QUEUE_BYTES
+        if queue_offset:
+            changes.items.append((0, queue_offset, None))
+
+    def put(self, group: str, queue: Queue, start: int, end: int, value: LeaseValue) -> None:
+        """As `QueueLeases.put`. The group must receive from the queue."""
+        if start >= end:
+            return
+        key = group, queue
+        leases = self._queues.get(key)
+        if leases is None:
+            known = self._leases.get(group, queue)
+            if known is None:
+                raise ValueError(f"group {group} does not receive from {queue}")
+            leases = self._queues[key] = QueueLeases(known.next, known.ranges)
+            self._changes[key] = _Changes(known.next)
+            self.size_bytes += QUEUE_BYTES
+        leases.put(start, end, value)
+        items = self._changes[key].items
+        if items and items[-1][1] == start and items[-1][2] == value:
+            items[-1] = items[-1][0], end, value
+        else:
+            items.append((start, end, value))
+            self.size_bytes += CHANGE_BYTES
+
+    def command(self) -> pb.Command | None:
+        """None if nothing changes."""
+        if not self._changes:
+            return None
+        queues = [
+            pb.QueueLeases(
+                group=group,
+                topic=queue.topic,
+                queue_id=queue.queue_id,
+                changes=[_wire(*one) for one in changes.items],
+                next=changes.expected_next,
+            )
+            for (group, queue), changes in self._changes.items()
+        ]
+        return pb.Command(change_leases=pb.ChangeLeases(queues=queues))
+
+
+def _wire(start: int, end: int, value: LeaseValue) -> pb.LeaseChange:
+    if value is None:
+        return pb.LeaseChange(start=start, end=end, is_done=True)
+    lease, visible_at_ms, attempts = value
+    return pb.LeaseChange(
+        start=start, end=end, lease=lease, visible_at_ms=visible_at_ms, attempts=attempts
+    )
+
+
+# -- one turn -------------------------------------------------------------------------------------
+
+
+class AtomicBatches(Protocol):
+    """Batches that are written together with the acknowledgement of what they were made of."""
+
+    @property
+    def batches(self) -> Sequence[Batch]: ...
+
+    def stored_before(self) -> list[StoredAt] | None:
+        """Their positions if the same request was done before; None: they can be written now.
+        Raises what is wrong with them.
+        """
+        ...
+
+    def begin(self) -> None:
+        """They are in the entry that is written next."""
+        ...
+
+    def end(self, stored: list[StoredAt], error: MqError | None) -> None:
+        """The entry is applied, or has failed."""
+        ...
+
+
+class NextTurn(Exception):
+    """The request does not fit into this turn."""
+
+
+class LeaseTurn:
+    def __init__(
+        self, state: State, store: Store, now_ms: int, broker_set: str, entry_bytes_max: int
+    ) -> None:
+        self.draft = LeaseDraft(state.leases)
+        self.now_ms = now_ms
+        self.read_bytes = 0
+        self._state = state
+        self._store = store
+        self._broker_set = broker_set
+        self._entry_bytes_max = entry_bytes_max - _MARGIN_BYTES
+        self._batches: list[Batch] = []
+        self._batch_bytes = 0
+        # Positions to fill in when the entry is applied, the batches they are of, and their owner.
+        self._added: list[tuple[list[StoredAt], int, int, AtomicBatches | None]] = []
+        self._entry: ProposedEntry | None = None
+
+    @property
+    def is_full(self) -> bool:
+        size_bytes = self.draft.size_bytes + self._batch_bytes
+        return (
+            size_bytes >= min(_ENTRY_BYTES, self._entry_bytes_max // 2)
+            or self.read_bytes >= _READ_BYTES
+        )
+
+    def fits(self, size_bytes: int) -> bool:
+        return self.draft.size_bytes + self._batch_bytes + size_bytes <= self._entry_bytes_max
+
+    def check_fits(self, size_bytes: int) -> None:
+        """Raises NextTurn, or MessageTooLarge if no turn has room for it."""
+        if self.fits(size_bytes):
+            return
+        if not self.draft.size_bytes and not self._batches:
+            raise MessageTooLarge(
+                f"{size_bytes} bytes are too large for one entry: at most {self._entry_bytes_max}"
+            )
+        raise NextTurn
+
+    def add(self, batches: Sequence[Batch], owner: AtomicBatches | None = None) -> list[StoredAt]:
+        """Returns a list that has the positions of the batches when the turn is over."""
+        stored: list[StoredAt] = []
+        self._added.append((stored, len(self._batches), len(batches), owner))
+        self._batches += batches
+        self._batch_bytes += entry_bytes(batches)
+        return stored
+
+    def to_dead_letters(self, group: str, queue: Queue, one: Range, reason: str) -> int:
+        """Messages of the range become dead letters of the group, as many as fit; those that
+        retention dropped are done. Returns the queue offset that it reached. The dead-letter topic
+        must exist.
+        """
+        if names.dead_letter_topic(group) not in self._state.topics:
+            return one.start
+        result = self._store.read(
+            *queue,
+            one.start,
+            bytes_max=_LETTERS_BYTES_MAX,
+            messages_max=min(_LETTERS_MAX, one.end - one.start),
+        )
+        reached = one.start
+        if result.status == Status.TOO_SMALL:
+            reached = min(result.start, one.end)
+        elif result.status == Status.NOTHING_MATCHED:  # lost: see `ReadResult.lost`
+            reached = min(result.next_offset, one.end)
+        elif result.status == Status.FOUND:
+            letters = [
+                Letter(stored, attempts_before(group, stored) + one.attempts, reason)
+                for run in result.runs
+                for stored in stored_messages(queue, run)
+            ]
+            for count in (len(letters), 1):
+                batch = dead_letters(group, self._broker_set, letters[:count])
+                if self.fits(entry_bytes([batch])):
+                    self.add([batch])
+                    reached = one.start + count
+                    break
+        self.draft.put(group, queue, one.start, reached, None)
+        return reached
+
+    def entry(self) -> ProposedEntry | None:
+        """None if nothing changes."""
+        command = self.draft.command()
+        if command is not None or self._batches:
+            self._entry = ProposedEntry(self._batches, command)
+        return self._entry
+
+    def over(self, error: MqError | None) -> None:
+        """The entry is applied, or has failed."""
+        for stored, first, count, owner in self._added:
+            if error is None and self._entry is not None:
+                stored.extend(self._entry.stored[first : first + count])
+            if owner is not None:
+                owner.end(stored, error)
+
+
+def entry_bytes(batches: Sequence[Batch]) -> int:
+    """Upper bound of what the batches take of an entry."""
+    return sum(len(batch.data) + _BATCH_HEAD_BYTES for batch in batches)

@@ -1,0 +1,477 @@
+"""The groups that receive, in the leader's memory: one `ReceiveGroup` a group and topic, which
+knows the queues with messages to give, the times at which more come back, the calls that wait, and
+what the members agreed on.
+
+All of it can be learnt again from the replicated leases, and is whenever it may be wrong: after a
+fail-over, a reset, a failed write. `ready` has every queue with messages to give, and perhaps some
+without; a queue that is looked at in vain leaves it until an arrival, a change or a time brings it
+back. Knows neither the log nor the contents of messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from mq.broker.consumer.arrivals import Arrivals
+from mq.broker.queue import Queue
+from mq.broker.state.leases import Leases, QueueLeases, Range
+from mq.broker.state.state import State
+from mq.broker.state.topics import Topic
+from mq.errors import MqError, SubscriptionMismatch
+from mq.wire.v1 import state_pb2
+
+# Heap items of leases that ended before their time: so many more than there are ranges.
+_STALE_MAX = 256
+# With priorities, one receive in so many begins with another priority than the highest.
+_FAIR_EVERY = 10
+_NEVER_MS = 1 << 62
+# Pause before a queue with a damaged file is tried again: while it is rebuilt, or if it cannot be.
+_MENDED_S, _DAMAGED_S = 0.05, 5.0
+# A group without members is forgotten here after so long; its replicated state stays.
+_FORGET_MS = 600_000
+
+
+class Redeliveries:
+    """Ranges of one queue by the time at which they are given out again. Ranges that have changed
+    since they were added are skipped.
+    """
+
+    __slots__ = ("_heap",)
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, int, int]] = []  # visible_at_ms, start, end, lease
+
+    @property
+    def next_ms(self) -> int:
+        return self._heap[0][0] if self._heap else _NEVER_MS
+
+    def push(self, one: Range) -> None:
+        heapq.heappush(self._heap, (one.visible_at_ms, one.start, one.end, one.lease))
+
+    def tidy(self, leases: QueueLeases) -> None:
+        if len(self._heap) > 2 * len(leases.ranges) + _STALE_MAX:
+            self._heap = [
+                (one.visible_at_ms, one.start, one.end, one.lease) for one in leases.ranges
+            ]
+            heapq.heapify(self._heap)
+
+    def pop(self, now_ms: int, leases: QueueLeases) -> Range | None:
+        """Removes and returns the next range that is due."""
+        while self._heap and self._heap[0][0] <= now_ms:
+            visible_at_ms, start, end, lease = heapq.heappop(self._heap)
+            for one in leases.within(start, end):
+                if one.lease == lease and one.visible_at_ms == visible_at_ms:
+                    found = one._replace(start=max(start, one.start), end=min(end, one.end))
+                    if found.end < end:
+                        self.push(found._replace(start=found.end, end=end))
+                    return found
+        return None
+
+    def is_due(self, now_ms: int, leases: QueueLeases) -> bool:
+        found = self.pop(now_ms, leases)
+        if found is not None:
+            self.push(found)
+        return found is not None
+
+
+class QueueMemory:
+    __slots__ = ("exhausted", "is_full", "keys", "passed", "redeliveries")
+
+    def __init__(self, passed: int) -> None:
+        self.redeliveries = Redeliveries()
+        # No new message before it passes the filter; never less than the leases' `next`.
+        self.passed = passed
+        # So many messages are leased or put off that no new ones are given out.
+        self.is_full = False
+        # There are messages that were given out too often.
+        self.exhausted = False
+        # In an ordered group: the ordering keys of messages that are not done.
+        self.keys: dict[int, str] = {}
+
+
+class ReceiveSpec(NamedTuple):
+    """What all members of a group have to agree on. The filter is a canonical text."""
+
+    filter: str
+    is_ordered: bool
+
+    def describe(self) -> str:
+        return f"filter {self.filter}{', in order' if self.is_ordered else ''}"
+
+
+class _Waiter(NamedTuple):
+    woken: asyncio.Future[None]
+    messages_max: int
+
+
+class _Member:
+    __slots__ = ("calls", "seen_ms")
+
+    def __init__(self) -> None:
+        self.seen_ms = 0
+        self.calls = 0  # in flight
+
+
+class ReceiveGroup:
+    """A group that receives from one topic."""
+
+    def __init__(self, group: str, topic: Topic, extent_end: Callable[[Queue], int]) -> None:
+        """`extent_end` returns the end of a queue."""
+        self.group = group
+        self.topic = topic
+        self._end = extent_end
+        self.spec: ReceiveSpec | None = None
+        self.ready: dict[Queue, None] = {}
+        self.memories: dict[Queue, QueueMemory] = {}
+        # Every queue has leases in the replicated state.
+        self.is_begun = False
+        # It gets no more events.
+        self.is_dropped = False
+        self.next_due_ms = _NEVER_MS
+        # Messages that calls in flight may be given: no waiter has to be woken for those.
+        self.reserved = 0
+        self.exhausted_queues: set[Queue] = set()
+        self._members: dict[str, _Member] = {}
+        self._waiting: deque[_Waiter] = deque()
+        self._receives = 0
+        self.renew(topic)
+
+    def renew(self, topic: Topic) -> None:
+        """Forgets what is known of the queues: it is learnt again from the leases."""
+        self.topic = topic
+        self.queues = [Queue(topic.name, at) for at in range(topic.read_queues)]
+        self.memories.clear()
+        self.exhausted_queues.clear()
+        self.ready = dict.fromkeys(self.queues)
+        self.is_begun = False
+        self.next_due_ms = _NEVER_MS
+
+    # -- members ----------------------------------------------------------------------------------
+
+    def enter(self, member_id: str, spec: ReceiveSpec, now_ms: int, expires_ms: int) -> None:
+        """A call of this member begins. Raises SubscriptionMismatch if other members differ."""
+        if spec != self.spec:
+            for other_id, other in self._members.items():
+                is_there = now_ms - other.seen_ms < expires_ms and other_id != member_id
+                if self.spec is not None and (other.calls or is_there):
+                    raise SubscriptionMismatch(
+                        f"all members of group {self.group!r} must receive the same of topic "
+                        f"{self.topic.name}: member {member_id!r} wants {spec.describe()}; member "
+                        f"{other_id!r} has {self.spec.describe()}. Use another group, or stop the "
+                        "others first"
+                    )
+            self.spec = spec
+            # The new filter may let messages through that the old one left out.
+            self.renew(self.topic)
+        member = self._members.setdefault(member_id, _Member())
+        member.seen_ms = now_ms
+        member.calls += 1
+
+    def exit(self, member_id: str, now_ms: int) -> None:
+        """A call has ended."""
+        member = self._members.get(member_id)
+        if member is not None:
+            member.calls -= 1
+            member.seen_ms = now_ms
+
+    def leave(self, member_id: str) -> None:
+        """Removes the member, unless it has a call in flight."""
+        member = self._members.get(member_id)
+        if member is not None and not member.calls:
+            del self._members[member_id]
+
+    def active_members(self, now_ms: int, expires_ms: int) -> dict[str, int]:
+        """The members that are not expired, each with the time since its last call."""
+        silent_ms = {
+            member_id: 0 if member.calls else max(0, now_ms - member.seen_ms)
+            for member_id, member in self._members.items()
+        }
+        return {one: silent for one, silent in silent_ms.items() if silent < expires_ms}
+
+    def expire(self, now_ms: int, expires_ms: int) -> bool:
+        """Returns whether no member is left."""
+        for member_id, member in list(self._members.items()):
+            if not member.calls and now_ms - member.seen_ms >= expires_ms:
+                del self._members[member_id]
+        return not self._members
+
+    # -- queues -----------------------------------------------------------------------------------
+
+    def order(self) -> list[Queue]:
+        """The ready queues, in the order in which one receive looks at them."""
+        self._receives += 1
+        ready = list(self.ready)
+        priorities = self.topic.priorities
+        if priorities > 1:
+            turn, rest = divmod(self._receives, _FAIR_EVERY)
+            # Each priority is first in its turn: also one between two that are always busy.
+            top = priorities - 1 if rest else turn % (priorities - 1)
+            ready.sort(key=lambda queue: (top - queue.queue_id) % priorities)
+        return ready
+
+    def memory(self, queue: Queue, leases: QueueLeases) -> QueueMemory:
+        found = self.memories.get(queue)
+        if found is None:
+            found = self.memories[queue] = QueueMemory(leases.next)
+            for one in leases.ranges:
+                self._note(found, one)
+        return found
+
+    def look_again(self, queue: Queue) -> None:
+        """Forgets what is known of the queue."""
+        self.memories.pop(queue, None)
+        self.exhausted_queues.discard(queue)
+        self._is_ready(queue)
+
+    def set_aside(self, queue: Queue, *, is_mended: bool) -> None:
+        """A file of the queue is damaged, and that was reported: the queue is tried again later."""
+        pause_s = _MENDED_S if is_mended else _DAMAGED_S
+        asyncio.get_running_loop().call_later(pause_s, self._try_again, queue)
+
+    def _try_again(self, queue: Queue) -> None:
+        if not self.is_dropped:
+            self.look_again(queue)
+            self.wake()
+
+    def changed(self, queue: Queue, change: Range | None, now_ms: int) -> None:
+        """A change of the queue's leases was applied; None: its messages are done."""
+        memory = self.memories.get(queue)
+        if memory is None or change is None:
+            # There may be room for more, or the next message of a key is free.
+            if memory is None or memory.is_full or self.is_ordered:
+                self._is_ready(queue)
+            return
+        self._note(memory, change)
+        if change.visible_at_ms <= now_ms:
+            self._is_ready(queue)
+
+    @property
+    def is_ordered(self) -> bool:
+        return self.spec is not None and self.spec.is_ordered
+
+    def _note(self, memory: QueueMemory, one: Range) -> None:
+        if self.is_ordered and not one.lease and not one.visible_at_ms:
+            return  # put off: it waits for other messages of its key, not for a time
+        memory.redeliveries.push(one)
+        self.next_due_ms = min(self.next_due_ms, one.visible_at_ms)
+
+    def _is_ready(self, queue: Queue) -> None:
+        if queue.queue_id < self.topic.read_queues:
+            self.ready[queue] = None
+
+    def pass_time(self, now_ms: int, leases: Leases) -> None:
+        """Queues with messages that are to be given out again by now become ready."""
+        if now_ms < self.next_due_ms:
+            return
+        self.next_due_ms = _NEVER_MS
+        for queue, memory in self.memories.items():
+            known = leases.get(self.group, queue)
+            if known is not None and memory.redeliveries.is_due(now_ms, known):
+                self._is_ready(queue)
+            self.sleep(memory, now_ms)
+
+    def sleep(self, memory: QueueMemory, now_ms: int) -> None:
+        """Notes when the next range of the queue is due, unless one is due now."""
+        next_ms = memory.redeliveries.next_ms
+        if next_ms > now_ms:
+            self.next_due_ms = min(self.next_due_ms, next_ms)
+
+    # -- waiting calls -----------------------------------------------------------------------------
+
+    def arrived(self, queue: Queue) -> None:
+        memory = self.memories.get(queue)
+        if memory is not None and memory.is_full:
+            return
+        self._is_ready(queue)
+        if self._waiting:
+            self.wake()
+
+    async def wait(self, messages_max: int, seconds: float) -> bool:
+        """Returns whether the call was woken; then so many messages are reserved for it."""
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), messages_max)
+        self._waiting.append(waiter)
+        try:
+            await asyncio.wait([waiter.woken], timeout=seconds)
+        except asyncio.CancelledError:
+            if not self._forget(waiter) and waiter.woken.exception() is None:
+                self.release(messages_max)
+            raise
+        if self._forget(waiter):
+            return False
+        waiter.woken.result()
+        return True
+
+    def _forget(self, waiter: _Waiter) -> bool:
+        """Returns whether the waiter had not been woken."""
+        if waiter.woken.done():
+            return False
+        self._waiting.remove(waiter)
+        return True
+
+    def release(self, messages_max: int) -> None:
+        """Ends the reservation of a call."""
+        self.reserved -= messages_max
+        self.wake()
+
+    def wake(self, *, is_all: bool = False) -> None:
+        """Wakes as many waiting calls as there are messages for."""
+        if not self._waiting:
+            return
+        wanted = _NEVER_MS if is_all else self._available() - self.reserved
+        while self._waiting and wanted > 0:
+            waiter = self._waiting.popleft()
+            wanted -= waiter.messages_max
+            self.reserved += waiter.messages_max
+            waiter.woken.set_result(None)
+
+    def dismiss(self, error: MqError) -> None:
+        while self._waiting:
+            self._waiting.popleft().woken.set_exception(error)
+
+    def _available(self) -> int:
+        """An estimate of the messages there are: a woken call that finds none waits on, and one
+        that leaves some wakes the next.
+        """
+        count = 0
+        for queue in self.ready:
+            memory = self.memories.get(queue)
+            is_known = memory is not None and not memory.is_full and not self.is_ordered
+            count += max(1, self._end(queue) - memory.passed) if memory and is_known else 1
+        return count
+
+
+class ReceiveGroups:
+    """All of them, by group and topic."""
+
+    def __init__(
+        self, state: State, arrivals: Arrivals, end: Callable[[Queue], int], expires_ms: int
+    ) -> None:
+        """`end` returns the end of a queue."""
+        self._state = state
+        self._arrivals = arrivals
+        self._end = end
+        self._expires_ms = expires_ms
+        self._groups: dict[str, dict[str, ReceiveGroup]] = {}  # by group and topic
+        self._watched: dict[ReceiveGroup, list[Queue]] = {}
+        self._empty_since_ms: dict[ReceiveGroup, int] = {}
+
+    def __iter__(self) -> Iterator[ReceiveGroup]:
+        for by_topic in list(self._groups.values()):
+            yield from list(by_topic.values())
+
+    def of(self, group: str, topic: str) -> ReceiveGroup:
+        """Creates it at the first call. Raises TopicNotFound, PermissionDenied."""
+        receiver = self._groups.get(group, {}).get(topic)
+        if receiver is None:
+            receiver = ReceiveGroup(group, self._state.topics.readable(topic), self._end)
+            self._groups.setdefault(group, {})[topic] = receiver
+            self._watch(receiver)
+        self._empty_since_ms.pop(receiver, None)
+        return receiver
+
+    def active_members(self, group: str, steady_ms: int) -> dict[str, int]:
+        """The members that are not expired, each with the time since its last call."""
+        found: dict[str, int] = {}
+        for receiver in self._groups.get(group, {}).values():
+            for member_id, silent_ms in receiver.active_members(
+                steady_ms, self._expires_ms
+            ).items():
+                found[member_id] = min(silent_ms, found.get(member_id, silent_ms))
+        return found
+
+    def leave(self, group: str, member_id: str) -> None:
+        for receiver in self._groups.get(group, {}).values():
+            receiver.leave(member_id)
+
+    def dismiss(self, error: MqError) -> None:
+        """Forgets everything; waiting calls fail with the error."""
+        for receiver in self:
+            self._drop(receiver)
+            receiver.dismiss(error)
+
+    def pass_time(self, now_ms: int, steady_ms: int) -> None:
+        for receiver in self:
+            receiver.pass_time(now_ms, self._state.leases)
+            receiver.wake()
+            if receiver.expire(steady_ms, self._expires_ms):
+                since_ms = self._empty_since_ms.setdefault(receiver, steady_ms)
+                if steady_ms - since_ms >= _FORGET_MS:
+                    self._drop(receiver)
+
+    # -- applied commands -------------------------------------------------------------------------
+
+    def on_command(self, command: state_pb2.Command, now_ms: int) -> None:
+        if not self._groups:
+            return
+        match command.WhichOneof("kind"):
+            case "change_leases":
+                for one in command.change_leases.queues:
+                    self._changed(one, now_ms)
+            case "commit_positions":
+                self._moved(command.commit_positions)
+            case "drop_group":
+                for receiver in list(self._groups.get(command.drop_group.group, {}).values()):
+                    self._renew(receiver)
+            case "put_topic":
+                self._renew_topic(command.put_topic.topic)
+            case "drop_topic":
+                self._renew_topic(command.drop_topic.topic)
+
+    def _changed(self, change: state_pb2.QueueLeases, now_ms: int) -> None:
+        receiver = self._groups.get(change.group, {}).get(change.topic)
+        if receiver is None:
+            return
+        queue = Queue(change.topic, change.queue_id)
+        for one in change.changes:
+            value = Range(one.start, one.end, one.lease, one.visible_at_ms, one.attempts)
+            receiver.changed(queue, None if one.is_done else value, now_ms)
+        memory, leases = receiver.memories.get(queue), self._state.leases.get(change.group, queue)
+        if memory is not None and leases is not None:
+            memory.redeliveries.tidy(leases)
+        receiver.wake()
+
+    def _moved(self, commit: state_pb2.CommitPositions) -> None:
+        for each in commit.groups:
+            for topic in {one.topic for one in each.positions}:
+                self._renew(self._groups.get(each.group, {}).get(topic))
+
+    def _renew_topic(self, topic: str) -> None:
+        for by_topic in list(self._groups.values()):
+            self._renew(by_topic.get(topic))
+
+    def _renew(self, receiver: ReceiveGroup | None) -> None:
+        """A topic or a group has changed: all waiting calls look again."""
+        if receiver is None:
+            return
+        name = receiver.topic.name
+        if name in self._state.topics:
+            receiver.renew(self._state.topics.find(name))
+            self._watch(receiver)
+        else:
+            self._drop(receiver)
+        receiver.wake(is_all=True)
+
+    # -- arrivals ---------------------------------------------------------------------------------
+
+    def _watch(self, receiver: ReceiveGroup) -> None:
+        self._unwatch(receiver)
+        self._watched[receiver] = receiver.queues
+        for queue in receiver.queues:
+            self._arrivals.watch(queue, receiver.arrived)
+
+    def _unwatch(self, receiver: ReceiveGroup) -> None:
+        for queue in self._watched.pop(receiver, ()):
+            self._arrivals.unwatch(queue, receiver.arrived)
+
+    def _drop(self, receiver: ReceiveGroup) -> None:
+        by_topic = self._groups[receiver.group]
+        del by_topic[receiver.topic.name]
+        if not by_topic:
+            del self._groups[receiver.group]
+        receiver.is_dropped = True
+        self._empty_since_ms.pop(receiver, None)
+        self._unwatch(receiver)

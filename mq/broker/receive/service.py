@@ -1,0 +1,426 @@
+"""Receive and acknowledge: the service on the leader.
+
+Every change of leases is a request that one `BatchedDecider` decides, on applied state, so that
+many requests become one entry: `grants` and `acks` decide, `members` remembers. A call is answered
+when its entry is applied. A receive that finds nothing waits, and is woken by an arrival, by a
+change, or when messages become visible again.
+
+A message that was given out more often than its group allows becomes a dead letter, by the entry
+that says it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
+
+from mq import errors, names
+from mq.broker.batched_decider import BatchedDecider, Decision
+from mq.broker.consumer.filters import CompiledFilter
+from mq.broker.consumer.groups import Groups, Start
+from mq.broker.consumer.pulling import READ_BYTES_MAX, Puller
+from mq.broker.core import Core, Service
+from mq.broker.queue import Queue
+from mq.broker.receive import acks
+from mq.broker.receive.grants import Grant, GrantedRun, GrantTerms, give, give_in_order
+from mq.broker.receive.leases import AtomicBatches, Handle, LeaseTurn, NextTurn, parse_handles
+from mq.broker.receive.members import ReceiveGroup, ReceiveGroups, ReceiveSpec
+from mq.broker.state.dedup import StoredAt
+from mq.errors import Internal, MqError, QueueDamaged, SubscriptionMismatch
+from mq.logging import get_logger
+from mq.wire.v1 import consumer_pb2, state_pb2
+
+log = get_logger(__name__)
+
+_WAIT_S_MAX = 60.0
+# A filter that matches little is searched for so long, also for a call that does not wait.
+_SEARCH_S = 1.0
+# Queues that one receive looks at, before other calls have their turn.
+_QUEUES_MAX = 64
+# Messages that a filter left out are marked as done so often: only lag depends on it.
+_SKIP_MS = 1_000
+
+Result = TypeVar("Result")
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+class LeaseRequest(Protocol[Result_co]):
+    """A request that changes leases. MqError and NextTurn may be raised; nothing changed then."""
+
+    def decide(self, turn: LeaseTurn, /) -> Result_co: ...
+
+
+class Receive(NamedTuple):
+    group: str
+    topic: str
+    member_id: str
+    spec: ReceiveSpec
+    filter: CompiledFilter
+    messages_max: int
+    bytes_max: int
+    invisible_ms: int
+    wait_s: float = 0.0
+    start: Start = Start()
+
+
+class _ReceiveCall:
+    """A receive in flight: a `LeaseRequest`. Its caller may have gone."""
+
+    __slots__ = ("_service", "is_cancelled", "receive", "receive_group")
+
+    def __init__(
+        self, service: ReceiveService, receive_group: ReceiveGroup, receive: Receive
+    ) -> None:
+        self._service = service
+        self.receive_group = receive_group
+        self.receive = receive
+        self.is_cancelled = False
+
+    def decide(self, turn: LeaseTurn) -> list[GrantedRun]:
+        return [] if self.is_cancelled else self._service.grant(turn, self)
+
+
+class ReceiveService(Service):
+    def __init__(self, core: Core, groups: Groups, puller: Puller) -> None:
+        self._core = core
+        self._groups = groups
+        self._puller = puller
+        self._decider: BatchedDecider[LeaseRequest[object], object] = BatchedDecider(
+            core.writer, core.leadership, self._decide
+        )
+        self._expires_ms = core.settings.config.broker.member_expires_ms
+        self._receive_groups = ReceiveGroups(core.state, core.arrivals, self._end, self._expires_ms)
+        self._skipped_at_ms = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._is_dropping = False
+
+    # -- receive ----------------------------------------------------------------------------------
+
+    async def receive(self, wanted: Receive) -> list[GrantedRun]:
+        """Messages that are leased to the caller for the invisible time, durably; none if there
+        were none in time. Raises TopicNotFound, PermissionDenied, SubscriptionMismatch; as
+        `Consensus.propose`.
+        """
+        self._check(wanted)
+        group = self._receive_groups.of(wanted.group, wanted.topic)
+        group.enter(wanted.member_id, wanted.spec, self._steady_ms(), self._expires_ms)
+        try:
+            return await self._receive(group, wanted)
+        finally:
+            group.exit(wanted.member_id, self._steady_ms())
+
+    async def _receive(self, group: ReceiveGroup, wanted: Receive) -> list[GrantedRun]:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        deadline_s = began_s + min(wanted.wait_s, _WAIT_S_MAX)
+        group.reserved += wanted.messages_max
+        is_reserved = True
+        try:
+            while True:
+                if group.ready or not group.is_begun:
+                    runs = await self._granted(group, wanted)
+                    if runs:
+                        return runs
+                now_s = loop.time()
+                is_searching = group.ready and now_s < max(deadline_s, began_s + _SEARCH_S)
+                if is_searching or not group.is_begun:
+                    self._check(wanted)
+                    continue
+                if now_s >= deadline_s or group.is_dropped:
+                    return []
+                is_reserved = False
+                group.release(wanted.messages_max)
+                is_reserved = await group.wait(wanted.messages_max, deadline_s - now_s)
+                if not is_reserved:
+                    return []
+                self._check(wanted)
+        finally:
+            if is_reserved:
+                group.release(wanted.messages_max)
+
+    def _check(self, wanted: Receive) -> None:
+        self._core.leadership.check()
+        self._core.state.topics.readable(wanted.topic)
+        live = self._groups.live(wanted.group)
+        if live is not None and live.members:
+            raise SubscriptionMismatch(
+                f"group {wanted.group} has members that subscribe, {min(live.members)!r} for one: "
+                f"member {wanted.member_id!r} cannot receive in it. Use another group, or stop the "
+                "others first"
+            )
+
+    async def _granted(self, group: ReceiveGroup, wanted: Receive) -> list[GrantedRun]:
+        call = _ReceiveCall(self, group, wanted)
+        work = self._begin_task(self._submit_call(call))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            call.is_cancelled = True
+            work.add_done_callback(lambda done: self._return(wanted.group, done))
+            raise
+
+    async def _submit_call(self, call: _ReceiveCall) -> list[GrantedRun]:
+        group = call.receive_group
+        try:
+            runs = await self._submit(call)
+        except MqError:
+            # Ranges may have left the heap without being given out.
+            group.renew(group.topic)
+            raise
+        if not group.is_begun:
+            leases = self._core.state.leases
+            group.is_begun = all((group.group, queue) in leases for queue in group.queues)
+        # The group may have been moved while the entry was in flight.
+        return [one for one in runs if self._is_leased(group.group, one)]
+
+    def _is_leased(self, group: str, granted: GrantedRun) -> bool:
+        leases = self._core.state.leases.get(group, granted.queue)
+        found = leases.at(granted.run.queue_offset) if leases else None
+        return found is not None and found.lease == granted.lease
+
+    def _return(self, group: str, done: asyncio.Future[list[GrantedRun]]) -> None:
+        """The receiver of these messages is gone: other receivers get them at once."""
+        if done.cancelled() or done.exception() is not None or not done.result():
+            return
+        handles = [
+            Handle(one.queue, one.lease, one.run.queue_offset, _end_of(one))
+            for one in done.result()
+        ]
+        self._begin_task(self._quietly(self._submit(acks.Return(group, handles)), group))
+
+    # -- one decision of a receive ----------------------------------------------------------------
+
+    def grant(self, turn: LeaseTurn, call: _ReceiveCall) -> list[GrantedRun]:
+        group, receive = call.receive_group, call.receive
+        self._core.state.topics.readable(receive.topic)
+        self._begin(turn, group, receive.start)
+        terms = GrantTerms(
+            receive.group,
+            receive.filter,
+            receive.spec.is_ordered,
+            receive.messages_max,
+            self._puller.unsent.share(min(receive.bytes_max, READ_BYTES_MAX)),
+            self.retries_max(receive.group),
+        )
+        lease = self._core.random_number() or 1
+        until_ms = turn.now_ms + receive.invisible_ms
+        grant = Grant(terms, lease, until_ms, turn.draft, self._puller.read)
+        for queue in group.order()[:_QUEUES_MAX]:
+            if not grant.has_room:
+                break
+            if turn.draft.get(receive.group, queue) is not None:
+                self._look_at(group, queue, grant, turn.now_ms)
+        turn.read_bytes += grant.size_bytes
+        return grant.runs
+
+    def _look_at(self, group: ReceiveGroup, queue: Queue, grant: Grant, now_ms: int) -> None:
+        group.ready.pop(queue, None)
+        memory = group.memory(queue, grant.leases(queue))
+        decide = give_in_order if grant.terms.is_ordered else give
+        try:
+            has_more = decide(grant, queue, memory, self._end(queue), now_ms)
+        except (errors.MessagesDamaged, errors.Rebuilding, QueueDamaged) as error:
+            group.set_aside(queue, is_mended=error.retryable)
+            return
+        if memory.exhausted:
+            group.exhausted_queues.add(queue)
+        if has_more:
+            group.ready[queue] = None
+        group.sleep(memory, now_ms)
+
+    def _begin(self, turn: LeaseTurn, group: ReceiveGroup, start: Start) -> None:
+        """The first receive of a topic fixes the group's position in all of its queues.
+
+        Very many queues take several entries. The last queue comes first: a missing queue before
+        others has not had its turn yet, one behind all others was added to the topic.
+        """
+        if group.is_begun:
+            return
+        group_name, name = group.group, group.topic.name
+        positions = self._core.state.offsets.positions(group_name)
+        missing = [one for one in group.queues if turn.draft.get(group_name, one) is None]
+        known = {queue.queue_id for queue in positions if queue.topic == name}
+        known |= {one.queue_id for one in group.queues} - {one.queue_id for one in missing}
+        last = max(known, default=-1)
+        for queue in reversed(missing):
+            if turn.is_full:
+                break
+            is_added = 0 <= last < queue.queue_id
+            begins_at = self._groups.start_offset(
+                queue, Start(is_earliest=True) if is_added else start
+            )
+            turn.draft.begin(group_name, queue, positions.get(queue, begins_at))
+
+    # -- handles ----------------------------------------------------------------------------------
+
+    async def ack(self, group: str, shown: Sequence[consumer_pb2.Handle]) -> list[bool]:
+        """Returns which handles were valid: their messages are done, durably. The others change
+        nothing.
+        """
+        settled = await self._submit(acks.Ack(group, parse_handles(shown)))
+        return settled.valid
+
+    async def ack_atomically(
+        self, group: str, shown: Sequence[consumer_pb2.Handle], atomic: AtomicBatches
+    ) -> list[StoredAt]:
+        """All handles or none, and the batches with them, as one entry. Returns the positions of
+        the batches. Raises IllegalHandle, MessageTooLarge, and what `atomic` raises: nothing was
+        written.
+        """
+        return await self._submit(acks.AtomicAck(group, parse_handles(shown), atomic))
+
+    async def nack(
+        self,
+        group: str,
+        shown: Sequence[consumer_pb2.Handle],
+        delay_ms: int | None = None,
+        reason: str = "",
+    ) -> list[bool]:
+        """The messages are visible again after the delay, or by the number of attempts; a message
+        that was given out too often is a dead letter, with the reason.
+        """
+        handles = parse_handles(shown)
+        retries_max = self.retries_max(group)
+        if any(one and self._is_exhausted(group, one, retries_max) for one in handles):
+            self._core.leadership.check()
+            await self._core.catalog.ensure_internal(names.dead_letter_topic(group))
+        settled = await self._submit(acks.Nack(group, handles, delay_ms, retries_max, reason))
+        return settled.valid
+
+    async def change_invisible(
+        self, group: str, shown: Sequence[consumer_pb2.Handle], invisible_ms: int
+    ) -> tuple[list[bool], int]:
+        """Returns which handles were valid, and until when their messages are invisible."""
+        request = acks.ChangeInvisible(group, parse_handles(shown), invisible_ms)
+        valid, now_ms = await self._submit(request)
+        return valid, now_ms + invisible_ms
+
+    def _is_exhausted(self, group: str, handle: Handle, retries_max: int) -> bool:
+        leases = self._core.state.leases.get(group, handle.queue)
+        found = leases.at(handle.start) if leases else None
+        return found is not None and found.attempts > retries_max
+
+    def leave(self, group: str, member_id: str) -> None:
+        """The member stops receiving. Its leases last for their time."""
+        self._receive_groups.leave(group, member_id)
+
+    # -- questions --------------------------------------------------------------------------------
+
+    def retries_max(self, group: str) -> int:
+        own = self._core.state.offsets.retries_max(group)
+        return self._core.settings.config.broker.retries_max if own is None else own
+
+    def check_inactive(self, group: str) -> None:
+        """Raises SubscriptionMismatch while a member receives in the group."""
+        members = self.members(group)
+        if members:
+            raise SubscriptionMismatch(
+                f"member {min(members)!r} receives in group {group}: nobody can subscribe in it at "
+                "the same time. Use another group, or stop the others first"
+            )
+
+    def members(self, group: str) -> dict[str, int]:
+        """The members that receive in the group, each with the time since its last call."""
+        return self._receive_groups.active_members(group, self._steady_ms())
+
+    # -- deciding ---------------------------------------------------------------------------------
+
+    async def _submit(self, request: LeaseRequest[Result]) -> Result:
+        return cast(Result, await self._decider.submit(request))
+
+    def _decide(self, requests: list[LeaseRequest[object]]) -> Decision[object]:
+        config = self._core.settings.config
+        turn = LeaseTurn(
+            self._core.state,
+            self._core.store,
+            self._core.now_ms(),
+            config.node.broker_set,
+            config.store.entry_bytes_max,
+        )
+        answers: list[object | MqError] = []
+        for request in requests:
+            if answers and turn.is_full:
+                break
+            try:
+                answers.append(request.decide(turn))
+            except NextTurn:
+                break
+            except MqError as error:
+                answers.append(error)
+            except Exception:
+                # One mistake must not fail all calls of the turn.
+                log.exception("a receive or acknowledgement failed")
+                answers.append(Internal("a mistake of the broker's: its log has the details"))
+        return Decision(answers, turn.entry(), turn.over)
+
+    def _begin_task(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _quietly(self, work: Coroutine[Any, Any, object], group: str) -> None:
+        try:
+            await work
+        except MqError as error:
+            # Nothing is lost: the next tick tries again, or another node leads.
+            log.info("leases are not changed", group=group, error=str(error))
+
+    # -- the service ------------------------------------------------------------------------------
+
+    def step_down(self, error: MqError) -> None:
+        self._receive_groups.dismiss(error)
+
+    def on_command(self, command: state_pb2.Command) -> None:
+        self._receive_groups.on_command(command, self._core.now_ms())
+
+    def tick(self) -> None:
+        now_ms, steady_ms = self._core.now_ms(), self._steady_ms()
+        self._receive_groups.pass_time(now_ms, steady_ms)
+        if steady_ms - self._skipped_at_ms >= _SKIP_MS:
+            self._skipped_at_ms = steady_ms
+            for group in self._receive_groups:
+                self._skip_filtered(group)
+        exhausted = [group for group in self._receive_groups if group.exhausted_queues]
+        if exhausted and not self._is_dropping:
+            self._is_dropping = True
+            self._begin_task(self._drop_exhausted(exhausted))
+
+    def _skip_filtered(self, group: ReceiveGroup) -> None:
+        """Messages that the filter left out are done, also while no other message comes."""
+        skipped = {}
+        for queue, memory in group.memories.items():
+            leases = self._core.state.leases.get(group.group, queue)
+            if leases is not None and memory.passed > leases.next:
+                skipped[queue] = leases.next, memory.passed
+        if skipped:
+            request = acks.SkipFiltered(group.group, skipped)
+            self._begin_task(self._quietly(self._submit(request), group.group))
+
+    async def _drop_exhausted(self, exhausted: list[ReceiveGroup]) -> None:
+        try:
+            for group in exhausted:
+                await self._quietly(self._drop_exhausted_of(group), group.group)
+        finally:
+            self._is_dropping = False
+
+    async def _drop_exhausted_of(self, group: ReceiveGroup) -> None:
+        name = group.group
+        await self._core.catalog.ensure_internal(names.dead_letter_topic(name))
+        queues = sorted(group.exhausted_queues)
+        request = acks.DropExhausted(name, queues, self.retries_max(name))
+        for queue in await self._submit(request):
+            group.look_again(queue)
+        group.wake()
+
+    def _end(self, queue: Queue) -> int:
+        return self._groups.extent(queue)[1]
+
+    def _steady_ms(self) -> int:
+        """Monotonic clock, for time-outs."""
+        return int(asyncio.get_running_loop().time() * 1000)
+
+
+def _end_of(granted: GrantedRun) -> int:
+    return granted.run.queue_offset + granted.run.message_count
