@@ -45,15 +45,31 @@ class Face:
     note: str = "Any number of threads may use one."
     # The base class, with the methods that are written by hand.
     base: str = "mq.client.sync.SyncClient"
-    # The parameter that is called on threads of the client's own, and how many there are.
+    # The asyncio client, if it is not the public one.
+    twin: str = ""
+    # The parameter that is called on threads of the client's own.
     handler: str = ""
-    threads: str = "threads"
     # The parameter that is called on the thread of the caller, and by which method.
     on_caller: tuple[str, str] = ("", "")
 
 
+THREADED = "mq.client.consumer.threaded"
 FACES: dict[str, Face] = {
     "Admin": Face(),
+    "Consumer": Face(
+        note="For one thread at a time, but for `done`, `commit` and `close`.",
+        base=f"{THREADED}.SyncPoll",
+        twin=f"{THREADED}.ThreadedConsumer",
+    ),
+    "PushConsumer": Face(
+        note="Handlers run on threads of the consumer's own.",
+        twin=f"{THREADED}.ThreadedPushConsumer",
+    ),
+    "PullConsumer": Face(),
+    "SimpleConsumer": Face(),
+    "Processor": Face(note="Handlers run on threads of the processor's own.", handler="handler"),
+    "Requester": Face(),
+    "Replier": Face(note="Handlers run on threads of the replier's own.", handler="handler"),
 }
 
 
@@ -217,6 +233,11 @@ def docstring(node: Function | ast.ClassDef, note: str = "") -> str:
 # Generated classes
 
 
+def renamed(parameter: str) -> str:
+    """What tasks do with asyncio, threads do without."""
+    return "threads" if parameter == "tasks" else parameter
+
+
 class Generated:
     """One class, and what its module imports for it."""
 
@@ -224,7 +245,11 @@ class Generated:
         self.kind = found_at(f"{public.AIO[name]}.{name}")
         self.face = face
         self.twin = f"Async{name}"
-        self.imports = {f"from {public.AIO[name]} import {name} as {self.twin}"}
+        self.imports: set[str] = set()
+        if face.twin:
+            self.twin = self._import(face.twin)
+        else:
+            self.imports.add(f"from {public.AIO[name]} import {name} as {self.twin}")
         self.base = self._import(face.base)
 
     def _import(self, dotted: str) -> str:
@@ -249,7 +274,7 @@ class Generated:
                 one.annotation = WithoutAwaitable(method.module).visit(one.annotation)
         forwarded = self._forwarded(node)
         for one in parameters:
-            one.arg = self.face.threads if one.arg == "tasks" else one.arg
+            one.arg = renamed(one.arg)
         signature = [one.annotation for one in parameters]
         signature += [node.returns, *node.args.defaults, *node.args.kw_defaults]
         signature += [one.annotation for one in (node.args.vararg, node.args.kwarg) if one]
@@ -268,11 +293,8 @@ class Generated:
         arguments = [one.arg for one in (*node.args.posonlyargs, *node.args.args)][1:]
         arguments += [f"*{node.args.vararg.arg}"] if node.args.vararg else []
         named = [one.arg for one in node.args.kwonlyargs]
-        arguments += [f"{one}={self._renamed(one)}" for one in named]
+        arguments += [f"{one}={renamed(one)}" for one in named]
         return ", ".join(self._wrapped(one) for one in arguments)
-
-    def _renamed(self, parameter: str) -> str:
-        return self.face.threads if parameter == "tasks" else parameter
 
     def _wrapped(self, argument: str) -> str:
         if argument == self.face.handler:
@@ -281,15 +303,13 @@ class Generated:
 
     def _constructor(self, forwarded: str) -> str:
         client = f"{self.twin}({forwarded})"
-        if self.face.on_caller[0]:
-            self._import("mq.client.sync.on_caller")
-        if not self.face.handler:
-            return f"super().__init__({client})\n"
-        self._import("mq.client.sync.HandlerThreads")
-        return (
-            f"handlers = HandlerThreads({self.face.threads})\n"
-            f"super().__init__({client}, handlers)\n"
-        )
+        if self.face.handler:
+            self._import("mq.client.sync.HandlerThreads")
+            handlers = 'handlers = HandlerThreads(threads, f"mq-{group}")'
+            return f"{handlers}\nsuper().__init__({client}, handlers)\n"
+        if "tasks=" in forwarded:
+            return f"client = {client}\nsuper().__init__(client, client.handlers)\n"
+        return f"super().__init__({client})\n"
 
     def _forward(self, node: Function, forwarded: str) -> str:
         call = f"self._client.{node.name}"

@@ -6,9 +6,9 @@ from mq.client.consumer.pull import PullConsumer, PullResult, PullStatus
 from mq.client.consumer.push import PushConsumer
 from mq.client.consumer.retries import Nack
 from mq.client.messages import Message, Origin, QueueRef, ReceivedMessage, SendResult, Sql, Tags
-from mq.client.processing.processor import Processor
+from mq.client.processor import Processor
 from mq.client.producer.producer_aio import Producer
-from mq.client.requesting.request import Replier, Requester
+from mq.client.request_reply import Replier, Requester
 from mq.client.simple.consumer import SimpleConsumer
 from mq.client.transaction.transaction_model import HalfMessage, Resolution, TransactionResult
 from mq.client.transaction.transactions_aio import TransactionProducer

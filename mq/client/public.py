@@ -13,14 +13,14 @@ from collections.abc import Callable
 # tools/generate_sync.py.
 CLIENTS: dict[str, tuple[str, str]] = {
     "Admin": ("mq.client.admin.admin", "mq.client._sync.admin"),
-    "Consumer": ("mq.client.consumer.consumer", "mq.client.consumer.consumer_sync"),
-    "Processor": ("mq.client.processing.processor", "mq.client.processing.processor_sync"),
+    "Consumer": ("mq.client.consumer.consumer", "mq.client._sync.consumer"),
+    "Processor": ("mq.client.processor", "mq.client._sync.processor"),
     "Producer": ("mq.client.producer.producer_aio", "mq.client.producer.producer_sync"),
-    "PullConsumer": ("mq.client.consumer.pull", "mq.client.consumer.consumer_sync"),
-    "PushConsumer": ("mq.client.consumer.push", "mq.client.consumer.consumer_sync"),
-    "Replier": ("mq.client.requesting.request", "mq.client.requesting.request_sync"),
-    "Requester": ("mq.client.requesting.request", "mq.client.requesting.request_sync"),
-    "SimpleConsumer": ("mq.client.simple.consumer", "mq.client.simple.simple_sync"),
+    "PullConsumer": ("mq.client.consumer.pull", "mq.client._sync.consumer"),
+    "PushConsumer": ("mq.client.consumer.push", "mq.client._sync.consumer"),
+    "Replier": ("mq.client.request_reply", "mq.client._sync.request_reply"),
+    "Requester": ("mq.client.request_reply", "mq.client._sync.request_reply"),
+    "SimpleConsumer": ("mq.client.simple.consumer", "mq.client._sync.simple"),
     "TransactionProducer": (
         "mq.client.transaction.transactions_aio",
         "mq.client.transaction.transactions_sync",

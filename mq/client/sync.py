@@ -17,8 +17,9 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -107,11 +108,100 @@ os.register_at_fork(after_in_child=_after_fork)
 atexit.register(_at_exit)
 
 
+Outcome = tuple[Any, BaseException | None]
+
+
+class _Call(NamedTuple):
+    """A function that another thread runs for the loop, and the loop's future for its outcome."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    # Never set to an exception: asyncio does not take each kind of them.
+    future: asyncio.Future[Outcome]
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], args: tuple[Any, ...]) -> _Call:
+        return cls(function, args, asyncio.get_running_loop().create_future())
+
+    def run(self) -> None:
+        """Raises what is no Exception, such as KeyboardInterrupt."""
+        try:
+            result = self.function(*self.args)
+        except Exception as error:  # noqa: BLE001 # of the user, to be raised in the coroutine
+            self.settle(None, error)
+        else:
+            self.settle(result, None)
+
+    def settle(self, result: Any, error: BaseException | None) -> None:
+        def settle() -> None:
+            if not self.future.done():
+                self.future.set_result((result, error))
+
+        self.future.get_loop().call_soon_threadsafe(settle)
+
+    async def outcome(self) -> Any:
+        result, error = await self.future
+        if error is None:
+            return result
+        if isinstance(error, Exception) and not isinstance(error, StopIteration):
+            raise error
+        raise RuntimeError(f"a handler raised {error!r}") from error
+
+
+class HandlerThreads:
+    """The threads that run the handlers of one client. They are daemons: a program that ends does
+    not wait for them, and its messages come again elsewhere.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._count = count
+        self._name = name
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def wrap(self, handler: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
+        """The handler as a coroutine function."""
+
+        async def call(*args: Any) -> Any:
+            return await self.run(handler, *args)
+
+        return call
+
+    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Runs it on one of the threads, when one is free."""
+        if len(self._threads) < self._count:
+            name = f"{self._name}-{len(self._threads)}"
+            self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
+            self._threads[-1].start()
+        call = _Call.of(function, args)
+        self._calls.put(call)
+        return await call.outcome()
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                call.run()
+            except BaseException as error:  # noqa: BLE001 # it must not end the thread
+                call.settle(None, error)
+
+    def refuse_own_threads(self, clean_up: Callable[[], object]) -> None:
+        """Raises RuntimeError on one of them, where waiting for all would never end."""
+        if threading.current_thread() in self._threads:
+            clean_up()
+            raise RuntimeError("a handler must not close its own client: it would wait for itself")
+
+    def stop(self) -> None:
+        """Each thread ends with what it is doing."""
+        for _ in self._threads:
+            self._calls.put(None)
+
+
 class SyncClient(Generic[C]):
     """The base of the generated clients."""
 
-    def __init__(self, client: C) -> None:
+    def __init__(self, client: C, handlers: HandlerThreads | None = None) -> None:
         self._client = client
+        self._handlers = handlers
         self._background = background()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -119,7 +209,13 @@ class SyncClient(Generic[C]):
 
     def _end(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs what closes the client."""
-        return self._run(work)
+        if self._handlers is None:
+            return self._run(work)
+        self._handlers.refuse_own_threads(work.close)
+        try:
+            return self._run(work)
+        finally:
+            self._handlers.stop()
 
     def close(self) -> None:
         raise NotImplementedError

@@ -298,7 +298,7 @@ def test_a_set_that_dies_stops_no_other_and_goes_on_when_it_is_back(cluster: Clu
 def test_a_consumer_that_begins_while_a_set_is_down_gets_it_later(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mq.client.consumer.consumer_sync.JOIN_S", 1.5)
+    monkeypatch.setattr("mq.client.consumer.push.JOIN_S", 1.5)
     cluster.create("late")
     cluster.fill("late", 3)
     cluster.kill("b")

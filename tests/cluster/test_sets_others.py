@@ -222,7 +222,7 @@ def test_what_was_received_and_never_given_out_is_given_back_at_the_end(
         thread.join(DEADLINE_S)
         (own,) = waiting[0]
         first.ack(own)
-        spare = first._consumer._gatherer
+        spare = first._client._gatherer
         poll(lambda: any(one.messages for one in spare._spare), "the other one came", DEADLINE_S)
     with SimpleConsumer(cluster.servers, name, name) as second:
         (other,) = second.receive(wait_s=5)

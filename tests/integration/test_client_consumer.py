@@ -19,7 +19,6 @@ from mq.client import (
     Sql,
     aio,
 )
-from mq.client.consumer import consumer_sync
 from mq.errors import (
     IllegalFilter,
     IllegalOffset,
@@ -267,7 +266,7 @@ def test_a_slow_consumer_is_sent_no_more_than_it_wants_to_keep(server: str, name
     fill(server, name, queues=2, each=200)
     with Consumer(server, name, name, start="earliest", cache_messages=10) as consumer:
         take(consumer, 1)
-        buffer = consumer._session.buffer
+        buffer = consumer._client._session.buffer
         eventually(lambda: sum(buffer.cached_messages.values()) == 19)
         assert consumer.poll(1)
         for _ in range(10):
@@ -284,7 +283,7 @@ def test_large_messages_are_limited_by_their_bytes(server: str, name: str) -> No
         take(consumer, 1)
         for _ in range(10):
             time.sleep(0.02)
-            assert consumer._session.buffer.cached_messages[QueueRef(name, 0, "set-0")] <= 3
+            assert consumer._client._session.buffer.cached_messages[QueueRef(name, 0, "set-0")] <= 3
         assert len(take(consumer, 31)) == 31
 
 
@@ -440,7 +439,7 @@ def test_a_topic_that_does_not_exist_is_an_error_where_none_is_made(tmp_path: Pa
 
 
 def test_without_a_broker_a_start_says_who_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer_sync, "JOIN_S", 0.5)
+    monkeypatch.setattr("mq.client.consumer.push.JOIN_S", 0.5)
     with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1"):
         PushConsumer("127.0.0.1:1", "g", "t", print).start()
     with Consumer("127.0.0.1:1", "g", "t") as consumer:

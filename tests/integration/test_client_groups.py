@@ -268,7 +268,7 @@ def test_what_was_in_hand_over_a_restart_is_committed_though_nothing_new_comes(
         assert len(found) == 10
         broker.kill()
         broker.start()
-        eventually(lambda: consumer._session.is_connected)
+        eventually(lambda: consumer._client._session.is_connected)
         consumer.done(*found)
         eventually(lambda: committed(broker.address, "g", "t") == {0: 10})
 
@@ -288,7 +288,9 @@ def test_a_queue_that_was_leaving_when_the_broker_restarted_is_let_go_of(
             eventually(lambda: len(first.assignment) == 1)
             broker.kill()
             broker.start()
-            eventually(lambda: first._session.is_connected and second._session.is_connected)
+            eventually(
+                lambda: first._client._session.is_connected and second._client._session.is_connected
+            )
             first.done(*found)
             eventually(lambda: len(second.assignment) == 1)
             assert second.poll(timeout_s=0.2) == []

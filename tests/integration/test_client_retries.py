@@ -207,7 +207,7 @@ def test_a_broker_that_is_killed_in_between_loses_nothing(tmp_path: Path, name: 
             broker.kill()
             broker.start()
             eventually(lambda: set(done) == bodies)
-            eventually(lambda: not any(consumer._session.buffer.cached_messages.values()))
+            eventually(lambda: not any(consumer._client._session.buffer.cached_messages.values()))
         with Admin(server) as admin:
             assert admin.describe_group(name).summary.lag == 0
         # What was under way when it was killed may come twice; what the broker has is once.

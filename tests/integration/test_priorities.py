@@ -40,8 +40,8 @@ def test_messages_stand_in_queues_of_their_priority_and_high_comes_first(server:
             found = puller.pull(topic, queue_id, 0, messages_max=1_000).messages
             assert all(one.body.startswith(b"high" if queue_id % 2 else b"low") for one in found)
     with Consumer(server, "workers", "jobs", start="earliest") as consumer:
-        consumer._background.run(consumer._session.joined(30))
-        buffer = consumer._session.buffer
+        consumer._background.run(consumer._client._session.joined(30))
+        buffer = consumer._client._session.buffer
         eventually(lambda: sum(buffer.cached_messages.values()) == 603, "not all has come")
         bodies = [consumer.poll(1)[0].body for _ in range(603)]
     assert sum(body == b"high" for body in bodies[:100]) == 90

@@ -98,7 +98,7 @@ def test_who_waits_in_vain_is_told_and_a_late_reply_is_dropped(server: str, name
         with Replier(server, name, name, late, start="earliest"):
             may_reply.set()
             assert requester.request(name, b"second", DEADLINE_S).body == b"second"
-        assert requester._core._waiting == {}
+        assert requester._client._waiting == {}
 
 
 def test_a_message_that_is_no_request_stops_nobody(server: str, name: str) -> None:
@@ -130,7 +130,7 @@ def test_what_is_wrong_is_told(server: str) -> None:
 def test_requests_leave_no_group_behind(server: str, name: str) -> None:
     with Replier(server, name, name, echo), Requester(server) as requester:
         requester.request(name, b"x", DEADLINE_S)
-        tag = requester._core._tag
+        tag = requester._client._tag
     with PullConsumer(server, f"requester-{tag}") as consumer:
         assert consumer.committed() == {}
 

@@ -70,7 +70,8 @@ Offsets = Mapping[tuple[str, int], int] | Mapping[QueueRef, int]
 
 
 class PullConsumer(AsyncClosing):
-    """
+    """Reads queues by hand: any place, any number of times, without a membership.
+
     >>> async def read() -> None:
     ...     async with PullConsumer(servers) as consumer:
     ...         for topic, queue_id, broker_set in await consumer.queues("greetings"):

@@ -9,6 +9,7 @@ again in place: it stops its queue. So it is in broadcast mode, without stopping
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -37,7 +38,8 @@ _MESSAGES_IN_A_ROW = 16
 
 
 class PushConsumer:
-    """
+    """Calls `handler` for each message.
+
     >>> async def serve() -> None:
     ...     seen = asyncio.Queue()
     ...     async with PushConsumer(servers, "mailers", "greetings", seen.put, start="earliest"):
@@ -144,10 +146,15 @@ class PushConsumer:
         """How many were passed over because they could not be read; the log names them."""
         return self._session.decoder.unreadable_messages
 
-    async def join(self) -> None:
-        """Waits until the consumer is closed. Raises what it was ended with by the broker."""
-        await self._is_over.wait()
+    async def join(self, timeout_s: float | None = None) -> bool:
+        """Waits until the consumer is closed, at most so long. Returns whether it is. Raises the
+        error by which the broker has ended it.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._is_over.wait()
         self._session.raise_untold()
+        return self._is_over.is_set()
 
     async def close(self, timeout_s: float | None = None) -> None:
         """No new messages; waits for the handlers at work, so long, and commits what is done.

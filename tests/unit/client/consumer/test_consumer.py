@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
+from mq.client import Consumer as SyncConsumer
 from mq.client.consumer import consumer as consumer_module
-from mq.client.consumer import consumer_sync as sync_module
 from mq.client.consumer.consumer import Consumer
-from mq.client.consumer.consumer_sync import Consumer as SyncConsumer
 from mq.client.messages import ReceivedMessage
 from mq.errors import NotAssigned, SubscriptionMismatch
 from tests.unit.client.consumer.deliveries import TOPIC, assignment, delivery, ref
@@ -27,8 +26,7 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> ScriptedConnection:
     """With ten messages in one queue."""
     scripted = ScriptedConnection()
     scripted.prepared = [assignment((0, 0)), delivery(0, range(10))]
-    for module in (consumer_module, sync_module):
-        monkeypatch.setattr(module, "Connection", lambda *_: scripted)
+    monkeypatch.setattr(consumer_module, "Connection", lambda *_: scripted)
     return scripted
 
 
@@ -41,7 +39,8 @@ def offsets(messages: list[ReceivedMessage]) -> list[int]:
 
 
 def done_to(consumer: Consumer | SyncConsumer) -> int:
-    return consumer._session.buffer.done_offsets()[QUEUE]
+    twin = consumer._client if isinstance(consumer, SyncConsumer) else consumer
+    return twin._session.buffer.done_offsets()[QUEUE]
 
 
 # asyncio

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from mq.client.consumer import consumer_sync as sync_module
+from mq.client import PushConsumer as SyncPushConsumer
 from mq.client.consumer import push as push_module
-from mq.client.consumer.consumer_sync import PushConsumer as SyncPushConsumer
 from mq.client.consumer.push import PushConsumer
 from mq.client.consumer.retries import Nack, doubled_s
 from mq.client.messages import ReceivedMessage
@@ -30,8 +29,7 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> ScriptedConnection:
     """With ten messages in one queue."""
     scripted = ScriptedConnection()
     scripted.prepared = [assignment((0, 0)), delivery(0, range(10))]
-    for module in (push_module, sync_module):
-        monkeypatch.setattr(module, "Connection", lambda *_: scripted)
+    monkeypatch.setattr(push_module, "Connection", lambda *_: scripted)
     return scripted
 
 
@@ -46,7 +44,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def done_to(consumer: PushConsumer | SyncPushConsumer) -> int:
-    return consumer._session.buffer.done_offsets()[QUEUE]
+    twin = consumer._client if isinstance(consumer, SyncPushConsumer) else consumer
+    return twin._session.buffer.done_offsets()[QUEUE]
 
 
 # asyncio
@@ -463,7 +462,7 @@ def test_a_start_on_threads_that_fails_leaves_nothing_open(
     connection: ScriptedConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection.prepared = []
-    monkeypatch.setattr(sync_module, "JOIN_S", 0.01)
+    monkeypatch.setattr(push_module, "JOIN_S", 0.01)
     consumer = SyncPushConsumer("s:1", "g", TOPIC, print)
     with pytest.raises(Unreachable, match="into group g"):
         consumer.start()

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
+from mq.client import Consumer as SyncConsumer
 from mq.client.consumer import consumer as consumer_module
-from mq.client.consumer import consumer_sync as sync_module
 from mq.client.consumer import retries as retries_module
 from mq.client.consumer.consumer import Consumer
-from mq.client.consumer.consumer_sync import Consumer as SyncConsumer
 from mq.client.consumer.prefetch import InFlight, PolledMessages, PrefetchBuffer, PrefetchQueue
 from mq.client.consumer.retries import Failure
 from mq.client.decode import Decoder
@@ -313,7 +312,7 @@ def test_a_polled_message_of_an_ordered_group_comes_again_in_place(
 ) -> None:
     connection = ScriptedConnection()
     connection.prepared = [assignment((0, 0)), delivery(0, range(2))]
-    monkeypatch.setattr(sync_module, "Connection", lambda *_: connection)
+    monkeypatch.setattr("mq.client.consumer.consumer.Connection", lambda *_: connection)
     with SyncConsumer("s:1", "g", TOPIC, mode="ordered") as consumer:
         (first,) = consumer.poll(2, DEADLINE_S)
         consumer.nack(first, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mq.client.messages import Message, ReceivedMessage
-from mq.client.requesting.replies import (
+from mq.client.request_reply import (
     CORRELATION_ID,
     ERROR,
     REPLY_TAG,

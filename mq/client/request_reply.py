@@ -17,6 +17,7 @@ import itertools
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Self
 
 from mq.client.admin.admin import Admin
@@ -27,12 +28,26 @@ from mq.client.consumer.options import Start
 from mq.client.consumer.push import PushConsumer
 from mq.client.messages import Message, ReceivedMessage
 from mq.client.producer.producer_aio import Producer
-from mq.client.requesting import replies
-from mq.client.requesting.replies import REPLY_TOPIC
-from mq.errors import ClientClosed, IllegalConfig, MqError, RequestTimeout, TopicExists, Unreachable
+from mq.errors import (
+    ClientClosed,
+    IllegalConfig,
+    MqError,
+    RequestFailed,
+    RequestTimeout,
+    TopicExists,
+    Unreachable,
+)
 from mq.wire.v1.admin_pb2 import CreateTopicRequest
 
 log = logging.getLogger(__name__)
+
+# A topic like others, which the first requester creates.
+REPLY_TOPIC = "REPLIES"
+# Properties of a request: where its reply goes, its requester's tag there, and its number.
+REPLY_TO, REPLY_TAG, CORRELATION_ID = "reply-to", "reply-tag", "correlation-id"
+# A property of a reply: why the work failed.
+ERROR = "reply-error"
+_ERROR_CHARACTERS_MAX = 1_000
 
 # How long a broker set may take to store a request or a reply, before another one is tried.
 _SEND_S = 3.0
@@ -52,7 +67,8 @@ class _Sending:
 
 
 class Requester(AsyncClosing):
-    """
+    """Sends requests, and waits for the reply to each.
+
     >>> async def double(request):
     ...     return request.body * 2
     >>> async def main() -> None:
@@ -156,7 +172,7 @@ class Requester(AsyncClosing):
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         correlation_id = str(next(self._numbers))
-        wanted = replies.request_message(message, self._reply_topic, self._tag, correlation_id)
+        wanted = request_message(message, self._reply_topic, self._tag, correlation_id)
         sending = _Sending()
         try:
             async with asyncio.timeout(timeout_s):
@@ -174,7 +190,7 @@ class Requester(AsyncClosing):
             ) from None
         finally:
             self._waiting.pop(correlation_id, None)
-        if (failed := replies.failure(reply)) is not None:
+        if (failed := failure(reply)) is not None:
             raise failed
         return reply
 
@@ -202,7 +218,7 @@ class Requester(AsyncClosing):
                 return
 
     def _replied(self, reply: ReceivedMessage) -> None:
-        future = self._waiting.get(reply.properties.get(replies.CORRELATION_ID, ""))
+        future = self._waiting.get(reply.properties.get(CORRELATION_ID, ""))
         if future is not None and not future.done():
             future.set_result(reply)
 
@@ -251,29 +267,29 @@ class Replier(AsyncClosing):
         await self._consumer.start()
 
     async def _serve(self, request: ReceivedMessage) -> None:
-        if not replies.is_request(request):
+        if not is_request(request):
             log.warning("message %s is no request: nobody waits for it", request.message_id)
             return
         try:
             made = self._handler(request)
-            reply = replies.reply_message(
-                request, await made if inspect.isawaitable(made) else made
-            )
+            reply = reply_message(request, await made if inspect.isawaitable(made) else made)
         except Exception as error:  # whatever it is, the requester hears of it
             log.warning("request %s failed", request.message_id, exc_info=error)
-            reply = replies.error_reply(request, error)
+            reply = error_reply(request, error)
         for attempt in itertools.count(1):
             try:
-                await self._producer.send(request.properties[replies.REPLY_TO], reply)
+                await self._producer.send(request.properties[REPLY_TO], reply)
             except MqError as error:
                 if not is_sent_again(request, error, attempt):
                     return
             else:
                 return
 
-    async def join(self) -> None:
-        """Waits until the replier is closed. Raises what it was ended with by the broker."""
-        await self._consumer.join()
+    async def join(self, timeout_s: float | None = None) -> bool:
+        """Waits until the replier is closed, at most so long. Returns whether it is. Raises the
+        error by which the broker has ended it.
+        """
+        return await self._consumer.join(timeout_s)
 
     async def close(self, timeout_s: float | None = None) -> None:
         """No new requests; waits for the handlers at work, so long."""
@@ -298,3 +314,46 @@ def is_sent_again(request: ReceivedMessage, error: MqError, attempt: int) -> boo
         raise error
     log.info("the reply to request %s is sent again: %s", request.message_id, error)
     return True
+
+
+# Requests and replies as messages
+
+
+def request_message(
+    message: Message | bytes | str, reply_to: str, tag: str, correlation_id: str
+) -> Message:
+    own = {REPLY_TO: reply_to, REPLY_TAG: tag, CORRELATION_ID: correlation_id}
+    given = _as_message(message)
+    return replace(given, properties={**given.properties, **own})
+
+
+def is_request(message: ReceivedMessage) -> bool:
+    return all(message.properties.get(name) for name in (REPLY_TO, REPLY_TAG, CORRELATION_ID))
+
+
+def reply_message(request: ReceivedMessage, reply: object) -> Message:
+    """Of what a handler returned; nothing is an empty reply. TypeError: it is no message."""
+    given = _as_message(b"" if reply is None else reply)
+    properties = {**given.properties, CORRELATION_ID: request.properties[CORRELATION_ID]}
+    return replace(given, tag=request.properties[REPLY_TAG], properties=properties)
+
+
+def error_reply(request: ReceivedMessage, error: BaseException) -> Message:
+    text = f"{type(error).__name__}: {error}".encode("utf-8", "replace").decode()
+    text = text[:_ERROR_CHARACTERS_MAX]
+    return reply_message(request, Message(b"", properties={ERROR: text}))
+
+
+def failure(reply: ReceivedMessage) -> RequestFailed | None:
+    text = reply.properties.get(ERROR)
+    return None if text is None else RequestFailed(text)
+
+
+def _as_message(given: object) -> Message:
+    if isinstance(given, Message):
+        return given
+    if isinstance(given, bytes | bytearray | memoryview):
+        return Message(bytes(given))
+    if isinstance(given, str):
+        return Message(given.encode())
+    raise TypeError(f"a message, bytes or text, not {type(given).__name__}")

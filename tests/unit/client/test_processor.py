@@ -9,7 +9,7 @@ import pytest
 from mq.client.cluster.connection import ROUTE_AGE_S_MAX, Connection
 from mq.client.cluster.retry import now_s
 from mq.client.messages import Message
-from mq.client.processing.outputs import NowhereToGo, Outputs
+from mq.client.processor import NowhereToGo, Outputs
 from mq.errors import IllegalTopic, PermissionDenied, TopicNotFound
 from tests.unit.client.fake_channels import FakeChannels
 from tests.unit.client.virtual_time import run

@@ -22,6 +22,7 @@ import contextlib
 import inspect
 import itertools
 import logging
+import time
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -29,9 +30,10 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from mq.client.cluster.connection import Connection
+from mq.client import encode
+from mq.client.cluster.connection import ROUTE_AGE_S_MAX, Connection, topic_not_found
 from mq.client.cluster.errors import retry_after_s
-from mq.client.cluster.retry import back_off_s
+from mq.client.cluster.retry import back_off_s, now_s
 from mq.client.consumer.group_session import JOIN_S, GroupSession
 from mq.client.consumer.offsets import query_offsets
 from mq.client.consumer.options import (
@@ -44,20 +46,26 @@ from mq.client.consumer.options import (
 )
 from mq.client.consumer.prefetch import InFlight, PrefetchQueue
 from mq.client.messages import Message, QueueRef, ReceivedMessage
-from mq.client.processing.outputs import NowhereToGo, Outputs
+from mq.client.producer.priorities import queue_for
 from mq.errors import (
     ClientClosed,
     IllegalConfig,
+    IllegalDelay,
     IllegalOffset,
     IllegalSequence,
     Internal,
     MessageTooLarge,
     MqError,
     NotAssigned,
+    PermissionDenied,
+    TopicNotFound,
     UnknownMember,
     Unreachable,
 )
+from mq.names import check_topic
+from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse, TopicRoute
 from mq.wire.v1.consumer_pb2 import QueuePosition
+from mq.wire.v1.message_pb2 import Batch
 from mq.wire.v1.producer_pb2 import AtomicRequest, WorkStart
 
 log = logging.getLogger(__name__)
@@ -68,6 +76,10 @@ Handler = Callable[
 ]
 
 _ATTEMPT_S = 10.0
+# All outputs of a batch are one entry of the broker's log.
+ENTRY_BYTES_MAX = 4 << 20
+# The route that a broker tells may lag behind what an operator has just done.
+_LOOKS, _LOOK_EVERY_S = 3, 0.5
 # How long some sets are waited for when others have answered.
 _ALL_SETS_S = 2.0
 _RETRY_DELAY_S_MAX = 30.0
@@ -97,7 +109,9 @@ class _Line:
 
 
 class Processor:
-    """
+    """Processes messages exactly once: reads topics, and writes what is made of their messages in
+    one step with the offsets of its group.
+
     >>> async def shout(messages):
     ...     return [("loud", message.body.upper()) for message in messages]
     >>> async def serve() -> None:
@@ -228,10 +242,15 @@ class Processor:
     def assignment(self) -> set[QueueRef]:
         return self._session.buffer.assignment
 
-    async def join(self) -> None:
-        """Waits until the processor is closed. Raises what it was ended with by the broker."""
-        await self._is_over.wait()
+    async def join(self, timeout_s: float | None = None) -> bool:
+        """Waits until the processor is closed, at most so long. Returns whether it is. Raises the
+        error by which the broker has ended it.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._is_over.wait()
         self._session.raise_untold()
+        return self._is_over.is_set()
 
     async def close(self) -> None:
         """Takes no more messages, and waits for the batches at work. Raises what ended the
@@ -481,4 +500,105 @@ def _log_failure(
         failures,
         delay_s,
         exc_info=failure,
+    )
+
+
+class NowhereToGo(Exception):
+    """The topic has no queue that takes messages where the input is: only an operator can help."""
+
+    def __init__(self, reason: MqError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+class Outputs:
+    def __init__(self, connection: Connection, compress_above_bytes: int) -> None:
+        self._connection = connection
+        self._compress_above_bytes = compress_above_bytes
+        # By topic and broker set: the part, and when it was asked for.
+        self._parts: dict[tuple[str, str], tuple[TopicRoute, float]] = {}
+
+    async def batches(
+        self,
+        outputs: Iterable[tuple[str, Message | bytes | str]],
+        broker_set: str,
+        producer_id: str,
+        sequence: int,
+        turn: int,
+    ) -> list[Batch]:
+        """Prepared, and numbered from `sequence` on. TopicNotFound, MessageTooLarge,
+        IllegalRequest; NowhereToGo.
+        """
+        born_at_ms = time.time_ns() // 1_000_000
+        queues: dict[tuple[str, int], list[encode.Encoded]] = {}
+        size_bytes = 0
+        for at, (topic, message) in enumerate(outputs):
+            if encode.delay_field(message):
+                raise IllegalDelay("what a processor sends is delivered at once")
+            encoded = encode.encode_message(message, born_at_ms, self._compress_above_bytes)
+            size_bytes += len(encoded[0])
+            if at > 0 and size_bytes > ENTRY_BYTES_MAX:
+                raise MessageTooLarge(
+                    f"more than {ENTRY_BYTES_MAX} bytes are to be sent at once, which do not fit "
+                    "an entry of the broker's log"
+                )
+            part = self._known_part(topic, broker_set) or await self._part(topic, broker_set)
+            key_hash = encoded[3]
+            queue_id = queue_for(
+                turn if key_hash is None else key_hash,
+                message.priority if isinstance(message, Message) else 0,
+                part.priorities,
+                part.write_queues,
+            )
+            queues.setdefault((topic, queue_id), []).append(encoded)
+        return [
+            Batch.FromString(
+                encode.place(topic, queue_id, producer_id, sequence + at) + encode.columns(messages)
+            )
+            for at, ((topic, queue_id), messages) in enumerate(queues.items())
+        ]
+
+    def forget_routes(self, batches: Iterable[Batch]) -> None:
+        """The broker did not take them: topics may have changed."""
+        changed = {batch.topic for batch in batches}
+        self._parts = {key: part for key, part in self._parts.items() if key[0] not in changed}
+
+    # Where a topic is in a set
+
+    def _known_part(self, topic: str, broker_set: str) -> TopicRoute | None:
+        known = self._parts.get((topic, broker_set))
+        return known[0] if known and now_s() - known[1] <= ROUTE_AGE_S_MAX else None
+
+    async def _part(self, topic: str, broker_set: str) -> TopicRoute:
+        """Asked of the set itself, which knows best."""
+        check_topic(topic)
+        request = RouteRequest(topics=[topic], create_missing=True)
+        for look in range(_LOOKS):
+            if look:
+                await asyncio.sleep(_LOOK_EVERY_S)
+            response: RouteResponse = await self._connection.of(broker_set).call(
+                "ClusterService", "Route", request
+            )
+            own = [one for one in response.topics if one.broker_set == broker_set]
+            if own and own[0].is_writable and own[0].write_queues:
+                self._parts[topic, broker_set] = own[0], now_s()
+                return own[0]
+        if not response.topics:
+            raise topic_not_found(topic, response)
+        raise NowhereToGo(_why_nowhere(topic, broker_set, is_there=bool(own)))
+
+
+def _why_nowhere(topic: str, broker_set: str, *, is_there: bool) -> MqError:
+    why = (
+        f"broker set {broker_set}, where the messages come from that are processed: what is made "
+        "of them is written there, in one step with their offsets"
+    )
+    if is_there:
+        return PermissionDenied(
+            f"topic {topic} takes no messages in {why}. Make it writable there, or let this group "
+            "finish before the topic is drained"
+        )
+    return TopicNotFound(
+        f"topic {topic} has no queues in {why}. Extend the topic to that set: "
+        f"mq topic extend {topic} --set {broker_set} --queues 4"
     )

@@ -1,1 +1,0 @@
-"""Exactly once: messages in, messages out."""

@@ -1,1 +1,0 @@
-"""A question and its answer."""
