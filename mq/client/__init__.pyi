@@ -3,14 +3,14 @@
 from mq.client._sync.admin import Admin
 from mq.client._sync.consumer import Consumer, PullConsumer, PushConsumer
 from mq.client._sync.processor import Processor
+from mq.client._sync.producer import Producer
 from mq.client._sync.request_reply import Replier, Requester
 from mq.client._sync.simple import SimpleConsumer
+from mq.client._sync.transaction import TransactionProducer
 from mq.client.consumer.pull import PullResult, PullStatus
 from mq.client.consumer.retries import Nack
 from mq.client.messages import Message, Origin, QueueRef, ReceivedMessage, SendResult, Sql, Tags
-from mq.client.producer.producer_sync import Producer
 from mq.client.transaction.transaction_model import HalfMessage, Resolution, TransactionResult
-from mq.client.transaction.transactions_sync import TransactionProducer
 from mq.errors import MqError
 
 __all__ = [

@@ -17,12 +17,19 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextvars import ContextVar
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+
+
+class Startable(Protocol):
+    async def start(self) -> None: ...
+
 
 T = TypeVar("T")
 C = TypeVar("C")
+S = TypeVar("S", bound=Startable)
 
 _STOP_TIMEOUT_S = 1.0
 _FORKED = (
@@ -148,6 +155,22 @@ class _Call(NamedTuple):
         raise RuntimeError(f"a handler raised {error!r}") from error
 
 
+_caller: ContextVar[SimpleQueue[_Call | None]] = ContextVar("caller")
+
+
+def on_caller(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """The function as a coroutine function that runs it on the thread that waits for the coroutine,
+    see `SyncClient._serve`.
+    """
+
+    async def call(*args: Any) -> Any:
+        one = _Call.of(function, args)
+        _caller.get().put(one)
+        return await one.outcome()
+
+    return call
+
+
 class HandlerThreads:
     """The threads that run the handlers of one client. They are daemons: a program that ends does
     not wait for them, and its messages come again elsewhere.
@@ -207,13 +230,33 @@ class SyncClient(Generic[C]):
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._background.run(work)
 
-    def _end(self, work: Coroutine[Any, Any, T]) -> T:
+    def _serve(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs it, and meanwhile what it asks to be run `on_caller`, here."""
+        self._background.refuse_own_thread(work.close)
+        calls: SimpleQueue[_Call | None] = SimpleQueue()
+        # The coroutine has a copy of the context in which it is submitted.
+        token = _caller.set(calls)
+        try:
+            future = self._background.submit(work)
+        finally:
+            _caller.reset(token)
+        future.add_done_callback(lambda _: calls.put(None))
+        try:
+            while (call := calls.get()) is not None:
+                call.run()
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _end(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs what closes the client."""
         if self._handlers is None:
-            return self._run(work)
+            self._run(work)
+            return
         self._handlers.refuse_own_threads(work.close)
         try:
-            return self._run(work)
+            self._run(work)
         finally:
             self._handlers.stop()
 
@@ -230,3 +273,19 @@ class SyncClient(Generic[C]):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class StartedClient(SyncClient[S]):
+    """A client that works from when it is made, and is closed when the program ends."""
+
+    def __init__(self, client: S, handlers: HandlerThreads | None = None) -> None:
+        super().__init__(client, handlers)
+        self._run(client.start())
+        atexit.register(self.close)
+
+    def _end(self, work: Coroutine[Any, Any, None]) -> None:
+        atexit.unregister(self.close)
+        if self._background.is_forked:
+            work.close()
+        else:
+            super()._end(work)

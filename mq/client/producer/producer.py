@@ -4,7 +4,7 @@ answers come back, and what was not stored goes again, with the same number, unt
 A batch ends in exactly one way: stored, or failed with an error. It keeps its line until then, so
 that order holds across retries and changes of the leader. What has no key leaves a set that is in
 trouble for another one, if it is certainly not stored there. The faces for users are in
-`producer_aio` and `producer_sync`.
+`producer_aio` and `threaded`.
 """
 
 from __future__ import annotations

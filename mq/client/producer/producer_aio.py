@@ -1,4 +1,4 @@
-"""The producer for programs with asyncio. Decides nothing: the core is in `producer`."""
+"""The producer that users see. Decides nothing: the core is in `producer`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mq.errors import ClientClosed, IllegalRequest
 
 
 class Producer(AsyncClosing):
-    """As `mq.client.Producer`, with coroutines; see there for the settings.
+    """Sends messages.
 
     >>> import asyncio
     >>> from mq.client.aio import Message, Producer
@@ -29,10 +29,33 @@ class Producer(AsyncClosing):
     ...         result = await producer.send("orders", Message(b"paid", tag="paid"))
     ...         print(result.status)
     ...         future = await producer.send_async("orders", "shipped")
-    ...         print((await future).queue_offset >= 0)
+    ...         result = await future
+    ...         print(result.queue_offset >= 0)
     >>> asyncio.run(main())
     SEND_OK
     True
+
+    `ack`: "quorum", an answer comes when a majority of the brokers has the message on disk;
+    "leader", when the leader has it, which is sooner and is lost with that disk; "none", never.
+    `timeout_s`: a message fails when there is no answer for so long. The wait behind others that
+    are being answered does not count, except for `send`, which returns in time.
+    `retries`: how often a batch is sent again after an answer that may be another one next time.
+    While no leader is reached it is tried again for all of `timeout_s`.
+    `linger_ms`, `batch_bytes`: messages of `send_async` wait so long for others, until a batch has
+    so many bytes. While an answer is due the next batch grows by itself. `send` does not wait.
+    `compress_above_bytes`: longer bodies are compressed by lz4.
+    `idempotent`: batches are numbered, and one that is sent again is stored once. Without it a
+    retry can store it twice. `producer_id` is made up when it is not given. Never use one for two
+    producers, or for two runs of a program: their batches would be taken for repetitions.
+    `buffer_bytes`: what may wait for an answer; a send beyond that waits.
+    `in_flight_max`: requests without an answer. A queue has one batch under way at a time, so that
+    what is retried is not overtaken: messages of one queue stand in the order they were sent.
+    `zone`: of brokers that were not tried yet, those of this zone are asked first.
+
+    A topic may have queues in several broker sets. Messages with an ordering key go to one queue of
+    one set, and wait for it. Others are balanced over all queues, and avoid a set that is slow or
+    gone; what may be stored there already waits for its answer. A queue that is chosen by
+    `queue_id` needs its `broker_set` when more than one has the topic.
 
     It belongs to the event loop on which it is used first.
     """
@@ -69,6 +92,10 @@ class Producer(AsyncClosing):
         self._core: ProducerCore | None = None
         self._is_closed = False
 
+    async def start(self) -> None:
+        """From now on it belongs to the running loop. Otherwise its first use starts it."""
+        self._started()
+
     async def send(
         self,
         topic: str,
@@ -78,7 +105,16 @@ class Producer(AsyncClosing):
         broker_set: str = "",
         timeout_s: float | None = None,
     ) -> SendResult:
-        """Returns when the message is stored, as safely as `ack` says."""
+        """Returns when the message is stored, as safely as `ack` says.
+
+        >>> async def main():
+        ...     async with Producer("127.0.0.1:8081") as producer:
+        ...         message = Message(b"paid", ordering_key="customer-3")
+        ...         result = await producer.send("orders", message)
+        ...         print(result.topic, result.status, result.is_duplicate)
+        >>> asyncio.run(main())
+        orders SEND_OK False
+        """
         timeout_s = self._settings.timeout_s if timeout_s is None else timeout_s
         core = self._started()
         future: asyncio.Future[SendResult] = core.loop.create_future()
@@ -101,6 +137,13 @@ class Producer(AsyncClosing):
     ) -> list[SendResult]:
         """All of them, or none: one batch, when their ordering keys lead to one queue. Keys that
         lead to several make a batch for each, and each of those stands or fails alone.
+
+        >>> async def main():
+        ...     async with Producer("127.0.0.1:8081") as producer:
+        ...         first, second = await producer.send_batch("orders", ["packed", "shipped"])
+        ...         print(second.queue_offset - first.queue_offset)
+        >>> asyncio.run(main())
+        1
         """
         core, timeout_s = self._started(), self._settings.timeout_s
         encoded = [self._encode(message) for message in messages]
@@ -149,7 +192,7 @@ class Producer(AsyncClosing):
         queue_id: int | None = None,
         broker_set: str = "",
     ) -> None:
-        """Like `send_async`, but nobody hears what became of it, but for a warning in the log."""
+        """Like `send_async`, without a future: a failure is only a warning in the log."""
         await self._add(topic, message, queue_id, broker_set, None, self._settings.timeout_s)
 
     async def recall(
@@ -165,6 +208,12 @@ class Producer(AsyncClosing):
 
         MessageNotFound: it is on its topic, was taken back already (perhaps by an attempt of this
         very call, whose answer was lost), or never was.
+
+        >>> async def main():
+        ...     async with Producer("127.0.0.1:8081") as producer:
+        ...         message = Message(b"cancel if not paid", delay_s=1800)
+        ...         await producer.recall(await producer.send("orders", message))
+        >>> asyncio.run(main())
         """
         request = recall_request(result, topic, message_id, deliver_at_ms)
         await recall(self._started().connection, request, self._settings.timeout_s)
@@ -183,9 +232,9 @@ class Producer(AsyncClosing):
             await self._core.close()
 
     def _started(self) -> ProducerCore:
+        if self._is_closed:
+            raise ClientClosed("the producer is closed: make another one")
         if self._core is None:
-            if self._is_closed:
-                raise ClientClosed("the producer is closed: make another one")
             self._core = ProducerCore(self._connection, self._settings)
         return self._core
 
@@ -233,7 +282,7 @@ class Producer(AsyncClosing):
     async def _make_way(
         self, core: ProducerCore, topic: str, outcome: Outcome, timeout_s: float
     ) -> None:
-        """Whatever keeps a message from being added."""
+        """Waits until a message can be added."""
         if outcome is Outcome.UNROUTED:
             await core.prepare(topic, timeout_s)
         else:

@@ -4,7 +4,7 @@ topic, ends to the set of their transaction, and the questions of all sets come 
 There is a stream to every set of the cluster from the start on, also to those that it has sent
 nothing to: only so can it be asked about what an earlier run, or another producer of its group, has
 left open. A question about a transaction that is at work here is not passed on: its end is on the
-way. The faces for users are in `transactions_aio` and `transactions_sync`.
+way. The face for users is in `transactions_aio`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The transaction producer for programs with asyncio. Decides nothing: see `transactions`."""
+"""The transaction producer that users see. Decides nothing: see `transactions`."""
 
 from __future__ import annotations
 
@@ -24,21 +24,38 @@ log = logging.getLogger(__name__)
 
 
 class TransactionProducer(AsyncClosing):
-    """As `mq.client.TransactionProducer`, with coroutines; see there for the settings.
+    """Sends messages that are seen when a local transaction has succeeded, and only then.
 
     >>> import asyncio
     >>> from mq.client.aio import TransactionProducer
+    >>> orders = {}
     >>> async def execute(message, arg):
+    ...     orders[message.transaction_id] = arg
     ...     return "COMMIT"
     >>> async def check(message):
-    ...     return "UNKNOWN"
+    ...     return "COMMIT" if message.transaction_id in orders else "UNKNOWN"
     >>> async def main():
     ...     async with TransactionProducer("127.0.0.1:8081", "shop", execute, check) as producer:
-    ...         print((await producer.send_in_transaction("orders", b"order 7")).state)
+    ...         print((await producer.send_in_transaction("orders", b"order 7", 7)).state)
     >>> asyncio.run(main())
     COMMIT
 
-    It belongs to the event loop on which it is used first, and can be asked from `start` on.
+    `producer_group`: producers that know the same local transactions, such as the processes of one
+    service. When a transaction stays open, the broker asks any living one of them.
+    `execute(message, arg)`: runs when the half message is stored, and returns "COMMIT", "ROLLBACK"
+    or "UNKNOWN". An exception is UNKNOWN: it is logged, and `check` decides.
+    `check(message)`: what became of the transaction `message.transaction_id`? It may run in another
+    process than `execute` did, and while `execute` is at work there: a transaction that it does not
+    find is UNKNOWN, not ROLLBACK, as long as it may still come.
+    `timeout_s`: how long the half message, and the end, may each wait for an answer.
+    `first_check_s`, `check_interval_s`, `checks_max`: when and how often the broker asks; None: as
+    it is configured. Each message may have its own.
+    `in_flight_max`: half messages without an answer; a send beyond that waits.
+
+    A transaction belongs to one broker set of its topic. All sets of the cluster can ask, from
+    `start` on.
+
+    It belongs to the event loop on which it is used first.
     """
 
     def __init__(  # noqa: PLR0913 # settings, all of them by name
@@ -86,7 +103,10 @@ class TransactionProducer(AsyncClosing):
         checks_max: int | None = None,
         timeout_s: float | None = None,
     ) -> TransactionResult:
-        """Stores the half message, runs `execute`, and ends the transaction as that says."""
+        """Stores the half message, runs `execute`, and ends the transaction as that says. Raises
+        when the half message is not stored, and then `execute` did not run; or when the broker
+        refuses the end, because the transaction has ended otherwise or its topic is gone.
+        """
         core = self._started()
         checks = Checks(first_check_s, check_interval_s, checks_max).validate()
         half = await core.begin(
