@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from mq.client import PullConsumer
-from mq.client.consumer.scan import QueueScanner
+from mq.client.lowlevel import QueueScanner
 from mq_spark.decoding.columns import arrow_schema, record_batch, rows_of, spark_schema
 
 

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mq.client import QueueRef
-from mq.client.cluster.connection import parse_servers
-from mq.client.consumer.options import split_tags
+from mq.client.lowlevel import parse_servers, split_tags
 from mq.errors import MqError
 from mq.names import check_group, check_topic
 from mq_spark.errors import MqSparkError

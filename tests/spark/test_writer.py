@@ -21,7 +21,7 @@ from pyspark.sql import functions as fn
 
 import mq_spark
 from mq.client import Admin, Message, Producer, PullConsumer, ReceivedMessage
-from mq.client.encode import MESSAGE_BYTES_MAX
+from mq.client.lowlevel import MESSAGE_BYTES_MAX
 from mq_spark.errors import MqSparkError, explain
 from tests.conformance.calls import CHANNEL_OPTIONS, Calls
 from tests.spark.stored import bodies, count, stored

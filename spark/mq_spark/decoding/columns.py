@@ -32,7 +32,7 @@ from pyspark.sql.types import (
 )
 
 from mq.client import QueueRef
-from mq.client.decode import Unreadable, decompressed
+from mq.client.lowlevel import Unreadable, decompressed
 from mq.limits import BODY_BYTES_MAX
 from mq.names import DEAD_LETTER_PREFIX, GIVE_UP_TOPIC, RETRY_PREFIX, message_id
 from mq.store.walking import Flags, Many, Numbers, Slices

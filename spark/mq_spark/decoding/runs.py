@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from mq.client.decode import Page
+from mq.client.lowlevel import Page
 from mq.errors import Internal
 from mq.store.walking import Numbers, Walker
 from mq.wire.v1.consumer_pb2 import RawRun

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from mq.client.consumer.options import split_tags
+from mq.client.lowlevel import split_tags
 from mq.errors import LogDamaged
 from mq.names import is_internal_topic, is_readable_topic
 from mq_spark.decoding.columns import record_batch

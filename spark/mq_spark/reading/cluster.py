@@ -10,15 +10,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, TypeVar
 
 from mq.client import QueueRef
-from mq.client.admin.admin import Admin
-from mq.client.closing import Closing
-from mq.client.cluster.connection import Connection
-from mq.client.consumer.offsets import find_offsets
-from mq.client.consumer.options import Start
-from mq.client.sync import background
+from mq.client.aio import Admin
+from mq.client.lowlevel import QueueOffsets, Start, background
 from mq.errors import MqError, TopicNotFound, Unreachable
 from mq.names import is_internal_topic
 from mq_spark.errors import MqSparkError
@@ -36,7 +33,7 @@ _NAMES_AGE_S = 2.0
 _PAUSE_S = 0.2
 
 
-class Cluster(Closing):
+class Cluster(AbstractContextManager["Cluster"]):
     """For one thread at a time. Methods raise MqSparkError."""
 
     def __init__(self, options: ReadOptions, *, patience_s: float = PATIENCE_S) -> None:
@@ -44,7 +41,7 @@ class Cluster(Closing):
         self._topics = options.topics
         self._patience_s = patience_s
         self._background = background()
-        self._connection = Connection(options.servers, options.zone)
+        self._offsets = QueueOffsets(options.servers, zone=options.zone)
         self._admin = Admin(options.servers)
         self._names: list[str] = []
         self._names_at_s = 0.0
@@ -101,8 +98,11 @@ class Cluster(Closing):
             return self._topics.matches(ref.topic)
         return ref.topic in self._topics.names
 
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
-        self._background.run(self._connection.close())
+        self._background.run(self._offsets.close())
         self._background.run(self._admin.close())
 
     # Asking
@@ -134,7 +134,7 @@ class Cluster(Closing):
     # Which queues there are
 
     async def _reached(self) -> None:
-        await self._connection.brokers()
+        await self._offsets.check()
 
     async def _existing(self, *, all_exist: bool = True) -> set[QueueRef]:
         """All that are selected, by the word of all broker sets. What is named and does not exist
@@ -167,7 +167,7 @@ class Cluster(Closing):
         else:
             self._names = sorted({*self._topics.names, *(ref.topic for ref in self._named)})
         for name in self._names:
-            self._connection.forget_route(name)
+            self._offsets.forget(name)
         self._names_at_s = time.monotonic()
         return self._names
 
@@ -220,9 +220,9 @@ class Cluster(Closing):
 
     async def _find_in(self, topic: str, start: Start) -> Queues:
         try:
-            return await find_offsets(self._connection, topic, start)
+            return await self._offsets.find(topic, start)
         except TopicNotFound:
-            self._connection.forget_route(topic)
+            self._offsets.forget(topic)
             # Gone in one of the sets, or in all of them: in none, as far as this question goes.
             self._names_at_s = 0.0
             return {}

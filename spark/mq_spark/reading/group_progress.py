@@ -14,7 +14,7 @@ from concurrent.futures import Future
 
 from mq.client import QueueRef
 from mq.client.aio import PullConsumer
-from mq.client.sync import background
+from mq.client.lowlevel import background
 from mq.errors import MqError
 
 _log = logging.getLogger(__name__)

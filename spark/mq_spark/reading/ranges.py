@@ -15,8 +15,7 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from mq.client.consumer.scan import QueueScanner
-from mq.client.decode import Page
+from mq.client.lowlevel import Page, QueueScanner
 from mq.errors import MqError, QueueNotFound, TopicNotFound
 from mq.wire.v1 import consumer_pb2 as wire
 from mq_spark.decoding.columns import record_batch, rows_of, spark_schema

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mq.client import QueueRef
-from mq.client.encode import place
+from mq.client.lowlevel import place
 from mq.hashing import text_hash
 from mq.names import SINK_PREFIX
 from mq.wire import varint

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mq.client.encode import (
+from mq.client.lowlevel import (
     MESSAGE_BYTES_MAX,
     PROPERTIES_BYTES_MAX,
     PROPERTIES_MAX,

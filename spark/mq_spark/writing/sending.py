@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mq.client import QueueRef
-from mq.client.producer.exact import ExactSender, Shipment, Stored
+from mq.client.lowlevel import ExactSender, Shipment, Stored
 from mq.errors import MqError
 from mq_spark.errors import MqSparkError
 from mq_spark.writing.cutting import Cutter, NumberedBatch

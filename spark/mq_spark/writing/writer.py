@@ -38,7 +38,7 @@ from mq.names import check_topic, is_internal_topic
 from mq_spark import options as opts
 from mq_spark.errors import MqSparkError, as_our_own
 from mq_spark.writing.sending import Counts, Origin, Target, write_partition
-from mq_spark.writing.whole_input import whole
+from mq_spark.writing.whole_input import check_pyspark, whole
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +133,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> StreamWrite
 
 def write_target(options: Mapping[str, str]) -> Target:
     """MqSparkError that names the option."""
+    check_pyspark()
     opts.reject_unknown(options, WRITE_OPTIONS, "writing")
     topic = opts.text(options, "topic")
     if topic:

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from mq.client import QueueRef
-from mq.client.consumer.scan import QueueScanner
-from mq.client.decode import Page
+from mq.client.lowlevel import Page, QueueScanner
 from mq.errors import (
     MqError,
     NotLeader,

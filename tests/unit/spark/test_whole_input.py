@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 
 import pyarrow as pa
+import pyspark
 import pytest
+from pyspark import worker
 
 from mq_spark.errors import MqSparkError
 from mq_spark.writing.whole_input import whole
+from mq_spark.writing.writer import write_target
 
 BATCH = pa.RecordBatch.from_pydict({"body": [b"a", b"b"]})
 END = b"\xff\xff\xff\xfc"
@@ -66,3 +69,16 @@ def test_another_mark_and_a_connection_that_broke_are_no_end() -> None:
 def test_where_nothing_can_be_known_nothing_is_written() -> None:
     with pytest.raises(MqSparkError, match="does not show whether the rows of a task are complete"):
         next(whole(iter([BATCH])))
+
+
+def test_a_pyspark_with_another_worker_is_refused_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def renamed(source: object, sink: object) -> None:
+        """The main function of a worker, as a later PySpark may have it."""
+
+    # The one that is installed is known.
+    write_target({"topic": "t"})
+    monkeypatch.setattr(worker, "main", renamed)
+    with pytest.raises(MqSparkError, match=f"PySpark {pyspark.__version__} does not show"):
+        write_target({"topic": "t"})

@@ -25,7 +25,7 @@ import click
 from mq.cli import output
 from mq.cli.options import TIME_HELP, Moment
 from mq.cli.tables import Column, counted, print_table, stored_at
-from mq.client.consumer.options import split_tags
+from mq.client.lowlevel import split_tags
 from mq.names import check_topic
 from mq_spark.errors import MqSparkError, explain
 from mq_spark.pipelines.archiving.archive_directory import ArchiveDirectory
@@ -163,7 +163,9 @@ class Replaying:
 
     def _step(self, number: int) -> int:
         from mq_spark.pipelines.replaying.replay_sending import RESULT, Job
+        from mq_spark.writing.whole_input import check_pyspark
 
+        check_pyspark()
         plan = self._plan
         files = list(plan.steps[number].files)
         _check_there(plan.root, files)
