@@ -296,7 +296,8 @@ class Generated:
         forwarded = self._forwarded(node)
         for one in parameters:
             one.arg = renamed(one.arg)
-        signature = [one.annotation for one in parameters]
+        signature: list[ast.AST | None] = [one.annotation for one in parameters]
+        signature += node.decorator_list
         signature += [node.returns, *node.args.defaults, *node.args.kw_defaults]
         signature += [one.annotation for one in (node.args.vararg, node.args.kwarg) if one]
         self.imports.update(imports_of(signature, method.module))

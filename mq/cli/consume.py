@@ -275,8 +275,8 @@ class Reader:
             self.positions[queue],
             broker_set=queue.broker_set,
             filter=self._wish.wanted,
-            messages_max=_PAGE_MESSAGES,
-            bytes_max=_PAGE_BYTES,
+            max_messages=_PAGE_MESSAGES,
+            max_bytes=_PAGE_BYTES,
             wait_ms=wait_ms,
         )
         return await self._repeated(pull)

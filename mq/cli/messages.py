@@ -209,7 +209,7 @@ def _browsed(
             topic,
             queue_id,
             at,
-            messages_max=min(count, 1_000),
+            max_messages=min(count, 1_000),
             filter=wanted,
             broker_set=broker_set,
         )

@@ -124,7 +124,7 @@ class Run:
         left = ""
         async with Admin(servers, timeout_s=PATIENCE_S) as admin:
             while time.monotonic() < changed_s + _STILL_S:
-                transactions = await admin.list_transactions(transactions_max=1)
+                transactions = await admin.list_transactions(max_transactions=1)
                 if self.ledger.is_drained and not transactions.open:
                     return
                 before, left = left, f"{self.ledger.waiting()}, {transactions.open} transactions"
@@ -154,7 +154,7 @@ async def _names(reader: PullConsumer, queue: QueueRef) -> AsyncIterator[str]:
             queue.topic,
             queue.queue_id,
             at,
-            messages_max=_PULL_MESSAGES,
+            max_messages=_PULL_MESSAGES,
             broker_set=queue.broker_set,
         )
         for message in result.messages:

@@ -291,7 +291,7 @@ def test_dead_letters_of_both_sets_are_listed_sent_again_and_let_go(
     )
     [count] = admin.count_dead_letters()
     assert list(count.broker_sets) == ["a", "b"]
-    first = admin.list_dead_letters("letters", messages_max=3)
+    first = admin.list_dead_letters("letters", max_messages=3)
     rest = admin.list_dead_letters("letters", dict(first.next_offsets))
     found = [*first.messages, *rest.messages]
     assert len({one.message_id for one in found}) == 4

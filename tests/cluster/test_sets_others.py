@@ -112,7 +112,7 @@ def read_all(cluster: BrokerCluster, topic: str) -> dict[str, list[bytes]]:
         for _, queue_id, broker_set in puller.queues(topic):
             at = 0
             while messages := puller.pull(
-                topic, queue_id, at, messages_max=1_000, broker_set=broker_set
+                topic, queue_id, at, max_messages=1_000, broker_set=broker_set
             ).messages:
                 found.setdefault(broker_set, []).extend(one.body for one in messages)
                 at = messages[-1].queue_offset + 1

@@ -70,7 +70,7 @@ def test_each_transaction_ends_once_though_leaders_are_killed(tmp_path: Path) ->
                 int(one.message.body)
                 for queue in admin.describe_topic("orders").queues
                 for one in admin.browse_messages(
-                    "orders", queue.queue_id, 0, messages_max=1000
+                    "orders", queue.queue_id, 0, max_messages=1000
                 ).messages
             )
         brokers.wait_same()

@@ -100,7 +100,7 @@ def test_messages_are_found_by_id_by_key_and_by_place(admin: Admin, producer: Pr
     [by_key] = admin.query_messages("found", "order-2")
     assert by_key.message.body == b"2"
     assert admin.query_messages("found", "order-2", begin_ms=by_key.stored_at_ms + 1) == []
-    browsed = admin.browse_messages("found", 0, 1, messages_max=2)
+    browsed = admin.browse_messages("found", 0, 1, max_messages=2)
     assert [one.message.body for one in browsed.messages] == [b"1", b"2"]
     assert browsed.next_offset == 3
     odd = admin.browse_messages("found", 0, 0, filter="odd")

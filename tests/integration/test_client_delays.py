@@ -55,7 +55,7 @@ def found_in(admin: Admin, topic: str) -> list[StoredMessage]:
     for queue in admin.describe_topic(topic).queues:
         at = queue.start
         while at < queue.end:
-            page = admin.browse_messages(topic, queue.queue_id, at, messages_max=1000).messages
+            page = admin.browse_messages(topic, queue.queue_id, at, max_messages=1000).messages
             found += page
             at += len(page)
     return found

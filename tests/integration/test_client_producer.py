@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import lz4.frame
@@ -17,6 +17,7 @@ import pytest
 
 from mq.client import Admin, Message, Producer, SendResult, aio
 from mq.errors import (
+    ClientClosed,
     IllegalConfig,
     IllegalTopic,
     MessageTooLarge,
@@ -48,7 +49,7 @@ def admin(broker: BrokerProcess) -> Iterator[Admin]:
 def read_queue(admin: Admin, topic: str, queue_id: int) -> list[StoredMessage]:
     found: list[StoredMessage] = []
     while True:
-        page = admin.browse_messages(topic, queue_id, len(found), messages_max=1000)
+        page = admin.browse_messages(topic, queue_id, len(found), max_messages=1000)
         if not page.messages:
             return found
         found += page.messages
@@ -170,6 +171,22 @@ def test_close_loses_nothing_whatever_the_kind_of_send(broker: BrokerProcess, ad
     with pytest.raises(RuntimeError, match="closed"):
         producer.send("closed", b"late")
     producer.close()
+
+
+def test_a_producer_that_was_used_and_is_closed_says_so(broker: BrokerProcess) -> None:
+    producer = Producer(broker.address)
+    result = producer.send("closed", Message(b"x", delay_s=3600))
+    producer.close()
+    sends: list[Callable[[], object]] = [
+        lambda: producer.send("closed", b"x"),
+        lambda: producer.send_async("closed", b"x"),
+        lambda: producer.send_one_way("closed", b"x"),
+        lambda: producer.send_batch("closed", [b"x"]),
+        lambda: producer.recall(result),
+    ]
+    for send in sends:
+        with pytest.raises(ClientClosed, match="make another one"):
+            send()
 
 
 @pytest.mark.parametrize("ack", ["leader", "none"])

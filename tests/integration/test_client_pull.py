@@ -60,7 +60,7 @@ def test_pulling_says_where_the_queue_begins_and_ends(server: str, name: str) ->
     fill(server, name, queues=1, each=10)
     with PullConsumer(server) as puller:
         assert puller.queues(name) == [QueueRef(name, 0, SET)]
-        found = puller.pull(name, 0, 3, messages_max=2)
+        found = puller.pull(name, 0, 3, max_messages=2)
         assert (found.status, bodies(found.messages)) == (PullStatus.FOUND, [b"0-3", b"0-4"])
         assert (found.next_offset, found.start, found.end) == (5, 0, 10)
         assert puller.pull(name, 0, 10).status is PullStatus.END

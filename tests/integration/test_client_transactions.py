@@ -60,7 +60,7 @@ def stored(admin: Admin, topic: str) -> list[Any]:
     return [
         one.message
         for queue in queues
-        for one in admin.browse_messages(topic, queue.queue_id, 0, messages_max=1000).messages
+        for one in admin.browse_messages(topic, queue.queue_id, 0, max_messages=1000).messages
     ]
 
 

@@ -171,7 +171,7 @@ def count_by_hand(stage: Stage) -> Iterator[str]:
     stage.history.group(BY_HAND, [], "member")
     queue = Queue(TOPIC, 0)
     with PullConsumer(stage.address, BY_HAND) as consumer:
-        found = patiently(lambda: consumer.pull(*queue, 0, messages_max=3))
+        found = patiently(lambda: consumer.pull(*queue, 0, max_messages=3))
         yield "a pull"
         for message in found.messages:
             stage.history.finished(stage.history.took(BY_HAND, "hand", message))

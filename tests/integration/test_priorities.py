@@ -37,7 +37,7 @@ def test_messages_stand_in_queues_of_their_priority_and_high_comes_first(server:
             producer.send("jobs", Message(b"none", priority=2))
     with PullConsumer(server) as puller:
         for topic, queue_id, _ in puller.queues("jobs"):
-            found = puller.pull(topic, queue_id, 0, messages_max=1_000).messages
+            found = puller.pull(topic, queue_id, 0, max_messages=1_000).messages
             assert all(one.body.startswith(b"high" if queue_id % 2 else b"low") for one in found)
     with Consumer(server, "workers", "jobs", start="earliest") as consumer:
         consumer._background.run(consumer._client._session.joined(30))

@@ -67,7 +67,7 @@ def read_all(server: str, topic: str) -> list[list[bytes]]:
             bodies: list[bytes] = []
             while True:
                 result = consumer.pull(
-                    topic, queue_id, len(bodies), messages_max=1_000, broker_set=broker_set
+                    topic, queue_id, len(bodies), max_messages=1_000, broker_set=broker_set
                 )
                 if not result.messages:
                     break

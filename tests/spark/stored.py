@@ -17,7 +17,7 @@ def stored(servers: str, topic: str) -> dict[QueueRef, list[ReceivedMessage]]:
                     topic,
                     ref.queue_id,
                     len(messages),
-                    messages_max=1_000,
+                    max_messages=1_000,
                     broker_set=ref.broker_set,
                 ).messages
     return found

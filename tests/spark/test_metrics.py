@@ -118,7 +118,7 @@ def _stored(broker: BrokerProcess, topic: str) -> list[Seen]:
         for ref, end in consumer.find_offsets(topic, "latest").items():
             queue_offset = 0
             while queue_offset < end:
-                answer = consumer.pull(topic, ref.queue_id, queue_offset, messages_max=1000)
+                answer = consumer.pull(topic, ref.queue_id, queue_offset, max_messages=1000)
                 queue_offset = answer.next_offset
                 found += [
                     Seen(
@@ -140,7 +140,7 @@ def _sent(broker: BrokerProcess, topic: str) -> list[Any]:
         return [
             json.loads(one.body)
             for ref in consumer.queues(topic)
-            for one in consumer.pull(topic, ref.queue_id, 0, messages_max=1000).messages
+            for one in consumer.pull(topic, ref.queue_id, 0, max_messages=1000).messages
         ]
 
 

@@ -154,9 +154,9 @@ class RecordedConsumer:
             member_id=member,
         )
 
-    def poll(self, messages_max: int = 32, timeout_s: float = 0.2) -> int:
+    def poll(self, max_messages: int = 32, timeout_s: float = 0.2) -> int:
         """How many came."""
-        messages = self._consumer.poll(messages_max, timeout_s)
+        messages = self._consumer.poll(max_messages, timeout_s)
         self._open += [self._history.took(self._group, self._member, one) for one in messages]
         return len(messages)
 
@@ -258,7 +258,7 @@ def _read(consumer: PullConsumer, queue: Queue) -> list[ReceivedMessage]:
 
     def pull() -> list[ReceivedMessage]:
         at = found[-1].queue_offset + 1 if found else 0
-        return consumer.pull(queue.topic, queue.queue_id, at, messages_max=1000).messages
+        return consumer.pull(queue.topic, queue.queue_id, at, max_messages=1000).messages
 
     while messages := patiently(pull):
         found += messages

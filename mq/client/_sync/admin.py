@@ -9,6 +9,7 @@ from mq.client.admin.calls import Answers
 from mq.client.admin.groups import OffsetTarget
 from mq.client.admin.topics import TypeName
 from mq.client.cluster.connection import CALL_TIMEOUT_S
+from mq.client.deprecated import renamed
 from mq.client.messages import FilterLike
 from mq.client.sync import SyncClient
 from mq.wire.v1 import admin_pb2 as pb
@@ -162,11 +163,12 @@ class Admin(SyncClient[AsyncAdmin]):
         """Of every group that has some, in all broker sets."""
         return self._run(self._client.count_dead_letters())
 
+    @renamed(messages_max="max_messages")
     def list_dead_letters(
         self,
         group: str,
         queue_offset: int | Mapping[str, int] = 0,
-        messages_max: int = 0,
+        max_messages: int = 0,
         *,
         broker_set: str = "",
     ) -> pb.ListDeadLettersResponse:
@@ -175,7 +177,7 @@ class Admin(SyncClient[AsyncAdmin]):
         never had one.
         """
         return self._run(
-            self._client.list_dead_letters(group, queue_offset, messages_max, broker_set=broker_set)
+            self._client.list_dead_letters(group, queue_offset, max_messages, broker_set=broker_set)
         )
 
     def resend_dead_letters(
@@ -209,12 +211,13 @@ class Admin(SyncClient[AsyncAdmin]):
         """With this key, newest first, 64 at most; `end_ms` 0 is now."""
         return self._run(self._client.query_messages(topic, key, begin_ms, end_ms))
 
+    @renamed(messages_max="max_messages")
     def browse_messages(
         self,
         topic: str,
         queue_id: int,
         queue_offset: int,
-        messages_max: int = 0,
+        max_messages: int = 0,
         filter: FilterLike = None,
         *,
         broker_set: str = "",
@@ -224,17 +227,18 @@ class Admin(SyncClient[AsyncAdmin]):
         """
         return self._run(
             self._client.browse_messages(
-                topic, queue_id, queue_offset, messages_max, filter, broker_set=broker_set
+                topic, queue_id, queue_offset, max_messages, filter, broker_set=broker_set
             )
         )
 
+    @renamed(transactions_max="max_transactions")
     def list_transactions(
-        self, producer_group: str = "", transactions_max: int = 0
+        self, producer_group: str = "", max_transactions: int = 0
     ) -> pb.ListTransactionsResponse:
         """Those that are open in all broker sets, of one producer group or of all, the oldest
         first; `open` says how many there are.
         """
-        return self._run(self._client.list_transactions(producer_group, transactions_max))
+        return self._run(self._client.list_transactions(producer_group, max_transactions))
 
     def end_transaction(self, transaction_id: str, *, commit: bool) -> EndTransactionResponse:
         """Commits it, or rolls it back. TransactionNotFound: it has ended otherwise."""
@@ -296,9 +300,10 @@ class Admin(SyncClient[AsyncAdmin]):
         """
         return self._run(self._client.transfer_leadership(node_id, broker_set=broker_set))
 
-    def read_log(self, server: str, log_offset: int = 0, bytes_max: int = 0) -> pb.LogChunk:
+    @renamed(bytes_max="max_bytes")
+    def read_log(self, server: str, log_offset: int = 0, max_bytes: int = 0) -> pb.LogChunk:
         """Of one broker: its log from there on, some bytes of it. See proto/mq/v1/admin.proto."""
-        return self._run(self._client.read_log(server, log_offset, bytes_max))
+        return self._run(self._client.read_log(server, log_offset, max_bytes))
 
     def close(self) -> None:
         self._end(self._client.close())

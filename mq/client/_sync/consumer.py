@@ -12,6 +12,7 @@ from mq.client.consumer.pull import Offsets, PullResult, QueueLike
 from mq.client.consumer.pull import PullConsumer as AsyncPullConsumer
 from mq.client.consumer.retries import RetryDelay
 from mq.client.consumer.threaded import SyncPoll, ThreadedConsumer, ThreadedPushConsumer
+from mq.client.deprecated import renamed
 from mq.client.messages import FilterLike, QueueRef, ReceivedMessage
 from mq.client.sync import SyncClient
 
@@ -266,6 +267,7 @@ class PullConsumer(SyncClient[AsyncPullConsumer]):
         """That can be read, of all broker sets. TopicNotFound."""
         return self._run(self._client.queues(topic))
 
+    @renamed(messages_max="max_messages", bytes_max="max_bytes")
     def pull(
         self,
         topic: str,
@@ -273,8 +275,8 @@ class PullConsumer(SyncClient[AsyncPullConsumer]):
         queue_offset: int,
         *,
         filter: FilterLike = None,
-        messages_max: int = 32,
-        bytes_max: int = 0,
+        max_messages: int = 32,
+        max_bytes: int = 0,
         wait_ms: int = 0,
         broker_set: str = "",
     ) -> PullResult:
@@ -288,8 +290,8 @@ class PullConsumer(SyncClient[AsyncPullConsumer]):
                 queue_id,
                 queue_offset,
                 filter=filter,
-                messages_max=messages_max,
-                bytes_max=bytes_max,
+                max_messages=max_messages,
+                max_bytes=max_bytes,
                 wait_ms=wait_ms,
                 broker_set=broker_set,
             )

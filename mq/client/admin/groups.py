@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from mq.client.admin.calls import AdminCalls, Answers, check_count
+from mq.client.deprecated import renamed
 from mq.errors import GroupNotFound, IllegalRequest, TopicNotFound
 from mq.wire.v1 import admin_pb2 as pb
 from mq.wire.v1.consumer_pb2 import OFFSET_AT_TIME, OFFSET_EARLIEST, OFFSET_LATEST
@@ -149,11 +150,12 @@ class GroupAdmin(AdminCalls):
                 total.broker_sets.extend(one.broker_sets)
         return Answers([found[name] for name in sorted(found)], replies.missing)
 
+    @renamed(messages_max="max_messages")
     async def list_dead_letters(
         self,
         group: str,
         queue_offset: int | Mapping[str, int] = 0,
-        messages_max: int = 0,
+        max_messages: int = 0,
         *,
         broker_set: str = "",
     ) -> pb.ListDeadLettersResponse:
@@ -168,14 +170,14 @@ class GroupAdmin(AdminCalls):
         places = _places(queue_offset, sets)
         is_one_place = isinstance(queue_offset, int) and queue_offset > 0
         requests = {
-            name: pb.ListDeadLettersRequest(group=group, queue_offset=at, messages_max=messages_max)
+            name: pb.ListDeadLettersRequest(group=group, queue_offset=at, messages_max=max_messages)
             for name, at in places.items()
         }
         replies = await self._ask_all("ListDeadLetters", requests, absent=TopicNotFound)
         found = replies.some()
         if is_one_place:
             _check_one(group, found)
-        return _merged_letters(found, places, messages_max, replies.missing)
+        return _merged_letters(found, places, max_messages, replies.missing)
 
     async def resend_dead_letters(
         self, group: str, queue_offsets: Iterable[int] = (), *, broker_set: str = ""
@@ -246,7 +248,7 @@ def _check_one(group: str, sets: Iterable[str]) -> None:
 def _merged_letters(
     found: Mapping[str, Any],
     places: Mapping[str, int],
-    messages_max: int,
+    max_messages: int,
     missing: Iterable[str],
 ) -> pb.ListDeadLettersResponse:
     """The oldest of all; what is too much is not passed over."""
@@ -270,7 +272,7 @@ def _merged_letters(
             }
         )
         for _, name, letter in in_order:
-            if len(answer.messages) == (messages_max or _LETTERS):
+            if len(answer.messages) == (max_messages or _LETTERS):
                 break
             answer.messages.append(letter)
             answer.next_offsets[name] = letter.queue_offset + 1

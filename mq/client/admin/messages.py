@@ -11,6 +11,7 @@ from google.protobuf.message import Message as WireMessage
 
 from mq import names
 from mq.client.admin.calls import AdminCalls, Answers, check_count
+from mq.client.deprecated import renamed
 from mq.client.messages import FilterLike, wire_filter
 from mq.errors import IllegalRequest, MessageNotFound, MqError, TopicNotFound, TransactionNotFound
 from mq.wire.v1 import admin_pb2 as pb
@@ -47,12 +48,13 @@ class MessageAdmin(AdminCalls):
         )
         return Answers(list(found)[:_FOUND_MAX], replies.missing)
 
+    @renamed(messages_max="max_messages")
     async def browse_messages(
         self,
         topic: str,
         queue_id: int,
         queue_offset: int,
-        messages_max: int = 0,
+        max_messages: int = 0,
         filter: FilterLike = None,  # noqa: A002
         *,
         broker_set: str = "",
@@ -66,7 +68,7 @@ class MessageAdmin(AdminCalls):
             topic=topic,
             queue_id=queue_id,
             queue_offset=queue_offset,
-            messages_max=messages_max,
+            messages_max=max_messages,
             filter=wire_filter(filter),
         )
         broker_set = await self._set_of_queue(topic, queue_id, broker_set)
@@ -91,15 +93,16 @@ class MessageAdmin(AdminCalls):
 
     # Transactions
 
+    @renamed(transactions_max="max_transactions")
     async def list_transactions(
-        self, producer_group: str = "", transactions_max: int = 0
+        self, producer_group: str = "", max_transactions: int = 0
     ) -> pb.ListTransactionsResponse:
         """Those that are open in all broker sets, of one producer group or of all, the oldest
         first; `open` says how many there are.
         """
-        check_count("transactions_max", transactions_max)
+        check_count("max_transactions", max_transactions)
         request = pb.ListTransactionsRequest(
-            producer_group=producer_group, transactions_max=transactions_max
+            producer_group=producer_group, transactions_max=max_transactions
         )
         replies = await self._ask_all("ListTransactions", request)
         found = list(replies.some().values())
@@ -107,7 +110,7 @@ class MessageAdmin(AdminCalls):
             *(one.transactions for one in found), key=lambda one: one.stored_at_ms
         )
         return pb.ListTransactionsResponse(
-            transactions=list(in_order)[: transactions_max or _TRANSACTIONS],
+            transactions=list(in_order)[: max_transactions or _TRANSACTIONS],
             open=sum(one.open for one in found),
             missing_sets=replies.missing,
         )

@@ -13,6 +13,7 @@ from google.protobuf.message import Message as WireMessage
 
 from mq.client.admin.calls import AdminCalls, check_count, said
 from mq.client.cluster.retry import now_s
+from mq.client.deprecated import renamed
 from mq.errors import IllegalRequest, MqError, Unreachable
 from mq.wire.v1 import admin_pb2 as pb
 from mq.wire.v1.cluster_pb2 import (
@@ -183,11 +184,12 @@ class SetAdmin(AdminCalls):
         )
         return answer
 
-    async def read_log(self, server: str, log_offset: int = 0, bytes_max: int = 0) -> pb.LogChunk:
+    @renamed(bytes_max="max_bytes")
+    async def read_log(self, server: str, log_offset: int = 0, max_bytes: int = 0) -> pb.LogChunk:
         """Of one broker: its log from there on, some bytes of it. See proto/mq/v1/admin.proto."""
         check_count("log_offset", log_offset)
-        check_count("bytes_max", bytes_max)
-        request = pb.ReadLogRequest(log_offset=log_offset, bytes_max=bytes_max)
+        check_count("max_bytes", max_bytes)
+        request = pb.ReadLogRequest(log_offset=log_offset, bytes_max=max_bytes)
         answer: pb.LogChunk = await self._connection.call(
             "AdminService", "ReadLog", request, self._timeout_s, server=server
         )

@@ -26,6 +26,7 @@ from mq.client.consumer.options import (
 )
 from mq.client.consumer.prefetch import InFlight, PolledMessages
 from mq.client.consumer.retries import FailurePolicy, Nack
+from mq.client.deprecated import renamed
 from mq.client.messages import QueueRef, ReceivedMessage
 from mq.errors import MqError
 
@@ -82,8 +83,9 @@ class Consumer:
 
     # Messages
 
+    @renamed(messages_max="max_messages")
     async def poll(
-        self, messages_max: int = 32, timeout_s: float | None = 1.0
+        self, max_messages: int = 32, timeout_s: float | None = 1.0
     ) -> list[ReceivedMessage]:
         """What is there, or comes first within the time. With auto_commit, all that was polled
         before is done. Raises what the broker has ended the consumer with, such as
@@ -94,23 +96,23 @@ class Consumer:
         # One who finds messages each time would never let the stream be served.
         await asyncio.sleep(0)
         try:
-            return self._polled.add(await self._take(messages_max, timeout_s))
+            return self._polled.add(await self._take(max_messages, timeout_s))
         except MqError:
             self._session.told()
             raise
 
-    async def _take(self, messages_max: int, timeout_s: float | None) -> list[InFlight]:
+    async def _take(self, max_messages: int, timeout_s: float | None) -> list[InFlight]:
         """Until the group is joined, why that fails is of more interest than messages."""
         session, now_s = self._session, asyncio.get_running_loop().time
         deadline_s = math.inf if timeout_s is None else now_s() + timeout_s
         while not session.is_joined:
             session.raise_trouble()
             left_s = deadline_s - now_s()
-            found = await session.take(messages_max, max(0.0, min(left_s, LOOK_AT_TROUBLE_S)))
+            found = await session.take(max_messages, max(0.0, min(left_s, LOOK_AT_TROUBLE_S)))
             if found or session.buffer.is_stopped or left_s <= LOOK_AT_TROUBLE_S:
                 return found
         left_s = deadline_s - now_s()
-        return await session.take(messages_max, None if timeout_s is None else max(0.0, left_s))
+        return await session.take(max_messages, None if timeout_s is None else max(0.0, left_s))
 
     def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         """Without an end, until the consumer is closed."""

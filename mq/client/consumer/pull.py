@@ -16,6 +16,7 @@ from mq.client.consumer.follower_reads import QueuePulls
 from mq.client.consumer.offsets import commit_offsets, find_offsets, query_offsets
 from mq.client.consumer.options import Start, split_tags
 from mq.client.decode import Decoder, Frames, parse_pull_response
+from mq.client.deprecated import renamed
 from mq.client.messages import FilterLike, QueueRef, ReceivedMessage, wire_filter
 from mq.errors import IllegalConfig
 from mq.names import check_group
@@ -105,6 +106,7 @@ class PullConsumer(AsyncClosing):
         """That can be read, of all broker sets. TopicNotFound."""
         return (await self._connection.route(topic)).readable
 
+    @renamed(messages_max="max_messages", bytes_max="max_bytes")
     async def pull(  # noqa: PLR0913
         self,
         topic: str,
@@ -112,8 +114,8 @@ class PullConsumer(AsyncClosing):
         queue_offset: int,
         *,
         filter: FilterLike = None,  # noqa: A002
-        messages_max: int = 32,
-        bytes_max: int = 0,
+        max_messages: int = 32,
+        max_bytes: int = 0,
         wait_ms: int = 0,
         broker_set: str = "",
     ) -> PullResult:
@@ -127,8 +129,8 @@ class PullConsumer(AsyncClosing):
             queue_id=queue_id,
             queue_offset=queue_offset,
             filter=wire_filter(filter),
-            messages_max=messages_max,
-            bytes_max=bytes_max,
+            messages_max=max_messages,
+            bytes_max=max_bytes,
             wait_ms=wait_ms,
             any_replica=self._read_followers,
             zone=self._connection.zone,

@@ -16,6 +16,7 @@ from mq.client.consumer.group_session import LOOK_AT_TROUBLE_S
 from mq.client.consumer.prefetch import InFlight
 from mq.client.consumer.push import PushConsumer
 from mq.client.consumer.retries import Nack
+from mq.client.deprecated import renamed
 from mq.client.messages import ReceivedMessage
 from mq.client.sync import Background, HandlerThreads, SyncClient
 from mq.errors import MqError
@@ -25,7 +26,7 @@ class ThreadedConsumer(Consumer):
     """A consumer that another thread than that of its loop may poll."""
 
     def poll_here(
-        self, background: Background, messages_max: int, timeout_s: float | None
+        self, background: Background, max_messages: int, timeout_s: float | None
     ) -> list[ReceivedMessage]:
         self._session.check_open()
         if not self._session.is_started:
@@ -33,23 +34,23 @@ class ThreadedConsumer(Consumer):
         if self._auto_commit:
             self._polled.all_done()
         try:
-            return self._polled.add(self._take_here(messages_max, timeout_s))
+            return self._polled.add(self._take_here(max_messages, timeout_s))
         except MqError:
             self._session.told()
             raise
 
-    def _take_here(self, messages_max: int, timeout_s: float | None) -> list[InFlight]:
+    def _take_here(self, max_messages: int, timeout_s: float | None) -> list[InFlight]:
         """As long as the group is not joined, looks why: that is raised."""
         session, wait_take = self._session, self._session.buffer.wait_take
         deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while not session.is_joined:
             session.raise_trouble()
             left_s = deadline_s - time.monotonic()
-            found = wait_take(messages_max, max(0.0, min(left_s, LOOK_AT_TROUBLE_S)))
+            found = wait_take(max_messages, max(0.0, min(left_s, LOOK_AT_TROUBLE_S)))
             if found or session.buffer.is_stopped or left_s <= LOOK_AT_TROUBLE_S:
                 return found
         left_s = deadline_s - time.monotonic()
-        return wait_take(messages_max, None if timeout_s is None else max(0.0, left_s))
+        return wait_take(max_messages, None if timeout_s is None else max(0.0, left_s))
 
     @property
     def is_stopped(self) -> bool:
@@ -59,13 +60,14 @@ class ThreadedConsumer(Consumer):
 class SyncPoll(SyncClient[ThreadedConsumer]):
     """The base of the generated consumer."""
 
-    def poll(self, messages_max: int = 32, timeout_s: float | None = 1.0) -> list[ReceivedMessage]:
+    @renamed(messages_max="max_messages")
+    def poll(self, max_messages: int = 32, timeout_s: float | None = 1.0) -> list[ReceivedMessage]:
         """What is there, or comes first within the time. With auto_commit, all that was polled
         before is done. Raises what the broker has ended the consumer with, such as
         SubscriptionMismatch. Unreachable, or NoLeader, as long as the group was never joined and 5
         s of trying were in vain: it goes on trying, so one may poll again.
         """
-        return self._client.poll_here(self._background, messages_max, timeout_s)
+        return self._client.poll_here(self._background, max_messages, timeout_s)
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """Without an end, until the consumer is closed."""

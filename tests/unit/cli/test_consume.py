@@ -200,13 +200,13 @@ class FakeConsumer:
         self.did: list[ReceivedMessage] = []
         made.append(self)
 
-    def poll(self, messages_max: int, timeout_s: float) -> list[ReceivedMessage]:
-        self.asked.append(messages_max)
+    def poll(self, max_messages: int, timeout_s: float) -> list[ReceivedMessage]:
+        self.asked.append(max_messages)
         clock.advance(timeout_s)
         page = pages.pop(0) if pages else []
         if isinstance(page, BaseException):
             raise page
-        assert len(page) <= messages_max
+        assert len(page) <= max_messages
         return page
 
     @property

@@ -129,13 +129,13 @@ class Queues(FakeAdmin):
         queue_id: int,
         at: int,
         *,
-        messages_max: int,
+        max_messages: int,
         filter: object,  # noqa: A002
         broker_set: str,
     ) -> pb.MessageList:
         self.wanted.append(filter)
         self.sets.append(broker_set)
-        end = min(at + min(messages_max, self._page), self._counts[queue_id])
+        end = min(at + min(max_messages, self._page), self._counts[queue_id])
         found = [stored(queue_id, queue_offset) for queue_offset in range(at, end)]
         return pb.MessageList(messages=found, next_offset=max(at, end))
 

@@ -73,7 +73,7 @@ class Asked(Connection):
 
     def __init__(self, servers: str, answer: Answer, zone: str = "") -> None:
         super().__init__(servers, zone)
-        self._channels = self.script = Script(answer)
+        self.channels = self.script = Script(answer)
 
     @property
     def asked(self) -> list[str]:
