@@ -77,8 +77,9 @@ def test_a_pyspark_with_another_worker_is_refused_before_anything_is_written(
     def renamed(source: object, sink: object) -> None:
         """The main function of a worker, as a later PySpark may have it."""
 
+    options = {"servers": "127.0.0.1:1", "topic": "t"}
     # The one that is installed is known.
-    write_target({"topic": "t"})
+    write_target(options)
     monkeypatch.setattr(worker, "main", renamed)
     with pytest.raises(MqSparkError, match=f"PySpark {pyspark.__version__} does not show"):
-        write_target({"topic": "t"})
+        write_target(options)
