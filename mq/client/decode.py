@@ -1,9 +1,8 @@
-"""Messages out of what a broker delivers.
+"""Messages out of the responses of a broker.
 
-One that cannot be read may be among them, stored by an older version or with a body that cannot be
-decompressed: it is logged, counted and passed over, and those around it come through. Objects are
-made one at a time, when they are taken. It knows nothing of groups, and keeps nothing but the
-count.
+A message that cannot be read, because an older version has stored it or its body cannot be
+decompressed, is logged, counted and passed over; its neighbours come through. Message objects are
+made one at a time, when they are taken. Knows nothing of groups, and has no state but the count.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ log = logging.getLogger(__name__)
 
 
 class Unreadable(NamedTuple):
-    """Stands where a message should be."""
+    """In the place of a message that cannot be read."""
 
     reason: str
 
 
 class Frames(NamedTuple):
-    """A Run of the protocol whose messages are parsed, as far as they can be."""
+    """A Run of the protocol with its messages parsed one by one, as far as that is possible."""
 
     queue_offset: int
     log_offset: int
@@ -51,7 +50,7 @@ class Frames(NamedTuple):
     messages: Sequence[Message | Unreadable]
 
     def behind(self, queue_offset: int) -> Frames:
-        """Without the messages before this one; perhaps nothing is left."""
+        """Without the messages before this one; may be empty."""
         count = queue_offset - self.queue_offset
         if count <= 0:
             return self
@@ -65,7 +64,7 @@ class Frames(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """One stored message; without a `message` when nobody is to see it."""
+    """One stored message; `message` is None if it is filtered or unreadable."""
 
     queue_offset: int
     frame_bytes: int
@@ -73,7 +72,7 @@ class Decoded(NamedTuple):
 
 
 def parse_subscribe_response(data: bytes) -> tuple[SubscribeResponse, list[Frames]]:
-    """DecodeError when more is broken than single messages."""
+    """Raises DecodeError if more is broken than single messages."""
     try:
         response = SubscribeResponse.FromString(data)
     except DecodeError:
@@ -127,14 +126,14 @@ def _parse(frame: bytes) -> Message | Unreadable:
 
 @functools.cache
 def _raw_class(name: str) -> Any:
-    """A class of consumer.proto, but for the messages of a Run, which stay bytes as they came."""
+    """A class of consumer.proto in which the messages of a Run stay bytes."""
     file = descriptor_pb2.FileDescriptorProto()
     consumer_pb2.DESCRIPTOR.CopyToProto(file)
     run = next(one for one in file.message_type if one.name == "Run")
     messages = next(one for one in run.field if one.name == "messages")
     messages.type = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
     messages.ClearField("type_name")
-    # A pool of its own: in the common one the names belong to the generated classes.
+    # In the common pool the names belong to the generated classes.
     pool = descriptor_pool.DescriptorPool()
     for one in consumer_pb2.DESCRIPTOR.dependencies:
         imported = descriptor_pb2.FileDescriptorProto()
@@ -145,8 +144,8 @@ def _raw_class(name: str) -> Any:
 
 
 class Decoder:
-    """Of one consumer. `wanted_tags` has the tags of each topic that is filtered by them: the
-    broker compares hashes, so what it lets through is compared once more.
+    """Makes the messages of one consumer. `wanted_tags` has the tags of each topic that is filtered
+    by tags: the broker compares hashes only, so that tags are compared here again.
     """
 
     def __init__(self, wanted_tags: Mapping[str, frozenset[str]] | None = None) -> None:
@@ -156,10 +155,10 @@ class Decoder:
     def messages(
         self, queue: QueueRef, runs: Sequence[Frames], broker_set: str
     ) -> Iterator[Decoded]:
-        """Every stored message in its order; each is decoded when it is asked for."""
+        """Every stored message in order, each decoded when it is asked for."""
         topic, queue_id, _ = queue
         wanted = self._wanted_tags.get(topic)
-        # Elsewhere an origin is what a producer made up.
+        # In other topics an origin is an invention of the producer.
         has_origins = topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX, GIVE_UP_TOPIC))
         for run in runs:
             queue_offset, log_offset = run.queue_offset, run.log_offset
@@ -175,7 +174,7 @@ class Decoder:
                     if isinstance(body, Unreadable):
                         self._pass_over(queue, queue_offset, name, body)
                     else:
-                        # What is empty is not opened: a map or a list costs as much as the rest.
+                        # Opening an empty map or list costs as much as all the rest.
                         keys, properties = message.keys, message.properties
                         received = ReceivedMessage(
                             topic,
@@ -228,14 +227,14 @@ def _add_origin(received: ReceivedMessage, message: Message) -> None:
 def decompressed(
     body: bytes, compression: int, bytes_max: int = BODY_BYTES_MAX
 ) -> bytes | Unreadable:
-    """The body as it was sent. It is not unpacked beyond `bytes_max`: a few MiB may be a GiB."""
+    """The body as it was sent. Never unpacked beyond `bytes_max`: a few MiB may be a GiB."""
     if compression == COMPRESSION_NONE:
         return body
     if compression != COMPRESSION_LZ4:
         return Unreadable(f"this client does not know its compression {compression}")
     reader = lz4.frame.LZ4FrameDecompressor()
     try:
-        # What is told of the size may be a lie; it bounds the buffer, not what is believed.
+        # The size in the header may be false: it bounds the buffer only.
         told = lz4.frame.get_frame_info(body)["content_size"] or bytes_max
         found = bytes(reader.decompress(body, max_length=min(told, bytes_max) + 1))
     except RuntimeError as error:
@@ -251,8 +250,12 @@ _RUN = 0x7A
 
 
 class Page(NamedTuple):
-    """One answer; the fields are those of PullResponse. `runs` has two places in `data` for each
-    Run, one behind the other: where it starts, and where it ends.
+    """A PullResponse as it came over the wire, with the places of its runs, for readers of whole
+    columns. Nothing opens a run: there may be as many as messages.
+
+        PullResponse = status, next_offset, start, end, read_from | 0x7A, varint length, Run | ...
+
+    `runs` has two places in `data` for each Run: its start and its end.
     """
 
     data: bytes
@@ -269,7 +272,7 @@ class Page(NamedTuple):
 
 
 def parse_page(data: bytes) -> Page:
-    """DecodeError when it is no PullResponse; what is in its runs is not looked at."""
+    """Raises DecodeError if it is no PullResponse; the content of its runs is not checked."""
     try:
         at = _head_end(data)
         runs = _runs(data, at)
@@ -295,7 +298,7 @@ def _head_end(data: bytes) -> int:
 
 
 def _runs(data: bytes, at: int) -> array[int]:
-    """From there to the end. Each is a few steps only: there may be thousands."""
+    """From there to the end. Few steps for each: there may be thousands."""
     places = array("q")
     end = len(data)
     while at < end:
@@ -304,7 +307,7 @@ def _runs(data: bytes, at: int) -> array[int]:
         length = data[at + 1]
         at += 2
         if length > 0x7F:
-            # Two bytes are spelled out: with 24,000 runs a page, a call for each takes longer.
+            # Varints of two bytes are inlined: with 24,000 runs a page, calls would take longer.
             if data[at] < 0x80:
                 length += (data[at] - 1) << 7
                 at += 1

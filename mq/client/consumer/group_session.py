@@ -1,12 +1,9 @@
-"""A consumer's life in its group, in all broker sets that have its topics.
+"""The membership of a consumer in its group, in all broker sets that have its topics.
 
-Each set is attended for itself (`SetMembership`); what they bring is in one `PrefetchBuffer`. Sets
-that get
-a topic are joined within seconds, those that lose it are left, and one that is down stops none of
-the others. What a retry cannot mend ends the consumer: whoever takes the next message gets the
-error. Everything here runs on one event loop; the messages are in `PrefetchBuffer`, which other
-threads
-share.
+Each set has a `SetMembership`, which fills the one `PrefetchBuffer`. Sets that get a topic are
+joined within seconds, sets that lose it are left, and a set that is down stops none of the others.
+An error that a retry cannot mend ends the consumer: the next `take` raises it. Everything here runs
+on one event loop; other threads share the messages by the buffer.
 """
 
 from __future__ import annotations
@@ -40,37 +37,35 @@ from mq.errors import (
 
 log = logging.getLogger(__name__)
 
-# How long calls that need an assignment wait for the first one.
+# How long calls that need an assignment wait for the first one, and then for those of other sets.
 JOIN_S = 10.0
-# ... and for those of other sets, when they have one.
 OTHERS_S = 2.0
-# While it has not joined: how often who polls looks whether that is in vain.
+# As long as the group is not joined: how often a poll looks why.
 LOOK_AT_TROUBLE_S = 0.25
-# How often the consumer looks in which sets its topics are.
+# How often the sets of the topics are looked up, and as long as a topic does not exist.
 LOOK_S = 5.0
-# ... and while one of them does not exist.
 AWAIT_S = 1.0
-# A set that nobody knows any more is left when it was not heard for so long. Brokers that were
-# restarted while it was down know nothing of it until it is back, and what is in hand would come
-# again.
+# A set that no broker lists any more is left after so long without a stream. Brokers that are
+# restarted while the set is down do not know it until it is back, and its messages would be
+# delivered again.
 FORGOTTEN_S = 300.0
 _SAVE_S = 1.0
 _COMMIT_S_MAX = 10.0
 _GOODBYE_S_MAX = 5.0
 
-# What one set refuses because the topic is not there any more, or not to be read, others may have.
+# A topic that one set does not have any more, or does not let be read, others may have.
 _OF_ONE_SET = frozenset({Code.TOPIC_NOT_FOUND, Code.PERMISSION_DENIED})
 
 
 class GroupSession:
-    """Made anywhere; started and closed on the loop where it lives, and its connection with it.
-    Close it when nobody works on messages any more.
+    """Made on any thread; started and closed on one loop, together with its connection. Closed
+    after the last handler has finished.
     """
 
     def __init__(
         self, connection: Connection, options: ConsumerOptions, *, commits_at_end: bool = True
     ) -> None:
-        """`commits_at_end` False: somebody else commits what is done, with what was made of it."""
+        """`commits_at_end` False: the caller commits the progress itself, with its results."""
         self.options = options
         self._commits_at_end = commits_at_end
         self._ready = asyncio.Event()
@@ -88,25 +83,25 @@ class GroupSession:
         self._locations = TopicLocations(
             connection, options, self._offsets if options.is_broadcast else None
         )
-        # Replaced as a whole: threads look at it.
+        # By broker set. Replaced as a whole: other threads read it.
         self._memberships: Mapping[str, SetMembership] = {}
         self._running: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
-        # Sets that are being left.
-        self._partings: dict[str, asyncio.Task[None]] = {}
+        # Broker sets that are being left, all of them still in `_memberships`.
+        self._leaving: dict[str, asyncio.Task[None]] = {}
         self._look_now, self._changed = asyncio.Event(), asyncio.Event()
         self._has_looked = self._is_closing = self._has_left = False
         self._is_failure_told = False
-        # Why no broker was found the last time that it was looked where the topics are.
+        # Why the sets of the topics could not be looked up, before the first time that they could.
         self._trouble: MqError | None = None
 
     # Beginning
 
     async def start(self) -> None:
-        """Joins the group, as soon as a broker answers. Once is enough, more do no harm."""
+        """Joins the group as soon as a broker answers. Idempotent."""
         if self._running is None:
             self.retries.attach()
-            self._running = asyncio.create_task(self._look_around())
+            self._running = asyncio.create_task(self._follow_topics())
             if self.options.is_broadcast:
                 self._saving = asyncio.create_task(self._keep_offsets())
 
@@ -115,9 +110,9 @@ class GroupSession:
         return self._running is not None
 
     async def joined(self, timeout_s: float) -> None:
-        """All sets that have the topics have sent an assignment; or one has, and the others had a
-        moment. Unreachable when none comes in time, and NoLeader; raises what ended the consumer
-        instead.
+        """Waits until all sets of the topics have sent an assignment, or one has and the others had
+        `OTHERS_S`. Raises Unreachable or NoLeader when none comes in time, or the error that ended
+        the consumer.
         """
         await self.start()
         is_first = True
@@ -125,7 +120,7 @@ class GroupSession:
             async with asyncio.timeout(timeout_s) as limit:
                 while not self._is_settled:
                     if is_first and self.is_joined:
-                        # A set that is down does not keep the others waiting for long.
+                        # A set that is down does not delay the others for long.
                         is_first = False
                         moment_s = asyncio.get_running_loop().time() + OTHERS_S
                         limit.reschedule(min(limit.when() or moment_s, moment_s))
@@ -142,23 +137,23 @@ class GroupSession:
                 f"{timeout_s:g} s; tried {', '.join(self._connection.servers)}"
             )
         for one in missing:
-            # The next one to wait does not wait for it again.
+            # The next call does not wait for it again.
             one.is_awaited = False
 
     @property
     def is_connected(self) -> bool:
-        """To all sets that have its topics."""
+        """Whether there is a stream to each set of its topics."""
         known = self._memberships.values()
         return bool(known) and all(one.is_connected for one in known)
 
     @property
     def is_joined(self) -> bool:
-        """In some set, once."""
+        """Whether some set has ever sent an assignment."""
         return any(one.is_joined for one in self._memberships.values())
 
     def raise_trouble(self) -> None:
-        """Why it could not join yet, if it was tried for as long as a call may take. It goes on
-        trying, and says the same when that was in vain as well.
+        """Raises why the group is not joined, if the attempt took as long as a call may take. The
+        attempts go on, and the next one that fails is raised again.
         """
         if trouble := self._found_trouble():
             self._trouble = None
@@ -170,7 +165,7 @@ class GroupSession:
         if self.is_joined:
             return None
         troubles = [one.trouble for one in self._memberships.values() if one.trouble is not None]
-        # A set without a leader may have come before one that was not asked yet.
+        # A set without a leader may be the first, and the others not be asked yet.
         is_all = len(troubles) == len(self._memberships)
         return self._trouble or (troubles[0] if troubles and is_all else None)
 
@@ -187,20 +182,20 @@ class GroupSession:
             raise ClientClosed("the consumer is closed: make another one")
 
     def told(self) -> None:
-        """The user knows what ended the consumer."""
+        """The user has seen the error that ended the consumer."""
         self._is_failure_told = True
 
     def raise_untold(self) -> None:
-        """What ended the consumer, if the user does not know it yet."""
+        """Raises the error that ended the consumer, unless the user has seen it."""
         if self.buffer.failure is not None and not self._is_failure_told:
             self.told()
             raise self.buffer.failure
 
-    # Messages, for coroutines; threads have `PrefetchBuffer.wait_take`
+    # Messages, for coroutines; threads call `PrefetchBuffer.wait_take`
 
     async def take(self, messages_max: int, timeout_s: float | None) -> list[InFlight]:
-        """Waits for the first message. Empty: out of time, or closed. Raises what ended the
-        consumer.
+        """Waits for the first message. Empty after the time-out, or when the consumer is closed.
+        Raises the error that ended the consumer.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -218,12 +213,12 @@ class GroupSession:
 
     # Broker sets
 
-    async def _look_around(self) -> None:
+    async def _follow_topics(self) -> None:
         failures = 0
         while self.buffer.failure is None:
             pause_s = LOOK_S
             try:
-                await self._look()
+                await self._update_sets()
             except MqError as error:
                 if not self._has_looked:
                     pause_s = back_off_s(failures)
@@ -240,7 +235,7 @@ class GroupSession:
                     error,
                 )
             except Exception as failure:
-                # A mistake of ours. Who waits for messages must not wait for ever.
+                # A bug of this client must not let a caller of poll wait for ever.
                 log.exception("consumer %s cannot go on", self.options.member_id)
                 self._fail(Internal(f"the client has failed: {failure!r}"))
                 return
@@ -253,7 +248,7 @@ class GroupSession:
                 async with asyncio.timeout(pause_s):
                     await self._look_now.wait()
 
-    async def _look(self) -> None:
+    async def _update_sets(self) -> None:
         locations = self._locations
         await locations.look()
         if self.buffer.failure is not None:
@@ -262,39 +257,39 @@ class GroupSession:
             self._join(name)
         self._has_looked = True
         self._changed.set()
-        staying = sorted(self._memberships.keys() - self._partings.keys())
-        # One broker's word is not enough: it may not have heard of the set yet.
+        staying = sorted(self._memberships.keys() - self._leaving.keys())
+        # One broker is not enough to leave a set: it may not have heard of the set yet.
         for name in await locations.lost(one for one in staying if one not in locations.told):
-            self._part(name)
+            self._leave_set(name)
         for name in staying:
             if name not in locations.listed and self._memberships[name].alone_s > FORGOTTEN_S:
                 locations.forget(name)
                 if locations.sets:
-                    self._part(name)
+                    self._leave_set(name)
 
     def _join(self, name: str) -> None:
         membership = SetMembership(
             self._connection.of(name),
             self.options,
             self.buffer,
-            MembershipCallbacks(self._refused, self._changed.set, self._kept),
+            MembershipCallbacks(self._refused, self._changed.set, self._kept_offsets),
             self._locations.start_in(name),
         )
         self._memberships = {**self._memberships, name: membership}
         membership.start()
 
-    def _kept(self, broker_set: str) -> Mapping[QueueRef, int]:
+    def _kept_offsets(self, broker_set: str) -> Mapping[QueueRef, int]:
         return self._offsets.of(broker_set) if self.options.is_broadcast else {}
 
-    def _part(self, name: str) -> None:
-        """The consumer has nothing to do there any more."""
-        if name in self._partings:
+    def _leave_set(self, name: str) -> None:
+        """The set has nothing for the consumer any more."""
+        if name in self._leaving:
             return
         log.info("consumer %s leaves broker set %s", self.options.member_id, name)
-        self._partings[name] = asyncio.create_task(self._parting(self._memberships[name]))
+        self._leaving[name] = asyncio.create_task(self._finish_leaving(self._memberships[name]))
 
-    async def _parting(self, membership: SetMembership) -> None:
-        """What was done is reported; what was not is void."""
+    async def _finish_leaving(self, membership: SetMembership) -> None:
+        """Progress is reported; messages that are not done are void."""
         name = membership.name
         try:
             await membership.leave()
@@ -306,15 +301,15 @@ class GroupSession:
             await self.retries.drop(name)
             self.buffer.drop(name)
             self._memberships = {at: one for at, one in self._memberships.items() if at != name}
-            del self._partings[name]
+            del self._leaving[name]
             self._changed.set()
 
     async def _refused(self, membership: SetMembership, error: MqError) -> bool:
-        """Whether it goes on trying."""
+        """Returns whether the membership tries again."""
         if error.code in _OF_ONE_SET and not self._is_closing:
             locations = self._locations
             if await locations.lost([membership.name]):
-                self._part(membership.name)
+                self._leave_set(membership.name)
                 return False
             is_absent = error.code == Code.TOPIC_NOT_FOUND
             if is_absent and not await locations.is_missing(membership.name):
@@ -330,12 +325,12 @@ class GroupSession:
         self._changed.set()
 
     def resolve(self, topic: str, queue_id: int, broker_set: str = "") -> QueueRef:
-        """A queue as users name it: without the set when only one has the topic. IllegalRequest
-        when there is a choice; without a set when none is known yet.
+        """A queue as users name it: the set may be left out if only one has the topic. Raises
+        IllegalRequest if several have it; returns it without a set if none is known yet.
         """
         if broker_set:
             return QueueRef(topic, queue_id, broker_set)
-        # Topics of the group's own are in every set.
+        # The retry topic of the group is in every set.
         is_own = topic not in self.options.topics
         sets = sorted(self._memberships if is_own else self._locations.sets_of(topic))
         if len(sets) > 1:
@@ -347,10 +342,10 @@ class GroupSession:
     # Offsets
 
     async def commit(self, timeout_s: float = _COMMIT_S_MAX) -> None:
-        """What is done is durable when this returns, in broadcast mode in the file; so is what
-        failed and goes back to the broker. Otherwise it raises, and names the set if there are
-        several; what is done in others is durable there. NotAssigned when another member has one of
-        the queues by now: nothing of that set was committed.
+        """All progress is durable when this returns, in broadcast mode in the file, and failed
+        messages are with the broker. Raises the first error of a set, and names the set if there
+        are several; the progress in the others is durable. NotAssigned: another member has one of
+        the queues, and nothing of that set was committed.
         """
         if self.options.is_broadcast:
             await self._save(self.buffer.done_offsets())
@@ -366,7 +361,7 @@ class GroupSession:
         await membership.commit(deadline_s - loop.time())
 
     async def seek(self, positions: Mapping[QueueRef, int]) -> None:
-        """NotAssigned, or IllegalOffset behind the end of a queue: nothing was moved."""
+        """Raises NotAssigned, or IllegalOffset behind the end of a queue: then none was moved."""
         refs = self.buffer.assigned(self.resolve(*ref) for ref in positions)
         whole = dict(zip(refs, positions.values(), strict=True))
         for ref, end in (await self._places("latest", list(whole))).items():
@@ -378,8 +373,8 @@ class GroupSession:
         self.buffer.seek(whole)
 
     async def seek_to(self, to: Start, topic: str | None) -> None:
-        """All queues that are assigned, or those of one topic. What failed stays where it is unless
-        its topic is named: it waits there for its next attempt, whatever else is read again.
+        """All assigned queues, or those of one topic. The retry topic is moved only when it is
+        named: failed messages wait there for their next attempt.
         """
         topics = self.options.topics if topic is None else [topic]
         refs = [ref for ref in self.buffer.assignment if ref.topic in topics]
@@ -409,8 +404,8 @@ class GroupSession:
     # Ending
 
     async def close(self) -> None:
-        """Commits what is done, leaves the group, and closes the connection. Without a broker it
-        gives up after some seconds: the group will see some messages again.
+        """Commits the progress, leaves the group, and closes the connection. Gives up after some
+        seconds without a broker: the group gets some messages again.
         """
         self.buffer.stop()
         if self._running is not None and not self._has_left:
@@ -419,13 +414,13 @@ class GroupSession:
                 await self._leave(self._running)
                 self._has_left = True
             finally:
-                # Also when somebody has not the patience for all of it.
+                # Also when this call is cancelled.
                 for one in self._memberships.values():
                     one.cancel()
         await self._connection.close()
 
     async def _leave(self, running: asyncio.Task[None]) -> None:
-        # No set is joined any more.
+        # From here on no set is joined.
         await _cancelled(running)
         try:
             is_to_commit = self._commits_at_end and self.is_joined
@@ -440,9 +435,9 @@ class GroupSession:
             )
         await self.retries.close()
         leaving = [
-            one.leave() for name, one in self._memberships.items() if name not in self._partings
+            one.leave() for name, one in self._memberships.items() if name not in self._leaving
         ]
-        await asyncio.gather(*leaving, *self._partings.values())
+        await asyncio.gather(*leaving, *self._leaving.values())
         if self._saving is not None:
             await _cancelled(self._saving)
 

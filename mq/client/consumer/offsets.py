@@ -1,7 +1,8 @@
-"""Single calls about offsets: find, commit, query. No state, no retries of their own.
+"""Offsets of a group: those that the brokers have, and those that a broadcast consumer keeps.
 
-Each set has the offsets of its own queues. What names queues of several sets is parted, asked of
-all of them at once, and put together again; when some fail, the error names the set.
+Each broker set has the offsets of its own queues. Calls that name queues of several sets ask all of
+them concurrently and merge the answers; an error names its set. Calls have no state, and no retries
+of their own.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ _KINDS = {
     START_TIMESTAMP: OFFSET_AT_TIME,
 }
 
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 
 
-# Of whatever sets
+# Of several sets
 
 
 async def find_offsets(
@@ -55,7 +56,7 @@ async def find_offsets(
     queues: Iterable[QueueRef] = (),
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> dict[QueueRef, int]:
-    """Of these queues of the topic, or all of them. TopicNotFound."""
+    """The offsets of these queues of the topic, or of all. Raises TopicNotFound."""
     parted = by_set(await resolved(connection, queues))
     if not parted:
         parted = {name: [] for name in (await connection.route(topic)).sets}
@@ -76,7 +77,7 @@ async def commit_offsets(
     member_id: str = "",
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> None:
-    """Durable and replicated in all sets when it returns; when it raises, perhaps in some."""
+    """Durable in all sets when it returns; when it raises, perhaps in some."""
     refs = dict(zip(offsets, await resolved(connection, offsets), strict=True))
     parted = by_set(refs.values())
     whole = {refs[given]: queue_offset for given, queue_offset in offsets.items()}
@@ -96,7 +97,7 @@ async def query_offsets(
     queues: Iterable[QueueRef] = (),
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> dict[QueueRef, int]:
-    """Of these queues, or all that the group has; those without an offset are left out."""
+    """The offsets of these queues, or all of the group; queues without one are left out."""
     parted = by_set(await resolved(connection, queues))
     if not parted:
         parted = {one.name: [] for one in await connection.sets(timeout_s)}
@@ -117,16 +118,16 @@ def by_set(refs: Iterable[QueueRef]) -> dict[str, list[QueueRef]]:
 
 
 async def resolved(connection: Connection, refs: Iterable[QueueRef]) -> list[QueueRef]:
-    """With their sets. IllegalRequest when that can be one of several."""
+    """The same with their sets. Raises IllegalRequest if several sets have a queue."""
     return [ref if ref.broker_set else await connection.queue(*ref) for ref in refs]
 
 
-async def in_sets(work: Mapping[str, Coroutine[object, object, Answer]]) -> dict[str, Answer]:
-    """The answers of all sets, asked at once. Raises the first error, after all have ended; it
-    names its set when there are several.
+async def in_sets(work: Mapping[str, Coroutine[object, object, T]]) -> dict[str, T]:
+    """The answers of all sets, which are asked concurrently. Raises the first error after all have
+    ended; it names its set if there are several.
     """
     answers = await asyncio.gather(*work.values(), return_exceptions=True)
-    found: dict[str, Answer] = {}
+    found: dict[str, T] = {}
     for name, answer in zip(work, answers, strict=True):
         if isinstance(answer, MqError) and len(work) > 1:
             raise named(answer, name) from answer
@@ -137,7 +138,7 @@ async def in_sets(work: Mapping[str, Coroutine[object, object, Answer]]) -> dict
 
 
 def named(error: MqError, broker_set: str) -> MqError:
-    """The same error, with the set where it happened."""
+    """A copy of the error that names the broker set."""
     copy = fresh(error)
     copy.args = (f"broker set {broker_set}: {error}",)
     return copy
@@ -157,7 +158,7 @@ async def find_in(
     queue_ids: Iterable[int] = (),
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> dict[QueueRef, int]:
-    """Of these queues of the set, or all that it has of the topic."""
+    """The offsets of these queues of the set, or of all that it has of the topic."""
     position, at_ms = start_position(to)
     request = FindOffsetsRequest(
         topic=topic, queue_ids=queue_ids, kind=_KINDS[position], at_ms=at_ms
@@ -175,7 +176,7 @@ async def commit_in(
     member_id: str = "",
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> None:
-    """Durable and replicated when it returns; all of it or nothing."""
+    """Durable when it returns; all of it or nothing."""
     request = CommitOffsetsRequest(
         group=group, member_id=member_id, positions=to_positions(offsets)
     )
@@ -210,15 +211,21 @@ def from_positions(positions: Iterable[QueuePosition], broker_set: str) -> dict[
 log = logging.getLogger(__name__)
 
 _VERSION = 2
-# topic -> broker set -> queue id -> queue offset; in version 1 without the sets.
+# Offsets are topic -> broker set -> queue id -> queue offset; version 1 has no broker sets.
 _WITHOUT_SETS = 1
 
 
 class BroadcastOffsets:
-    """Of one group on this machine; two consumers must not share a file."""
+    """The offsets of a broadcast consumer: in memory, or in a file of its own, which no other
+    consumer may use.
+
+    The file is a small JSON object and is replaced as a whole: a crash leaves the old one or the
+    new one. A consumer that reads it again starts at or before the end of its progress, never
+    behind it.
+    """
 
     def __init__(self, group: str, path: str | Path | None) -> None:
-        """IllegalConfig when the file is of another group, or is not such a file at all."""
+        """Raises IllegalConfig if the file is of another group, or no offsets file at all."""
         self._group = group
         self._path = Path(path) if path is not None else None
         self._offsets = self._load()
@@ -231,8 +238,8 @@ class BroadcastOffsets:
         return {ref: at for ref, at in self._offsets.items() if ref.broker_set == broker_set}
 
     def adopt(self, topic: str, broker_sets: Sequence[str]) -> None:
-        """These have the topic. Of offsets without a set it is known now which they are of, unless
-        there is a choice: then they are of no use.
+        """Offsets of version 1 belong to the set that has the topic. They are dropped if several
+        sets have it.
         """
         orphans = {ref: at for ref, at in self._offsets.items() if ref[::2] == (topic, "")}
         if not orphans:
@@ -252,14 +259,14 @@ class BroadcastOffsets:
             self._offsets = known
 
     def note(self, offsets: Mapping[QueueRef, int]) -> bool:
-        """Whether anything in it is new, and so is to be saved."""
+        """Returns whether `save` has something to do."""
         if all(self._offsets.get(ref) == at for ref, at in offsets.items()):
             return False
         self._offsets = {**self._offsets, **offsets}
         return self._path is not None
 
     def save(self) -> None:
-        """Durable when it returns. Blocks: not for an event loop."""
+        """Durable when it returns. Blocks: must not run on an event loop."""
         if self._path is None:
             return
         topics: dict[str, dict[str, dict[str, int]]] = {}

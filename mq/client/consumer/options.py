@@ -1,4 +1,4 @@
-"""What a consumer asks for, checked before a broker is asked, and as it goes over the wire."""
+"""The options of a consumer, checked before any broker is asked, and as they go over the wire."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _MODES: dict[str, ConsumeMode] = {
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOptions:
-    """IllegalConfig, IllegalGroup, IllegalTopic or IllegalFilter when it makes no sense."""
+    """Raises IllegalConfig, IllegalGroup, IllegalTopic or IllegalFilter for illegal options."""
 
     group: str
     subscriptions: Subscriptions
@@ -87,7 +87,7 @@ class ConsumerOptions:
         return list(self.filters)
 
     def wanted_tags(self) -> dict[str, frozenset[str]]:
-        """Of each topic that is filtered by tags: which ones."""
+        """The tags of each topic that is filtered by tags."""
         wire = {topic: wire_filter(chosen) for topic, chosen in self.filters.items()}
         return {
             topic: split_tags(one.tags)
@@ -96,8 +96,8 @@ class ConsumerOptions:
         }
 
     def wire_start(self, start: Start | None = None) -> SubscribeStart:
-        """The first message of a stream, but for the positions. `start`: where to begin in this
-        set, if not as it was asked for.
+        """The first request of a stream, without positions. `start` replaces that of the options
+        in this set.
         """
         position, start_at_ms = start_position(self.start if start is None else start)
         return SubscribeStart(
@@ -118,7 +118,7 @@ class ConsumerOptions:
 
 
 def new_member_id() -> str:
-    """Tells an operator where the member runs."""
+    """Unique; names the host and process for operators."""
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
 
 

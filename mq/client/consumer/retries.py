@@ -1,10 +1,15 @@
-"""Failed messages of a consumer on their way back to the broker set that they came from.
+"""Failed messages: when they are tried again, and how they go back to the broker.
 
-Each stays in hand until the broker has it: then it counts as done, so that the group's offset never
-passes a message that is neither done nor kept. One request at a time for each set, with all that
-failed by then, asked again under the same number until it is answered, also by the next leader:
-done once. What the broker will not take is tried again in place. A set that does not answer holds
-up no other. Lives on the loop of its session; `add` is for any thread.
+`FailurePolicy` decides. In a clustering group a failed message goes back to the broker set that it
+came from (`RetrySender`) and is delivered again later, to any member, with its attempts counted;
+after too many it is a dead letter. In ordered and broadcast groups it is tried again in place: in
+its queue, by this consumer.
+
+A message stays in flight until the broker has it, so that the group's offset never passes a message
+that is neither done nor stored. A set has one request at a time, with all messages that have failed
+by then, which is repeated under the same number until it is answered, also by the next leader: it
+takes effect once. Messages that the broker refuses are tried again in place. A set that does not
+answer delays no other.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from mq.client.cluster.connection import CALL_TIMEOUT_S, Connection, SetConnection
-from mq.client.cluster.retry import back_off_s
+from mq.client.cluster.retry import Retry
 from mq.client.consumer.options import ConsumerOptions
 from mq.client.consumer.prefetch import PrefetchBuffer
 from mq.errors import Internal, MessageTooLarge, MqError, UnknownMember, Unreachable
@@ -40,8 +45,8 @@ from mq.wire.v1.consumer_pb2 import FailedMessage, RetryRequest, RetryResponse, 
 
 log = logging.getLogger(__name__)
 
-# Seconds before the next attempt: of the first one, doubled with each that failed; of each attempt,
-# the last one for all beyond; or asked for with the number of the attempt that failed.
+# Seconds before the next attempt: a number that doubles with each attempt; one for each attempt, of
+# which the last one counts for all further; or a function of the attempt that failed.
 RetryDelay = float | Sequence[float] | Callable[[int], float] | None
 
 IN_PLACE_S = 1.0
@@ -51,8 +56,8 @@ _REASON_CHARACTERS_MAX = 1_000
 
 
 class Nack(Exception):
-    """Raised or returned by a handler: the message is not done, and shall come again after so long.
-    Without `delay_s` it comes when its attempt is due.
+    """Raised or returned by a handler: the message is not done, and is delivered again after
+    `delay_s`, or when its next attempt is due.
 
     >>> Nack("the bank is closed", delay_s=3600).delay_s
     3600
@@ -67,46 +72,48 @@ class Nack(Exception):
 
 
 class FailurePolicy:
-    """Of one consumer."""
+    """What is done with the failed messages of one consumer. May be used from any thread; nothing
+    here waits.
+    """
 
     def __init__(self, session: GroupSession, retry_delay_s: RetryDelay = None) -> None:
-        """IllegalConfig when the delays make no sense."""
+        """Raises IllegalConfig for illegal delays."""
         self._session = session
         self._delay = _checked(retry_delay_s)
 
     def failed(self, taken: Iterable[InFlight], error: BaseException) -> None:
-        """They are not done, because of this. Each stays in hand until somebody else has it."""
+        """The messages are not done because of this error."""
         for one in taken:
             self._failed(one, error)
 
     def _failed(self, taken: InFlight, error: BaseException) -> None:
-        wanted_s = error.delay_s if isinstance(error, Nack) else None
-        if wanted_s is None:
-            wanted_s = self._wanted_s(taken.message.attempt)
+        delay_s = error.delay_s if isinstance(error, Nack) else None
+        if delay_s is None:
+            delay_s = self._configured_s(taken.message.attempt)
         if self._session.options.is_clustering:
-            delay_ms = None if wanted_s is None else round(wanted_s * 1000)
-            _log(taken, error, wanted_s)
+            delay_ms = None if delay_s is None else round(delay_s * 1000)
+            _log(taken, error, delay_s)
             self._session.retries.add(Failure(taken, delay_ms, _reason(error)))
         else:
-            if wanted_s is None:
-                wanted_s = doubled_s(IN_PLACE_S, taken.message.attempt)
-            _log(taken, error, wanted_s)
-            self._session.buffer.retry(taken, wanted_s)
+            if delay_s is None:
+                delay_s = doubled_s(IN_PLACE_S, taken.message.attempt)
+            _log(taken, error, delay_s)
+            self._session.buffer.retry(taken, delay_s)
 
-    def _wanted_s(self, attempt: int) -> float | None:
+    def _configured_s(self, attempt: int) -> float | None:
         try:
             found = _delay_s(self._delay, attempt)
             if found is None or 0 <= found <= _DELAY_S_MAX:
                 return found
             log.error("retry_delay_s gives %r for attempt %d: not used", found, attempt)
         except Exception:
-            # The user's own. The message must not be lost for it.
+            # A bug in the user's function must not lose the message.
             log.exception("retry_delay_s failed for attempt %d", attempt)
         return None
 
 
 def doubled_s(first_s: float, attempt: int) -> float:
-    """Before the next attempt; doubles with each one that failed."""
+    """The pause before the next attempt: doubles with each attempt that failed."""
     return min(first_s * 2.0 ** min(attempt - 1, 30), max(IN_PLACE_S_MAX, first_s))
 
 
@@ -134,12 +141,12 @@ def _reason(error: BaseException) -> str:
         text = _text(error.reason)
     else:
         text = ": ".join(filter(None, (type(error).__name__, _text(error))))
-    # What cannot be encoded would be lost as a whole.
+    # One character that cannot be encoded would fail the whole request.
     return text[:_REASON_CHARACTERS_MAX].encode(errors="replace").decode()
 
 
 def _text(value: object) -> str:
-    """Of something of the user's, whatever it is: who works on messages must not die of it."""
+    """The text of any object of the user: a worker must survive a bug in its __str__."""
     try:
         return "" if value is None else str(value)
     except Exception:  # noqa: BLE001 - the user's own
@@ -164,23 +171,25 @@ def _log(taken: InFlight, error: BaseException, delay_s: float | None) -> None:
 
 log = logging.getLogger(__name__)
 
-# In one request; the broker writes their copies as one entry.
+# Of one request: the broker writes the copies of its messages as one entry.
 _MESSAGES_MAX = 200
 _BYTES_MAX = 1 << 20
 _COPY_BYTES = 5_000
-# Before a message is tried again in place that the broker would not take.
+# The pause before a message that the broker refuses is tried again in place.
 _IN_PLACE_S = 5.0
 
 
 class Failure(NamedTuple):
     taken: InFlight
-    # None: by its attempt.
+    # None: the broker decides by the attempt.
     delay_ms: int | None
     reason: str
 
 
 class RetrySender:
-    """Of one consumer, to all sets."""
+    """Sends the failed messages of one consumer back, each to its broker set. Lives on the loop of
+    its session; `add` may be called on any thread.
+    """
 
     def __init__(
         self, connection: Connection, options: ConsumerOptions, buffer: PrefetchBuffer
@@ -191,22 +200,22 @@ class RetrySender:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sets: dict[str, _SetRetrySender] = {}
-        # Greater than the numbers of a former consumer with the same member id; should a clock have
-        # been set back, at least others than those.
+        # Numbers of requests: greater than those of a former consumer with the same member id, and
+        # different from them even if the clock was set back.
         self._numbers = itertools.count(
             (time.time_ns() // 1_000_000 << 21) + random.getrandbits(20)
         )
 
     def attach(self) -> None:
-        """To the running loop."""
+        """The running loop is the one of the session."""
         self._loop = asyncio.get_running_loop()
 
     def add(self, failure: Failure) -> None:
-        """Soon the broker has it."""
+        """The message is sent soon; `flush` waits for that."""
         mine = self._of(failure.taken.queue.ref.broker_set)
         mine.append(failure)
         if self._loop is not None:
-            # A loop that is closed serves nobody any more.
+            # A closed loop sends nothing: the group gets the message again.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(mine.begin)
 
@@ -220,18 +229,18 @@ class RetrySender:
             return found
 
     async def flush(self, broker_set: str, timeout_s: float) -> None:
-        """The set has everything that was added so far, or the time is over."""
+        """Waits until the set has all that was added so far, or the time is over."""
         await self._of(broker_set).flush(timeout_s)
 
     async def drop(self, broker_set: str) -> None:
-        """Nobody there takes them any more."""
+        """The consumer has left the set: its messages are given up."""
         with self._lock:
             dropped = self._sets.pop(broker_set, None)
         if dropped is not None:
             await dropped.close()
 
     async def close(self) -> None:
-        """What the broker does not have by now, the group gets again."""
+        """Messages that the broker does not have yet are given up: the group gets them again."""
         await asyncio.gather(*(one.close() for one in self._sets.values()))
 
 
@@ -253,7 +262,7 @@ class _SetRetrySender:
         self._numbers = numbers
 
     def append(self, failure: Failure) -> None:
-        """For any thread; `begin` is to follow."""
+        """On any thread; `begin` must follow, on the loop."""
         with self._lock:
             self._waiting.append(failure)
 
@@ -296,7 +305,7 @@ class _SetRetrySender:
         return batch
 
     async def _send(self, batch: list[Failure]) -> None:
-        # A seek has made some void: nobody wants them any more.
+        # A seek has made them void.
         self._buffer.give_up(one.taken for one in batch if one.taken.is_void)
         batch = [one for one in batch if not one.taken.is_void]
         if not batch:
@@ -312,29 +321,29 @@ class _SetRetrySender:
             for one in batch if len(batch) > 1 else ():
                 await self._send([one])
         except MqError as error:
-            if self._is_hopeless:
+            if self._is_over:
                 self._buffer.give_up(one.taken for one in batch)
             else:
                 self._in_place(batch, error)
         except Exception as error:
-            # A mistake of ours. Nobody may wait for these messages for ever.
+            # A bug of this client must not keep the messages in flight for ever.
             log.exception("failed messages of group %s cannot go back", self._options.group)
             self._in_place(batch, Internal(f"the client has failed: {error!r}"))
 
     @property
-    def _is_hopeless(self) -> bool:
-        """The consumer is over: another one gets the messages."""
+    def _is_over(self) -> bool:
+        """The consumer is closed or ended: another member gets the messages."""
         return self._is_closed or self._buffer.failure is not None
 
     async def _ask(self, batch: list[Failure]) -> list[RetryResult]:
-        """Until there is an answer, however long that takes."""
+        """Repeats the request until it is answered, however long that takes."""
         request = RetryRequest(
             group=self._options.group,
             member_id=self._options.member_id,
             sequence=next(self._numbers),
             messages=map(_wire, batch),
         )
-        attempt = 0
+        retry = Retry()
         while True:
             try:
                 response: RetryResponse = await self._broker_set.call(
@@ -343,21 +352,20 @@ class _SetRetrySender:
             except MqError as error:
                 # A new leader knows the member as soon as there is a stream again.
                 is_passing = error.retryable or isinstance(error, UnknownMember | Unreachable)
-                if self._is_hopeless or not is_passing:
+                if self._is_over or not is_passing:
                     raise
                 log.info("%d failed messages are not with the broker yet: %s", len(batch), error)
             else:
                 if len(response.results) != len(batch):
                     raise Internal("the broker did not answer for each failed message")
                 return list(response.results)
-            await asyncio.sleep(back_off_s(attempt))
-            attempt += 1
+            await retry.pause()
 
     def _settle(self, batch: list[Failure], results: Iterable[RetryResult]) -> None:
         done, lost = [], []
         for (taken, _, _), result in zip(batch, results, strict=True):
             if result.code == status_pb2.NOT_ASSIGNED:
-                lost.append(taken)  # whoever has the queue by now gets it
+                lost.append(taken)  # the member that has the queue now gets it
                 continue
             done.append(taken)
             if result.code != status_pb2.SEND_OK:
@@ -375,8 +383,8 @@ class _SetRetrySender:
     def _in_place(self, batch: list[Failure], error: MqError) -> None:
         log.error("%d failed messages are tried again in place: %s", len(batch), error)
         for one in batch:
-            wanted_s = _IN_PLACE_S if one.delay_ms is None else one.delay_ms / 1000
-            self._buffer.retry(one.taken, wanted_s)
+            delay_s = _IN_PLACE_S if one.delay_ms is None else one.delay_ms / 1000
+            self._buffer.retry(one.taken, delay_s)
 
 
 def _wire(failure: Failure) -> FailedMessage:

@@ -1,7 +1,7 @@
-"""Ranges of queues, read as pages: for readers that take whole columns, as the one for Spark.
+"""Scans of ranges of queues, as pages of raw responses, for readers of whole columns such as Spark.
 
-No membership and no position: a range is named by whoever reads it, and may be read again. The next
-page is on its way while one is worked on.
+No membership and no position: the caller names a range, and may read it again. The next page is
+fetched while the last one is worked on.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from mq.client.sync import background
 from mq.errors import Unreachable
 from mq.wire.v1 import consumer_pb2 as wire
 
-# While something that should be there is not: a new leader has still to learn that it is committed.
+# A new leader may not know yet that the messages of a range are committed: how long one pull waits
+# for them, and all.
 _WAIT_MS = 500
 _PATIENCE_S = 60.0
-# A leader that is asked for what another broker has just shown may say that this is behind its end,
-# for a moment. It is believed when it still says so later.
+# A new leader may say for a moment that messages which another broker has shown are behind the end
+# of its queue. It is believed if it still says so after this time.
 _BEHIND_END_S, _PAUSE_S = 2.0, 0.1
 _MESSAGES_MAX = (1 << 32) - 1
 
 
 class RangeRead:
-    """The way through one range, page by page."""
+    """One range, read page by page."""
 
     def __init__(
         self,
@@ -45,11 +46,11 @@ class RangeRead:
         self._ref = ref
         self._place, self._end = start, end
         self._filter = wire_filter(chosen)
-        # Since when it does not come forward. Not while nobody asks: readers may be slow.
+        # Since when a pull has brought no progress; None while none waits: readers may be slow.
         self._stuck_s: float | None = None
 
     async def next(self) -> Page | None:
-        """None at the end. Pages as `QueueScanner.scan` has them."""
+        """The next page; None at the end."""
         if self._place >= self._end:
             return None
         if self._stuck_s is None:
@@ -72,8 +73,8 @@ class RangeRead:
         return page
 
     async def _find_set(self) -> None:
-        """A broker that is asked for a queue takes it for one of its own set: who is asked has to
-        be of the right one.
+        """A broker takes every queue for one of its own set: only brokers of the right set may be
+        asked.
         """
         broker_set = self._ref.broker_set
         if broker_set not in self._connection.known_sets:
@@ -96,9 +97,7 @@ class RangeRead:
 
 
 class QueueScanner(Closing):
-    """For programs without asyncio, and for one thread at a time. Not of the public API: its pages
-    are bytes.
-    """
+    """Reads ranges for programs without asyncio, one thread at a time."""
 
     def __init__(self, servers: str | Sequence[str], *, zone: str = "") -> None:
         self._background = background()
@@ -113,8 +112,8 @@ class QueueScanner(Closing):
         filter: FilterLike = None,  # noqa: A002
     ) -> Iterator[Page]:
         """Pages of [start, end); with a filter the last one may go beyond, and some have no
-        messages. A page that says TOO_SMALL or TOO_LARGE is the last one: messages of the range are
-        not there. Unreachable when what was there at the beginning does not come, for a minute.
+        messages. A page with status TOO_SMALL or TOO_LARGE is the last one: messages of the range
+        do not exist. Raises Unreachable if messages of the range do not come for a minute.
         """
         read = RangeRead(self._connection, self._reads, ref, start, end, filter)
         coming = self._background.submit(read.next())

@@ -1,11 +1,10 @@
-"""In which broker sets a consumer has to be, and where it begins in one that is new to its group.
+"""In which broker sets the topics of a consumer are, and where it starts in a set new to it.
 
-It asks and remembers; who joins and leaves is the session. What one broker says may be old, or may
-lack sets of which it has not heard yet: so a set is added on anybody's word, and taken away on that
-of its leader only, because what was in hand there comes again if it is joined again. A set without
-the topics counts while messages of the group wait there for their next attempt. Nothing is missed
-because a topic came to a further set: a group that knows the topic elsewhere begins there with the
-oldest message.
+One broker's answer may be stale, or lack sets of which it has not heard yet. So a set is added on
+the answer of any broker, and removed on that of its own leader only: messages in flight there would
+be delivered again if it was joined again. A set without the topics counts as long as messages of
+the group wait there for their next attempt. A group that knows a topic elsewhere starts with the
+oldest message in a further set of that topic, so that it misses nothing.
 """
 
 from __future__ import annotations
@@ -26,55 +25,55 @@ log = logging.getLogger(__name__)
 
 _NONE: frozenset[str] = frozenset()
 _ASK_S = 1.0
-# By so much the clocks of brokers may be ahead of ours.
+# The clocks of brokers may be ahead of ours by so much.
 _CLOCKS_DIFFER_MS = 60_000
 
 
 class TopicLocations:
-    """Of the topics of one consumer."""
+    """Where the topics of one consumer are."""
 
     def __init__(
         self, connection: Connection, options: ConsumerOptions, kept: BroadcastOffsets | None = None
     ) -> None:
-        """`kept`: of a broadcast consumer, where it was."""
+        """`kept`: the offsets of a broadcast consumer."""
         self._connection = connection
         self._options = options
         self._kept = kept
-        # Sets that have queues of a topic to read; and those that have it at all. Replaced, never
-        # changed: other threads look at them.
+        # Sets that have readable queues of a topic, and those that have it at all. The sets are
+        # replaced, never changed: other threads read them.
         self._readable = dict.fromkeys(options.topics, _NONE)
         self._any = dict.fromkeys(options.topics, _NONE)
-        # Where failed messages of the group are, or were.
+        # Sets in which the group has a retry topic; the topic is empty if the mode has none.
         self._retry_topic = retry_topic(options.group) if options.is_clustering else ""
         self._retrying = _NONE
-        # Where topics are looked for that nobody has.
+        # Sets in which topics would be created that no set has.
         self._homes = _NONE
-        self._awaited = MissingTopics(options.group)
+        self._missing = MissingTopics(options.group)
         self._starts: dict[str, Start] | None = None
         self._began_ms = time.time_ns() // 1_000_000
-        # By the last answer: sets that there are, and those that have something for the consumer.
+        # By the last answer: all sets, and those that have a readable topic of the consumer.
         self.listed = self.told = _NONE
 
     def sets_of(self, topic: str) -> frozenset[str]:
-        """As far as is known."""
+        """Those that are known."""
         return self._any.get(topic, _NONE)
 
     @property
     def sets(self) -> frozenset[str]:
-        """Where to be."""
+        """The sets that the consumer should join."""
         found = self._homes | self._retrying
         for topic in self._options.topics:
-            # What nobody may read is asked for all the same: the answer says why.
+            # A topic that is not readable is joined, too: the refusal says why.
             found |= self._readable[topic] or self._any[topic]
         return found
 
     async def look(self) -> None:
-        """Asks anybody. Raises Unreachable when nobody answers."""
+        """Asks any broker. Raises Unreachable if none answers."""
         is_first = self._starts is None
-        await self._ask_anybody()
+        await self._ask_any_broker()
         missing = [topic for topic, sets in self._any.items() if not sets]
         if is_first:
-            # Later on a topic that is deleted everywhere may come back wherever it wants.
+            # A topic that is deleted later may be created again in any set.
             homes = [await self._connection.home(topic) for topic in missing]
             self._homes = frozenset(one.name for one in homes)
             if self._kept is not None:
@@ -84,7 +83,7 @@ class TopicLocations:
         elif not missing:
             self._homes = _NONE
 
-    async def _ask_anybody(self, timeout_s: float = CALL_TIMEOUT_S) -> None:
+    async def _ask_any_broker(self, timeout_s: float = CALL_TIMEOUT_S) -> None:
         response = await self._connection.brokers(self._asked, timeout_s)
         self.listed = frozenset(one.name for one in response.broker_sets)
         self.told = frozenset(one.broker_set for one in response.topics if one.is_readable)
@@ -92,17 +91,17 @@ class TopicLocations:
         self.learn_missing(response)
 
     def learn_missing(self, response: RouteResponse) -> None:
-        """From a broker's answer that is about all topics of the consumer. One that was known is
-        not missing: a broker that has just started knows few.
+        """Learns from an answer about all topics of the consumer which ones do not exist. A topic
+        that was known is not missing: a broker that has just started knows few.
         """
         found = {part.topic for part in response.topics}
         missing = [topic for topic, sets in self._any.items() if not sets and topic not in found]
-        self._awaited.learn(missing, response, time.monotonic())
+        self._missing.learn(missing, response, time.monotonic())
 
     @property
     def is_waiting(self) -> bool:
-        """A topic does not exist, as far as is known."""
-        return bool(self._awaited.missing)
+        """Whether a topic does not exist."""
+        return bool(self._missing.missing)
 
     @property
     def _asked(self) -> list[str]:
@@ -119,16 +118,16 @@ class TopicLocations:
                 self._retrying |= name
 
     async def lost(self, names: Iterable[str]) -> list[str]:
-        """Those of these sets that say themselves that they have nothing for the consumer, while
-        others have.
+        """Those of these sets that have nothing for the consumer, by their own answer, while others
+        have.
         """
         answered = [name for name in names if await self._ask(name)]
         return [name for name in answered if self.sets and name not in self.sets]
 
     async def is_missing(self, refused_by: str) -> bool:
-        """Whether a topic is nowhere: neither in this set nor in any other that is known."""
+        """Whether a topic is neither in this set nor in any other that is known."""
         try:
-            await self._ask_anybody(_ASK_S)
+            await self._ask_any_broker(_ASK_S)
         except MqError:
             return False
         known = frozenset.union(*self._any.values()) - self.told
@@ -137,7 +136,7 @@ class TopicLocations:
         return not all(self._any.values())
 
     async def _ask(self, name: str) -> bool:
-        """What the set says of itself counts. Whether it answered."""
+        """Asks a set about itself; its answer replaces what was known. False: it gave none."""
         request = RouteRequest(topics=self._asked)
         try:
             response: RouteResponse = await self._connection.of(name).call(
@@ -150,7 +149,7 @@ class TopicLocations:
             }
             for topic in sorted(self._readable_in(name) - said):
                 if await self._is_read(name, topic):
-                    return False  # who answered lags behind
+                    return False  # the broker that answered lags behind
         except MqError as error:
             log.info("broker set %s cannot be asked for its topics: %s", name, error)
             return False
@@ -159,12 +158,12 @@ class TopicLocations:
         return True
 
     def _readable_in(self, name: str) -> set[str]:
-        """As far as is known."""
+        """Topics of the set that are known to be readable."""
         found = {topic for topic, sets in self._readable.items() if name in sets}
         return found | {self._retry_topic} if name in self._retrying else found
 
     async def _is_read(self, name: str, topic: str) -> bool:
-        """By the word of whoever leads the set, and has applied all of its log."""
+        """By the answer of the leader, which has applied all of its log."""
         try:
             broker_set = self._connection.of(name)
             return bool(await find_in(broker_set, topic, "earliest", (), _ASK_S))
@@ -172,7 +171,7 @@ class TopicLocations:
             return False
 
     def forget(self, name: str) -> None:
-        """Whatever was said of this set."""
+        """Forgets all that is known of this set."""
         gone = frozenset([name])
         for known in (self._any, self._readable):
             for topic in known:
@@ -180,17 +179,17 @@ class TopicLocations:
         self._retrying -= gone
         self._homes -= gone
 
-    # Beginnings
+    # Start positions
 
     def start_in(self, name: str, topic: str = "") -> Start:
-        """Where to begin in the queues of a set of which the group has no offset; `topic`: in
-        those of this topic alone.
+        """The position in queues of a set of which the group has no offset; `topic`: in those of
+        this topic only.
         """
         if self._options.start != "latest":
             return self._options.start
-        # A set or a topic that was not there when the consumer began: "latest" was then, not now.
+        # "latest" is the start of the consumer for sets and topics that are newer than that.
         then_ms = self._began_ms - _CLOCKS_DIFFER_MS
-        if self._awaited.was_missing(topic):
+        if self._missing.was_missing(topic):
             return then_ms
         return (self._starts or {}).get(name, then_ms)
 
@@ -206,7 +205,7 @@ class TopicLocations:
         return starts
 
     async def _topics_of_group(self, names: Iterable[str]) -> dict[str, set[str]]:
-        """By set: those in which the group has a place already."""
+        """By set: the topics of which the group has offsets there."""
         if self._kept is not None:
             return {name: {ref.topic for ref in self._kept.of(name)} for name in names}
         return dict(zip(names, await asyncio.gather(*map(self._query, names)), strict=True))
@@ -217,7 +216,7 @@ class TopicLocations:
                 self._connection.of(name), self._options.group, timeout_s=_ASK_S
             )
         except MqError as error:
-            # If it has none there, it begins with the oldest: nothing is missed.
+            # As if it had none: it starts with the oldest message, and misses nothing.
             log.info("broker set %s cannot be asked for offsets: %s", name, error)
             return set()
         return {ref.topic for ref in offsets}
@@ -225,24 +224,31 @@ class TopicLocations:
 
 log = logging.getLogger(__name__)
 
-# Producer and consumer of a new topic often start together: that is no reason to warn.
+# Producer and consumer of a new topic often start together: no reason to warn.
 _WARN_AFTER_S = 1.0
 
 
 class MissingTopics:
+    """Topics that a consumer subscribes to before they exist.
+
+    A topic is created by its first message, and the consumer waits for it. A typing mistake would
+    keep it waiting for ever: each such topic is warned of once, with topics of similar names. Knows
+    neither brokers nor a clock.
+    """
+
     def __init__(self, group: str) -> None:
         self._group = group
-        # Since when; those that are there by now are kept.
+        # Since when a topic was missing, also of those that exist by now.
         self._missing_since_s: dict[str, float] = {}
         self._warned: set[str] = set()
         self.missing: set[str] = set()
 
     def was_missing(self, topic: str) -> bool:
-        """It is newer than the consumer."""
+        """Whether the topic is newer than the consumer."""
         return topic in self._missing_since_s
 
     def learn(self, missing: Iterable[str], response: RouteResponse, now_s: float) -> None:
-        """Topics that no set has, as far as is known, and a broker's answer about them."""
+        """Topics that no known set has, and the answer of a broker about them."""
         self.missing = set(missing)
         similar = {one.topic: one.similar for one in response.missing}
         for topic in sorted(self.missing):

@@ -42,7 +42,6 @@ QUEUE = ref(0)
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     shorten_waits(monkeypatch)
-    monkeypatch.setattr(retries_module, "back_off_s", lambda _: 0.001)
 
 
 async def session_with(
