@@ -1,9 +1,8 @@
 """The consumer that receives and acknowledges message by message, for programs with asyncio.
 
-Any number of members share every queue. A received message is this member's for its invisible time:
-acknowledged it is done, otherwise it comes again, here or elsewhere. Messages come from all broker
-sets that have the topics, see `gatherer`; what becomes of them is told to the set of each, see
-`settling`.
+Any number of members share every queue. A received message belongs to this member for its invisible
+time: if it is not acknowledged by then, it is delivered again, here or elsewhere. `gather` receives
+from all broker sets that have the topics, `handles` acknowledges.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from mq.client.consumer.options import ConsumerOptions, Start, Subscriptions, st
 from mq.client.consumer.topic_locations import TopicLocations
 from mq.client.decode import Decoder, parse_receive_response
 from mq.client.messages import QueueRef, ReceivedMessage, wire_filter
-from mq.client.simple import handles as settling
-from mq.client.simple.gather import Gatherer, Place
+from mq.client.simple import handles
+from mq.client.simple.gather import Gatherer, Source
 from mq.client.simple.handles import HandleCall, HandleCalls
 from mq.errors import ClientClosed, IllegalConfig, IllegalHandle, Internal, MqError, TopicNotFound
 from mq.names import retry_topic
@@ -35,9 +34,9 @@ log = logging.getLogger(__name__)
 
 _SERVICE = "ConsumerService"
 _LEAVE_S = 1.0
-# How often it is looked which sets have the topics, and whether the group has retries.
+# How often the sets of the topics are looked up; sooner while a topic is missing.
 _LOOK_EVERY_S, _LOOK_SOON_S = 5.0, 1.0
-# A set that nobody has told of for so long is gone.
+# A set that no broker has listed for so long is gone.
 _UNHEARD_S_MAX = 30.0
 
 Messages = ReceivedMessage | Iterable[ReceivedMessage]
@@ -75,9 +74,9 @@ class SimpleConsumer(AsyncClosing):
             group, subscriptions, start=start, zone=zone, member_id=member_id or ""
         )
         self._connection = Connection(servers, zone)
-        self._reception = _Reception(self._connection, self._options, is_ordered=is_ordered)
-        self._gatherer = Gatherer(self._reception)
-        self._handle_calls = self._reception.handle_calls
+        self._receiver = _GroupReceiver(self._connection, self._options, is_ordered=is_ordered)
+        self._gatherer = Gatherer(self._receiver)
+        self._handle_calls = self._receiver.handle_calls
         self._receives = 0
         self._is_closed = False
 
@@ -96,15 +95,15 @@ class SimpleConsumer(AsyncClosing):
         _milliseconds(invisible_s, "invisible_s")
         self._check_open()
         began_s = now_s()
-        await self._reception.begin()
+        await self._receiver.begin()
         turn = self._receives
         self._receives += 1
         left_s = max(0.0, began_s + wait_s - now_s())
         return await self._gatherer.receive(
-            lambda: self._reception.places(turn), max_messages, left_s, invisible_s
+            lambda: self._receiver.sources(turn), max_messages, left_s, invisible_s
         )
 
-    # -- what becomes of them ---------------------------------------------------------------------
+    # -- handles ----------------------------------------------------------------------------------
 
     async def ack(self, messages: Messages) -> None:
         """Their work is done, durably when it returns: they do not come again.
@@ -112,7 +111,7 @@ class SimpleConsumer(AsyncClosing):
         IllegalHandle: some of them are not this member's any more, because their time was over and
         somebody else was given them, or they were acknowledged before; the others are done.
         """
-        await self._settle(messages, settling.acknowledged(self._options.group))
+        await self._send(messages, handles.ack(self._options.group))
 
     async def nack(
         self, messages: Messages, delay_s: float | None = None, reason: str = ""
@@ -122,14 +121,14 @@ class SimpleConsumer(AsyncClosing):
         many attempts they are dead letters, with the reason. IllegalHandle as `ack`.
         """
         delay_ms = None if delay_s is None else _milliseconds(delay_s, "delay_s")
-        await self._settle(messages, settling.given_back(self._options.group, delay_ms, reason))
+        await self._send(messages, handles.nack(self._options.group, delay_ms, reason))
 
     async def change_invisible(self, messages: Messages, invisible_s: float) -> None:
         """They are this member's for so long from now on, 10 s to 12 h. IllegalHandle as `ack`."""
         invisible_ms = _milliseconds(invisible_s, "invisible_s")
-        await self._settle(messages, settling.held_longer(self._options.group, invisible_ms))
+        await self._send(messages, handles.change_invisible(self._options.group, invisible_ms))
 
-    async def _settle(self, messages: Messages, verdict: HandleCall) -> None:
+    async def _send(self, messages: Messages, call: HandleCall) -> None:
         self._check_open()
         given = [messages] if isinstance(messages, ReceivedMessage) else list(messages)
         foreign = [one for one in given if not one.handle]
@@ -137,7 +136,7 @@ class SimpleConsumer(AsyncClosing):
             raise IllegalHandle(
                 f"message {foreign[0].message_id} was not received by a SimpleConsumer"
             )
-        refused = await self._handle_calls.settle(given, verdict)
+        refused = await self._handle_calls.send(given, call)
         if refused:
             raise IllegalHandle(
                 f"{refused} of {len(given)} messages are not this member's any more: their time "
@@ -150,7 +149,7 @@ class SimpleConsumer(AsyncClosing):
     @property
     def unreadable_messages(self) -> int:
         """How many were passed over because they could not be read; the log names them."""
-        return self._reception.decoder.unreadable_messages
+        return self._receiver.decoder.unreadable_messages
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -165,16 +164,16 @@ class SimpleConsumer(AsyncClosing):
         self._is_closed = True
         never_given = await self._gatherer.close()
         if never_given:
-            back = settling.given_back(self._options.group, 0, "")
-            # Otherwise they come again when their time is over.
+            back = handles.nack(self._options.group, 0, "")
+            # Without this they come again when their time is over.
             with contextlib.suppress(MqError):
-                await self._handle_calls.settle(never_given, back, _LEAVE_S)
-        await self._reception.leave()
+                await self._handle_calls.send(never_given, back, _LEAVE_S)
+        await self._receiver.leave()
         await self._connection.close()
 
 
-class _Reception:
-    """Where the messages of a group are, and single receives of it."""
+class _GroupReceiver:
+    """The sources of a group's messages, and single receives from them."""
 
     def __init__(
         self, connection: Connection, options: ConsumerOptions, *, is_ordered: bool
@@ -185,29 +184,29 @@ class _Reception:
         self._options = options
         self._is_ordered = is_ordered
         self._retry_topic = retry_topic(options.group)
-        self._places: list[Place] = []
+        self._sources: list[Source] = []
         self._locations = TopicLocations(connection, options)
         self._look_at_s = 0.0
         self._looking: asyncio.Task[None] | None = None
         self._listed_at_s: dict[str, float] = {}
         self._asked: set[str] = set()
 
-    # Places
+    # Sources
 
     async def begin(self) -> None:
-        """Once is enough, more do no harm."""
-        if not self._places:
+        """Idempotent."""
+        if not self._sources:
             await self._locations.look()
             await self._look()
 
-    def places(self, turn: int) -> list[Place]:
-        """The topics in all sets that have them, and the group's retries where it has some: dead
-        letters that an operator has resent come there. Each is the first one in its turn.
+    def sources(self, turn: int) -> list[Source]:
+        """The topics in all sets that have them, and the retry topic of the group, where dead
+        letters come that an operator has resent. Each source is the first one in its turn.
         """
         if now_s() >= self._look_at_s and (self._looking is None or self._looking.done()):
             self._looking = asyncio.create_task(self._look_again())
-        first = turn % len(self._places)
-        return self._places[first:] + self._places[:first]
+        first = turn % len(self._sources)
+        return self._sources[first:] + self._sources[:first]
 
     async def _look_again(self) -> None:
         try:
@@ -220,44 +219,44 @@ class _Reception:
         known = await self._connection.brokers([*self._options.topics, self._retry_topic])
         self._listed_at_s |= dict.fromkeys((one.name for one in known.broker_sets), now_s())
         self._locations.learn_missing(known)
-        places: list[Place] = []
+        sources: list[Source] = []
         for topic in self._options.topics:
             parts = [part for part in known.topics if part.topic == topic]
-            before = [one.broker_set for one in self._places if one.topic == topic]
+            before = [one.broker_set for one in self._sources if one.topic == topic]
             sets = [part.broker_set for part in _readable(parts)]
-            # Who has just started has not heard of all sets.
+            # A broker that has just started has not heard of all sets.
             sets += [name for name in before if self._is_unheard_of(name, known)]
-            # Who has it, had it, or would create it says what is wrong.
+            # A set that has the topic, had it, or would create it says what is wrong.
             sets = sets or [part.broker_set for part in parts] or before
             if not sets:
                 sets = [(await self._connection.home(topic)).name]
-            places += [Place(topic, name) for name in sets]
+            sources += [Source(topic, name) for name in sets]
         if self._locations.is_waiting:
             self._look_at_s = now_s() + _LOOK_SOON_S
         retries = _readable(part for part in known.topics if part.topic == self._retry_topic)
-        places += [Place(self._retry_topic, part.broker_set) for part in retries]
-        self._places = places
+        sources += [Source(self._retry_topic, part.broker_set) for part in retries]
+        self._sources = sources
 
     def _is_unheard_of(self, name: str, known: RouteResponse) -> bool:
-        """By who answered; others have told of it not long ago."""
+        """The broker that answered does not list the set, but others did not long ago."""
         if any(one.name == name for one in known.broker_sets):
             return False
         return now_s() - self._listed_at_s.get(name, 0.0) < _UNHEARD_S_MAX
 
-    def _start(self, place: Place) -> Start:
-        is_retry = place.topic == self._retry_topic
-        return "earliest" if is_retry else self._locations.start_in(place.broker_set, place.topic)
+    def _start(self, source: Source) -> Start:
+        is_retry = source.topic == self._retry_topic
+        return "earliest" if is_retry else self._locations.start_in(source.broker_set, source.topic)
 
     # Calls
 
     async def receive(
-        self, place: Place, messages_max: int, wait_s: float, invisible_s: float
+        self, source: Source, messages_max: int, wait_s: float, invisible_s: float
     ) -> list[ReceivedMessage]:
-        position, start_at_ms = start_position(self._start(place))
+        position, start_at_ms = start_position(self._start(source))
         request = wire.ReceiveRequest(
             group=self._options.group,
-            topic=place.topic,
-            filter=wire_filter(self._options.filters.get(place.topic)),
+            topic=source.topic,
+            filter=wire_filter(self._options.filters.get(source.topic)),
             messages_max=messages_max,
             invisible_ms=_milliseconds(invisible_s, "invisible_s"),
             wait_ms=_milliseconds(wait_s, "wait_s"),
@@ -266,8 +265,8 @@ class _Reception:
             start_at_ms=start_at_ms,
             member_id=self._options.member_id,
         )
-        broker_set = self._connection.of(place.broker_set)
-        self._asked.add(place.broker_set)
+        broker_set = self._connection.of(source.broker_set)
+        self._asked.add(source.broker_set)
         try:
             answer = await call_repeatedly(
                 broker_set, _SERVICE, "Receive", request, wait_s + CALL_TIMEOUT_S
@@ -277,19 +276,19 @@ class _Reception:
             raise Internal(f"what the broker sends cannot be read: {error}") from None
         except TopicNotFound:
             self._look_at_s = 0.0
-            if place.topic == self._retry_topic:
-                return []  # its group was deleted
+            if source.topic == self._retry_topic:
+                return []  # the group was deleted
             raise
-        return await self._messages(place, runs) if runs else []
+        return await self._messages(source, runs) if runs else []
 
     async def _messages(
-        self, place: Place, runs: Sequence[tuple[Any, Any]]
+        self, source: Source, runs: Sequence[tuple[Any, Any]]
     ) -> list[ReceivedMessage]:
         found: list[ReceivedMessage] = []
         passed_over: list[wire.Handle] = []
         for received, frames in runs:
-            queue = QueueRef(received.topic, received.queue_id, place.broker_set)
-            for one in self.decoder.messages(queue, [frames], place.broker_set):
+            queue = QueueRef(received.topic, received.queue_id, source.broker_set)
+            for one in self.decoder.messages(queue, [frames], source.broker_set):
                 if one.message is None:
                     handle = wire.Handle(lease=received.lease, queue_offset=one.queue_offset)
                     passed_over.append(handle)
@@ -298,15 +297,15 @@ class _Reception:
                 one.message.handle = received.lease
                 found.append(one.message)
         if passed_over:
-            await self.handle_calls.pass_over(place.broker_set, self._options.group, passed_over)
+            await self.handle_calls.ack_unread(source.broker_set, self._options.group, passed_over)
         return found
 
     async def hold(
         self, messages: Sequence[ReceivedMessage], invisible_s: float
     ) -> list[ReceivedMessage]:
         invisible_ms = _milliseconds(invisible_s, "invisible_s")
-        verdict = settling.held_longer(self._options.group, invisible_ms)
-        return await self.handle_calls.still_held(messages, verdict, CALL_TIMEOUT_S)
+        call = handles.change_invisible(self._options.group, invisible_ms)
+        return await self.handle_calls.still_held(messages, call, CALL_TIMEOUT_S)
 
     async def leave(self) -> None:
         if self._looking is not None:
@@ -316,7 +315,7 @@ class _Reception:
             self._connection.of(name).call(_SERVICE, "Leave", request, _LEAVE_S)
             for name in self._asked
         ]
-        # Otherwise the brokers find out by themselves.
+        # Without this the brokers find out by themselves.
         await asyncio.gather(*leaving, return_exceptions=True)
 
 

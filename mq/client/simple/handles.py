@@ -1,11 +1,9 @@
-"""What becomes of messages that were received: acknowledged, given back, held longer, by their
-handles.
+"""Calls about received messages by their handles: acknowledge, give back, hold longer.
 
-Each handle goes to the broker set of its message. A call whose answer is lost is made again. An
-acknowledgement may then have been carried out by the first attempt, and its handle be spent by it:
-a handle that is refused after an attempt without an answer therefore counts as done. It may also
-have been refused because somebody else has the message by now; but then it was worked on twice
-whatever this member is told.
+Each handle goes to the broker set of its message, and a call without an answer is repeated. The
+first attempt at an acknowledgement may have spent the handle, so a handle that is refused after an
+attempt without an answer counts as done. It may also be refused because another member has the
+message now; then it was worked on twice, whatever this member is told.
 """
 
 from __future__ import annotations
@@ -22,26 +20,24 @@ from mq.client.messages import ReceivedMessage
 from mq.wire.v1 import consumer_pb2 as wire
 from mq.wire.v1.status_pb2 import SEND_OK
 
-HANDLES_MAX = 2_000
-# How long a call is made again while brokers fail over.
-SETTLE_S = 15.0
+_HANDLES_MAX = 2_000
+# How long a call is repeated while brokers fail over.
+_RETRY_S = 15.0
 
 
 class HandleCall(NamedTuple):
-    """A method of the ConsumerService, and the request that says it of some handles. `is_final`:
-    they are spent by it.
-    """
+    """A method of the ConsumerService with its request. `is_final`: it spends the handles."""
 
     method: str
     request: Callable[[Sequence[wire.Handle]], WireMessage]
     is_final: bool = True
 
 
-def acknowledged(group: str) -> HandleCall:
+def ack(group: str) -> HandleCall:
     return HandleCall("Ack", lambda handles: wire.AckRequest(group=group, handles=handles))
 
 
-def given_back(group: str, delay_ms: int | None, reason: str) -> HandleCall:
+def nack(group: str, delay_ms: int | None, reason: str) -> HandleCall:
     return HandleCall(
         "Nack",
         lambda handles: wire.NackRequest(
@@ -50,7 +46,7 @@ def given_back(group: str, delay_ms: int | None, reason: str) -> HandleCall:
     )
 
 
-def held_longer(group: str, invisible_ms: int) -> HandleCall:
+def change_invisible(group: str, invisible_ms: int) -> HandleCall:
     return HandleCall(
         "ChangeInvisible",
         lambda handles: wire.ChangeInvisibleRequest(
@@ -61,69 +57,71 @@ def held_longer(group: str, invisible_ms: int) -> HandleCall:
 
 
 class HandleCalls:
+    """The calls of one consumer about messages that it has received."""
+
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def settle(
-        self, messages: Iterable[ReceivedMessage], verdict: HandleCall, timeout_s: float = SETTLE_S
+    async def send(
+        self, messages: Iterable[ReceivedMessage], call: HandleCall, timeout_s: float = _RETRY_S
     ) -> int:
-        """How many were refused. A set that fails does not keep the others from being asked; then
-        raises why it failed, and which one it was.
+        """Returns how many handles were refused. Asks all sets even if one fails, and raises the
+        error of that one with its name.
         """
         by_set: dict[str, list[ReceivedMessage]] = {}
         for one in messages:
             by_set.setdefault(one.broker_set, []).append(one)
         refused = await in_sets(
             {
-                name: self._settle(name, handles_of(own), verdict, timeout_s)
+                name: self._send(name, handles_of(own), call, timeout_s)
                 for name, own in by_set.items()
             }
         )
         return sum(map(len, refused.values()))
 
     async def still_held(
-        self, messages: Sequence[ReceivedMessage], verdict: HandleCall, timeout_s: float
+        self, messages: Sequence[ReceivedMessage], call: HandleCall, timeout_s: float
     ) -> list[ReceivedMessage]:
-        """Those of one broker set, without the refused ones."""
+        """Messages of one broker set, without those that were refused."""
         if not messages:
             return []
         handles = handles_of(messages)
-        refused = await self._settle(messages[0].broker_set, handles, verdict, timeout_s)
+        refused = await self._send(messages[0].broker_set, handles, call, timeout_s)
         return [one for one in messages if (one.handle, one.queue_offset) not in refused]
 
-    async def pass_over(self, broker_set: str, group: str, handles: list[wire.Handle]) -> None:
-        """Nobody is to see these messages: they must not come again."""
-        await self._settle(broker_set, handles, acknowledged(group), SETTLE_S)
+    async def ack_unread(self, broker_set: str, group: str, handles: list[wire.Handle]) -> None:
+        """Messages that are filtered or unreadable must not be delivered again."""
+        await self._send(broker_set, handles, ack(group), _RETRY_S)
 
-    async def _settle(
-        self, broker_set: str, handles: Sequence[wire.Handle], verdict: HandleCall, timeout_s: float
+    async def _send(
+        self, broker_set: str, handles: Sequence[wire.Handle], call: HandleCall, timeout_s: float
     ) -> set[tuple[bytes, int]]:
         """The leases and queue offsets of the messages that were refused."""
         refused: set[tuple[bytes, int]] = set()
         asked = await self._connection.named(broker_set)
-        for at in range(0, len(handles), HANDLES_MAX):
-            part = handles[at : at + HANDLES_MAX]
+        for at in range(0, len(handles), _HANDLES_MAX):
+            part = handles[at : at + _HANDLES_MAX]
             answer = await call_repeatedly(
                 asked,
                 "ConsumerService",
-                verdict.method,
-                verdict.request(part),
+                call.method,
+                call.request(part),
                 timeout_s,
             )
-            if answer.is_repeated and verdict.is_final:
+            if answer.is_repeated and call.is_final:
                 continue
             codes = wire.HandleResponse.FromString(answer.data).codes
             bad = [handle for handle, code in zip(part, codes, strict=True) if code != SEND_OK]
             refused |= {(one.lease, one.queue_offset) for one in bad if one.count <= 1}
-            # Of several messages in one handle perhaps only some are not ours.
+            # Of several messages in one handle perhaps only some belong to another member.
             single = [one for handle in bad if handle.count > 1 for one in _singles(handle)]
             if single:
-                refused |= await self._settle(broker_set, single, verdict, timeout_s)
+                refused |= await self._send(broker_set, single, call, timeout_s)
         return refused
 
 
 def handles_of(messages: Iterable[ReceivedMessage]) -> list[wire.Handle]:
-    """Neighbours of one lease are one handle."""
+    """The handles of the messages; neighbours of one lease share one."""
     handles: list[wire.Handle] = []
     for lease, queue_offset in sorted({(one.handle, one.queue_offset) for one in messages}):
         last = handles[-1] if handles else None
