@@ -32,7 +32,7 @@ def run_quietly(seed: int) -> tuple[int, str, Counter[str]]:
     try:
         world = run_seed(seed)
     except Violation as error:
-        return seed, str(error), Counter()
+        return seed, "\n".join([str(error), *getattr(error, "__notes__", ())]), Counter()
     except Exception:  # noqa: BLE001 - whatever it is, the seed is the news
         return seed, traceback.format_exc(), Counter()
     counts = Counter(

@@ -1,4 +1,4 @@
-"""A seed becomes a story: which faults, when, to whom, under which load.
+"""A seed becomes a story: the faults, their times, the nodes that they hit, the load.
 
 Each seed first draws how bad things are (a profile of weights), so that some runs are all crashes
 and others all network, and then one fault after another.
@@ -31,9 +31,14 @@ def run_seed(seed: int, setup: Setup = Setup(), *, shows_notes: bool = False) ->
     count = 5 if seed % 4 == 0 else 3
     with World(seed, count, setup) as world:
         world.shows_notes = shows_notes
-        Story(world).begin()
-        world.run(FAULTS_S)
-        world.converge()
+        story = Story(world)
+        try:
+            story.begin()
+            world.run(FAULTS_S)
+            world.converge()
+        except Exception as error:
+            error.add_note(f"drawn from seed {seed}: {count} nodes, {story.profile}")
+            raise
     return world
 
 
@@ -72,7 +77,18 @@ class Story:
         self._pace_s = self._rng.choice([0.1, 0.3, 0.8])
         self._load_s = self._rng.choice([0.01, 0.03, 0.1])
 
+    @property
+    def profile(self) -> str:
+        """What the seed has drawn before the first fault."""
+        weights = zip(self._faults, self._weights, strict=True)
+        faults = [f"{_name(fault)} {weight:.2g}" for fault, weight in weights if weight > 0.01]
+        return (
+            f"a fault about every {self._pace_s} s, work every {self._load_s} s; "
+            f"weights: {', '.join(faults)}"
+        )
+
     def begin(self) -> None:
+        self._world.draw(f"{len(self._world.nodes)} nodes, {self.profile}")
         self._world.schedule(0.8 * self._rng.random(), self._next_fault)
         self._world.schedule(0.1, self._work)
 
@@ -80,6 +96,7 @@ class Story:
         if self._world.now_s >= FAULTS_S:
             return
         (fault,) = self._rng.choices(self._faults, self._weights)
+        self._world.draw(_name(fault))
         fault()
         self._world.schedule(self._pace_s * (0.3 + 1.4 * self._rng.random()), self._next_fault)
 
@@ -94,7 +111,7 @@ class Story:
                 self._some_node().propose(payload)
         self._world.schedule(self._load_s * (0.5 + self._rng.random()), self._work)
 
-    # -- to whom -----------------------------------------------------------------------------------
+    # -- nodes -------------------------------------------------------------------------------------
 
     def _some_node(self) -> SimNode:
         leader = self._world.leader()
@@ -155,7 +172,9 @@ class Story:
                 self._world.network.cut(second, first)
 
     def _drop_connection(self) -> None:
-        self._world.network.drop(*self._pair())
+        first, second = self._pair()
+        self._world.draw(f"the connection of {first} and {second} breaks")
+        self._world.network.drop(first, second)
 
     def _heal_network(self) -> None:
         self._world.note("the network heals")
@@ -174,18 +193,23 @@ class Story:
     # -- disks -------------------------------------------------------------------------------------
 
     def _slow_disk(self) -> None:
-        self._some_node().sync_s = self._rng.choice([0.002, 0.03, 0.3, 1.5])
+        node = self._some_node()
+        node.sync_s = self._rng.choice([0.002, 0.03, 0.3, 1.5])
+        self._world.draw(f"a sync of {node.name} takes {node.sync_s} s")
 
     def _fail_sync(self) -> None:
         node = self._some_node()
         self._world.note(f"the disk of {node.name} fails")
         path = self._rng.choice(["commitlog", "vote"])
-        node.vfs.fail("sync", path, errno.EIO, after=self._rng.randint(0, 3))
+        after = self._rng.randint(0, 3)
+        self._world.draw(f"after {after} syncs of {path}")
+        node.vfs.fail("sync", path, errno.EIO, after=after)
 
     def _fill_disk(self) -> None:
         node = self._some_node()
         self._world.note(f"the disk of {node.name} is full")
         free = self._rng.choice([0, 500, 5000])
+        self._world.draw(f"but for {free} bytes")
         node.vfs.capacity_bytes = node.vfs._used_bytes + free
 
     def _free_disk(self) -> None:
@@ -200,6 +224,7 @@ class Story:
             while count > 0 and infos[count].first_index > node.machine.applied_index:
                 count -= 1
             if count > 0 and self._rng.random() < 0.7:
+                self._world.draw(f"{node.name} drops {count} segments")
                 self._world.counts["segments dropped"] += count
                 try:
                     node.log.drop_front(count)
@@ -255,3 +280,7 @@ class Story:
     def _changed(self, what: str, outcome: Outcome) -> None:
         how = "" if isinstance(outcome, Committed) else f", {type(outcome).__name__}"
         self._world.counts[f"{what}{how}"] += 1
+
+
+def _name(fault: Callable[[], None]) -> str:
+    return fault.__name__.strip("_").replace("_", " ")

@@ -245,7 +245,7 @@ class World:
     # -- who leads ---------------------------------------------------------------------------------
 
     def crash(self, member: Member, *, loses_power: bool = False) -> None:
-        self.note(f"{member.name} is killed")
+        self.note(f"{member.name} {'loses power' if loses_power else 'is killed'}")
         if member is self.leader:
             self._lead_anew()
         member.kill(loses_power=loses_power)
@@ -274,6 +274,7 @@ class World:
     def _restart(self, member: Member) -> None:
         self.note(f"{member.name} is back")
         if self.rng.random() < 0.25:
+            self.note(f"{member.name} has lost its derived files")
             member.lose_derived_files()
         member.start(lambda process: Seat(self, process))
         if self.leader is not None:
@@ -313,6 +314,7 @@ class World:
             member = self.rng.choice(self.members)
             kinds = ["kill", "power", "depose", *(["clock"] if chaos.clock_steps else [])]
             kind = self.rng.choice(kinds)
+            self.note(f"between steps: {kind}")
             if kind == "clock":
                 self.step_clock(member, is_back=self.rng.random() < 0.5)
             elif kind == "depose" and self.leader is not None:

@@ -97,9 +97,13 @@ def tell(case: Case) -> World:
         options=flow.options,
     )
 
+    # Random stories are longer, some of them.
+    rounds = 1 + case.seed % 3 if case.is_random else 1
+    drawn = f"{case.flow}, seed {case.seed}: {rounds} rounds"
+    drawn += f", {flow.chaos}" if case.is_random else f", step {case.step}: {case.fault}"
+
     async def whole(world: World) -> None:
-        # Random stories are longer, some of them.
-        await flow.story(world, 1 + case.seed % 3 if case.is_random else 1)
+        await flow.story(world, rounds)
         world.disarm()
         await world.settled()
         check_replicas(world)
@@ -107,8 +111,9 @@ def tell(case: Case) -> World:
     try:
         world.run(whole)
     except BaseException as error:
-        error.add_note("\n".join(world.notes[-40:]))
+        error.add_note("\n".join([drawn, *world.notes[-40:]]))
         raise
+    world.notes.insert(0, drawn)
     return world
 
 

@@ -93,6 +93,11 @@ class World:
         if self.shows_notes:
             print(self.notes[-1])  # noqa: T201 - asked for
 
+    def draw(self, text: str) -> None:
+        """A choice of the seed, for the same person. Not a part of the digest: `story`."""
+        if self.shows_notes:
+            print(f"{self.now_s:8.3f}     drawn: {text}")  # noqa: T201 - asked for
+
     def story(self) -> str:
         """A digest of all that happened: the same seed tells the same story."""
         ledger, network = self.ledger, self.network
