@@ -1,6 +1,6 @@
 # Every target installs what it needs into .venv by itself, once.
 .DEFAULT_GOAL := help
-.PHONY: help run demo test sim chaos chaos-local up down lint fmt type proto verify-proto sync verify-sync bench bench-store bench-raft bench-broker bench-backlog bench-spark clean
+.PHONY: help run demo check test sim chaos chaos-local up down lint fmt type proto verify-proto sync verify-sync bench bench-store bench-raft bench-broker bench-backlog bench-spark clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -27,6 +27,9 @@ run: .venv/.run ## start a node on ./data (DATA=dir for another)
 
 demo: .venv/.run ## a broker of its own: send, consume, filter, measure, stop
 	@$(BIN)/python -m mq.cli.demo
+
+check: lint type ## before a commit: lint, types, unit tests with fewer random examples; under two minutes
+	@MQ_MODEL_EXAMPLES=8 $(BIN)/python -m pytest -q tests/unit --hypothesis-profile quick --numprocesses auto --dist worksteal
 
 test: lint type verify-proto verify-sync ## lint, types, generated code, all tests
 	$(BIN)/python -m pytest --ignore tests/chaos --numprocesses 3 --dist loadfile --no-loadscope-reorder

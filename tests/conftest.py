@@ -22,6 +22,8 @@ for _name in list(os.environ):
 # Machines are shared and noisy: no test is about how long an example takes.
 settings.register_profile("mq", deadline=None)
 settings.load_profile("mq")
+# Of `make check`: pytest --hypothesis-profile quick.
+settings.register_profile("quick", deadline=None, max_examples=20)
 
 _TESTS = Path(__file__).parent
 # Longer than in `pyproject.toml`: on a busy machine Java and sets of processes start slowly, and
