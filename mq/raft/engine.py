@@ -5,11 +5,12 @@ match indexes, the count of a majority. Its log, messages, time and randomness a
 reads `RaftLog` and `Progress`, and a `Listener` hears what it wants done. Its other halves are not
 used: the follower's side of an append, snapshots, membership, its queue of commands.
 
-Every name that is relied on is checked when this is imported; another version is refused.
+Every private name that `Engine` uses is checked when this is imported; another version is refused.
 """
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable, Collection
 from operator import attrgetter
@@ -33,58 +34,6 @@ _UNLIMITED = 1 << 60
 
 _VERSION = "0.3.17"
 _PREFIX = "_SyncObj__"
-# Set by its constructor.
-_ATTRIBUTES = (
-    "connectedNodes",
-    "lastResponseTime",
-    "otherNodes",
-    "raftCommitIndex",
-    "raftCurrentTerm",
-    "raftElectionDeadline",
-    "raftLastApplied",
-    "raftLeader",
-    "raftMatchIndex",
-    "raftNextIndex",
-    "raftState",
-    "readonlyNodes",
-    "serializer",
-    "transferInProgress",
-    "votedForNodeId",
-)
-_METHODS = (
-    "applyLogEntries",
-    "connectedToAnyone",
-    "getEntries",
-    "getPrevLogIndexTerm",
-    "loadDumpFile",
-    "onBecomeLeader",
-    "onReadonlyNodeConnected",
-    "onReadonlyNodeDisconnected",
-    "sendAppendEntries",
-    "setCurrentTerm",
-    "setState",
-    "tryLogCompaction",
-    "updateClusterConfiguration",
-)
-_MODULE_NAMES = ("_COMMAND_TYPE", "_RAFT_STATE", "createJournal", "monotonicTime", "random")
-
-
-def check_pysyncobj(version: str, attributes: Collection[str], methods: Collection[str]) -> None:
-    """RuntimeError when PySyncObj does not have what this module relies on."""
-    set_names = SyncObj.__init__.__code__.co_names
-    missing = [name for name in attributes if _PREFIX + name not in set_names]
-    missing += [name for name in methods if not hasattr(SyncObj, _PREFIX + name)]
-    missing += [name for name in _MODULE_NAMES if not hasattr(syncobj, name)]
-    missing += [name for name in ("_checkCommandsToApply", "doTick") if not hasattr(SyncObj, name)]
-    roles = {role.name: getattr(syncobj._RAFT_STATE, role.name, None) for role in Role}  # noqa: SLF001
-    if missing or roles != {role.name: role.value for role in Role} or version != _VERSION:
-        raise RuntimeError(
-            f"this PySyncObj ({version}) is not the one that mq.raft was written for ({_VERSION}); "
-            f"it lacks: {', '.join(sorted(missing)) or 'no name, but it may differ elsewhere'}"
-        )
-
-
-check_pysyncobj(syncobj.VERSION, _ATTRIBUTES, _METHODS)
 _NO_OP = bytes([syncobj._COMMAND_TYPE.NO_OP])  # noqa: SLF001 - what a new leader writes
 
 
@@ -281,12 +230,16 @@ class _NoSnapshots:
         return None
 
 
+_renamed: set[str] = set()
+
+
 def _private(name: str) -> Any:
     """An attribute of PySyncObj's under a name of ours."""
 
     def write(engine: SyncObj, value: object) -> None:
         setattr(engine, _PREFIX + name, value)
 
+    _renamed.add(_PREFIX + name)
     return property(attrgetter(_PREFIX + name), write)
 
 
@@ -496,3 +449,25 @@ class Engine(SyncObj):  # type: ignore[misc]
 
     def _SyncObj__loadDumpFile(self, clearJournal: bool) -> None:  # noqa: ARG002, FBT001, N802, N803
         raise RuntimeError("there are no snapshots")
+
+
+def _private_names(engine_class: type[Engine]) -> set[str]:
+    """Every private name of PySyncObj that the class replaces, calls, reads or sets."""
+    functions = [each for each in vars(engine_class).values() if inspect.isfunction(each)]
+    used = set(vars(engine_class)).union(*(each.__code__.co_names for each in functions))
+    return _renamed | {name for name in used if name.startswith(_PREFIX)}
+
+
+def check_pysyncobj(version: str, private_names: Collection[str]) -> None:
+    """RuntimeError when PySyncObj is another one than this module was written for."""
+    known = {*SyncObj.__init__.__code__.co_names, *vars(SyncObj)}
+    missing = sorted(set(private_names) - known)
+    roles = {role.name: getattr(syncobj._RAFT_STATE, role.name, None) for role in Role}  # noqa: SLF001
+    if missing or version != _VERSION or roles != dict(Role.__members__):
+        raise RuntimeError(
+            f"mq.raft needs PySyncObj {_VERSION}, and this is {version}; "
+            f"it lacks: {', '.join(missing) or 'no name, but it may differ elsewhere'}"
+        )
+
+
+check_pysyncobj(syncobj.VERSION, _private_names(Engine))
