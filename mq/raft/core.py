@@ -75,9 +75,9 @@ class Ready(NamedTuple):
     truncate: int | None = None
     # A region of the leader's log, or entries of our own; to be written behind the last entry.
     append: memoryview | Sequence[NewEntry] | None = None
-    messages: Sequence[tuple[str, Frame]] = ()
     # Entries up to here are committed and durable: apply them and say so with `applied`.
     commit: int = 0
+    messages: Sequence[tuple[str, Frame]] = ()
     # The leadership has changed; the address of the leader is not known here.
     role: Leadership | None = None
     # A follower lacks more entries: call `replicate_more` when the messages are sent.
@@ -782,8 +782,8 @@ class Core:
             self._vote_due,
             self._truncate_due,
             self._append_due,
-            self._messages,
             self._commit_due,
+            self._messages,
             role,
             self._has_more,
             self._must_start_over,

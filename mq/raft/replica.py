@@ -238,19 +238,34 @@ class Replica:
             self._truncate(ready.truncate)
         if ready.append is not None and not self._append(core, ready.append):
             return
-        for peer_id, frame in ready.messages:
-            self._links.send(peer_id, frame)
         if ready.commit:
             self._apply(core, ready.commit)
+        self._send(core, ready)
         if ready.append is not None:
             self._perform(core, core.appended(self._driver.now_s()))
-        elif ready.has_more:
-            self._perform(core, core.replicate_more(self._driver.now_s()))
         if ready.role is not None:
             self._refresh_members(core)
             leader_id = ready.role.leader_id
             address = self.members.get(leader_id) if leader_id is not None else None
             self._set_leadership(ready.role._replace(leader_address=address))
+
+    def _send(self, core: Core, ready: Ready) -> None:
+        """Also entries that followers still lack, until their connections are full; but the loop
+        waits no longer than for a heartbeat.
+        """
+        for peer_id, frame in ready.messages:
+            self._links.send(peer_id, frame)
+        if not ready.has_more:
+            return
+        now_s = self._driver.now_s()
+        end_s = now_s + self._settings.timing.heartbeat_s
+        while now_s < end_s:
+            ready = core.replicate_more(now_s)
+            for peer_id, frame in ready.messages:
+                self._links.send(peer_id, frame)
+            if not ready.has_more:
+                return
+            now_s = self._driver.now_s()
 
     def _truncate(self, from_index: int) -> None:
         self._machine.forget(from_index)
