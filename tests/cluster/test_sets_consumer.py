@@ -342,7 +342,7 @@ def brokers(tmp_path: Path) -> Iterator[BrokerSet]:
         yield running
 
 
-class Detoured:
+class FollowerReadLog:
     """Which brokers a consumer was sent to, and what it came back with."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,7 +365,7 @@ class Detoured:
 def test_a_backlog_comes_from_followers_each_message_once_and_in_order(
     brokers: BrokerSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    detoured = Detoured(monkeypatch)
+    read_log = FollowerReadLog(monkeypatch)
     leader = brokers.leader()
     address = brokers.address(leader)
     create_topic(address, "old", 2)
@@ -376,12 +376,12 @@ def test_a_backlog_comes_from_followers_each_message_once_and_in_order(
         brokers.servers, "g-old", "old", start="earliest", mode="ordered", cache_messages=40
     ) as consumer:
         found = take(consumer, 200)
-        assert detoured.addresses
-        assert address not in detoured.addresses
-        serving = {brokers.address(one): one for one in brokers.nodes}[detoured.addresses[-1]]
+        assert read_log.addresses
+        assert address not in read_log.addresses
+        serving = {brokers.address(one): one for one in brokers.nodes}[read_log.addresses[-1]]
         brokers.nodes[serving].kill()
         found += take(consumer, 400)
-        assert detoured.resumed
+        assert read_log.resumed
         for queue_id in range(2):
             at = [one.queue_offset for one in found if one.queue_id == queue_id]
             assert at == list(range(300))

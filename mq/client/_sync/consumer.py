@@ -68,23 +68,23 @@ class Consumer(SyncPoll):
         )
 
     def done(self, *messages: ReceivedMessage) -> None:
-        """Their work is done, in whichever order. The group's offset follows when all before them
-        is done as well.
+        """The messages are done, in any order. The group's offset passes them when all messages
+        before them are done as well.
         """
         self._client.done(*messages)
 
     def nack(
         self, message: ReceivedMessage, delay_s: float | None = None, reason: str = ""
     ) -> None:
-        """Its work has failed: it comes again after so long, or when its attempt is due, here or at
-        another member; after too many attempts it is a dead letter. In ordered and broadcast mode
-        it comes again here. Done in the background; `commit` waits for it.
+        """The message has failed: it is delivered again after `delay_s`, or when its next attempt
+        is due, to any member; after too many attempts it is a dead letter. In ordered and broadcast
+        mode it is delivered again here. Sent in the background; `commit` waits for it.
         """
         self._client.nack(message, delay_s, reason)
 
     def commit(self, messages: Iterable[ReceivedMessage] | None = None) -> None:
         """These messages are done, or all that were polled; durable when it returns. commit([])
-        makes durable what is done already. NotAssigned when another member has a queue by now.
+        makes earlier `done` durable. Raises NotAssigned if another member has a queue now.
         """
         self._run(self._client.commit(messages))
 
@@ -94,17 +94,18 @@ class Consumer(SyncPoll):
         return self._client.assignment
 
     def seek(self, topic: str, queue_id: int, queue_offset: int, broker_set: str = "") -> None:
-        """Goes on there; what was polled of the queue before counts no more. NotAssigned, or
-        IllegalOffset behind the end. The broker set may be left out when one only has the topic.
+        """Continues there; messages of the queue that were polled before are void. Raises
+        NotAssigned, or IllegalOffset behind the end. The broker set may be left out if only one has
+        the topic.
         """
         self._run(self._client.seek(topic, queue_id, queue_offset, broker_set))
 
     def seek_to_earliest(self, topic: str | None = None) -> None:
-        """All queues that are assigned of the topics of this consumer, or of one topic."""
+        """All assigned queues of the topics of this consumer, or of one topic."""
         self._run(self._client.seek_to_earliest(topic))
 
     def seek_to_latest(self, topic: str | None = None) -> None:
-        """Behind what is there now."""
+        """Behind the last message."""
         self._run(self._client.seek_to_latest(topic))
 
     def seek_to_time(self, at_ms: int, topic: str | None = None) -> None:
@@ -112,8 +113,9 @@ class Consumer(SyncPoll):
         self._run(self._client.seek_to_time(at_ms, topic))
 
     def pause(self, *queues: QueueRef | tuple[str, int]) -> None:
-        """Nothing of these queues is given out; without any, of all, also those to come. A pair of
-        topic and queue id is enough when one broker set only has the topic.
+        """Polls return no messages of these queues; without arguments, of all, also of those that
+        are assigned later. A pair of topic and queue id is enough if only one broker set has the
+        topic.
         """
         self._client.pause(*queues)
 
@@ -122,7 +124,7 @@ class Consumer(SyncPoll):
 
     @property
     def unreadable_messages(self) -> int:
-        """How many were passed over because they could not be read; the log names them."""
+        """How many messages could not be read and were passed over; the log names them."""
         return self._client.unreadable_messages
 
     def __enter__(self) -> Self:
@@ -130,8 +132,9 @@ class Consumer(SyncPoll):
         return self
 
     def close(self) -> None:
-        """With auto_commit all that was polled is done. Commits, and leaves the group: others go
-        on at once. Raises what ended the consumer, if nobody was told.
+        """With auto_commit all polled messages are done. Commits, and leaves the group: other
+        members continue at once. Raises the error that ended the consumer, unless it was raised
+        before.
         """
         self._end(self._client.close())
 
@@ -141,7 +144,7 @@ class Consumer(SyncPoll):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """After an exception what was polled last is not done: the group gets it again."""
+        """After an exception the messages of the last poll are not done."""
         self._end(self._client.__aexit__(kind, error, trace))
 
 
@@ -196,7 +199,7 @@ class PushConsumer(SyncClient[ThreadedPushConsumer]):
         super().__init__(client, client.handlers)
 
     def start(self) -> None:
-        """Returns when it has joined its group. Raises why it could not: Unreachable,
+        """Returns when the group is joined. Raises why that failed: Unreachable,
         SubscriptionMismatch, TopicNotFound...
         """
         self._run(self._client.start())
@@ -207,7 +210,7 @@ class PushConsumer(SyncClient[ThreadedPushConsumer]):
 
     @property
     def unreadable_messages(self) -> int:
-        """How many were passed over because they could not be read; the log names them."""
+        """How many messages could not be read and were passed over; the log names them."""
         return self._client.unreadable_messages
 
     def join(self, timeout_s: float | None = None) -> bool:
@@ -221,8 +224,8 @@ class PushConsumer(SyncClient[ThreadedPushConsumer]):
         return self
 
     def close(self, timeout_s: float | None = None) -> None:
-        """No new messages; waits for the handlers at work, so long, and commits what is done.
-        Raises what ended the consumer, if nobody was told.
+        """Takes no more messages, waits `timeout_s` for the handlers that run, and commits. Raises
+        the error that ended the consumer, unless it was raised before.
         """
         self._end(self._client.close(timeout_s))
 
@@ -299,19 +302,19 @@ class PullConsumer(SyncClient[AsyncPullConsumer]):
 
     @property
     def unreadable_messages(self) -> int:
-        """How many were passed over because they could not be read; the log names them."""
+        """How many messages could not be read and were passed over; the log names them."""
         return self._client.unreadable_messages
 
     def find_offsets(self, topic: str, to: Start) -> dict[QueueRef, int]:
-        """Of all queues of the topic: "earliest", "latest", or the first at a millisecond."""
+        """The offsets of all queues of the topic: "earliest", "latest", or the first at a time."""
         return self._run(self._client.find_offsets(topic, to))
 
     def commit(self, offsets: Offsets) -> None:
-        """Durable when it returns. GroupNotEmpty when the group has members."""
+        """Durable when it returns. Raises GroupNotEmpty if the group has members."""
         self._run(self._client.commit(offsets))
 
     def committed(self, queues: Iterable[QueueLike] = ()) -> dict[QueueRef, int]:
-        """Of these queues, or all that the group has; those without an offset are left out."""
+        """The offsets of these queues, or all of the group; queues without one are left out."""
         return self._run(self._client.committed(queues))
 
     def close(self) -> None:

@@ -54,39 +54,39 @@ class SimpleConsumer(SyncClient[AsyncSimpleConsumer]):
     def receive(
         self, max_messages: int = 32, wait_s: float = 20.0, invisible_s: float = 60.0
     ) -> list[ReceivedMessage]:
-        """Messages that are this member's for the invisible time, 10 s to 12 h; when there are
-        none, waits for the first so long. Raises SubscriptionMismatch and what else the broker
-        refuses; Unreachable when no broker set answers. One that does not answer is no reason to
-        wait for the others.
+        """Messages that belong to this member for the invisible time, 10 s to 12 h; waits `wait_s`
+        for the first. Raises SubscriptionMismatch and other refusals of a broker; Unreachable if no
+        broker set answers. A set that does not answer delays no other.
         """
         return self._run(self._client.receive(max_messages, wait_s, invisible_s))
 
     def ack(self, messages: Messages) -> None:
-        """Their work is done, durably when it returns: they do not come again.
+        """The messages are done, durably when it returns: they are not delivered again.
 
-        IllegalHandle: some of them are not this member's any more, because their time was over and
-        somebody else was given them, or they were acknowledged before; the others are done.
+        Raises IllegalHandle if some of them do not belong to this member any more, because their
+        time was over and another member has them, or they were acknowledged before; the others are
+        done.
         """
         self._run(self._client.ack(messages))
 
     def nack(self, messages: Messages, delay_s: float | None = None, reason: str = "") -> None:
-        """Their work has failed: they come again after so long, here or at another member, or when
-        their attempt is due: 10 s after the first one, 30 s after the second, and so on. After too
-        many attempts they are dead letters, with the reason. IllegalHandle as `ack`.
+        """The messages have failed: they are delivered again, to any member, after `delay_s` or
+        when their next attempt is due: 10 s after the first one, 30 s after the second, and so on.
+        After too many attempts they are dead letters, with the reason. IllegalHandle as `ack`.
         """
         self._run(self._client.nack(messages, delay_s, reason))
 
     def change_invisible(self, messages: Messages, invisible_s: float) -> None:
-        """They are this member's for so long from now on, 10 s to 12 h. IllegalHandle as `ack`."""
+        """They belong to this member for `invisible_s` from now, 10 s to 12 h. Errors as `ack`."""
         self._run(self._client.change_invisible(messages, invisible_s))
 
     @property
     def unreadable_messages(self) -> int:
-        """How many were passed over because they could not be read; the log names them."""
+        """How many messages could not be read and were passed over; the log names them."""
         return self._client.unreadable_messages
 
     def close(self) -> None:
-        """Leaves the group. What was received and not acknowledged comes again when its time is
-        over.
+        """Leaves the group. Messages that are not acknowledged are delivered again when their time
+        is over.
         """
         self._end(self._client.close())

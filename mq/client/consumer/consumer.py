@@ -1,8 +1,8 @@
-"""The consumer that is asked for messages, for programs with asyncio.
+"""The consumer that is polled for messages, for programs with asyncio.
 
-With `auto_commit` a message counts as done when the next one is asked for, so a crash repeats what
-was in hand, and loses nothing. Offsets are reported in the background, in order; `commit` makes
-them durable.
+With `auto_commit` a message counts as done when the next poll begins, so that a crash repeats the
+messages of the last one and loses none. Offsets are reported in the background, in order; `commit`
+makes them durable.
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ class Consumer:
     async def poll(
         self, max_messages: int = 32, timeout_s: float | None = 1.0
     ) -> list[ReceivedMessage]:
-        """What is there, or comes first within the time. With auto_commit, all that was polled
-        before is done. Raises what the broker has ended the consumer with, such as
-        SubscriptionMismatch. Unreachable, or NoLeader, as long as the group was never joined and 5
-        s of trying were in vain: it goes on trying, so one may poll again.
+        """Messages that are there, or come first within the time. With auto_commit, all messages
+        that were polled before are done. Raises the error that ended the consumer, such as
+        SubscriptionMismatch; and Unreachable or NoLeader if the group was never joined and could
+        not be in 5 s: the attempts go on, so that a later poll may succeed.
         """
         await self._begin()
-        # One who finds messages each time would never let the stream be served.
+        # A caller that finds messages each time must let the streams run.
         await asyncio.sleep(0)
         try:
             return self._polled.add(await self._take(max_messages, timeout_s))
@@ -102,7 +102,7 @@ class Consumer:
             raise
 
     async def _take(self, max_messages: int, timeout_s: float | None) -> list[InFlight]:
-        """Until the group is joined, why that fails is of more interest than messages."""
+        """Until the group is joined, looks now and then why it is not, and raises that."""
         session, now_s = self._session, asyncio.get_running_loop().time
         deadline_s = math.inf if timeout_s is None else now_s() + timeout_s
         while not session.is_joined:
@@ -115,7 +115,7 @@ class Consumer:
         return await session.take(max_messages, None if timeout_s is None else max(0.0, left_s))
 
     def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
-        """Without an end, until the consumer is closed."""
+        """Endless, until the consumer is closed."""
         return self
 
     async def __anext__(self) -> ReceivedMessage:
@@ -133,23 +133,23 @@ class Consumer:
             self._polled.all_done()
 
     def done(self, *messages: ReceivedMessage) -> None:
-        """Their work is done, in whichever order. The group's offset follows when all before them
-        is done as well.
+        """The messages are done, in any order. The group's offset passes them when all messages
+        before them are done as well.
         """
         self._polled.done(messages)
 
     def nack(
         self, message: ReceivedMessage, delay_s: float | None = None, reason: str = ""
     ) -> None:
-        """Its work has failed: it comes again after so long, or when its attempt is due, here or at
-        another member; after too many attempts it is a dead letter. In ordered and broadcast mode
-        it comes again here. Done in the background; `commit` waits for it.
+        """The message has failed: it is delivered again after `delay_s`, or when its next attempt
+        is due, to any member; after too many attempts it is a dead letter. In ordered and broadcast
+        mode it is delivered again here. Sent in the background; `commit` waits for it.
         """
         self._failures.failed(self._polled.take_back([message]), Nack(reason, delay_s=delay_s))
 
     async def commit(self, messages: Iterable[ReceivedMessage] | None = None) -> None:
         """These messages are done, or all that were polled; durable when it returns. commit([])
-        makes durable what is done already. NotAssigned when another member has a queue by now.
+        makes earlier `done` durable. Raises NotAssigned if another member has a queue now.
         """
         if messages is None:
             self._polled.all_done()
@@ -167,19 +167,20 @@ class Consumer:
     async def seek(
         self, topic: str, queue_id: int, queue_offset: int, broker_set: str = ""
     ) -> None:
-        """Goes on there; what was polled of the queue before counts no more. NotAssigned, or
-        IllegalOffset behind the end. The broker set may be left out when one only has the topic.
+        """Continues there; messages of the queue that were polled before are void. Raises
+        NotAssigned, or IllegalOffset behind the end. The broker set may be left out if only one has
+        the topic.
         """
         await self._session.joined(JOIN_S)
         ref = self._session.resolve(topic, queue_id, broker_set)
         await self._session.seek({ref: queue_offset})
 
     async def seek_to_earliest(self, topic: str | None = None) -> None:
-        """All queues that are assigned of the topics of this consumer, or of one topic."""
+        """All assigned queues of the topics of this consumer, or of one topic."""
         await self._seek_to("earliest", topic)
 
     async def seek_to_latest(self, topic: str | None = None) -> None:
-        """Behind what is there now."""
+        """Behind the last message."""
         await self._seek_to("latest", topic)
 
     async def seek_to_time(self, at_ms: int, topic: str | None = None) -> None:
@@ -191,8 +192,9 @@ class Consumer:
         await self._session.seek_to(to, topic)
 
     def pause(self, *queues: QueueRef | tuple[str, int]) -> None:
-        """Nothing of these queues is given out; without any, of all, also those to come. A pair of
-        topic and queue id is enough when one broker set only has the topic.
+        """Polls return no messages of these queues; without arguments, of all, also of those that
+        are assigned later. A pair of topic and queue id is enough if only one broker set has the
+        topic.
         """
         self._session.buffer.pause(self._refs(queues))
 
@@ -204,14 +206,15 @@ class Consumer:
 
     @property
     def unreadable_messages(self) -> int:
-        """How many were passed over because they could not be read; the log names them."""
+        """How many messages could not be read and were passed over; the log names them."""
         return self._session.decoder.unreadable_messages
 
     # Ending
 
     async def close(self) -> None:
-        """With auto_commit all that was polled is done. Commits, and leaves the group: others go
-        on at once. Raises what ended the consumer, if nobody was told.
+        """With auto_commit all polled messages are done. Commits, and leaves the group: other
+        members continue at once. Raises the error that ended the consumer, unless it was raised
+        before.
         """
         await self._close(is_orderly=True)
 
@@ -231,5 +234,5 @@ class Consumer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """After an exception what was polled last is not done: the group gets it again."""
+        """After an exception the messages of the last poll are not done."""
         await self._close(is_orderly=error is None)

@@ -1,6 +1,6 @@
-"""Reading queues by hand, for programs with asyncio: any place, any number of times.
+"""Reading queues by hand, for programs with asyncio: any position, any number of times.
 
-No membership: whoever uses it decides who reads what, and when an offset is committed.
+No membership: the caller decides which client reads which queue, and when an offset is committed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from mq.wire.v1 import consumer_pb2 as wire
 
 class PullStatus(enum.Enum):
     FOUND = wire.PULL_FOUND
-    # Nothing there yet, or nothing that the filter lets through: go on at next_offset.
+    # No message yet, or none that passes the filter: continue at next_offset.
     END = wire.PULL_END
-    # The messages there are gone: the oldest is at next_offset.
+    # The messages of this position are deleted: the oldest one is at next_offset.
     TOO_SMALL = wire.PULL_TOO_SMALL
     # Behind the end, which is next_offset.
     TOO_LARGE = wire.PULL_TOO_LARGE
@@ -35,7 +35,7 @@ class PullStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """`start` and `end` are the queue's: its oldest message, and the next one to come."""
+    """`start` and `end` are those of the queue: its oldest message, and the next one to come."""
 
     status: PullStatus
     messages: list[ReceivedMessage]
@@ -65,7 +65,7 @@ def _parse(data: bytes) -> _Answer:
     return _Answer(*parse_pull_response(data))
 
 
-# A queue as users name it: the broker set may be left out when only one has the topic.
+# A queue as users name it: the broker set may be left out if only one has the topic.
 QueueLike = tuple[str, int] | QueueRef
 Offsets = Mapping[tuple[str, int], int] | Mapping[QueueRef, int]
 
@@ -150,26 +150,26 @@ class PullConsumer(AsyncClosing):
 
     @property
     def unreadable_messages(self) -> int:
-        """How many were passed over because they could not be read; the log names them."""
+        """How many messages could not be read and were passed over; the log names them."""
         return self._unreadable
 
     async def find_offsets(self, topic: str, to: Start) -> dict[QueueRef, int]:
-        """Of all queues of the topic: "earliest", "latest", or the first at a millisecond."""
+        """The offsets of all queues of the topic: "earliest", "latest", or the first at a time."""
         return await find_offsets(self._connection, topic, to)
 
     async def commit(self, offsets: Offsets) -> None:
-        """Durable when it returns. GroupNotEmpty when the group has members."""
+        """Durable when it returns. Raises GroupNotEmpty if the group has members."""
         places = dict(zip(await self._found(offsets), offsets.values(), strict=True))
         await commit_offsets(self._connection, self._named_group(), places)
 
     async def committed(self, queues: Iterable[QueueLike] = ()) -> dict[QueueRef, int]:
-        """Of these queues, or all that the group has; those without an offset are left out."""
+        """The offsets of these queues, or all of the group; queues without one are left out."""
         refs = await self._found(queues)
         return await query_offsets(self._connection, self._named_group(), refs)
 
     async def _found(self, queues: Iterable[QueueLike]) -> list[QueueRef]:
-        """With their sets, of which brokers are known then: those of another set would take a queue
-        for one of their own.
+        """With their sets, whose brokers are known then: a broker takes every queue for one of its
+        own set.
         """
         return [await self._connection.queue(*QueueRef(*ref)) for ref in queues]
 

@@ -1,9 +1,10 @@
 """The consumer that calls a handler for each message, for programs with asyncio.
 
-Handlers run side by side; the group's offset follows the first message that is not done. A message
-whose handler fails goes back to the broker and comes again later; when it failed too often it is a
-dead letter. In ordered mode the messages of a queue come one at a time, and one that fails is tried
-again in place: it stops its queue. So it is in broadcast mode, without stopping others.
+Handlers run concurrently; the group's offset is that of the first message that is not done. A
+message whose handler fails goes back to the broker and is delivered again later; after too many
+attempts it is a dead letter. In ordered mode the messages of a queue come one at a time, and a
+failed one is tried again in place, before the rest of its queue. In broadcast mode it is tried
+again in place, too, without stopping others.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from mq.errors import IllegalConfig, MqError
 
 Handler = Callable[[ReceivedMessage], Awaitable[object] | object]
 
-# A handler that never waits must let others run, now and then.
+# A handler that never waits must let other tasks run now and then.
 _MESSAGES_IN_A_ROW = 16
 
 
@@ -90,7 +91,7 @@ class PushConsumer:
         self._is_over = asyncio.Event()
 
     async def start(self) -> None:
-        """Returns when it has joined its group. Raises why it could not: Unreachable,
+        """Returns when the group is joined. Raises why that failed: Unreachable,
         SubscriptionMismatch, TopicNotFound...
         """
         self._session.check_open()
@@ -127,7 +128,7 @@ class PushConsumer:
             if task is not None and task.cancelling():
                 self._session.buffer.give_up([taken])
                 raise
-            # Something within the handler was cancelled, not the consumer.
+            # The handler has cancelled a task of its own: the consumer goes on.
             self._failures.failed([taken], error)
         except Exception as error:  # noqa: BLE001 # whatever it is, the message is not done
             self._failures.failed([taken], error)
@@ -143,7 +144,7 @@ class PushConsumer:
 
     @property
     def unreadable_messages(self) -> int:
-        """How many were passed over because they could not be read; the log names them."""
+        """How many messages could not be read and were passed over; the log names them."""
         return self._session.decoder.unreadable_messages
 
     async def join(self, timeout_s: float | None = None) -> bool:
@@ -157,8 +158,8 @@ class PushConsumer:
         return self._is_over.is_set()
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """No new messages; waits for the handlers at work, so long, and commits what is done.
-        Raises what ended the consumer, if nobody was told.
+        """Takes no more messages, waits `timeout_s` for the handlers that run, and commits. Raises
+        the error that ended the consumer, unless it was raised before.
         """
         await self._close(timeout_s)
         self._session.raise_untold()

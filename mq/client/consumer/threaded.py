@@ -62,15 +62,15 @@ class SyncPoll(SyncClient[ThreadedConsumer]):
 
     @renamed(messages_max="max_messages")
     def poll(self, max_messages: int = 32, timeout_s: float | None = 1.0) -> list[ReceivedMessage]:
-        """What is there, or comes first within the time. With auto_commit, all that was polled
-        before is done. Raises what the broker has ended the consumer with, such as
-        SubscriptionMismatch. Unreachable, or NoLeader, as long as the group was never joined and 5
-        s of trying were in vain: it goes on trying, so one may poll again.
+        """Messages that are there, or come first within the time. With auto_commit, all messages
+        that were polled before are done. Raises the error that ended the consumer, such as
+        SubscriptionMismatch; and Unreachable or NoLeader if the group was never joined and could
+        not be in 5 s: the attempts go on, so that a later poll may succeed.
         """
         return self._client.poll_here(self._background, max_messages, timeout_s)
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        """Without an end, until the consumer is closed."""
+        """Endless, until the consumer is closed."""
         return self
 
     def __next__(self) -> ReceivedMessage:

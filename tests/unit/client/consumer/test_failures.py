@@ -13,7 +13,7 @@ from mq.client.messages import QueueRef, ReceivedMessage
 from mq.errors import IllegalConfig, IllegalDelay
 
 
-class _Wanted:
+class _Options:
     def __init__(self, *, is_clustering: bool) -> None:
         self.is_clustering = is_clustering
 
@@ -22,7 +22,7 @@ class _Session:
     """What came of it: what goes back, and what is tried again in place."""
 
     def __init__(self, *, is_clustering: bool = True) -> None:
-        self.options = _Wanted(is_clustering=is_clustering)
+        self.options = _Options(is_clustering=is_clustering)
         self.retries = self.buffer = self
         self.back: list[tuple[int | None, str]] = []
         self.in_place: list[float] = []

@@ -34,7 +34,7 @@ def redirect(
     )
 
 
-class Detour(ScriptedSession):
+class RedirectedSession(ScriptedSession):
     """The other broker has the messages of a queue up to `end`, and sends readers back there."""
 
     def __init__(self, end: int, *, sends_back: bool = True, **options: Any) -> None:
@@ -94,7 +94,7 @@ async def resumed(call: ScriptedCall) -> tuple[int, int]:
 
 def test_what_is_redirected_is_pulled_there_until_it_is_sent_back() -> None:
     async def story() -> None:
-        scripted = Detour(25, zone="z")
+        scripted = RedirectedSession(25, zone="z")
         call = await scripted.join((0, 3))
         call.send(delivery(0, range(3, 5)), redirect(5))
         assert await scripted.finish(22) == list(range(3, 25))
@@ -126,7 +126,7 @@ def test_the_client_says_that_it_understands() -> None:
 
 def test_progress_is_reported_by_the_stream_meanwhile() -> None:
     async def story() -> None:
-        scripted = Detour(1_000, sends_back=False)
+        scripted = RedirectedSession(1_000, sends_back=False)
         call = await scripted.begin()
         await scripted.finish(5)
         reported = 0
@@ -141,7 +141,7 @@ def test_progress_is_reported_by_the_stream_meanwhile() -> None:
 
 def test_the_filter_of_the_topic_goes_along_and_what_it_leaves_out_is_passed_over() -> None:
     async def story() -> None:
-        scripted = Detour(30)
+        scripted = RedirectedSession(30)
         object.__setattr__(scripted.session.options, "filters", {TOPIC: Sql("a > 1")})
         scripted.next_answers = [PullResponse(status=wire.PULL_END, next_offset=20, end=30)]
         call = await scripted.begin()
@@ -166,7 +166,7 @@ def test_the_filter_of_the_topic_goes_along_and_what_it_leaves_out_is_passed_ove
 )
 def test_what_is_odd_goes_back_to_the_stream_with_what_is_wanted_next(odd: Any) -> None:
     async def story() -> None:
-        scripted = Detour(100)
+        scripted = RedirectedSession(100)
         # Ten messages come, and then this.
         call = await scripted.join((0, 0))
         first = scripted.found(PullRequest(messages_max=10), 10)
@@ -182,7 +182,7 @@ def test_what_is_odd_goes_back_to_the_stream_with_what_is_wanted_next(odd: Any) 
 
 def test_a_mistake_of_ours_does_not_stop_the_queue(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
-        scripted = Detour(100)
+        scripted = RedirectedSession(100)
 
         def fail(*_: object) -> PullResponse:
             raise ZeroDivisionError
@@ -208,7 +208,7 @@ def test_who_is_sent_to_a_dead_broker_again_and_again_takes_its_time(
     monkeypatch.setattr(follower_reads_module, "back_off_s", no_time)
 
     async def story() -> None:
-        scripted = Detour(100)
+        scripted = RedirectedSession(100)
         scripted.next_answers = [Unreachable("gone")] * 3
         call = await scripted.begin()
         for _ in range(3):
@@ -223,7 +223,7 @@ def test_who_is_sent_to_a_dead_broker_again_and_again_takes_its_time(
 
 def test_the_cache_is_not_overfilled() -> None:
     async def story() -> None:
-        scripted = Detour(1_000, cache_messages=20)
+        scripted = RedirectedSession(1_000, cache_messages=20)
         await scripted.begin()
         await until(lambda: scripted.buffer.cached_messages[ref(0)] == 20)
         for _ in range(50):
@@ -250,7 +250,7 @@ def test_the_cache_is_not_overfilled() -> None:
 
 def test_bytes_count_as_well() -> None:
     async def story() -> None:
-        scripted = Detour(1_000, cache_bytes=200)  # of 10 bytes each
+        scripted = RedirectedSession(1_000, cache_bytes=200)  # of 10 bytes each
         await scripted.begin()
         await until(lambda: scripted.buffer.cached_messages[ref(0)] == 20)
         await asyncio.sleep(0.02)
@@ -265,7 +265,7 @@ def test_bytes_count_as_well() -> None:
 @pytest.mark.parametrize("how", ["revoked", "moved", "sought", "broken"])
 def test_it_ends_without_a_word_when_the_queue_is_not_ours_as_it_was(how: str) -> None:
     async def story() -> None:
-        scripted = Detour(10_000, sends_back=False)
+        scripted = RedirectedSession(10_000, sends_back=False)
         call = await scripted.begin()
         await scripted.finish(50)
         match how:
@@ -303,7 +303,7 @@ def test_it_ends_without_a_word_when_the_queue_is_not_ours_as_it_was(how: str) -
 @pytest.mark.parametrize("how", ["revoked", "broken", "closed"])
 def test_nobody_waits_for_a_broker_that_is_not_needed_any_more(how: str) -> None:
     async def story() -> None:
-        scripted = Detour(100)
+        scripted = RedirectedSession(100)
         asked: list[asyncio.Event] = []
 
         async def hang(*_: object) -> bytes:
@@ -333,7 +333,7 @@ def test_nobody_waits_for_a_broker_that_is_not_needed_any_more(how: str) -> None
 
 def test_what_is_pulled_has_the_epoch_of_its_redirect() -> None:
     async def story() -> None:
-        scripted = Detour(10)
+        scripted = RedirectedSession(10)
         call = await scripted.join((0, 0, 3))
         call.send(redirect(0, epoch=3))
         assert await scripted.finish(10) == list(range(10))
@@ -348,7 +348,7 @@ def test_what_is_pulled_has_the_epoch_of_its_redirect() -> None:
 
 def test_other_queues_and_new_members_do_not_disturb_it() -> None:
     async def story() -> None:
-        scripted = Detour(40, cache_messages=10)
+        scripted = RedirectedSession(40, cache_messages=10)
         call = await scripted.begin()
         await scripted.finish(5)
         call.send(assignment((0, 0), (1, 0), generation=2), delivery(1, [0]))
@@ -362,7 +362,7 @@ def test_other_queues_and_new_members_do_not_disturb_it() -> None:
 
 def test_a_redirect_of_a_redirect_goes_on_from_there() -> None:
     async def story() -> None:
-        scripted = Detour(30, sends_back=False, cache_messages=4)
+        scripted = RedirectedSession(30, sends_back=False, cache_messages=4)
         call = await scripted.begin()
         assert await scripted.finish(4) == [0, 1, 2, 3]
         await until(lambda: scripted.buffer.cached_messages[ref(0)] == 4)
