@@ -41,8 +41,7 @@ from mq.wire.v1.state_pb2 import Command
 
 log = get_logger(__name__)
 
-_LOOK_AROUND_MS = 3_000
-_POLL_S = 0.02
+_LOOK_AROUND_S = 3.0
 
 
 class Broker:
@@ -207,6 +206,8 @@ class Broker:
                 service.tick()
 
     def on_leadership(self) -> None:
+        """Called whenever the role, the term or the applied term has changed."""
+        self.leadership.on_change()
         self.replicas.refresh()
         is_serving, term = self.leadership.is_serving, self.leadership.term
         if self._served_term and (not is_serving or term != self._served_term):
@@ -290,13 +291,10 @@ class Broker:
         await self.catalog.ensure(one for one in missing if not names.is_internal_topic(one))
 
     async def _look_around(self) -> None:
-        """A broker that has just started hears first whether other sets have what seems to be
-        missing; one of them that is away does not hold it up for long.
+        """A broker that has just started asks the other sets first whether they have a topic that
+        seems to be missing; a set that does not answer delays it only for a while.
         """
-        deadline_ms = self.steady_ms() + _LOOK_AROUND_MS
-        # Greetings are few, and come to their end elsewhere: nobody has an event of them.
-        while not self.directory.is_complete and self.steady_ms() < deadline_ms:  # noqa: ASYNC110
-            await asyncio.sleep(_POLL_S)
+        await self.directory.until_complete(_LOOK_AROUND_S)
 
     # -- the state machine of replication ---------------------------------------------------------
 
@@ -347,7 +345,7 @@ class Broker:
     def _resolve(self, batch: Batch) -> Batch:
         if batch.half:
             self.transacting.check_half(batch)
-        return held.resolved(batch, self.now_ms(), self.settings.config)
+        return held.normalize_held(batch, self.now_ms(), self.settings.config)
 
 
 def _steady_ms() -> int:

@@ -1,14 +1,17 @@
 """Which broker sets the cluster has, who leads each, and which topics each has: as far as this
 broker has heard. Routes are answered from here, and fair shares of groups are made by it.
 
-Pure: no clock, no network. What is known of another set comes from greetings (see
-`mq.rpc.greeting`) and may be stale, which is harmless: a broker that does not lead says who does.
-A set that has answered is never forgotten because it is silent; only an operator removes one. What
-others merely tell of is not told on before it has answered here, and forgotten if it never does.
+No network, and the time comes in. What is known of another set comes from greetings (see
+`mq.rpc.greeting`) and may be stale, which is harmless: a broker that does not lead names the
+leader. A set that has answered is never forgotten because it is silent; only an operator removes
+one. A set that was only mentioned by others is not passed on before it has answered here, and is
+forgotten if it never does.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 
@@ -66,6 +69,7 @@ class Directory:
         self._seeds = dict.fromkeys(seeds, "")
         # Sets and seeds that were greeted once, whatever came of it.
         self._tried: set[str] = set()
+        self._has_greeted = asyncio.Event()
         self._own_zones: frozenset[str] = frozenset()
         # All topics of this set as others hear of them, and the version that they were made of.
         self._routes, self._routes_of = GreetResponse(), 0
@@ -152,6 +156,14 @@ class Directory:
         return self._tried.issuperset(
             name or places[0] for name, places in self.targets() if name != self.own_name
         )
+
+    async def until_complete(self, timeout_s: float) -> None:
+        """Returns when `is_complete`, or after this time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self.is_complete:
+                    self._has_greeted.clear()
+                    await self._has_greeted.wait()
 
     # -- greetings --------------------------------------------------------------------------------
 
@@ -244,6 +256,7 @@ class Directory:
     def greeted(self, name: str, places: Sequence[str], *, is_answered: bool) -> None:
         """They were tried, all of them unless one answered."""
         self._tried.add(name or places[0])
+        self._has_greeted.set()
         other = self._others.get(name)
         if other is None or is_answered:
             return

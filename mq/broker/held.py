@@ -29,7 +29,7 @@ def level_ms(level: int) -> int:
     return LEVELS_MS[level - 1]
 
 
-def resolved(batch: Batch, now_ms: int, config: Config) -> Batch:
+def normalize_held(batch: Batch, now_ms: int, config: Config) -> Batch:
     """As it is stored. IllegalDelay, MessageTooLarge, IllegalGroup, MalformedBatch,
     IllegalRequest.
     """

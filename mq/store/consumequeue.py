@@ -144,14 +144,6 @@ class ConsumeQueue:
         """How many messages a consumer at this offset has before it; exact."""
         return self.end - min(max(queue_offset, self.start), self.end)
 
-    def count_matching(self, start: int, end: int, tag_hashes: Iterable[int]) -> int:
-        """How many of [start, end) have one of these tags."""
-        hashes = tuple(tag_hashes)
-        return sum(
-            int(np.count_nonzero(matching(self.read(at, min(at + SCAN_UNITS, end)), hashes)))
-            for at in range(start, end, SCAN_UNITS)
-        )
-
     def first_at(self, log_offset: int) -> int:
         """Queue offset of the first message at this log offset or behind it, or `end`."""
         offsets = range(self.start, self.end)

@@ -79,14 +79,3 @@ def read_held(log: LogReader, places: Iterable[tuple[int, int]]) -> list[HeldBat
             data = memoryview(part)
         found.append(HeldBatch(parse_stored(data[at - start : at - start + size]), at))
     return found
-
-
-def places_of(units: Units) -> list[tuple[int, int]]:
-    """Log offset and size of each."""
-    return list(
-        zip(
-            units["log_offset"].astype(np.int64).tolist(),
-            units["size"].tolist(),
-            strict=True,
-        )
-    )

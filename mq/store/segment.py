@@ -27,7 +27,7 @@ from mq.store.format import (
     encode_idx_header,
     segment_name,
 )
-from mq.store.room import Room
+from mq.store.preallocator import Preallocator
 from mq.store.vfs import File, Vfs
 
 LOG_SUFFIX = ".log"
@@ -64,8 +64,8 @@ class Segment:
         self._retired: list[File] = []
         # Of a twin: the number of an entry, and the records from there on.
         self._known: tuple[int, npt.NDArray[np.void]] | None = None
-        self._log_room: Room | None = None
-        self._idx_room: Room | None = None
+        self._log_room: Preallocator | None = None
+        self._idx_room: Preallocator | None = None
 
     @property
     def end_log_offset(self) -> int:
@@ -142,9 +142,11 @@ class Segment:
     def make_writable(self, segment_bytes: int, *, zeros: bool, executor: Executor | None) -> None:
         """Prepares for appends behind `end`."""
         step = min(segment_bytes, _LOG_STEP_BYTES)
-        self._log_room = Room(self.log, self.end, step, zeros=zeros, executor=executor)
+        self._log_room = Preallocator(self.log, self.end, step, zeros=zeros, executor=executor)
         step = min(segment_bytes // 16, _IDX_STEP_BYTES)
-        self._idx_room = Room(self.idx, self._idx_end(self.count), step, zeros=False, executor=None)
+        self._idx_room = Preallocator(
+            self.idx, self._idx_end(self.count), step, zeros=False, executor=None
+        )
 
     def append(self, buffers: Sequence[Buffer], size: int, records: bytes, limit: int) -> None:
         """Writes whole entries behind the end. On OSError nothing counts; call `undo` before the

@@ -232,7 +232,8 @@ async def story(world: World, scale: int = 1, *, is_ordered: bool = False) -> No
         for task in tasks:
             if task.done():
                 task.result()
-        leases = broker.state.leases.of_group(_GROUP)
+        found = broker.state.leases.items()
+        leases = {queue: one for (group, queue), one in found if group == _GROUP}
         return len(leases) == _QUEUES and all(
             one.next == broker.groups.extent(queue)[1] and not one.ranges
             for queue, one in leases.items()

@@ -1,9 +1,10 @@
-"""Consumer groups on the leader: who is there, and who has which queues.
+"""Consumer groups on the leader: their members, and which member has which queues.
 
-Membership is the leader's memory alone (`membership` decides); what must outlive it is in the log:
-offsets, and the locks of ordered groups. After a fail-over members come back with the queues that
-they have in hand, and keep them. The queues of a group's retry topic are its members' like others,
-as soon as there are some, from the beginning and without a filter.
+Membership is the leader's memory alone (`membership` decides); offsets, and the locks of ordered
+groups, are in the log. A lock counts once its entry is applied, and not before. After a fail-over
+members come back with the queues that they have in hand, and keep them. The queues of a group's
+retry topic are assigned like others, as soon as there are some, from the beginning and without a
+filter.
 
 A member whose stream breaks has a moment to come back; one that ends it in good order has left.
 """
@@ -11,15 +12,13 @@ A member whose stream breaks has a moment to come back; one that ends it in good
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from typing import NamedTuple
 
 from mq.broker.consumer.arrivals import Arrivals
 from mq.broker.consumer.commits import Commits
 from mq.broker.consumer.filters import CompiledFilter, compile_filter
-from mq.broker.consumer.locking import write_locks
 from mq.broker.consumer.membership import Group, Member, Spec
-from mq.broker.consumer.places import Places, Start
 from mq.broker.consumer.pulling import Puller
 from mq.broker.consumer.subscriber import Limits, Position, Subscriber
 from mq.broker.directory import Directory
@@ -27,12 +26,10 @@ from mq.broker.leading import Leadership
 from mq.broker.queue import Queue
 from mq.broker.state.machine import Machine
 from mq.broker.writing import EntryWriter
-from mq.errors import GroupNotEmpty, MqError, NotAssigned, UnknownMember
+from mq.errors import GroupNotEmpty, IllegalOffset, MqError, NotAssigned, UnknownMember
 from mq.logging import get_logger
 from mq.wire.v1.consumer_pb2 import MODE_BROADCAST, MODE_ORDERED, Filter
-from mq.wire.v1.state_pb2 import Command
-
-__all__ = ["Groups", "Start", "is_ordered"]
+from mq.wire.v1.state_pb2 import Command, LockQueues, QueueLock
 
 log = get_logger(__name__)
 
@@ -40,6 +37,14 @@ log = get_logger(__name__)
 # a client goes on with its queues while it finds no broker.
 _SETTLE_MS = 4_500
 _RECONNECT_MS = 5_000  # a broken stream: as long as a client may need to find the way back
+_LOCKS_MAX = 2_000  # in one entry
+
+
+class Start(NamedTuple):
+    """Where a member starts in a queue without an offset: earliest, latest, or a time."""
+
+    is_earliest: bool = False
+    at_ms: int | None = None
 
 
 class _Live:
@@ -70,13 +75,11 @@ class Groups:
         is_awaited: Callable[[str], bool],
         expires_ms: int,
     ) -> None:
-        """`is_awaited`: no set has this topic yet, and consumers may wait for it."""
+        """`is_awaited` says whether consumers may wait for a topic that no set has yet."""
         self._writer = writer
         self._machine = machine
         self._leadership = leadership
         self._commits = commits
-        self._places = Places(machine, commits)
-        self.extent, self.start_offset = self._places.extent, self._places.start_offset
         self._puller = puller
         self._arrivals = arrivals
         self._directory = directory
@@ -85,7 +88,7 @@ class Groups:
         self._expires_ms = expires_ms
         self._live: dict[str, _Live] = {}
         self._led_since_ms = 0
-        # Groups that this leader has met: whoever joins one again is known to nobody else.
+        # Groups that had members under this leader: no former leader knows more of them.
         self._met: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -110,19 +113,26 @@ class Groups:
         if live.group.retry_topic is not None:
             # Messages that failed here once passed the filters then.
             filters = {live.group.retry_topic: compile_filter(Filter()), **filters}
-        subscriber = Subscriber(name, spec.member_id, filters, limits, self._puller, self._arrivals)
-        subscriber.on_untold = functools.partial(self.released, subscriber)
+        subscriber = Subscriber(
+            name,
+            spec.member_id,
+            filters,
+            limits,
+            self._puller,
+            self._arrivals,
+            on_untold=self.released,
+        )
         live.subscribers[spec.member_id] = subscriber, start, positions
         if spec.mode != MODE_BROADCAST:
-            self._places.begin(name, spec.subscriptions, start)
+            self._fix_positions(name, spec.subscriptions, start)
             for queue, in_hand in positions.items():
                 if live.group.owner(queue) == spec.member_id:
                     done = self._commits.position(name, queue) or 0
                     subscriber.claim(queue, in_hand, done, self.extent(queue)[1])
         self._arrange(name, live)
         if spec.mode != MODE_BROADCAST:
-            # What it came back with counts now or never: what is assigned to it later, it has
-            # let go of, and another may have had it.
+            # Its positions count only now: a queue that is assigned to it later may have had
+            # another holder in between.
             live.subscribers[spec.member_id] = subscriber, start, {}
         if not live.subscribers[spec.member_id][0].queues:
             subscriber.assign(live.group.generation, {})  # nothing yet: say so
@@ -134,7 +144,7 @@ class Groups:
         live = self._live.get(subscriber.group)
         known = live.subscribers.get(subscriber.member_id) if live else None
         if live is None or known is None or known[0] is not subscriber:
-            return  # there is a newer one, or this node does not lead any more
+            return  # there is a newer stream, or this node has stepped down
         del live.subscribers[subscriber.member_id]
         if is_over:
             live.group.leave(subscriber.member_id)
@@ -153,8 +163,8 @@ class Groups:
         news = subscriber.progress(reported)
         live = self._live.get(subscriber.group)
         if live is not None and news and not _is_broadcast(live.group):
-            # What another member has by now is not this one's to report; and a commit of the
-            # member's own may have overtaken its report.
+            # Progress is dropped for a queue that another member has by now, and if a commit of
+            # the member has overtaken its report.
             name, member_id = subscriber.group, subscriber.member_id
             own = {
                 queue: at
@@ -167,7 +177,7 @@ class Groups:
         self.alive(subscriber)
         live = self._live.get(subscriber.group)
         found = subscriber.released(queues)
-        # A place at first sight is found again by whoever leads.
+        # A position at first sight is found again by the next leader.
         begun = self._machine.state.offsets.positions(subscriber.group).keys() & found
         if live is not None and self._commits.is_pending(subscriber.group, begun):
             self._start(self._release_durably(live, subscriber, found))
@@ -175,7 +185,7 @@ class Groups:
             self._release(live, subscriber, found)
 
     async def _release_durably(self, live: _Live, former: Subscriber, queues: list[Queue]) -> None:
-        """How far it came is in the log before another starts there: the next leader knows it."""
+        """Its position is in the log before another member starts there, for the next leader."""
         await self._commits.flush()
         if self._live.get(former.group) is live:
             self._release(live, former, queues)
@@ -188,8 +198,8 @@ class Groups:
         """IllegalOffset."""
         self.alive(subscriber)
         for queue, queue_offset in positions.items():
-            self._places.check(queue, queue_offset)
-        # What has left its assignment meanwhile is late, not wrong.
+            self._check_offset(queue, queue_offset)
+        # A queue that has left its assignment meanwhile is stale, not an error.
         assigned = subscriber.queues
         positions = {q: at for q, at in positions.items() if q in assigned}
         subscriber.move(positions)
@@ -244,7 +254,7 @@ class Groups:
         now_ms = self._now_ms()
         live = self._live.get(name)
         if live is None:
-            # Who has queues in hand got them from another leader, whatever was committed there.
+            # A member with queues in hand got them from a former leader.
             offsets = self._machine.state.offsets
             is_known = bool(owned or offsets.positions(name) or offsets.locks(name))
             is_after_fail_over = is_known and self._is_early and name not in self._met
@@ -289,7 +299,7 @@ class Groups:
                     f"queue {queue.queue_id} of {queue.topic} is not {member_id}'s any more in "
                     f"group {name}"
                 )
-            self._places.check(queue, queue_offset)
+            self._check_offset(queue, queue_offset)
 
     async def reset(self, name: str, positions: Mapping[Queue, int]) -> None:
         """Moves the group, also while it consumes by streams."""
@@ -318,16 +328,40 @@ class Groups:
             return in_hand  # it has come back, and has what stands before
         return min(max(committed, first), end)
 
+    def _fix_positions(self, name: str, topics: Iterable[str], start: Start) -> None:
+        """The first sight of a topic fixes the group's position in all of its queues. So a consumer
+        that stops before its first commit misses nothing, nor does one when queues are added.
+        """
+        known = {queue.topic for queue in self._machine.state.offsets.positions(name)}
+        for topic in topics:
+            queues = [Queue(topic, at) for at in range(self._read_queues(topic))]
+            if (
+                queues
+                and topic not in known
+                and all(self._commits.position(name, queue) is None for queue in queues)
+            ):
+                self._commits.note(
+                    name, {queue: self.start_offset(queue, start) for queue in queues}
+                )
+
+    def _check_offset(self, queue: Queue, queue_offset: int) -> None:
+        _, end = self.extent(queue)
+        if queue_offset > end:
+            raise IllegalOffset(
+                f"{queue_offset} is behind the end of queue {queue.queue_id} of {queue.topic}, "
+                f"which is {end}"
+            )
+
     # -- arrangement ------------------------------------------------------------------------------
 
     def _arrange(self, name: str, live: _Live) -> None:
-        """Whatever has changed: decides anew, and tells the members."""
+        """Rebalances after any change, and tells the members."""
         group = live.group
         versions = self._machine.state.topics.version, self._directory.changes
         if live.arranged_for != versions:
             live.arranged_for = versions
             self._set_queues(name, live)
-        # After a start others have to say what they have: by less, queues move, and move back.
+        # After a start the other sets have not reported yet: queues would move, and move back.
         group.wait(is_waiting=self._is_early and not self._directory.is_complete)
         group.rebalance(self._now_ms())
         for member_id, (subscriber, *_) in live.subscribers.items():
@@ -349,12 +383,12 @@ class Groups:
         if live.subscribers and not _is_broadcast(group):
             # What comes to this set while the group consumes it elsewhere, it has from the
             # beginning, also when it stops before the first message.
-            self._places.begin(name, wanted, Start(is_earliest=True))
+            self._fix_positions(name, wanted, Start(is_earliest=True))
         zone = surroundings.zone
         queues = {
             Queue(topic, queue_id): zone
             for topic in (*wanted, *([retry_topic] if retry_topic else []))
-            for queue_id in range(self._places.read_queues(topic))
+            for queue_id in range(self._read_queues(topic))
         }
         found = [topics.find(topic) for topic in {queue.topic for queue in queues}]
         priorities = {one.name: one.priorities for one in found if one.priorities}
@@ -372,11 +406,25 @@ class Groups:
         task.add_done_callback(self._tasks.discard)
 
     async def _write_locks(self, name: str, live: _Live, changes: Mapping[Queue, str]) -> None:
+        """The position of the last holder is in the log before the lock is: whichever node leads
+        next, the next holder starts there. If not all locks are written, the next tick tries
+        again, or another node leads.
+        """
+        locks = [
+            QueueLock(topic=queue.topic, queue_id=queue.queue_id, member_id=member_id)
+            for queue, member_id in sorted(changes.items())
+        ]
         try:
-            is_written = await write_locks(self._writer, self._commits, name, changes)
+            await self._commits.flush()
+            for at in range(0, len(locks), _LOCKS_MAX):
+                part = LockQueues(group=name, locks=locks[at : at + _LOCKS_MAX])
+                await self._writer.write(Command(lock_queues=part))
+        except MqError as error:
+            log.info("queue locks are not written", group=name, error=str(error))
+            return
         finally:
             live.is_locking = False
-        if is_written and self._live.get(name) is live:
+        if self._live.get(name) is live:
             self._arrange(name, live)  # there may be more to lock by now
 
     # -- time and change --------------------------------------------------------------------------
@@ -418,7 +466,7 @@ class Groups:
         self._met.clear()
 
     def step_down(self, refusal: MqError) -> None:
-        """This node does not lead any more: its members go to the next leader."""
+        """Its members go to the next leader."""
         for live in self._live.values():
             for subscriber, *_ in live.subscribers.values():
                 subscriber.end(refusal)
@@ -427,6 +475,25 @@ class Groups:
         self._commits.forget()
 
     # -- questions --------------------------------------------------------------------------------
+
+    def extent(self, queue: Queue) -> tuple[int, int]:
+        """Start and end; (0, 0) for a queue that was never written to."""
+        found = self._machine.store.queues.get(*queue)
+        return (found.start, found.end) if found else (0, 0)
+
+    def start_offset(self, queue: Queue, start: Start) -> int:
+        first, end = self.extent(queue)
+        if start.at_ms is not None:
+            found = self._machine.store.offset_at_time(*queue, start.at_ms)
+            return end if found is None else found
+        return first if start.is_earliest else end
+
+    def _read_queues(self, topic: str) -> int:
+        """0 for a topic that was deleted, or that cannot be read."""
+        try:
+            return self._machine.state.topics.readable(topic).read_queues
+        except MqError:
+            return 0
 
     @property
     def _is_early(self) -> bool:
@@ -441,12 +508,12 @@ class Groups:
         return found
 
     def owner(self, name: str, queue: Queue) -> str | None:
-        """Who has the queue in hand."""
+        """The member that has the queue in hand."""
         live = self._live.get(name)
         return live.group.owner(queue) if live else None
 
     def position(self, name: str, queue: Queue) -> int | None:
-        """How far the group is, also what is not committed yet."""
+        """The position of the group, also if it is not committed yet."""
         return self._commits.position(name, queue)
 
     def live(self, name: str) -> Group | None:

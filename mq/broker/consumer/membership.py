@@ -162,10 +162,6 @@ class Group:
         is_shared = self._subscriptions.mode == MODE_CLUSTERING
         return names.retry_topic(self.name) if is_shared else None
 
-    @property
-    def lock_holders(self) -> Mapping[Queue, str]:
-        return MappingProxyType(self._locks)
-
     def assigned(self, member_id: str) -> frozenset[Queue]:
         """What it may consume, as of the last rebalance; nothing for one that is not there."""
         member = self._members.get(member_id)
@@ -176,14 +172,6 @@ class Group:
         Nobody in broadcast groups.
         """
         return self._holders.get(queue)
-
-    def next_check_ms(self, now_ms: int) -> int | None:
-        """When `expire` and `rebalance` have something to do though nobody says anything."""
-        times = [member.last_seen_ms + self._expires_ms for member in self._members.values()]
-        times += [*self._awaited.values(), *self._deadlines.values()]
-        if self._is_settling:
-            times.append(self._settle_until_ms)
-        return max(now_ms, min(times)) if times else None
 
     # -- members come and go ----------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
-"""Reading a queue for a consumer: filters, the long poll, and by whom it should be read.
+"""Reading a queue for a consumer: filters, the long poll, and the node that should be asked next.
 
-A node that does not lead shows what it has applied, which is committed. It never judges by what it
-does not have: whatever would be an error or a gap here is the leader's to say.
+A read has two steps: `locate` finds the messages by the queue alone, `load` reads them from the
+log. A node that does not lead shows what it has applied, which is committed. An error or a gap
+there is for the leader to tell: the follower may only be behind.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from mq.errors import MessagesDamaged, MqError
 from mq.store.reading import Found, ReadResult, Status
 from mq.store.store import Store
 
-# Also for a reader that wants more: it shares the loop with all others, and with its headers an
-# answer stays below the 4 MiB that gRPC clients take by default.
+# The limit of one read: all readers share the loop, and with its headers an answer stays below the
+# 4 MiB that gRPC clients accept by default.
 READ_BYTES_MAX = 3 << 20
 READ_MESSAGES_MAX = 1 << 16
-# With a predicate each message is opened, in Python.
-_OPENED_MAX = 512
+# With a predicate each message is parsed, in Python.
+_PARSED_MAX = 512
 _WAIT_S_MAX = 60.0
-# Before a reader is sent to another node because of damage, so that two damaged ones do not keep it
-# running between them.
+# Pause before a reader is sent to another node because of damage, so that two damaged nodes do not
+# send it back and forth without end.
 _DAMAGED_S = 0.1
-# Another node may show a moment before this one what is committed.
+# Another node may apply an entry this much earlier.
 _AHEAD_S = 0.3
 
 
@@ -46,7 +47,7 @@ class Query(NamedTuple):
 
 class Pulled(NamedTuple):
     result: ReadResult
-    # Who should be asked from now on; None: the node that answered.
+    # The node to ask from now on; None: the node that answered.
     read_from: Peer | None = None
 
 
@@ -63,18 +64,18 @@ class Puller:
         self._store = store
         self._arrivals = arrivals
         self._replicas = replicas
-        # Of all that is read here: the caller holds what it hands to the transport.
+        # Bytes that were read here and wait in the transport; the callers count them.
         self.unsent = unsent
         self._cold = ColdReads(store.log)
         self.messages_total = self.bytes_total = 0
-        # Passed over: damaged, and no node has them.
+        # Skipped messages: damaged on all nodes.
         self.lost_total = 0
         # Answers with messages while another node led.
         self.follower_reads_total = 0
         self._is_draining = False
 
     def rank(self, queue: Queue) -> int:
-        """How far it is below the highest priority of its topic."""
+        """The number of priorities of its topic above the one of the queue."""
         return self._topics.rank(*queue)
 
     def end(self, queue: Queue) -> int:
@@ -83,8 +84,8 @@ class Puller:
         return found.end if found else 0
 
     async def until_applied(self, positions: Mapping[Queue, int]) -> None:
-        """For positions of a reader that may have them from another node. Returns when all of them
-        are in the queues of this one, or when they ought to be: then they are wrong.
+        """For positions that a reader may have from another node. Returns when the queues of this
+        node reach them, or after the time in which they should.
         """
         deadline = asyncio.get_running_loop().time() + _AHEAD_S
         for queue, queue_offset in positions.items():
@@ -94,18 +95,20 @@ class Puller:
                     return
 
     def drain(self) -> None:
-        """The node stops: whoever waits here goes to the leader."""
+        """The node stops: waiting readers are sent to the leader."""
         self._is_draining = True
         self._arrivals.stir()
 
     # -- one step ---------------------------------------------------------------------------------
 
     def read(self, query: Query) -> ReadResult:
-        """What is there now: one bounded step. NOTHING_MATCHED: go on at `next_offset`."""
-        return self.take(query, self.find(query))
+        """One bounded step, without waiting. NOTHING_MATCHED: go on at `next_offset`."""
+        return self.load(query, self.locate(query))
 
-    def find(self, query: Query) -> ReadResult | Found:
-        """Where it is, less of it while much is unsent; nothing of the log is read."""
+    def locate(self, query: Query) -> ReadResult | Found:
+        """Where the messages are, by the queue alone; fewer of them while much is unsent. A
+        `ReadResult` if there are none.
+        """
         topic, queue_id = query.queue
         messages_max = min(query.messages_max or READ_MESSAGES_MAX, READ_MESSAGES_MAX)
         return self._store.find(
@@ -113,46 +116,44 @@ class Puller:
             queue_id,
             query.queue_offset,
             bytes_max=self.unsent.share(min(query.bytes_max or READ_BYTES_MAX, READ_BYTES_MAX)),
-            messages_max=min(messages_max, _OPENED_MAX) if query.filter.predicate else messages_max,
+            messages_max=min(messages_max, _PARSED_MAX) if query.filter.predicate else messages_max,
             tag_hashes=query.filter.tag_hashes,
         )
 
-    def take(self, query: Query, found: ReadResult | Found) -> ReadResult:
-        """What was found, at once."""
+    def load(self, query: Query, found: ReadResult | Found) -> ReadResult:
+        """Reads located messages on the loop, and applies the predicate of the filter."""
         if isinstance(found, Found):
             found = found.read(self._store.log.read_ranges)
-        return self._taken(query, found)
+        return self._filtered(query, found)
+
+    async def load_cold(self, query: Query) -> ReadResult:
+        """As `read`, in turn with other cold reads and on a thread; it may return less."""
+
+        def locate(bytes_max: int) -> ReadResult | Found:
+            bytes_max = min(query.bytes_max or bytes_max, bytes_max)
+            return self.locate(query._replace(bytes_max=bytes_max))
+
+        is_paced = not self._replicas.is_serving
+        return self._filtered(query, await self._cold.read(locate, is_paced=is_paced))
+
+    async def _load_any(self, query: Query, found: ReadResult | Found) -> ReadResult:
+        return await self.load_cold(query) if self.is_cold(found) else self.load(query, found)
 
     def behind_bytes(self, found: ReadResult | Found) -> int:
-        """How much of the log stands between the first message and the end; 0: there is none."""
+        """Bytes of the log from the first message to the end; 0 without a message."""
         if not isinstance(found, Found):
             return 0
         return self._store.log.end_offset - found.log_range[0]
 
     def is_cold(self, found: ReadResult | Found) -> bool:
-        """Whether it is to be taken with `take_cold`: it stands far behind, and on the disk alone;
-        or this node follows, and its readers are to be gentle.
+        """Whether `load_cold` has to load it: the messages are far behind, and not in memory or on
+        a node that follows.
         """
         if self.behind_bytes(found) <= self._replicas.backlog_bytes or not isinstance(found, Found):
             return False
         return not self._replicas.is_serving or not found.is_in_memory(self._store.log)
 
-    async def take_cold(self, query: Query) -> ReadResult:
-        """As `read`, without haste; it may be less."""
-
-        def find(bytes_max: int) -> ReadResult | Found:
-            return self.find(query._replace(bytes_max=min(query.bytes_max or bytes_max, bytes_max)))
-
-        is_paced = not self._replicas.is_serving
-        return self._taken(query, await self._cold.read(find, is_paced=is_paced))
-
-    async def _fetch(self, query: Query) -> ReadResult:
-        return await self._took(query, self.find(query))
-
-    async def _took(self, query: Query, found: ReadResult | Found) -> ReadResult:
-        return await self.take_cold(query) if self.is_cold(found) else self.take(query, found)
-
-    def _taken(self, query: Query, result: ReadResult) -> ReadResult:
+    def _filtered(self, query: Query, result: ReadResult) -> ReadResult:
         if result.status == Status.NO_QUEUE:
             # There was no message for it yet.
             status = Status.TOO_LARGE if query.queue_offset else Status.END
@@ -171,19 +172,19 @@ class Puller:
     # -- the long poll ----------------------------------------------------------------------------
 
     async def pull(self, query: Query, wait_s: float) -> ReadResult:
-        """Waits for messages that the filter lets through, so long; then END says where to go on.
-        TopicNotFound, QueueNotFound, PermissionDenied, NotLeader, MessagesDamaged.
+        """Waits so long for messages that the filter lets through; then END says where to go on.
+        Raises TopicNotFound, QueueNotFound, PermissionDenied, NotLeader, MessagesDamaged.
         """
 
         async def step(query: Query) -> Pulled:
             self._replicas.check_serving()
             self._topics.readable(*query.queue)
-            return Pulled(await self._fetch(query))
+            return Pulled(await self._load_any(query, self.locate(query)))
 
         return (await self._poll(query, wait_s, step)).result
 
     async def pull_anywhere(self, query: Query, wait_s: float, zone: str) -> Pulled:
-        """As `pull`, by whatever node. NotLeader: one that follows nobody."""
+        """As `pull`, on any node. Raises NotLeader on a node without a leader."""
 
         async def step(query: Query) -> Pulled:
             if self._replicas.is_serving:
@@ -193,16 +194,16 @@ class Puller:
         return await self._poll(query, wait_s, step)
 
     async def _leading(self, query: Query, zone: str) -> Pulled:
-        """Who is sent elsewhere has got something: so two nodes that disagree on where a reader
-        belongs cannot keep it running between them.
+        """A reader that is sent elsewhere gets messages as well: so two nodes that disagree on its
+        place cannot send it back and forth without end.
         """
         self._topics.readable(*query.queue)
-        found = self.find(query)
+        found = self.locate(query)
         if not isinstance(found, Found):
-            return Pulled(self.take(query, found))
+            return Pulled(self.load(query, found))
         place = self._replicas.better_place(Reader(zone, self.behind_bytes(found)))
         try:
-            return Pulled(await self._took(query, found), place)
+            return Pulled(await self._load_any(query, found), place)
         except MessagesDamaged:
             place = self._replicas.other_place()
             if place is None:
@@ -220,7 +221,7 @@ class Puller:
         except MqError:
             return Pulled(unknown, leader)
         try:
-            result = await self._fetch(query)
+            result = await self._load_any(query, self.locate(query))
         except MessagesDamaged:
             await asyncio.sleep(_DAMAGED_S)
             return Pulled(unknown, leader)
@@ -254,5 +255,4 @@ class Puller:
                 or left_s <= 0
                 or not await self._arrivals.wait(query.queue, left_s)
             ):
-                # Whoever waited may find that it was deleted meanwhile, or that another one leads.
                 return pulled

@@ -85,7 +85,12 @@ class Subscriber:
         limits: Limits,
         puller: Puller,
         arrivals: Arrivals,
+        *,
+        on_untold: Callable[[Subscriber, list[Queue]], None] = lambda *_: None,
     ) -> None:
+        """`on_untold` gets queues that left again before the client was told that it has them: the
+        client cannot release those.
+        """
         self.group = group
         self.member_id = member_id
         self._filters = filters
@@ -96,10 +101,9 @@ class Subscriber:
         self._cursors: dict[Queue, Cursor] = {}
         # Not assigned any more, and not let go of yet: the client may still report progress.
         self._leaving: dict[Queue, Cursor] = {}
-        # Those that the client knows to have or to have had. What left again before it was told of
-        # it, it cannot let go of.
+        # Queues that the client was told of.
         self._told: set[Queue] = set()
-        self.on_untold: Callable[[list[Queue]], None] = lambda _: None
+        self._on_untold = on_untold
         # Queues that may have something to send, in the order of their turn.
         self._ready: dict[Queue, None] = {}
         self._ranks: dict[Queue, int] = {}
@@ -302,7 +306,7 @@ class Subscriber:
         untold = [queue for queue in self._leaving if queue not in self._told]
         self._told = {*self._cursors, *(self._leaving.keys() - untold)}
         if untold:
-            self.on_untold(untold)
+            self._on_untold(self, untold)
         return assigned
 
     def _try_to_deliver(self, queue: Queue, cursor: Cursor) -> Delivered | Redirected | None:
@@ -331,7 +335,7 @@ class Subscriber:
         )
         result = self._fetched_for(queue, cursor)
         if result is None:
-            found = self._puller.find(query)
+            found = self._puller.locate(query)
             place = self._better_place(cursor, self._puller.behind_bytes(found))
             if place is not None:
                 cursor.is_redirected, cursor.has_unsent_gap = True, False
@@ -339,7 +343,7 @@ class Subscriber:
             if self._puller.is_cold(found):
                 self._fetch(query)
                 return None
-            result = self._puller.take(query, found)
+            result = self._puller.load(query, found)
         return self._took(queue, cursor, result)
 
     def _took(self, queue: Queue, cursor: Cursor, result: ReadResult) -> Delivered | None:
@@ -403,7 +407,7 @@ class Subscriber:
     async def _fetch_cold(self, query: Query) -> None:
         queue = query.queue
         try:
-            result = await self._puller.take_cold(query)
+            result = await self._puller.load_cold(query)
         except (MessagesDamaged, QueueDamaged, Rebuilding) as error:
             self._fetched[queue] = query.queue_offset, error
         except Exception as error:  # noqa: BLE001 - whoever waits in `next` gets it

@@ -115,9 +115,6 @@ class Leases:
     def get(self, group: str, queue: Queue) -> QueueLeases | None:
         return self._queues.get((group, queue))
 
-    def of_group(self, group: str) -> dict[Queue, QueueLeases]:
-        return {queue: one for (name, queue), one in self._queues.items() if name == group}
-
     def done_ahead(self, group: str, queue: Queue) -> int:
         """Messages of the queue that are done, behind the group's offset."""
         found = self._queues.get((group, queue))

@@ -6,7 +6,7 @@ import pytest
 
 from mq.names import SCHEDULE_TOPIC
 from mq.store.batch import Batch
-from mq.store.holding import HeldBatch, lane_of, places_of, read_held
+from mq.store.holding import HeldBatch, lane_of, read_held
 from mq.store.rebatch import carried
 from tests.support.consensus import batch
 from tests.support.faulty_vfs import FaultyVfs
@@ -26,7 +26,7 @@ def test_neighbours_share_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
         put(store, held(b"%d" % at + b"." * size), batch("t", b"between" * (900 if at == 3 else 1)))
     queue = store.queues.get(SCHEDULE_TOPIC, lane_of(DUE_MS))
     assert queue is not None
-    places = places_of(queue.read(0, len(sizes)))
+    places = [(int(at), int(size)) for at, size, _ in queue.read(0, len(sizes)).tolist()]
     reads = []
     read_ranges = store.log.read_ranges
 

@@ -259,15 +259,6 @@ class GroupMachine(RuleBasedStateMachine):
             self.doubled.add(queue)
         assert queue in self.doubled
 
-    @invariant()
-    def a_check_is_due_when_something_waits_for_time(self) -> None:
-        check_ms = self.group.next_check_ms(self.now_ms)
-        assert check_ms is None or check_ms >= self.now_ms
-        if self.group.members:
-            assert check_ms is not None
-            seen = min(member.last_seen_ms for member in self.group.members.values())
-            assert check_ms <= max(self.now_ms, seen + EXPIRES_MS)
-
     def teardown(self) -> None:
         self.come_to_rest()
 

@@ -110,7 +110,7 @@ async def test_a_filter_chooses_and_the_offsets_stay(wanted: Filter, expected: l
 async def test_a_filter_that_lets_nothing_through_says_how_far_it_has_looked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pulling, "_OPENED_MAX", 4)
+    monkeypatch.setattr(pulling, "_PARSED_MAX", 4)
     node = await filled()
     wanted = compile_filter(Filter(sql="n > 5"))
     first = node.broker.puller.read(query(wanted=wanted))

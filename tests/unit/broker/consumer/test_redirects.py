@@ -348,13 +348,13 @@ async def test_a_move_while_old_messages_are_read_makes_them_void() -> None:
 async def test_other_queues_do_not_wait_for_old_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     found = await stream(takes_redirects=False)
     gate = asyncio.Event()
-    cold = found.node.broker.puller.take_cold
+    cold = found.node.broker.puller.load_cold
 
     async def slow(*arguments: object) -> ReadResult:
         await gate.wait()
         return await cold(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(found.node.broker.puller, "take_cold", slow)
+    monkeypatch.setattr(found.node.broker.puller, "load_cold", slow)
     await found.node.send("t", b"x", queue_id=1)
     found.one.assign(1, {A: 0, B: 0})
     assert isinstance(await found.next(), Assigned)

@@ -18,7 +18,7 @@ _BLOCK = 1 << 20
 _ZEROS = bytes(_BLOCK)
 
 
-class Room:
+class Preallocator:
     def __init__(
         self, file: File, ready: int, step_bytes: int, *, zeros: bool, executor: Executor | None
     ) -> None:

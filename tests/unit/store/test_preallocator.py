@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.store.room import Room
+from mq.store.preallocator import Preallocator
 from tests.support.logs import disk
 
 if TYPE_CHECKING:
@@ -60,9 +60,9 @@ def open_room(
     ready: int = 0,
     step: int = 1000,
     executor: Executor | None = None,
-) -> tuple[FaultyFile, Room]:
+) -> tuple[FaultyFile, Preallocator]:
     file = vfs.open(PATH, create=True)
-    return file, Room(file, ready, step, zeros=zeros, executor=executor)
+    return file, Preallocator(file, ready, step, zeros=zeros, executor=executor)
 
 
 @both_ways
