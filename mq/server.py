@@ -23,7 +23,7 @@ from mq.admin.control import Control
 from mq.admin.metrics import Metrics
 from mq.broker.broker import Broker
 from mq.broker.contracts import Leading, Peer
-from mq.broker.core import Settings
+from mq.broker.core import BrokerSettings
 from mq.broker.state.machine import Machine
 from mq.broker.state.refiling import ReplayedLanes
 from mq.broker.state.state import State
@@ -121,7 +121,7 @@ class _Consensus:
 
 class Server:
     def __init__(self, config: Config, clock: Clock) -> None:
-        self._settings = Settings(config)
+        self._settings = BrokerSettings(config)
         self._clock = clock
         self._is_up = False
 

@@ -16,7 +16,7 @@ from mq import names
 from mq.broker.broker import Broker
 from mq.broker.consumer.filters import CompiledFilter
 from mq.broker.consumer.pulling import Query
-from mq.broker.long_work import Turn, in_turns
+from mq.broker.long_work import TimeSlice, in_turns
 from mq.broker.queue import Queue
 from mq.broker.state.topics import Topic
 from mq.errors import GroupNotFound, IllegalRequest, MessageNotFound
@@ -59,7 +59,7 @@ class Inspector:
 
     async def topic(self, name: str) -> pb.DescribeTopicResponse:
         topic = self._broker.state.topics.find(name)
-        offsets, turn = self._broker.state.offsets, Turn()
+        offsets, turn = self._broker.state.offsets, TimeSlice()
         groups = []
         for group in offsets.groups():
             if any(queue.topic == name for queue in offsets.positions(group)):
@@ -86,7 +86,7 @@ class Inspector:
     # -- groups -----------------------------------------------------------------------------------
 
     async def groups(self) -> list[pb.GroupSummary]:
-        found, turn = [], Turn()
+        found, turn = [], TimeSlice()
         for name in self._broker.groups.names():
             found.append(self._summary(name, await in_turns(self._group_queues(name))))
             await turn.over()

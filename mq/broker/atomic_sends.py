@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mq.broker.batched_decider import BatchedDecider, Decision
+from mq.broker.batched_decider import BatchedDecider, TurnDecision
 from mq.broker.consumer.commits import Commits, Positions
 from mq.broker.consumer.groups import Groups
 from mq.broker.core import Core
@@ -91,7 +91,7 @@ class AtomicSend:
         return commit_bytes + sum(len(batch.data) + _HEAD_BYTES for batch in self.batches)
 
 
-class _Turn:
+class _AtomicTurn:
     """The entry that is being put together."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class _Turn:
         self.size_bytes += atom.entry_bytes()
         return answer
 
-    def written(self) -> ProposedEntry:
+    def entry(self) -> ProposedEntry:
         batches = [batch for atom, _ in self.accepted for batch in atom.batches]
         commits = [atom.commit() for atom, _ in self.accepted if atom.positions]
         command = Command(commit_positions=CommitPositions(groups=commits)) if commits else None
@@ -194,8 +194,8 @@ class AtomicSends:
 
     # -- one turn ---------------------------------------------------------------------------------
 
-    def _decide(self, atoms: list[AtomicSend]) -> Decision[StoredBatches | None]:
-        turn = _Turn()
+    def _decide(self, atoms: list[AtomicSend]) -> TurnDecision[StoredBatches | None]:
+        turn = _AtomicTurn()
         size_bytes_max = min(_GROUP_BYTES, self._entry_bytes_max)
         for atom in atoms:
             if turn.accepted and turn.size_bytes + atom.entry_bytes() > size_bytes_max:
@@ -205,21 +205,21 @@ class AtomicSends:
             except MqError as error:
                 turn.answers.append(error)
         if not turn.accepted:
-            return Decision(turn.answers)
-        written = turn.written()
-        slots = [self._publisher.begin(batch) for batch in written.batches]
+            return TurnDecision(turn.answers)
+        entry = turn.entry()
+        slots = [self._publisher.begin(batch) for batch in entry.batches]
         self._commits.begin_elsewhere(turn.positions)
 
         def over(error: MqError | None) -> None:
             self._commits.end_elsewhere()
-            self._publisher.end(slots, written.stored, error)
-            stored = iter(written.stored if error is None else ())
+            self._publisher.end(slots, entry.stored, error)
+            stored = iter(entry.stored if error is None else ())
             for atom, answer in turn.accepted:
                 answer.extend(one for _, one in zip(atom.batches, stored, strict=False))
 
-        return Decision(turn.answers, written, over)
+        return TurnDecision(turn.answers, entry, over)
 
-    def _judge(self, atom: AtomicSend, turn: _Turn) -> StoredBatches | None:
+    def _judge(self, atom: AtomicSend, turn: _AtomicTurn) -> StoredBatches | None:
         """What is answered when the entry is applied. None: not in this turn."""
         done = self._done(atom, turn)
         if done is not None:
@@ -235,7 +235,7 @@ class AtomicSends:
             self._check_starts(atom, turn)
         return turn.accept(atom)
 
-    def _done(self, atom: AtomicSend, turn: _Turn) -> StoredBatches | None:
+    def _done(self, atom: AtomicSend, turn: _AtomicTurn) -> StoredBatches | None:
         """The answer to one that came before. IllegalSequence: to a part of it."""
         if not atom.batches:
             return None
@@ -249,17 +249,17 @@ class AtomicSends:
             raise _in_parts()
         return None
 
-    def _place(self, group: str, queue: Queue, turn: _Turn) -> int | None:
+    def _place(self, group: str, queue: Queue, turn: _AtomicTurn) -> int | None:
         """Where the group stands, with what the turn has done so far."""
         decided = turn.positions.get(group, {}).get(queue)
         return self._commits.position(group, queue) if decided is None else decided
 
-    def _is_there(self, atom: AtomicSend, turn: _Turn) -> bool:
+    def _is_there(self, atom: AtomicSend, turn: _AtomicTurn) -> bool:
         return all(
             self._place(atom.group, queue, turn) == at for queue, at in atom.positions.items()
         )
 
-    def _check_starts(self, atom: AtomicSend, turn: _Turn) -> None:
+    def _check_starts(self, atom: AtomicSend, turn: _AtomicTurn) -> None:
         for queue, queue_offset in atom.positions.items():
             place = self._place(atom.group, queue, turn)
             if place is None:

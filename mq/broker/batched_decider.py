@@ -23,7 +23,7 @@ Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 
 
-class Decision(NamedTuple, Generic[Answer]):
+class TurnDecision(NamedTuple, Generic[Answer]):
     """An answer for each request, or the error that refuses it. Answers are given when `entry` is
     applied, or at once if there is none. With fewer answers than requests the other requests come
     again in the next turn; the first request is always answered.
@@ -40,7 +40,7 @@ class BatchedDecider(Generic[Request, Answer]):
         self,
         writer: EntryWriter,
         leadership: Leadership,
-        decide: Callable[[list[Request]], Decision[Answer]],
+        decide: Callable[[list[Request]], TurnDecision[Answer]],
         *,
         requests_max: int = 1_000,
     ) -> None:

@@ -18,7 +18,7 @@ from mq.broker.consumer.pulling import Puller
 from mq.broker.consumer.replicas import Replicas
 from mq.broker.consumer.unsent import Unsent
 from mq.broker.contracts import Consensus
-from mq.broker.core import Core, Service, Settings
+from mq.broker.core import BrokerSettings, Core, Service
 from mq.broker.delay.delays import Delays
 from mq.broker.directory import Directory
 from mq.broker.leading import Leadership
@@ -51,7 +51,7 @@ class Broker:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: BrokerSettings,
         machine: Machine,
         consensus: Consensus,
         now_ms: Callable[[], int],

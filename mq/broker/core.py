@@ -24,7 +24,7 @@ from mq.wire.v1.state_pb2 import Command
 
 
 @dataclass(slots=True)
-class Settings:
+class BrokerSettings:
     """The configuration as it is now: some of it may change while the node runs."""
 
     config: Config
@@ -40,7 +40,7 @@ class Settings:
 
 @dataclass(slots=True, frozen=True)
 class Core:
-    settings: Settings
+    settings: BrokerSettings
     writer: EntryWriter
     machine: Machine
     leadership: Leadership

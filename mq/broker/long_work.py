@@ -21,7 +21,7 @@ _PIECE = 500
 async def in_turns(work: Iterable[T]) -> list[T]:
     """As `list(work)`, for a generator whose items cost something. Few items take one turn."""
     done: list[T] = []
-    turn = Turn()
+    turn = TimeSlice()
     items = iter(work)
     while piece := list(itertools.islice(items, _PIECE)):
         done += piece
@@ -29,7 +29,7 @@ async def in_turns(work: Iterable[T]) -> list[T]:
     return done
 
 
-class Turn:
+class TimeSlice:
     """A request's turn on the loop: it is asked now and then whether it is over."""
 
     __slots__ = ("_until_s",)

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 from mq import names
-from mq.broker.core import Settings
+from mq.broker.core import BrokerSettings
 from mq.broker.directory import Directory
 from mq.broker.state.topics import Topics
 from mq.errors import MqError, TopicNotFound
@@ -23,7 +23,7 @@ _KNOWN_MAX = 256
 class MissingTopics:
     def __init__(
         self,
-        settings: Settings,
+        settings: BrokerSettings,
         topics: Topics,
         directory: Directory,
         steady_ms: Callable[[], int],

@@ -15,14 +15,14 @@ from mq.broker.consumer.filters import canonical, compile_filter
 from mq.broker.consumer.groups import Start
 from mq.broker.consumer.membership import Group, Spec
 from mq.broker.consumer.pulling import READ_BYTES_MAX, Query
-from mq.broker.consumer.subscriber import Assigned, Limits, Position, Redirected, Subscriber
+from mq.broker.consumer.subscriber import Assigned, CacheLimits, Position, Redirected, Subscriber
 from mq.broker.consumer.unsent import Unsent
 from mq.broker.long_work import in_turns
 from mq.broker.queue import Queue
 from mq.broker.receive.grants import GrantedRun
 from mq.broker.receive.members import ReceiveSpec
 from mq.broker.receive.service import Receive
-from mq.broker.retry.retrying import Failed, Place, RetryResult
+from mq.broker.retry.retrying import Failed, MessagePosition, RetryResult
 from mq.errors import IllegalRequest, UnknownMember
 from mq.rpc import framing, limits, listeners
 from mq.rpc.limits import HANDLES_MAX, TOPICS_MAX
@@ -374,9 +374,9 @@ def _redirect(redirected: Redirected) -> bytes:
     return pb.SubscribeResponse(redirect=redirect).SerializeToString()
 
 
-def _cache_limits(start: pb.SubscribeStart) -> Limits:
-    default = Limits()
-    return Limits(
+def _cache_limits(start: pb.SubscribeStart) -> CacheLimits:
+    default = CacheLimits()
+    return CacheLimits(
         min(start.cache_messages or default.messages, CACHE_MESSAGES_MAX),
         min(start.cache_bytes or default.size_bytes, CACHE_BYTES_MAX),
         min(start.delivery_bytes or default.delivery_bytes, READ_BYTES_MAX),
@@ -418,7 +418,7 @@ def _member_id(member_id: str) -> str:
 
 def _failed(wire: pb.FailedMessage) -> Failed:
     return Failed(
-        Place(Queue(wire.topic, wire.queue_id), wire.queue_offset),
+        MessagePosition(Queue(wire.topic, wire.queue_id), wire.queue_offset),
         wire.delay_ms if wire.HasField("delay_ms") else None,
         wire.reason,
     )

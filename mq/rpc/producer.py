@@ -13,7 +13,7 @@ from mq import names
 from mq.broker import held
 from mq.broker.atomic_sends import WorkStart
 from mq.broker.broker import Broker
-from mq.broker.long_work import Turn, in_turns
+from mq.broker.long_work import TimeSlice, in_turns
 from mq.broker.publishing import Slot
 from mq.broker.queue import Queue
 from mq.broker.state.dedup import StoredAt
@@ -165,7 +165,7 @@ class ProducerService:
         request_id, ack, blobs = framing.read_publish(data)
         _check_ack(ack)
         slots: list[Slot | BatchResult] = []
-        turn = Turn()
+        turn = TimeSlice()
         for blob in blobs:
             try:
                 slots.append(await self._submit(blob, ack))
@@ -232,7 +232,7 @@ class ProducerService:
                 f"{self._broker_set}"
             )
         self._broker.state.topics.find(request.topic)
-        await self._broker.delays.recall(request.topic, log_offset, request.deliver_at_ms)
+        await self._broker.delays.recalls.recall(request.topic, log_offset, request.deliver_at_ms)
         return producer_pb2.RecallResponse()
 
     # -- SendAtomically ---------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class ProducerService:
         )
 
     async def _accepted(self, data: Iterable[bytes]) -> list[Batch]:
-        found, turn = [], Turn()
+        found, turn = [], TimeSlice()
         for one in data:
             found.append(limits.accept_batch(one, self._message_bytes_max))
             await turn.over()

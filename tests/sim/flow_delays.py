@@ -49,7 +49,7 @@ class Delayed:
         while True:
             try:
                 await self._world.ask(
-                    lambda broker: broker.delays.recall(
+                    lambda broker: broker.delays.recalls.recall(
                         topic, stored.log_offset, stored.deliver_at_ms
                     )
                 )

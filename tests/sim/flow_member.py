@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mq.broker.broker import Broker
-from mq.broker.core import Settings
+from mq.broker.core import BrokerSettings
 from mq.broker.state.machine import Machine
 from mq.broker.state.state import State
 from mq.config import Config
@@ -75,7 +75,7 @@ class Process:
 
     def _make_broker(self, options: Options) -> Broker:
         broker = Broker(
-            Settings(options.config()),
+            BrokerSettings(options.config()),
             self.machine,
             self.consensus,
             self.member.now_ms,

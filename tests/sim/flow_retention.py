@@ -144,7 +144,9 @@ async def _recall(world: World, stored: StoredAt) -> None:
     while True:
         try:
             await world.ask(
-                lambda broker: broker.delays.recall(_TOPIC, stored.log_offset, stored.deliver_at_ms)
+                lambda broker: broker.delays.recalls.recall(
+                    _TOPIC, stored.log_offset, stored.deliver_at_ms
+                )
             )
         except ConnectionResetError:
             pass

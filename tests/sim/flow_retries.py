@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mq import names
 from mq.broker.queue import Queue
-from mq.broker.retry.retrying import Failed, Place, RetryResult
+from mq.broker.retry.retrying import Failed, MessagePosition, RetryResult
 from mq.errors import MqError, NotAssigned, UnknownMember
 from tests.sim.flow_checks import Seen, visible
 from tests.sim.flow_clients import PullMember, Sender, eventually, make_topic, read
@@ -63,7 +63,7 @@ class Worker:
     async def _fail(self, queue: Queue, one: Seen) -> None:
         # One by its level, which is ten seconds.
         delay_ms = None if one.text == "j1" else 150
-        failed = Failed(Place(queue, one.queue_offset), delay_ms, f"{one.text} failed")
+        failed = Failed(MessagePosition(queue, one.queue_offset), delay_ms, f"{one.text} failed")
         while True:
             self._sequence += 1
             sequence = self._sequence

@@ -20,7 +20,7 @@ import msgspec
 
 from mq.broker.broker import Broker
 from mq.broker.contracts import Leading, Peer
-from mq.broker.core import Settings
+from mq.broker.core import BrokerSettings
 from mq.broker.queue import Queue
 from mq.broker.state.machine import Machine
 from mq.broker.state.refiling import ReplayedLanes
@@ -162,7 +162,7 @@ class Node:
         self.consensus = MemoryConsensus(self.store, lambda: self.now_ms)
         config = Config()
         section = msgspec.structs.replace(config.broker, **options)
-        self.settings = Settings(msgspec.structs.replace(config, broker=section))
+        self.settings = BrokerSettings(msgspec.structs.replace(config, broker=section))
         self.broker = Broker(
             self.settings,
             self.machine,

@@ -73,7 +73,7 @@ def seconds(milliseconds: float) -> str:
 
 
 def limits() -> dict[str, str]:
-    store, broker, cache = StoreConfig(), BrokerConfig(), subscriber.Limits()
+    store, broker, cache = StoreConfig(), BrokerConfig(), subscriber.CacheLimits()
     assert filters.TAGS_CHARACTERS_MAX == sql92.TEXT_CHARACTERS_MAX
     return {
         "**body of a message** (`store.message_bytes_max`)": size(store.message_bytes_max),
@@ -198,7 +198,7 @@ def test_comments_of_the_protocol_have_the_limits_of_the_code() -> None:
 
 
 def test_numbers_in_the_text_are_those_of_the_code() -> None:
-    cache = subscriber.Limits()
+    cache = subscriber.CacheLimits()
     for number in (
         f"{seconds(groups._SETTLE_MS)} after",
         f"after {seconds(groups._RECONNECT_MS)}",

@@ -20,7 +20,7 @@ from mq.broker.consumer.commits import Commits
 from mq.broker.consumer.filters import CompiledFilter, compile_filter
 from mq.broker.consumer.membership import Group, Member, Spec
 from mq.broker.consumer.pulling import Puller
-from mq.broker.consumer.subscriber import Limits, Position, Subscriber
+from mq.broker.consumer.subscriber import CacheLimits, Position, Subscriber
 from mq.broker.directory import Directory
 from mq.broker.leading import Leadership
 from mq.broker.queue import Queue
@@ -99,7 +99,7 @@ class Groups:
         name: str,
         spec: Spec,
         filters: Mapping[str, CompiledFilter],
-        limits: Limits,
+        limits: CacheLimits,
         start: Start,
         positions: Mapping[Queue, int],
     ) -> Subscriber:

@@ -37,7 +37,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, NoReturn, TypeAlias
 
 from mq.broker.consumer import sql92_logic as logic
-from mq.broker.consumer.sql92_logic import Kind, Literal, Property, Test, Value
+from mq.broker.consumer.sql92_logic import Literal, Property, Test, Value, ValueKind
 from mq.errors import IllegalFilter
 
 Predicate: TypeAlias = Callable[[Mapping[str, str]], bool]
@@ -202,11 +202,11 @@ class _Parser:
         if sign in logic.ORDERINGS:
             _check_orders(start, left)
             _check_orders(second, right)
-            return logic.comparison(sign, left, right, Kind.NUMBER)
+            return logic.comparison(sign, left, right, ValueKind.NUMBER)
         kinds = [value.kind for value in (left, right) if isinstance(value, Literal)]
         if len(kinds) == 2 and kinds[0] != kinds[1]:
             _fail(second, f"{kinds[0].value} to compare {start} with")
-        return logic.comparison(sign, left, right, kinds[0] if kinds else Kind.TEXT)
+        return logic.comparison(sign, left, right, kinds[0] if kinds else ValueKind.TEXT)
 
     def _word_operator(self, start: _Token, value: Value) -> Test:
         is_negated = self._accept("keyword", "NOT")
@@ -236,8 +236,8 @@ class _Parser:
         high = self._number("AND")
         return logic.all_of(
             [
-                logic.comparison("<=", low, value, Kind.NUMBER),
-                logic.comparison("<=", value, high, Kind.NUMBER),
+                logic.comparison("<=", low, value, ValueKind.NUMBER),
+                logic.comparison("<=", value, high, ValueKind.NUMBER),
             ]
         )
 
@@ -277,7 +277,7 @@ class _Parser:
             case "name":
                 return Property(token.content)
             case "text":
-                return Literal(Kind.TEXT, _unquote(token))
+                return Literal(ValueKind.TEXT, _unquote(token))
             case "number":
                 number = logic.number(token.content)
                 if number is None:
@@ -286,9 +286,9 @@ class _Parser:
                         f"a number of at most {logic.NUMBER_CHARACTERS_MAX} characters, "
                         "its exponent of at most 4",
                     )
-                return Literal(Kind.NUMBER, number)
+                return Literal(ValueKind.NUMBER, number)
             case "keyword" if token.content in {"TRUE", "FALSE"}:
-                return Literal(Kind.BOOLEAN, token.content == "TRUE")
+                return Literal(ValueKind.BOOLEAN, token.content == "TRUE")
             case "keyword" if token.content == "NULL":
                 _fail(token, f"{expected} (a missing property is found by IS NULL)")
             case _:
@@ -306,7 +306,7 @@ def _property(token: _Token, value: Value) -> Property:
 
 
 def _check_orders(token: _Token, value: Value) -> None:
-    if isinstance(value, Literal) and value.kind is not Kind.NUMBER:
+    if isinstance(value, Literal) and value.kind is not ValueKind.NUMBER:
         _fail(token, "a number or a property: only numbers are smaller or larger")
 
 

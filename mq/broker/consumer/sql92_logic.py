@@ -41,7 +41,7 @@ COMPARISONS: dict[str, Callable[..., bool]] = {
 }
 
 
-class Kind(enum.Enum):
+class ValueKind(enum.Enum):
     TEXT = "text"
     NUMBER = "a number"
     BOOLEAN = "TRUE or FALSE"
@@ -52,7 +52,7 @@ class Property(NamedTuple):
 
 
 class Literal(NamedTuple):
-    kind: Kind
+    kind: ValueKind
     content: Content
 
 
@@ -116,7 +116,7 @@ def any_of(tests: Sequence[Test]) -> Test:
     return or_test
 
 
-def comparison(sign: str, left: Value, right: Value, kind: Kind) -> Test:
+def comparison(sign: str, left: Value, right: Value, kind: ValueKind) -> Test:
     """Properties are read as `kind`; literals are of it already."""
     compare, read_left, read_right = COMPARISONS[sign], _reader(left, kind), _reader(right, kind)
 
@@ -129,7 +129,7 @@ def comparison(sign: str, left: Value, right: Value, kind: Kind) -> Test:
 
 def membership(value: Property, literals: Iterable[Literal]) -> Test:
     """The same as being equal to one of them or the other."""
-    contents: dict[Kind, set[Content]] = {}
+    contents: dict[ValueKind, set[Content]] = {}
     for literal in literals:
         contents.setdefault(literal.kind, set()).add(literal.content)
     return any_of([_is_one_of(_reader(value, kind), contents[kind]) for kind in contents])
@@ -180,14 +180,14 @@ def _is_one_of(read: _Reader, contents: set[Content]) -> Test:
     return in_test
 
 
-def _reader(value: Value, kind: Kind) -> _Reader:
+def _reader(value: Value, kind: ValueKind) -> _Reader:
     if isinstance(value, Literal):
         content = value.content
         return lambda _: content
     name = value.name
-    if kind is Kind.TEXT:
+    if kind is ValueKind.TEXT:
         return lambda properties: properties.get(name)
-    read: Callable[[str], Content | None] = number if kind is Kind.NUMBER else boolean
+    read: Callable[[str], Content | None] = number if kind is ValueKind.NUMBER else boolean
 
     def read_property(properties: Mapping[str, str]) -> Content | None:
         text = properties.get(name)

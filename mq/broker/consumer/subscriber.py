@@ -38,7 +38,7 @@ _FAIR_EACH = 10
 _STAYS_S = 5.0
 
 
-class Limits(NamedTuple):
+class CacheLimits(NamedTuple):
     """What the client keeps of one queue, and wants in one delivery."""
 
     messages: int = 1_000
@@ -82,7 +82,7 @@ class Subscriber:
         group: str,
         member_id: str,
         filters: Mapping[str, CompiledFilter],
-        limits: Limits,
+        limits: CacheLimits,
         puller: Puller,
         arrivals: Arrivals,
         *,

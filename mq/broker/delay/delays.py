@@ -1,30 +1,46 @@
-"""Delivery of messages that wait for their time: the driver on the leader.
+"""Delivery of delayed messages: the service on the leader.
 
-It writes what is due to its topics, and how far the lanes are then, as one entry; the next one is
-decided when that is applied. What it keeps in memory is only a picture of the lanes (`due`), made
-anew by whoever leads. Whatever changes the schedule on purpose, delivery, recall and carrying,
-takes its turn: decisions never guess what an unfinished entry will do.
+It writes due batches to their topics, and the new positions of their lanes, as one entry; the next
+entry is decided when that one is applied. Its memory is only a picture of the lanes (`due`), which
+a new leader makes again. Delivery, recall and carrying take turns to change the schedule: a
+decision never guesses what an unfinished entry will do.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from mq.broker.core import Core, Service
-from mq.broker.delay.delivery import Leaving, home_of, outgoing
-from mq.broker.delay.due import NEVER_MS, Agenda, Budget, DueUnit, Gathering, Window
+from mq.broker.delay.due import (
+    NEVER_MS,
+    Agenda,
+    Budget,
+    DueUnit,
+    Gathering,
+    Window,
+    numbers_of,
+)
 from mq.broker.delay.lanes import Lanes
 from mq.broker.delay.recalls import Recalls
 from mq.broker.held import DELIVERY_ROOM_BYTES
 from mq.broker.state.machine import NewlyHeld
+from mq.broker.state.schedule import Lane
+from mq.broker.state.topics import Topic, Topics
 from mq.errors import MqError, QueueDamaged, Rebuilding
 from mq.logging import get_logger
 from mq.store import rebatch
 from mq.store.batch import Batch
-from mq.store.holding import LANES, lane_of
-from mq.wire.v1.state_pb2 import CarryScheduled, Command, DeliverScheduled, LaneCarried
+from mq.store.holding import LANES, HeldBatch, lane_of
+from mq.wire.v1.state_pb2 import (
+    CarryScheduled,
+    Command,
+    DeliverScheduled,
+    LaneCarried,
+    LaneProgress,
+)
 
 log = get_logger(__name__)
 
@@ -47,7 +63,7 @@ _PAST_LANES = 144
 
 
 class _NotNow(Exception):
-    """Something has changed since this was decided: it is decided anew."""
+    """The state has changed since the decision: decide again."""
 
 
 class Delays(Service):
@@ -56,11 +72,10 @@ class Delays(Service):
         self._loop = asyncio.get_running_loop()
         self._turn = asyncio.Lock()
         self._lanes = Lanes(core.state, core.store)
-        self._recalls = Recalls(core, self._lanes, self._turn)
-        self.recall = self._recalls.recall
+        self.recalls = Recalls(core, self._lanes, self._turn)
         entry_bytes_max = core.settings.config.store.entry_bytes_max
         self._entry_bytes = min(_ENTRY_BYTES, entry_bytes_max - DELIVERY_ROOM_BYTES)
-        # Goes up whenever this node begins or ceases to lead: what was begun before is over.
+        # Goes up whenever this node begins or ceases to lead: work of an older epoch ends.
         self._epoch = 0
         self._is_leading = False
         self._agenda = Agenda()
@@ -71,7 +86,7 @@ class Delays(Service):
         self._timer_due_ms = NEVER_MS
         # Messages, since this process started: delivered, and dropped because their topic was.
         self.delivered_total = self.dropped_total = 0
-        # Something is due, and waits for what is on its way into the log.
+        # A due batch waits for delayed batches in flight.
         self._waits_for_landing = False
         core.writer.pending_delays.watch(self._on_landed)
 
@@ -87,7 +102,7 @@ class Delays(Service):
 
     def step_down(self, error: MqError) -> None:
         self._begin(is_leading=False)
-        self._recalls.step_down(error)
+        self.recalls.step_down(error)
 
     def _begin(self, *, is_leading: bool) -> None:
         self._epoch += 1
@@ -95,7 +110,7 @@ class Delays(Service):
         self._agenda = Agenda()
         self._unseen = {}
         self._waits_for_landing = False
-        # One that runs is over when it sees the epoch; whoever leads does not wait for it.
+        # A task of an older epoch ends by itself.
         self._task = None
         self._stop_timer()
 
@@ -126,7 +141,7 @@ class Delays(Service):
     # -- when -------------------------------------------------------------------------------------
 
     def _until_ms(self) -> int:
-        """What is due by then may be delivered: what is on its way into the log comes first."""
+        """Batches that are due by then may be delivered: delayed batches in flight come first."""
         now_ms, landing_ms = self._core.now_ms(), self._core.writer.pending_delays.first_due_ms()
         return now_ms if landing_ms is None else min(now_ms, landing_ms)
 
@@ -139,7 +154,7 @@ class Delays(Service):
             self._arm()
 
     def _arm_for(self, due_ms: int) -> None:
-        """Something is due then: begins, now or at that time."""
+        """Starts delivery, now or when this is due."""
         if self._task is not None:
             return
         if due_ms <= self._until_ms():
@@ -196,7 +211,7 @@ class Delays(Service):
 
     async def _look_at(self, number: int) -> None:
         if number not in self._unseen:
-            return  # somebody else leads by now
+            return  # this node has stepped down since
         del self._unseen[number]
         window = self._agenda.window(number)
         try:
@@ -248,7 +263,7 @@ class Delays(Service):
                 if not window.has_first:
                     await self._fill(number, window)
                     if epoch != self._epoch:
-                        return {}  # nobody looks at these windows any more
+                        return {}  # the windows are of an older epoch
                 units = window.take(until_ms, budget)
                 if units:
                     taken[number] = units
@@ -263,11 +278,11 @@ class Delays(Service):
         state = self._core.state
         leaving = list(self._leaving(taken))
         for topic in {one.held.batch.topic for one in leaving if one.held is not None}:
-            # Gone or not, the next moment will tell.
+            # Whether the topic stays is not known yet.
             if self._core.catalog.is_leaving(topic):
                 raise _NotNow
         out = outgoing(leaving, state.schedule.lanes, state.topics)
-        # An entry of an earlier term that may still come would be one too many.
+        # A former leader must not deliver once more.
         self._core.leadership.check()
         if max(one.due_ms for one in out.lanes) > self._until_ms():
             raise _NotNow
@@ -356,7 +371,7 @@ class Delays(Service):
     def _carried(
         self, number: int, units: list[DueUnit], below: int
     ) -> tuple[list[Batch], LaneCarried, int]:
-        """New batches, what is said of the lane, and how many messages have no topic any more."""
+        """New batches, the change of the lane, and how many messages have lost their topic."""
         batches, messages, gone = [], 0, 0
         topics = self._core.state.topics
         for _, _, held in self._leaving({number: units}):
@@ -371,3 +386,69 @@ class Delays(Service):
             lane=number, below_log_offset=below, batches=len(units), messages=messages
         )
         return batches, lane, gone
+
+
+# -- what becomes of batches whose time has come: pure decisions ----------------------------------
+
+
+class Leaving(NamedTuple):
+    """A batch that leaves its lane, in the order of the lane."""
+
+    number: int
+    unit: DueUnit
+    # None: the log has lost it.
+    held: HeldBatch | None
+
+
+class Outgoing(NamedTuple):
+    batches: list[Batch]
+    lanes: list[LaneProgress]
+    delivered: int
+    # Messages whose topic is gone, and batches that are.
+    dropped: int
+    lost: int
+
+
+def outgoing(leaving: Iterable[Leaving], lanes: Mapping[int, Lane], topics: Topics) -> Outgoing:
+    """One batch for each queue, with all that goes there in its order; how far lanes are then."""
+    by_queue: dict[tuple[str, int], list[Batch]] = {}
+    progress: dict[int, LaneProgress] = {}
+    delivered = dropped = lost = 0
+    for number, unit, held in leaving:
+        one = progress.setdefault(number, LaneProgress(lane=number))
+        one.due_ms, one.log_offset = unit.due_ms, unit.log_offset
+        one.batches += 1
+        if held is None:
+            lost += 1
+            continue
+        one.messages += held.batch.message_count
+        topic = home_of(held, topics)
+        if topic is None:
+            dropped += held.batch.message_count
+            continue
+        batch = _without_recalled(held, lanes[number].recalled)
+        if batch is not None:
+            queue_id = batch.queue_id % topic.write_queues
+            by_queue.setdefault((topic.name, queue_id), []).append(batch)
+            delivered += batch.message_count
+    batches = [rebatch.joined(some, *queue) for queue, some in by_queue.items()]
+    return Outgoing(batches, list(progress.values()), delivered, dropped, lost)
+
+
+def home_of(held: HeldBatch, topics: Topics) -> Topic | None:
+    """The topic it was sent to; None: that one was deleted, whether there is a new one of its name
+    or not. By places in the log: clocks may stand still, or go back.
+    """
+    if held.batch.topic not in topics:
+        return None
+    topic = topics.find(held.batch.topic)
+    return topic if topic.created_at_log_offset < held.first_message_at else None
+
+
+def _without_recalled(held: HeldBatch, recalled: Mapping[int, int]) -> Batch | None:
+    if not recalled:
+        return held.batch
+    batch = held.batch
+    starts = batch.frame_starts + (held.first_message_at - batch.region_start)
+    numbers = numbers_of(starts, recalled)
+    return rebatch.without(batch, numbers) if numbers else batch

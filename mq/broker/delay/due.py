@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mq.broker.state.schedule import Place
+from mq.broker.state.schedule import LanePosition
 from mq.store.consumequeue import UNIT, Units
 
 # So many batches of a lane are known at most: 1.3 MB; and so many more that came since.
@@ -29,8 +29,8 @@ _BLOCK_UNITS = 1 << 10
 NEVER_MS = 1 << 62
 # Entries of the agenda that are not true any more, beside those that are.
 _STALE_MAX = 1_000
-_NOTHING = Place(-1, -1)
-_ALL = Place(NEVER_MS, 0)
+_NOTHING = LanePosition(-1, -1)
+_ALL = LanePosition(NEVER_MS, 0)
 
 
 class DueUnit(NamedTuple):
@@ -125,7 +125,7 @@ class Window:
 
     def add(self, unit: DueUnit) -> None:
         """A batch has come into the lane."""
-        if Place(unit.due_ms, unit.log_offset) > self._bound:
+        if LanePosition(unit.due_ms, unit.log_offset) > self._bound:
             self.waits_from(unit.due_ms)
             return
         heapq.heappush(self._arrived, unit)
@@ -197,7 +197,7 @@ class Window:
 
     def _cut_behind(self, units: Units) -> None:
         last = units_of(units[-1:])[0]
-        self._bound = Place(last.due_ms, last.log_offset)
+        self._bound = LanePosition(last.due_ms, last.log_offset)
         self.waits_from(last.due_ms)
 
 

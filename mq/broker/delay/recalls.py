@@ -25,17 +25,17 @@ _REQUESTS_MAX = 1_000
 RECALLED_MAX = 100_000
 
 
-class _Outcome(enum.Enum):
+class _RecallOutcome(enum.Enum):
     TAKEN_BACK = enum.auto()
     # It was written again meanwhile: it has to be looked for again.
     MOVED = enum.auto()
 
 
-class _Request(NamedTuple):
+class _Recall(NamedTuple):
     number: int
     unit: DueUnit
     message_log_offset: int
-    outcome: asyncio.Future[_Outcome]
+    outcome: asyncio.Future[_RecallOutcome]
 
 
 class Recalls:
@@ -44,7 +44,7 @@ class Recalls:
         self._core = core
         self._lanes = lanes
         self._turn = turn
-        self._requests: list[_Request] = []
+        self._requests: list[_Recall] = []
         self._task: asyncio.Task[None] | None = None
 
     async def recall(self, topic: str, message_log_offset: int, deliver_at_ms: int) -> None:
@@ -57,13 +57,13 @@ class Recalls:
             unit = await self._lanes.find(topic, message_log_offset, deliver_at_ms)
             if unit is None:
                 raise _not_found(message_log_offset)
-            request = _Request(
+            request = _Recall(
                 lane_of(deliver_at_ms), unit, message_log_offset, loop.create_future()
             )
             self._requests.append(request)
             if self._task is None:
                 self._task = loop.create_task(self._run())
-            if await request.outcome == _Outcome.TAKEN_BACK:
+            if await request.outcome == _RecallOutcome.TAKEN_BACK:
                 return
 
     def step_down(self, error: MqError) -> None:
@@ -81,8 +81,8 @@ class Recalls:
         finally:
             self._task = None
 
-    async def _decide(self, requests: list[_Request]) -> None:
-        wanted: dict[int, _Request] = {}
+    async def _decide(self, requests: list[_Recall]) -> None:
+        wanted: dict[int, _Recall] = {}
         try:
             self._core.leadership.check()
             self._check_room(len(requests))
@@ -98,7 +98,7 @@ class Recalls:
             for one in requests:
                 _tell(one, error)
         for one in wanted.values():
-            _tell(one, _Outcome.TAKEN_BACK)
+            _tell(one, _RecallOutcome.TAKEN_BACK)
 
     def _check_room(self, count: int) -> None:
         """FlowControl."""
@@ -109,20 +109,20 @@ class Recalls:
                 f"{RECALLED_MAX} are remembered"
             )
 
-    def _verdict(self, request: _Request, wanted: Container[int]) -> _Outcome | MqError | None:
+    def _verdict(self, request: _Recall, wanted: Container[int]) -> _RecallOutcome | MqError | None:
         """The outcome; None: it can be taken back now."""
         number, unit, message_log_offset, _ = request
         lane = self._core.state.schedule.lanes.get(number)
         if lane is None or message_log_offset in lane.recalled or message_log_offset in wanted:
             return _not_found(message_log_offset)
         if unit.log_offset < lane.below_log_offset:
-            return _Outcome.MOVED
+            return _RecallOutcome.MOVED
         if not self._lanes.is_waiting(number, unit):
             return _not_found(message_log_offset)
         return None
 
 
-def _command(requests: Iterable[_Request]) -> Command:
+def _command(requests: Iterable[_Recall]) -> Command:
     return Command(
         many=Many(
             commands=[
@@ -140,7 +140,7 @@ def _command(requests: Iterable[_Request]) -> Command:
     )
 
 
-def _tell(request: _Request, outcome: _Outcome | Exception) -> None:
+def _tell(request: _Recall, outcome: _RecallOutcome | Exception) -> None:
     if request.outcome.done():
         return
     if isinstance(outcome, Exception):

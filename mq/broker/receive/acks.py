@@ -64,7 +64,7 @@ def _joined(handles: Sequence[Handle | None]) -> list[tuple[int, int, Handle]]:
     return joined
 
 
-class Settled(NamedTuple):
+class HandlesSettled(NamedTuple):
     """Whether each handle was valid, and the time of the decision."""
 
     valid: list[bool]
@@ -78,9 +78,9 @@ class HandleRequest:
     group: str
     handles: Sequence[Handle | None]
 
-    def decide(self, turn: LeaseTurn) -> Settled:
+    def decide(self, turn: LeaseTurn) -> HandlesSettled:
         turn.check_fits(changes_bytes(self.handles))
-        return Settled(self._settle(turn, self.handles), turn.now_ms)
+        return HandlesSettled(self._settle(turn, self.handles), turn.now_ms)
 
     def _settle(self, turn: LeaseTurn, handles: Sequence[Handle | None]) -> list[bool]:
         valid = [False] * len(handles)

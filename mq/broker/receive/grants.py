@@ -177,7 +177,7 @@ def _leave_out(grant: Grant, queue: Queue, stretch: Range) -> None:
 
 def give_in_order(grant: Grant, queue: Queue, memory: QueueMemory, end: int, now_ms: int) -> bool:
     """As `give`, and messages with the same key one at a time, in their order."""
-    keys = _Keys(grant, queue, memory)
+    keys = _FreeKeys(grant, queue, memory)
     chosen: list[Range] = []
     left = grant.messages_left
     for one in list(grant.leases(queue).ranges):
@@ -214,7 +214,9 @@ def _window_end(leases: QueueLeases, memory: QueueMemory) -> int:
     return (leases.done_to if leases.ranges else memory.passed) + WINDOW_MESSAGES
 
 
-def _look_ahead(grant: Grant, queue: Queue, keys: _Keys, ahead: Range, chosen: list[Range]) -> int:
+def _look_ahead(
+    grant: Grant, queue: Queue, keys: _FreeKeys, ahead: Range, chosen: list[Range]
+) -> int:
     """Chooses new messages whose keys are free, and puts the others off. Returns the queue offset
     that it reached.
     """
@@ -239,7 +241,7 @@ def _look_ahead(grant: Grant, queue: Queue, keys: _Keys, ahead: Range, chosen: l
     return min(result.next_offset, ahead.end)
 
 
-class _Keys:
+class _FreeKeys:
     """Tells which messages of a queue are the first of their key among those that are not done."""
 
     def __init__(self, grant: Grant, queue: Queue, memory: QueueMemory) -> None:

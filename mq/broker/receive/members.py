@@ -108,7 +108,7 @@ class _Waiter(NamedTuple):
     messages_max: int
 
 
-class _Member:
+class _Receiver:
     __slots__ = ("calls", "seen_ms")
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class ReceiveGroup:
         # Messages that calls in flight may be given: no waiter has to be woken for those.
         self.reserved = 0
         self.exhausted_queues: set[Queue] = set()
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, _Receiver] = {}
         self._waiting: deque[_Waiter] = deque()
         self._receives = 0
         self.renew(topic)
@@ -167,7 +167,7 @@ class ReceiveGroup:
             self.spec = spec
             # The new filter may let messages through that the old one left out.
             self.renew(self.topic)
-        member = self._members.setdefault(member_id, _Member())
+        member = self._members.setdefault(member_id, _Receiver())
         member.seen_ms = now_ms
         member.calls += 1
 

@@ -16,7 +16,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from mq import errors, names
-from mq.broker.batched_decider import BatchedDecider, Decision
+from mq.broker.batched_decider import BatchedDecider, TurnDecision
 from mq.broker.consumer.filters import CompiledFilter
 from mq.broker.consumer.groups import Groups, Start
 from mq.broker.consumer.pulling import READ_BYTES_MAX, Puller
@@ -329,7 +329,7 @@ class ReceiveService(Service):
     async def _submit(self, request: LeaseRequest[Result]) -> Result:
         return cast(Result, await self._decider.submit(request))
 
-    def _decide(self, requests: list[LeaseRequest[object]]) -> Decision[object]:
+    def _decide(self, requests: list[LeaseRequest[object]]) -> TurnDecision[object]:
         config = self._core.settings.config
         turn = LeaseTurn(
             self._core.state,
@@ -352,7 +352,7 @@ class ReceiveService(Service):
                 # One mistake must not fail all calls of the turn.
                 log.exception("a receive or acknowledgement failed")
                 answers.append(Internal("a mistake of the broker's: its log has the details"))
-        return Decision(answers, turn.entry(), turn.over)
+        return TurnDecision(answers, turn.entry(), turn.over)
 
     def _begin_task(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         task = asyncio.get_running_loop().create_task(work)

@@ -50,7 +50,7 @@ _SEQUENCE_MAX = (1 << 63) - 1
 _FLUSHES_MAX = 3
 
 
-class Place(NamedTuple):
+class MessagePosition(NamedTuple):
     """Where a message stands."""
 
     queue: Queue
@@ -60,7 +60,7 @@ class Place(NamedTuple):
 class Failed(NamedTuple):
     """A message as it was delivered, when it is wanted back (None: by its attempts), and why."""
 
-    place: Place
+    place: MessagePosition
     delay_ms: int | None = None
     reason: str = ""
 
@@ -79,7 +79,7 @@ class RetryResult(NamedTuple):
     deliver_at_ms: int = 0
 
 
-class _Plan(NamedTuple):
+class _RetryPlan(NamedTuple):
     """What a request comes to. Copies go by when they are due, 0: at once; None: dead letters."""
 
     results: list[RetryResult]
@@ -173,7 +173,7 @@ class Retrying(Service):
             if self._commits.is_pending(group, [queue]):
                 continue
             begin = at = self._groups.position(group, queue)
-            while at is not None and Place(queue, at) in done:
+            while at is not None and MessagePosition(queue, at) in done:
                 at += 1
             if at != begin:
                 positions.append(
@@ -225,14 +225,14 @@ class Retrying(Service):
 
     def _plan(
         self, group: str, failed: Sequence[Failed], now_ms: int, refused: Mapping[Queue, MqError]
-    ) -> _Plan:
+    ) -> _RetryPlan:
         config, retries_max = self._core.settings.config, self.retries_max(group)
         bytes_max = config.store.entry_bytes_max - _ENTRY_OVERHEAD_BYTES
         wanted = {one.place: one for one in failed if one.queue not in refused}
-        results: dict[Place, RetryResult] = {}
+        results: dict[MessagePosition, RetryResult] = {}
         copies: dict[int | None, list[Message]] = {}
         for message in _read(self._core.store, wanted, bytes_max):
-            place = Place(Queue(message.topic, message.queue_id), message.queue_offset)
+            place = MessagePosition(Queue(message.topic, message.queue_id), message.queue_offset)
             _, delay_ms, reason = wanted[place]
             attempts = 1 + retries.attempts_before(group, message)
             wait_ms = retries.next_step(attempts, retries_max, delay_ms)
@@ -246,7 +246,7 @@ class Retrying(Service):
             results.get(one.place) or RetryResult(refused.get(one.queue) or _not_found(one.place))
             for one in failed
         ]
-        return _Plan(told, copies)
+        return _RetryPlan(told, copies)
 
 
 def _check(group: str, sequence: int, failed: Sequence[Failed]) -> None:
@@ -260,7 +260,7 @@ def _check(group: str, sequence: int, failed: Sequence[Failed]) -> None:
             raise IllegalDelay(f"delay_ms = {one.delay_ms}: 0 to {DELAY_MS_MAX}, which is 40 days")
 
 
-def _not_found(place: Place) -> MessageNotFound:
+def _not_found(place: MessagePosition) -> MessageNotFound:
     queue, queue_offset = place
     return MessageNotFound(
         f"there is no message {queue_offset} in queue {queue.queue_id} of {queue.topic}, or not "
@@ -282,7 +282,9 @@ def _batches(
     return batches
 
 
-def _read(store: Store, places: Iterable[Place], bytes_max: int) -> Iterator[StoredMessage]:
+def _read(
+    store: Store, places: Iterable[MessagePosition], bytes_max: int
+) -> Iterator[StoredMessage]:
     """Those that are there. MessageTooLarge when their copies would not fit one entry."""
     room, count = bytes_max, 0
     for queue, queue_offset, end in _stretches(places):
@@ -304,9 +306,9 @@ def _read(store: Store, places: Iterable[Place], bytes_max: int) -> Iterator[Sto
             at = result.next_offset
 
 
-def _stretches(places: Iterable[Place]) -> Iterator[tuple[Queue, int, int]]:
+def _stretches(places: Iterable[MessagePosition]) -> Iterator[tuple[Queue, int, int]]:
     """Queue offsets [start, end) of neighbours: one read for all of them."""
-    first: Place | None = None
+    first: MessagePosition | None = None
     end = 0
     for place in sorted(places):
         if first is None or place != (first.queue, end):

@@ -30,7 +30,7 @@ from mq.wire.v1.state_pb2 import (
 )
 
 
-class Place(NamedTuple):
+class LanePosition(NamedTuple):
     """Where a batch stands in the order of its lane."""
 
     due_ms: int
@@ -43,7 +43,7 @@ class Lane:
     def __init__(self) -> None:
         self.batches = self.messages = 0
         # Gone is everything up to here ...
-        self.delivered = Place(0, 0)
+        self.delivered = LanePosition(0, 0)
         # ... and what stands before here in the log: it was written again.
         self.below_log_offset = 0
         # Messages that were taken back, by the log offset they had at first, until their time is
@@ -84,7 +84,7 @@ class Schedule:
         for one in command.lanes:
             lane = self.lanes.get(one.lane)
             if lane is not None:
-                lane.delivered = max(lane.delivered, Place(one.due_ms, one.log_offset))
+                lane.delivered = max(lane.delivered, LanePosition(one.due_ms, one.log_offset))
                 self._leave(lane, one.batches, one.messages)
                 self._forget_recalled(lane)
         return self._clear_empty([one.lane for one in command.lanes])
@@ -92,7 +92,7 @@ class Schedule:
     def recall(self, command: RecallScheduled) -> bool:
         """Whether the message still waited."""
         lane = self.lanes.get(command.lane)
-        if lane is None or Place(command.due_ms, command.log_offset) <= lane.delivered:
+        if lane is None or LanePosition(command.due_ms, command.log_offset) <= lane.delivered:
             return False
         lane.recalled[command.message_log_offset] = command.due_ms
         return True
@@ -147,7 +147,7 @@ class Schedule:
         for state in states:
             lane = self.lanes[state.lane] = Lane()
             lane.batches, lane.messages = state.batches, state.messages
-            lane.delivered = Place(state.due_ms, state.log_offset)
+            lane.delivered = LanePosition(state.due_ms, state.log_offset)
             lane.below_log_offset = state.below_log_offset
             recalled = list(state.recalled)
             lane.recalled = dict(zip(recalled[::2], recalled[1::2], strict=True))

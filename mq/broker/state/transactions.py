@@ -34,14 +34,14 @@ ENDED_MAX = 10_000
 _ENDED_FIELDS = 6
 
 
-class Outcome(IntEnum):
+class TransactionOutcome(IntEnum):
     COMMITTED = 1
     ROLLED_BACK = 2
     GIVEN_UP = 3
 
 
 class Ended(NamedTuple):
-    outcome: Outcome
+    outcome: TransactionOutcome
     # Of a committed one: where its messages are.
     stored: StoredAt | None = None
 
@@ -131,11 +131,11 @@ class Transactions:
         """`placed`: where the messages of the committed ones are, in their order."""
         for at, each in enumerate(command.committed):
             stored = placed[at] if at < len(placed) else None
-            self.committed += self._end(each, Ended(Outcome.COMMITTED, stored))
+            self.committed += self._end(each, Ended(TransactionOutcome.COMMITTED, stored))
         for each in command.rolled_back:
-            self.rolled_back += self._end(each, Ended(Outcome.ROLLED_BACK))
+            self.rolled_back += self._end(each, Ended(TransactionOutcome.ROLLED_BACK))
         for each in command.given_up:
-            self.given_up += self._end(each, Ended(Outcome.GIVEN_UP))
+            self.given_up += self._end(each, Ended(TransactionOutcome.GIVEN_UP))
         for checked in command.checked:
             one = self.open.get(checked.id)
             if one is not None:
@@ -192,7 +192,9 @@ class Transactions:
         for at in range(0, len(ended), _ENDED_FIELDS):
             transaction_id, outcome, *place = ended[at : at + _ENDED_FIELDS]
             self.ended[transaction_id] = (
-                Ended(Outcome.COMMITTED, StoredAt(place[0], place[1], place[2], place[3]))
-                if outcome == Outcome.COMMITTED
-                else Ended(Outcome(outcome))
+                Ended(
+                    TransactionOutcome.COMMITTED, StoredAt(place[0], place[1], place[2], place[3])
+                )
+                if outcome == TransactionOutcome.COMMITTED
+                else Ended(TransactionOutcome(outcome))
             )

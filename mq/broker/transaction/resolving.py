@@ -17,7 +17,7 @@ from mq import names
 from mq.broker.retry import origins
 from mq.broker.state.machine import ProposedEntry
 from mq.broker.state.topics import Topic
-from mq.broker.state.transactions import Ended, Outcome, Transaction, Transactions
+from mq.broker.state.transactions import Ended, Transaction, TransactionOutcome, Transactions
 from mq.errors import MqError, TopicNotFound, TransactionNotFound
 from mq.logging import get_logger
 from mq.names import GIVE_UP_TOPIC
@@ -38,7 +38,7 @@ _ORIGIN_BYTES = 800
 
 class End(NamedTuple):
     transaction_id: int
-    outcome: Outcome
+    outcome: TransactionOutcome
     # Whose it has to be; empty: anybody's.
     producer_group: str = ""
 
@@ -59,7 +59,7 @@ class Carry(NamedTuple):
     below_log_offset: int
 
 
-Request = End | CheckNow | Sweep | Carry
+TransactionRequest = End | CheckNow | Sweep | Carry
 
 
 class Settled(NamedTuple):
@@ -75,7 +75,7 @@ class Settled(NamedTuple):
     carried: int = 0
 
 
-class Turn:
+class TransactionTurn:
     def __init__(
         self,
         transactions: Transactions,
@@ -97,10 +97,10 @@ class Turn:
         self._committed: list[Batch] = []
         self._others: list[Batch] = []
         # Ends of this turn: what else is asked about them gets the same answer, or none.
-        self._ended: dict[int, tuple[Outcome, Settled]] = {}
+        self._ended: dict[int, tuple[TransactionOutcome, Settled]] = {}
         self._checked: set[int] = set()
 
-    def decide(self, request: Request) -> Settled | MqError | None:
+    def decide(self, request: TransactionRequest) -> Settled | MqError | None:
         """None: no room, ask in the next turn."""
         match request:
             case End():
@@ -112,7 +112,7 @@ class Turn:
             case Carry():
                 return self._carry(request.below_log_offset)
 
-    def written(self) -> ProposedEntry | None:
+    def entry(self) -> ProposedEntry | None:
         """The entry; None: nothing is to be written."""
         batches = self._committed + self._others
         has_change = bool(self._change.ByteSize())
@@ -140,9 +140,9 @@ class Turn:
                 f"it is of {one.producer_group}"
             )
         settled = Settled()
-        if not self._has_room(one.size if outcome == Outcome.COMMITTED else 0):
+        if not self._has_room(one.size if outcome == TransactionOutcome.COMMITTED else 0):
             return None
-        if outcome == Outcome.COMMITTED:
+        if outcome == TransactionOutcome.COMMITTED:
             try:
                 settled = Settled(batch_at=self._commit(one))
             except MqError as error:
@@ -216,7 +216,7 @@ class Turn:
         self._bytes += len(kept.data) + _CHANGE_BYTES
         self._others.append(kept)
         self._change.given_up.append(one.id)
-        self._ended[one.id] = Outcome.GIVEN_UP, Settled()
+        self._ended[one.id] = TransactionOutcome.GIVEN_UP, Settled()
 
     def _kept(self, one: Transaction, batch: Batch) -> Batch:
         """With a word on where it was to go, unless that is too much for one entry."""
@@ -274,18 +274,20 @@ def _queue_for(queue_id: int, topic: Topic) -> int:
     return choice[queue_id // priorities % len(choice)]
 
 
-def _is_same(ended: Outcome, asked: Outcome) -> bool:
+def _is_same(ended: TransactionOutcome, asked: TransactionOutcome) -> bool:
     """Whether it ended as it is asked to end now. Given up is rolled back, and kept."""
-    return (ended == Outcome.COMMITTED) == (asked == Outcome.COMMITTED)
+    return (ended == TransactionOutcome.COMMITTED) == (asked == TransactionOutcome.COMMITTED)
 
 
 _OVER = {
     None: "it never began, or ended long ago",
-    Outcome.COMMITTED: "it was committed",
-    Outcome.ROLLED_BACK: "it was rolled back",
-    Outcome.GIVEN_UP: f"nobody ended it in time: it was rolled back and is in {GIVE_UP_TOPIC}",
+    TransactionOutcome.COMMITTED: "it was committed",
+    TransactionOutcome.ROLLED_BACK: "it was rolled back",
+    TransactionOutcome.GIVEN_UP: (
+        f"nobody ended it in time: it was rolled back and is in {GIVE_UP_TOPIC}"
+    ),
 }
 
 
-def _over(transaction_id: int, outcome: Outcome | None) -> TransactionNotFound:
+def _over(transaction_id: int, outcome: TransactionOutcome | None) -> TransactionNotFound:
     return TransactionNotFound(f"transaction {transaction_id} is not open: {_OVER[outcome]}")

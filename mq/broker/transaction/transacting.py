@@ -11,21 +11,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from mq.broker.batched_decider import BatchedDecider, Decision
+from mq.broker.batched_decider import BatchedDecider, TurnDecision
 from mq.broker.core import Core, Service
 from mq.broker.state.dedup import StoredAt
 from mq.broker.state.machine import ProposedEntry
-from mq.broker.state.transactions import Outcome, Transaction
+from mq.broker.state.transactions import Transaction, TransactionOutcome
 from mq.broker.transaction.questions import Question, Respondent, Respondents
 from mq.broker.transaction.resolving import (
     SWEEP_MAX,
     Carry,
     CheckNow,
     End,
-    Request,
     Settled,
     Sweep,
-    Turn,
+    TransactionRequest,
+    TransactionTurn,
 )
 from mq.errors import (
     FlowControl,
@@ -49,7 +49,7 @@ _OVERHEAD_BYTES = 256
 # After trouble with the log: some seconds.
 _PAUSE_TICKS = 20
 
-_Answer = tuple[Settled, ProposedEntry | None]
+_SettledEntry = tuple[Settled, ProposedEntry | None]
 
 
 class Transacting(Service):
@@ -62,7 +62,7 @@ class Transacting(Service):
         entry_bytes_max = core.settings.config.store.entry_bytes_max
         self._entry_bytes = min(_ENTRY_BYTES, entry_bytes_max - _OVERHEAD_BYTES)
         self._half_bytes_max = entry_bytes_max - _OVERHEAD_BYTES
-        self._decider: BatchedDecider[Request, _Answer] = BatchedDecider(
+        self._decider: BatchedDecider[TransactionRequest, _SettledEntry] = BatchedDecider(
             core.writer, core.leadership, self._decide
         )
         self._respondents = Respondents()
@@ -93,14 +93,14 @@ class Transacting(Service):
         end asked for again gets the same answer. TransactionNotFound: it is not open, or not of
         this group; TopicNotFound: a commit whose topic is gone; as `Consensus.propose`.
         """
-        outcome = Outcome.COMMITTED if commits else Outcome.ROLLED_BACK
+        outcome = TransactionOutcome.COMMITTED if commits else TransactionOutcome.ROLLED_BACK
         request = End(transaction_id, outcome, producer_group)
-        settled, written = await self._decider.submit(request)
+        settled, entry = await self._decider.submit(request)
         if settled.before is not None:
             return settled.before.stored
-        if written is None or settled.batch_at < 0:
+        if entry is None or settled.batch_at < 0:
             return None
-        return written.stored[settled.batch_at]
+        return entry.stored[settled.batch_at]
 
     async def check_now(self, transaction_id: int) -> str:
         """Asks a producer, and counts it as any other question. The producer's id. GroupNotFound:
@@ -208,9 +208,9 @@ class Transacting(Service):
 
     # -- turns ------------------------------------------------------------------------------------
 
-    def _decide(self, requests: list[Request]) -> Decision[_Answer]:
+    def _decide(self, requests: list[TransactionRequest]) -> TurnDecision[_SettledEntry]:
         core = self._core
-        turn = Turn(
+        turn = TransactionTurn(
             core.state.transactions,
             self._read,
             core.catalog.present,
@@ -228,11 +228,11 @@ class Transacting(Service):
             if settled is None:
                 break
             decided.append(settled)
-        written = turn.written()
-        answers: list[_Answer | MqError] = [
-            one if isinstance(one, MqError) else (one, written) for one in decided
+        entry = turn.entry()
+        answers: list[_SettledEntry | MqError] = [
+            one if isinstance(one, MqError) else (one, entry) for one in decided
         ]
-        return Decision(answers, written)
+        return TurnDecision(answers, entry)
 
     def _read(self, one: Transaction) -> Batch:
         (held,) = read_held(self._core.store.log, [(one.log_offset, one.size)])

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from mq.broker.batched_decider import BatchedDecider, Decision
+from mq.broker.batched_decider import BatchedDecider, TurnDecision
 from mq.broker.state.machine import ProposedEntry
 from mq.errors import DiskFull, IllegalRequest, MqError, NotLeader, OutcomeUnknown
 from mq.wire.v1.state_pb2 import Command, PutGroup
@@ -27,7 +27,7 @@ class Counting:
     def count(self) -> int:
         return self.node.machine.state.offsets.retries_max("counter") or 0
 
-    def decide(self, requests: list[str]) -> Decision[int]:
+    def decide(self, requests: list[str]) -> TurnDecision[int]:
         self.decided.append(requests)
         if "explode" in requests:
             raise ZeroDivisionError
@@ -40,7 +40,7 @@ class Counting:
                 count += 1
                 answers.append(count)
         put = PutGroup(group="counter", retries_max=count)
-        return Decision(answers, ProposedEntry(command=Command(put_group=put)))
+        return TurnDecision(answers, ProposedEntry(command=Command(put_group=put)))
 
 
 @on_loop
@@ -150,9 +150,11 @@ async def test_what_is_left_over_comes_first_in_the_next_turn() -> None:
     node = Node()
     decided: list[list[str]] = []
 
-    def decide(requests: list[str]) -> Decision[str]:
+    def decide(requests: list[str]) -> TurnDecision[str]:
         decided.append(requests)
-        return Decision(requests[:2], ProposedEntry(command=Command(put_group=PutGroup(group="g"))))
+        return TurnDecision(
+            requests[:2], ProposedEntry(command=Command(put_group=PutGroup(group="g")))
+        )
 
     line: BatchedDecider[str, str] = BatchedDecider(
         node.broker.writer, node.broker.leadership, decide

@@ -10,8 +10,8 @@ from mq.broker.consumer.groups import Start
 from mq.broker.consumer.membership import Spec
 from mq.broker.consumer.subscriber import (
     Assigned,
+    CacheLimits,
     Delivered,
-    Limits,
     Position,
     Redirected,
     Subscriber,
@@ -64,7 +64,7 @@ class World:
     ) -> Subscriber:
         wanted = spec(member_id, mode, **fields)
         filters = {topic: compile_filter(Filter()) for topic in wanted.subscriptions}
-        return self.groups.subscribe("g", wanted, filters, Limits(), start, positions or {})
+        return self.groups.subscribe("g", wanted, filters, CacheLimits(), start, positions or {})
 
     def hand_over(self, one: Subscriber) -> frozenset[Queue]:
         """Lets go of whatever left its assignment; what that is."""

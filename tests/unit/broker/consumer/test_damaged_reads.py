@@ -8,7 +8,7 @@ import pytest
 
 from mq.broker.consumer.filters import compile_filter
 from mq.broker.consumer.pulling import Query
-from mq.broker.consumer.subscriber import Assigned, Delivered, Limits, Redirected, Subscriber
+from mq.broker.consumer.subscriber import Assigned, CacheLimits, Delivered, Redirected, Subscriber
 from mq.broker.contracts import Peer
 from mq.broker.queue import Queue
 from mq.broker.receive.grants import GrantedRun
@@ -106,7 +106,7 @@ async def test_a_damaged_follower_sends_its_readers_to_the_leader() -> None:
 
 def subscriber(node: Damaged, *, takes_redirects: bool = True) -> Subscriber:
     one = Subscriber(
-        "g", "m", {"t": EVERYTHING}, Limits(), node.broker.puller, node.broker.arrivals
+        "g", "m", {"t": EVERYTHING}, CacheLimits(), node.broker.puller, node.broker.arrivals
     )
     if takes_redirects:
         one.allow_redirects(node.broker.replicas, "")

@@ -378,9 +378,9 @@ def test_a_queue_that_is_to_move_stays_when_the_other_one_leaves() -> None:
     driven.pass_time(REVOKE_MS)
     assert driven.assigned("A") == [frozenset(T[:4])]
     driven.join(spec("C"), REVOKE_MS)
-    driven.pass_time(2 * REVOKE_MS - 1)
+    driven.pass_time(2 * REVOKE_MS - 1, "A", "C")
     assert driven.assigned("C") == [NOTHING]
-    driven.pass_time(2 * REVOKE_MS)
+    driven.pass_time(2 * REVOKE_MS, "A", "C")
     assert len(driven.group.assigned("C")) == 2
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from mq.admin.inspector import topic_info
 from mq.broker.consumer.filters import compile_filter
-from mq.broker.consumer.subscriber import Assigned, Delivered, Limits, Position, Subscriber
+from mq.broker.consumer.subscriber import Assigned, CacheLimits, Delivered, Position, Subscriber
 from mq.broker.queue import Queue
 from mq.errors import IllegalRequest
 from mq.wire.v1.consumer_pb2 import Filter
@@ -57,7 +57,7 @@ async def busy(*queues: Queue) -> Subscriber:
         "g",
         "m",
         filters,
-        Limits(messages=1),
+        CacheLimits(messages=1),
         node.broker.puller,
         node.broker.arrivals,
     )

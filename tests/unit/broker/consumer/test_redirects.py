@@ -12,8 +12,8 @@ from mq.broker.consumer import subscriber as module
 from mq.broker.consumer.filters import compile_filter
 from mq.broker.consumer.subscriber import (
     Assigned,
+    CacheLimits,
     Delivered,
-    Limits,
     Position,
     Redirected,
     Subscriber,
@@ -35,7 +35,9 @@ class Stream:
     start, queue B has none.
     """
 
-    def __init__(self, node: Node, limits: Limits, zone: str, *, takes_redirects: bool) -> None:
+    def __init__(
+        self, node: Node, limits: CacheLimits, zone: str, *, takes_redirects: bool
+    ) -> None:
         self.node = node
         self.one = Subscriber(
             "g",
@@ -86,19 +88,19 @@ class Stream:
 
 
 async def stream(
-    limits: Limits | None = None, zone: str = "", *, takes_redirects: bool = True
+    limits: CacheLimits | None = None, zone: str = "", *, takes_redirects: bool = True
 ) -> Stream:
     node = Node(backlog_bytes=BACKLOG)
     await node.topic("t")
     for _ in range(0, COUNT, 10):
         await node.send("t", *[bytes(90)] * 10)
-    found = Stream(node, limits or Limits(), zone, takes_redirects=takes_redirects)
+    found = Stream(node, limits or CacheLimits(), zone, takes_redirects=takes_redirects)
     found.sees(Peer("b", "b:8081", "north", "", node.store.log.last_index))
     node.vfs.is_cold = True
     return found
 
 
-async def redirected(limits: Limits | None = None, at: int = 0) -> Stream:
+async def redirected(limits: CacheLimits | None = None, at: int = 0) -> Stream:
     found = await stream(limits)
     found.one.assign(1, {A: at})
     assert isinstance(await found.next(), Assigned)
@@ -204,7 +206,7 @@ async def test_after_a_resume_the_stream_goes_on_from_there() -> None:
 
 @on_loop
 async def test_what_the_client_has_from_elsewhere_counts_against_its_cache() -> None:
-    found = await redirected(Limits(messages=50))
+    found = await redirected(CacheLimits(messages=50))
     found.resume(90)
     await found.nothing()
     found.done(30)
@@ -215,7 +217,7 @@ async def test_what_the_client_has_from_elsewhere_counts_against_its_cache() -> 
 
 @on_loop
 async def test_what_came_before_the_redirect_is_not_counted_twice() -> None:
-    found = await stream(Limits(messages=20))
+    found = await stream(CacheLimits(messages=20))
     follower = found.node.consensus.seen[1:]
     found.sees()
     found.one.assign(1, {A: 0})
@@ -232,7 +234,7 @@ async def test_what_came_before_the_redirect_is_not_counted_twice() -> None:
 @on_loop
 async def test_a_queue_that_came_back_stays_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """The follower may be one that does not answer."""
-    found = await redirected(Limits(messages=10))
+    found = await redirected(CacheLimits(messages=10))
     found.resume(0)
     assert await found.offsets() == list(range(10))
     found.done(10)
@@ -330,7 +332,7 @@ async def test_the_other_queues_go_on_and_so_does_a_new_assignment() -> None:
 
 @on_loop
 async def test_a_move_while_old_messages_are_read_makes_them_void() -> None:
-    found = await stream(Limits(messages=5), takes_redirects=False)
+    found = await stream(CacheLimits(messages=5), takes_redirects=False)
     found.one.assign(1, {A: 0})
     assert isinstance(await found.next(), Assigned)
     waiting = asyncio.create_task(found.one.next())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mq.broker.consumer.filters import compile_filter
-from mq.broker.consumer.subscriber import Assigned, Delivered, Limits, Position, Subscriber
+from mq.broker.consumer.subscriber import Assigned, CacheLimits, Delivered, Position, Subscriber
 from mq.broker.queue import Queue
 from mq.errors import IllegalOffset, UnknownMember
 from mq.wire.v1.consumer_pb2 import Filter
@@ -25,7 +25,7 @@ A, B = Queue("t", 0), Queue("t", 1)
 class Stream:
     """A subscriber of a node with messages `0`, `1`, ... in each queue."""
 
-    def __init__(self, node: Node, wanted: Filter, limits: Limits) -> None:
+    def __init__(self, node: Node, wanted: Filter, limits: CacheLimits) -> None:
         self.node = node
         self.subscriber = Subscriber(
             "g",
@@ -65,7 +65,7 @@ class Stream:
 
 async def stream(
     counts: Mapping[Queue, int],
-    limits: Limits | None = None,
+    limits: CacheLimits | None = None,
     wanted: Filter | None = None,
     tags: str = "-",
 ) -> Stream:
@@ -75,7 +75,7 @@ async def stream(
         messages = [Message(body=b"%d" % n, tag=tags[n % len(tags)]) for n in range(count)]
         if messages:
             await node.send("t", messages=messages, queue_id=queue.queue_id)
-    return Stream(node, wanted or Filter(), limits or Limits())
+    return Stream(node, wanted or Filter(), limits or CacheLimits())
 
 
 @on_loop
@@ -105,7 +105,7 @@ async def test_what_arrives_goes_out_by_itself() -> None:
 
 @on_loop
 async def test_who_waits_is_woken_by_whatever_concerns_it() -> None:
-    one = await stream({A: 10}, Limits(messages=5))
+    one = await stream({A: 10}, CacheLimits(messages=5))
 
     async def woken(cause: Callable[[], object]) -> Assigned | Delivered:
         waiting = asyncio.create_task(one.subscriber.next())
@@ -123,7 +123,7 @@ async def test_who_waits_is_woken_by_whatever_concerns_it() -> None:
 
 @on_loop
 async def test_queues_take_turns() -> None:
-    one = await stream({A: 30, B: 30}, Limits(messages=5))
+    one = await stream({A: 30, B: 30}, CacheLimits(messages=5))
     one.subscriber.assign(1, {A: 0, B: 0})
     await one.assigned()
     assert [(await one.delivered()).queue for _ in range(2)] == [A, B]
@@ -138,7 +138,7 @@ async def test_queues_take_turns() -> None:
 
 @on_loop
 async def test_no_more_goes_out_than_the_cache_has_room_for() -> None:
-    one = await stream({A: 100}, Limits(messages=10))
+    one = await stream({A: 100}, CacheLimits(messages=10))
     one.subscriber.assign(1, {A: 0})
     await one.assigned()
     assert await one.offsets() == list(range(10))
@@ -160,7 +160,7 @@ async def test_bytes_count_too() -> None:
     node = Node()
     await node.topic("t")
     await node.send("t", *[bytes(1_000)] * 10)
-    one = Stream(node, Filter(), Limits(messages=100, size_bytes=3_500, delivery_bytes=1_500))
+    one = Stream(node, Filter(), CacheLimits(messages=100, size_bytes=3_500, delivery_bytes=1_500))
     one.subscriber.assign(1, {A: 0})
     await one.assigned()
     assert [await one.offsets() for _ in range(4)] == [[0], [1], [2], [3]]
@@ -176,7 +176,7 @@ async def test_a_cache_that_is_full_to_the_byte_is_full() -> None:
     one.subscriber.assign(1, {A: 0})
     await one.assigned()
     frame_bytes = int((await one.delivered()).result.runs[0].sizes[0])
-    exact = Stream(one.node, Filter(), Limits(size_bytes=3 * frame_bytes))
+    exact = Stream(one.node, Filter(), CacheLimits(size_bytes=3 * frame_bytes))
     exact.subscriber.assign(1, {A: 0})
     await exact.assigned()
     assert await exact.offsets() == [0, 1, 2]
@@ -185,7 +185,7 @@ async def test_a_cache_that_is_full_to_the_byte_is_full() -> None:
 
 @on_loop
 async def test_what_a_filter_left_out_takes_no_room() -> None:
-    one = await stream({A: 40}, Limits(messages=5), Filter(tags="a"), tags="abcd")
+    one = await stream({A: 40}, CacheLimits(messages=5), Filter(tags="a"), tags="abcd")
     one.subscriber.assign(1, {A: 0})
     await one.assigned()
     first = await one.delivered()
@@ -201,7 +201,7 @@ async def test_what_a_filter_left_out_takes_no_room() -> None:
 
 @on_loop
 async def test_progress_is_news_when_it_goes_on_and_an_error_beyond_what_was_sent() -> None:
-    one = await stream({A: 10}, Limits(messages=5))
+    one = await stream({A: 10}, CacheLimits(messages=5))
     one.subscriber.assign(1, {A: 0})
     await one.assigned()
     assert await one.offsets() == [0, 1, 2, 3, 4]
@@ -259,7 +259,7 @@ async def test_a_queue_that_is_shorter_than_thought_goes_on_at_its_end() -> None
 
 @on_loop
 async def test_a_move_makes_what_was_sent_void() -> None:
-    one = await stream({A: 10, B: 3}, Limits(messages=5))
+    one = await stream({A: 10, B: 3}, CacheLimits(messages=5))
     one.subscriber.assign(1, {A: 0, B: 0})
     await one.assigned()
     await one.delivered()
@@ -304,7 +304,7 @@ async def test_a_move_of_a_queue_that_leaves_makes_its_last_reports_void() -> No
 
 @on_loop
 async def test_a_queue_that_comes_back_before_it_was_released_has_a_new_epoch() -> None:
-    one = await stream({A: 10, B: 0}, Limits(messages=4))
+    one = await stream({A: 10, B: 0}, CacheLimits(messages=4))
     one.subscriber.assign(1, {A: 0})
     await one.assigned()
     await one.delivered()
@@ -322,7 +322,7 @@ async def test_a_queue_that_comes_back_before_it_was_released_has_a_new_epoch() 
 @on_loop
 async def test_a_queue_that_comes_back_before_the_client_knew_was_never_gone() -> None:
     """It goes on with what it has: the place that is committed lies behind that."""
-    one = await stream({A: 10, B: 0}, Limits(messages=4))
+    one = await stream({A: 10, B: 0}, CacheLimits(messages=4))
     one.subscriber.assign(1, {A: 0})
     await one.assigned()
     assert await one.offsets() == [0, 1, 2, 3]
@@ -386,7 +386,7 @@ async def test_a_claim_holds_until_the_first_assignment_whatever_comes_between()
 
 @on_loop
 async def test_a_claim_counts_against_the_cache_and_can_be_finished() -> None:
-    one = await stream({A: 10}, Limits(messages=6))
+    one = await stream({A: 10}, CacheLimits(messages=6))
     one.subscriber.claim(A, 5, 2, 10)
     assert one.done(4) == {A: 4}
     one.subscriber.assign(1, {A: 5})

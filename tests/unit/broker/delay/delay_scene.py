@@ -78,7 +78,7 @@ class Scene:
         for body in self.random.sample(waiting, min(len(waiting), 3)):
             stored, log_offset = self.stored[body]
             try:
-                await self.node.broker.delays.recall("t", log_offset, stored.deliver_at_ms)
+                await self.node.broker.delays.recalls.recall("t", log_offset, stored.deliver_at_ms)
             except MessageNotFound:
                 self.look()
                 assert body in self.seen, f"{body!r} waits and was not found"

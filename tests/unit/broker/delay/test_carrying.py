@@ -57,7 +57,7 @@ async def test_messages_of_forty_days_outlive_a_retention_of_three() -> None:
         end = node.store.queues.get("t", 0)
         assert (end.end if end else 0) == len(expected)
         if day == 20:
-            await node.broker.delays.recall("t", first.log_offset, first.deliver_at_ms)
+            await node.broker.delays.recalls.recall("t", first.log_offset, first.deliver_at_ms)
             del sent[b"07"]
             break
     assert dropped > 5

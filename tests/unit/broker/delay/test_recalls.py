@@ -15,7 +15,7 @@ from tests.unit.broker.delay.test_delays import bodies, later, new_node, settled
 
 
 async def recall(node: Node, log_offset: int, deliver_at_ms: int, topic: str = "t") -> None:
-    await soon(node.broker.delays.recall(topic, log_offset, deliver_at_ms))
+    await soon(node.broker.delays.recalls.recall(topic, log_offset, deliver_at_ms))
 
 
 def places_of(*sent: bytes) -> list[int]:

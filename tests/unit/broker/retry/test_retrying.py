@@ -10,10 +10,10 @@ import pytest
 
 from mq import names
 from mq.broker.consumer.filters import compile_filter
-from mq.broker.consumer.subscriber import Delivered, Limits
+from mq.broker.consumer.subscriber import CacheLimits, Delivered
 from mq.broker.queue import Queue
 from mq.broker.retry.retries import WAITS_MS, stored_messages
-from mq.broker.retry.retrying import FAILED_MAX, Failed, Place, RetryResult
+from mq.broker.retry.retrying import FAILED_MAX, Failed, MessagePosition, RetryResult
 from mq.errors import (
     IllegalDelay,
     IllegalGroup,
@@ -36,7 +36,7 @@ RETRY, DEAD = "%RETRY%g", "%DLQ%g"
 
 
 def at(queue_offset: int, topic: str = "t", queue_id: int = 0, **fields: Any) -> Failed:
-    return Failed(Place(Queue(topic, queue_id), queue_offset), **fields)
+    return Failed(MessagePosition(Queue(topic, queue_id), queue_offset), **fields)
 
 
 async def retry(
@@ -436,7 +436,7 @@ async def test_what_comes_back_passes_whatever_filter_from_the_beginning() -> No
     scene.groups.leave("g", "a")
     wanted = compile_filter(Filter(tags="never"))
     subscriber = scene.groups.subscribe(
-        "g", spec("b", tags="never"), {"t": wanted}, Limits(), LATEST, {}
+        "g", spec("b", tags="never"), {"t": wanted}, CacheLimits(), LATEST, {}
     )
     said = await drain(subscriber)
     delivered = [one for one in said if isinstance(one, Delivered) and one.queue.topic == RETRY]

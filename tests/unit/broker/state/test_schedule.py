@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mq.broker.state.schedule import Place, Schedule
+from mq.broker.state.schedule import LanePosition, Schedule
 from mq.store.consumequeue import Units, make_units
 from mq.store.holding import LANE_MS, LANES, lane_of
 from mq.wire.v1.state_pb2 import (
@@ -86,7 +86,7 @@ def test_a_place_never_goes_back() -> None:
         waits(schedule)
     delivered(schedule, DUE_MS, 50)
     delivered(schedule, DUE_MS, 40)
-    assert schedule.lanes[LANE].delivered == Place(DUE_MS, 50)
+    assert schedule.lanes[LANE].delivered == LanePosition(DUE_MS, 50)
 
 
 @pytest.mark.parametrize(

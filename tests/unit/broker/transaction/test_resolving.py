@@ -8,15 +8,21 @@ import pytest
 
 from mq.broker.state.dedup import StoredAt
 from mq.broker.state.topics import Topic
-from mq.broker.state.transactions import ENDED_MAX, Ended, Outcome, Transaction, Transactions
-from mq.broker.transaction.resolving import Carry, CheckNow, End, Settled, Sweep, Turn
+from mq.broker.state.transactions import (
+    ENDED_MAX,
+    Ended,
+    Transaction,
+    TransactionOutcome,
+    Transactions,
+)
+from mq.broker.transaction.resolving import Carry, CheckNow, End, Settled, Sweep, TransactionTurn
 from mq.errors import LogDamaged, MqError, TopicNotFound, TransactionNotFound
 from mq.names import GIVE_UP_TOPIC
 from mq.wire.v1.message_pb2 import Half
 from mq.wire.v1.state_pb2 import ChangeTransactions
 from tests.support.consensus import batch
 
-COMMIT, ROLL_BACK = Outcome.COMMITTED, Outcome.ROLLED_BACK
+COMMIT, ROLL_BACK = TransactionOutcome.COMMITTED, TransactionOutcome.ROLLED_BACK
 HALF = Half(producer_group="g", first_check_ms=6_000, check_interval_ms=30_000, checks_max=2)
 
 
@@ -37,8 +43,8 @@ class Scene:
         self.batches[transaction_id] = one
         return transaction_id
 
-    def turn(self, now_ms: int = 1_000, bytes_max: int = 1 << 20) -> Turn:
-        return Turn(self.transactions, self.read, self.find_topic, now_ms, bytes_max)
+    def turn(self, now_ms: int = 1_000, bytes_max: int = 1 << 20) -> TransactionTurn:
+        return TransactionTurn(self.transactions, self.read, self.find_topic, now_ms, bytes_max)
 
     def read(self, one: Transaction) -> Any:
         if one.id in self.damaged:
@@ -52,12 +58,12 @@ class Scene:
         topic = Topic(name, 0, count, count, is_readable=True, is_writable=True, created_at_ms=0)
         return topic._replace(priorities=self.priorities)
 
-    def apply(self, turn: Turn) -> ChangeTransactions:
-        written = turn.written()
-        assert written is not None
-        command = written.command
+    def apply(self, turn: TransactionTurn) -> ChangeTransactions:
+        entry = turn.entry()
+        assert entry is not None
+        command = entry.command
         assert command is not None
-        placed = [StoredAt(one.queue_id, 7, 99, 5) for one in written.batches]
+        placed = [StoredAt(one.queue_id, 7, 99, 5) for one in entry.batches]
         self.transactions.change(command.change_transactions, placed)
         return command.change_transactions
 
@@ -83,7 +89,7 @@ def refused(answer: Settled | MqError | None) -> str:
 )
 @pytest.mark.parametrize("is_same_turn", [True, False])
 def test_a_transaction_ends_once_and_the_same_end_again_is_the_same(
-    first: Outcome, second: Outcome, says: str, is_same_turn: bool
+    first: TransactionOutcome, second: TransactionOutcome, says: str, is_same_turn: bool
 ) -> None:
     scene = Scene()
     one = scene.begin(100)
@@ -104,7 +110,7 @@ def test_a_transaction_ends_once_and_the_same_end_again_is_the_same(
         change = scene.apply(turn)
         assert [*change.committed, *change.rolled_back] == [one]
     else:
-        assert turn.written() is None
+        assert turn.entry() is None
     assert (scene.transactions.committed, scene.transactions.rolled_back) == (
         (1, 0) if first == COMMIT else (0, 1)
     )
@@ -114,7 +120,7 @@ def test_what_never_began_is_not_found_and_nothing_is_written() -> None:
     turn = Scene().turn()
     for request in (End(5, COMMIT), End(5, ROLL_BACK), CheckNow(5)):
         assert "never began" in refused(turn.decide(request))
-    assert turn.written() is None
+    assert turn.entry() is None
 
 
 def test_another_group_cannot_end_it() -> None:
@@ -122,7 +128,7 @@ def test_another_group_cannot_end_it() -> None:
     one = scene.begin(100)
     turn = scene.turn()
     assert "is of g" in refused(turn.decide(End(one, ROLL_BACK, "others")))
-    assert turn.written() is None
+    assert turn.entry() is None
     assert settled(turn.decide(End(one, ROLL_BACK, "g")))
 
 
@@ -136,9 +142,9 @@ def test_a_turn_is_bounded_and_the_first_fits_however_large() -> None:
         assert turn.decide(request) is None
     assert settled(turn.decide(Sweep())) == Settled()
     assert settled(turn.decide(Carry(9_000))) == Settled()
-    written = turn.written()
-    assert written is not None
-    assert len(written.batches) == 1
+    entry = turn.entry()
+    assert entry is not None
+    assert len(entry.batches) == 1
     # A small one first: the large one waits for a turn of its own.
     turn = scene.turn(bytes_max=500)
     assert settled(turn.decide(End(ids[2], ROLL_BACK)))
@@ -156,10 +162,10 @@ def test_commits_stand_first_in_the_entry_whatever_came_before() -> None:
     assert settled(turn.decide(Sweep())).asked == (carried, committed)
     assert settled(turn.decide(Carry(2_500))).carried == 1
     assert settled(turn.decide(End(committed, COMMIT))).batch_at == 0
-    written = turn.written()
-    assert written is not None
-    assert [one.topic for one in written.batches] == ["t", GIVE_UP_TOPIC, "t"]
-    assert [bool(one.half) for one in written.batches] == [False, False, True]
+    entry = turn.entry()
+    assert entry is not None
+    assert [one.topic for one in entry.batches] == ["t", GIVE_UP_TOPIC, "t"]
+    assert [bool(one.half) for one in entry.batches] == [False, False, True]
 
 
 def test_questions_are_counted_then_it_is_given_up() -> None:
@@ -180,7 +186,7 @@ def test_questions_are_counted_then_it_is_given_up() -> None:
     assert list(scene.apply(turn).given_up) == [one]
     turn = scene.turn()
     assert "rolled back and is in" in refused(turn.decide(End(one, COMMIT)))
-    assert settled(turn.decide(End(one, ROLL_BACK))).before == Ended(Outcome.GIVEN_UP)
+    assert settled(turn.decide(End(one, ROLL_BACK))).before == Ended(TransactionOutcome.GIVEN_UP)
 
 
 @pytest.mark.parametrize("bytes_max", [1_000, 2_000, 100_000])
@@ -197,9 +203,9 @@ def test_what_is_given_up_fits_its_entry_with_what_is_said_of_it(bytes_max: int)
     while scene.transactions.open:
         turn = scene.turn(now_ms, bytes_max)
         turn.decide(Sweep())
-        written = turn.written()
-        assert written is not None
-        sizes = [len(one.data) for one in written.batches]
+        entry = turn.entry()
+        assert entry is not None
+        sizes = [len(one.data) for one in entry.batches]
         # One that is too large with its origin is kept without.
         assert sum(sizes) <= bytes_max or len(sizes) == 1
         assert max(sizes) <= max(bytes_max, 1_000)
@@ -222,7 +228,7 @@ def test_one_that_cannot_be_read_delays_no_other_and_is_not_lost() -> None:
     turn = scene.turn(100_000)
     assert isinstance(turn.decide(End(bad, COMMIT)), LogDamaged)
     assert turn.decide(Carry(9_000)) == Settled()
-    assert turn.written() is None
+    assert turn.entry() is None
     assert settled(turn.decide(End(bad, ROLL_BACK)))
 
 
@@ -232,7 +238,7 @@ def test_a_commit_needs_its_topic_a_rollback_does_not() -> None:
     del scene.topics["t"]
     turn = scene.turn()
     assert isinstance(turn.decide(End(one, COMMIT)), TopicNotFound)
-    assert turn.written() is None
+    assert turn.entry() is None
     assert settled(turn.decide(End(one, ROLL_BACK)))
 
 
@@ -249,9 +255,9 @@ def test_a_commit_to_a_queue_that_takes_no_more_goes_to_another() -> None:
         scene.topics["t"], scene.priorities = queues, priorities
         turn = scene.turn()
         turn.decide(End(one, COMMIT))
-        written = turn.written()
-        assert written is not None
-        assert [each.queue_id for each in written.batches] == [expected]
+        entry = turn.entry()
+        assert entry is not None
+        assert [each.queue_id for each in entry.batches] == [expected]
 
 
 def test_what_is_written_again_is_the_same_transaction_and_one_that_ended_stays_so() -> None:
@@ -259,10 +265,10 @@ def test_what_is_written_again_is_the_same_transaction_and_one_that_ended_stays_
     one, other = scene.begin(1_000), scene.begin(5_000)
     turn = scene.turn()
     assert settled(turn.decide(Carry(4_000))).carried == 1
-    written = turn.written()
-    assert written is not None
-    assert written.command is None
-    (carried,) = written.batches
+    entry = turn.entry()
+    assert entry is not None
+    assert entry.command is None
+    (carried,) = entry.batches
     scene.transactions.begin(carried, 9_000, 2_000)
     assert scene.transactions.open[one].log_offset == 9_000
     assert scene.transactions.open[one].next_check_ms == 7_000
