@@ -265,7 +265,7 @@ class AtomicSends:
             if place is None:
                 continue  # the group has never been there
             stood_at, first = atom.starts.get(queue, (place, place))
-            # What retention dropped meanwhile is nobody's to work on.
+            # Messages that retention dropped meanwhile need no work.
             oldest, _ = self._groups.extent(queue)
             is_there = stood_at <= place <= first or place < stood_at <= oldest
             if not is_there or queue_offset < max(place, first):

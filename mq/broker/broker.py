@@ -198,7 +198,7 @@ class Broker:
         return int(self.store.log.stored_at(log_offsets)[0])
 
     def tick(self) -> None:
-        """A few times a second: whatever follows from time alone, and from who leads."""
+        """Called a few times a second: what follows from time alone, and from leadership."""
         self.on_leadership()
         if self.leadership.is_serving:
             self.groups.tick()
@@ -280,7 +280,9 @@ class Broker:
             await self.create_missing(topics)
 
     async def create_missing(self, topics: Iterable[str]) -> None:
-        """Creates topics that somebody asks for, where that is allowed. IllegalTopic: none is."""
+        """Creates missing topics, where that is allowed. Raises IllegalTopic for a name that none
+        has.
+        """
         wanted = [name for name in topics if not self.directory.topic(name)]
         if not wanted or not self.settings.creates_topics:
             return

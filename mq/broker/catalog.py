@@ -147,7 +147,7 @@ class Catalog:
         return self._machine.state.topics.find(name)
 
     def is_leaving(self, name: str) -> bool:
-        """It is being deleted: nobody knows yet whether it stays."""
+        """It is being deleted, and may stay if that fails."""
         return name in self._leaving
 
     def _check_alike(self, name: str, type_: int, priorities: int) -> None:

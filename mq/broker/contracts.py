@@ -9,8 +9,8 @@ from mq.store.format import Kind
 
 
 class Leading(NamedTuple):
-    """Who leads the broker set, as this node sees it. The address is the one for clients, the
-    other one for those that come by the external listener.
+    """The leader of the broker set, as this node sees it. The address is the one for clients, the
+    other one for clients of the external listener.
     """
 
     term: int
@@ -33,7 +33,7 @@ class Peer(NamedTuple):
 
 
 class Consensus(Protocol):
-    """The log, as those see it who write to it."""
+    """The replicated log, for writers."""
 
     @property
     def leading_term(self) -> int:
@@ -50,6 +50,6 @@ class Consensus(Protocol):
         self, kind: Kind, payload: Sequence[bytes | memoryview], context: object
     ) -> Awaitable[object]:
         """Done when the entry is committed and applied here. NotLeader, FlowControl, DiskFull,
-        MessageTooLarge, NodeStopped: nothing was written. OutcomeUnknown: nobody knows.
+        MessageTooLarge, NodeStopped: nothing was written. OutcomeUnknown: it may be written.
         """
         ...

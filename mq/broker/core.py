@@ -1,4 +1,4 @@
-"""What the broker's services share: who leads, the log, the state, the clock; and what a service
+"""What the broker's services share: leadership, the log, the state, the clock; and what a service
 is.
 
 A service is pure decisions over the replicated state plus a small driver that runs on the leader
@@ -48,7 +48,7 @@ class Core:
     arrivals: Arrivals
     # The wall clock, which may be set back and forth.
     now_ms: Callable[[], int]
-    # Numbers of 64 bits that nobody can guess.
+    # Numbers of 64 bits that cannot be guessed.
     random_number: Callable[[], int]
 
     @property
@@ -61,23 +61,25 @@ class Core:
 
 
 class Service:
-    """What a driver may want to hear of. Everything is called on the loop and must not wait."""
+    """Events that a service may override. All are called on the loop and must not wait."""
 
     def lead(self) -> None:
         """This node serves from now on."""
 
     def step_down(self, error: MqError) -> None:
-        """It does not any more; `error` is for those who wait."""
+        """This node stops serving; waiting callers get `error`."""
 
     def tick(self) -> None:
         """A few times a second, while this node serves."""
 
     def on_command(self, command: Command) -> None:
-        """A command was applied, on whatever node; commands of a `many` come one by one."""
+        """A command was applied, on any node; commands of a `many` come one by one."""
 
-    def needs_log_before(self, log_offset: int) -> bool:  # noqa: ARG002 - for those who have some
-        """Whether anything waits that stands before: retention has to leave it. On any node."""
+    def needs_log_before(self, log_offset: int) -> bool:  # noqa: ARG002 - overridden
+        """Whether a held batch stands before this log offset: retention keeps it. On any node."""
         return False
 
     async def carry(self, log_offset: int) -> None:
-        """On the leader: what waits and stands before is written again, at the end of the log."""
+        """On the leader: held batches before this log offset are written again, at the end of the
+        log.
+        """

@@ -1,4 +1,4 @@
-"""Which broker sets the cluster has, who leads each, and which topics each has: as far as this
+"""Which broker sets the cluster has, their leaders, and their topics: as far as this
 broker has heard. Routes are answered from here, and fair shares of groups are made by it.
 
 No network, and the time comes in. What is known of another set comes from greetings (see
@@ -123,7 +123,7 @@ class Directory:
         return [one.topics[name] for one in self._known() if name in one.topics]
 
     def check_nowhere_else(self, name: str) -> None:
-        """TopicNotFound: other sets have it, and whoever looks for it here has an old route."""
+        """Raises TopicNotFound if other sets have it: the caller has a stale route."""
         if found := self.elsewhere(name):
             sets = ", ".join(sorted(one.broker_set for one in found)[:5])
             raise TopicNotFound(

@@ -1,4 +1,4 @@
-"""Topics that are asked for and do not exist: who waits for them, and which may have been meant.
+"""Topics that are asked for and do not exist: waiting for them, and similar names.
 
 Where the first message creates a topic, a consumer may be there before it. It creates nothing: a
 slip in a name would be a topic. It waits, and gets the topic from its first message on.

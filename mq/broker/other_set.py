@@ -21,7 +21,7 @@ _QUEUES_MAX = names.QUEUE_ID_MAX + 1
 # The longest name of a topic is that of a group behind a prefix.
 _TOPIC_CHARACTERS_MAX = names.NAME_CHARACTERS_MAX + len(names.RETRY_PREFIX)
 # What a broker that lags behind says of its set does not replace what is newer than this. Behind
-# it, the set was made anew: it counts its terms from the beginning.
+# it, the set was replaced by a new one: it counts its terms from the beginning.
 _NEWS_MS_MAX = 10_000
 # As long as a set answers, another one cannot have its name.
 _ALIVE_MS_MAX = 3_000
@@ -64,14 +64,15 @@ class OtherSet:
     name: str
     # Where its brokers are by its own word, or by that of others as long as it has said nothing.
     told: tuple[str, ...] = ()
-    # None: nobody answered yet.
+    # None: no broker of it has answered yet.
     broker_set: BrokerSet | None = None
     heard_ms: int = 0
-    # The topics, who told them, and the version he gave them: he need not tell them again.
+    # The topics, the broker that told them, and its version of them, so that it need not repeat
+    # them.
     topics: dict[str, TopicRoute] = field(default_factory=dict)
     topics_version: int = 0
     answered_by: str = ""
-    # Greetings in a row that nobody answered.
+    # Greetings in a row without an answer.
     failures: int = 0
     zones: frozenset[str] = frozenset()
     # Queues by topic, of those that can be read.
@@ -87,7 +88,7 @@ class OtherSet:
         return list(dict.fromkeys((*found, *self.told)))
 
     def introduce(self, addresses: Iterable[str], now_ms: int, *, is_own_word: bool) -> None:
-        """Somebody says where it is."""
+        """Another broker, or the set itself, says where it is."""
         found = legal_addresses(addresses)
         if is_own_word and found:
             self.told = found

@@ -1,8 +1,8 @@
 """Batches of producers on their way into the log.
 
-Each batch is checked, looked up among those that are stored or under way, and joins the group that
+Each batch is checked, looked up among those that are stored or in flight, and joins the group that
 is written next: all that arrives in one turn of the loop is one entry, one write, one sync. What is
-under way is bounded in bytes; who brings more waits for room, in order, and is not refused.
+in flight is bounded in bytes; a producer with more waits for room, in order, and is not refused.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from mq.store.logreader import EntryRef
 
 # An entry is closed when it has so much; a larger batch is an entry of its own.
 _GROUP_BYTES = 1 << 20
-# Batches under way, however small.
+# Batches in flight, however small.
 _IN_FLIGHT_MAX = 8_000
-# The number behind the last one must be one, too.
+# `sequence + 1` must still fit into int64.
 _SEQUENCE_MAX = (1 << 63) - 1
 # Tag and length of a batch in its entry.
 _BATCH_HEAD_BYTES = 6
 
 
 class Slot:
-    """A batch under way. `outcome` is where it is stored, or why it is not; `appended` is done when
+    """A batch in flight. `outcome` is where it is stored, or why it is not; `appended` is done when
     the leader has it in its log.
     """
 
@@ -141,8 +141,8 @@ class Publisher:
         self._catalog.writable(batch.topic, batch.queue_id)
 
     def begin(self, batch: Batch) -> Slot:
-        """The batch is on its way, and known as such, until `end`: for those who write entries of
-        their own with it.
+        """The batch is in flight, and known as such, until `end`: for callers that write it in an
+        entry of their own.
         """
         slot = Slot(batch, self._loop.create_future())
         if batch.producer_id:
@@ -219,7 +219,8 @@ class Publisher:
                 outcome.set_result(stored[at])
             else:
                 outcome.set_exception(error)
-                outcome.exception()  # nobody may be there to hear it
+                # Retrieve the exception so that asyncio does not warn: the caller may have gone.
+                outcome.exception()
                 if slot.appended is not None and not slot.appended.done():
                     slot.appended.set_exception(error)
                     slot.appended.exception()

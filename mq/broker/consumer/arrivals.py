@@ -1,4 +1,4 @@
-"""Who wants to know of new messages in which queue. Nobody polls: applying an entry tells them."""
+"""Watchers of queues: they are called when new messages are applied, instead of polling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Watcher = Callable[[Queue], None]
 
 class Arrivals:
     def __init__(self) -> None:
-        # A dict for its order: who came first is told first.
+        # Dicts for their order: the first watcher is called first.
         self._watchers: dict[Queue, dict[Watcher, None]] = {}
 
     def __len__(self) -> int:
@@ -35,7 +35,7 @@ class Arrivals:
                 watcher(queue)
 
     def stir(self) -> None:
-        """Everybody has a look, whatever there is to see."""
+        """Calls all watchers, whether something has arrived or not."""
         for queue in tuple(self._watchers):
             self.arrived(queue)
 

@@ -1,9 +1,9 @@
-"""Reads of what was written long ago, which nobody is in a hurry for.
+"""Reads of old messages, which may take their time.
 
 They take turns, one at a time, however many readers there are. What is not in memory is read on a
 thread, so that the loop goes on with appends and with readers near the end. On a node that follows
-they rest in between while much is written, for longer the longer they took: whoever writes waits
-for this node, too, and what is slow is so because others need the disk and the processors.
+they rest in between while much is written, for longer the longer they took: producers wait for
+this node, too, and a slow read means that others need the disk and the processors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mq.store.reading import Found, ReadResult
 # each has its turn before its client loses patience.
 _READ_BYTES_MAX = 1 << 20
 _READ_BYTES_MIN = 256 << 10
-# Of all who are paced together, while this much is written: as many times as long as a read took.
+# Rest of all paced reads together while this much is written, in multiples of the time of a read.
 _RESTS = 4
 _BUSY_BYTES_PER_S = 4 << 20
 _GROWTH_SEEN_OVER_S = 0.1
@@ -69,7 +69,7 @@ class ColdReads:
             return found.read(self._log.read_ranges)
         self.disk_reads_total += 1
         apart = self._log.apart(*found.log_range)
-        # Whoever asked may go away meanwhile: the files are closed all the same.
+        # The caller may be cancelled meanwhile: the files are closed all the same.
         loop = asyncio.get_running_loop()
         return await asyncio.shield(loop.run_in_executor(None, _read_apart, found, apart))
 

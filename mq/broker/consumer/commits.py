@@ -37,7 +37,7 @@ class Commits:
         # Not proposed yet, and proposed but not applied; the newer one counts.
         self._noted: Positions = {}
         self._under_way: Positions = {}
-        # Of entries that others write; what is noted of the same queues meanwhile is newer.
+        # In atomic sends in flight; what is noted of the same queues meanwhile is newer.
         self._elsewhere: Positions = {}
         self._waiters: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -52,8 +52,8 @@ class Commits:
         return self._machine.state.offsets.positions(group).get(queue)
 
     def reached(self, group: str, queue: Queue) -> int:
-        """The same, or what an entry of somebody else's is about to make of it. Nobody starts
-        there: when that entry fails, its work is not done.
+        """The same, or the position in an atomic send that is in flight. No member may start there:
+        if that entry fails, its work is not done.
         """
         found = self.position(group, queue) or 0
         return max(found, self._elsewhere.get(group, {}).get(queue, 0))
@@ -92,7 +92,7 @@ class Commits:
         return any(queue in positions for queue in queues for positions in known)
 
     def begin_elsewhere(self, positions: Positions) -> None:
-        """An entry of somebody else's has these, until `end_elsewhere`: a report of progress that
+        """An atomic send has these in flight, until `end_elsewhere`: a report of progress that
         it has overtaken must not take the group back.
         """
         self._elsewhere = positions
@@ -101,7 +101,7 @@ class Commits:
         self._elsewhere = {}
 
     def forget(self) -> None:
-        """This node does not lead any more: members report to the next leader what they have."""
+        """This node steps down: members report to the next leader what they have."""
         self._noted.clear()
         self._under_way.clear()
         self._elsewhere = {}
@@ -133,7 +133,7 @@ class Commits:
         waiters, self._waiters = self._waiters, []
         self._under_way, self._noted = self._noted, {}
         # Copied here: `forget` may come before the task begins, which would then write nothing and
-        # tell those who wait that it is durable.
+        # tell its waiters that it is durable.
         copied = [(group, list(queues.items())) for group, queues in self._under_way.items()]
         self._task = self._loop.create_task(self._propose(_commands(copied), waiters))
 

@@ -2,7 +2,7 @@
 done, and under which epoch.
 
 Unless the client reads elsewhere, `done <= next_offset`; what stands between them counts against
-the client's limits. An epoch ends when the position is changed or the queue is assigned anew:
+the client's limits. An epoch ends when the position is changed or the queue is assigned again:
 reports under an older one are stale. Reads nothing and sends nothing.
 """
 

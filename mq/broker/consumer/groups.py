@@ -434,7 +434,7 @@ class Groups:
         now_ms = self._now_ms()
         for name, live in list(self._live.items()):
             for member_id, since_ms in list(live.broken.items()):
-                # Who works on an ordered queue may not know yet that its stream is broken.
+                # A member of an ordered group may not know yet that its stream is broken.
                 grace_ms = self._expires_ms if is_ordered(live.group) else _RECONNECT_MS
                 if now_ms - since_ms >= grace_ms:
                     del live.broken[member_id]

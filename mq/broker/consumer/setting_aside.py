@@ -30,7 +30,7 @@ class SetAside:
         return len(self._timers)
 
     def add(self, queue: Queue) -> None:
-        """It could not be read. Whoever found the damage has reported it: nothing is said here."""
+        """The queue could not be read. The damage was reported where it was found."""
         if queue not in self._timers:
             pause_s = self._pauses_s[queue] = min(
                 2 * self._pauses_s.get(queue, 0.0) or _PAUSE_S, _PAUSE_S_MAX

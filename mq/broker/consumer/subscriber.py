@@ -31,7 +31,7 @@ from mq.broker.queue import Queue
 from mq.errors import IllegalOffset, MessagesDamaged, MqError, QueueDamaged, Rebuilding
 from mq.store.reading import ReadResult, Status
 
-# One delivery of so many goes by who has waited longest.
+# One delivery of so many goes to the queue that has waited longest.
 _FAIR_EACH = 10
 # A queue that came back from another node is delivered here for a while, wherever it stands: the
 # other node may be one that cannot serve it, and looks well from here.
@@ -99,7 +99,7 @@ class Subscriber:
         self._arrivals = arrivals
         self._generation = 0
         self._cursors: dict[Queue, Cursor] = {}
-        # Not assigned any more, and not let go of yet: the client may still report progress.
+        # Revoked, and not released yet: the client may still report progress.
         self._leaving: dict[Queue, Cursor] = {}
         # Queues that the client was told of.
         self._told: set[Queue] = set()
@@ -172,7 +172,7 @@ class Subscriber:
             elif queue in self._leaving:
                 former = self._leaving[queue]
                 former.epoch += 1  # its last reports are void, too
-                former.is_told_of_end = True  # should it come back, it starts anew
+                former.is_told_of_end = True  # should it come back, it starts again
         self._is_assignment_due = True
         self._wake.set()
 
@@ -195,8 +195,8 @@ class Subscriber:
     # -- from the client --------------------------------------------------------------------------
 
     def progress(self, reported: Iterable[Position]) -> dict[Queue, int]:
-        """What is new in it. Reports of queues or epochs that are not the member's any more are
-        late, not wrong. IllegalOffset: it claims what it was never sent.
+        """Returns the positions that are new. Reports with a stale queue or epoch are dropped.
+        Raises IllegalOffset if a position is behind what was delivered.
         """
         news = {}
         for queue, queue_offset, epoch in reported:
@@ -410,7 +410,7 @@ class Subscriber:
             result = await self._puller.load_cold(query)
         except (MessagesDamaged, QueueDamaged, Rebuilding) as error:
             self._fetched[queue] = query.queue_offset, error
-        except Exception as error:  # noqa: BLE001 - whoever waits in `next` gets it
+        except Exception as error:  # noqa: BLE001 - the caller of `next` gets it
             self._error = self._error or error
         else:
             self._fetched[queue] = query.queue_offset, result

@@ -4,7 +4,7 @@ without reading anything.
 A lane may hold millions of batches; of each the window knows the next ones, in the order
 (due_ms, log_offset), up to a bound, and of what is behind it only that it is not due before some
 time. Invariant: a window has every batch that waits up to its bound, whatever came while it was
-filled. Who fills it reads the units of the lane, a part at a time, into a `Gathering`.
+filled. To fill it, the units of the lane are read, a part at a time, into a `Gathering`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNIT_OVERHEAD_BYTES = 64
 # So many of them are taken out of the arrays in one go.
 _BLOCK_UNITS = 1 << 10
 NEVER_MS = 1 << 62
-# Entries of the agenda that are not true any more, beside those that are.
+# Stale entries of the agenda beside the current ones.
 _STALE_MAX = 1_000
 _NOTHING = LanePosition(-1, -1)
 _ALL = LanePosition(NEVER_MS, 0)
@@ -148,7 +148,7 @@ class Window:
             heapq.heapify(self._arrived)
 
     def forget(self) -> None:
-        """All but the time when something is due: the units may not be there any more."""
+        """Forgets all but the time of the next unit: the units may have left."""
         self._forget(self.first_ms)
 
     def take(self, until_ms: int, budget: Budget) -> list[DueUnit]:
@@ -228,7 +228,7 @@ class Agenda:
         return number in self._windows
 
     def window(self, number: int) -> Window:
-        """Of this lane; whoever changes it calls `changed`."""
+        """The window of this lane; a caller that changes it calls `changed`."""
         window = self._windows.get(number)
         if window is None:
             window = self._windows[number] = Window()
@@ -263,7 +263,7 @@ class Agenda:
             self.changed(number)
 
     def drop(self, number: int) -> None:
-        """Nothing waits in the lane any more."""
+        """The lane is empty."""
         self._windows.pop(number, None)
         self._filled.discard(number)
 

@@ -1,7 +1,7 @@
 """The lanes of the schedule as they stand in the store: which units wait, read a part at a time.
 
 Units of a lane stand in the order of the log. Reading changes nothing, and goes on while others
-come in; who needs that nothing leaves meanwhile sees to it.
+come in; a caller that needs that no unit leaves meanwhile holds the turn.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Lanes:
         return units_of(units) == [unit] and bool(lane.waiting(units)[0])
 
     def applied_end(self) -> int:
-        """Log offset behind what is applied: nothing before it will come into a lane any more."""
+        """Log offset behind the last applied entry: no unit before it will be added to a lane."""
         log, applied_index = self._store.log, self._store.applied_index
         if applied_index < log.first_index:
             return log.start_offset

@@ -40,7 +40,7 @@ class _Recall(NamedTuple):
 
 class Recalls:
     def __init__(self, core: Core, lanes: Lanes, turn: asyncio.Lock) -> None:
-        """`turn` is held by whoever changes the schedule, from the decision until it is applied."""
+        """`turn` is held for each change of the schedule, from the decision until it is applied."""
         self._core = core
         self._lanes = lanes
         self._turn = turn
@@ -94,7 +94,7 @@ class Recalls:
                     _tell(one, verdict)
             if wanted:
                 await self._core.writer.write(_command(wanted.values()))
-        except Exception as error:  # noqa: BLE001 - told to those who asked
+        except Exception as error:  # noqa: BLE001 - told to the callers
             for one in requests:
                 _tell(one, error)
         for one in wanted.values():

@@ -2,7 +2,7 @@
 
 Decides only, and makes the copies that are written: a copy says where the message stood at first,
 how often it failed, and why. Attempts count the deliveries that failed. Knows neither groups nor
-clocks; the driver is `retrying`, and whoever else has a message that failed too often.
+clocks; its users are `retrying`, and `receive` for messages that failed too often.
 """
 
 from __future__ import annotations

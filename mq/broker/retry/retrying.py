@@ -106,7 +106,7 @@ class Retrying(Service):
         _check(group, sequence, failed)
         key = retries.request_id(group, member_id), sequence
         if sequence:
-            # Before anything is looked at: what was done stays so, whoever has the queue by now.
+            # First of all: a request that was done stays done, also if its queue has moved since.
             running = self._under_way.get(key)
             if running is not None:
                 return await asyncio.shield(running)
@@ -117,7 +117,7 @@ class Retrying(Service):
         if sequence:
             self._under_way[key] = work
             work.add_done_callback(lambda _: self._under_way.pop(key, None))
-        # Whoever asked may give up: what is under way stays known until it is applied.
+        # A caller may be cancelled: the request stays known until its entry is applied.
         return await asyncio.shield(work)
 
     def retries_max(self, group: str) -> int:
@@ -133,8 +133,8 @@ class Retrying(Service):
         queues = {one.queue for one in failed}
         flushes = _FLUSHES_MAX
         while True:
-            # Looked at again after each wait, so that what is written was decided on what is so.
-            # Who comes back to a new leader has its queues: it must not hear that it lost them.
+            # Checked again after each wait, so that the decision is on the current state. A member
+            # that comes back to a new leader keeps its queues: it must not hear that it lost them.
             self._core.leadership.check()
             stored = self._core.state.producers.find(*key) if key[1] else None
             if stored is not None:

@@ -53,8 +53,8 @@ def _drop_topic(state: State, derived: DerivedFiles, command: pb.DropTopic) -> N
 
 
 def _commit_positions(state: State, _: DerivedFiles, command: pb.CommitPositions) -> None:
-    # A consumer may report what it did in a topic that is gone: nobody shall find it when there
-    # is a new one of that name.
+    # A consumer may report progress in a topic that is gone: it must not count for a new topic of
+    # that name.
     state.offsets.commit(command.groups, state.topics)
     for each in command.groups:
         for one in each.positions:

@@ -25,7 +25,7 @@ PRODUCERS_MAX = 10_000
 NEWEST_MIN = 64
 # ... and may leave so many gaps, which it fills later or never.
 RANGES_MAX = 256
-# Producers whose numbers only grow leave gaps that nobody fills: their oldest ranges are forgotten.
+# Producers whose numbers only grow leave gaps for ever: their oldest ranges are forgotten.
 # A sink may send again whatever it made of one part of its input.
 SINK_RANGES_MAX = 1_024
 _GROWING = (RETRY_PREFIX, SINK_PREFIX)

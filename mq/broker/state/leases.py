@@ -1,10 +1,10 @@
 """What groups have received and not acknowledged: part of the replicated state, changed only by
 applying entries.
 
-Of each queue that a group receives from the state knows the next message that nobody was given, and
-ranges of those before it that are not done: in whose hands, until when, for which time. Everything
-else before `next` is done. A range is one record, however many messages it has: messages that are
-given out together stay one record until they are acknowledged one by one and out of order.
+Of each queue that a group receives from, the state knows the next message that was never given out,
+and the ranges of messages before it that are not done: their lease, its end, the attempts.
+Everything else before `next` is done. A range is one record, however many messages it has: messages
+that are given out together stay one record until they are acknowledged one by one and out of order.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _FIELDS = 5
 
 
 class Range(NamedTuple):
-    """Messages [start, end) that are not done. lease 0: in nobody's hands; they are to be given out
-    from `visible_at_ms` on. Otherwise in the hands of who has the lease until then, and to be given
-    out again after it. `attempts`: how often they were given out.
+    """Messages [start, end) that are not done. With lease 0 they have no receiver, and are given
+    out from `visible_at_ms` on; with another lease they are given out again after that. `attempts`
+    counts how often they were given out.
     """
 
     start: int
@@ -124,7 +124,7 @@ class Leases:
         return self._queues.items()
 
     def in_hand(self) -> dict[str, int]:
-        """By group: messages in somebody's hands, also those whose time is over."""
+        """By group: messages with a lease, also if its time is over."""
         counts: dict[str, int] = {}
         for (group, _), one in self._queues.items():
             held = sum(each.end - each.start for each in one.ranges if each.lease)

@@ -1,4 +1,4 @@
-"""How far each group has come, who holds the queues of ordered groups, and what is set for a group:
+"""Positions of groups, locks of the queues of ordered groups, and settings of groups:
 part of the replicated state, changed only by applying commands.
 """
 

@@ -4,7 +4,7 @@ entries.
 A batch that waits is one unit in a lane, a queue of `%SYS%SCHEDULE` for ten minutes of delivery
 times (`mq.store.holding`), whose mark is when it is due. Of a lane the state knows how many wait in
 it and how far it was delivered: batches leave a lane in the order (due_ms, log_offset), so one
-place says which are gone. A lane that is empty begins anew.
+place says which are gone. A lane that is empty begins again.
 
 After a clock was set back a batch may come for a time that its lane has delivered already. It is
 due at the lane's place then: later than asked for by minutes at the most, never early, never lost.

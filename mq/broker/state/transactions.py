@@ -1,7 +1,7 @@
 r"""Open transactions: part of the replicated state, changed only by applying entries.
 
     begun --- commit ----> committed: its messages are on their topic, by the same entry
-      |  \--- rollback --> rolled back: nobody ever sees them
+      |  \--- rollback --> rolled back: no consumer ever sees them
       |---- asked ------> begun, one check more
       \---- asked for the last time, no word -> given up: kept in %SYS%GIVE_UP, by the same entry
 
@@ -9,7 +9,7 @@ Each transaction ends once: its end is one entry, which a leader writes only whi
 is open and no other end of it is under way. A transaction is called by the log offset that its
 first half message was stored at, also when it is written again.
 
-How the last ones ended is remembered: who did not hear the answer asks again, and gets the same.
+How the last ones ended is remembered: a producer that missed the answer asks again, and gets it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Transactions:
         self.committed = self.rolled_back = self.given_up = 0
         # The last ones, the oldest first.
         self.ended: dict[int, Ended] = {}
-        # (next_check_ms, id); those that do not fit `open` any more are skipped.
+        # (next_check_ms, id); stale ones are skipped.
         self._checks: list[tuple[int, int]] = []
 
     def due(self, now_ms: int, count_max: int) -> list[Transaction]:
@@ -108,7 +108,7 @@ class Transactions:
             return held
         try:
             half = Half.FromString(batch.half)
-        except DecodeError:  # nobody but a leader wrote it; it changes nothing
+        except DecodeError:  # only a leader writes it; it changes nothing
             return held
         one = Transaction(
             id=log_offset + batch.region_start,

@@ -109,7 +109,7 @@ class Respondents:
         return None
 
     def end_all(self, error: MqError) -> None:
-        """Everybody has to go to another node. Their owners take them out."""
+        """All have to go to another node. Their owners remove them."""
         for group in self._groups.values():
             for one in group:
                 one.end(error)

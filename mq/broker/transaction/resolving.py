@@ -44,7 +44,7 @@ class End(NamedTuple):
 
 
 class CheckNow(NamedTuple):
-    """Somebody wants to know now."""
+    """An operator wants the producer to be asked now."""
 
     transaction_id: int
 
@@ -195,7 +195,7 @@ class TransactionTurn:
         return Settled(asked=tuple(asked))
 
     def _postpone(self, one: Transaction) -> None:
-        """Counts as asked, also when there is nobody to ask."""
+        """Counts as asked, also without a producer."""
         if one.id not in self._checked:
             self._checked.add(one.id)
             self._bytes += _CHANGE_BYTES

@@ -3,7 +3,7 @@
 Everything that changes transactions goes through one line of turns (`resolving` decides,
 `turns` writes): so each ends once, and no end races with a question, with giving up, or
 with being written again. A question is counted in the log before it is asked. It knows nothing of
-streams: whoever has one registers a `Respondent`.
+streams: an open one registers a `Respondent`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _SettledEntry = tuple[Settled, ProposedEntry | None]
 
 class Transacting(Service):
     def __init__(self, core: Core, steady_ms: Callable[[], int]) -> None:
-        """`steady_ms` is a clock that nobody sets."""
+        """`steady_ms` is a monotonic clock."""
         self._core = core
         self._steady_ms = steady_ms
         # The time by which questions are due, and what the steady clock said then.
@@ -68,7 +68,7 @@ class Transacting(Service):
         self._respondents = Respondents()
         self._sweeping: asyncio.Task[None] | None = None
         self._pause_ticks = 0
-        # Questions about transactions that this node counted as leader, whoever was there to hear.
+        # Questions about transactions that this node counted as leader, also without a producer.
         self.checks_total = 0
 
     # -- what producers and operators ask for -----------------------------------------------------
