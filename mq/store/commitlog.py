@@ -330,13 +330,13 @@ class CommitLog(LogReader):
         return found.twin(0, found.end) if found is not None else None
 
     def is_resting(self, base: int) -> bool:
-        """Whether nothing is written to this segment any more, and all of it is durable."""
+        """Whether the segment is complete, and all of it durable."""
         segment = self._segment_with(base)
         return segment is not None and segment.is_sealed and not segment.is_dirty
 
     def replace_files(self, base: int, log_path: str | None, idx_path: str | None) -> bool:
         """Puts files of the same entries, made by `segment_mending`, in the place of a segment that
-        is resting. False: it is gone, or not resting any more.
+        is resting. False: it is gone, or in use.
         """
         self._check_usable()
         with self._sync_lock:
@@ -352,7 +352,7 @@ class CommitLog(LogReader):
 
     def rewrite(self, base: int, position: int, data: bytes) -> bool:
         """Writes entries again that stand here already, in place; durable when this returns. Any
-        thread. False: they do not stand here any more.
+        thread. False: they have left the log.
         """
         self._check_usable()
         with self._sync_lock:

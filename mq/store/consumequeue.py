@@ -113,7 +113,7 @@ def no_rebuild(file: DamagedFile) -> MqError:
 
 
 class ConsumeQueue:
-    """One queue. Reads are for everybody; appends go through `ConsumeQueues`."""
+    """One queue. Appends go through `ConsumeQueues`."""
 
     __slots__ = ("_files", "newest", "queue_id", "start", "tail_crc", "topic")
 
@@ -276,7 +276,7 @@ class ConsumeQueues:
     def __init__(self, vfs: Vfs, directory: str, units_per_file: int) -> None:
         self._files = QueueFiles(vfs, directory, units_per_file)
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
-        # Queues that nobody has asked for since the start: numbers only.
+        # Queues that were not used since the start: numbers only.
         self._resting: dict[tuple[str, int], SavedQueue] = {}
         # Queues with units in memory; insertion order is the order of waiting.
         self._dirty: dict[ConsumeQueue, None] = {}

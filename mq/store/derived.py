@@ -171,7 +171,7 @@ class DerivedFiles:
         return plan.generation == self._generation
 
     def finish_checkpoint(self, plan: CheckpointPlan) -> None:
-        """Lets go of the memory that is on disk now, and of the files that nobody needs."""
+        """Frees the memory of what is on disk now, and removes surplus files."""
         if not self.is_current(plan):
             return
         self.settle()
@@ -216,7 +216,7 @@ class DerivedFiles:
             self._surplus.clear()
             self.is_stalled = False
             try:
-                # Behind all other writes: how they ended does not matter any more.
+                # Behind all other writes, whose results do not matter.
                 self.writeback.forget_files().result()
                 return self._rebuild(commitlog)
             except OSError as error:
@@ -231,7 +231,7 @@ class DerivedFiles:
 
     def follow_front(self, commitlog: CommitLog) -> list[QueueExtent]:
         """Queues start where the log starts: the checkpoint that opens it has the ends of all
-        before. Who moved. Files that are not needed any more go with the next checkpoint.
+        before. Returns the queues that moved. Surplus files go with the next checkpoint.
         """
         entry = commitlog.entry(commitlog.first_index)
         queues, _ = checkpoint.decode_entry(entry.payload)

@@ -6,7 +6,7 @@
             `async_flush_ms` after it was appended, as long as a sync takes no longer than those
             before it. A power loss may cost that much, the death of the process alone nothing.
 
-A failed sync fails everybody who waits, now and later, with StorageFailed: the node has to stop.
+A failed sync fails all waiters, now and later, with StorageFailed: the node has to stop.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Flusher:
         that has to act on an event loop hands over with `call_soon_threadsafe`.
         """
         future: Future[int] = Future()
-        # Running, so that a caller who goes away cannot cancel it under the flusher's hands.
+        # Running, so that a caller that goes away cannot cancel it while the flusher works on it.
         future.set_running_or_notify_cancel()
         with self._wake:
             if self._failure is not None:
@@ -96,7 +96,7 @@ class Flusher:
 
     @property
     def failure(self) -> MqError | None:
-        """Why nothing is synced any more: the node has to stop, or is stopping."""
+        """Why syncs have ended: the node has to stop, or is stopping."""
         return self._failure
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class Flusher:
                 pause_s = self._pace.pause_s(began_s, self._now_s())
 
     def _sync(self, count: int) -> None:
-        """Answers the first `count` who wait."""
+        """Answers the first `count` waiters."""
         try:
             durable = self._log.sync()
         except MqError as error:
@@ -156,7 +156,7 @@ class Flusher:
             future.set_exception(OffsetOutOfRange("the log was truncated before this offset"))
 
     def _fail(self, error: MqError) -> None:
-        """For all who wait, now and later. The first reason stays."""
+        """For all waiters, now and later. The first reason stays."""
         with self._wake:
             self._failure = self._failure or error
             failed, self._waiters = self._waiters, []

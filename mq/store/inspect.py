@@ -43,7 +43,7 @@ _KIND_NAMES = {int(kind): kind.name.lower() for kind in Kind}
 _NO_ENTRY = EntryHeader(0, 0, 0, 0, 0, 0)
 
 
-class State(enum.Enum):
+class SegmentState(enum.Enum):
     SEALED = "sealed"
     ACTIVE = "active"
     EMPTY = "empty"  # it is being opened, or a crash left it so
@@ -91,7 +91,7 @@ class SegmentSummary:
     last_term: int
     first_stored_at_ms: int
     last_stored_at_ms: int
-    state: State
+    state: SegmentState
     is_checked: bool  # every byte was read; otherwise the sealed `.idx` was believed
 
 
@@ -311,7 +311,7 @@ class LogInspector:
                 scan.problem, scan.torn_bytes, look.resumes_at = "", 0, None
 
     def _kept(self) -> list[SegmentSummary]:
-        return [segment for segment in self.segments if segment.state is not State.CUT]
+        return [segment for segment in self.segments if segment.state is not SegmentState.CUT]
 
     def _walk_all(self, from_index: int) -> Iterator[tuple[SegmentSummary, Walked]]:
         for segment in self._kept():
@@ -392,9 +392,9 @@ def _segment_summary(look: Look, kept: list[str]) -> SegmentSummary:
     """`kept`: the paths of those with entries that a start does not remove."""
     scan = look.scan
     first, last = scan.first or _NO_ENTRY, scan.last or _NO_ENTRY
-    state = State.CUT if scan.count else State.EMPTY
+    state = SegmentState.CUT if scan.count else SegmentState.EMPTY
     if look.path in kept:
-        state = State.ACTIVE if look.path == kept[-1] else State.SEALED
+        state = SegmentState.ACTIVE if look.path == kept[-1] else SegmentState.SEALED
     return SegmentSummary(
         path=look.path,
         base_log_offset=look.base,

@@ -4,12 +4,12 @@ It believes nothing that is known otherwise: what readers trust because this pro
 because it was checked before, is checked here as well, each entry by its crc and against its record
 in the `.idx`. What it finds is reported as a reader would, and mended by the same hands.
 
-`Schedule` decides what is next and when, from the time that comes in. A pass goes from the start of
-the log to where it ended when the pass began, so that a busy log has passes that end, too. Only
-entries that are applied and durable are looked at: they are never cut. `Scrubber` makes steps of
-about a megabyte out of it. A step has three parts: `Scrubber.begin` and `finish` are for the thread
-that owns the log, `Step.check` reads, on any thread, by files of its own. They are open for the
-step alone: a segment that is dropped meanwhile gives back its space.
+`ScrubSchedule` decides what is next and when, from the time that comes in. A pass goes from the
+start of the log to where it ended when the pass began, so that a busy log has passes that end, too.
+Only entries that are applied and durable are looked at: they are never cut. `Scrubber` makes steps
+of about a megabyte out of it. A step has three parts: `Scrubber.begin` and `finish` are for the
+thread that owns the log, `Step.check` reads, on any thread, by files of its own. They are open for
+the step alone: a segment that is dropped meanwhile gives back its space.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PASS_S_MIN = 60.0
 PAUSE_S_MAX = 1.0
 
 
-class Schedule:
+class ScrubSchedule:
     """The cursor of a pass, and the rate."""
 
     def __init__(self, now_s: float) -> None:
@@ -235,7 +235,7 @@ class Scrubber:
         self._applied_index = applied_index
         self._bytes_per_s = bytes_per_s
         self._now_s = now_s
-        self._schedule = Schedule(now_s())
+        self._schedule = ScrubSchedule(now_s())
         # Where the last step ended: in which segment, and which entry comes next.
         self._at: tuple[Segment | None, int] = None, 0
         self.scrubbed_bytes_total = 0

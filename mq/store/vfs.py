@@ -1,7 +1,7 @@
 """The only door to the file system.
 
 Everything in `mq.store` takes a `Vfs`, so that tests can lose unsynced writes, tear them, flip bits
-and run out of space. Errors are plain `OSError`s; what they mean is decided by who owns the file.
+and run out of space. Errors are plain `OSError`s; the owner of the file decides what they mean.
 Names are `str` paths.
 
 What is durable: bytes after `File.sync`, names (a file that was created, replaced or removed) after
@@ -56,7 +56,7 @@ class File(Protocol):
         ...
 
     def is_in_memory(self, position: int, length: int) -> bool:
-        """Whether a read would most likely not wait for the disk; False when nobody can tell."""
+        """Whether a read would most likely not wait for the disk; False if that is unknown."""
         ...
 
     def let_go(self, position: int, length: int) -> None:
@@ -266,7 +266,7 @@ class RealVfs:
 
     def remove(self, path: str) -> None:
         # The name goes at once. Giving back the pages of a large file takes as long as it is large,
-        # and happens when it is closed for the last time: by a thread that nobody waits for.
+        # and happens when it is closed for the last time: by a thread without waiters.
         with contextlib.suppress(FileNotFoundError):
             fd = _open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:

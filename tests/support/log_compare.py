@@ -30,7 +30,7 @@ from mq.store.consumequeue import UNIT_BYTES, Units, make_units
 from mq.store.examine import idx_path
 from mq.store.format import HEADER_BYTES, IDX_HEADER_BYTES, IDX_RECORD_BYTES, Kind
 from mq.store.holding import default_held_queue
-from mq.store.inspect import LogInspector, SegmentSummary, State, read_checkpoint
+from mq.store.inspect import LogInspector, SegmentState, SegmentSummary, read_checkpoint
 from mq.store.keyindex import HEADER_BYTES as INDEX_HEADER_BYTES
 from mq.store.keyindex import ITEM, ITEM_BYTES, Header, item_blocks, key_slot_hashes
 from mq.store.rowblocks import BLOCK_ROWS, CRC_BYTES
@@ -57,7 +57,7 @@ class Replica:
         _, self.saved = read_checkpoint(_VFS, str(directory))
         self.inspector = LogInspector(_VFS, str(directory))
         self.inspector.look(check_all=True)
-        kept = (State.SEALED, State.ACTIVE)
+        kept = (SegmentState.SEALED, SegmentState.ACTIVE)
         self.segments = [each for each in self.inspector.segments if each.state in kept]
 
     @property

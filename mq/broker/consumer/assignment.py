@@ -39,13 +39,14 @@ def assign(
     priorities: Mapping[str, int] = _NO_PRIORITIES,
     quotas: Mapping[str, int] | None = None,
 ) -> dict[str, frozenset[Queue]]:
-    """`queues` has the zone of each; an empty zone is unknown and near to nobody. `priorities` has
-    the number of those of topics with some: queue i has the priority i modulo that. `quotas`, if
-    there are any, say how many each member gets, of all queues together, in place of an even share.
+    """`queues` has the zone of each; an empty zone is unknown and near to no member. `priorities`
+    has the number of those of topics with some: queue i has the priority i modulo that. `quotas`,
+    if there are any, say how many each member gets, of all queues together, in place of an even
+    share.
 
-    A pinned queue counts as owned by its member, whoever else says to own it, and is the last that
+    A pinned queue counts as owned by its member, also if others claim it, and is the last that
     the member gives up: it does so only when its pins alone are more than its share. A pin to
-    somebody who is no candidate means nothing. Of two that own a queue without a pin, the first by
+    a member that is no candidate means nothing. Of two that own a queue without a pin, the first by
     name has it.
     """
     if not members:
@@ -110,7 +111,7 @@ def _trim(
 
 
 def _cost(zone: str, home: str, zones: set[str]) -> int:
-    """The less, the dearer: near to its member; near to nobody; near to another member."""
+    """The less, the dearer: near to its member; near to no member; near to another member."""
     if zone and zone == home:
         return 0
     return 2 if zone and zone in zones else 1
@@ -133,8 +134,8 @@ def _dearest_first(
 
 
 class _Dealer:
-    """Gives what is free to those with room, first to who has the least of its share. There is room
-    for exactly what is free, so whoever takes the next, the end is as it should be.
+    """Gives free queues to members with room, first to the one with the least of its share. There
+    is room for exactly the free queues, so the result does not depend on the order.
     """
 
     def __init__(
@@ -163,10 +164,10 @@ class _Dealer:
             for queue in free
             if queues[queue] not in zones or not self._give(queue, zones[queues[queue]])
         ]
-        everybody = [self._load(member) for member in self._ranked]
-        heapq.heapify(everybody)
+        all_members = [self._load(member) for member in self._ranked]
+        heapq.heapify(all_members)
         for queue in strangers:
-            self._give(queue, everybody)
+            self._give(queue, all_members)
 
     def _load(self, member: Candidate) -> tuple[float, str]:
         return self._part(member.member_id), member.member_id

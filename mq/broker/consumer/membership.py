@@ -1,10 +1,10 @@
-"""The members of one consumer group and who has which of its queues: soft state of the leader.
+"""The members of one consumer group, and which member has which queues: soft state of the leader.
 
 A queue is *in hand* of a member from the moment that it is assigned until the member lets go of it,
 leaves, or is gone; it is in the hand of one member at a time. A queue that is to move leaves the
-assignment of its holder first, and comes to the next one when nobody has it in hand. In ordered
+assignment of its holder first, and goes to the next one when no member has it in hand. In ordered
 groups the replicated lock must name the member as well, before and as long as it is assigned.
-In broadcast groups everybody has everything and nothing is ever in hand.
+In broadcast groups every member has all queues, and no queue is ever in hand.
 
 Decides only: `now_ms` comes in; members, locks and queues are told by the driver, which calls
 `rebalance` after it. Knows nothing of streams, of offsets, or of the log.
@@ -86,8 +86,8 @@ class Group:
         generation: int = 0,
     ) -> None:
         """`settle_until_ms`: members that another leader knew may come back until then, so a queue
-        that nobody claims is not given away, and nobody lets go of what it came back with. What is
-        free in an ordered group needs no such time: its locks tell.
+        without a claim is not assigned, and no member loses what it came back with. A free queue of
+        an ordered group needs no such time: its lock tells.
         `revoke_timeout_ms`: a member that does not let go of a queue loses it after that, which
         may let two work on one message. That never happens to an ordered group: there the queue
         stays with its member as long as that one lives.
@@ -102,7 +102,7 @@ class Group:
         self._queues: Mapping[Queue, str] = {}
         self._priorities: Mapping[str, int] = {}
         self._surroundings = ALONE
-        # Who has it in hand, and who should.
+        # By queue: the member that has it in hand, and the member that should.
         self._holders: dict[Queue, str] = {}
         self._targets: dict[Queue, str] = {}
         # The queues where holder, target and lock are not yet the same; of those whose holder
@@ -143,7 +143,7 @@ class Group:
 
     @property
     def is_rebalancing(self) -> bool:
-        """Assignments are about to change, when somebody lets go or a time is over."""
+        """Assignments are about to change, when a member releases a queue or a time is over."""
         return (
             self._is_stale
             or self._is_settling
@@ -168,8 +168,8 @@ class Group:
         return member.assigned if member else frozenset()
 
     def owner(self, queue: Queue) -> str | None:
-        """Who has it in hand, and so may report progress: also one that is about to let go of it.
-        Nobody in broadcast groups.
+        """The member that has the queue in hand and may report progress, also while it has to
+        release it. None in broadcast groups.
         """
         return self._holders.get(queue)
 
@@ -234,7 +234,7 @@ class Group:
 
     def expire(self, now_ms: int) -> list[str]:
         """Removes members that were not heard of for too long, and returns those removed since the
-        last call. Locks of somebody who did not come back in time count no more.
+        last call. The locks of a member that did not come back in time count no longer.
         """
         self._bury(now_ms)
         for member_id in [one for one, gone_ms in self._awaited.items() if gone_ms <= now_ms]:
@@ -350,11 +350,11 @@ class Group:
                 self._has_news = True
                 if queue in self._holders:
                     # It may have lost the lock. It has the queue in hand all the same, so that
-                    # nobody else gets it before it has let go.
+                    # no other member gets it before it is released.
                     self._refresh(self._members[self._holders[queue]])
 
     def lock_changes(self) -> dict[Queue, str]:
-        """What to replicate so that the locks say who has each queue or is to have it next; an
+        """What to replicate so that the locks name the present or next member of each queue; an
         empty name frees it. As of the last rebalance. Asked again, it says the same, until
         `set_locks` has it.
         """
@@ -372,11 +372,11 @@ class Group:
         return self._subscriptions.mode == MODE_ORDERED
 
     def _locked_by(self, queue: Queue) -> str:
-        """The lock of somebody who is gone is none."""
+        """The lock of a member that is gone does not count."""
         name = self._locks.get(queue, "")
         return name if name in self._members or name in self._awaited else ""
 
-    # -- who gets what ----------------------------------------------------------------------------
+    # -- assignment -------------------------------------------------------------------------------
 
     def rebalance(self, now_ms: int) -> bool:
         """Whether some assignment changed since the last call; `generation` went up by one then.
@@ -395,7 +395,7 @@ class Group:
         return has_changed
 
     def _aim(self, now_ms: int) -> None:
-        """Sets who should have what, and what has to move for it."""
+        """Sets the target of each queue, and the queues that have to move for it."""
         self._is_stale, self._is_settling, self._has_news = False, False, True
         self._targets = {}
         mode = self._subscriptions.mode
@@ -416,19 +416,19 @@ class Group:
         }
 
     def _shares(self) -> dict[Queue, str]:
-        """Who should have what, by the members that are there."""
+        """The target of each queue, by the present members."""
         zones = {name: one.spec.zone for name, one in self._members.items()}
         quotas = self._surroundings.quotas(zones, len(self._queues))
         hands = assign(self._queues, self._candidates(), self._pins(), self._priorities, quotas)
         return {queue: name for name, hand in hands.items() for queue in hand}
 
     def _kept(self) -> dict[Queue, str]:
-        """Who has what already, or is to have it by the lock."""
+        """By queue the member that has it, or is to have it by the lock."""
         found = self._locked() | self._holders
         return {queue: name for queue, name in found.items() if queue in self._queues}
 
     def _locked(self) -> dict[Queue, str]:
-        """What nobody has in hand, and only one member can get."""
+        """Queues that no member has in hand, and only one member can get."""
         locks = self._locks.items() if self._is_ordered else ()
         return {q: one for q, one in locks if one in self._members and q not in self._holders}
 
@@ -441,7 +441,7 @@ class Group:
 
     def _pins(self) -> dict[Queue, str]:
         """What a member may consume already is dearer than what it was told to let go of; and a
-        lock is as good, when its member lives and nobody else has the queue in hand.
+        lock is as good, when its member lives and no other member has the queue in hand.
         """
         pins = self._locked()
         for member_id, member in self._members.items():

@@ -1,10 +1,10 @@
 """Which node of the broker set serves a reader: decisions, and the picture that they are made of.
 
 Every node has the same messages, as far as it has applied the log, and applies only what is
-committed. So a reader far behind the end may read anywhere, and goes where nobody is in a hurry: to
+committed. So a reader far behind the end may read anywhere, and goes to a node with less to do: to
 a follower. Near the end it comes back to the leader, which knows first; unless it would read over
 the border of its zone there. Distances are bytes of the log, and the way back is half as long as
-the way there, so that nobody is sent to and fro.
+the way there, so that no reader is sent to and fro.
 
 The picture may be a moment old: the worst that follows is a detour.
 """
@@ -37,8 +37,8 @@ class Follower(NamedTuple):
 def better_place(
     reader: Reader, own_zone: str, followers: Sequence[Follower], backlog_bytes: int, turn: int
 ) -> Peer | None:
-    """On the leader: who should serve this reader; None: the leader itself. Of several that are as
-    good, each in its `turn`.
+    """On the leader: the node that should serve this reader; None: the leader itself. Of several
+    that are as good, each in its `turn`.
     """
     able = [one.peer for one in followers if one.behind_bytes <= backlog_bytes // 2]
     near = [peer for peer in able if reader.zone and peer.zone == reader.zone]
@@ -58,7 +58,7 @@ def goes_back(reader: Reader, own_zone: str, leader_zone: str, backlog_bytes: in
 
 class Replicas:
     """The broker set as this node sees it. `refresh` it a few times a second, and whenever
-    somebody else leads.
+    another node leads.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Replicas:
         ]
         if self._led_by != leading[:2]:
             self._led_by = leading.term, leading.leader_id
-            # Who waits here for messages may have to wait elsewhere.
+            # Readers that wait here may have to wait elsewhere.
             self._arrivals.stir()
 
     def _has_part_of_log(self, peer: Peer) -> bool:

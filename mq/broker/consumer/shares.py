@@ -5,9 +5,9 @@ Every set decides for its own queues, without asking the others, and comes to th
 the plan depends on the values alone: the members, and what each set has. In this order: even, so
 that the sums over all sets of any two members differ by one at most; near, so that as many queues
 as possible are with members in a zone of their set; spread, so that members share each set, and not
-only the sum of all: when a set is away, nobody is idle who need not be.
+only the sum of all: when a set is away, no member is idle without need.
 
-Knows nothing of single queues, of who has which now, or of time.
+Knows nothing of single queues, of their present members, or of time.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Surroundings(NamedTuple):
 
     @property
     def zone(self) -> str:
-        """One that stands for all of the set: a queue is near to each of them, whoever leads,
-        because followers are read from, too.
+        """One that stands for all of the set: a queue is near to each of them, whichever node
+        leads, because followers are read from, too.
         """
         return min(self.zones, default="")
 
@@ -64,7 +64,7 @@ def quotas(
     members: Mapping[str, str], portions: Mapping[str, Portion], here: str
 ) -> dict[str, int]:
     """For each member, of which `members` has the zone, its number of queues of the set `here`. An
-    empty zone is unknown and near to nobody.
+    empty zone is unknown and near to no member.
     """
     found = plan(members, portions)
     return {member_id: found[member_id][here] for member_id in members}
@@ -82,16 +82,16 @@ def plan(members: Mapping[str, str], portions: Mapping[str, Portion]) -> dict[st
     for (one, name), count in near.items():
         hands.deal(name, count, classes[one])
         left[name] -= count
-    everybody = sorted(members)
+    all_members = sorted(members)
     for name in ranked:
-        hands.deal(name, left[name], everybody)
+        hands.deal(name, left[name], all_members)
     return hands.by_member
 
 
 def _classes(
     members: Mapping[str, str], portions: Mapping[str, Portion], ranked: Iterable[str]
 ) -> dict[_Class, list[str]]:
-    """Members who are near to the same sets, by name. Zones alone do not tell them apart: with a
+    """Members that are near to the same sets, by name. Zones alone do not tell them apart: with a
     node of each set in each zone all are alike.
     """
     classes: dict[_Class, list[str]] = defaultdict(list)
@@ -106,8 +106,8 @@ def _classes(
 
 
 class _Hands:
-    """Gives one to the member with the fewest, by name, as often as there are queues. So whoever
-    was given some before, the end is even, as long as nobody has more than an even share.
+    """Gives one to the member with the fewest, by name, as often as there are queues. So the
+    result is even, whatever members had before, as long as none had more than an even share.
     """
 
     def __init__(self, members: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from mq.errors import LogDamaged, SegmentFull
 from mq.store import scan
 from mq.store.format import IDX_HEADER_BYTES, Kind, encode_header
-from mq.store.inspect import Ending, LogInspector, State
+from mq.store.inspect import Ending, LogInspector, SegmentState
 from tests.support.faulty_vfs import FaultyVfs
 from tests.support.logs import (
     DIRECTORY,
@@ -201,7 +201,7 @@ def test_synced_bytes_that_are_gone_are_counted() -> None:
     assert inspector.ending is Ending.TORN
     assert inspector.problems[0].synced_bytes_lost == entry_bytes(b"d" * 100)
     vfs.truncate_file(last.path, 3)
-    assert looked_at(vfs).segments[-1].state is State.EMPTY
+    assert looked_at(vfs).segments[-1].state is SegmentState.EMPTY
 
 
 def test_a_segment_that_is_dropped_meanwhile_is_named() -> None:

@@ -12,7 +12,7 @@ from mq.errors import MessagesDamaged
 from mq.store import scrub
 from mq.store.damage import DamageKind
 from mq.store.format import HEADER_BYTES, IDX_HEADER_BYTES, IDX_RECORD_BYTES
-from mq.store.scrub import PASS_S_MIN, PAUSE_S_MAX, Schedule, Scrubber
+from mq.store.scrub import PASS_S_MIN, PAUSE_S_MAX, Scrubber, ScrubSchedule
 from mq.store.segment_mending import survey, write_mended
 from tests.support.stores import (
     append,
@@ -117,7 +117,7 @@ def test_the_rate_is_kept(scene: Scene) -> None:
 
 
 def test_another_rate_counts_at_once() -> None:
-    schedule = Schedule(0.0)
+    schedule = ScrubSchedule(0.0)
     assert schedule.next_offset(0, 1 << 30, 1, 0.0) == 0
     schedule.went_on(1 << 20, 1 << 20)
     assert schedule.next_offset(0, 1 << 30, 1, 1000.0) is None
@@ -152,7 +152,7 @@ def test_the_age_is_that_of_the_last_full_pass(scene: Scene) -> None:
 
 
 def test_a_pass_ends_where_the_log_ended_when_it_began() -> None:
-    schedule = Schedule(0.0)
+    schedule = ScrubSchedule(0.0)
     assert schedule.next_offset(0, 100, 1, 0.0) == 0
     schedule.went_on(100, 0)
     assert schedule.next_offset(0, 1 << 40, 1, 0.0) is None
@@ -161,7 +161,7 @@ def test_a_pass_ends_where_the_log_ended_when_it_began() -> None:
 
 
 def test_a_log_that_was_replaced_is_walked_from_its_start() -> None:
-    schedule = Schedule(0.0)
+    schedule = ScrubSchedule(0.0)
     assert schedule.next_offset(0, 1000, 1, 0.0) == 0
     schedule.went_on(500, 0)
     assert schedule.next_offset(100, 900, 1, 0.0) == 100
