@@ -24,8 +24,8 @@ from mq.admin.metrics import Metrics
 from mq.broker.broker import Broker
 from mq.broker.contracts import Leading, Peer
 from mq.broker.core import BrokerSettings
+from mq.broker.state.held_replay import LaneReplay
 from mq.broker.state.machine import Machine
-from mq.broker.state.refiling import ReplayedLanes
 from mq.broker.state.state import State
 from mq.clock import Clock, SystemClock
 from mq.config import Config
@@ -150,7 +150,7 @@ class Server:
                 self._config.store,
                 identity,
                 broker_state=state.encode,
-                start_held_replay=ReplayedLanes,
+                start_held_replay=LaneReplay,
                 damage=DamageLog(self._clock.now_ms),
             )
             stack.push_async_callback(asyncio.to_thread, store.close)

@@ -22,8 +22,8 @@ from mq.broker.broker import Broker
 from mq.broker.contracts import Leading, Peer
 from mq.broker.core import BrokerSettings
 from mq.broker.queue import Queue
+from mq.broker.state.held_replay import LaneReplay
 from mq.broker.state.machine import Machine
-from mq.broker.state.refiling import ReplayedLanes
 from mq.broker.state.state import State
 from mq.config import Config
 from mq.errors import MqError, SegmentFull
@@ -155,7 +155,7 @@ class Node:
         self.now_ms = now_ms
         self.vfs = vfs or FaultyVfs()
         state = State()
-        self.store: Store = open_store(self.vfs, store, state.encode, ReplayedLanes)
+        self.store: Store = open_store(self.vfs, store, state.encode, LaneReplay)
         self.machine = Machine(state, self.store)
         if self.store.log.last_index < 1:
             roll(self.store, self.now_ms)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mq.broker.state.refiling import ReplayedLanes
+from mq.broker.state.held_replay import LaneReplay
 from mq.errors import Rebuilding
 from mq.names import SCHEDULE_TOPIC
 from mq.store.holding import LANE_MS, lane_of
@@ -54,6 +54,6 @@ async def test_a_rebuilt_lane_has_the_marks_of_batches_that_came_late() -> None:
 
 
 def test_a_command_that_cannot_be_read_changes_nothing() -> None:
-    lanes = ReplayedLanes(b"")
+    lanes = LaneReplay(b"")
     lanes.command(b"\xff")
     assert lanes.held_queue_for(batch("t", b"x", deliver_at_ms=DUE_MS)).mark == DUE_MS

@@ -15,7 +15,7 @@ from mq.store.holding import HeldQueue, default_held_queue
 from mq.wire.v1.state_pb2 import BrokerState, Command
 
 
-class ReplayedLanes:
+class LaneReplay:
     """A `HeldReplay`, which starts from the broker state of a checkpoint."""
 
     def __init__(self, broker_state: bytes) -> None:
