@@ -10,7 +10,7 @@ from mq.client._sync.transaction import TransactionProducer
 from mq.client.consumer.pull import PullResult, PullStatus
 from mq.client.consumer.retries import Nack
 from mq.client.messages import Message, Origin, QueueRef, ReceivedMessage, SendResult, Sql, Tags
-from mq.client.transaction.transaction_model import HalfMessage, Resolution, TransactionResult
+from mq.client.transaction.checks import HalfMessage, Resolution, TransactionResult
 from mq.errors import MqError
 
 __all__ = [

@@ -10,7 +10,7 @@ from mq.client.processor import Processor
 from mq.client.producer.producer_aio import Producer
 from mq.client.request_reply import Replier, Requester
 from mq.client.simple.consumer import SimpleConsumer
-from mq.client.transaction.transaction_model import HalfMessage, Resolution, TransactionResult
+from mq.client.transaction.checks import HalfMessage, Resolution, TransactionResult
 from mq.client.transaction.transactions_aio import TransactionProducer
 from mq.errors import MqError
 

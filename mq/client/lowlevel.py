@@ -56,7 +56,7 @@ class QueueOffsets:
 
     def forget(self, topic: str) -> None:
         """The next `find` asks the brokers again which queues the topic has."""
-        self._connection.forget_route(topic)
+        self._connection.topology.forget(topic)
 
     async def close(self) -> None:
         await self._connection.close()

@@ -31,9 +31,10 @@ from types import TracebackType
 from typing import Self
 
 from mq.client import encode
-from mq.client.cluster.connection import ROUTE_AGE_S_MAX, Connection, topic_not_found
+from mq.client.cluster.connection import Connection
 from mq.client.cluster.errors import retry_after_s
-from mq.client.cluster.retry import back_off_s, now_s
+from mq.client.cluster.retry import back_off_s
+from mq.client.cluster.topology import is_writable, topic_not_found
 from mq.client.consumer.group_session import JOIN_S, GroupSession
 from mq.client.consumer.offsets import query_offsets
 from mq.client.consumer.options import (
@@ -63,7 +64,7 @@ from mq.errors import (
     Unreachable,
 )
 from mq.names import check_topic
-from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse, TopicRoute
+from mq.wire.v1.cluster_pb2 import TopicRoute
 from mq.wire.v1.consumer_pb2 import QueuePosition
 from mq.wire.v1.message_pb2 import Batch
 from mq.wire.v1.producer_pb2 import AtomicRequest, WorkStart
@@ -515,8 +516,6 @@ class Outputs:
     def __init__(self, connection: Connection, compress_above_bytes: int) -> None:
         self._connection = connection
         self._compress_above_bytes = compress_above_bytes
-        # By topic and broker set: the part, and when it was asked for.
-        self._parts: dict[tuple[str, str], tuple[TopicRoute, float]] = {}
 
     async def batches(
         self,
@@ -542,7 +541,7 @@ class Outputs:
                     f"more than {ENTRY_BYTES_MAX} bytes are to be sent at once, which do not fit "
                     "an entry of the broker's log"
                 )
-            part = self._known_part(topic, broker_set) or await self._part(topic, broker_set)
+            part = await self._part(topic, broker_set)
             key_hash = encoded[3]
             queue_id = queue_for(
                 turn if key_hash is None else key_hash,
@@ -560,32 +559,27 @@ class Outputs:
 
     def forget_routes(self, batches: Iterable[Batch]) -> None:
         """The broker did not take them: topics may have changed."""
-        changed = {batch.topic for batch in batches}
-        self._parts = {key: part for key, part in self._parts.items() if key[0] not in changed}
-
-    # Where a topic is in a set
-
-    def _known_part(self, topic: str, broker_set: str) -> TopicRoute | None:
-        known = self._parts.get((topic, broker_set))
-        return known[0] if known and now_s() - known[1] <= ROUTE_AGE_S_MAX else None
+        for topic in {batch.topic for batch in batches}:
+            self._connection.topology.forget(topic)
 
     async def _part(self, topic: str, broker_set: str) -> TopicRoute:
-        """Asked of the set itself, which knows best."""
+        """Asked of the leader of the set, which knows best."""
+        topology = self._connection.topology
+        part = topology.part_in(topic, broker_set)
+        if part is not None and is_writable(part):
+            return part
         check_topic(topic)
-        request = RouteRequest(topics=[topic], create_missing=True)
         for look in range(_LOOKS):
             if look:
                 await asyncio.sleep(_LOOK_EVERY_S)
-            response: RouteResponse = await self._connection.of(broker_set).call(
-                "ClusterService", "Route", request
-            )
-            own = [one for one in response.topics if one.broker_set == broker_set]
-            if own and own[0].is_writable and own[0].write_queues:
-                self._parts[topic, broker_set] = own[0], now_s()
-                return own[0]
+            asked = self._connection.of(broker_set)
+            response = await topology.ask_leader(asked, [topic], create=True)
+            part = topology.part_in(topic, broker_set)
+            if part is not None and is_writable(part):
+                return part
         if not response.topics:
             raise topic_not_found(topic, response)
-        raise NowhereToGo(_why_nowhere(topic, broker_set, is_there=bool(own)))
+        raise NowhereToGo(_why_nowhere(topic, broker_set, is_there=part is not None))
 
 
 def _why_nowhere(topic: str, broker_set: str, *, is_there: bool) -> MqError:

@@ -29,7 +29,7 @@ CLIENTS: dict[str, tuple[str, str]] = {
 
 # Values, the same for both.
 VALUES: dict[str, str] = {
-    "HalfMessage": "mq.client.transaction.transaction_model",
+    "HalfMessage": "mq.client.transaction.checks",
     "Message": "mq.client.messages",
     "MqError": "mq.errors",
     "Nack": "mq.client.consumer.retries",
@@ -38,11 +38,11 @@ VALUES: dict[str, str] = {
     "PullStatus": "mq.client.consumer.pull",
     "QueueRef": "mq.client.messages",
     "ReceivedMessage": "mq.client.messages",
-    "Resolution": "mq.client.transaction.transaction_model",
+    "Resolution": "mq.client.transaction.checks",
     "SendResult": "mq.client.messages",
     "Sql": "mq.client.messages",
     "Tags": "mq.client.messages",
-    "TransactionResult": "mq.client.transaction.transaction_model",
+    "TransactionResult": "mq.client.transaction.checks",
 }
 
 AIO = VALUES | {name: aio for name, (aio, _) in CLIENTS.items()}

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from mq.client.messages import Message
 from mq.client.sync import HandlerThreads, StartedClient, on_caller
-from mq.client.transaction.transaction_model import HalfMessage, Resolution, TransactionResult
+from mq.client.transaction.checks import HalfMessage, Resolution, TransactionResult
 from mq.client.transaction.transactions_aio import TransactionProducer as AsyncTransactionProducer
 
 

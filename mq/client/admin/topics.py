@@ -363,7 +363,7 @@ class TopicAdmin(AdminCalls):
         """Every broker that answers shows these to clients, or the time is over: sets hear of each
         other about once a second, and what is created stays so.
         """
-        self._connection.forget_route(topic)
+        self._connection.topology.forget(topic)
         wanted = {(name, one.write_queues) for name, one in parts.items()}
         deadline_s = now_s() + self._timeout_s
         nodes = [node for one in (await self._directory()).broker_sets for node in one.nodes]

@@ -1,10 +1,8 @@
-"""The connection of one client to the cluster: channels to brokers, the broker sets and their
-leaders, and where topics are.
+"""The connection of one client to the cluster: channels to brokers, the broker sets, their leaders.
 
-Any one broker is enough to find the others, of all sets. What is known of leaders and topics may be
-stale and is only a place to start: a broker that does not lead says who does, and calls follow.
-Retries of sends and of streams are not made here. Everything runs on the event loop that uses it
-first.
+Any one broker is enough to find the others, of all sets. What is known of leaders may be stale and
+is only a place to start: a broker that does not lead says who does, and calls follow. Retries of
+sends and of streams are not made here. Everything runs on the event loop that uses it first.
 """
 
 from __future__ import annotations
@@ -14,18 +12,17 @@ import functools
 import logging
 from collections.abc import Iterable, Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 import grpc.aio
 from google.protobuf import message_factory
 from google.protobuf.message import Message as WireMessage
 
-from mq import names
 from mq.client.cluster.errors import error_of_call
-from mq.client.cluster.retry import Retry, UnaryCall, call_until_answered, now_s
+from mq.client.cluster.retry import CALL_TIMEOUT_S, Retry, UnaryCall, call_until_answered, now_s
 from mq.client.cluster.servers import LOG_AFTER_S, Attempts, Servers
-from mq.client.messages import QueueRef
+from mq.client.cluster.topology import Topology
 from mq.errors import (
     ClientClosed,
     IllegalConfig,
@@ -33,22 +30,20 @@ from mq.errors import (
     MqError,
     NoLeader,
     NotLeader,
-    TopicNotFound,
     Unreachable,
 )
-from mq.hashing import text_hash
 from mq.wire.v1 import admin_pb2, cluster_pb2, consumer_pb2, producer_pb2, transaction_pb2
-from mq.wire.v1.cluster_pb2 import BrokerSet, RouteRequest, RouteResponse, TopicRoute
+from mq.wire.v1.cluster_pb2 import BrokerSet, RouteRequest, RouteResponse
+
+__all__ = ["CALL_TIMEOUT_S", "Channels", "Connection", "SetConnection", "parse_servers"]
 
 log = logging.getLogger(__name__)
 
-CALL_TIMEOUT_S = 5.0
 # For those that are asked when the time is over, to say why: not longer than a producer waits for
 # that.
 LAST_WORD_S = 0.15
 # A broker that holds a call for so long is frozen or gone; another may answer.
 _ROUTE_ATTEMPT_S = 1.0
-ROUTE_AGE_S_MAX = 30.0
 MESSAGE_BYTES_MAX = 64 << 20
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -159,37 +154,6 @@ def _method(service: str, method: str) -> tuple[str, type[WireMessage]]:
     return f"/{descriptor.full_name}/{method}", message_factory.GetMessageClass(answer)
 
 
-class Route(NamedTuple):
-    """Where a topic is, when it was asked for: one part for each broker set that has queues of it,
-    by the name of the set.
-    """
-
-    topic: str
-    parts: tuple[TopicRoute, ...]
-
-    @property
-    def sets(self) -> list[str]:
-        return [part.broker_set for part in self.parts]
-
-    @property
-    def readable(self) -> list[QueueRef]:
-        """Its queues that are read, in the order of their sets."""
-        return [
-            QueueRef(self.topic, queue_id, part.broker_set)
-            for part in self.parts
-            for queue_id in range(part.read_queues if part.is_readable else 0)
-        ]
-
-    @property
-    def writable(self) -> list[QueueRef]:
-        """Its queues that take messages, in the order of their sets."""
-        return [
-            QueueRef(self.topic, queue_id, part.broker_set)
-            for part in self.parts
-            for queue_id in range(part.write_queues if part.is_writable else 0)
-        ]
-
-
 def parse_servers(servers: str | Sequence[str]) -> tuple[str, ...]:
     """From "host:port,host:port" or a list of such. IllegalConfig when there is none."""
     given = servers.split(",") if isinstance(servers, str) else servers
@@ -213,7 +177,7 @@ class Connection:
         self.attempts = Attempts()
         self.channels = Channels()
         self._sets: dict[str, SetConnection] = {}
-        self._routes: dict[str, tuple[Route, float]] = {}
+        self.topology = Topology(self)
 
     # Single calls
 
@@ -326,60 +290,6 @@ class Connection:
             raise IllegalRequest(f"there is no broker set {broker_set!r}; there are: {known}")
         return self._sets[broker_set]
 
-    async def home(self, topic: str, timeout_s: float = CALL_TIMEOUT_S) -> SetConnection:
-        """The set in which a topic is created that nobody has: all clients agree on it."""
-        # Asked for topics, brokers tell of no set whose topics they do not know.
-        await self.brokers(timeout_s=timeout_s)
-        known = await self.sets(timeout_s)
-        return known[text_hash(topic) % len(known)]
-
-    # Topics
-
-    async def route(
-        self, topic: str, *, create: bool = False, timeout_s: float = CALL_TIMEOUT_S
-    ) -> Route:
-        """Where a topic is. TopicNotFound when it does not exist, and could not be created."""
-        known = self.known_route(topic)
-        if known is not None:
-            return known
-        names.check_topic(topic)
-        deadline_s = now_s() + timeout_s
-        response = await self.brokers([topic], timeout_s)
-        parts = _parts(topic, response)
-        if not parts:
-            # Nobody has it, or who answered lags behind: whoever would create it knows best.
-            home = await self.home(topic, deadline_s - now_s())
-            request = RouteRequest(topics=[topic], create_missing=create)
-            response = await home.call("ClusterService", "Route", request, deadline_s - now_s())
-            self.learn(response)
-            parts = _parts(topic, response)
-        if not parts:
-            raise topic_not_found(topic, response)
-        route = Route(topic, parts)
-        self._routes[topic] = route, now_s()
-        return route
-
-    def known_route(self, topic: str) -> Route | None:
-        """Without asking: what was learnt in the last half minute."""
-        known = self._routes.get(topic)
-        return known[0] if known and now_s() - known[1] <= ROUTE_AGE_S_MAX else None
-
-    def forget_route(self, topic: str) -> None:
-        """The broker does not agree with it: the topic has changed, or is gone."""
-        self._routes.pop(topic, None)
-
-    async def queue(self, topic: str, queue_id: int, broker_set: str = "") -> QueueRef:
-        """A queue as users name it: without the set when only one has the topic. IllegalRequest."""
-        if broker_set:
-            return QueueRef(topic, queue_id, (await self.named(broker_set)).name)
-        sets = (await self.route(topic)).sets
-        if len(sets) > 1:
-            raise IllegalRequest(
-                f"queue {queue_id} of topic {topic} is in {', '.join(sets)}: say which broker set "
-                "(broker_set, --set)"
-            )
-        return QueueRef(topic, queue_id, sets[0])
-
     async def brokers(
         self,
         topics: Sequence[str] = (),
@@ -397,6 +307,7 @@ class Connection:
         except NotLeader as error:
             raise await self._without_topics(error) from None
         self.learn(response)
+        self.topology.learn(topics, response)
         return response
 
     async def _without_topics(self, error: NotLeader) -> MqError:
@@ -423,6 +334,7 @@ class Connection:
             self.of(broker_set.name).learn(broker_set)
 
     async def close(self) -> None:
+        self.topology.close()
         await self.channels.close()
 
 
@@ -453,18 +365,6 @@ class _InOrder:
         self._connection.not_leader(address, leader)
         others = [one for one in self.addresses if one not in (*self._tried, address)]
         return others[0] if others else ""
-
-
-def _parts(topic: str, response: RouteResponse) -> tuple[TopicRoute, ...]:
-    return tuple(one for one in response.topics if one.topic == topic)
-
-
-def topic_not_found(topic: str, response: RouteResponse) -> TopicNotFound:
-    """By a broker's answer, which knows of topics with such names."""
-    similar = [name for one in response.missing if one.topic == topic for name in one.similar]
-    return TopicNotFound(
-        f"topic {topic} does not exist: create it first{names.did_you_mean(similar)}"
-    )
 
 
 class SetConnection:

@@ -222,6 +222,9 @@ class LeaderStream:
             except MqError as error:
                 log.debug("no stream to %s: %s", address or "a leader", error)
                 self._failed(error, address)
+            except Exception as failure:
+                log.exception("a mistake of this client, which goes on")
+                self._failed(_mistake(failure), address)
             else:
                 self.current, self.trouble = stream, None
                 self._serving[stream] = self._loop.create_task(self._serve(stream))
@@ -236,7 +239,7 @@ class LeaderStream:
             error = failure
         except Exception as failure:
             log.exception("a mistake of this client ends the stream to %s", stream.address)
-            error = Internal(f"the client has failed: {failure!r}")
+            error = _mistake(failure)
         finally:
             watching.cancel()
             stream.ended()
@@ -306,6 +309,8 @@ class LeaderStream:
         patience, last_s = self.patience, max(stream.heard_s, checked_s)
         owed_s = max(self._user.owed_since_s(stream), last_s) + patience.owed_s
         longest_s = patience.idle_s_max if self._has_others(stream) else patience.alone_s
+        if math.isinf(longest_s):
+            return owed_s, math.inf
         silent_s = max(checked_s - stream.heard_s, 0.0)
         return owed_s, last_s + min(max(silent_s / 2, patience.idle_s_min), longest_s)
 
@@ -362,6 +367,10 @@ class LeaderStream:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _mistake(failure: Exception) -> Internal:
+    return Internal(f"the client has failed: {failure!r}")
 
 
 def _is_being_cancelled() -> bool:

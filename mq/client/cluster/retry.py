@@ -20,6 +20,7 @@ from mq.errors import MqError, NotLeader, Unreachable
 T = TypeVar("T")
 
 BACK_OFF_S, BACK_OFF_S_MAX = 0.05, 0.5
+CALL_TIMEOUT_S = 5.0
 
 
 def now_s() -> float:

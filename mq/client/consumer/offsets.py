@@ -59,7 +59,7 @@ async def find_offsets(
     """The offsets of these queues of the topic, or of all. Raises TopicNotFound."""
     parted = by_set(await resolved(connection, queues))
     if not parted:
-        parted = {name: [] for name in (await connection.route(topic)).sets}
+        parted = {name: [] for name in (await connection.topology.locate(topic)).sets}
     found = await in_sets(
         {
             name: find_in(connection.of(name), topic, to, [one.queue_id for one in refs], timeout_s)
@@ -119,7 +119,7 @@ def by_set(refs: Iterable[QueueRef]) -> dict[str, list[QueueRef]]:
 
 async def resolved(connection: Connection, refs: Iterable[QueueRef]) -> list[QueueRef]:
     """The same with their sets. Raises IllegalRequest if several sets have a queue."""
-    return [ref if ref.broker_set else await connection.queue(*ref) for ref in refs]
+    return [ref if ref.broker_set else await connection.topology.queue(*ref) for ref in refs]
 
 
 async def in_sets(work: Mapping[str, Coroutine[object, object, T]]) -> dict[str, T]:

@@ -104,7 +104,7 @@ class PullConsumer(AsyncClosing):
 
     async def queues(self, topic: str) -> list[QueueRef]:
         """That can be read, of all broker sets. TopicNotFound."""
-        return (await self._connection.route(topic)).readable
+        return (await self._connection.topology.locate(topic)).readable
 
     @renamed(messages_max="max_messages", bytes_max="max_bytes")
     async def pull(  # noqa: PLR0913
@@ -123,7 +123,7 @@ class PullConsumer(AsyncClosing):
         also the most; one message comes however large it is. Without a broker set: of the one that
         has the topic; IllegalRequest when there are several.
         """
-        ref = await self._connection.queue(topic, queue_id, broker_set)
+        ref = await self._connection.topology.queue(topic, queue_id, broker_set)
         request = wire.PullRequest(
             topic=topic,
             queue_id=queue_id,
@@ -171,7 +171,7 @@ class PullConsumer(AsyncClosing):
         """With their sets, whose brokers are known then: a broker takes every queue for one of its
         own set.
         """
-        return [await self._connection.queue(*QueueRef(*ref)) for ref in queues]
+        return [await self._connection.topology.queue(*QueueRef(*ref)) for ref in queues]
 
     def _named_group(self) -> str:
         if self._group is None:

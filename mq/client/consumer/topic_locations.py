@@ -74,7 +74,7 @@ class TopicLocations:
         missing = [topic for topic, sets in self._any.items() if not sets]
         if is_first:
             # A topic that is deleted later may be created again in any set.
-            homes = [await self._connection.home(topic) for topic in missing]
+            homes = [await self._connection.topology.home(topic) for topic in missing]
             self._homes = frozenset(one.name for one in homes)
             if self._kept is not None:
                 for topic in self._options.topics:

@@ -19,7 +19,6 @@ from mq.client.cluster.connection import Connection
 from mq.client.cluster.retry import UnaryCall, call_until_answered, repeat
 from mq.client.messages import QueueRef
 from mq.client.producer.priorities import queues_of
-from mq.client.producer.producer_routes import ProducerRoutes
 from mq.client.sync import background
 from mq.wire.v1.producer_pb2 import AtomicResponse, RawAtomicRequest
 
@@ -50,7 +49,6 @@ class AsyncExactSender:
 
     def __init__(self, servers: str | Sequence[str], *, zone: str = "") -> None:
         self._connection = Connection(servers, zone)
-        self._routes: ProducerRoutes | None = None
         # The newest request to each queue.
         self._newest: dict[QueueRef, asyncio.Task[Stored]] = {}
 
@@ -60,13 +58,12 @@ class AsyncExactSender:
         lowest. A missing topic is created if the brokers do that. TopicNotFound, PermissionDenied,
         IllegalTopic; Unreachable.
         """
-        if self._routes is None:
-            self._routes = ProducerRoutes(self._connection)
-        self._connection.forget_route(topic)
-        parts = await self._routes.find(topic, timeout_s)
+        topology = self._connection.topology
+        topology.forget(topic)
+        route = await topology.locate_writable(topic, timeout_s)
         return [
             QueueRef(topic, queue_id, part.broker_set)
-            for part in parts
+            for part in route.parts
             if part.is_writable
             for queue_id in queues_of(0, part.priorities, part.write_queues)
         ]

@@ -10,6 +10,7 @@ trouble for another one, if it is certainly not stored there. The faces for user
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Coroutine, Iterable, Sequence
@@ -19,15 +20,14 @@ from mq.client.cluster.connection import Connection
 from mq.client.cluster.errors import error_of, retry_after_s
 from mq.client.cluster.leader_stream import BrokerStream
 from mq.client.cluster.retry import back_off_s
+from mq.client.cluster.topology import Route, is_writable
 from mq.client.producer.accumulator import Accumulator
 from mq.client.producer.avoidance import SLOW_S, Avoidance
 from mq.client.producer.lines import Batch, Kind
-from mq.client.producer.producer_routes import ProducerRoutes
 from mq.client.producer.producer_settings import ACKS, Settings
 from mq.client.producer.sender import Request, SetSender
 from mq.client.producer.verdicts import Verdict, is_in_doubt, verdict
 from mq.errors import ClientClosed, Internal, MqError, Unreachable
-from mq.wire.v1.cluster_pb2 import TopicRoute
 from mq.wire.v1.producer_pb2 import BatchResult, PublishResponse
 
 log = logging.getLogger(__name__)
@@ -57,8 +57,7 @@ class ProducerCore:
         )
         self._senders: dict[str, SetSender] = {}
         self._avoidance = Avoidance()
-        self._routes = ProducerRoutes(connection)
-        self._routing: dict[tuple[str, str], asyncio.Task[None]] = {}
+        connection.topology.subscribe(self._route_changed)
         self._routed_s = self.loop.time()
         self._doubting: asyncio.Task[None] | None = None
         self._doubted_s = -_DOUBT_S
@@ -77,7 +76,7 @@ class ProducerCore:
         """
         if self._closing is not None:
             raise ClientClosed("the producer is closed: make another one")
-        await self._route(topic, timeout_s)
+        self._set_route(await self.connection.topology.locate_writable(topic, timeout_s))
 
     async def is_route_newer(self) -> bool:
         """After a message was refused by what is known of its topic: asks the brokers once more,
@@ -353,26 +352,15 @@ class ProducerCore:
 
     # Topics
 
-    async def _route(self, topic: str, timeout_s: float, refused_by: str = "") -> None:
-        """Learns where a topic is; once for all who want to know. `refused_by`: a set that closed a
-        queue of it.
-        """
-        key = topic, refused_by
-        task = self._routing.get(key)
-        if task is None:
-            task = self._routing[key] = self.start(self._learn(topic, timeout_s, refused_by))
-            task.add_done_callback(lambda _: self._routing.pop(key, None))
-        await asyncio.shield(task)
+    def _route_changed(self, route: Route) -> None:
+        """Topics get more queues while a producer runs, and lose some."""
+        is_used = self.accumulator.topic(route.topic) is not None
+        if is_used and any(map(is_writable, route.parts)):
+            self._set_route(route)
+            self.wake()
 
-    async def _learn(self, topic: str, timeout_s: float, refused_by: str) -> None:
-        if refused_by:
-            parts = await self._routes.ask_again(topic, timeout_s, refused_by)
-        else:
-            parts = await self._routes.find(topic, timeout_s)
-        self._set_route(topic, parts)
-
-    def _set_route(self, topic: str, parts: Sequence[TopicRoute]) -> None:
-        for part in parts:
+    def _set_route(self, route: Route) -> None:
+        for part in route.parts:
             if part.broker_set not in self._senders:
                 self._senders[part.broker_set] = SetSender(
                     self.connection.of(part.broker_set),
@@ -381,14 +369,17 @@ class ProducerCore:
                     self,
                 )
         turn = random.randrange(1 << 16)  # noqa: S311 # spreads load only
-        self.accumulator.set_route(topic, parts, turn)
+        self.accumulator.set_route(route.topic, route.parts, turn)
 
     async def _reroute(self, batch: Batch) -> None:
         """The broker does not know its topic or its queue, or takes nothing for it: asks again, and
         goes by the answer.
         """
         try:
-            await self._route(batch.topic, batch.timeout_s, batch.broker_set)
+            topology = self.connection.topology
+            self._set_route(
+                await topology.locate_writable(batch.topic, batch.timeout_s, batch.broker_set)
+            )
         except MqError as error:
             if not batch.is_done:
                 self._failed(batch, error)
@@ -404,14 +395,8 @@ class ProducerCore:
         self.wake()
 
     async def _refresh_routes(self) -> None:
-        """Topics get more queues while a producer runs, and lose some."""
-        try:
-            _, found = await self._routes.refresh(self.accumulator.topics())
-        except MqError:
-            return
-        for topic, parts in found.items():
-            self._set_route(topic, parts)
-        self.wake()
+        with contextlib.suppress(MqError):
+            await self.connection.brokers(self.accumulator.topics())
 
 
 def _may_reroute(batch: Batch) -> bool:

@@ -229,7 +229,7 @@ class _GroupReceiver:
             # A set that has the topic, had it, or would create it says what is wrong.
             sets = sets or [part.broker_set for part in parts] or before
             if not sets:
-                sets = [(await self._connection.home(topic)).name]
+                sets = [(await self._connection.topology.home(topic)).name]
             sources += [Source(topic, name) for name in sets]
         if self._locations.is_waiting:
             self._look_at_s = now_s() + _LOOK_SOON_S

@@ -9,7 +9,7 @@ from typing import Any, Self
 from mq.client.closing import AsyncClosing
 from mq.client.cluster.connection import Connection
 from mq.client.messages import Message
-from mq.client.transaction.transaction_model import (
+from mq.client.transaction.checks import (
     Checks,
     HalfMessage,
     Resolution,
@@ -17,7 +17,7 @@ from mq.client.transaction.transaction_model import (
     TransactionSettings,
     resolution_of,
 )
-from mq.client.transaction.transactions import TransactionCore
+from mq.client.transaction.sender import TransactionSender
 from mq.errors import ClientClosed
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class TransactionProducer(AsyncClosing):
         self._connection = Connection(servers, zone)
         self._execute = execute
         self._check = check
-        self._core: TransactionCore | None = None
+        self._core: TransactionSender | None = None
         self._is_closed = False
 
     async def start(self) -> None:
@@ -139,11 +139,11 @@ class TransactionProducer(AsyncClosing):
         await self.start()
         return self
 
-    def _started(self) -> TransactionCore:
+    def _started(self) -> TransactionSender:
         if self._is_closed:
             raise ClientClosed("the producer is closed: make another one")
         if self._core is None:
-            self._core = TransactionCore(self._connection, self._settings, self._answer)
+            self._core = TransactionSender(self._connection, self._settings, self._answer)
         return self._core
 
     async def _answer(self, half: HalfMessage) -> Resolution:

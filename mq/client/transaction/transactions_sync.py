@@ -15,7 +15,8 @@ from mq.client.closing import Closing
 from mq.client.cluster.connection import Connection
 from mq.client.messages import Message
 from mq.client.sync import background
-from mq.client.transaction.transaction_model import (
+from mq.client.transaction.checks import (
+    Answering,
     Checks,
     HalfMessage,
     Resolution,
@@ -23,7 +24,7 @@ from mq.client.transaction.transaction_model import (
     TransactionSettings,
     resolution_of,
 )
-from mq.client.transaction.transactions import Answering, TransactionCore
+from mq.client.transaction.sender import TransactionSender
 
 log = logging.getLogger(__name__)
 
@@ -155,5 +156,5 @@ class TransactionProducer(Closing):
 
 async def _make_core(
     connection: Connection, settings: TransactionSettings, answer: Answering
-) -> TransactionCore:
-    return TransactionCore(connection, settings, answer)
+) -> TransactionSender:
+    return TransactionSender(connection, settings, answer)

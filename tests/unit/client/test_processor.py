@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from mq.client.cluster.connection import ROUTE_AGE_S_MAX, Connection
+from mq.client.cluster.connection import Connection
 from mq.client.cluster.retry import now_s
+from mq.client.cluster.topology import ROUTE_AGE_S_MAX
 from mq.client.messages import Message
 from mq.client.processor import NowhereToGo, Outputs
 from mq.errors import IllegalTopic, PermissionDenied, TopicNotFound

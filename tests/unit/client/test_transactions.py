@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mq.client import Message, Resolution
-from mq.client.transaction.transaction_model import resolution_of
+from mq.client.transaction.checks import resolution_of
 from mq.errors import IllegalRequest, IllegalSequence, TransactionNotFound, Unreachable
 from mq.wire.v1 import status_pb2 as wire
 from mq.wire.v1.status_pb2 import Status

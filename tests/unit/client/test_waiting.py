@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.client.cluster.connection import Route
+from mq.client.cluster.topology import Route
 from mq.client.encode import delay_field
 from mq.client.messages import Message
 from mq.client.producer.grouping import group_batch

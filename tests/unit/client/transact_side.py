@@ -222,6 +222,10 @@ class TransactCall:
 
     # What the client calls
 
+    async def wait_for_connection(self) -> None:
+        if self.address in self._side.down:
+            raise rpc_error()
+
     async def write(self, data: bytes) -> None:
         if self.is_over:
             raise asyncio.InvalidStateError

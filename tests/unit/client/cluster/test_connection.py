@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from mq.client.cluster.connection import (
-    ROUTE_AGE_S_MAX,
     Channels,
     Connection,
     SetConnection,
@@ -21,15 +20,13 @@ from mq.errors import (
     ClientClosed,
     IllegalConfig,
     IllegalRequest,
-    IllegalTopic,
     NoLeader,
     NotLeader,
     TopicExists,
-    TopicNotFound,
     Unreachable,
 )
 from mq.wire.v1.admin_pb2 import CreateTopicRequest, TopicInfo
-from mq.wire.v1.cluster_pb2 import BrokerSet, NodeRoute, RouteRequest, RouteResponse, TopicRoute
+from mq.wire.v1.cluster_pb2 import BrokerSet, NodeRoute, RouteResponse, TopicRoute
 from tests.unit.client.virtual_time import run
 
 Answer = Callable[[str, Any], Any]
@@ -229,44 +226,6 @@ def test_the_leader_is_found_by_asking_anybody_and_waited_for() -> None:
     assert set(connection.servers) == {"a:1", "b:1", "c:1"}
 
 
-def test_a_route_is_asked_for_once_in_half_a_minute() -> None:
-    connection = Asked("a:1", lambda *_: routes("a"))
-
-    async def scenario() -> None:
-        first = await connection.route("t")
-        assert first.writable == [QueueRef("t", 0, "s"), QueueRef("t", 1, "s")]
-        assert await connection.route("t") == first
-        assert len(connection.asked) == 1
-        await asyncio.sleep(ROUTE_AGE_S_MAX + 1)
-        await connection.route("t")
-        assert len(connection.asked) == 2
-        connection.forget_route("t")
-        await connection.route("t")
-        assert len(connection.asked) == 3
-
-    run(scenario())
-
-
-def test_a_topic_that_one_broker_does_not_know_yet_may_be_known_to_the_leader() -> None:
-    connection = Asked("a:1", lambda address, _: routes("b", ("t",) if address == "b:1" else ()))
-    assert run(connection.route("t")).sets == ["s"]
-    assert connection.asked == ["a:1", "a:1", "b:1"]
-
-
-def test_the_home_of_a_topic_is_chosen_among_all_sets_though_one_is_not_shown_with_topics() -> None:
-    def answer(_: str, request: Any) -> Any:
-        return routes("a", (), sets="x" if request.topics else "xy")
-
-    async def scenario() -> None:
-        homes = {(await Asked("xa:1", answer).home(f"t{n}")).name for n in range(20)}
-        assert homes == {"x", "y"}
-        connection = Asked("xa:1", answer)
-        await connection.brokers(["t"])
-        assert {(await connection.home(f"t{n}")).name for n in range(20)} == homes
-
-    run(scenario())
-
-
 @pytest.mark.parametrize("hint", [None, "a:1", "b:1"])
 def test_who_does_not_know_its_topics_yet_is_followed_by_the_next_one(hint: str | None) -> None:
     """It has just started, and knows of no leader, or only of one that has just started."""
@@ -278,32 +237,11 @@ def test_who_does_not_know_its_topics_yet_is_followed_by_the_next_one(hint: str 
 
     async def scenario() -> None:
         connection = Asked("a:1,b:1,c:1", answer)
-        assert (await connection.route("t")).sets == ["s"]
+        assert (await connection.topology.locate("t")).sets == ["s"]
         assert asyncio.get_running_loop().time() < 1000.1
         assert len(connection.script.asked) <= 4
 
     run(scenario())
-
-
-def test_a_topic_that_nobody_knows_is_not_found_and_only_producers_create_it() -> None:
-    requests: list[RouteRequest] = []
-
-    def answer(_: str, request: RouteRequest) -> RouteResponse:
-        requests.append(request)
-        return routes("a", ())
-
-    async def scenario() -> None:
-        connection = Asked("a:1", answer)
-        with pytest.raises(TopicNotFound, match="topic t"):
-            await connection.route("t")
-        with pytest.raises(TopicNotFound):
-            await connection.route("t", create=True)
-        with pytest.raises(IllegalTopic):
-            await connection.route("no spaces")
-
-    run(scenario())
-    asked = [request for request in requests if request.topics]
-    assert [request.create_missing for request in asked] == [False, False, False, True]
 
 
 def test_a_leader_that_fails_is_not_believed_any_more() -> None:
@@ -361,12 +299,12 @@ def test_one_broker_tells_of_all_sets_and_each_has_its_own_leader() -> None:
     async def scenario() -> None:
         assert [one.name for one in await connection.sets()] == ["x", "y"]
         assert [await one.leader() for one in await connection.sets()] == ["xb:1", "yb:1"]
-        route = await connection.route("t")
+        route = await connection.topology.locate("t")
         assert route.readable == [QueueRef("t", at, name) for name in "xy" for at in (0, 1)]
         assert set(connection.of("y").servers) == {"ya:1", "yb:1", "yc:1"}
-        assert (await connection.queue("t", 1, "y")) == QueueRef("t", 1, "y")
+        assert (await connection.topology.queue("t", 1, "y")) == QueueRef("t", 1, "y")
         with pytest.raises(IllegalRequest, match="x, y: say which broker set"):
-            await connection.queue("t", 1)
+            await connection.topology.queue("t", 1)
 
     run(scenario())
 

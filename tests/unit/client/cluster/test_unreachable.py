@@ -113,7 +113,7 @@ def test_a_node_alone_that_has_not_read_its_log_yet_says_the_same() -> None:
 
     async def scenario() -> None:
         with pytest.raises(NoLeader, match=r"s has no leader: 1 of 3 nodes up \(c\); a, b do not"):
-            await connection.route("t", timeout_s=2.0)
+            await connection.topology.locate("t", timeout_s=2.0)
 
     run(scenario())
 

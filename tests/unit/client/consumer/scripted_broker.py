@@ -247,6 +247,10 @@ class ScriptedConnection(ScriptedSet):
     def as_connection(self) -> Connection:
         return cast("Connection", self)
 
+    @property
+    def topology(self) -> ScriptedConnection:
+        return self
+
     def of(self, name: str) -> ScriptedSet:
         return self.all[name]
 

@@ -1,0 +1,292 @@
+"""Where topics are: which broker sets have queues of a topic, which broker said so, and when.
+
+The answer of any broker is a place to start, and stale at times. Two things are known better. What
+the leader of a set says of its own part counts more than what others say of it, for some seconds.
+A set that the broker which answered has never heard of is still there, for half a minute: keys must
+not change their queues because a broker has just started. Everybody who asks learns for all users
+of the connection, and subscribers are told of each change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from mq import names
+from mq.client.cluster.retry import CALL_TIMEOUT_S, Retry, now_s
+from mq.client.messages import QueueRef
+from mq.errors import IllegalRequest, NotLeader, PermissionDenied, TopicNotFound, Unreachable
+from mq.hashing import text_hash
+from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse, TopicRoute
+
+if TYPE_CHECKING:
+    from mq.client.cluster.connection import Connection, SetConnection
+
+# What is known serves for so long without asking.
+ROUTE_AGE_S_MAX = 30.0
+# Brokers of other sets hear of a change in about a second.
+_LEADER_SAID_S = 5.0
+_UNHEARD_S_MAX = 30.0
+# How long the leader of a set that refused something may take to say why, if others have the topic.
+_REFUSAL_S = 1.0
+
+
+class Route(NamedTuple):
+    """Where a topic is believed to be: a part for each broker set with queues of it, by name."""
+
+    topic: str
+    parts: tuple[TopicRoute, ...]
+
+    @property
+    def sets(self) -> list[str]:
+        return [part.broker_set for part in self.parts]
+
+    @property
+    def readable(self) -> list[QueueRef]:
+        """The queues to read from, in the order of their sets."""
+        return [
+            QueueRef(self.topic, queue_id, part.broker_set)
+            for part in self.parts
+            for queue_id in range(part.read_queues if part.is_readable else 0)
+        ]
+
+    @property
+    def writable(self) -> list[QueueRef]:
+        """The queues that take messages, in the order of their sets."""
+        return [
+            QueueRef(self.topic, queue_id, part.broker_set)
+            for part in self.parts
+            for queue_id in range(part.write_queues if part.is_writable else 0)
+        ]
+
+
+class TopicParts:
+    """What is believed of one topic. Pure: the caller brings the time."""
+
+    def __init__(self) -> None:
+        # When all sets were asked for last, by asking any broker.
+        self.asked_s = -math.inf
+        # By set: the newest word of any broker, and when that was.
+        self._told: dict[str, tuple[TopicRoute, float]] = {}
+        # The same of the leader of the set. None: the set does not have the topic.
+        self._leader_said: dict[str, tuple[TopicRoute | None, float]] = {}
+
+    def believed(self) -> tuple[TopicRoute, ...]:
+        return tuple(self._told[name][0] for name in sorted(self._told))
+
+    def learn(self, parts: Iterable[TopicRoute], known_sets: Collection[str], now_s: float) -> None:
+        """From any broker, which has heard of these sets."""
+        told = {part.broker_set: (part, now_s) for part in parts}
+        for name, (part, told_s) in self._told.items():
+            if name not in known_sets and now_s - told_s <= _UNHEARD_S_MAX:
+                told.setdefault(name, (part, told_s))
+        self._told, self.asked_s = told, now_s
+        for name, (certain, said_s) in self._leader_said.items():
+            if now_s - said_s < _LEADER_SAID_S:
+                self._tell(name, certain, now_s)
+
+    def learn_from_leader(self, broker_set: str, part: TopicRoute | None, now_s: float) -> None:
+        """From the leader of that set, of its own part."""
+        self._leader_said[broker_set] = part, now_s
+        self._tell(broker_set, part, now_s)
+
+    def leader_said(self, broker_set: str, now_s: float) -> TopicRoute | None:
+        """The part of that set, if its leader has confirmed it not long ago."""
+        part, said_s = self._leader_said.get(broker_set, (None, -math.inf))
+        return part if now_s - said_s <= ROUTE_AGE_S_MAX else None
+
+    def expire(self) -> None:
+        """Is asked for again before it is used again."""
+        self.asked_s = -math.inf
+        self._leader_said.clear()
+
+    def _tell(self, broker_set: str, part: TopicRoute | None, now_s: float) -> None:
+        if part is None:
+            self._told.pop(broker_set, None)
+        else:
+            self._told[broker_set] = part, now_s
+
+
+class Topology:
+    """Of one connection, which feeds it by `learn`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._topics: dict[str, TopicParts] = {}
+        self._subscribers: list[Callable[[Route], object]] = []
+        self._looking: dict[tuple[str, str], asyncio.Task[Route]] = {}
+
+    def subscribe(self, on_change: Callable[[Route], object]) -> None:
+        """It is called, on the loop, when something else is believed of a topic than before."""
+        self._subscribers.append(on_change)
+
+    def close(self) -> None:
+        for task in self._looking.values():
+            task.cancel()
+
+    # Without asking
+
+    def known(self, topic: str) -> Route | None:
+        """What was learnt in the last half minute."""
+        known = self._topics.get(topic)
+        if known is None or now_s() - known.asked_s > ROUTE_AGE_S_MAX:
+            return None
+        parts = known.believed()
+        return Route(topic, parts) if parts else None
+
+    def forget(self, topic: str) -> None:
+        """A broker does not agree with it: the topic has changed, or is gone."""
+        if topic in self._topics:
+            self._topics[topic].expire()
+
+    def learn(self, topics: Sequence[str], response: RouteResponse, leader_of: str = "") -> None:
+        """The answer of a broker that was asked for these topics, and may lead a set."""
+        known_sets = {one.name for one in response.broker_sets}
+        for topic in topics:
+            parts = {part.broker_set: part for part in response.topics if part.topic == topic}
+            known, before = self._known_before(topic)
+            known.learn(parts.values(), known_sets, now_s())
+            if leader_of:
+                known.learn_from_leader(leader_of, parts.get(leader_of), now_s())
+            self._tell_of_change(topic, before)
+
+    def _known_before(self, topic: str) -> tuple[TopicParts, tuple[TopicRoute, ...]]:
+        known = self._topics.setdefault(topic, TopicParts())
+        return known, known.believed()
+
+    def _tell_of_change(self, topic: str, before: tuple[TopicRoute, ...]) -> None:
+        believed = self._topics[topic].believed()
+        if believed != before:
+            for on_change in self._subscribers:
+                on_change(Route(topic, believed))
+
+    # Asking
+
+    async def locate(
+        self, topic: str, *, create: bool = False, timeout_s: float = CALL_TIMEOUT_S
+    ) -> Route:
+        """Where a topic is. TopicNotFound when it does not exist, and could not be created."""
+        known = self.known(topic)
+        if known is not None:
+            return known
+        names.check_topic(topic)
+        retry = Retry(timeout_s)
+        response = await self._connection.brokers([topic], timeout_s)
+        parts = self._topics[topic].believed()
+        if not parts:
+            # It does not exist, or the broker that answered lags behind: the leader of the set
+            # that would create it knows best.
+            home = await self.home(topic, retry.left_s)
+            response = await self.ask_leader(home, [topic], retry.left_s, create=create)
+            parts = self._topics[topic].believed()
+        if not parts:
+            raise topic_not_found(topic, response)
+        return Route(topic, parts)
+
+    async def locate_writable(self, topic: str, timeout_s: float, refused_by: str = "") -> Route:
+        """Where messages of a topic go: some part takes them. The topic is created if it is missing
+        and the brokers allow that. `refused_by`: a set that said that the topic, or a queue of it,
+        is gone or closed. Asks once for all callers that want to know at the same time.
+
+        TopicNotFound, PermissionDenied, IllegalTopic; Unreachable.
+        """
+        names.check_topic(topic)
+        if names.is_internal_topic(topic):
+            raise PermissionDenied(f"topic {topic} is written by the broker alone")
+        key = topic, refused_by
+        task = self._looking.get(key)
+        if task is None:
+            work = (
+                self._locate_after_refusal(topic, timeout_s, refused_by)
+                if refused_by
+                else self.locate(topic, create=True, timeout_s=timeout_s)
+            )
+            task = self._looking[key] = asyncio.create_task(work)
+            task.add_done_callback(lambda _: self._looking.pop(key, None))
+        route = await asyncio.shield(task)
+        if not any(map(is_writable, route.parts)):
+            raise PermissionDenied(f"topic {topic} takes no messages: it is not writable")
+        return route
+
+    async def _locate_after_refusal(self, topic: str, timeout_s: float, refused_by: str) -> Route:
+        """The leader of that set knows what it has left, while other brokers may not have heard of
+        it yet.
+        """
+        retry = Retry(timeout_s)
+        known, before = self._known_before(topic)
+        others = [part for part in before if part.broker_set != refused_by]
+        has_others = any(map(is_writable, others))
+        patience_s = min(timeout_s, _REFUSAL_S) if has_others else timeout_s
+        try:
+            await self.ask_leader(self._connection.of(refused_by), [topic], patience_s)
+        except (NotLeader, Unreachable):
+            if not has_others:
+                raise
+            # It is gone since. The other sets take the messages.
+            known.learn_from_leader(refused_by, None, now_s())
+            self._tell_of_change(topic, before)
+            return Route(topic, known.believed())
+        while not known.believed():
+            home = await self.home(topic, retry.left_s)
+            response = await self.ask_leader(home, [topic], retry.left_s, create=True)
+            # No set has it; or the broker that answered believes in a part that is gone, but not
+            # for long.
+            is_nowhere = not known.believed() and not response.topics
+            if is_nowhere or not (known.believed() or await retry.pause()):
+                raise topic_not_found(topic, response)
+        return Route(topic, known.believed())
+
+    async def ask_leader(
+        self,
+        broker_set: SetConnection,
+        topics: Sequence[str],
+        timeout_s: float = CALL_TIMEOUT_S,
+        *,
+        create: bool = False,
+    ) -> RouteResponse:
+        """What the leader of a set says: of its own part it knows best. NotLeader; Unreachable."""
+        request = RouteRequest(topics=topics, create_missing=create)
+        response: RouteResponse = await broker_set.call(
+            "ClusterService", "Route", request, max(timeout_s, 0.001)
+        )
+        self._connection.learn(response)
+        self.learn(topics, response, leader_of=broker_set.name)
+        return response
+
+    def part_in(self, topic: str, broker_set: str) -> TopicRoute | None:
+        """The part of a set, if its leader has confirmed it in the last half minute."""
+        known = self._topics.get(topic)
+        return None if known is None else known.leader_said(broker_set, now_s())
+
+    async def home(self, topic: str, timeout_s: float = CALL_TIMEOUT_S) -> SetConnection:
+        """The set in which a missing topic is created: all clients agree on it."""
+        # Asked for topics, brokers do not mention sets whose topics they do not know.
+        await self._connection.brokers(timeout_s=timeout_s)
+        known = await self._connection.sets(timeout_s)
+        return known[text_hash(topic) % len(known)]
+
+    async def queue(self, topic: str, queue_id: int, broker_set: str = "") -> QueueRef:
+        """A queue as users name it: without the set when only one has the topic. IllegalRequest."""
+        if broker_set:
+            return QueueRef(topic, queue_id, (await self._connection.named(broker_set)).name)
+        sets = (await self.locate(topic)).sets
+        if len(sets) > 1:
+            raise IllegalRequest(
+                f"queue {queue_id} of topic {topic} is in {', '.join(sets)}: say which broker set "
+                "(broker_set, --set)"
+            )
+        return QueueRef(topic, queue_id, sets[0])
+
+
+def is_writable(part: TopicRoute) -> bool:
+    return part.is_writable and part.write_queues > 0
+
+
+def topic_not_found(topic: str, response: RouteResponse) -> TopicNotFound:
+    """From the answer of a broker, which names topics with similar names."""
+    similar = [name for one in response.missing if one.topic == topic for name in one.similar]
+    return TopicNotFound(
+        f"topic {topic} does not exist: create it first{names.did_you_mean(similar)}"
+    )

@@ -1,0 +1,213 @@
+"""Transactions as users see them: half messages, resolutions, results; and the checks of brokers,
+which ask what became of a transaction that is still open.
+
+A check of a transaction whose local part runs in this process is not passed on: its end is on the
+way. Knows no network: an answer is handed to the function that came with its check.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+from mq import names
+from mq.client.decode import Decoder, Frames
+from mq.client.messages import QueueRef
+from mq.errors import IllegalConfig, MqError
+from mq.wire.v1.transaction_pb2 import CheckTransaction, EndTransactionRequest, TransactRequest
+
+log = logging.getLogger(__name__)
+
+_CHECK_S_MAX = 86_400
+_CHECKS_MAX = 1_000
+_CHECKS_AT_ONCE = 20
+
+
+class Resolution(enum.StrEnum):
+    """What becomes of a transaction. UNKNOWN: not decided yet, the broker asks later."""
+
+    COMMIT = "COMMIT"
+    ROLLBACK = "ROLLBACK"
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(slots=True, weakref_slot=True)
+class HalfMessage:
+    """A message of a transaction that is open: what `execute` and `check` get to see.
+
+    `check` counts the broker's questions about it: 0 when it was just sent.
+    """
+
+    transaction_id: str
+    topic: str
+    queue_id: int
+    stored_at_ms: int
+    born_at_ms: int
+    body: bytes
+    tag: str
+    keys: tuple[str, ...]
+    properties: Mapping[str, str]
+    ordering_key: str
+    check: int = 0
+
+    @property
+    def broker_set(self) -> str:
+        """Which one has it; each counts the queues of a topic for itself."""
+        return self.transaction_id.rpartition(":")[0]
+
+
+class TransactionResult(NamedTuple):
+    """What the broker has confirmed. `state` is "COMMIT": the message is on its topic; "ROLLBACK":
+    nobody ever sees it; "UNKNOWN": no decision was made, or none reached the broker in time
+    (`reason` says why), and it asks `check`.
+    """
+
+    transaction_id: str
+    state: str
+    topic: str
+    # Where the message stands, when it is committed; otherwise empty and -1.
+    message_id: str = ""
+    queue_id: int = -1
+    queue_offset: int = -1
+    reason: str = ""
+
+    @property
+    def broker_set(self) -> str:
+        """Which one has it; each counts the queues of a topic for itself."""
+        return self.transaction_id.rpartition(":")[0]
+
+
+class Checks(NamedTuple):
+    """When and how often the broker asks about a transaction. None: as it is configured."""
+
+    first_check_s: float | None = None
+    check_interval_s: float | None = None
+    checks_max: int | None = None
+
+    def merged(self, default: Checks) -> Checks:
+        """With the settings of the producer where a message has none of its own."""
+        return Checks._make(b if a is None else a for a, b in zip(self, default, strict=True))
+
+    def validate(self) -> Checks:
+        """IllegalConfig."""
+        for name in ("first_check_s", "check_interval_s"):
+            value = getattr(self, name)
+            if value is not None and not 0.001 <= value <= _CHECK_S_MAX:
+                raise IllegalConfig(f"{name} is {value}: it must be 0.001 to {_CHECK_S_MAX}")
+        if self.checks_max is not None and not 1 <= self.checks_max <= _CHECKS_MAX:
+            raise IllegalConfig(f"checks_max is {self.checks_max}: it must be 1 to {_CHECKS_MAX}")
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionSettings:
+    """See the producers of `mq.client` for what they mean."""
+
+    producer_group: str
+    timeout_s: float = 3.0
+    compress_above_bytes: int = 4096
+    in_flight_max: int = 64
+    checks: Checks
+
+    def __post_init__(self) -> None:
+        names.check_group(self.producer_group)
+        self.checks.validate()
+        if self.timeout_s <= 0:
+            raise IllegalConfig(f"timeout_s is {self.timeout_s}: it must be more than 0")
+        if self.compress_above_bytes < 0:
+            raise IllegalConfig("compress_above_bytes must not be negative")
+        # The broker remembers where so many batches of a producer are, and one of them may have to
+        # be sent again.
+        if not 1 <= self.in_flight_max <= 64:
+            raise IllegalConfig(f"in_flight_max is {self.in_flight_max}: it must be 1 to 64")
+
+
+def resolution_of(answer: object, what: str) -> Resolution:
+    """What a function of the user's returned. Anything but a resolution is UNKNOWN, and logged."""
+    try:
+        return Resolution(answer)  # type: ignore[arg-type]  # what it is not, it says
+    except ValueError:
+        text = "%s returned %r: return COMMIT, ROLLBACK or UNKNOWN; the broker asks later"
+        log.error(text, what, answer)  # noqa: TRY400 - no traceback says more
+        return Resolution.UNKNOWN
+
+
+Answering = Callable[[HalfMessage], Awaitable[Resolution]]
+
+
+class CheckAnswers:
+    """Answers the checks of all broker sets, some at a time. Made and used on its loop."""
+
+    def __init__(self, answer: Answering) -> None:
+        self._answer = answer
+        self._loop = asyncio.get_running_loop()
+        self._free = asyncio.Semaphore(_CHECKS_AT_ONCE)
+        # Transactions whose local part runs here, for as long as the caller holds them; and those
+        # whose check is being answered.
+        self._running: WeakValueDictionary[str, HalfMessage] = WeakValueDictionary()
+        self._answering: dict[str, asyncio.Task[None]] = {}
+        self._decoder = Decoder()
+
+    def begun(self, half: HalfMessage) -> None:
+        self._running[half.transaction_id] = half
+
+    def left(self, half: HalfMessage) -> None:
+        self._running.pop(half.transaction_id, None)
+
+    def asked(self, check: CheckTransaction, reply: Callable[[bytes], None]) -> None:
+        name = check.transaction_id
+        if name not in self._running and name not in self._answering and check.messages:
+            self._answering[name] = task = self._loop.create_task(self._reply(check, reply))
+            task.add_done_callback(lambda _: self._answering.pop(name, None))
+
+    async def _reply(self, check: CheckTransaction, reply: Callable[[bytes], None]) -> None:
+        try:
+            half = self._half_of(check)
+        except MqError as error:
+            log.error("a check that makes no sense: %s", error)  # noqa: TRY400
+            return
+        if half is None:
+            return
+        async with self._free:
+            resolution = await self._answer(half)
+        end = EndTransactionRequest(
+            transaction_id=check.transaction_id, resolution=_wire_resolution(resolution)
+        )
+        reply(TransactRequest(checked=end).SerializeToString())
+
+    def _half_of(self, check: CheckTransaction) -> HalfMessage | None:
+        """None: its message cannot be read, which was logged."""
+        broker_set, log_offset = names.parse_message_id(check.transaction_id)
+        frames = Frames(-1, log_offset, check.stored_at_ms, [0], check.messages[:1])
+        queue = QueueRef(check.topic, check.queue_id, broker_set)
+        ((_, _, received),) = self._decoder.messages(queue, [frames], broker_set)
+        if received is None:
+            return None
+        return HalfMessage(
+            transaction_id=check.transaction_id,
+            topic=check.topic,
+            queue_id=check.queue_id,
+            stored_at_ms=check.stored_at_ms,
+            born_at_ms=received.born_at_ms,
+            body=received.body,
+            tag=received.tag,
+            keys=received.keys,
+            properties=received.properties,
+            ordering_key=received.ordering_key,
+            check=check.check,
+        )
+
+    async def close(self) -> None:
+        tasks = list(self._answering.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _wire_resolution(resolution: Resolution) -> Any:
+    return f"RESOLUTION_{resolution.value}"

@@ -1,0 +1,651 @@
+"""The core of a transaction producer, on one event loop: half messages go to a broker set of their
+topic, ends to the set of their transaction, and the checks of all sets come in.
+
+There is a stream to every set of the cluster from the start on, also to those that it has sent
+nothing to: only so can it be asked about transactions that an earlier run, or another producer of
+its group, has left open. A request without an answer goes again on the next stream of its set;
+halves are numbered, and the broker remembers ends, so that each happens once. The face for users is
+in `transactions_aio`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import logging
+import math
+import random
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from mq import names
+from mq.client.cluster.connection import Connection, SetConnection
+from mq.client.cluster.errors import error_of, fresh, retry_after_s
+from mq.client.cluster.leader_stream import BrokerStream, LeaderStream, Patience
+from mq.client.cluster.retry import Retry, back_off_s
+from mq.client.cluster.topology import Route, is_writable
+from mq.client.encode import Encoded, delay_field, encode_message
+from mq.client.messages import Message
+from mq.client.producer.avoidance import SLOW_S, Avoidance
+from mq.client.producer.lines import Kind, Line, TopicLines
+from mq.client.producer.sequences import Sequences
+from mq.client.producer.verdicts import Verdict, is_in_doubt, verdict
+from mq.client.transaction.checks import (
+    Answering,
+    CheckAnswers,
+    Checks,
+    HalfMessage,
+    Resolution,
+    TransactionResult,
+    TransactionSettings,
+)
+from mq.errors import (
+    ClientClosed,
+    IllegalRequest,
+    IllegalSequence,
+    MqError,
+    NoLeader,
+    PermissionDenied,
+    QueueNotFound,
+    TopicNotFound,
+    Unreachable,
+)
+from mq.wire import varint
+from mq.wire.v1.cluster_pb2 import RouteResponse
+from mq.wire.v1.message_pb2 import Half, RawBatch
+from mq.wire.v1.status_pb2 import Status
+from mq.wire.v1.transaction_pb2 import (
+    RESOLUTION_COMMIT,
+    RESOLUTION_ROLLBACK,
+    EndTransactionRequest,
+    TransactRequest,
+    TransactResponse,
+    TransactStart,
+)
+
+log = logging.getLogger(__name__)
+
+# A leader that owes an answer for so long may be frozen; one that owes none is asked less often.
+_PATIENCE = Patience(owed_s=1.0, idle_s_min=5.0, idle_s_max=5.0, search_s=1.0)
+# Requests are written together: so many bytes, and requests, of which a broker takes ten times as
+# many.
+_WRITE_BYTES, _WRITE_REQUESTS = 256 << 10, 1_000
+# Sets are added while it runs, and topics get queues and lose some.
+_ROUTES_AGE_S_MAX = 5.0
+# A set that no broker knows any more, and that is not there, was removed.
+_GONE_S = 60.0
+
+# The request of this id; a half message also has a producer id and a sequence.
+MakeHalf = Callable[[int, str, int], bytes]
+MakeEnd = Callable[[int], bytes]
+
+
+class Elsewhere(Exception):
+    """The half message is not stored in this set, and another one may take it now."""
+
+
+class _Pending:
+    """A request without an answer. `has_others`: whether another set could take it now."""
+
+    __slots__ = ("attempts", "data", "future", "has_others", "in_doubt", "sent_s")
+
+    def __init__(
+        self,
+        data: bytes,
+        future: asyncio.Future[TransactResponse],
+        has_others: Callable[[], bool] | None,
+    ) -> None:
+        self.data = data
+        self.future = future
+        self.has_others = has_others
+        self.attempts = 0
+        self.in_doubt = False
+        self.sent_s = math.inf
+
+    def leaves(self) -> bool:
+        """Whether it goes to another set, which its sender is told."""
+        if self.future.done() or self.in_doubt or not (self.has_others and self.has_others()):
+            return False
+        self.future.set_exception(Elsewhere())
+        return True
+
+
+class SetTransactions:
+    """The requests of a transaction producer to one broker set, over a stream to its leader that
+    is kept for as long as the producer lives.
+    """
+
+    def __init__(
+        self, broker_set: SetConnection, producer_group: str, owner: TransactionSender
+    ) -> None:
+        self.broker_set = broker_set
+        self.name = broker_set.name
+        self.is_started = False
+        self._producer_group = producer_group
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._ended_s = self._loop.time()
+        self._sequences = Sequences(None)
+        self._ids = itertools.count(1)
+        self._pending: dict[int, _Pending] = {}
+        # What is to be written to the current stream; None: nothing more.
+        self._out: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._is_closing = False
+        self._streams = LeaderStream(broker_set, "TransactionService", "Transact", self, _PATIENCE)
+        self._streams.open()
+
+    # Requests
+
+    async def send_half(
+        self, make: MakeHalf, deadline_s: float, what: str, has_others: Callable[[], bool] | None
+    ) -> TransactResponse:
+        """Elsewhere, only with `has_others`."""
+        while True:
+            producer_id, sequence = self._sequences.take()
+            request_id = next(self._ids)
+            data = make(request_id, producer_id, sequence)
+            pending = _Pending(data, self._loop.create_future(), has_others)
+            try:
+                return await self._ask(request_id, pending, deadline_s, what)
+            except IllegalSequence:
+                if not self._sequences.start_over(producer_id):
+                    raise
+            except BaseException:
+                # Its number is free for another one only if it was certainly not stored.
+                if not pending.in_doubt:
+                    self._sequences.give_back(producer_id, sequence)
+                raise
+
+    async def send_end(self, make: MakeEnd, deadline_s: float, what: str) -> TransactResponse:
+        request_id = next(self._ids)
+        pending = _Pending(make(request_id), self._loop.create_future(), None)
+        return await self._ask(request_id, pending, deadline_s, what)
+
+    def reply(self, data: bytes) -> None:
+        """The answer to a check. Without a stream it is dropped: the broker asks again."""
+        if self.is_started:
+            self._out.put_nowait(data)
+
+    def is_silent(self, patience_s: float) -> bool:
+        """Whether an answer has been due for so long and nothing at all was heard."""
+        stream = self._streams.current
+        heard_s = 0.0 if stream is None else stream.heard_s
+        return self._loop.time() - max(self._owed_since_s(), heard_s) > patience_s
+
+    def is_unused(self, seconds: float) -> bool:
+        """Whether there was no stream for so long, and no request waits for one."""
+        is_idle = not self.is_started and not self._pending
+        return is_idle and self._loop.time() - self._ended_s > seconds
+
+    def release(self) -> None:
+        """Another set is there now: requests that were not sent yet may go there."""
+        if not self.is_started:
+            for pending in list(self._pending.values()):
+                pending.leaves()
+
+    async def _ask(
+        self, request_id: int, pending: _Pending, deadline_s: float, what: str
+    ) -> TransactResponse:
+        """Sends until there is an answer, or no time left."""
+        if self._is_closing:
+            raise ClientClosed("the producer is closed: make another one")
+        self._pending[request_id] = pending
+        self._write(pending)
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                return await pending.future
+        except TimeoutError:
+            raise self._overdue(what, pending) from None
+        finally:
+            del self._pending[request_id]
+
+    def _overdue(self, what: str, pending: _Pending) -> Unreachable:
+        doubt = "it may have been stored" if pending.in_doubt else "it was not sent"
+        unanswered = f"no answer for {what} from broker set {self.name} in time; {doubt}"
+        trouble = self._streams.trouble
+        if isinstance(trouble, NoLeader):
+            found = fresh(trouble)
+            found.args = (f"{unanswered}: {trouble}",)
+            return found
+        why = str(trouble or f"brokers: {', '.join(self.broker_set.servers)}")
+        return Unreachable(f"{unanswered}: {why}")
+
+    def _write(self, pending: _Pending) -> None:
+        if self.is_started and not pending.future.done():
+            pending.in_doubt = True
+            pending.sent_s = self._loop.time()
+            self._out.put_nowait(pending.data)
+
+    # Answers
+
+    def _received(self, stream: BrokerStream, response: TransactResponse) -> None:
+        kind = response.WhichOneof("kind")
+        if kind == "check":
+            self._owner.checks.asked(response.check, self.reply)
+            return
+        pending = self._pending.get(response.request_id)
+        if pending is None or pending.future.done():
+            return
+        sent_s, pending.sent_s = pending.sent_s, math.inf
+        if kind == "failed":
+            self._failed(stream, pending, response.failed)
+        else:
+            self._owner.answered(self, max(0.0, self._loop.time() - sent_s))
+            pending.future.set_result(response)
+
+    def _failed(self, stream: BrokerStream, pending: _Pending, status: Status) -> None:
+        error = error_of(status.code, status.text, status.leader_address, status.retry_after_ms)
+        # This attempt left nothing behind, unless it says so; an earlier one may have.
+        pending.in_doubt = is_in_doubt(status.code) or pending.attempts > 0
+        found = verdict(status.code)
+        if found is Verdict.FOLLOW:
+            self.is_started = False
+            if not pending.leaves():
+                pending.attempts += 1
+            stream.cancel(error)
+        elif found in (Verdict.WAIT, Verdict.AGAIN):
+            self._streams.trouble = error
+            pause_s = retry_after_s(error) or back_off_s(pending.attempts)
+            self._owner.is_busy(self, pause_s)
+            if not pending.leaves():
+                pending.attempts += 1
+                self._loop.call_later(pause_s, self._write, pending)
+        else:
+            pending.future.set_exception(error)
+
+    # Called by the stream
+
+    def wants_stream(self) -> bool:
+        return not self._is_closing
+
+    async def serve(self, stream: BrokerStream) -> None:
+        start = TransactStart(
+            producer_group=self._producer_group,
+            producer_id=self._sequences.producer_id,
+            answers_checks=True,
+            reads_more=True,
+        )
+        out: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._out = out
+        data = await stream.start(TransactRequest(start=start).SerializeToString())
+        writing = self._loop.create_task(_write_out(stream, out))
+        try:
+            if data is not None:
+                self._started()
+            while data is not None:
+                self._received_all(stream, data)
+                data = await stream.read()
+        finally:
+            self.is_started = False
+            self._ended_s = self._loop.time()
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+
+    def _started(self) -> None:
+        """Requests that have no answer yet go again, in their order."""
+        self.is_started = True
+        for pending in list(self._pending.values()):
+            pending.attempts += pending.in_doubt
+            self._write(pending)
+        self._owner.started(self)
+
+    def _received_all(self, stream: BrokerStream, data: bytes) -> None:
+        try:
+            response = TransactResponse.FromString(data)
+        except DecodeError as error:
+            # A check of a message that an older version stored unread, and that is none.
+            log.error("%s sent what cannot be read: %s", stream.address, error)  # noqa: TRY400
+            return
+        for one in response.more or (response,):
+            self._received(stream, one)
+
+    def owed_since_s(self, stream: BrokerStream) -> float:  # noqa: ARG002 # requests go again
+        return self._owed_since_s()
+
+    def _owed_since_s(self) -> float:
+        return min((one.sent_s for one in self._pending.values()), default=math.inf)
+
+    def stream_failed(self, error: MqError, address: str) -> None:  # noqa: ARG002
+        for pending in list(self._pending.values()):
+            pending.leaves()
+
+    async def close(self, timeout_s: float) -> None:
+        self._is_closing = True
+        self._out.put_nowait(None)
+        await self._streams.finish(timeout_s if self.is_started else 0.0)
+        for pending in self._pending.values():
+            if not pending.future.done():
+                doubt = "it may have been stored" if pending.in_doubt else "it was not sent"
+                pending.future.set_exception(
+                    ClientClosed(f"the producer was closed before an answer came; {doubt}")
+                )
+
+
+async def _write_out(stream: BrokerStream, out: asyncio.Queue[bytes | None]) -> None:
+    """Writes what waits, several requests at once: that costs less than one by one."""
+    while (data := await out.get()) is not None:
+        requests, size = [data], len(data)
+        while size < _WRITE_BYTES and len(requests) < _WRITE_REQUESTS and not out.empty():
+            following = out.get_nowait()
+            if following is None:
+                out.put_nowait(None)  # the last one
+                break
+            requests.append(following)
+            size += len(following)
+        if not await stream.write(_bundle(requests)):
+            return
+    await stream.half_close()
+
+
+class _Half(NamedTuple):
+    """A half message that is to be stored."""
+
+    topic: str
+    encoded: Encoded
+    checks: Checks
+    queue_id: int | None
+    broker_set: str
+    priority: int
+
+
+class TransactionSender:
+    """Made and used on its loop. `answer` is asked what became of a transaction."""
+
+    def __init__(
+        self, connection: Connection, settings: TransactionSettings, answer: Answering
+    ) -> None:
+        self.settings = settings
+        self.connection = connection
+        self.checks = CheckAnswers(answer)
+        self._loop = asyncio.get_running_loop()
+        self._free = asyncio.Semaphore(settings.in_flight_max)
+        self._sets: dict[str, SetTransactions] = {}
+        self._avoidance = Avoidance()
+        self._topics: dict[str, TopicLines] = {}
+        self._is_closing = False
+        connection.topology.subscribe(self._route_changed)
+        self._keeping = self._loop.create_task(self._keep_sets())
+
+    # For the faces
+
+    async def begin(
+        self,
+        topic: str,
+        message: Message | bytes | str,
+        checks: Checks,
+        *,
+        queue_id: int | None = None,
+        broker_set: str = "",
+        timeout_s: float | None = None,
+    ) -> HalfMessage:
+        """The half message is stored when this returns, and its transaction open: call `end` or
+        `leave` for it.
+        """
+        if self._is_closing:
+            raise ClientClosed("the producer is closed: make another one")
+        timeout_s = self.settings.timeout_s if timeout_s is None else timeout_s
+        born_at_ms = time.time_ns() // 1_000_000
+        encoded = encode_message(message, born_at_ms, self.settings.compress_above_bytes)
+        if delay_field(message):
+            raise IllegalRequest("a message of a transaction cannot be delayed as well")
+        async with self._free:
+            deadline_s = self._loop.time() + timeout_s
+            priority = message.priority if isinstance(message, Message) else 0
+            wanted = _Half(topic, encoded, checks, queue_id, broker_set, priority)
+            response, used_queue = await self._begin(wanted, deadline_s)
+        stored = response.half
+        sent = message if isinstance(message, Message) else Message(_body(message))
+        half = HalfMessage(
+            transaction_id=stored.transaction_id,
+            topic=topic,
+            queue_id=used_queue,
+            stored_at_ms=stored.stored_at_ms,
+            born_at_ms=born_at_ms,
+            body=_body(sent.body),
+            tag=sent.tag,
+            keys=(sent.keys,) if isinstance(sent.keys, str) else tuple(sent.keys),
+            properties=dict(sent.properties),
+            ordering_key=sent.ordering_key,
+        )
+        self.checks.begun(half)
+        return half
+
+    async def end(
+        self, half: HalfMessage, resolution: Resolution, timeout_s: float | None = None
+    ) -> TransactionResult:
+        """What is confirmed. Raises what the broker has against it: the transaction is over by
+        another end, or its topic is gone.
+        """
+        transaction_id, topic = half.transaction_id, half.topic
+        unknown = TransactionResult(transaction_id, Resolution.UNKNOWN.value, topic)
+        try:
+            if resolution is Resolution.UNKNOWN:
+                return unknown
+            timeout_s = self.settings.timeout_s if timeout_s is None else timeout_s
+            try:
+                response = await self._set(half.broker_set).send_end(
+                    lambda request_id: _end_request(request_id, transaction_id, resolution),
+                    self._loop.time() + timeout_s,
+                    f"the end of transaction {transaction_id}",
+                )
+            except MqError as error:
+                # Closed meanwhile: the broker asks another producer of the group.
+                if not error.retryable and not isinstance(error, ClientClosed):
+                    raise
+                return unknown._replace(reason=str(error))
+        finally:
+            self.leave(half)
+        ended = response.ended
+        if resolution is Resolution.ROLLBACK or ended.log_offset < 0:
+            return TransactionResult(transaction_id, resolution.value, topic)
+        message_id = names.message_id(half.broker_set, ended.log_offset)
+        return TransactionResult(
+            transaction_id, resolution.value, topic, message_id, ended.queue_id, ended.queue_offset
+        )
+
+    def leave(self, half: HalfMessage) -> None:
+        """Its local transaction does not run here any more: checks of it are passed on."""
+        self.checks.left(half)
+
+    async def close(self) -> None:
+        """Ends the streams. Transactions that are open stay so: others of the group are asked."""
+        self._is_closing = True
+        self._keeping.cancel()
+        sets = self._sets.values()
+        await asyncio.gather(*(one.close(self.settings.timeout_s) for one in sets))
+        await self.checks.close()
+        await asyncio.gather(self._keeping, return_exceptions=True)
+        await self.connection.close()
+
+    # Half messages
+
+    async def _begin(self, half: _Half, deadline_s: float) -> tuple[TransactResponse, int]:
+        refused_by: set[str] = set()
+        queues = await self._queues(half.topic, deadline_s)
+        while True:
+            queue, others = self._choose(queues, half)
+            try:
+                response = await self._set(queue.broker_set).send_half(
+                    functools.partial(self._half_request, half, queue.queue_id),
+                    deadline_s,
+                    f"a half message to {half.topic}",
+                    functools.partial(self._is_any_well, others) if others else None,
+                )
+            except Elsewhere:
+                continue
+            except (TopicNotFound, QueueNotFound, PermissionDenied):
+                # The topic is not as it was believed to be: its route is asked for, once a set.
+                if queue.broker_set in refused_by:
+                    raise
+                refused_by.add(queue.broker_set)
+                left_s = deadline_s - self._loop.time()
+                topology = self.connection.topology
+                route = await topology.locate_writable(half.topic, left_s, queue.broker_set)
+                queues.set_parts(route.parts)
+            else:
+                return response, queue.queue_id
+
+    def _choose(self, queues: TopicLines, half: _Half) -> tuple[Line, frozenset[str]]:
+        """A queue, and the other sets that may take it instead."""
+        queue, kind, priority = queues.wait_for(
+            half.encoded[3], half.queue_id, half.broker_set, b"", half.priority
+        )
+        if kind is not Kind.ANY:
+            return queue, frozenset()
+        choice = queues.choices[priority]
+        sets = choice.sets & self._well() or choice.sets
+        chosen = choice.next_line(sets, is_idle=False) or choice.lines[0]
+        return chosen, choice.sets - {chosen.broker_set}
+
+    def _half_request(
+        self, half: _Half, queue_id: int, request_id: int, producer_id: str, sequence: int
+    ) -> bytes:
+        checks = half.checks.merged(self.settings.checks)
+        group = self.settings.producer_group
+        batch = half_batch(half.topic, queue_id, producer_id, sequence, group, checks, half.encoded)
+        return half_request(request_id, batch)
+
+    async def _queues(self, topic: str, deadline_s: float) -> TopicLines:
+        queues = self._topics.get(topic)
+        if queues is None:
+            left_s = max(deadline_s - self._loop.time(), 0.001)
+            route = await self.connection.topology.locate_writable(topic, left_s)
+            turn = random.randrange(1 << 16)  # noqa: S311 # spreads load only
+            # Two may ask at once; all go by the same.
+            queues = self._topics.setdefault(topic, TopicLines(topic, turn))
+            queues.set_parts(route.parts)
+        return queues
+
+    def _route_changed(self, route: Route) -> None:
+        queues = self._topics.get(route.topic)
+        if queues is not None and any(map(is_writable, route.parts)):
+            queues.set_parts(route.parts)
+
+    # Broker sets
+
+    def _set(self, name: str) -> SetTransactions:
+        found = self._sets.get(name)
+        if found is None:
+            group = self.settings.producer_group
+            found = SetTransactions(self.connection.of(name), group, self)
+            self._sets[name] = found
+        return found
+
+    def _well(self) -> frozenset[str]:
+        """The sets for half messages that may go to any."""
+        now_s = self._loop.time()
+        return frozenset(
+            name
+            for name, one in self._sets.items()
+            if one.is_started
+            and not one.is_silent(SLOW_S)
+            and not self._avoidance.is_avoided(name, now_s)
+        )
+
+    def _is_any_well(self, sets: frozenset[str]) -> bool:
+        return bool(sets & self._well())
+
+    async def _keep_sets(self) -> None:
+        """A stream to each set that there is. What is known of topics is kept fresh by the way."""
+        retry = Retry()
+        while True:
+            try:
+                response = await self.connection.brokers(list(self._topics), _PATIENCE.search_s)
+            except MqError:
+                await retry.pause()
+                continue
+            for broker_set in response.broker_sets:
+                self._set(broker_set.name)
+            await self._drop_sets(response)
+            retry = Retry()
+            await asyncio.sleep(_ROUTES_AGE_S_MAX)
+
+    async def _drop_sets(self, response: RouteResponse) -> None:
+        known = {one.name for one in response.broker_sets}
+        for name, one in list(self._sets.items()):
+            if name not in known and one.is_unused(_GONE_S):
+                del self._sets[name]
+                await one.close(0.0)
+
+    # Called by the sets
+
+    def started(self, one: SetTransactions) -> None:
+        for other in list(self._sets.values()):
+            if other is not one:
+                other.release()
+
+    def is_busy(self, one: SetTransactions, pause_s: float) -> None:
+        self._avoidance.is_busy(one.name, self._loop.time(), pause_s)
+
+    def answered(self, one: SetTransactions, latency_s: float) -> None:
+        self._avoidance.answered(one.name, latency_s, self._loop.time())
+
+
+# Requests as bytes
+
+
+def half_batch(
+    topic: str,
+    queue_id: int,
+    producer_id: str,
+    sequence: int,
+    producer_group: str,
+    checks: Checks,
+    message: Encoded,
+) -> bytes:
+    """A prepared batch of one message."""
+    frame, tag_hash, key_hashes, _ = message
+    half = Half(
+        producer_group=producer_group,
+        first_check_ms=_ms(checks.first_check_s),
+        check_interval_ms=_ms(checks.check_interval_s),
+        checks_max=checks.checks_max or 0,
+    )
+    head = RawBatch(
+        topic=topic,
+        queue_id=queue_id,
+        producer_id=producer_id,
+        sequence=sequence,
+        tag_hashes=struct.pack("<Q", tag_hash),
+        frame_sizes=struct.pack("<I", len(frame)),
+        key_hashes=struct.pack(f"<{len(key_hashes)}Q", *key_hashes),
+        key_counts=struct.pack("<I", len(key_hashes)) if key_hashes else b"",
+        half=half.SerializeToString(),
+    )
+    return head.SerializeToString() + frame
+
+
+def half_request(request_id: int, batch: bytes) -> bytes:
+    """`half` is field 3 of a TransactRequest, as it is."""
+    return b"".join((b"\x08", varint.encode(request_id), b"\x1a", varint.encode(len(batch)), batch))
+
+
+def _end_request(request_id: int, transaction_id: str, resolution: Resolution) -> bytes:
+    is_commit = resolution is Resolution.COMMIT
+    end = EndTransactionRequest(
+        transaction_id=transaction_id,
+        resolution=RESOLUTION_COMMIT if is_commit else RESOLUTION_ROLLBACK,
+    )
+    return TransactRequest(request_id=request_id, end=end).SerializeToString()
+
+
+def _bundle(requests: Sequence[bytes]) -> bytes:
+    """These as one: `more` is field 15 of a TransactRequest."""
+    if len(requests) == 1:
+        return requests[0]
+    return b"".join(part for one in requests for part in (b"\x7a", varint.encode(len(one)), one))
+
+
+def _ms(seconds: float | None) -> int:
+    """0: as the broker is configured."""
+    return 0 if seconds is None else max(1, round(seconds * 1000))
+
+
+def _body(body: Any) -> bytes:
+    """As `encode_message` takes it, which has checked it before."""
+    return body.encode() if isinstance(body, str) else bytes(body)
