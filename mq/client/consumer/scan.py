@@ -80,7 +80,7 @@ class RangeRead:
         if broker_set not in self._connection.known_sets:
             await self._connection.brokers()
         if broker_set not in self._connection.known_sets:
-            raise Unreachable(f"nobody tells of broker set {broker_set}")
+            raise Unreachable(f"no broker knows broker set {broker_set}")
 
     async def _pull(self) -> Page:
         request = wire.PullRequest(

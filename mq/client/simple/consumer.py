@@ -139,8 +139,8 @@ class SimpleConsumer(AsyncClosing):
         refused = await self._handle_calls.send(given, call)
         if refused:
             raise IllegalHandle(
-                f"{refused} of {len(given)} messages are not this member's any more: their time "
-                "was over and somebody else has them, or they were acknowledged before. Receive "
+                f"{refused} of {len(given)} messages do not belong to this member: their time "
+                "was over and another member has them, or they were acknowledged before. Receive "
                 "with a longer invisible_s, or hold them longer by change_invisible"
             )
 

@@ -1,4 +1,4 @@
-"""A session and its scripted broker, for tests that tell a story of the two."""
+"""A session with scripted brokers of one set, or of two."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from mq.client.cluster import retry as retry_module
 from mq.client.consumer import reports as reports_module
 from mq.client.consumer.group_session import GroupSession
 from mq.client.consumer.options import ConsumerOptions
-from tests.unit.client.consumer.deliveries import TOPIC, assignment
+from tests.unit.client.consumer.deliveries import SET, TOPIC, assignment
 from tests.unit.client.consumer.scripted_broker import DEADLINE_S, ScriptedCall, ScriptedConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     import pytest
+
+    from mq.errors import MqError
+    from tests.unit.client.consumer.scripted_broker import ScriptedSet
 
 
 def shorten_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,6 +50,41 @@ class ScriptedSession:
             assert found
             taken += found
         return taken
+
+
+class TwoSetSession(ScriptedSession):
+    """Two sets that have the topic."""
+
+    def __init__(self, *, topics: tuple[str, ...] = (SET, "b"), **options: Any) -> None:
+        super().__init__("b", **options)
+        for name in topics:
+            self.connection.of(name).topics[TOPIC] = 2
+
+    @property
+    def b(self) -> ScriptedSet:
+        return self.connection.of("b")
+
+    async def join_both(self) -> tuple[ScriptedCall, ScriptedCall]:
+        await self.session.start()
+        calls = [await self.answer(name) for name in (SET, "b")]
+        await self.session.joined(DEADLINE_S)
+        return calls[0], calls[1]
+
+    async def answer(self, name: str) -> ScriptedCall:
+        call = await self.connection.of(name).next_call()
+        await call.started()
+        call.send(assignment((0, 0), (1, 0)))
+        return call
+
+    def assigned_sets(self) -> set[str]:
+        return {one.broker_set for one in self.buffer.assignment}
+
+
+def refuse_with(error: MqError) -> Any:
+    def refuse(_: object) -> None:
+        raise error
+
+    return refuse
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -18,8 +18,13 @@ from mq.errors import (
 )
 from tests.unit.client.consumer.deliveries import SET, TOPIC, assignment, delivery, ref
 from tests.unit.client.consumer.scripted_broker import DEADLINE_S
-from tests.unit.client.consumer.scripted_session import run, shorten_waits, until
-from tests.unit.client.consumer.two_sets import TwoSetSession, refuse_with
+from tests.unit.client.consumer.scripted_session import (
+    TwoSetSession,
+    refuse_with,
+    run,
+    shorten_waits,
+    until,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -97,7 +97,7 @@ def test_only_brokers_of_the_set_are_asked_for_its_queues(broker_set: str) -> No
         reads = QueuePulls(connection, parse_page)
         read = RangeRead(connection, reads, QueueRef("t", 1, broker_set), 0, 5)
         if broker_set == "c":
-            with pytest.raises(Unreachable, match="nobody tells of broker set c"):
+            with pytest.raises(Unreachable, match="no broker knows broker set c"):
                 await read.next()
             assert brokers.calls == []
         else:
