@@ -1,4 +1,4 @@
-"""`with` and `async with` for whatever has a `close`: the block ends with it, also by an error."""
+"""`with` and `async with` for classes with a `close`, which ends the block, also after an error."""
 
 from __future__ import annotations
 

@@ -1,18 +1,21 @@
-"""Exactly-once processing, for programs with asyncio: messages in, messages out, each input with
-effect once.
+"""Exactly-once processing: messages in, messages out, and each input takes effect once.
 
-The messages of a queue are handled in batches, one after the other. What the handler makes of a
-batch and the new offset of the group are one atom at the broker, with where the group stood and the
-first message of the batch. The broker refuses an atom from elsewhere: when another member had the
-queue in between, when the group was moved, when this one is a ghost. Then everything in hand is
-thrown away, and the processor joins again and goes on from where the group is.
+The messages of a queue are handled in batches, one after the other. The outputs of a batch and the
+new offset of the group are one atomic request, which also names the offset that the group had and
+the first message of the batch. The broker refuses it when another member had the queue in between,
+when the group's offset was moved, or when the membership of this one has expired. Then all messages
+in flight are dropped, and the processor joins again and goes on at the offset of the group.
 
-Batches have numbers so that an atom whose answer was lost is not done again; the numbers are those
-of one membership. They could not be made of input offsets: after a crash the same messages may come
-in other batches, and a batch that is longer would pass for the one that is stored.
+Batches are numbered, so that a request whose answer was lost takes effect once; the numbers belong
+to one membership. They are not derived from input offsets: after a crash the same messages may come
+in other batches, and a longer batch would pass for the one that is stored.
 
-An atom is of one broker set: what is made of a message goes to a queue of the set it came from. One
-set that does not answer does not keep the messages of others waiting.
+A request goes to one broker set: outputs go to a queue of the set that their input came from. A set
+that does not answer does not delay the messages of other sets.
+
+Outputs without an ordering key go to one queue of their topic and priority, another one for each
+batch. A missing topic is created in the set where it is needed, if the broker creates topics; one
+that other sets have is not: its operator decides where it is.
 """
 
 from __future__ import annotations
@@ -86,20 +89,20 @@ _ALL_SETS_S = 2.0
 _RETRY_DELAY_S_MAX = 30.0
 # A new leader knows the member when its stream is back.
 _UNKNOWN_S_MAX = 10.0
-# How long an atom without an answer keeps a processor from being closed.
+# How long a request without an answer keeps a processor from being closed.
 _GOODBYE_S_MAX = 5.0
-# A broker that takes longer keeps one queue waiting, and not the others.
+# When a broker takes longer, another worker takes over the other queues of this one.
 _ASIDE_S = 1.0
-# Answers to an atom: the work was somebody else's to do, or was done.
+# Answers to a request: another member has the queue, or has done the work.
 _REFUSALS = (NotAssigned, UnknownMember, IllegalOffset, IllegalSequence)
 
 
-class _Lost(Exception):
-    """What is in hand may not be this member's any more: it is thrown away, all of it."""
+class _OwnershipLost(Exception):
+    """Another member may have a queue of this one: all messages in flight are dropped."""
 
 
-class _Line:
-    """The atoms of one queue: numbered, and where the group stands as far as is known."""
+class _QueueState:
+    """The number of the next request of a queue, and the offset that the group has there."""
 
     def __init__(self, held: PrefetchQueue) -> None:
         self.held = held
@@ -177,14 +180,14 @@ class Processor:
         self._join_anew()
 
     def _join_anew(self) -> None:
-        """Another member, with nothing in hand."""
+        """A new membership, with nothing in flight."""
         self._connection = Connection(self._servers, self._zone)
         self._options = replace(self._options, member_id=new_member_id())
         self._session = GroupSession(self._connection, self._options, commits_at_end=False)
         self._outputs = Outputs(self._connection, self._compress_above_bytes)
-        self._lines: dict[QueueRef, _Line] = {}
+        self._queues: dict[QueueRef, _QueueState] = {}
         self._workers: set[asyncio.Task[None]] = set()
-        # What each of them has to process next; who has stepped aside is not here.
+        # The next batches of each worker, except those that have stepped aside.
         self._waiting: dict[asyncio.Task[None], deque[list[InFlight]]] = {}
 
     # Beginning and ending
@@ -219,14 +222,14 @@ class Processor:
                 self._join_anew()
                 await self._session.start()
         except Exception as error:
-            # A mistake of ours. Who waits for the end must not wait for ever.
+            # A bug of the client. `join` must not wait for ever.
             log.exception("a processor of group %s cannot go on", self._group)
             self._session.buffer.fail(Internal(f"the client has failed: {error!r}"))
         finally:
             self._is_over.set()
 
     async def _work_together(self) -> None:
-        """Until the session gives out no more."""
+        """Runs the workers until the session gives out no more messages."""
         for _ in range(self._tasks):
             self._add_worker(deque())
         try:
@@ -254,8 +257,8 @@ class Processor:
         return self._is_over.is_set()
 
     async def close(self) -> None:
-        """Takes no more messages, and waits for the batches at work. Raises what ended the
-        processor, if nobody was told.
+        """Takes no more messages, and waits for the batches at work. Raises the error that ended
+        the processor, if no call has raised it yet.
         """
         await self._close()
         self._session.raise_untold()
@@ -290,9 +293,9 @@ class Processor:
         self._waiting[worker] = waiting
 
     @contextlib.contextmanager
-    def _patience(self) -> Iterator[None]:
-        """A broker is asked. When that takes long somebody else does what is next; this worker ends
-        with the batch that it has.
+    def _stepping_aside(self) -> Iterator[None]:
+        """Around a call to a broker. When it takes long, a new worker takes over the next batches,
+        and this worker ends with the batch that it has.
         """
         worker = asyncio.current_task()
 
@@ -307,8 +310,8 @@ class Processor:
             timer.cancel()
 
     async def _work(self, waiting: deque[list[InFlight]]) -> None:
-        """Until the session takes no more, what was in hand turns out to be somebody else's, or
-        somebody else does what is next.
+        """Ends with the session, when a queue is lost to another member, or when another worker has
+        taken over.
         """
         buffer = self._session.buffer
         worker = asyncio.current_task()
@@ -319,10 +322,10 @@ class Processor:
                 taken = waiting.popleft()
                 try:
                     await self._process(taken)
-                except _Lost as lost:
+                except _OwnershipLost as lost:
                     log.warning("group %s is joined anew: %s", self._group, lost)
                     buffer.stop()
-                except NowhereToGo as nowhere:
+                except NoOutputQueue as nowhere:
                     buffer.fail(nowhere.reason)
                 if buffer.is_stopped or buffer.failure is not None:
                     return
@@ -333,26 +336,28 @@ class Processor:
                 buffer.give_up(one for taken in waiting for one in taken)
 
     async def _fetch(self, waiting: deque[list[InFlight]]) -> bool:
-        """Whether there are batches to process, each of one queue."""
+        """Takes messages, in batches of one queue. Returns False if there are none."""
         try:
             found = await self._session.take(self._batch_messages, None)
         except MqError:
             return False
         waiting += [list(taken) for _, taken in itertools.groupby(found, lambda one: one.queue)]
-        # One batch of a queue at a time: nobody else is given more of it meanwhile.
+        # One batch of a queue at a time: other workers get none of it meanwhile.
         for taken in waiting:
             with contextlib.suppress(NotAssigned):
                 self._session.buffer.pause([taken[0].queue.ref])
         return bool(waiting)
 
     async def _process(self, taken: list[InFlight]) -> bool:
-        """Whether it is done, or void; otherwise it was given up. _Lost, NowhereToGo."""
+        """Returns True when it is done or void, and False when it was given up. _OwnershipLost,
+        NoOutputQueue.
+        """
         buffer = self._session.buffer
         failures = 0
         while not any(one.is_void for one in taken):
             try:
                 await self._attempt(taken)
-            except (_Lost, NowhereToGo):
+            except (_OwnershipLost, NoOutputQueue):
                 buffer.give_up(taken)
                 raise
             except MessageTooLarge as error:
@@ -363,7 +368,7 @@ class Processor:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     raise
-                failure = error  # something within the handler was cancelled
+                failure = error  # the handler was cancelled, not this task
             except Exception as error:  # noqa: BLE001 # whatever it is, the batch is not done
                 failure = error
             else:
@@ -375,7 +380,7 @@ class Processor:
         return True
 
     async def _put_off(self, taken: list[InFlight], failure: BaseException, failures: int) -> bool:
-        """Whether to try again; it is time for it then. _Lost."""
+        """Waits for the next attempt. Returns False when there is none. _OwnershipLost."""
         delay_s = self._retry_delay_s * 2.0 ** min(failures - 1, 30)
         delay_s = min(delay_s, max(_RETRY_DELAY_S_MAX, self._retry_delay_s))
         _log_failure(taken, failure, failures, delay_s)
@@ -384,34 +389,34 @@ class Processor:
             return True
         self._session.buffer.give_up(taken)
         if not is_closing:
-            # Somebody else shall have the queue. To go on here with what comes behind, should it
-            # come back, would pass these messages over.
-            raise _Lost("a queue goes to another member while its messages fail")
+            # The queue goes to another member. If it came back, going on behind these messages
+            # would skip them.
+            raise _OwnershipLost("a queue goes to another member while its messages fail")
         return False
 
     async def _process_halves(self, taken: list[InFlight]) -> bool:
-        """Less fits an entry of the broker's log."""
+        """For outputs that do not fit into one entry of the broker's log."""
         half = len(taken) // 2
         try:
             is_done = await self._process(taken[:half])
-        except (_Lost, NowhereToGo):
+        except (_OwnershipLost, NoOutputQueue):
             self._session.buffer.give_up(taken[half:])
             raise
         if is_done:
             return await self._process(taken[half:])
-        # Not before the first half: it would be passed over.
+        # The second half must not be done before the first: that would be skipped.
         self._session.buffer.give_up(taken[half:])
         return False
 
     async def _attempt(self, taken: list[InFlight]) -> None:
-        """Handler and atom. Raises what is wrong with either; then nothing was done."""
-        line = await self._line(taken[0].queue)
+        """Calls the handler and sends the request. When it raises, nothing took effect."""
+        state = await self._queue_state(taken[0].queue)
         made = self._handler([one.message for one in taken])
         outputs = await made if inspect.isawaitable(made) else made
-        topic, queue_id, broker_set = line.held.ref
-        with self._patience():
+        topic, queue_id, broker_set = state.held.ref
+        with self._stepping_aside():
             batches = await self._outputs.batches(
-                outputs or (), broker_set, line.producer_id, line.sequence, next(self._turns)
+                outputs or (), broker_set, state.producer_id, state.sequence, next(self._turns)
             )
         if any(one.is_void for one in taken):
             return
@@ -425,35 +430,35 @@ class Processor:
                 WorkStart(
                     topic=topic,
                     queue_id=queue_id,
-                    stood_at=line.stood_at,
+                    stood_at=state.stood_at,
                     first=taken[0].message.queue_offset,
                 )
             ],
         )
         try:
-            with self._patience():
+            with self._stepping_aside():
                 await self._send(broker_set, request)
         except _REFUSALS as error:
-            raise _Lost(str(error)) from error
+            raise _OwnershipLost(str(error)) from error
         except MqError:
             self._outputs.forget_routes(batches)
             raise
-        line.stood_at = end
-        line.sequence += len(batches)
+        state.stood_at = end
+        state.sequence += len(batches)
 
-    async def _line(self, held: PrefetchQueue) -> _Line:
-        line = self._lines.get(held.ref)
-        if line is None or line.held is not held:
-            line = self._lines[held.ref] = _Line(held)
-        if line.version != held.version:
+    async def _queue_state(self, held: PrefetchQueue) -> _QueueState:
+        state = self._queues.get(held.ref)
+        if state is None or state.held is not held:
+            state = self._queues[held.ref] = _QueueState(held)
+        if state.version != held.version:
             version = held.version
-            with self._patience():
+            with self._stepping_aside():
                 known = await query_offsets(self._connection, self._group, [held.ref])
-            line.stood_at, line.version = known.get(held.ref, 0), version
-        return line
+            state.stood_at, state.version = known.get(held.ref, 0), version
+        return state
 
     async def _send(self, broker_set: str, request: AtomicRequest) -> None:
-        """Until there is an answer: before that nobody knows whether it was done."""
+        """Repeats the request until there is an answer: it may have taken effect before."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         for attempt in itertools.count():
@@ -467,8 +472,8 @@ class Processor:
                 if not (error.retryable or is_early):
                     raise
                 if self._session.buffer.is_stopped and not self._closing.is_set():
-                    # Whether it was done the next member learns from where the group is.
-                    raise _Lost("everything in hand is thrown away") from error
+                    # The next membership sees by the group's offset whether it took effect.
+                    raise _OwnershipLost("all messages in flight are dropped") from error
                 is_closing = await self._pause(max(back_off_s(attempt), retry_after_s(error)))
                 if is_closing and waited_s > _GOODBYE_S_MAX:
                     raise
@@ -476,9 +481,9 @@ class Processor:
                 return
 
     async def _pause(self, seconds: float) -> bool:
-        """Whether the processor is being closed."""
+        """Waits. Returns whether the processor is being closed."""
         if self._closing.is_set():
-            # What is under way still has its chance; what fails does not.
+            # Requests in flight may still succeed; failed ones are not repeated for long.
             await asyncio.sleep(min(seconds, 0.1))
             return True
         with contextlib.suppress(TimeoutError):
@@ -504,8 +509,8 @@ def _log_failure(
     )
 
 
-class NowhereToGo(Exception):
-    """The topic has no queue that takes messages where the input is: only an operator can help."""
+class NoOutputQueue(Exception):
+    """The topic has no writable queue in the set of the input: an operator has to add one."""
 
     def __init__(self, reason: MqError) -> None:
         super().__init__(str(reason))
@@ -513,6 +518,8 @@ class NowhereToGo(Exception):
 
 
 class Outputs:
+    """Outputs as batches for one broker set, and the routes of their topics."""
+
     def __init__(self, connection: Connection, compress_above_bytes: int) -> None:
         self._connection = connection
         self._compress_above_bytes = compress_above_bytes
@@ -525,8 +532,8 @@ class Outputs:
         sequence: int,
         turn: int,
     ) -> list[Batch]:
-        """Prepared, and numbered from `sequence` on. TopicNotFound, MessageTooLarge,
-        IllegalRequest; NowhereToGo.
+        """The outputs as encoded batches, numbered from `sequence` on. TopicNotFound,
+        MessageTooLarge, IllegalRequest; NoOutputQueue.
         """
         born_at_ms = time.time_ns() // 1_000_000
         queues: dict[tuple[str, int], list[encode.Encoded]] = {}
@@ -558,12 +565,12 @@ class Outputs:
         ]
 
     def forget_routes(self, batches: Iterable[Batch]) -> None:
-        """The broker did not take them: topics may have changed."""
+        """After a refusal: topics may have changed."""
         for topic in {batch.topic for batch in batches}:
             self._connection.topology.forget(topic)
 
     async def _part(self, topic: str, broker_set: str) -> TopicRoute:
-        """Asked of the leader of the set, which knows best."""
+        """The part by the word of the leader of the set."""
         topology = self._connection.topology
         part = topology.part_in(topic, broker_set)
         if part is not None and is_writable(part):
@@ -579,7 +586,7 @@ class Outputs:
                 return part
         if not response.topics:
             raise topic_not_found(topic, response)
-        raise NowhereToGo(_why_nowhere(topic, broker_set, is_there=part is not None))
+        raise NoOutputQueue(_why_nowhere(topic, broker_set, is_there=part is not None))
 
 
 def _why_nowhere(topic: str, broker_set: str, *, is_there: bool) -> MqError:

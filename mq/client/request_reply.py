@@ -1,12 +1,12 @@
-"""Requests and replies over topics, for programs with asyncio.
+"""Requests and replies over topics.
 
-A requester reads the reply topic in broadcast mode, from the moment on when it starts, and by a
-filter that only its own replies pass on the broker. A reply for which nobody waits any more is
-dropped. Repliers are members of a group: each request goes to one of them, and to another when that
-one dies, so a request may be worked on more than once; its sender gets the first reply.
+A requester reads the reply topic in broadcast mode, from its start on, with a filter on the broker
+that only its own replies pass. A reply that comes after the time-out of its request is dropped.
+Repliers are members of a group: each request goes to one of them, and to another when that one
+dies, so a request may be worked on more than once; the requester gets the first reply.
 
-Requests and replies each go to any broker set that has their topic: a requester reads the reply
-topic in all sets, and in one that comes back or is new from before the requester began.
+Requests and replies each go to any broker set that has their topic. A requester reads the reply
+topic in all sets; in a set that comes back, or is new, from a point before its own start.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Handler = Callable[[ReceivedMessage], Awaitable[Reply] | Reply]
 
 
 class _Sending:
-    """Of a request: why it could not be sent so far."""
+    """The error of the last attempt to send a request."""
 
     def __init__(self) -> None:
         self.failure: MqError | None = None
@@ -119,7 +119,7 @@ class Requester(AsyncClosing):
         )
 
     async def start(self) -> None:
-        """Returns when replies are heard. Raises why not: Unreachable, IllegalTopic..."""
+        """Returns when replies can be received. Raises Unreachable, IllegalTopic..."""
         if self._is_closed:
             raise ClientClosed("the requester is closed: make another one")
         if self._starting is None or (self._starting.done() and self._starting.exception()):
@@ -131,11 +131,11 @@ class Requester(AsyncClosing):
         try:
             await self._consumer.start()
         except MqError:
-            self._consumer = self._new_consumer()  # for who tries again
+            self._consumer = self._new_consumer()  # for another start
             raise
 
     async def _create_reply_topic(self) -> None:
-        """Unless a set has it: one is enough, also when others are down."""
+        """Creates it unless a set has it: one is enough, also when others are down."""
         connection = Connection(self._servers, self._zone)
         try:
             if (await connection.brokers([self._reply_topic])).topics:
@@ -167,8 +167,8 @@ class Requester(AsyncClosing):
     async def request(
         self, topic: str, message: Message | bytes | str, timeout_s: float | None = None
     ) -> ReceivedMessage:
-        """The reply. RequestTimeout: none came in time; RequestFailed: the work failed, and why;
-        or why the request could not be sent.
+        """Returns the reply. RequestTimeout when none came in time; RequestFailed, with the reason,
+        when the handler failed; or the error by which the request could not be sent.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         correlation_id = str(next(self._numbers))
@@ -185,8 +185,8 @@ class Requester(AsyncClosing):
             if sending.failure is not None:
                 raise sending.failure from None
             raise RequestTimeout(
-                f"no reply to a request to topic {topic} within {timeout_s:g} s: nobody may serve "
-                "it, or the work takes longer"
+                f"no reply to a request to topic {topic} within {timeout_s:g} s: perhaps there is "
+                "no replier, or the work takes longer"
             ) from None
         finally:
             self._waiting.pop(correlation_id, None)
@@ -201,7 +201,7 @@ class Requester(AsyncClosing):
         future: asyncio.Future[ReceivedMessage],
         sending: _Sending,
     ) -> None:
-        """Again while nobody knows whether it is stored, which another broker set may do sooner."""
+        """Sends it again after errors that may pass: another broker set may store it sooner."""
         for attempt in itertools.count():
             try:
                 await self._producer.send(topic, message, timeout_s=_SEND_S)
@@ -268,12 +268,12 @@ class Replier(AsyncClosing):
 
     async def _serve(self, request: ReceivedMessage) -> None:
         if not is_request(request):
-            log.warning("message %s is no request: nobody waits for it", request.message_id)
+            log.warning("message %s is no request: it is dropped", request.message_id)
             return
         try:
             made = self._handler(request)
             reply = reply_message(request, await made if inspect.isawaitable(made) else made)
-        except Exception as error:  # whatever it is, the requester hears of it
+        except Exception as error:  # any error of the handler goes to the requester
             log.warning("request %s failed", request.message_id, exc_info=error)
             reply = error_reply(request, error)
         for attempt in itertools.count(1):
@@ -304,8 +304,8 @@ class Replier(AsyncClosing):
 
 
 def is_sent_again(request: ReceivedMessage, error: MqError, attempt: int) -> bool:
-    """Whether a reply is that could not be sent: another broker set may take it. After some
-    attempts raises the error, so that the request comes again.
+    """Whether to send a reply again after this error: another broker set may take it. Raises the
+    error after some attempts, so that the request is delivered again.
     """
     if not error.retryable:
         log.error("the reply to request %s cannot be sent: %s", request.message_id, error)
@@ -332,7 +332,9 @@ def is_request(message: ReceivedMessage) -> bool:
 
 
 def reply_message(request: ReceivedMessage, reply: object) -> Message:
-    """Of what a handler returned; nothing is an empty reply. TypeError: it is no message."""
+    """The reply for the value that a handler returned; None is an empty one. TypeError if it is no
+    message.
+    """
     given = _as_message(b"" if reply is None else reply)
     properties = {**given.properties, CORRELATION_ID: request.properties[CORRELATION_ID]}
     return replace(given, tag=request.properties[REPLY_TAG], properties=properties)

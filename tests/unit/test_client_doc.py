@@ -9,8 +9,10 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from mq import client
-from mq.client import aio
+from mq.client import aio, public
 from tools import generate_sync
 
 if TYPE_CHECKING:
@@ -78,3 +80,24 @@ def test_every_name_of_the_library_is_on_the_page() -> None:
 def test_the_clients_without_asyncio_are_what_those_with_it_generate() -> None:
     for path, text in generate_sync.generate().items():
         assert path.read_text(encoding="utf-8") == text, f"{path} is old: run `make sync`"
+
+
+@pytest.mark.parametrize("name", public.CLIENTS)
+def test_a_client_has_the_same_methods_with_asyncio_and_without(name: str) -> None:
+    """Also those that are written by hand."""
+    with_it, without = methods(getattr(aio, name)), methods(getattr(client, name))
+    assert without.pop("check_threads", None) in (None, "4")
+    assert without == with_it
+
+
+def methods(kind: type[Any]) -> dict[str, str]:
+    """The parameters of each, and of the constructor."""
+    found = {
+        f"{name}.{parameter.name}": str(parameter).partition(":")[2]
+        for name, one in inspect.getmembers(kind, inspect.isfunction)
+        if not name.startswith("_")
+        for parameter in inspect.signature(one).parameters.values()
+    }
+    made = inspect.signature(kind).parameters.values()
+    found |= {one.name.replace("tasks", "threads"): str(one.default) for one in made}
+    return found | {name: "" for name in dir(kind) if not name.startswith("_")}

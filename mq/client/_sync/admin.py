@@ -52,21 +52,21 @@ class Admin(SyncClient[AsyncAdmin]):
         priorities: int = 0,
         sets: Sequence[str] | None = None,
     ) -> pb.TopicInfo:
-        """Its queues are spread evenly over all broker sets, or over these. 0 queues: 8 in all, or
-        the default of the broker where there is one set. `priorities`: 2 to 10, and 0 for none;
+        """Spreads the queues evenly over all broker sets, or over `sets`. 0 queues: 8 in all, or
+        the default of the broker in a cluster of one set. `priorities`: 2 to 10, or 0 for none;
         each set has queues of all of them.
 
-        TopicExists when a set has it. What failed when some sets had it and others did not is
-        completed by the same call. Returns when brokers show all of it to clients.
+        Returns when brokers show the whole topic to clients. TopicExists when a set has it. A call
+        that failed after some sets had created their part is completed by the same call again.
         """
         return self._run(
             self._client.create_topic(topic, queues, type, priorities=priorities, sets=sets)
         )
 
     def extend_topic(self, topic: str, broker_set: str, queues: int) -> pb.TopicInfo:
-        """The topic has so many queues in this set from now on, of the type that it has elsewhere:
-        a first part there, or more queues than before. Answers as it is in this set. Returns when
-        brokers show it to clients.
+        """Gives the topic so many queues in this set, of the type that it has elsewhere: a first
+        part there, or more queues than before. Returns the part in this set when brokers show it to
+        clients.
         """
         return self._run(self._client.extend_topic(topic, broker_set, queues))
 
@@ -80,9 +80,10 @@ class Admin(SyncClient[AsyncAdmin]):
         is_writable: bool | None = None,
         broker_set: str = "",
     ) -> pb.TopicInfo:
-        """What is None stays as it is. In one broker set, or in all that have it: then queues
-        cannot be changed when there are several, since each set counts its own. To shrink without
-        loss lower `write_queues`, let consumers finish, then lower `read_queues`.
+        """Changes the topic in one broker set, or in all that have it; None leaves a value alone.
+        Numbers of queues need `broker_set` when several sets have the topic, since each set counts
+        its own. To shrink without loss lower `write_queues`, let consumers finish, then lower
+        `read_queues`.
         """
         return self._run(
             self._client.alter_topic(
@@ -96,36 +97,36 @@ class Admin(SyncClient[AsyncAdmin]):
         )
 
     def drain_topic(self, topic: str, broker_set: str) -> pb.TopicInfo:
-        """It takes no more messages in this set, and is consumed there until it is empty; then
-        `remove_part`. IllegalRequest: no other set would take messages.
+        """Stops writes to the topic in this set; consumers empty it there, then `remove_part`.
+        IllegalRequest when no other set takes messages of the topic.
         """
         return self._run(self._client.drain_topic(topic, broker_set))
 
     def remove_part(self, topic: str, broker_set: str, *, force: bool = False) -> None:
         """Deletes the queues that the topic has in this set, with their messages. IllegalRequest,
-        with numbers, unless it was drained and consumed, or with `force`; and when no other set
+        with numbers, if the part is not drained and consumed, unless `force`; and if no other set
         has the topic.
         """
         self._run(self._client.remove_part(topic, broker_set, force=force))
 
     def delete_topic(self, topic: str) -> None:
-        """In all broker sets. Its messages are gone at once."""
+        """Deletes the topic in all broker sets. Its messages are gone at once."""
         self._run(self._client.delete_topic(topic))
 
     def list_topics(self, *, include_internal: bool = False) -> Answers[pb.TopicSummary]:
-        """Of all broker sets."""
+        """Lists the topics of all broker sets."""
         return self._run(self._client.list_topics(include_internal=include_internal))
 
     def describe_topic(self, topic: str) -> pb.DescribeTopicResponse:
-        """With the queues of all broker sets. TopicNotFound."""
+        """Describes a topic with its queues in all broker sets. TopicNotFound."""
         return self._run(self._client.describe_topic(topic))
 
     def list_groups(self) -> Answers[pb.GroupSummary]:
-        """Of all broker sets; a member of several is one."""
+        """Lists the groups of all broker sets; a member of several sets counts once."""
         return self._run(self._client.list_groups())
 
     def describe_group(self, group: str) -> pb.DescribeGroupResponse:
-        """With the queues of all broker sets. GroupNotFound."""
+        """Describes a group with its queues in all broker sets. GroupNotFound."""
         return self._run(self._client.describe_group(group))
 
     def reset_offsets(
@@ -138,10 +139,10 @@ class Admin(SyncClient[AsyncAdmin]):
         dry_run: bool = False,
         broker_set: str = "",
     ) -> pb.ResetOffsetsResponse:
-        """To the earliest message, behind the latest, or to the first one stored at a time in ms or
-        later; in one broker set, or in all that have the topic. Single queues need a set when
-        several have the topic. The answer has the offsets before and after; with `dry_run` nothing
-        else happens. GroupNotFound: no set knows it.
+        """Moves a group to the earliest message, behind the latest, or to the first one stored at a
+        time in ms or later; in one broker set, or in all that have the topic. Single queues need a
+        set when several have the topic. The answer has the offsets before and after; with `dry_run`
+        nothing is changed. GroupNotFound when no set knows the group.
         """
         return self._run(
             self._client.reset_offsets(
@@ -150,17 +151,17 @@ class Admin(SyncClient[AsyncAdmin]):
         )
 
     def delete_group(self, group: str) -> None:
-        """In all broker sets. GroupNotEmpty while it has members in one."""
+        """Deletes a group in all broker sets. GroupNotEmpty while it has members in one."""
         self._run(self._client.delete_group(group))
 
     def alter_group(self, group: str, *, retries_max: int | None = None) -> pb.GroupSettings:
-        """How often the group retries a message before it is a dead letter, in all broker sets.
-        What is None stays as it is; the answer has what is so now.
+        """Sets how often the group retries a message before it is a dead letter, in all broker
+        sets. None leaves it as it is. Returns the settings that hold now.
         """
         return self._run(self._client.alter_group(group, retries_max=retries_max))
 
     def count_dead_letters(self) -> Answers[pb.DeadLetterCount]:
-        """Of every group that has some, in all broker sets."""
+        """Counts the dead letters of every group that has some, in all broker sets."""
         return self._run(self._client.count_dead_letters())
 
     @renamed(messages_max="max_messages")
@@ -172,9 +173,9 @@ class Admin(SyncClient[AsyncAdmin]):
         *,
         broker_set: str = "",
     ) -> pb.ListDeadLettersResponse:
-        """Of all broker sets, the oldest first, or of one. Each set counts its own: go on at
-        `next_offsets` of the answer; with one set `next_offset` is enough. TopicNotFound: the group
-        never had one.
+        """Lists dead letters of all broker sets, the oldest first, or of one. Each set counts its
+        own: go on at `next_offsets` of the answer; with one set `next_offset` is enough.
+        TopicNotFound when the group never had one.
         """
         return self._run(
             self._client.list_dead_letters(group, queue_offset, max_messages, broker_set=broker_set)
@@ -183,9 +184,9 @@ class Admin(SyncClient[AsyncAdmin]):
     def resend_dead_letters(
         self, group: str, queue_offsets: Iterable[int] = (), *, broker_set: str = ""
     ) -> int:
-        """Back to the group, counted from 0: these, which stay, or all, which are dead letters no
-        more. How many there were. Single ones need a broker set when several have some of the
-        group. MessageNotFound.
+        """Sends dead letters to the group again, with their attempts counted from 0, and returns
+        how many: single ones, which stay in the list, or all, which leave it. Single ones need a
+        broker set when several have dead letters of the group. MessageNotFound.
         """
         return self._run(
             self._client.resend_dead_letters(group, queue_offsets, broker_set=broker_set)
@@ -194,21 +195,21 @@ class Admin(SyncClient[AsyncAdmin]):
     def purge_dead_letters(
         self, group: str, before_offset: int = 0, *, broker_set: str = ""
     ) -> int:
-        """Those before this queue offset are gone, 0: all. How many there were. An offset needs a
-        broker set when several have some of the group.
+        """Deletes the dead letters before this queue offset, or all (0), and returns how many. An
+        offset needs a broker set when several have dead letters of the group.
         """
         return self._run(
             self._client.purge_dead_letters(group, before_offset, broker_set=broker_set)
         )
 
     def get_message(self, message_id: str) -> pb.StoredMessage:
-        """By the id that a send returned. MessageNotFound."""
+        """Returns the message with the id that a send returned. MessageNotFound."""
         return self._run(self._client.get_message(message_id))
 
     def query_messages(
         self, topic: str, key: str, begin_ms: int = 0, end_ms: int = 0
     ) -> Answers[pb.StoredMessage]:
-        """With this key, newest first, 64 at most; `end_ms` 0 is now."""
+        """Finds messages with this key, newest first, 64 at most; `end_ms` 0 is now."""
         return self._run(self._client.query_messages(topic, key, begin_ms, end_ms))
 
     @renamed(messages_max="max_messages")
@@ -222,8 +223,8 @@ class Admin(SyncClient[AsyncAdmin]):
         *,
         broker_set: str = "",
     ) -> pb.MessageList:
-        """From a queue offset on, without a group; go on at `next_offset` of the answer. The set
-        may be left out when only one has the topic.
+        """Reads a queue from an offset on, without a group; go on at `next_offset` of the answer.
+        `broker_set` may be left out when only one has the topic.
         """
         return self._run(
             self._client.browse_messages(
@@ -235,74 +236,77 @@ class Admin(SyncClient[AsyncAdmin]):
     def list_transactions(
         self, producer_group: str = "", max_transactions: int = 0
     ) -> pb.ListTransactionsResponse:
-        """Those that are open in all broker sets, of one producer group or of all, the oldest
-        first; `open` says how many there are.
+        """Lists the open transactions of all broker sets, of one producer group or of all, the
+        oldest first; `open` is their number.
         """
         return self._run(self._client.list_transactions(producer_group, max_transactions))
 
     def end_transaction(self, transaction_id: str, *, commit: bool) -> EndTransactionResponse:
-        """Commits it, or rolls it back. TransactionNotFound: it has ended otherwise."""
+        """Commits a transaction, or rolls it back. TransactionNotFound when it has ended."""
         return self._run(self._client.end_transaction(transaction_id, commit=commit))
 
     def check_transaction(self, transaction_id: str) -> str:
-        """Asks a living producer now; the id of that one. GroupNotFound: there is none."""
+        """Lets the broker ask a living producer now. Returns the id of that producer. GroupNotFound
+        when there is none.
+        """
         return self._run(self._client.check_transaction(transaction_id))
 
     def add_broker_set(self, address: str) -> RouteResponse:
-        """The set of the broker at `address` belongs to this cluster from now on: every set is told
-        of all others, and knows them again after everything has stopped. Returns when each shows
-        all of them. May be said again. IllegalRequest: it belongs to another cluster, has the name
-        of another set, or a topic of another type.
+        """Adds the set of the broker at `address` to this cluster: every set stores the names of
+        all others, so that it knows them after a restart. Returns when each shows all of them.
+        Idempotent. IllegalRequest when the set belongs to another cluster, has the name of another
+        set, or has a topic of another type.
         """
         return self._run(self._client.add_broker_set(address))
 
     def remove_broker_set(self, name: str, *, force: bool = False) -> None:
-        """Neither set knows the other from now on. IllegalRequest, with numbers, while it has
-        topics or messages that wait, and Unreachable when it cannot say; unless with `force`.
-        May be said again.
+        """Removes a set from the cluster: it forgets the others, and they forget it. Idempotent.
+        Unless `force`: IllegalRequest, with numbers, while the set has topics or waiting messages,
+        and Unreachable when it does not answer.
         """
         self._run(self._client.remove_broker_set(name, force=force))
 
     def broker_status(self, server: str | None = None) -> pb.BrokerStatusResponse:
-        """Of `server`; of any broker when that is None."""
+        """The status of `server`, or of any broker."""
         return self._run(self._client.broker_status(server))
 
     def get_config(self, server: str | None = None) -> list[pb.ConfigOption]:
+        """The options of `server`, or of any broker."""
         return self._run(self._client.get_config(server))
 
     def set_config(self, name: str, value: str, server: str | None = None) -> list[pb.ConfigOption]:
-        """On one broker, until it stops; only options that are dynamic."""
+        """Sets a dynamic option on one broker, until that stops. Returns all options."""
         return self._run(self._client.set_config(name, value, server))
 
     def route(self, topics: Sequence[str] = ()) -> RouteResponse:
-        """The brokers, who leads each set, and where these topics are; those that do not exist are
-        left out.
+        """The brokers, the leader of each set, and the parts of these topics; topics that do not
+        exist are left out.
         """
         return self._run(self._client.route(topics))
 
     def add_member(self, node_id: str, address: str, *, broker_set: str = "") -> pb.MemberList:
-        """A node that runs already, waiting for it (`raft.join`), at the address for other nodes.
+        """Adds a node that runs with `raft.join`, at its address for other nodes.
 
-        It is a member when it has copied the log. Until then the answer has it as `joining`, after
-        a second: call again, with the same, to see how far it is. IllegalMembership.
+        It becomes a member when it has copied the log. Until then the call returns after a second,
+        with the node as `joining`: the same call again shows its progress. IllegalMembership.
         """
         return self._run(self._client.add_member(node_id, address, broker_set=broker_set))
 
     def remove_member(self, node_id: str, *, broker_set: str = "") -> pb.MemberList:
-        """Not the one that leads. One that is being added is called off. IllegalMembership."""
+        """Removes a node other than the leader, or gives up adding it. IllegalMembership."""
         return self._run(self._client.remove_member(node_id, broker_set=broker_set))
 
     def transfer_leadership(
         self, node_id: str = "", *, broker_set: str = ""
     ) -> pb.TransferLeadershipResponse:
-        """To this node, or to the one that has most of the log. Returns when it leads.
-        IllegalMembership: it cannot, and the old one leads on.
+        """Makes this node the leader, or the one that has most of the log. Returns when it leads.
+        IllegalMembership when it cannot; the old leader stays.
         """
         return self._run(self._client.transfer_leadership(node_id, broker_set=broker_set))
 
     @renamed(bytes_max="max_bytes")
     def read_log(self, server: str, log_offset: int = 0, max_bytes: int = 0) -> pb.LogChunk:
-        """Of one broker: its log from there on, some bytes of it. See proto/mq/v1/admin.proto."""
+        """Reads bytes of the log of one broker from there on. See proto/mq/v1/admin.proto."""
         return self._run(self._client.read_log(server, log_offset, max_bytes))
 
     def close(self) -> None:

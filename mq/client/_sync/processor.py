@@ -94,8 +94,8 @@ class Processor(SyncClient[AsyncProcessor]):
         return self
 
     def close(self) -> None:
-        """Takes no more messages, and waits for the batches at work. Raises what ended the
-        processor, if nobody was told.
+        """Takes no more messages, and waits for the batches at work. Raises the error that ended
+        the processor, if no call has raised it yet.
         """
         self._end(self._client.close())
 

@@ -44,14 +44,14 @@ class Requester(SyncClient[AsyncRequester]):
         )
 
     def start(self) -> None:
-        """Returns when replies are heard. Raises why not: Unreachable, IllegalTopic..."""
+        """Returns when replies can be received. Raises Unreachable, IllegalTopic..."""
         self._run(self._client.start())
 
     def request(
         self, topic: str, message: Message | bytes | str, timeout_s: float | None = None
     ) -> ReceivedMessage:
-        """The reply. RequestTimeout: none came in time; RequestFailed: the work failed, and why;
-        or why the request could not be sent.
+        """Returns the reply. RequestTimeout when none came in time; RequestFailed, with the reason,
+        when the handler failed; or the error by which the request could not be sent.
         """
         return self._run(self._client.request(topic, message, timeout_s))
 

@@ -1,8 +1,8 @@
-"""What an administrator asks of all broker sets at once, and of one of them.
+"""Calls of an administrator to all broker sets at once, and to one of them.
 
-A read answers with what there is: sets that did not answer are named beside it. A write looks first
-whether all that it needs are there, and changes nothing otherwise; one that fails between two sets
-says where it is done. Nothing is kept but the connection.
+A read returns what the reachable sets have, and names the others. A write first makes sure that all
+sets that it needs answer, and changes nothing otherwise; one that fails between two sets tells
+where it was carried out. The only state is the connection.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mq.errors import IllegalRequest, MqError
 from mq.wire.v1 import admin_pb2 as pb
 from mq.wire.v1.cluster_pb2 import RouteResponse
 
-# For a set that nobody expects to have something of what is asked for, or that was silent lately.
+# For a set that is not expected to have what is asked for, or that did not answer lately.
 SHORT_S = 1.0
 _SILENT_S = 10.0
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Answers(list[T]):
-    """What all broker sets have, but for those in `missing_sets`, which did not answer."""
+    """The answers of all broker sets except `missing_sets`, which did not answer."""
 
     missing_sets: tuple[str, ...]
 
@@ -37,8 +37,8 @@ class Answers(list[T]):
 
 
 class Replies(NamedTuple):
-    """By the name of the set, in this order: answers; refusals because it has no such thing; and
-    why there is no answer.
+    """By the name of the set: answers; errors of sets that have no such topic, group or message;
+    and errors of sets that did not answer.
     """
 
     found: dict[str, Any]
@@ -46,15 +46,15 @@ class Replies(NamedTuple):
     missing: dict[str, MqError]
 
     def some(self) -> dict[str, Any]:
-        """For reads: the answers, at least one. Raises what kept them all from answering."""
+        """For reads: the answers, at least one. Raises an error of a set when there is none."""
         if self.found:
             return self.found
-        # Somebody who does not answer may have it: that nobody does is not known then.
+        # A set that does not answer may have it, so "not found" would claim too much.
         return self._fail(self.missing or self.absent)
 
     def all(self) -> dict[str, Any]:
-        """For writes: the answers of all that have it, at least one. Raises when one is missing,
-        and nothing is to be changed then.
+        """For writes: the answers of all sets that have it, at least one. Raises when a set did not
+        answer; nothing may be changed then.
         """
         if not self.missing:
             return self.some()
@@ -63,7 +63,7 @@ class Replies(NamedTuple):
     def _fail(self, errors: Mapping[str, MqError], addition: str = "") -> NoReturn:
         name, error = next(iter(errors.items()))
         if self.missing and (len(self.found) + len(self.absent) + len(self.missing) > 1):
-            raise said(error, f"broker set {name}: {error}{addition}")
+            raise reworded(error, f"broker set {name}: {error}{addition}")
         raise error
 
 
@@ -79,12 +79,12 @@ class AdminCalls:
         """`timeout_s`: how long a call may take, with all its attempts to find a broker."""
         self._connection = Connection(servers)
         self._timeout_s = timeout_s
-        # Sets that did not answer, and until when another question does not wait for long.
+        # Sets that did not answer, and until when another call gives them little time.
         self._silent_until_s: dict[str, float] = {}
 
     async def _directory(self, topics: Sequence[str] = ()) -> RouteResponse:
-        """Asked anew each time: sets come and go. Of the brokers that the user named, if one of
-        them answers: a set that was removed, or is yet to be added, tells of itself alone.
+        """The brokers and routes, asked for anew each time: sets come and go. The brokers that the
+        user named come first: a set that was removed, or is yet to be added, knows only itself.
         """
         seeds = self._connection.seeds
         ranking = self._connection.servers.ranking(now_s())
@@ -112,7 +112,7 @@ class AdminCalls:
         service: str = "AdminService",
         timeout_s: float | None = None,
     ) -> Any:
-        """Of whoever leads the set."""
+        """The answer of the leader of the set."""
         return await self._connection.of(broker_set).call(
             service, method, request, self._timeout_s if timeout_s is None else timeout_s
         )
@@ -125,8 +125,8 @@ class AdminCalls:
         absent: type[MqError] | tuple[type[MqError], ...] = (),
         unexpected: Iterable[str] = (),
     ) -> Replies:
-        """Of all sets at once, or of those for which there is a request. `absent` are refusals by
-        one that has no such thing. Who is `unexpected` to have something is not waited for long.
+        """The answers of all sets at once, or of those for which there is a request. `absent`: the
+        errors by which a set says that it has no such thing. Sets in `unexpected` get little time.
         """
         if not isinstance(requests, Mapping):
             requests = dict.fromkeys(await self._set_names(), requests)
@@ -168,9 +168,9 @@ class AdminCalls:
         *,
         absent: type[MqError] | tuple[type[MqError], ...] = (),
     ) -> dict[str, Any]:
-        """One set after the other. `done` says what is so where it was carried out, for the error
-        when the next one fails. Who has no such thing any more is passed over: it had when it was
-        looked for, so it is gone by somebody else, or by an attempt whose answer was lost.
+        """Changes one set after the other. `done` tells what was carried out, for the error when
+        the next set fails. A set that raises `absent` is skipped: it had the thing a moment ago, so
+        another client has deleted it, or an attempt of this one whose answer was lost.
         """
         answers: dict[str, Any] = {}
         for name, request in requests.items():
@@ -179,18 +179,18 @@ class AdminCalls:
             except absent:
                 continue
             except MqError as error:
-                raise (halfway(error, name, done, answers) if answers else error) from None
+                raise (partly_done(error, name, done, answers) if answers else error) from None
         return answers
 
 
-def said(error: MqError, text: str) -> MqError:
-    """The same error, in other words."""
+def reworded(error: MqError, text: str) -> MqError:
+    """The same error with another text."""
     error.args = (text,)
     return error
 
 
-def halfway(error: MqError, broker_set: str, done: str, done_in: Iterable[str]) -> MqError:
-    return said(
+def partly_done(error: MqError, broker_set: str, done: str, done_in: Iterable[str]) -> MqError:
+    return reworded(
         error,
         f"broker set {broker_set}: {error}; {done} in {', '.join(done_in)} by now, "
         "and the same call again completes it",
@@ -198,13 +198,13 @@ def halfway(error: MqError, broker_set: str, done: str, done_in: Iterable[str]) 
 
 
 def check_count(name: str, number: int) -> None:
-    # Protobuf would refuse it too, in words that do not say what it was.
+    # Protobuf would refuse it too, with a text that does not name the parameter.
     if number < 0:
         raise IllegalRequest(f"{name} is {number}: it must not be negative")
 
 
 def merged_info(parts: Sequence[pb.TopicInfo]) -> pb.TopicInfo:
-    """Of all sets together."""
+    """The parts of all sets as one topic."""
     if len(parts) == 1:
         return parts[0]
     return pb.TopicInfo(

@@ -23,7 +23,7 @@ _LETTERS = 32
 
 class GroupAdmin(AdminCalls):
     async def list_groups(self) -> Answers[pb.GroupSummary]:
-        """Of all broker sets; a member of several is one."""
+        """Lists the groups of all broker sets; a member of several sets counts once."""
         replies = await self._ask_all("ListGroups", pb.ListGroupsRequest())
         found: dict[str, list[pb.GroupSummary]] = {}
         for answer in replies.some().values():
@@ -33,7 +33,7 @@ class GroupAdmin(AdminCalls):
         return Answers(merged, replies.missing)
 
     async def describe_group(self, group: str) -> pb.DescribeGroupResponse:
-        """With the queues of all broker sets. GroupNotFound."""
+        """Describes a group with its queues in all broker sets. GroupNotFound."""
         request = pb.DescribeGroupRequest(group=group)
         replies = await self._ask_all("DescribeGroup", request, absent=GroupNotFound)
         found = list(replies.some().values())
@@ -58,10 +58,10 @@ class GroupAdmin(AdminCalls):
         dry_run: bool = False,
         broker_set: str = "",
     ) -> pb.ResetOffsetsResponse:
-        """To the earliest message, behind the latest, or to the first one stored at a time in ms or
-        later; in one broker set, or in all that have the topic. Single queues need a set when
-        several have the topic. The answer has the offsets before and after; with `dry_run` nothing
-        else happens. GroupNotFound: no set knows it.
+        """Moves a group to the earliest message, behind the latest, or to the first one stored at a
+        time in ms or later; in one broker set, or in all that have the topic. Single queues need a
+        set when several have the topic. The answer has the offsets before and after; with `dry_run`
+        nothing is changed. GroupNotFound when no set knows the group.
         """
         request = pb.ResetOffsetsRequest(
             group=group, topic=topic, queue_ids=queue_ids, is_dry_run=True
@@ -77,7 +77,7 @@ class GroupAdmin(AdminCalls):
             sets = await self._sets_to_reset(topic, request.queue_ids)
             described = pb.DescribeGroupRequest(group=group)
             replies = await self._ask_all("DescribeGroup", described, absent=GroupNotFound)
-            # One that knows it is enough: the others know it from then on.
+            # If one set knows the group, the others may create it.
             request.may_be_new = bool(replies.some())
         replies = await self._ask_all(
             "ResetOffsets", dict.fromkeys(sets, request), absent=TopicNotFound
@@ -94,7 +94,7 @@ class GroupAdmin(AdminCalls):
         )
 
     async def _sets_to_reset(self, topic: str, queue_ids: Sequence[int]) -> list[str]:
-        """All; with single queues the one that has the topic. IllegalRequest."""
+        """All sets; with single queues the one that has the topic. IllegalRequest."""
         directory = await self._directory([topic] if queue_ids else [])
         having = [one.broker_set for one in directory.topics]
         if queue_ids and len(having) > 1:
@@ -105,11 +105,11 @@ class GroupAdmin(AdminCalls):
         return having or [one.name for one in directory.broker_sets]
 
     async def delete_group(self, group: str) -> None:
-        """In all broker sets. GroupNotEmpty while it has members in one."""
+        """Deletes a group in all broker sets. GroupNotEmpty while it has members in one."""
         request = pb.DescribeGroupRequest(group=group)
         replies = await self._ask_all("DescribeGroup", request, absent=GroupNotFound)
         found = replies.all()
-        # Who has members refuses: then nothing was changed.
+        # Sets with members come first: they refuse, and nothing was changed then.
         sets = sorted(found, key=lambda name: -len(found[name].members))
         await self._change_each(
             "DeleteGroup",
@@ -119,8 +119,8 @@ class GroupAdmin(AdminCalls):
         )
 
     async def alter_group(self, group: str, *, retries_max: int | None = None) -> pb.GroupSettings:
-        """How often the group retries a message before it is a dead letter, in all broker sets.
-        What is None stays as it is; the answer has what is so now.
+        """Sets how often the group retries a message before it is a dead letter, in all broker
+        sets. None leaves it as it is. Returns the settings that hold now.
         """
         check_count("retries_max", retries_max or 0)
         replies = await self._ask_all("AlterGroup", pb.AlterGroupRequest(group=group))
@@ -131,7 +131,7 @@ class GroupAdmin(AdminCalls):
             found = await self._change_each(
                 "AlterGroup", dict.fromkeys(replies.all(), request), f"group {group} is changed"
             )
-        # A set that came later does not know what was set before.
+        # A set that was added later has the default.
         settings: pb.GroupSettings = min(found.values(), key=lambda one: one.is_default)
         settings.missing_sets[:] = replies.missing
         return settings
@@ -139,7 +139,7 @@ class GroupAdmin(AdminCalls):
     # Dead letters
 
     async def count_dead_letters(self) -> Answers[pb.DeadLetterCount]:
-        """Of every group that has some, in all broker sets."""
+        """Counts the dead letters of every group that has some, in all broker sets."""
         replies = await self._ask_all("ListDeadLetters", pb.ListDeadLettersRequest())
         found: dict[str, pb.DeadLetterCount] = {}
         for answer in replies.some().values():
@@ -159,9 +159,9 @@ class GroupAdmin(AdminCalls):
         *,
         broker_set: str = "",
     ) -> pb.ListDeadLettersResponse:
-        """Of all broker sets, the oldest first, or of one. Each set counts its own: go on at
-        `next_offsets` of the answer; with one set `next_offset` is enough. TopicNotFound: the group
-        never had one.
+        """Lists dead letters of all broker sets, the oldest first, or of one. Each set counts its
+        own: go on at `next_offsets` of the answer; with one set `next_offset` is enough.
+        TopicNotFound when the group never had one.
         """
         if not group:
             raise IllegalRequest("whose dead letters? name a group")
@@ -182,9 +182,9 @@ class GroupAdmin(AdminCalls):
     async def resend_dead_letters(
         self, group: str, queue_offsets: Iterable[int] = (), *, broker_set: str = ""
     ) -> int:
-        """Back to the group, counted from 0: these, which stay, or all, which are dead letters no
-        more. How many there were. Single ones need a broker set when several have some of the
-        group. MessageNotFound.
+        """Sends dead letters to the group again, with their attempts counted from 0, and returns
+        how many: single ones, which stay in the list, or all, which leave it. Single ones need a
+        broker set when several have dead letters of the group. MessageNotFound.
         """
         request = pb.ResendDeadLettersRequest(group=group, queue_offsets=queue_offsets)
         sets = await self._sets_with_letters(
@@ -198,8 +198,8 @@ class GroupAdmin(AdminCalls):
     async def purge_dead_letters(
         self, group: str, before_offset: int = 0, *, broker_set: str = ""
     ) -> int:
-        """Those before this queue offset are gone, 0: all. How many there were. An offset needs a
-        broker set when several have some of the group.
+        """Deletes the dead letters before this queue offset, or all (0), and returns how many. An
+        offset needs a broker set when several have dead letters of the group.
         """
         check_count("before_offset", before_offset)
         request = pb.PurgeDeadLettersRequest(group=group, before_offset=before_offset)
@@ -212,7 +212,7 @@ class GroupAdmin(AdminCalls):
     async def _sets_with_letters(
         self, group: str, broker_set: str, *, is_single: bool
     ) -> list[str]:
-        """IllegalRequest: a single one, and several sets count theirs. TopicNotFound."""
+        """IllegalRequest for a single dead letter when several sets have some. TopicNotFound."""
         if broker_set:
             return [await self._known_set(broker_set)]
         if not group:
@@ -226,7 +226,7 @@ class GroupAdmin(AdminCalls):
 
 
 def _places(queue_offset: int | Mapping[str, int], sets: Sequence[str]) -> dict[str, int]:
-    """Where to begin in each set. IllegalRequest."""
+    """The offset to begin at in each set. IllegalRequest."""
     if isinstance(queue_offset, int):
         check_count("queue_offset", queue_offset)
         return dict.fromkeys(sets, queue_offset)
@@ -236,7 +236,7 @@ def _places(queue_offset: int | Mapping[str, int], sets: Sequence[str]) -> dict[
 
 
 def _check_one(group: str, sets: Iterable[str]) -> None:
-    """A queue offset says where in one set."""
+    """IllegalRequest: a queue offset is one of a single set."""
     names = list(sets)
     if len(names) > 1:
         raise IllegalRequest(
@@ -251,7 +251,7 @@ def _merged_letters(
     max_messages: int,
     missing: Iterable[str],
 ) -> pb.ListDeadLettersResponse:
-    """The oldest of all; what is too much is not passed over."""
+    """The oldest of all sets; `next_offsets` points at the first ones that are left out."""
     if len(found) == 1:
         (only,) = found.values()
         answer = pb.ListDeadLettersResponse()
@@ -265,7 +265,7 @@ def _merged_letters(
             key=lambda one: one[:2],
         )
         answer = pb.ListDeadLettersResponse(
-            # A page that is cut at its end was not looked through behind it.
+            # Below, a page that is cut short goes on at its first message that is left out.
             next_offsets={
                 name: places[name] if each.messages else each.next_offset
                 for name, each in found.items()
@@ -284,7 +284,7 @@ def _merged_summary(parts: Sequence[pb.GroupSummary]) -> pb.GroupSummary:
     if len(parts) == 1:
         return parts[0]
     member_ids = sorted({member_id for one in parts for member_id in one.member_ids})
-    # Without members a set knows no mode.
+    # A set without members of the group does not know its mode.
     mode = max(parts, key=lambda one: bool(one.members)).mode
     return pb.GroupSummary(
         group=parts[0].group,
@@ -298,7 +298,7 @@ def _merged_summary(parts: Sequence[pb.GroupSummary]) -> pb.GroupSummary:
 
 
 def _merged_members(members: Iterable[pb.MemberInfo]) -> list[pb.MemberInfo]:
-    """A member of several sets is one."""
+    """Members by id: one that is in several sets is one row."""
     found: dict[tuple[str, bool], pb.MemberInfo] = {}
     for one in members:
         key = one.member_id, one.is_receiving

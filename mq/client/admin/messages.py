@@ -1,5 +1,5 @@
-"""Administration of single messages and of open transactions: by the broker set in their id, or of
-all sets.
+"""Administration of single messages and open transactions: in the broker set that their id names,
+or in all sets.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from mq.wire.v1.transaction_pb2 import (
     EndTransactionResponse,
 )
 
-# As much as one broker finds.
+# The number that one broker finds at most.
 _FOUND_MAX = 64
 _TRANSACTIONS = 100
 
 
 class MessageAdmin(AdminCalls):
     async def get_message(self, message_id: str) -> pb.StoredMessage:
-        """By the id that a send returned. MessageNotFound."""
+        """Returns the message with the id that a send returned. MessageNotFound."""
         request = pb.GetMessageRequest(message_id=message_id)
         answer: pb.StoredMessage = await self._ask_owner(
             message_id, "GetMessage", request, MessageNotFound
@@ -39,7 +39,7 @@ class MessageAdmin(AdminCalls):
     async def query_messages(
         self, topic: str, key: str, begin_ms: int = 0, end_ms: int = 0
     ) -> Answers[pb.StoredMessage]:
-        """With this key, newest first, 64 at most; `end_ms` 0 is now."""
+        """Finds messages with this key, newest first, 64 at most; `end_ms` 0 is now."""
         request = pb.QueryMessagesRequest(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms)
         replies = await self._ask_all("QueryMessages", request, absent=TopicNotFound)
         found = heapq.merge(
@@ -59,8 +59,8 @@ class MessageAdmin(AdminCalls):
         *,
         broker_set: str = "",
     ) -> pb.MessageList:
-        """From a queue offset on, without a group; go on at `next_offset` of the answer. The set
-        may be left out when only one has the topic.
+        """Reads a queue from an offset on, without a group; go on at `next_offset` of the answer.
+        `broker_set` may be left out when only one has the topic.
         """
         for name, number in (("queue_id", queue_id), ("queue_offset", queue_offset)):
             check_count(name, number)
@@ -97,8 +97,8 @@ class MessageAdmin(AdminCalls):
     async def list_transactions(
         self, producer_group: str = "", max_transactions: int = 0
     ) -> pb.ListTransactionsResponse:
-        """Those that are open in all broker sets, of one producer group or of all, the oldest
-        first; `open` says how many there are.
+        """Lists the open transactions of all broker sets, of one producer group or of all, the
+        oldest first; `open` is their number.
         """
         check_count("max_transactions", max_transactions)
         request = pb.ListTransactionsRequest(
@@ -116,7 +116,7 @@ class MessageAdmin(AdminCalls):
         )
 
     async def end_transaction(self, transaction_id: str, *, commit: bool) -> EndTransactionResponse:
-        """Commits it, or rolls it back. TransactionNotFound: it has ended otherwise."""
+        """Commits a transaction, or rolls it back. TransactionNotFound when it has ended."""
         resolution = RESOLUTION_COMMIT if commit else RESOLUTION_ROLLBACK
         request = EndTransactionRequest(transaction_id=transaction_id, resolution=resolution)
         answer: EndTransactionResponse = await self._ask_owner(
@@ -129,7 +129,9 @@ class MessageAdmin(AdminCalls):
         return answer
 
     async def check_transaction(self, transaction_id: str) -> str:
-        """Asks a living producer now; the id of that one. GroupNotFound: there is none."""
+        """Lets the broker ask a living producer now. Returns the id of that producer. GroupNotFound
+        when there is none.
+        """
         request = pb.CheckTransactionNowRequest(transaction_id=transaction_id)
         answer: pb.CheckTransactionNowResponse = await self._ask_owner(
             transaction_id, "CheckTransactionNow", request, TransactionNotFound
@@ -145,7 +147,7 @@ class MessageAdmin(AdminCalls):
         *,
         service: str = "AdminService",
     ) -> Any:
-        """Of the set that the id names."""
+        """The answer of the set that the id names."""
         broker_set, _ = names.parse_message_id(message_id)
         known = await self._set_names()
         if broker_set not in known:

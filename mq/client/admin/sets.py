@@ -1,7 +1,7 @@
 """Administration of the cluster itself: its broker sets, their members and leaders, single brokers.
 
-Brokers tell each other of their sets, but only what is in the log of a set is known to it after
-everything has stopped: adding and removing a set writes it into the log of each.
+Brokers tell each other of their sets, but after a restart of the whole cluster a set knows only the
+sets in its own log: adding and removing a set writes it into the log of each.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from google.protobuf.message import Message as WireMessage
 
-from mq.client.admin.calls import AdminCalls, check_count, said
+from mq.client.admin.calls import AdminCalls, check_count, reworded
 from mq.client.cluster.retry import now_s
 from mq.client.deprecated import renamed
 from mq.errors import IllegalRequest, MqError, Unreachable
@@ -35,10 +35,10 @@ _HEARD_S = 10.0
 
 class SetAdmin(AdminCalls):
     async def add_broker_set(self, address: str) -> RouteResponse:
-        """The set of the broker at `address` belongs to this cluster from now on: every set is told
-        of all others, and knows them again after everything has stopped. Returns when each shows
-        all of them. May be said again. IllegalRequest: it belongs to another cluster, has the name
-        of another set, or a topic of another type.
+        """Adds the set of the broker at `address` to this cluster: every set stores the names of
+        all others, so that it knows them after a restart. Returns when each shows all of them.
+        Idempotent. IllegalRequest when the set belongs to another cluster, has the name of another
+        set, or has a topic of another type.
         """
         ours = await self._directory()
         theirs: RouteResponse = await self._connection.call(
@@ -53,12 +53,12 @@ class SetAdmin(AdminCalls):
         known = [one.name for one in ours.broker_sets]
         if known == [new.name]:
             raise IllegalRequest(
-                f"{address} is of broker set {new.name}, and so is who was asked to add it: ask a "
-                "broker of another set of the cluster"
+                f"{address} is of broker set {new.name}, and so is the broker that was asked to "
+                "add it: ask a broker of another set of the cluster"
             )
         if new.name in known:
             await self._check_same(ours.cluster, new.name, address)
-        # Nobody is to ask it for the rest of the cluster as long as it does not belong to it.
+        # It is not asked for the rest of the cluster as long as it does not belong to it.
         self._connection.of(new.name).learn(new)
         sets = sorted({*known, new.name})
         await self._check_topics(new.name, sets)
@@ -71,16 +71,16 @@ class SetAdmin(AdminCalls):
         return await self._until_known(sets, lambda shown: shown.issuperset(sets))
 
     async def remove_broker_set(self, name: str, *, force: bool = False) -> None:
-        """Neither set knows the other from now on. IllegalRequest, with numbers, while it has
-        topics or messages that wait, and Unreachable when it cannot say; unless with `force`.
-        May be said again.
+        """Removes a set from the cluster: it forgets the others, and they forget it. Idempotent.
+        Unless `force`: IllegalRequest, with numbers, while the set has topics or waiting messages,
+        and Unreachable when it does not answer.
         """
         sets = await self._all_heard_of()
         others = [one for one in sets if one != name]
         await self._known_set(name, sets)
         if not others:
             raise IllegalRequest(f"{name} is the only broker set of the cluster")
-        # Before anything is changed: all are there.
+        # All others must answer before anything is changed.
         (await self._ask_all("BrokerStatus", dict.fromkeys(others, pb.BrokerStatusRequest()))).all()
         is_there = True
         try:
@@ -89,7 +89,7 @@ class SetAdmin(AdminCalls):
             if not error.retryable:
                 raise
             if not force:
-                raise said(
+                raise reworded(
                     error,
                     f"broker set {name} does not say what it has ({error}): if it is gone for "
                     "good, remove it by force (--force)",
@@ -99,23 +99,23 @@ class SetAdmin(AdminCalls):
             raise IllegalRequest(
                 f"broker set {name} has {', '.join(reasons)}: move them away first (`mq topic "
                 "extend`, `drain`, `delete --set`), or remove it by force (--force): nothing is "
-                "deleted then, but clients of the others do not find them any more"
+                "deleted then, but clients of the others no longer find them"
             )
-        # It first: as long as one of the others knows it, the same call can complete this.
+        # The removed set first: as long as another one knows it, the same call completes this.
         if is_there:
             for other in others:
                 await self._tell(name, "RemoveBrokerSet", pb.RemoveBrokerSetRequest(name=other))
         for other in others:
             await self._tell(other, "RemoveBrokerSet", pb.RemoveBrokerSetRequest(name=name))
         left = await self._until_known(others, lambda shown: name not in shown)
-        # Its brokers would tell of themselves alone.
+        # Its brokers know only themselves now.
         nodes = [node for one in left.broker_sets for node in one.nodes]
         self._connection.servers.keep_only(node.address for node in nodes if node.address)
 
     # Brokers
 
     async def broker_status(self, server: str | None = None) -> pb.BrokerStatusResponse:
-        """Of `server`; of any broker when that is None."""
+        """The status of `server`, or of any broker."""
         answer: pb.BrokerStatusResponse = await self._connection.call(
             "AdminService",
             "BrokerStatus",
@@ -126,6 +126,7 @@ class SetAdmin(AdminCalls):
         return answer
 
     async def get_config(self, server: str | None = None) -> list[pb.ConfigOption]:
+        """The options of `server`, or of any broker."""
         answer: pb.ConfigList = await self._connection.call(
             "AdminService", "GetConfig", pb.GetConfigRequest(), self._timeout_s, server=server or ""
         )
@@ -134,7 +135,7 @@ class SetAdmin(AdminCalls):
     async def set_config(
         self, name: str, value: str, server: str | None = None
     ) -> list[pb.ConfigOption]:
-        """On one broker, until it stops; only options that are dynamic."""
+        """Sets a dynamic option on one broker, until that stops. Returns all options."""
         request = pb.SetConfigRequest(name=name, value=value)
         answer: pb.ConfigList = await self._connection.call(
             "AdminService", "SetConfig", request, self._timeout_s, server=server or ""
@@ -142,8 +143,8 @@ class SetAdmin(AdminCalls):
         return list(answer.options)
 
     async def route(self, topics: Sequence[str] = ()) -> RouteResponse:
-        """The brokers, who leads each set, and where these topics are; those that do not exist are
-        left out.
+        """The brokers, the leader of each set, and the parts of these topics; topics that do not
+        exist are left out.
         """
         return await self._directory(topics)
 
@@ -152,10 +153,10 @@ class SetAdmin(AdminCalls):
     async def add_member(
         self, node_id: str, address: str, *, broker_set: str = ""
     ) -> pb.MemberList:
-        """A node that runs already, waiting for it (`raft.join`), at the address for other nodes.
+        """Adds a node that runs with `raft.join`, at its address for other nodes.
 
-        It is a member when it has copied the log. Until then the answer has it as `joining`, after
-        a second: call again, with the same, to see how far it is. IllegalMembership.
+        It becomes a member when it has copied the log. Until then the call returns after a second,
+        with the node as `joining`: the same call again shows its progress. IllegalMembership.
         """
         request = pb.AddMemberRequest(node_id=node_id, address=address)
         answer: pb.MemberList = await self._ask(
@@ -164,7 +165,7 @@ class SetAdmin(AdminCalls):
         return answer
 
     async def remove_member(self, node_id: str, *, broker_set: str = "") -> pb.MemberList:
-        """Not the one that leads. One that is being added is called off. IllegalMembership."""
+        """Removes a node other than the leader, or gives up adding it. IllegalMembership."""
         request = pb.RemoveMemberRequest(node_id=node_id)
         answer: pb.MemberList = await self._ask(
             await self._one_set(broker_set), "RemoveMember", request
@@ -174,8 +175,8 @@ class SetAdmin(AdminCalls):
     async def transfer_leadership(
         self, node_id: str = "", *, broker_set: str = ""
     ) -> pb.TransferLeadershipResponse:
-        """To this node, or to the one that has most of the log. Returns when it leads.
-        IllegalMembership: it cannot, and the old one leads on.
+        """Makes this node the leader, or the one that has most of the log. Returns when it leads.
+        IllegalMembership when it cannot; the old leader stays.
         """
         request = pb.TransferLeadershipRequest(node_id=node_id)
         name, timeout_s = await self._one_set(broker_set), max(self._timeout_s, _TRANSFER_S)
@@ -186,7 +187,7 @@ class SetAdmin(AdminCalls):
 
     @renamed(bytes_max="max_bytes")
     async def read_log(self, server: str, log_offset: int = 0, max_bytes: int = 0) -> pb.LogChunk:
-        """Of one broker: its log from there on, some bytes of it. See proto/mq/v1/admin.proto."""
+        """Reads bytes of the log of one broker from there on. See proto/mq/v1/admin.proto."""
         check_count("log_offset", log_offset)
         check_count("max_bytes", max_bytes)
         request = pb.ReadLogRequest(log_offset=log_offset, bytes_max=max_bytes)
@@ -206,7 +207,7 @@ class SetAdmin(AdminCalls):
     # Steps
 
     async def _check_same(self, cluster: str, name: str, address: str) -> None:
-        """The cluster has a set of this name: it must be that of the broker at `address`."""
+        """IllegalRequest unless the known set of this name is that of the broker at `address`."""
         theirs: GreetResponse = await self._connection.call(
             "ClusterService", "Greet", _greeting(cluster, name), self._timeout_s, server=address
         )
@@ -224,7 +225,7 @@ class SetAdmin(AdminCalls):
             )
 
     async def _peers(self, cluster: str, sets: Sequence[str]) -> dict[str, PeerSet]:
-        """Where brokers find each set, which clients may know by other addresses."""
+        """The addresses of each set for other brokers; clients may use others."""
         peers: dict[str, PeerSet] = {}
         for name in sets:
             answer: GreetResponse = await self._ask(
@@ -235,7 +236,9 @@ class SetAdmin(AdminCalls):
         return peers
 
     async def _check_topics(self, new: str, sets: Sequence[str]) -> None:
-        """What both have becomes one topic: it must be of one kind. Also: all sets answer."""
+        """IllegalRequest if a topic of both is of two kinds: it becomes one topic. Also raises when
+        a set does not answer.
+        """
         answers = await self._ask_all("ListTopics", dict.fromkeys(sets, pb.ListTopicsRequest()))
         listed = {
             name: {one.info.topic: one.info for one in answer.topics}
@@ -251,7 +254,7 @@ class SetAdmin(AdminCalls):
                     )
 
     async def _left_in(self, name: str) -> list[str]:
-        """What clients would not find any more, in words."""
+        """The topics and messages that clients would no longer find, as text."""
         listed = await self._ask(name, "ListTopics", pb.ListTopicsRequest())
         topics = [one.info.topic for one in listed.topics]
         status = await self._ask(name, "BrokerStatus", pb.BrokerStatusRequest())
@@ -267,7 +270,7 @@ class SetAdmin(AdminCalls):
         return reasons + [f"{count:,} {what}" for count, what in counts if count]
 
     async def _all_heard_of(self) -> list[str]:
-        """By any set: one that is being removed is not known to all any more."""
+        """The sets that any set knows: one that is being removed is no longer known to all."""
         found = set(await self._set_names())
         for name in sorted(found):
             response = await self._connection.of(name).brokers(self._timeout_s)
@@ -278,14 +281,14 @@ class SetAdmin(AdminCalls):
         try:
             await self._ask(name, method, request)
         except MqError as error:
-            raise said(
+            raise reworded(
                 error, f"broker set {name}: {error}; the same call again completes it"
             ) from None
 
     async def _until_known(
         self, sets: Sequence[str], is_done: Callable[[set[str]], bool]
     ) -> RouteResponse:
-        """A broker of each set shows it to clients. Unreachable: not in time."""
+        """Returns when the leader of each set shows it to clients. Unreachable: not in time."""
         deadline_s = now_s() + max(self._timeout_s, _HEARD_S)
         shown: Mapping[str, set[str]] = {}
         while True:
@@ -317,7 +320,7 @@ class SetAdmin(AdminCalls):
 
 
 def _own(answer: RouteResponse, address: str) -> BrokerSet:
-    """The set that a broker belongs to: the one that it has not heard of from others."""
+    """The set of the broker itself: the one that it has not heard of from others."""
     for one in answer.broker_sets:
         if one.age_ms == 0:
             return one
@@ -325,7 +328,7 @@ def _own(answer: RouteResponse, address: str) -> BrokerSet:
 
 
 def _greeting(cluster: str, name: str) -> GreetRequest:
-    """To a set, as if it asked itself: it learns nothing by it."""
+    """A greeting in the name of the set that is asked: it learns nothing from it."""
     return GreetRequest(cluster=cluster, sender=PeerSet(name=name))
 
 

@@ -1,9 +1,9 @@
-"""Administration of topics over all broker sets: each set has its own part of a topic, with queues
-that it counts from 0.
+"""Administration of topics over all broker sets: each set has its own part of a topic, whose queues
+it counts from 0.
 
-Which set has what is asked of those who lead them; the directory, which may be a second old, only
-says whose silence matters. A topic is spread when it is created; later a part is added, drained and
-removed by hand.
+The leaders of the sets are asked which parts there are. The directory may be a second old: it only
+tells which sets must answer. A topic is spread over the sets when it is created; later an operator
+adds, drains and removes parts.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from mq.client.admin.calls import (
     Answers,
     Replies,
     check_count,
-    halfway,
     merged_info,
-    said,
+    partly_done,
+    reworded,
 )
 from mq.client.cluster.retry import now_s
 from mq.errors import (
@@ -69,12 +69,12 @@ class TopicAdmin(AdminCalls):
         priorities: int = 0,
         sets: Sequence[str] | None = None,
     ) -> pb.TopicInfo:
-        """Its queues are spread evenly over all broker sets, or over these. 0 queues: 8 in all, or
-        the default of the broker where there is one set. `priorities`: 2 to 10, and 0 for none;
+        """Spreads the queues evenly over all broker sets, or over `sets`. 0 queues: 8 in all, or
+        the default of the broker in a cluster of one set. `priorities`: 2 to 10, or 0 for none;
         each set has queues of all of them.
 
-        TopicExists when a set has it. What failed when some sets had it and others did not is
-        completed by the same call. Returns when brokers show all of it to clients.
+        Returns when brokers show the whole topic to clients. TopicExists when a set has it. A call
+        that failed after some sets had created their part is completed by the same call again.
         """
         if type not in _TYPES:
             raise IllegalRequest(f"type {type!r} of topic {topic}: use one of {', '.join(_TYPES)}")
@@ -89,8 +89,8 @@ class TopicAdmin(AdminCalls):
         if len(known) == 1:
             answer: pb.TopicInfo = await self._ask(known[0], "CreateTopic", wanted)
             return answer
-        looked = await self._look(topic, needed=chosen)
-        there = {name: one.info for name, one in looked.checked().items()}
+        found_parts = await self._parts_of(topic, needed=chosen)
+        there = {name: one.info for name, one in found_parts.checked().items()}
         wanted.queues = queues or max(_DEFAULT_QUEUES, priorities)
         plan = await self._plan(wanted, chosen, there)
         for name, count in plan.items():
@@ -98,22 +98,22 @@ class TopicAdmin(AdminCalls):
                 there[name] = await self._create_part(name, wanted, count)
             except MqError as error:
                 if there:
-                    raise halfway(error, name, f"topic {topic} is", there) from None
+                    raise partly_done(error, name, f"topic {topic} is", there) from None
                 raise
         await self._until_shown(topic, there)
         return merged_info([there[name] for name in sorted(there)])
 
     async def extend_topic(self, topic: str, broker_set: str, queues: int) -> pb.TopicInfo:
-        """The topic has so many queues in this set from now on, of the type that it has elsewhere:
-        a first part there, or more queues than before. Answers as it is in this set. Returns when
-        brokers show it to clients.
+        """Gives the topic so many queues in this set, of the type that it has elsewhere: a first
+        part there, or more queues than before. Returns the part in this set when brokers show it to
+        clients.
         """
         check_count("queues", queues)
-        looked = await self._look(topic, needed=[broker_set])
-        await self._known_set(broker_set, looked.names)
-        parts = {name: one.info for name, one in looked.found.items()}
-        if broker_set in looked.replies.missing or not parts:
-            looked.checked_some()
+        found_parts = await self._parts_of(topic, needed=[broker_set])
+        await self._known_set(broker_set, found_parts.names)
+        parts = {name: one.info for name, one in found_parts.found.items()}
+        if broker_set in found_parts.replies.missing or not parts:
+            found_parts.checked_some()
         there = parts.get(broker_set)
         if there is None:
             like = next(iter(parts.values()))
@@ -135,16 +135,17 @@ class TopicAdmin(AdminCalls):
         is_writable: bool | None = None,
         broker_set: str = "",
     ) -> pb.TopicInfo:
-        """What is None stays as it is. In one broker set, or in all that have it: then queues
-        cannot be changed when there are several, since each set counts its own. To shrink without
-        loss lower `write_queues`, let consumers finish, then lower `read_queues`.
+        """Changes the topic in one broker set, or in all that have it; None leaves a value alone.
+        Numbers of queues need `broker_set` when several sets have the topic, since each set counts
+        its own. To shrink without loss lower `write_queues`, let consumers finish, then lower
+        `read_queues`.
         """
         for name, count in (("write_queues", write_queues), ("read_queues", read_queues)):
             check_count(name, count or 0)
-        looked = await self._look(topic, needed=[broker_set] if broker_set else [])
-        sets = [broker_set] if broker_set else list(looked.checked_some())
+        found_parts = await self._parts_of(topic, needed=[broker_set] if broker_set else [])
+        sets = [broker_set] if broker_set else list(found_parts.checked_some())
         if broker_set:
-            looked.part(topic, await self._known_set(broker_set, looked.names))
+            found_parts.part(topic, await self._known_set(broker_set, found_parts.names))
         if len(sets) > 1 and (write_queues is not None or read_queues is not None):
             raise IllegalRequest(
                 f"topic {topic} has queues in {', '.join(sets)}, and each broker set counts its "
@@ -163,15 +164,15 @@ class TopicAdmin(AdminCalls):
         return merged_info(list(answers.values()))
 
     async def drain_topic(self, topic: str, broker_set: str) -> pb.TopicInfo:
-        """It takes no more messages in this set, and is consumed there until it is empty; then
-        `remove_part`. IllegalRequest: no other set would take messages.
+        """Stops writes to the topic in this set; consumers empty it there, then `remove_part`.
+        IllegalRequest when no other set takes messages of the topic.
         """
-        looked = await self._look(topic, needed=[broker_set])
-        await self._known_set(broker_set, looked.names)
-        part = looked.part(topic, broker_set)
-        others = [one for name, one in looked.found.items() if name != broker_set]
+        found_parts = await self._parts_of(topic, needed=[broker_set])
+        await self._known_set(broker_set, found_parts.names)
+        part = found_parts.part(topic, broker_set)
+        others = [one for name, one in found_parts.found.items() if name != broker_set]
         if part.info.is_writable and not any(one.info.is_writable for one in others):
-            looked.checked_some()
+            found_parts.checked_some()
             raise IllegalRequest(
                 f"topic {topic} takes messages in no other broker set than {broker_set}: extend it "
                 "to another one first"
@@ -182,13 +183,13 @@ class TopicAdmin(AdminCalls):
 
     async def remove_part(self, topic: str, broker_set: str, *, force: bool = False) -> None:
         """Deletes the queues that the topic has in this set, with their messages. IllegalRequest,
-        with numbers, unless it was drained and consumed, or with `force`; and when no other set
+        with numbers, if the part is not drained and consumed, unless `force`; and if no other set
         has the topic.
         """
-        looked = await self._look(topic, needed=[broker_set])
-        await self._known_set(broker_set, looked.names)
-        part = looked.part(topic, broker_set)
-        if len(looked.checked_some()) == 1:
+        found_parts = await self._parts_of(topic, needed=[broker_set])
+        await self._known_set(broker_set, found_parts.names)
+        part = found_parts.part(topic, broker_set)
+        if len(found_parts.checked_some()) == 1:
             raise IllegalRequest(
                 f"only broker set {broker_set} has topic {topic}: delete the topic, or extend it "
                 "to another set first"
@@ -204,8 +205,8 @@ class TopicAdmin(AdminCalls):
         await self._change_each("DeleteTopic", {broker_set: request}, "", absent=TopicNotFound)
 
     async def delete_topic(self, topic: str) -> None:
-        """In all broker sets. Its messages are gone at once."""
-        sets = (await self._look(topic)).checked_some()
+        """Deletes the topic in all broker sets. Its messages are gone at once."""
+        sets = (await self._parts_of(topic)).checked_some()
         request = pb.DeleteTopicRequest(topic=topic)
         await self._change_each(
             "DeleteTopic",
@@ -215,7 +216,7 @@ class TopicAdmin(AdminCalls):
         )
 
     async def list_topics(self, *, include_internal: bool = False) -> Answers[pb.TopicSummary]:
-        """Of all broker sets."""
+        """Lists the topics of all broker sets."""
         request = pb.ListTopicsRequest(include_internal=include_internal)
         replies = await self._ask_all("ListTopics", request)
         found: dict[str, list[pb.TopicSummary]] = {}
@@ -226,25 +227,25 @@ class TopicAdmin(AdminCalls):
         return Answers(merged, replies.missing)
 
     async def describe_topic(self, topic: str) -> pb.DescribeTopicResponse:
-        """With the queues of all broker sets. TopicNotFound."""
-        looked = await self._look(topic)
-        found = list(looked.replies.some().values())
+        """Describes a topic with its queues in all broker sets. TopicNotFound."""
+        found_parts = await self._parts_of(topic)
+        found = list(found_parts.replies.some().values())
         parts = [one.info for one in found]
         return pb.DescribeTopicResponse(
             info=merged_info(parts),
             queues=[queue for one in found for queue in one.queues],
             groups=sorted({group for one in found for group in one.groups}),
             parts=parts,
-            missing_sets=looked.replies.missing,
+            missing_sets=found_parts.replies.missing,
         )
 
     # What is there
 
-    async def _look(self, topic: str, needed: Iterable[str] = ()) -> _Looked:
-        """The part of each set. Missing are only those that have one as far as anybody has heard,
-        and those that are needed.
+    async def _parts_of(self, topic: str, needed: Iterable[str] = ()) -> _TopicParts:
+        """The part of each set. A set that does not answer counts as missing if the directory says
+        that it has a part, or if it is needed.
         """
-        # Asked for a topic, brokers tell of no set whose topics they do not know.
+        # A route of a topic leaves out sets whose topics the broker does not know.
         sets = await self._set_names()
         expected = {*needed, *(one.broker_set for one in (await self._directory([topic])).topics)}
         request = pb.DescribeTopicRequest(topic=topic)
@@ -257,7 +258,7 @@ class TopicAdmin(AdminCalls):
         if replies.found or replies.absent:
             for name in [one for one in replies.missing if one not in expected]:
                 del replies.missing[name]
-        return _Looked(sets, replies)
+        return _TopicParts(sets, replies)
 
     async def _plan(
         self,
@@ -294,7 +295,7 @@ class TopicAdmin(AdminCalls):
         try:
             info: pb.TopicInfo = await self._ask(broker_set, "CreateTopic", request)
         except TopicExists:
-            # Perhaps by this call: an answer was lost, and it was asked again.
+            # Perhaps by this very call, sent again after its answer was lost.
             described = await self._ask(
                 broker_set, "DescribeTopic", pb.DescribeTopicRequest(topic=wanted.topic)
             )
@@ -311,7 +312,7 @@ class TopicAdmin(AdminCalls):
     async def _why_kept(
         self, topic: str, broker_set: str, part: pb.DescribeTopicResponse
     ) -> list[str]:
-        """What would be lost with this part, in words."""
+        """The reasons not to delete this part: what would be lost."""
         reasons = ["it takes messages: drain it first"] if part.info.is_writable else []
         unread = await self._unread(topic, broker_set, part)
         reasons += [f"group {group} has {count:,} to consume" for group, count in unread.items()]
@@ -331,8 +332,8 @@ class TopicAdmin(AdminCalls):
     async def _unread(
         self, topic: str, broker_set: str, part: pb.DescribeTopicResponse
     ) -> dict[str, int]:
-        """Of each group that consumes the topic, in whatever set, how much it has not of this
-        part. Groups in broadcast mode tell nobody.
+        """The messages of this part that each group has still to consume. Groups in broadcast mode
+        keep their offsets to themselves.
         """
         listed = (await self._ask_all("ListGroups", pb.ListGroupsRequest())).all()
         groups = {
@@ -357,11 +358,11 @@ class TopicAdmin(AdminCalls):
             return {}
         return {one.queue_id: one.lag for one in answer.queues if one.topic == topic}
 
-    # Who knows of it
+    # What brokers show to clients
 
     async def _until_shown(self, topic: str, parts: Mapping[str, pb.TopicInfo]) -> None:
-        """Every broker that answers shows these to clients, or the time is over: sets hear of each
-        other about once a second, and what is created stays so.
+        """Returns when every broker that answers shows these parts to clients, or when the time is
+        over: sets hear of each other about once a second.
         """
         self._connection.topology.forget(topic)
         wanted = {(name, one.write_queues) for name, one in parts.items()}
@@ -385,18 +386,18 @@ class TopicAdmin(AdminCalls):
                     "ClusterService", "Route", request, _ROUTE_S, server=address
                 )
             except NotLeader:
-                # It has just been started, and has not read its log yet.
+                # A broker that has just started has not read its log yet.
                 continue
             except Unreachable:
-                # Clients do not reach it either.
+                # Clients do not reach this broker either.
                 return
             if wanted <= {(one.broker_set, one.write_queues) for one in answer.topics}:
                 return
             await asyncio.sleep(_LOOK_AGAIN_S)
 
 
-class _Looked:
-    """What the sets have of a topic."""
+class _TopicParts:
+    """The parts of a topic, and which sets did not answer."""
 
     def __init__(self, sets: Sequence[str], replies: Replies) -> None:
         self.names = sets
@@ -407,15 +408,17 @@ class _Looked:
         return self.replies.found
 
     def checked(self) -> dict[str, Any]:
-        """The parts, perhaps none. Raises when one that matters does not answer."""
+        """The parts, perhaps none. Raises when a set that may have one does not answer."""
         return self.replies.all() if self.replies.missing else self.replies.found
 
     def checked_some(self) -> dict[str, Any]:
-        """At least one, none of them missing. TopicNotFound."""
+        """The parts, at least one. Raises when a set that may have one does not answer, and
+        TopicNotFound.
+        """
         return self.replies.all()
 
     def part(self, topic: str, broker_set: str) -> Any:
-        """TopicNotFound, in words that name the set."""
+        """The part of this set. TopicNotFound, with a text that names the set."""
         found = self.found.get(broker_set)
         if found is not None:
             return found
@@ -423,7 +426,7 @@ class _Looked:
         if error is None or not self.found:
             self.replies.all()
         elsewhere = ", ".join(self.found)
-        raise said(
+        raise reworded(
             error or TopicNotFound(),
             f"topic {topic} has no queues in broker set {broker_set}: it is in {elsewhere}",
         )
@@ -465,13 +468,13 @@ def _merged_summary(parts: Sequence[pb.TopicSummary]) -> pb.TopicSummary:
 
 
 def needs_loads(queues: int, sets: int, least: int) -> bool:
-    """Whether it matters how many queues the sets have: not all of them get the same."""
+    """Whether the sets get different numbers of queues, so that their loads matter."""
     return _used(queues, sets, least) < sets or queues % sets != 0
 
 
 def spread(queues: int, loads: Mapping[str, int], least: int = 1) -> dict[str, int]:
-    """How many each set gets. `loads` are the queues that each has; one that would get fewer than
-    `least` is left out, unless it is the only one.
+    """The number of queues for each set. `loads`: the queues that each set has. A set that would
+    get fewer than `least` is left out, unless it is the only one.
     """
     return _dealt(queues, _used(queues, len(loads), least), loads)
 
@@ -479,8 +482,8 @@ def spread(queues: int, loads: Mapping[str, int], least: int = 1) -> dict[str, i
 def left_over(
     queues: int, there: Mapping[str, int], loads: Mapping[str, int], least: int = 1
 ) -> dict[str, int] | None:
-    """What is still to be created of a topic that some sets have: as `spread` gives it out when
-    those were the first to get theirs. None: it was not created like that, or is complete.
+    """The queues still to be created of a topic that only some sets have, after a creation that
+    failed half-way. None if the topic was not created by `spread`, or is complete.
     """
     used = _used(queues, len(loads), least)
     share, larger = divmod(queues, used)

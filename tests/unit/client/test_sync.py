@@ -1,15 +1,16 @@
-"""The event loop behind the synchronous faces."""
+"""The event loop behind the clients without asyncio, and the threads of their handlers."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 import pytest
 
 from mq.client import sync
-from mq.client.sync import Background, background
+from mq.client.sync import Background, HandlerThreads, SyncClient, background, on_caller
 
 DEADLINE_S = 10.0
 
@@ -79,3 +80,100 @@ def test_a_process_that_was_forked_before_the_first_client_has_its_own(
     sync._after_fork()
     monkeypatch.setattr(sync, "Background", lambda: one)
     assert background() is one
+
+
+# Handlers on threads
+
+
+class Twin:
+    """An asyncio client, by hand."""
+
+    def __init__(self, handler: Callable[..., Coroutine[Any, Any, Any]]) -> None:
+        self.handler = handler
+        self.is_left = False
+
+    async def call(self, *args: Any) -> Any:
+        try:
+            return await self.handler(*args)
+        except asyncio.CancelledError:
+            self.is_left = True
+            raise
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+class Client(SyncClient[Twin]):
+    """As one that is generated."""
+
+    def call(self, *args: Any) -> Any:
+        return self._run(self._client.call(*args))
+
+    def call_serving(self, *args: Any) -> Any:
+        return self._serve(self._client.call(*args))
+
+    def close(self) -> None:
+        self._end(self._client.close())
+
+
+def client(handler: Callable[..., Any], count: int = 2) -> Client:
+    handlers = HandlerThreads(count, "mq-g")
+    return Client(Twin(handlers.wrap(handler)), handlers)
+
+
+def test_a_handler_runs_on_a_thread_of_its_client() -> None:
+    with client(lambda text: (text, threading.current_thread())) as one:
+        text, thread = one.call("a")
+    assert (text, thread.name, thread.daemon) == ("a", "mq-g-0", True)
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("raised", [ValueError, StopIteration, SystemExit, asyncio.CancelledError])
+def test_whatever_a_handler_raises_is_an_exception_in_the_coroutine(
+    raised: type[BaseException],
+) -> None:
+    def fail() -> None:
+        raise raised("of the user")
+
+    with client(fail, 1) as one:
+        for _ in range(3):
+            with pytest.raises((ValueError, RuntimeError), match="of the user"):
+                one.call()
+
+
+def test_a_handler_that_closes_its_client_is_told_so() -> None:
+    with (
+        client(Client.close) as made,
+        pytest.raises(RuntimeError, match="must not close its own client"),
+    ):
+        made.call(made)
+
+
+# Callbacks on the thread of the caller
+
+
+def test_a_callback_runs_on_the_thread_that_waits() -> None:
+    with Client(Twin(on_caller(lambda text: (text, threading.current_thread())))) as one:
+        assert one.call_serving("a") == ("a", threading.current_thread())
+
+
+def test_an_error_of_a_callback_is_one_of_the_coroutine() -> None:
+    def fail() -> None:
+        raise ValueError("of the user")
+
+    with (
+        Client(Twin(on_caller(fail))) as one,
+        pytest.raises(ValueError, match="of the user"),
+    ):
+        one.call_serving()
+
+
+def test_an_interrupt_of_a_callback_cancels_the_coroutine() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    twin = Twin(on_caller(interrupt))
+    with Client(twin) as one, pytest.raises(KeyboardInterrupt):
+        one.call_serving()
+    assert twin.is_left
