@@ -1,0 +1,33 @@
+"""The walk of a message in docs/ARCHITECTURE.md leads through files and functions that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+STEP = re.compile(r"^\d+\. `([\w/]+\.py)` ([^:]*):", re.MULTILINE)
+
+
+def steps() -> list[tuple[str, list[str]]]:
+    """File of each step, and the functions named beside it."""
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    return [(path, re.findall(r"`([\w.]+)`", named)) for path, named in STEP.findall(text)]
+
+
+def test_each_step_names_a_file_and_functions_of_it() -> None:
+    missing = []
+    for path, functions in steps():
+        code = (ROOT / "mq" / path).read_text(encoding="utf-8")
+        assert functions, path
+        for name in functions:
+            owner, _, function = name.rpartition(".")
+            if f"def {function}(" not in code or (owner and f"class {owner}" not in code):
+                missing.append(f"{path}: {name}")
+    assert not missing, missing
+
+
+def test_no_file_is_visited_twice_and_a_newcomer_opens_few() -> None:
+    visited = [path for path, _ in steps()]
+    assert len(visited) == len(set(visited))
+    assert 20 <= len(visited) <= 25
