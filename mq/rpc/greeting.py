@@ -18,9 +18,8 @@ from google.protobuf.message import DecodeError
 from mq.broker.directory import Directory
 from mq.errors import MqError
 from mq.logging import get_logger
-from mq.rpc.status import STATUS_KEY
+from mq.rpc.status import details
 from mq.wire.v1.cluster_pb2 import GreetRequest, GreetResponse
-from mq.wire.v1.status_pb2 import Status
 
 log = get_logger(__name__)
 
@@ -133,8 +132,5 @@ class Greeter:
 
 
 def _reason(error: grpc.aio.AioRpcError) -> str:
-    for key, value in error.trailing_metadata() or ():
-        if key == STATUS_KEY:
-            with contextlib.suppress(DecodeError):
-                return Status.FromString(value).text
-    return str(error.code().name)
+    found = details(error)
+    return found.text if found is not None else str(error.code().name)

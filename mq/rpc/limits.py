@@ -1,11 +1,10 @@
-"""How many elements the repeated fields of requests may have, checked before anything is made of a
-request.
+"""Limits on the elements of repeated fields in requests, checked before a request is parsed.
 
-An empty element takes two bytes on the wire and fifty to a thousand as an object: to count parsed
-elements would be too late, so `Reader` counts on the bytes. The count is exact, and mostly costs
-nothing: a request that is too short to hold too many elements is not looked at, nor is one in which
-the tags of its fields occur too rarely. Only what is left is walked, field by field, and the walk
-ends at the first element beyond a limit.
+An empty element takes two bytes on the wire and fifty to a thousand as an object: counting parsed
+elements would be too late, so `Reader` counts on the bytes. The count is exact and mostly free: a
+request too short to hold too many elements is not looked at, nor is one in which the tags of its
+fields occur too rarely. Only the rest is walked, field by field, up to the first element beyond a
+limit.
 
 `framing` counts while it reads `PublishRequest` and `TransactRequest`. Batches that a producer
 prepared are columns, counted by their length. Plain ones are opened by the store: `accept_batch`
@@ -34,7 +33,7 @@ from mq.wire import varint
 from mq.wire.v1 import message_pb2
 
 POSITIONS_MAX = 20_000
-# They are decided and written as one, in one turn of the loop.
+# Decided and written as one, in one turn of the loop.
 ATOMIC_POSITIONS_MAX = 2_000
 TOPICS_MAX = 256
 HANDLES_MAX = 2_000
@@ -85,7 +84,7 @@ LIMITS = {
     "SubscribeStart.subscriptions": TOPICS_MAX,
     "TransactRequest.more": TRANSACTED_MAX,
 }
-# No request within the limits has so many fields, unless it says the same twice.
+# No request within the limits has so many fields, unless it repeats some.
 _FIELDS_MAX = 100_000
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -130,7 +129,7 @@ def _fields(descriptor: Any) -> dict[int, _Field]:
         if field.message_type is not None and not field.message_type.GetOptions().map_entry:
             inner = _fields(field.message_type)
         if field.is_repeated:
-            # The broker reads some requests as another message of the same wire format.
+            # Some requests are read as another message of the same wire format.
             name = f"{descriptor.name.removeprefix('Raw')}.{field.name}"
             found[field.number] = _Field(name, _packed_bytes(field), inner)
         elif inner:

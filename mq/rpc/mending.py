@@ -18,12 +18,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from mq.broker.contracts import Peer
 from mq.errors import MqError
 from mq.logging import get_logger
-from mq.rpc.status import STATUS_KEY
+from mq.rpc.status import details
 from mq.store.damage import Damage, DamageKind
 from mq.store.segment import Segment
 from mq.store.segment_mending import (
@@ -37,7 +36,7 @@ from mq.store.segment_mending import (
 from mq.store.store import Store
 from mq.store.vfs import Vfs, is_shortage
 from mq.wire.v1.admin_pb2 import LogChunk, ReadLogRequest
-from mq.wire.v1.status_pb2 import MESSAGES_DAMAGED, Status
+from mq.wire.v1.status_pb2 import MESSAGES_DAMAGED
 
 log = get_logger(__name__)
 
@@ -309,8 +308,5 @@ class Mender:
 
 def _is_damaged_there(error: grpc.aio.AioRpcError) -> bool:
     """Whether the node answered that its own copy is damaged; all other errors may pass."""
-    for key, value in error.trailing_metadata() or ():
-        if key == STATUS_KEY:
-            with contextlib.suppress(DecodeError):
-                return Status.FromString(value).code == MESSAGES_DAMAGED
-    return False
+    found = details(error)
+    return found is not None and found.code == MESSAGES_DAMAGED

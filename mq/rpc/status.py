@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import cast
 
 import grpc
@@ -78,6 +79,15 @@ def wire_status(error: MqError) -> status_pb2.Status:
         leader_address=(error.address or "") if isinstance(error, NotLeader) else "",
         retry_after_ms=RETRY_AFTER_MS if isinstance(error, FlowControl) else 0,
     )
+
+
+def details(error: grpc.aio.AioRpcError) -> status_pb2.Status | None:
+    """What another broker has refused a call with; None: the error is gRPC's own."""
+    for key, value in error.trailing_metadata() or ():
+        if key == STATUS_KEY:
+            with contextlib.suppress(DecodeError):
+                return status_pb2.Status.FromString(value)
+    return None
 
 
 def known_error(error: Exception) -> MqError:
