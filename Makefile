@@ -29,7 +29,7 @@ demo: .venv/.run ## a broker of its own: send, consume, filter, measure, stop
 	@$(BIN)/python -m mq.cli.demo
 
 check: lint type ## before a commit: lint, types, unit tests with fewer random examples; under two minutes
-	@MQ_MODEL_EXAMPLES=8 $(BIN)/python -m pytest -q tests/unit --hypothesis-profile quick --numprocesses auto --dist worksteal
+	$(BIN)/python -m pytest -q tests/unit --hypothesis-profile quick --numprocesses auto --dist worksteal
 
 test: lint type verify-proto verify-sync ## lint, types, generated code, all tests
 	$(BIN)/python -m pytest --ignore tests/chaos --numprocesses 3 --dist loadfile --no-loadscope-reorder

@@ -386,7 +386,7 @@ def test_a_store_is_what_plain_lists_say_whatever_happens_to_its_disk(
     run_state_machine_as_test(
         StoreMachine,
         settings=settings(
-            max_examples=int(longer or 50),
+            max_examples=int(longer or settings().max_examples // 2),
             stateful_step_count=40,
             derandomize=longer is None,
             database=None,
