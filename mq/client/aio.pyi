@@ -7,11 +7,11 @@ from mq.client.consumer.push import PushConsumer
 from mq.client.consumer.retries import Nack
 from mq.client.messages import Message, Origin, QueueRef, ReceivedMessage, SendResult, Sql, Tags
 from mq.client.processor import Processor
-from mq.client.producer.producer_aio import Producer
+from mq.client.producer.producer import Producer
 from mq.client.request_reply import Replier, Requester
 from mq.client.simple.consumer import SimpleConsumer
 from mq.client.transaction.checks import HalfMessage, Resolution, TransactionResult
-from mq.client.transaction.transactions_aio import TransactionProducer
+from mq.client.transaction.producer import TransactionProducer
 from mq.errors import MqError
 
 __all__ = [

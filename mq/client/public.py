@@ -15,14 +15,14 @@ CLIENTS: dict[str, tuple[str, str]] = {
     "Admin": ("mq.client.admin.admin", "mq.client._sync.admin"),
     "Consumer": ("mq.client.consumer.consumer", "mq.client._sync.consumer"),
     "Processor": ("mq.client.processor", "mq.client._sync.processor"),
-    "Producer": ("mq.client.producer.producer_aio", "mq.client._sync.producer"),
+    "Producer": ("mq.client.producer.producer", "mq.client._sync.producer"),
     "PullConsumer": ("mq.client.consumer.pull", "mq.client._sync.consumer"),
     "PushConsumer": ("mq.client.consumer.push", "mq.client._sync.consumer"),
     "Replier": ("mq.client.request_reply", "mq.client._sync.request_reply"),
     "Requester": ("mq.client.request_reply", "mq.client._sync.request_reply"),
     "SimpleConsumer": ("mq.client.simple.consumer", "mq.client._sync.simple"),
     "TransactionProducer": (
-        "mq.client.transaction.transactions_aio",
+        "mq.client.transaction.producer",
         "mq.client._sync.transaction",
     ),
 }

@@ -27,7 +27,7 @@ from mq.client.cluster.retry import back_off_s
 from mq.client.consumer.options import Start
 from mq.client.consumer.push import PushConsumer
 from mq.client.messages import Message, ReceivedMessage
-from mq.client.producer.producer_aio import Producer
+from mq.client.producer.producer import Producer
 from mq.errors import (
     ClientClosed,
     IllegalConfig,

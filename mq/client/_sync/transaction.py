@@ -8,7 +8,7 @@ from typing import Any, Self
 from mq.client.messages import Message
 from mq.client.sync import HandlerThreads, StartedClient, on_caller
 from mq.client.transaction.checks import HalfMessage, Resolution, TransactionResult
-from mq.client.transaction.transactions_aio import TransactionProducer as AsyncTransactionProducer
+from mq.client.transaction.producer import TransactionProducer as AsyncTransactionProducer
 
 
 class TransactionProducer(StartedClient[AsyncTransactionProducer]):

@@ -18,7 +18,7 @@ from mq.client.closing import Closing
 from mq.client.cluster.connection import Connection
 from mq.client.cluster.retry import UnaryCall, call_until_answered, repeat
 from mq.client.messages import QueueRef
-from mq.client.producer.priorities import queues_of
+from mq.client.producer.queues import queues_of
 from mq.client.sync import background
 from mq.wire.v1.producer_pb2 import AtomicResponse, RawAtomicRequest
 

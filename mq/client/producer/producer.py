@@ -1,404 +1,288 @@
-"""The core of a producer, on one event loop: batches leave for the leaders of the broker sets,
-answers come back, and what was not stored goes again, with the same number, until its time is over.
-
-A batch ends in exactly one way: stored, or failed with an error. It keeps its line until then, so
-that order holds across retries and changes of the leader. What has no key leaves a set that is in
-trouble for another one, if it is certainly not stored there. The faces for users are in
-`producer_aio` and `threaded`.
-"""
+"""The producer that users see. Decides nothing: the core is in `producer`."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-import random
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any
+import time
+from collections.abc import Sequence
 
+from mq.client.closing import AsyncClosing
 from mq.client.cluster.connection import Connection
-from mq.client.cluster.errors import error_of, retry_after_s
-from mq.client.cluster.leader_stream import BrokerStream
-from mq.client.cluster.retry import back_off_s
-from mq.client.cluster.topology import Route, is_writable
-from mq.client.producer.accumulator import Accumulator
-from mq.client.producer.avoidance import SLOW_S, Avoidance
-from mq.client.producer.lines import Batch, Kind
-from mq.client.producer.producer_settings import ACKS, Settings
-from mq.client.producer.sender import Request, SetSender
-from mq.client.producer.verdicts import Verdict, is_in_doubt, verdict
-from mq.errors import ClientClosed, Internal, MqError, Unreachable
-from mq.wire.v1.producer_pb2 import BatchResult, PublishResponse
-
-log = logging.getLogger(__name__)
-
-# Batches that leave together cost the broker less than one by one.
-REQUEST_BYTES = 1 << 20
-_LOOK_S = 0.1
-# While messages are sent: queues are added, and closed.
-ROUTES_AGE_S_MAX = 5.0
-# So often at most because of what does not fit them.
-_DOUBT_S = 1.0
+from mq.client.encode import Encoded, delay_field, encode_message
+from mq.client.messages import AckName, Message, SendResult
+from mq.client.producer.batching import NOT_ADDED, Outcome, common_delay, priority_of, split_batch
+from mq.client.producer.options import GRACE_S, ProducerOptions, too_late
+from mq.client.producer.queues import ResultFuture
+from mq.client.producer.recall import recall, recall_request
+from mq.client.producer.sender import Sender
+from mq.errors import ClientClosed, IllegalRequest
 
 
-class ProducerCore:
-    """Make and use it on its loop; only `accumulator` may be used from other threads."""
+class Producer(AsyncClosing):
+    """Sends messages.
 
-    def __init__(self, connection: Connection, settings: Settings) -> None:
-        self.settings = settings
-        self.connection = connection
-        self.loop = asyncio.get_running_loop()
-        self.accumulator = Accumulator(
-            settings.producer_id if settings.idempotent else "",
-            linger_s=settings.linger_ms / 1000,
-            batch_bytes=settings.batch_bytes,
-            buffer_bytes=settings.buffer_bytes,
-            clock=self.loop.time,
+    >>> import asyncio
+    >>> from mq.client.aio import Message, Producer
+    >>> async def main():
+    ...     async with Producer("127.0.0.1:8081") as producer:
+    ...         result = await producer.send("orders", Message(b"paid", tag="paid"))
+    ...         print(result.status)
+    ...         future = await producer.send_async("orders", "shipped")
+    ...         result = await future
+    ...         print(result.queue_offset >= 0)
+    >>> asyncio.run(main())
+    SEND_OK
+    True
+
+    `ack`: "quorum", an answer comes when a majority of the brokers has the message on disk;
+    "leader", when the leader has it, which is sooner and is lost with that disk; "none", never.
+    `timeout_s`: a message fails when there is no answer for so long. The wait behind others that
+    are being answered does not count, except for `send`, which returns in time.
+    `retries`: how often a batch is sent again after an answer that may be another one next time.
+    While no leader is reached it is tried again for all of `timeout_s`.
+    `linger_ms`, `batch_bytes`: messages of `send_async` wait so long for others, until a batch has
+    so many bytes. While an answer is due the next batch grows by itself. `send` does not wait.
+    `compress_above_bytes`: longer bodies are compressed by lz4.
+    `idempotent`: batches are numbered, and one that is sent again is stored once. Without it a
+    retry can store it twice. `producer_id` is made up when it is not given. Never use one for two
+    producers, or for two runs of a program: their batches would be taken for repetitions.
+    `buffer_bytes`: what may wait for an answer; a send beyond that waits.
+    `in_flight_max`: requests without an answer. A queue has one batch under way at a time, so that
+    what is retried is not overtaken: messages of one queue stand in the order they were sent.
+    `zone`: of brokers that were not tried yet, those of this zone are asked first.
+
+    A topic may have queues in several broker sets. Messages with an ordering key go to one queue of
+    one set, and wait for it. Others are balanced over all queues, and avoid a set that is slow or
+    gone; what may be stored there already waits for its answer. A queue that is chosen by
+    `queue_id` needs its `broker_set` when more than one has the topic.
+
+    It belongs to the event loop on which it is used first.
+    """
+
+    def __init__(  # noqa: PLR0913 # settings, all of them by name
+        self,
+        servers: str | Sequence[str] = "127.0.0.1:8081",
+        *,
+        ack: AckName = "quorum",
+        timeout_s: float = 3.0,
+        retries: int = 2,
+        linger_ms: float = 2,
+        batch_bytes: int = 256 << 10,
+        compress_above_bytes: int = 4096,
+        idempotent: bool = True,
+        producer_id: str | None = None,
+        buffer_bytes: int = 64 << 20,
+        in_flight_max: int = 32,
+        zone: str = "",
+    ) -> None:
+        self._settings = ProducerOptions(
+            ack=ack,
+            timeout_s=timeout_s,
+            retries=retries,
+            linger_ms=linger_ms,
+            batch_bytes=batch_bytes,
+            compress_above_bytes=compress_above_bytes,
+            idempotent=idempotent,
+            producer_id=producer_id,
+            buffer_bytes=buffer_bytes,
+            in_flight_max=in_flight_max,
         )
-        self._senders: dict[str, SetSender] = {}
-        self._avoidance = Avoidance()
-        connection.topology.subscribe(self._route_changed)
-        self._routed_s = self.loop.time()
-        self._doubting: asyncio.Task[None] | None = None
-        self._doubted_s = -_DOUBT_S
-        self._woken = asyncio.Event()
-        self._flushes: list[tuple[set[Batch], asyncio.Future[None]]] = []
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._watching: asyncio.Task[None] | None = None
-        self._closing: asyncio.Task[None] | None = None
-        self._running = self.start(self._run())
+        self._connection = Connection(servers, zone)
+        self._core: Sender | None = None
+        self._is_closed = False
 
-    # For the faces
+    async def start(self) -> None:
+        """From now on it belongs to the running loop. Otherwise its first use starts it."""
+        self._started()
 
-    async def prepare(self, topic: str, timeout_s: float) -> None:
-        """Learns the queues of a topic, and creates it where the broker allows that. Only then can
-        messages for it be added. ClientClosed.
+    async def send(
+        self,
+        topic: str,
+        message: Message | bytes | str,
+        *,
+        queue_id: int | None = None,
+        broker_set: str = "",
+        timeout_s: float | None = None,
+    ) -> SendResult:
+        """Returns when the message is stored, as safely as `ack` says.
+
+        >>> async def main():
+        ...     async with Producer("127.0.0.1:8081") as producer:
+        ...         message = Message(b"paid", ordering_key="customer-3")
+        ...         result = await producer.send("orders", message)
+        ...         print(result.topic, result.status, result.is_duplicate)
+        >>> asyncio.run(main())
+        orders SEND_OK False
         """
-        if self._closing is not None:
-            raise ClientClosed("the producer is closed: make another one")
-        self._set_route(await self.connection.topology.locate_writable(topic, timeout_s))
+        timeout_s = self._settings.timeout_s if timeout_s is None else timeout_s
+        core = self._started()
+        future: asyncio.Future[SendResult] = core.loop.create_future()
+        try:
+            async with asyncio.timeout(timeout_s + GRACE_S):
+                await self._add(
+                    topic, message, queue_id, broker_set, future, timeout_s, is_urgent=True
+                )
+                return await future
+        except TimeoutError:
+            raise too_late(topic, timeout_s) from None
 
-    async def is_route_newer(self) -> bool:
-        """After a message was refused by what is known of its topic: asks the brokers once more,
-        unless that was done a moment ago. Whether it is worth another attempt.
+    async def send_batch(
+        self,
+        topic: str,
+        messages: Sequence[Message | bytes | str],
+        *,
+        queue_id: int | None = None,
+        broker_set: str = "",
+    ) -> list[SendResult]:
+        """All of them, or none: one batch, when their ordering keys lead to one queue. Keys that
+        lead to several make a batch for each, and each of those stands or fails alone.
+
+        >>> async def main():
+        ...     async with Producer("127.0.0.1:8081") as producer:
+        ...         first, second = await producer.send_batch("orders", ["packed", "shipped"])
+        ...         print(second.queue_offset - first.queue_offset)
+        >>> asyncio.run(main())
+        1
         """
-        if self._doubting is None or self._doubting.done():
-            if self.loop.time() - self._doubted_s < _DOUBT_S:
-                return False
-            self._doubting = self.start(self._refresh_routes())
-        await asyncio.wait([self._doubting])
-        self._doubted_s = self.loop.time()
-        return True
+        core, timeout_s = self._started(), self._settings.timeout_s
+        encoded = [self._encode(message) for message in messages]
+        delay = common_delay(messages)
+        given = [priority_of(message) for message in messages]
+        groups = None
+        while groups is None:
+            try:
+                groups = split_batch(
+                    core.accumulator, topic, encoded, queue_id, delay, given, broker_set
+                )
+            except IllegalRequest:
+                if not await core.is_route_newer():
+                    raise
+                continue
+            if groups is None:
+                await core.prepare(topic, timeout_s)
+        futures: list[asyncio.Future[SendResult]] = [core.loop.create_future() for _ in messages]
+        for group in groups:
+            awaited = [futures[at] for at in group.indices]
+            while (outcome := group.add(core.accumulator, awaited, timeout_s)) in NOT_ADDED:
+                await self._make_way(core, topic, outcome, timeout_s)
+            core.wake()
+        return await asyncio.gather(*futures)
 
-    def wake(self) -> None:
-        """Something was added that does not wait."""
-        self._woken.set()
+    async def send_async(
+        self,
+        topic: str,
+        message: Message | bytes | str,
+        *,
+        queue_id: int | None = None,
+        broker_set: str = "",
+    ) -> asyncio.Future[SendResult]:
+        """Returns at once, with a future; waits only while the buffer is full, and for the first
+        message of a topic until it is known how many queues that has.
+        """
+        future: asyncio.Future[SendResult] = self._started().loop.create_future()
+        await self._add(topic, message, queue_id, broker_set, future, self._settings.timeout_s)
+        return future
+
+    async def send_one_way(
+        self,
+        topic: str,
+        message: Message | bytes | str,
+        *,
+        queue_id: int | None = None,
+        broker_set: str = "",
+    ) -> None:
+        """Like `send_async`, without a future: a failure is only a warning in the log."""
+        await self._add(topic, message, queue_id, broker_set, None, self._settings.timeout_s)
+
+    async def recall(
+        self,
+        result: SendResult | None = None,
+        *,
+        topic: str = "",
+        message_id: str = "",
+        deliver_at_ms: int = 0,
+    ) -> None:
+        """Takes back a message that waits for its delivery time: what its send returned, or topic,
+        id and time of it. When this returns, it will not be delivered.
+
+        MessageNotFound: it is on its topic, was taken back already (perhaps by an attempt of this
+        very call, whose answer was lost), or never was.
+
+        >>> async def main():
+        ...     async with Producer("127.0.0.1:8081") as producer:
+        ...         message = Message(b"cancel if not paid", delay_s=1800)
+        ...         await producer.recall(await producer.send("orders", message))
+        >>> asyncio.run(main())
+        """
+        request = recall_request(result, topic, message_id, deliver_at_ms)
+        await recall(self._started().connection, request, self._settings.timeout_s)
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Returns when everything that was added before is stored, or has failed.
-
-        With ack "none": when it was handed over. Unreachable when that takes too long.
+        """Returns when everything that was sent before is stored, or has failed; with ack="none",
+        when it was handed over.
         """
-        unfinished = self.accumulator.ripen()
-        self.wake()
-        if not unfinished:
-            return
-        done: asyncio.Future[None] = self.loop.create_future()
-        flush = unfinished, done
-        self._flushes.append(flush)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await done
-        except TimeoutError:
-            raise Unreachable(
-                f"{len(unfinished)} batches have no answer after {timeout_s:g} s; they are sent on"
-            ) from None
-        finally:
-            if flush in self._flushes:
-                self._flushes.remove(flush)
+        if self._core is not None:
+            await self._core.flush(timeout_s)
 
     async def close(self) -> None:
-        """Sends everything that was added, then ends the streams and waits until the broker has
-        seen their end: what was written before was received. Takes no longer than messages may.
-        """
-        if self._closing is None:
-            self._closing = self.loop.create_task(self._close())
-        await asyncio.shield(self._closing)
+        """Sends what there is, waits for the answers, and ends. Nothing is lost."""
+        self._is_closed = True
+        if self._core is not None:
+            await self._core.close()
 
-    async def _close(self) -> None:
-        self.accumulator.close()
-        await self.flush()
-        senders = self._senders.values()
-        await asyncio.gather(*(sender.close(self.settings.timeout_s) for sender in senders))
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.connection.close()
+    def _started(self) -> Sender:
+        if self._is_closed:
+            raise ClientClosed("the producer is closed: make another one")
+        if self._core is None:
+            self._core = Sender(self._connection, self._settings)
+        return self._core
 
-    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = self.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+    def _encode(self, message: Message | bytes | str) -> Encoded:
+        born_at_ms = time.time_ns() // 1_000_000
+        return encode_message(message, born_at_ms, self._settings.compress_above_bytes)
 
-    # Sending
-
-    async def _run(self) -> None:
-        try:
-            await self._send_on()
-        except Exception:
-            log.exception("the producer stops: a mistake of its own")
-            self.mistaken()
-
-    def mistaken(self) -> None:
-        """Nobody waits for ever because of an error that nobody thought of."""
-        self.accumulator.close()
-        for batch in self.accumulator.ripen():
-            self._failed(batch, Internal("the producer made a mistake; its log says more"))
-
-    async def _send_on(self) -> None:
+    async def _add(
+        self,
+        topic: str,
+        message: Message | bytes | str,
+        queue_id: int | None,
+        broker_set: str,
+        future: ResultFuture | None,
+        timeout_s: float,
+        *,
+        is_urgent: bool = False,
+    ) -> None:
+        core, encoded, delay = self._started(), self._encode(message), delay_field(message)
+        accumulator = core.accumulator
         while True:
-            self._woken.clear()
-            look_s = self._turn()
-            if look_s <= self.loop.time() or self._woken.is_set():
-                await asyncio.sleep(0)
-                continue
-            timer = None if look_s == float("inf") else self.loop.call_at(look_s, self.wake)
-            await self._woken.wait()
-            if timer is not None:
-                timer.cancel()
-
-    def _turn(self) -> float:
-        """Sends what is due, a request to each set that can take one; when to look again."""
-        free = []
-        for name, sender in self._senders.items():
-            if sender.is_free:
-                free.append(name)
-            elif sender.streams.current is None and self.needs(sender):
-                sender.streams.open()
-        if not free:
-            if not self.accumulator.rest():
-                self._watch()
-            return float("inf")
-        batches, look_s = self.accumulator.take(REQUEST_BYTES, free, self._well())
-        if not self.accumulator.is_empty:
-            self._watch()
-        now_s = self.loop.time()
-        requests: dict[str, list[Batch]] = {}
-        for batch in batches:
-            batch.sent_s = batch.sent_s or now_s
-            requests.setdefault(batch.broker_set, []).append(batch)
-        for name, request in requests.items():
-            self._senders[name].send(request)
-        return look_s
-
-    def _well(self) -> list[str]:
-        """The sets for messages that may go to any."""
-        now_s = self.loop.time()
-        return [
-            name
-            for name, sender in self._senders.items()
-            if sender.is_connected
-            and not sender.is_silent(now_s, SLOW_S)
-            and not self._avoidance.is_avoided(name, now_s)
-        ]
-
-    # Called by the senders
-
-    def needs(self, sender: SetSender) -> bool:
-        return not self.accumulator.is_empty and self.accumulator.needs(sender.name)
-
-    def unwritten(self, batches: Sequence[Batch]) -> None:
-        for batch in batches:
-            if not batch.is_done:
-                self._bounce(batch, 0.0)
-
-    def handed_over(self, sender: SetSender, batches: Sequence[Batch]) -> None:
-        """No answer will come."""
-        sender.progress_s = self.loop.time()
-        for batch in batches:
-            if not batch.is_done:
-                nowhere = BatchResult(queue_id=batch.queue_id, queue_offset=-1, log_offset=-1)
-                self._stored(batch, nowhere, "SENT")
-
-    def answered(
-        self, sender: SetSender, stream: BrokerStream, request: Request, response: PublishResponse
-    ) -> None:
-        now_s = self.loop.time()
-        missing = BatchResult(
-            code="INTERNAL", text=f"{stream.address} gave no result for the batch"
-        )
-        results: Sequence[BatchResult] = response.results
-        if any(result.code == 0 for result in results):
-            sender.progress_s = now_s
-            sender.broker_set.succeeded(stream.address, now_s - request.sent_s)
-            self._avoidance.answered(sender.name, now_s - request.sent_s, now_s)
-        for at, batch in enumerate(request.batches):
-            if not batch.is_done:
-                self._settle(sender, stream, batch, results[at] if at < len(results) else missing)
-        self.wake()
-
-    def lost(self, requests: Iterable[Request], error: MqError) -> None:
-        """The stream is broken: whatever was under way may be stored, or not."""
-        for request in requests:
-            for batch in request.batches:
-                if not batch.is_done:
-                    batch.in_doubt = True
-                    batch.error = error
-                    self._bounce(batch, 0.0 if not batch.bounces else None)
-        self.wake()
-
-    # Answers
-
-    def _settle(
-        self, sender: SetSender, stream: BrokerStream, batch: Batch, result: BatchResult
-    ) -> None:
-        if is_in_doubt(result.code):
-            batch.in_doubt = True
-        found = verdict(result.code)
-        if found is Verdict.STORED:
-            self._stored(batch, result)
-            return
-        batch.error = error = error_of(
-            result.code, result.text, result.leader_address, result.retry_after_ms
-        )
-        now_s = self.loop.time()
-        if found is Verdict.FOLLOW:
-            believed = sender.broker_set.not_leader(stream.address, result.leader_address)
-            sender.streams.leave(stream)
-            is_hint = bool(result.leader_address) and believed != stream.address
-            self._bounce(batch, 0.0 if is_hint and not batch.bounces else None)
-        elif found is Verdict.WAIT:
-            self._avoidance.is_busy(sender.name, now_s, retry_after_s(error))
-            self._bounce(batch, retry_after_s(error) or None)
-        elif found is Verdict.AGAIN and batch.attempts < self.settings.retries:
-            self._avoidance.refused(sender.name, now_s)
-            pause_s = back_off_s(batch.attempts)
-            batch.attempts += 1
-            self.accumulator.retry(batch, now_s + pause_s, elsewhere=True)
-        elif found is Verdict.REROUTE and _may_reroute(batch):
-            batch.refused_by += (sender.name,)
-            self.start(self._reroute(batch))
-        elif found is Verdict.RENUMBER and self.accumulator.renumber(batch):
-            self._bounce(batch, 0.0)
-        else:
-            self._failed(batch, error)
-
-    def _bounce(self, batch: Batch, pause_s: float | None) -> None:
-        """Once more, without counting; None: after a pause that grows."""
-        pause_s = back_off_s(batch.bounces) if pause_s is None else pause_s
-        batch.bounces += 1
-        self.accumulator.retry(batch, self.loop.time() + pause_s)
-
-    # Ends of batches
-
-    def _stored(self, batch: Batch, result: BatchResult, status: str = "SEND_OK") -> None:
-        batch.succeed(result, status)
-        self._finish(batch, is_stored=True)
-
-    def _failed(self, batch: Batch, error: MqError) -> None:
-        lost = batch.fail(error)
-        if lost:
-            log.warning("%d one-way messages to %s were not sent: %s", lost, batch.topic, error)
-        self._finish(batch, is_stored=False)
-
-    def _finish(self, batch: Batch, *, is_stored: bool) -> None:
-        batch.is_done = True
-        self.accumulator.release(batch, is_stored=is_stored)
-        for unfinished, done in self._flushes:
-            unfinished.discard(batch)
-            if not unfinished and not done.done():
-                done.set_result(None)
-
-    # Time
-
-    def _watch(self) -> None:
-        if self._watching is None or self._watching.done():
-            self._watching = self.start(self._look_at_times())
-
-    async def _look_at_times(self) -> None:
-        while not self.accumulator.is_empty:
-            await asyncio.sleep(_LOOK_S)
-            now_s = self.loop.time()
-            self._expire(now_s)
-            if now_s - self._routed_s > ROUTES_AGE_S_MAX:
-                self._routed_s = now_s
-                self.start(self._refresh_routes())
-
-    def _expire(self, now_s: float) -> None:
-        senders = self._senders.values()
-        progress_s = max((sender.progress_s for sender in senders), default=now_s)
-        under_way = [
-            batch for sender in senders for one in sender.in_flight for batch in one.batches
-        ]
-        for batch in (*under_way, *self.accumulator.unsent()):
-            sender = self._senders.get(batch.broker_set)
-            # What waits for one set waits in vain while only others answer.
-            seen_s = progress_s if sender is None else sender.progress_s
-            if not batch.is_done and now_s >= batch.expires_s(seen_s):
-                batch.in_doubt = batch.in_doubt or batch.is_out
-                self._failed(batch, self._overdue(batch, sender))
-                self.wake()
-
-    def _overdue(self, batch: Batch, sender: SetSender | None) -> MqError:
-        if sender is not None:
-            return batch.overdue(sender.streams.trouble, sender.broker_set.servers)
-        troubles = [
-            sender.streams.trouble
-            for sender in self._senders.values()
-            if sender.streams.trouble is not None
-        ]
-        return batch.overdue(troubles[0] if troubles else None, self.connection.servers)
-
-    # Topics
-
-    def _route_changed(self, route: Route) -> None:
-        """Topics get more queues while a producer runs, and lose some."""
-        is_used = self.accumulator.topic(route.topic) is not None
-        if is_used and any(map(is_writable, route.parts)):
-            self._set_route(route)
-            self.wake()
-
-    def _set_route(self, route: Route) -> None:
-        for part in route.parts:
-            if part.broker_set not in self._senders:
-                self._senders[part.broker_set] = SetSender(
-                    self.connection.of(part.broker_set),
-                    ACKS[self.settings.ack],
-                    self.settings.in_flight_max,
-                    self,
+            try:
+                outcome = accumulator.add(
+                    topic,
+                    encoded,
+                    queue_id,
+                    future,
+                    timeout_s,
+                    is_urgent=is_urgent,
+                    delay=delay,
+                    priority=priority_of(message) if accumulator.has_priorities else 0,
+                    broker_set=broker_set,
                 )
-        turn = random.randrange(1 << 16)  # noqa: S311 # spreads load only
-        self.accumulator.set_route(route.topic, route.parts, turn)
+            except IllegalRequest:
+                if not await core.is_route_newer():
+                    raise
+                continue
+            if outcome is Outcome.ADDED:
+                return
+            if outcome is Outcome.WAKE:
+                core.wake()
+                return
+            await self._make_way(core, topic, outcome, timeout_s)
 
-    async def _reroute(self, batch: Batch) -> None:
-        """The broker does not know its topic or its queue, or takes nothing for it: asks again, and
-        goes by the answer.
-        """
-        try:
-            topology = self.connection.topology
-            self._set_route(
-                await topology.locate_writable(batch.topic, batch.timeout_s, batch.broker_set)
-            )
-        except MqError as error:
-            if not batch.is_done:
-                self._failed(batch, error)
-            return
-        if batch.is_done:
-            return
-        for gone, instead in self.accumulator.split(batch).items():
-            gone.is_done = True
-            for unfinished, _ in self._flushes:
-                if gone in unfinished:
-                    unfinished.update(instead)
-                    unfinished.discard(gone)
-        self.wake()
-
-    async def _refresh_routes(self) -> None:
-        with contextlib.suppress(MqError):
-            await self.connection.brokers(self.accumulator.topics())
-
-
-def _may_reroute(batch: Batch) -> bool:
-    """Each set is asked once what it has against it; a queue that the user chose is not changed."""
-    return batch.kind is not Kind.FIXED and batch.broker_set not in batch.refused_by
+    async def _make_way(self, core: Sender, topic: str, outcome: Outcome, timeout_s: float) -> None:
+        """Waits until a message can be added."""
+        if outcome is Outcome.UNROUTED:
+            await core.prepare(topic, timeout_s)
+        else:
+            room = asyncio.Event()
+            core.accumulator.call_when_room(room.set)
+            await room.wait()

@@ -1,6 +1,6 @@
 """The parts of the producer without asyncio that are written by hand: a message that a thread sends
 takes no turn of the background loop. The thread puts it into the accumulator, where the core (see
-`producer`), which runs on that loop, finds it.
+`sender`), which runs on that loop, finds it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from concurrent.futures import Future
 
 from mq.client.encode import delay_field, encode_message
 from mq.client.messages import Message, SendResult
-from mq.client.producer.accumulator import Outcome
-from mq.client.producer.grouping import priority_of
-from mq.client.producer.lines import Awaited
-from mq.client.producer.producer import ProducerCore
-from mq.client.producer.producer_aio import Producer
-from mq.client.producer.producer_settings import GRACE_S, Settings, too_late
-from mq.client.producer.send_future import SendFuture
+from mq.client.producer.batching import Outcome, priority_of
+from mq.client.producer.options import GRACE_S, ProducerOptions, too_late
+from mq.client.producer.outcomes import SendFuture
+from mq.client.producer.producer import Producer
+from mq.client.producer.queues import ResultFuture
+from mq.client.producer.sender import Sender
 from mq.client.sync import StartedClient
 from mq.errors import IllegalRequest
 
@@ -26,11 +25,11 @@ class ThreadedProducer(Producer):
     """A producer that shows its core to threads."""
 
     @property
-    def core(self) -> ProducerCore:
+    def core(self) -> Sender:
         return self._started()
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> ProducerOptions:
         return self._settings
 
 
@@ -96,7 +95,7 @@ class SyncSend(StartedClient[ThreadedProducer]):
         message: Message | bytes | str,
         queue_id: int | None,
         broker_set: str,
-        future: Awaited | None,
+        future: ResultFuture | None,
         timeout_s: float,
         deadline_s: float | None = None,
     ) -> None:

@@ -5,7 +5,7 @@ There is a stream to every set of the cluster from the start on, also to those t
 nothing to: only so can it be asked about transactions that an earlier run, or another producer of
 its group, has left open. A request without an answer goes again on the next stream of its set;
 halves are numbered, and the broker remembers ends, so that each happens once. The face for users is
-in `transactions_aio`.
+in `producer`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,8 @@ from mq.client.cluster.retry import Retry, back_off_s
 from mq.client.cluster.topology import Route, is_writable
 from mq.client.encode import Encoded, delay_field, encode_message
 from mq.client.messages import Message
-from mq.client.producer.avoidance import SLOW_S, Avoidance
-from mq.client.producer.lines import Kind, Line, TopicLines
-from mq.client.producer.sequences import Sequences
-from mq.client.producer.verdicts import Verdict, is_in_doubt, verdict
+from mq.client.producer.outcomes import SLOW_S, Avoidance, Verdict, is_in_doubt, verdict
+from mq.client.producer.queues import Kind, QueueBuffer, Sequences, TopicQueues
 from mq.client.transaction.checks import (
     Answering,
     CheckAnswers,
@@ -366,7 +364,7 @@ class TransactionSender:
         self._free = asyncio.Semaphore(settings.in_flight_max)
         self._sets: dict[str, SetTransactions] = {}
         self._avoidance = Avoidance()
-        self._topics: dict[str, TopicLines] = {}
+        self._topics: dict[str, TopicQueues] = {}
         self._is_closing = False
         connection.topology.subscribe(self._route_changed)
         self._keeping = self._loop.create_task(self._keep_sets())
@@ -490,7 +488,7 @@ class TransactionSender:
             else:
                 return response, queue.queue_id
 
-    def _choose(self, queues: TopicLines, half: _Half) -> tuple[Line, frozenset[str]]:
+    def _choose(self, queues: TopicQueues, half: _Half) -> tuple[QueueBuffer, frozenset[str]]:
         """A queue, and the other sets that may take it instead."""
         queue, kind, priority = queues.wait_for(
             half.encoded[3], half.queue_id, half.broker_set, b"", half.priority
@@ -499,7 +497,7 @@ class TransactionSender:
             return queue, frozenset()
         choice = queues.choices[priority]
         sets = choice.sets & self._well() or choice.sets
-        chosen = choice.next_line(sets, is_idle=False) or choice.lines[0]
+        chosen = choice.next_queue(sets, is_idle=False) or choice.lines[0]
         return chosen, choice.sets - {chosen.broker_set}
 
     def _half_request(
@@ -510,14 +508,14 @@ class TransactionSender:
         batch = half_batch(half.topic, queue_id, producer_id, sequence, group, checks, half.encoded)
         return half_request(request_id, batch)
 
-    async def _queues(self, topic: str, deadline_s: float) -> TopicLines:
+    async def _queues(self, topic: str, deadline_s: float) -> TopicQueues:
         queues = self._topics.get(topic)
         if queues is None:
             left_s = max(deadline_s - self._loop.time(), 0.001)
             route = await self.connection.topology.locate_writable(topic, left_s)
             turn = random.randrange(1 << 16)  # noqa: S311 # spreads load only
             # Two may ask at once; all go by the same.
-            queues = self._topics.setdefault(topic, TopicLines(topic, turn))
+            queues = self._topics.setdefault(topic, TopicQueues(topic, turn))
             queues.set_parts(route.parts)
         return queues
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mq.client.encode import Encoded, columns, encode_message
 from mq.client.messages import Message
-from mq.client.producer.accumulator import Accumulator, Outcome
-from mq.client.producer.lines import MESSAGE_OVERHEAD_BYTES, Batch
+from mq.client.producer.batching import Accumulator, Outcome
+from mq.client.producer.queues import MESSAGE_OVERHEAD_BYTES, Batch
 from mq.wire.v1.cluster_pb2 import TopicRoute
 from mq.wire.v1.message_pb2 import Batch as WireBatch
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.client.producer.accumulator import Outcome
-from mq.client.producer.lines import Kind
+from mq.client.producer.batching import Outcome
+from mq.client.producer.queues import Kind
 from mq.hashing import text_hash
 from tests.unit.client.accumulators import (
     LINGER_S,
@@ -258,7 +258,7 @@ def test_flush_waits_for_everything_that_is_there_and_for_nothing_to_linger() ->
     lines.add("open", queue_id=1)
     lines.clock.now_s += LINGER_S / 2
     lines.add("shared")
-    unfinished = lines.accumulator.ripen()
+    unfinished = lines.accumulator.expedite()
     assert {under_way, retried} < unfinished
     assert sorted(body for batch in unfinished for body in bodies(batch)) == [
         "open",

@@ -11,12 +11,11 @@ import pytest
 
 from mq.client.encode import columns, delay_field, place
 from mq.client.messages import Message, SendResult
-from mq.client.producer import waiting
-from mq.client.producer.accumulator import Outcome
-from mq.client.producer.grouping import common_delay, group_batch
-from mq.client.producer.lines import Batch, Kind
+from mq.client.producer import batching
+from mq.client.producer.batching import Outcome, common_delay, split_batch
+from mq.client.producer.outcomes import SendFuture
+from mq.client.producer.queues import Batch, Kind
 from mq.client.producer.recall import recall_request
-from mq.client.producer.send_future import SendFuture
 from mq.errors import IllegalDelay, IllegalRequest
 from mq.levels import DELAY_MS_MAX, LEVELS_MS
 from mq.store.batch import accept
@@ -104,7 +103,7 @@ def test_messages_of_one_delay_share_a_batch_beside_those_without() -> None:
     assert sorted(bodies(batch) for batch in batches) == [["a", "c"], ["b", "e"], ["d"]]
     kinds = {tuple(bodies(batch)): batch.kind for batch in batches}
     assert kinds[("a", "c")] is Kind.ANY
-    assert kinds[("b", "e")] is kinds[("d",)] is Kind.LOOSE
+    assert kinds[("b", "e")] is kinds[("d",)] is Kind.DELAYED
 
 
 def test_a_different_timeout_makes_a_different_batch() -> None:
@@ -169,7 +168,7 @@ def test_a_key_or_a_queue_keeps_the_order_of_its_line() -> None:
 
 
 def test_only_so_many_are_with_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "LOOSE_UNDER_WAY_MAX", 3)
+    monkeypatch.setattr(batching, "DELAYED_IN_FLIGHT_MAX", 3)
     lines = Lines(batch_bytes=SIZE)
     for _ in range(5):
         add(lines)
@@ -185,7 +184,7 @@ def test_only_so_many_are_with_the_broker(monkeypatch: pytest.MonkeyPatch) -> No
     lines.done(first[1], is_stored=False)
     [last] = lines.take()
     assert last.sequence == first[1].sequence
-    for batch in lines.accumulator.ripen():
+    for batch in lines.accumulator.expedite():
         lines.done(batch)
     assert lines.accumulator.is_empty
     assert lines.look_s() == math.inf
@@ -233,7 +232,7 @@ def test_a_flush_waits_for_nothing_to_linger() -> None:
     lines = Lines()
     add(lines, "a")
     add(lines, "b", LATE)
-    assert len(lines.accumulator.ripen()) == 2
+    assert len(lines.accumulator.expedite()) == 2
     assert len(lines.take()) == 2
 
 
@@ -244,20 +243,20 @@ def test_messages_that_are_sent_as_one_are_delivered_as_one() -> None:
     assert common_delay([]) == common_delay(["x", b"y"]) == b""
     with pytest.raises(IllegalDelay, match="apart"):
         common_delay([*sent, Message(b"c")])
-    groups = group_batch(lines.accumulator, "t", [encoded("a"), encoded("b")], None, SOON)
+    groups = split_batch(lines.accumulator, "t", [encoded("a"), encoded("b")], None, SOON)
     assert groups is not None
     futures = [SendFuture(), SendFuture()]
     assert groups[0].add(lines.accumulator, futures, TIMEOUT_S) is Outcome.WAKE
     add(lines, "c")
     [batch] = lines.take(ROOM)
-    assert (batch.kind, bodies(batch)) == (Kind.LOOSE, ["a", "b"])
+    assert (batch.kind, bodies(batch)) == (Kind.DELAYED, ["a", "b"])
 
 
 # What is said of them.
 
 
 def answered(result: BatchResult) -> list[SendResult]:
-    batch = Batch("t", Kind.LOOSE, 1, 0.0, 1.0, SOON, broker_set=SET)
+    batch = Batch("t", Kind.DELAYED, 1, 0.0, 1.0, SOON, broker_set=SET)
     futures = [SendFuture(), SendFuture()]
     for text, future in zip("ab", futures, strict=True):
         batch.add(encoded(text), future, 1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mq.client.producer.accumulator import Accumulator
-from mq.client.producer.lines import Batch, Kind
+from mq.client.producer.batching import Accumulator
+from mq.client.producer.queues import Batch, Kind
 from mq.hashing import text_hash
 from mq.wire.v1.message_pb2 import Batch as WireBatch
 from tests.unit.client.accumulators import (

@@ -13,7 +13,7 @@ from mq.client.messages import (
     Tags,
     wire_filter,
 )
-from mq.client.producer.producer_settings import Settings
+from mq.client.producer.options import ProducerOptions
 from mq.errors import IllegalConfig, IllegalFilter
 from mq.wire.v1.consumer_pb2 import Filter
 
@@ -67,4 +67,4 @@ def test_a_received_message_knows_its_queue() -> None:
 def test_settings_that_make_no_sense_are_refused_by_name(wrong: dict[str, object]) -> None:
     [name] = wrong
     with pytest.raises(IllegalConfig, match=name):
-        Settings(**wrong)  # type: ignore[arg-type]
+        ProducerOptions(**wrong)  # type: ignore[arg-type]

@@ -8,9 +8,8 @@ import pytest
 
 from mq.client.encode import encode_message
 from mq.client.messages import Message
-from mq.client.producer.grouping import group_batch, priority_of
-from mq.client.producer.lines import Kind
-from mq.client.producer.priorities import FairTurns, queue_for, queues_of
+from mq.client.producer.batching import priority_of, split_batch
+from mq.client.producer.queues import FairTurns, Kind, queue_for, queues_of
 from mq.errors import IllegalRequest
 from mq.wire.v1.cluster_pb2 import TopicRoute
 from mq.wire.v1.consumer_pb2 import AssignedQueue, Assignment
@@ -115,19 +114,19 @@ def test_each_set_has_queues_of_each_priority_and_takes_its_share() -> None:
 def test_a_batch_is_parted_by_priority_alone() -> None:
     lines = ranked()
     messages = [encoded(str(n)) for n in range(6)]
-    groups = group_batch(lines.accumulator, "t", messages, None, b"", [0, 2, 0, 2, 2, 0])
+    groups = split_batch(lines.accumulator, "t", messages, None, b"", [0, 2, 0, 2, 2, 0])
     assert groups is not None
     assert [(group.priority, group.indices) for group in groups] == [(0, [0, 2, 5]), (2, [1, 3, 4])]
     assert {(group.kind, group.line) for group in groups} == {(Kind.ANY, None)}
-    alike = group_batch(lines.accumulator, "t", messages, None, b"", [1] * 6)
+    alike = split_batch(lines.accumulator, "t", messages, None, b"", [1] * 6)
     assert alike is not None
     assert len(alike) == 1
     alike[0].add(lines.accumulator, [None] * 6, TIMEOUT_S)  # type: ignore[list-item]
     (batch,) = lines.take()
     assert (batch.queue_id % 3, len(batch.messages)) == (1, 6)
-    assert group_batch(lines.accumulator, "new", messages, None) is None, "not known yet"
+    assert split_batch(lines.accumulator, "new", messages, None) is None, "not known yet"
     with pytest.raises(IllegalRequest, match="has 3"):
-        group_batch(lines.accumulator, "t", messages, None, b"", [3] * 6)
+        split_batch(lines.accumulator, "t", messages, None, b"", [3] * 6)
 
 
 # -- taking ----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from mq.client.messages import SendResult
-from mq.client.producer.send_future import SendFuture
+from mq.client.producer.outcomes import SendFuture
 from mq.errors import DiskFull
 
 RESULT = SendResult("set-0:7", "t", 0, 0, 0)

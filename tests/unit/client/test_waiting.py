@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from mq.client.cluster.topology import Route
 from mq.client.encode import delay_field
 from mq.client.messages import Message
-from mq.client.producer.grouping import group_batch
-from mq.client.producer.lines import Batch, Kind
+from mq.client.producer.batching import split_batch
+from mq.client.producer.queues import Batch, Kind
 from mq.errors import IllegalRequest
 from mq.hashing import text_hash
 from tests.unit.client.accumulators import SIZE, TIMEOUT_S, Lines, bodies, encoded, part
@@ -195,7 +195,7 @@ def test_a_moved_batch_goes_before_those_that_wait() -> None:
     lines.well = [name for name in "ab" if name != ill]
     lines.accumulator.retry(first, 0.0)
     assert lines.take() == []
-    [other] = [one for one in lines.accumulator.ripen() if one.broker_set == lines.well[0]]
+    [other] = [one for one in lines.accumulator.expedite() if one.broker_set == lines.well[0]]
     lines.done(other)
     assert lines.take() == [first]
 
@@ -236,8 +236,8 @@ def test_a_queue_needs_its_set_when_several_have_the_topic() -> None:
     with pytest.raises(IllegalRequest, match="it has some in a, b"):
         lines.accumulator.add("t", encoded(), 1, None, TIMEOUT_S, broker_set="c")
     with pytest.raises(IllegalRequest, match="say which"):
-        group_batch(lines.accumulator, "t", [encoded()], 1)
-    groups = group_batch(lines.accumulator, "t", [encoded()], 1, broker_set="b")
+        split_batch(lines.accumulator, "t", [encoded()], 1)
+    groups = split_batch(lines.accumulator, "t", [encoded()], 1, broker_set="b")
     assert groups is not None
     assert lines.accumulator.is_empty
     assert groups[0].kind is Kind.FIXED

@@ -8,7 +8,7 @@ import pytest
 
 from mq import errors
 from mq.client.cluster.errors import error_of, error_of_call, fresh, retry_after_s
-from mq.client.producer.verdicts import Verdict, is_in_doubt, verdict
+from mq.client.producer.outcomes import Verdict, is_in_doubt, verdict
 from mq.errors import Internal, LogDamaged, MqError, NotLeader, Unreachable
 from mq.wire.v1 import status_pb2 as wire
 

@@ -15,7 +15,7 @@ ACKS: dict[str, int] = {"quorum": ACK_QUORUM, "leader": ACK_LEADER, "none": ACK_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ProducerOptions:
     """See the producers of `mq.client` for what they mean."""
 
     ack: AckName = "quorum"

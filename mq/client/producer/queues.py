@@ -1,15 +1,18 @@
-"""Batches of a producer, and the lines in which they wait for their queue.
+"""Batches of a producer, and the buffers in which they wait for their queue.
 
-A queue is a line: one batch of it is with the broker at a time, and keeps the line while it is
-retried, so that the messages of a producer stand in a queue in the order they were sent, whatever
-happens. While the line is busy the next batch grows. A topic has lines in one or more broker sets;
-keys choose among all of them, in the order that all clients know. Values without a lock: the
-accumulator has it.
+One batch of a queue is with the broker at a time, and keeps the queue while it is retried, so that
+the messages of a producer stand in a queue in the order in which they were sent. While the queue is
+busy the next batch grows. A topic has queues in one or more broker sets; ordering keys choose among
+all of them, in the order that all clients know. Queue i of a topic with priorities has the priority
+i modulo their number. Batches are numbered for each set from 1 on, and the number of a batch that
+was certainly not stored is given to the next one. Values without a lock: the accumulator has it.
 """
 
 from __future__ import annotations
 
 import enum
+import heapq
+import uuid
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Protocol
@@ -31,10 +34,10 @@ class Kind(enum.Enum):
     ANY = enum.auto()  # nobody: it may go to another one
     KEY = enum.auto()  # the ordering keys of its messages
     FIXED = enum.auto()  # the user
-    LOOSE = enum.auto()  # nobody, and it keeps no line: it is delivered later, by its time
+    DELAYED = enum.auto()  # nobody, and it keeps no line: it is delivered later, by its time
 
 
-class Awaited(Protocol):
+class ResultFuture(Protocol):
     """A future of either kind."""
 
     def done(self) -> bool: ...
@@ -91,7 +94,7 @@ class Batch:
         self.queue_id = queue_id  # -1: not chosen yet, ...
         self.broker_set = broker_set  # ... and then this is empty
         self.messages: list[Encoded] = []
-        self.futures: list[Awaited | None] = []
+        self.futures: list[ResultFuture | None] = []
         self.size_bytes = 0
         self.opened_s = opened_s
         self.ripe_s = opened_s  # it waits for more messages until then
@@ -111,12 +114,12 @@ class Batch:
         self.refused_by: tuple[str, ...] = ()
         self.error: MqError | None = None
 
-    def add(self, message: Encoded, future: Awaited | None, size: int) -> None:
+    def add(self, message: Encoded, future: ResultFuture | None, size: int) -> None:
         self.messages.append(message)
         self.futures.append(future)
         self.size_bytes += size
 
-    def empty_copy(self, line: Line | None) -> Batch:
+    def empty_copy(self, line: QueueBuffer | None) -> Batch:
         """For a part of its messages, in another queue; None: any."""
         is_unpinned = line is None and self.kind is Kind.KEY
         copy = Batch(
@@ -135,7 +138,7 @@ class Batch:
         copy.attempts, copy.bounces = self.attempts, self.bounces
         return copy
 
-    def place_at(self, line: Line, producer_id: str, sequence: int) -> None:
+    def place_at(self, line: QueueBuffer, producer_id: str, sequence: int) -> None:
         self.broker_set, self.queue_id = line.broker_set, line.queue_id
         self.producer_id, self.sequence = producer_id, sequence
 
@@ -150,7 +153,7 @@ class Batch:
         """Whether another broker set may have it. One that may be stored may not: the other set
         would not know its number.
         """
-        is_free = self.kind is Kind.ANY or self.kind is Kind.LOOSE
+        is_free = self.kind is Kind.ANY or self.kind is Kind.DELAYED
         return is_free and not (self.in_doubt and self.producer_id)
 
     def encoded(self) -> tuple[bytes, bytes]:
@@ -224,7 +227,7 @@ class Batch:
         return (self.sent_s or max(self.opened_s, progress_s)) + self.timeout_s
 
 
-class Line:
+class QueueBuffer:
     """Of a queue; or, without one, of batches that take the next queue that is free."""
 
     __slots__ = ("broker_set", "busy", "open", "queue_id", "waiting")
@@ -262,7 +265,7 @@ class Line:
         yield from self.waiting
 
 
-class Loose:
+class DelayedBuffer:
     """Batches that are delivered later, in any queue: they need no order, but a time in common, so
     that each time has an open batch of its own.
     """
@@ -299,24 +302,24 @@ class Loose:
             self.waiting.remove(batch)
 
 
-class Choice:
+class WritableQueues:
     """The lines that take messages, of a topic or of one priority of it."""
 
     __slots__ = ("by_turn", "lines", "sets", "shared", "turn")
 
     def __init__(self, turn: int) -> None:
         self.sets: frozenset[str] = frozenset()
-        self.lines: list[Line] = []  # in the order by which keys choose
+        self.lines: list[QueueBuffer] = []  # in the order by which keys choose
         # The same, those of different sets beside each other: any few in a row are of all sets.
-        self.by_turn: list[Line] = []
+        self.by_turn: list[QueueBuffer] = []
         self.turn = turn
         # Batches that may go to any of them.
-        self.shared = Line()
+        self.shared = QueueBuffer()
 
-    def set_lines(self, lines: list[Line]) -> None:
+    def set_lines(self, lines: list[QueueBuffer]) -> None:
         self.lines = lines
         counts: dict[str, int] = {}
-        places: dict[Line, int] = {}
+        places: dict[QueueBuffer, int] = {}
         for line in lines:
             places[line] = counts.setdefault(line.broker_set, 0)
             counts[line.broker_set] += 1
@@ -325,7 +328,7 @@ class Choice:
             lines, key=lambda line: (places[line] + 0.5) / counts[line.broker_set]
         )
 
-    def next_line(self, sets: Collection[str], *, is_idle: bool) -> Line | None:
+    def next_queue(self, sets: Collection[str], *, is_idle: bool) -> QueueBuffer | None:
         """The next one in turn, in these sets; idle: nothing of it is with the broker."""
         lines, count = self.by_turn, len(self.by_turn)
         for at in range(self.turn, self.turn + count):
@@ -336,15 +339,15 @@ class Choice:
         return None
 
 
-class TopicLines:
+class TopicQueues:
     """`pinned` has the lines with batches that may go nowhere else; `loose` those that need no
     line. All others wait in the shared line of their choice: one for each priority, or one.
     """
 
     __slots__ = (
         "choices",
+        "delayed",
         "lines",
-        "loose",
         "name",
         "parts",
         "pinned",
@@ -365,13 +368,13 @@ class TopicLines:
         self.sets: tuple[str, ...] = ()
         self.write_sets: frozenset[str] = frozenset()
         self.turn = turn
-        self.lines: dict[tuple[str, int], Line] = {}
-        self.pinned: dict[Line, None] = {}
-        self.choices = [Choice(turn)]
+        self.lines: dict[tuple[str, int], QueueBuffer] = {}
+        self.pinned: dict[QueueBuffer, None] = {}
+        self.choices = [WritableQueues(turn)]
         # Of the only choice, or the lowest priority: asked for with every message.
         self.shared = self.choices[0].shared
-        self.writable: list[Line] = []
-        self.loose = Loose()
+        self.writable: list[QueueBuffer] = []
+        self.delayed = DelayedBuffer()
         self.unfinished = 0  # batches
 
     def set_parts(self, parts: Sequence[TopicRoute]) -> None:
@@ -393,27 +396,27 @@ class TopicLines:
         ]
         count = max(1, self.priorities)
         while len(self.choices) < count:
-            self.choices.append(Choice(self.turn))
+            self.choices.append(WritableQueues(self.turn))
         for at, choice in enumerate(self.choices):
             choice.set_lines(
                 [line for line in self.writable if line.queue_id % count == at % count]
             )
 
-    def line(self, broker_set: str, queue_id: int) -> Line:
+    def line(self, broker_set: str, queue_id: int) -> QueueBuffer:
         line = self.lines.get((broker_set, queue_id))
         if line is None:
             # In one step: threads that form batches come here without the lock.
-            line = self.lines.setdefault((broker_set, queue_id), Line(broker_set, queue_id))
+            line = self.lines.setdefault((broker_set, queue_id), QueueBuffer(broker_set, queue_id))
         return line
 
-    def line_of(self, batch: Batch) -> Line | Loose:
-        if batch.kind is Kind.LOOSE:
-            return self.loose
+    def buffer_of(self, batch: Batch) -> QueueBuffer | DelayedBuffer:
+        if batch.kind is Kind.DELAYED:
+            return self.delayed
         if batch.queue_id < 0:
             return self.choices[batch.priority].shared
         return self.line(batch.broker_set, batch.queue_id)
 
-    def fixed_line(self, queue_id: int, broker_set: str) -> Line:
+    def fixed_queue(self, queue_id: int, broker_set: str) -> QueueBuffer:
         """Of a queue as users name it. IllegalRequest: the topic has queues in several sets, or
         none in this one.
         """
@@ -429,12 +432,12 @@ class TopicLines:
             )
         return self.line(broker_set or self.sets[0], queue_id)
 
-    def key_line(self, ordering_hash: int, priority: int) -> Line:
+    def queue_for_key(self, ordering_hash: int, priority: int) -> QueueBuffer:
         """Where all messages of a key go. IllegalRequest: there is no such priority."""
         lines = self.choice(priority).lines
         return lines[ordering_hash % len(lines)]
 
-    def choice(self, priority: int) -> Choice:
+    def choice(self, priority: int) -> WritableQueues:
         """IllegalRequest: there is no such priority."""
         if self.priorities < 2:
             return self.choices[0]
@@ -452,17 +455,17 @@ class TopicLines:
         broker_set: str,
         delay: bytes,
         priority: int,
-    ) -> tuple[Line, Kind, int]:
+    ) -> tuple[QueueBuffer, Kind, int]:
         """The line in which a message waits, who chose it, and its priority, which is 0 where that
         means nothing. One that is loose needs no line. IllegalRequest.
         """
         if queue_id is not None:
-            return self.fixed_line(queue_id, broker_set), Kind.FIXED, 0
+            return self.fixed_queue(queue_id, broker_set), Kind.FIXED, 0
         if self.priorities < 2:
             priority = 0
         if ordering_hash is not None:
-            return self.key_line(ordering_hash, priority), Kind.KEY, priority
-        return self.choice(priority).shared, Kind.LOOSE if delay else Kind.ANY, priority
+            return self.queue_for_key(ordering_hash, priority), Kind.KEY, priority
+        return self.choice(priority).shared, Kind.DELAYED if delay else Kind.ANY, priority
 
     def may_use(self, broker_set: str) -> bool:
         """Whether messages go to that set: those that come now, or some that wait for it."""
@@ -471,6 +474,75 @@ class TopicLines:
 
     def has_waiting(self) -> bool:
         """Whether there may be something to be taken."""
-        if self.pinned or self.loose:
+        if self.pinned or self.delayed:
             return True
         return any(choice.shared.next() is not None for choice in self.choices)
+
+
+# One turn of so many goes by who has waited longest.
+_FAIR_EACH = 10
+
+
+def queues_of(priority: int, priorities: int, queues: int) -> range:
+    """The queues for messages of a priority. IllegalRequest: the topic has no such priority."""
+    if priorities <= 1:
+        return range(queues)
+    if not 0 <= priority < priorities:
+        raise IllegalRequest(
+            f"priority {priority}: the topic has {priorities}, 0 (the lowest) to {priorities - 1}"
+        )
+    return range(priority, queues, priorities)
+
+
+def queue_for(turn: int, priority: int, priorities: int, queues: int) -> int:
+    """One of them: by the hash of an ordering key, or by turn."""
+    choice = queues_of(priority, priorities, queues)
+    return choice[turn % len(choice)]
+
+
+class FairTurns:
+    """Whose turn it is among queues that have something, the one first that has waited longest."""
+
+    __slots__ = ("_count",)
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def choose(self, ranks: Sequence[int]) -> int:
+        """Which of them, by how far each is below the highest priority. There must be one."""
+        self._count += 1
+        if self._count % _FAIR_EACH == 0:
+            return 0
+        return min(range(len(ranks)), key=ranks.__getitem__)
+
+
+class Sequences:
+    """With `producer_id` None a name is made up; with an empty one there are no numbers at all."""
+
+    def __init__(self, producer_id: str | None) -> None:
+        self._is_own_name = producer_id is None
+        self.producer_id = uuid.uuid4().hex if producer_id is None else producer_id
+        self._next = 1
+        self._free: list[int] = []
+
+    def take(self) -> tuple[str, int]:
+        """Producer id and sequence of the next batch; empty and 0 without idempotence."""
+        if not self.producer_id:
+            return "", 0
+        if self._free:
+            return self.producer_id, heapq.heappop(self._free)
+        self._next += 1
+        return self.producer_id, self._next - 1
+
+    def give_back(self, producer_id: str, sequence: int) -> None:
+        """The batch of this number was not stored, whatever attempt is looked at."""
+        if sequence and producer_id == self.producer_id:
+            heapq.heappush(self._free, sequence)
+
+    def start_over(self, producer_id: str) -> bool:
+        """The broker takes no more batches of this name. False: the name is the user's to keep."""
+        if self._is_own_name and producer_id == self.producer_id:
+            self.producer_id = uuid.uuid4().hex
+            self._next = 1
+            self._free.clear()
+        return self._is_own_name

@@ -1,0 +1,164 @@
+"""What comes of a batch that was sent: what a producer does with each answer, which broker sets it
+avoids by their answers, and the future of a message that a thread has sent.
+
+An answer counts against `retries` when trying again is a matter of luck. It does not count when the
+broker says which one leads, or when to try again: during a fail-over no broker leads for a second,
+and a busy broker asks to wait; there, only the time-out ends it. A set that answers much later than
+the others, or refuses messages that it should take, gets no message that may go elsewhere until its
+penalty is over, which doubles each time; then one batch shows whether it is well again. Pure: the
+caller brings the time.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from mq.client.messages import SendResult
+from mq.wire.v1 import status_pb2 as wire
+
+
+class Verdict(enum.Enum):
+    STORED = enum.auto()
+    FOLLOW = enum.auto()  # ask who leads now
+    WAIT = enum.auto()  # the same again, when the broker said
+    AGAIN = enum.auto()  # the same again, in another queue if it may; counts
+    REROUTE = enum.auto()  # the topic is not what we think: ask for its route, once a set
+    RENUMBER = enum.auto()  # under another producer id
+    FAIL = enum.auto()
+
+
+_VERDICTS = {
+    wire.SEND_OK: Verdict.STORED,
+    wire.OUTCOME_UNKNOWN: Verdict.AGAIN,
+    wire.FLUSH_TIMEOUT: Verdict.AGAIN,
+    wire.REPLICATION_TIMEOUT: Verdict.AGAIN,
+    wire.DISK_FULL: Verdict.AGAIN,
+    wire.NOT_LEADER: Verdict.FOLLOW,
+    wire.NODE_STOPPED: Verdict.FOLLOW,
+    wire.FLOW_CONTROL: Verdict.WAIT,
+    wire.TOPIC_NOT_FOUND: Verdict.REROUTE,
+    wire.QUEUE_NOT_FOUND: Verdict.REROUTE,
+    wire.PERMISSION_DENIED: Verdict.REROUTE,
+    wire.ILLEGAL_SEQUENCE: Verdict.RENUMBER,
+}
+_IN_DOUBT = frozenset({wire.OUTCOME_UNKNOWN, wire.FLUSH_TIMEOUT, wire.REPLICATION_TIMEOUT})
+
+
+def verdict(code: int) -> Verdict:
+    return _VERDICTS.get(code, Verdict.FAIL)  # type: ignore[call-overload,no-any-return]
+
+
+def is_in_doubt(code: int) -> bool:
+    """Whether the batch may be stored all the same."""
+    return code in _IN_DOUBT
+
+
+# Slow is what takes so long, and so many times as long as with another set.
+SLOW_S = 0.5
+_TIMES_SLOWER = 4
+# The newest of many latencies counts a fifth: a single slow answer does not make all others fast.
+_NEWEST_WEIGHT = 0.2
+_PENALTY_S, _PENALTY_S_MAX = 1.0, 30.0
+_BUSY_S_MIN = 0.05
+
+
+@dataclass(slots=True)
+class _Record:
+    latency_s: float = 0.0
+    is_measured: bool = False
+    penalties: int = 0
+    avoided_until_s: float = 0.0
+    busy_until_s: float = 0.0
+
+
+class Avoidance:
+    def __init__(self) -> None:
+        self._records: dict[str, _Record] = {}
+
+    def answered(self, broker_set: str, latency_s: float, now_s: float) -> None:
+        """It has stored what it was sent, in that time."""
+        record = self._record(broker_set)
+        others = [
+            one.latency_s
+            for one in self._records.values()
+            if one is not record and one.is_measured and one.avoided_until_s <= now_s
+        ]
+        is_slow = bool(others) and latency_s > max(SLOW_S, _TIMES_SLOWER * min(others))
+        if record.is_measured:
+            latency_s = record.latency_s + _NEWEST_WEIGHT * (latency_s - record.latency_s)
+        record.latency_s, record.is_measured = latency_s, True
+        if is_slow:
+            self.refused(broker_set, now_s)
+        else:
+            record.penalties, record.avoided_until_s = 0, 0.0
+
+    def refused(self, broker_set: str, now_s: float) -> None:
+        """It cannot store anything now. What was under way together counts once."""
+        record = self._record(broker_set)
+        if now_s >= record.avoided_until_s:
+            penalty_s = min(_PENALTY_S * 2**record.penalties, _PENALTY_S_MAX)
+            record.penalties = min(record.penalties + 1, 16)
+            record.avoided_until_s = now_s + penalty_s
+
+    def is_busy(self, broker_set: str, now_s: float, pause_s: float) -> None:
+        """It asks to wait for so long."""
+        record = self._record(broker_set)
+        until_s = now_s + max(pause_s, _BUSY_S_MIN)
+        record.busy_until_s = max(record.busy_until_s, until_s)
+
+    def is_avoided(self, broker_set: str, now_s: float) -> bool:
+        record = self._records.get(broker_set)
+        return record is not None and now_s < max(record.avoided_until_s, record.busy_until_s)
+
+    def _record(self, broker_set: str) -> _Record:
+        return self._records.setdefault(broker_set, _Record())
+
+
+_PENDING, _FINISHED = "PENDING", "FINISHED"
+# Held for a few instructions: between finding that nobody waits and being finished.
+_making = threading.Lock()
+
+
+class SendFuture(Future[SendResult]):
+    """A message that was sent cannot be taken back: it is not cancelled."""
+
+    _made: threading.Condition | None = None
+
+    def __init__(self) -> None:
+        self._state = _PENDING
+        self._result: Any = None
+        self._exception: BaseException | None = None
+
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
+        if self._made is None:
+            with _making:
+                if self._made is None:
+                    self._waiters: list[Any] = []
+                    self._done_callbacks: list[Any] = []
+                    self._made = threading.Condition()
+        return self._made
+
+    def cancel(self) -> bool:
+        return False
+
+    def done(self) -> bool:
+        return self._state == _FINISHED
+
+    def result(self, timeout: float | None = None) -> SendResult:
+        if self._state == _FINISHED and self._exception is None:
+            found: SendResult = self._result
+            return found
+        return super().result(timeout)
+
+    def set_result(self, result: SendResult) -> None:
+        with _making:
+            if self._made is None:
+                self._result = result
+                self._state = _FINISHED
+                return
+        super().set_result(result)
