@@ -44,6 +44,10 @@ class Route(NamedTuple):
         return [part.broker_set for part in self.parts]
 
     @property
+    def readable_sets(self) -> list[str]:
+        return [part.broker_set for part in self.parts if is_readable(part)]
+
+    @property
     def readable(self) -> list[QueueRef]:
         """The queues to read from, in the order of their sets."""
         return [
@@ -133,8 +137,13 @@ class Topology:
         known = self._topics.get(topic)
         if known is None or now_s() - known.asked_s > ROUTE_AGE_S_MAX:
             return None
-        parts = known.believed()
-        return Route(topic, parts) if parts else None
+        route = self.believed(topic)
+        return route if route.parts else None
+
+    def believed(self, topic: str) -> Route:
+        """What was learnt, of whatever age; without parts if nothing was."""
+        known = self._topics.get(topic)
+        return Route(topic, () if known is None else known.believed())
 
     def forget(self, topic: str) -> None:
         """A broker does not agree with it: the topic has changed, or is gone."""
@@ -157,10 +166,10 @@ class Topology:
         return known, known.believed()
 
     def _tell_of_change(self, topic: str, before: tuple[TopicRoute, ...]) -> None:
-        believed = self._topics[topic].believed()
-        if believed != before:
+        route = self.believed(topic)
+        if route.parts != before:
             for on_change in self._subscribers:
-                on_change(Route(topic, believed))
+                on_change(route)
 
     # Asking
 
@@ -278,6 +287,10 @@ class Topology:
                 "(broker_set, --set)"
             )
         return QueueRef(topic, queue_id, sets[0])
+
+
+def is_readable(part: TopicRoute) -> bool:
+    return part.is_readable and part.read_queues > 0
 
 
 def is_writable(part: TopicRoute) -> bool:

@@ -28,7 +28,6 @@ from mq.client.simple.handles import HandleCall, HandleCalls
 from mq.errors import ClientClosed, IllegalConfig, IllegalHandle, Internal, MqError, TopicNotFound
 from mq.names import retry_topic
 from mq.wire.v1 import consumer_pb2 as wire
-from mq.wire.v1.cluster_pb2 import RouteResponse, TopicRoute
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +35,6 @@ _SERVICE = "ConsumerService"
 _LEAVE_S = 1.0
 # How often the sets of the topics are looked up; sooner while a topic is missing.
 _LOOK_EVERY_S, _LOOK_SOON_S = 5.0, 1.0
-# A set that no broker has listed for so long is gone.
-_UNHEARD_S_MAX = 30.0
 
 Messages = ReceivedMessage | Iterable[ReceivedMessage]
 
@@ -188,7 +185,6 @@ class _GroupReceiver:
         self._locations = TopicLocations(connection, options)
         self._look_at_s = 0.0
         self._looking: asyncio.Task[None] | None = None
-        self._listed_at_s: dict[str, float] = {}
         self._asked: set[str] = set()
 
     # Sources
@@ -216,32 +212,22 @@ class _GroupReceiver:
 
     async def _look(self) -> None:
         self._look_at_s = now_s() + _LOOK_EVERY_S
-        known = await self._connection.brokers([*self._options.topics, self._retry_topic])
-        self._listed_at_s |= dict.fromkeys((one.name for one in known.broker_sets), now_s())
-        self._locations.learn_missing(known)
-        sources: list[Source] = []
-        for topic in self._options.topics:
-            parts = [part for part in known.topics if part.topic == topic]
-            before = [one.broker_set for one in self._sources if one.topic == topic]
-            sets = [part.broker_set for part in _readable(parts)]
-            # A broker that has just started has not heard of all sets.
-            sets += [name for name in before if self._is_unheard_of(name, known)]
-            # A set that has the topic, had it, or would create it says what is wrong.
-            sets = sets or [part.broker_set for part in parts] or before
-            if not sets:
-                sets = [(await self._connection.topology.home(topic)).name]
-            sources += [Source(topic, name) for name in sets]
+        response = await self._connection.brokers([*self._options.topics, self._retry_topic])
+        self._locations.learn_missing(response)
         if self._locations.is_waiting:
             self._look_at_s = now_s() + _LOOK_SOON_S
-        retries = _readable(part for part in known.topics if part.topic == self._retry_topic)
-        sources += [Source(self._retry_topic, part.broker_set) for part in retries]
-        self._sources = sources
-
-    def _is_unheard_of(self, name: str, known: RouteResponse) -> bool:
-        """The broker that answered does not list the set, but others did not long ago."""
-        if any(one.name == name for one in known.broker_sets):
-            return False
-        return now_s() - self._listed_at_s.get(name, 0.0) < _UNHEARD_S_MAX
+        topology = self._connection.topology
+        sources: list[Source] = []
+        for topic in self._options.topics:
+            route = topology.believed(topic)
+            before = [one.broker_set for one in self._sources if one.topic == topic]
+            # A set that has the topic, had it, or would create it says what is wrong.
+            sets = route.readable_sets or route.sets or before
+            if not sets:
+                sets = [(await topology.home(topic)).name]
+            sources += [Source(topic, name) for name in sets]
+        retries = topology.believed(self._retry_topic).readable_sets
+        self._sources = sources + [Source(self._retry_topic, name) for name in retries]
 
     def _start(self, source: Source) -> Start:
         is_retry = source.topic == self._retry_topic
@@ -317,10 +303,6 @@ class _GroupReceiver:
         ]
         # Without this the brokers find out by themselves.
         await asyncio.gather(*leaving, return_exceptions=True)
-
-
-def _readable(parts: Iterable[TopicRoute]) -> list[TopicRoute]:
-    return [part for part in parts if part.is_readable and part.read_queues]
 
 
 def _milliseconds(seconds: float, name: str) -> int:

@@ -109,6 +109,29 @@ def test_a_route_is_asked_for_once_in_half_a_minute() -> None:
     run(scenario())
 
 
+def test_what_was_learnt_is_believed_at_any_age_and_known_for_half_a_minute() -> None:
+    connection = Asked("a:1", lambda *_: routes("a"))
+
+    async def scenario() -> None:
+        topology = connection.topology
+        assert topology.believed("t") == Route("t", ())
+        found = await topology.locate("t")
+        assert (topology.believed("t"), topology.known("t")) == (found, found)
+        await asyncio.sleep(ROUTE_AGE_S_MAX + 1)
+        assert (topology.believed("t"), topology.known("t")) == (found, None)
+
+    run(scenario())
+
+
+def test_a_set_is_readable_if_it_has_a_queue_to_read_from() -> None:
+    parts = tuple(
+        TopicRoute(topic="t", broker_set=name, read_queues=count, is_readable=is_readable)
+        for name, count, is_readable in (("a", 2, True), ("b", 2, False), ("c", 0, True))
+    )
+    route = Route("t", parts)
+    assert (route.sets, route.readable_sets) == (["a", "b", "c"], ["a"])
+
+
 def test_a_topic_that_one_broker_does_not_know_yet_may_be_known_to_the_leader() -> None:
     connection = Asked("a:1", lambda address, _: routes("b", ("t",) if address == "b:1" else ()))
     assert run(connection.topology.locate("t")).sets == ["s"]
