@@ -3,15 +3,18 @@
 The answer of any broker is a place to start, and stale at times. Two things are known better. What
 the leader of a set says of its own part counts more than what others say of it, for some seconds.
 A set that the broker which answered has never heard of is still there, for half a minute: keys must
-not change their queues because a broker has just started. Everybody who asks learns for all users
-of the connection, and subscribers are told of each change.
+not change their queues because a broker has just started. Each answer serves all users of the
+connection, and subscribers are told of each change.
+
+Consumers need more: to leave a set and join it again delivers its messages in flight twice. Sticky
+parts are added on the answer of any broker, and removed only on the confirmed one of their own set.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from mq import names
@@ -76,12 +79,29 @@ class TopicParts:
         self._told: dict[str, tuple[TopicRoute, float]] = {}
         # The same of the leader of the set. None: the set does not have the topic.
         self._leader_said: dict[str, tuple[TopicRoute | None, float]] = {}
+        # By set. Replaced, never changed: other threads read it.
+        self._sticky: Mapping[str, TopicRoute] = {}
 
     def believed(self) -> tuple[TopicRoute, ...]:
         return tuple(self._told[name][0] for name in sorted(self._told))
 
-    def learn(self, parts: Iterable[TopicRoute], known_sets: Collection[str], now_s: float) -> None:
+    def sticky(self) -> tuple[TopicRoute, ...]:
+        """Parts stay, and stay readable, whatever brokers say, until `confirm`."""
+        sticky = self._sticky
+        return tuple(sticky[name] for name in sorted(sticky))
+
+    def confirm(self, broker_set: str, part: TopicRoute | None) -> None:
+        """Replaces the sticky part of that set. None: the set does not have the topic."""
+        others = {name: one for name, one in self._sticky.items() if name != broker_set}
+        self._sticky = others if part is None else {**others, broker_set: part}
+
+    def learn(
+        self, parts: Collection[TopicRoute], known_sets: Collection[str], now_s: float
+    ) -> None:
         """From any broker, which has heard of these sets."""
+        for part in parts:
+            if is_readable(part) or part.broker_set not in self._sticky:
+                self.confirm(part.broker_set, part)
         told = {part.broker_set: (part, now_s) for part in parts}
         for name, (part, told_s) in self._told.items():
             if name not in known_sets and now_s - told_s <= _UNHEARD_S_MAX:
@@ -144,6 +164,27 @@ class Topology:
         """What was learnt, of whatever age; without parts if nothing was."""
         known = self._topics.get(topic)
         return Route(topic, () if known is None else known.believed())
+
+    def sticky(self, topic: str) -> Route:
+        """All parts that a broker has told of and that their own set has not denied by `confirm`.
+        For consumers. Any thread may call it.
+        """
+        known = self._topics.get(topic)
+        return Route(topic, () if known is None else known.sticky())
+
+    def confirm(self, broker_set: str, topics: Sequence[str], response: RouteResponse) -> None:
+        """The answer of a set about its own part of these topics, which its leader has confirmed:
+        a broker of the set that answers may lag behind.
+        """
+        self.learn(topics, response, leader_of=broker_set)
+        own = {part.topic: part for part in response.topics if part.broker_set == broker_set}
+        for topic in topics:
+            self._topics[topic].confirm(broker_set, own.get(topic))
+
+    def forget_set(self, broker_set: str) -> None:
+        """The set is gone for good: it has no sticky parts."""
+        for known in self._topics.values():
+            known.confirm(broker_set, None)
 
     def forget(self, topic: str) -> None:
         """A broker does not agree with it: the topic has changed, or is gone."""

@@ -332,7 +332,8 @@ class GroupSession:
             return QueueRef(topic, queue_id, broker_set)
         # The retry topic of the group is in every set.
         is_own = topic not in self.options.topics
-        sets = sorted(self._memberships if is_own else self._locations.sets_of(topic))
+        topology = self._connection.topology
+        sets = sorted(self._memberships) if is_own else topology.sticky(topic).sets
         if len(sets) > 1:
             raise IllegalRequest(
                 f"queue {queue_id} of topic {topic} is in {', '.join(sets)}: say which broker set"

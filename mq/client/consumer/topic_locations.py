@@ -1,10 +1,9 @@
-"""In which broker sets the topics of a consumer are, and where it starts in a set new to it.
+"""Which broker sets a consumer joins and leaves, and where it starts in a set new to it.
 
-One broker's answer may be stale, or lack sets of which it has not heard yet. So a set is added on
-the answer of any broker, and removed on that of its own leader only: messages in flight there would
-be delivered again if it was joined again. A set without the topics counts as long as messages of
-the group wait there for their next attempt. A group that knows a topic elsewhere starts with the
-oldest message in a further set of that topic, so that it misses nothing.
+The topology keeps where the topics are, in sticky parts: a set is left on its own word only. A set
+without the topics counts as long as messages of the group wait there for their next attempt. A
+group that knows a topic elsewhere starts with the oldest message in a further set of that topic, so
+that it misses nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import time
 from collections.abc import Iterable
 
 from mq.client.cluster.connection import CALL_TIMEOUT_S, Connection
+from mq.client.cluster.topology import Route, is_readable
 from mq.client.consumer.offsets import BroadcastOffsets, find_in, query_in
 from mq.client.consumer.options import ConsumerOptions, Start
 from mq.errors import MqError, PermissionDenied, TopicNotFound
@@ -27,6 +27,8 @@ _NONE: frozenset[str] = frozenset()
 _ASK_S = 1.0
 # The clocks of brokers may be ahead of ours by so much.
 _CLOCKS_DIFFER_MS = 60_000
+# Producer and consumer of a new topic often start together: no reason to warn.
+_WARN_AFTER_S = 1.0
 
 
 class TopicLocations:
@@ -37,15 +39,12 @@ class TopicLocations:
     ) -> None:
         """`kept`: the offsets of a broadcast consumer."""
         self._connection = connection
+        self._topology = connection.topology
         self._options = options
         self._kept = kept
-        # Sets that have readable queues of a topic, and those that have it at all. The sets are
-        # replaced, never changed: other threads read them.
-        self._readable = dict.fromkeys(options.topics, _NONE)
-        self._any = dict.fromkeys(options.topics, _NONE)
-        # Sets in which the group has a retry topic; the topic is empty if the mode has none.
-        self._retry_topic = retry_topic(options.group) if options.is_clustering else ""
-        self._retrying = _NONE
+        # Broadcast consumers have no retry topic.
+        self._retry_topics = [retry_topic(options.group)] if options.is_clustering else []
+        self._asked = [*options.topics, *self._retry_topics]
         # Sets in which topics would be created that no set has.
         self._homes = _NONE
         self._missing = MissingTopics(options.group)
@@ -54,31 +53,33 @@ class TopicLocations:
         # By the last answer: all sets, and those that have a readable topic of the consumer.
         self.listed = self.told = _NONE
 
-    def sets_of(self, topic: str) -> frozenset[str]:
-        """Those that are known."""
-        return self._any.get(topic, _NONE)
+    @property
+    def _routes(self) -> list[Route]:
+        return [self._topology.sticky(topic) for topic in self._options.topics]
 
     @property
     def sets(self) -> frozenset[str]:
         """The sets that the consumer should join."""
-        found = self._homes | self._retrying
-        for topic in self._options.topics:
+        found = set(self._homes)
+        for route in self._routes:
             # A topic that is not readable is joined, too: the refusal says why.
-            found |= self._readable[topic] or self._any[topic]
-        return found
+            found.update(route.readable_sets or route.sets)
+        for topic in self._retry_topics:
+            found.update(self._topology.sticky(topic).sets)
+        return frozenset(found)
 
     async def look(self) -> None:
         """Asks any broker. Raises Unreachable if none answers."""
         is_first = self._starts is None
         await self._ask_any_broker()
-        missing = [topic for topic, sets in self._any.items() if not sets]
+        missing = [route.topic for route in self._routes if not route.parts]
         if is_first:
             # A topic that is deleted later may be created again in any set.
-            homes = [await self._connection.topology.home(topic) for topic in missing]
+            homes = [await self._topology.home(topic) for topic in missing]
             self._homes = frozenset(one.name for one in homes)
             if self._kept is not None:
-                for topic in self._options.topics:
-                    self._kept.adopt(topic, sorted(self._any[topic]))
+                for route in self._routes:
+                    self._kept.adopt(route.topic, route.sets)
             self._starts = await self._first_starts()
         elif not missing:
             self._homes = _NONE
@@ -87,35 +88,20 @@ class TopicLocations:
         response = await self._connection.brokers(self._asked, timeout_s)
         self.listed = frozenset(one.name for one in response.broker_sets)
         self.told = frozenset(one.broker_set for one in response.topics if one.is_readable)
-        self._learn(response)
         self.learn_missing(response)
 
     def learn_missing(self, response: RouteResponse) -> None:
-        """Learns from an answer about all topics of the consumer which ones do not exist. A topic
-        that was known is not missing: a broker that has just started knows few.
+        """Learns which topics do not exist from an answer about all topics of the consumer, which
+        the topology has learnt. A topic that was known is not missing: a broker that has just
+        started knows few.
         """
-        found = {part.topic for part in response.topics}
-        missing = [topic for topic, sets in self._any.items() if not sets and topic not in found]
+        missing = [route.topic for route in self._routes if not route.parts]
         self._missing.learn(missing, response, time.monotonic())
 
     @property
     def is_waiting(self) -> bool:
         """Whether a topic does not exist."""
         return bool(self._missing.missing)
-
-    @property
-    def _asked(self) -> list[str]:
-        return [*self._options.topics, *filter(None, [self._retry_topic])]
-
-    def _learn(self, response: RouteResponse) -> None:
-        for part in response.topics:
-            topic, name = part.topic, frozenset([part.broker_set])
-            if topic in self._any:
-                self._any[topic] |= name
-                if part.is_readable and part.read_queues:
-                    self._readable[topic] |= name
-            elif topic == self._retry_topic:
-                self._retrying |= name
 
     async def lost(self, names: Iterable[str]) -> list[str]:
         """Those of these sets that have nothing for the consumer, by their own answer, while others
@@ -130,10 +116,10 @@ class TopicLocations:
             await self._ask_any_broker(_ASK_S)
         except MqError:
             return False
-        known = frozenset.union(*self._any.values()) - self.told
+        known = {name for route in self._routes for name in route.sets} - self.told
         for name in sorted(known | {refused_by}):
             await self._ask(name)
-        return not all(self._any.values())
+        return not all(route.parts for route in self._routes)
 
     async def _ask(self, name: str) -> bool:
         """Asks a set about itself; its answer replaces what was known. False: it gave none."""
@@ -145,7 +131,7 @@ class TopicLocations:
             said = {
                 part.topic
                 for part in response.topics
-                if part.broker_set == name and part.is_readable and part.read_queues
+                if part.broker_set == name and is_readable(part)
             }
             for topic in sorted(self._readable_in(name) - said):
                 if await self._is_read(name, topic):
@@ -153,14 +139,15 @@ class TopicLocations:
         except MqError as error:
             log.info("broker set %s cannot be asked for its topics: %s", name, error)
             return False
-        self.forget(name)
-        self._learn(response)
+        self._homes -= {name}
+        self._topology.confirm(name, self._asked, response)
         return True
 
     def _readable_in(self, name: str) -> set[str]:
         """Topics of the set that are known to be readable."""
-        found = {topic for topic, sets in self._readable.items() if name in sets}
-        return found | {self._retry_topic} if name in self._retrying else found
+        found = {route.topic for route in self._routes if name in route.readable_sets}
+        retries = [one for one in self._retry_topics if name in self._topology.sticky(one).sets]
+        return found.union(retries)
 
     async def _is_read(self, name: str, topic: str) -> bool:
         """By the answer of the leader, which has applied all of its log."""
@@ -172,12 +159,8 @@ class TopicLocations:
 
     def forget(self, name: str) -> None:
         """Forgets all that is known of this set."""
-        gone = frozenset([name])
-        for known in (self._any, self._readable):
-            for topic in known:
-                known[topic] -= gone
-        self._retrying -= gone
-        self._homes -= gone
+        self._homes -= {name}
+        self._topology.forget_set(name)
 
     # Start positions
 
@@ -199,7 +182,7 @@ class TopicLocations:
             topics = await self._topics_of_group(starts)
             for name in starts:
                 elsewhere = {one for other in topics.keys() - {name} for one in topics[other]}
-                mine = {topic for topic, sets in self._any.items() if name in sets}
+                mine = {route.topic for route in self._routes if name in route.sets}
                 if (elsewhere & mine) - topics[name]:
                     starts[name] = "earliest"
         return starts
@@ -220,12 +203,6 @@ class TopicLocations:
             log.info("broker set %s cannot be asked for offsets: %s", name, error)
             return set()
         return {ref.topic for ref in offsets}
-
-
-log = logging.getLogger(__name__)
-
-# Producer and consumer of a new topic often start together: no reason to warn.
-_WARN_AFTER_S = 1.0
 
 
 class MissingTopics:

@@ -74,6 +74,53 @@ def test_a_set_that_is_known_and_has_no_such_topic_has_none() -> None:
     assert topic.told([part(4, "a")], {"a", "b"}, 0.1) == {"a": 4}
 
 
+def readable(name: str, count: int = 2, *, is_readable: bool = True) -> TopicRoute:
+    return TopicRoute(topic="t", broker_set=name, read_queues=count, is_readable=is_readable)
+
+
+def test_a_sticky_part_is_added_by_any_broker_and_removed_by_none() -> None:
+    """A consumer must not leave a set because a lagging broker does not list its topic."""
+    topic = Topic()
+    topic.learn([readable("a")], {"a", "b"}, 0.0)
+    topic.learn([readable("b")], {"a", "b"}, 1.0)
+    assert topic.believed() == (readable("b"),)
+    assert topic.sticky() == (readable("a"), readable("b"))
+    topic.learn([], {"a", "b"}, 1_000.0)
+    topic.learn_from_leader("b", None, 1_000.0)
+    assert topic.sticky() == (readable("a"), readable("b")), "not confirmed"
+    topic.confirm("b", None)
+    assert topic.sticky() == (readable("a"),)
+    topic.learn([readable("b")], {"a", "b"}, 1_000.1)
+    assert topic.sticky() == (readable("a"), readable("b")), "any broker adds it again, at once"
+
+
+@pytest.mark.parametrize("less", [readable("a", is_readable=False), readable("a", 0)])
+def test_a_sticky_part_stays_readable_until_the_set_itself_says_otherwise(less: TopicRoute) -> None:
+    topic = Topic()
+    topic.learn([less], {"a"}, 0.0)
+    assert topic.sticky() == (less,)
+    topic.learn([readable("a")], {"a"}, 1.0)
+    topic.learn([less], {"a"}, 2.0)
+    assert (topic.believed(), topic.sticky()) == ((less,), (readable("a"),))
+    topic.confirm("a", less)
+    assert topic.sticky() == (less,)
+
+
+def test_what_a_set_says_of_itself_replaces_its_sticky_parts_and_those_of_no_other() -> None:
+    async def scenario() -> None:
+        topology = Asked("a:1", lambda *_: None).topology
+        topology.learn(["t", "u"], routes("a", ("t", "u"), sets="xy"))
+        # The set x has lost t, and has not heard of y.
+        topology.confirm("x", ["t", "u"], routes("a", ("u",), sets="x"))
+        assert [topology.sticky(topic).sets for topic in ("t", "u")] == [["y"], ["x", "y"]]
+        assert topology.believed("t").sets == ["y"]
+        topology.forget_set("y")
+        assert [topology.sticky(topic).sets for topic in ("t", "u")] == [[], ["x"]]
+        assert topology.sticky("never asked for") == Route("never asked for", ())
+
+    run(scenario())
+
+
 def test_subscribers_are_told_of_changes_whoever_asked() -> None:
     topics = ["t", "u"]
     connection = Asked("a:1", lambda *_: routes("a", tuple(topics)))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import grpc
 import grpc.aio
 
+from mq.client.cluster.topology import Topology
 from mq.client.messages import QueueRef
 from mq.errors import MqError, NotLeader, Unreachable
 from mq.wire.v1 import consumer_pb2 as wire
@@ -242,20 +243,18 @@ class ScriptedConnection(ScriptedSet):
         self.all: dict[str, ScriptedSet] = {SET: self, **{one: ScriptedSet(one) for one in others}}
         # Those of which nobody tells.
         self.unheard: set[str] = set()
+        self.topology = Topology(self.as_connection)
 
     @property
     def as_connection(self) -> Connection:
         return cast("Connection", self)
 
-    @property
-    def topology(self) -> ScriptedConnection:
-        return self
-
     def of(self, name: str) -> ScriptedSet:
         return self.all[name]
 
-    async def home(self, _: str) -> ScriptedSet:
-        return self
+    async def sets(self, _: float) -> list[ScriptedSet]:
+        """Topics that are missing would be created in the first one."""
+        return [self]
 
     async def brokers(self, topics: Any = (), *_: Any, **__: Any) -> RouteResponse:
         """Topics are asked for as of a cluster; of a set the first argument is a time-out."""
@@ -264,6 +263,7 @@ class ScriptedConnection(ScriptedSet):
         for name, one in self.all.items():
             if name not in self.unheard:
                 answer.MergeFrom(one.route(RouteRequest(topics=topics)))
+        self.topology.learn(topics, answer)
         return answer
 
     async def close(self) -> None:
