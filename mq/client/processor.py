@@ -50,7 +50,7 @@ from mq.client.consumer.options import (
 )
 from mq.client.consumer.prefetch import InFlight, PrefetchQueue
 from mq.client.messages import Message, QueueRef, ReceivedMessage
-from mq.client.producer.queues import queue_for
+from mq.client.priorities import queue_for
 from mq.errors import (
     ClientClosed,
     IllegalConfig,

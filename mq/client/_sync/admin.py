@@ -8,7 +8,7 @@ from mq.client.admin.admin import Admin as AsyncAdmin
 from mq.client.admin.calls import Answers
 from mq.client.admin.groups import OffsetTarget
 from mq.client.admin.topics import TypeName
-from mq.client.cluster.connection import CALL_TIMEOUT_S
+from mq.client.cluster.retry import CALL_TIMEOUT_S
 from mq.client.deprecated import renamed
 from mq.client.messages import FilterLike
 from mq.client.sync import SyncClient

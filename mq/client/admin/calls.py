@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from google.protobuf.message import Message as WireMessage
 
-from mq.client.cluster.connection import CALL_TIMEOUT_S, Connection
-from mq.client.cluster.retry import now_s
+from mq.client.cluster.connection import Connection
+from mq.client.cluster.retry import CALL_TIMEOUT_S, now_s
 from mq.errors import IllegalRequest, MqError
 from mq.wire.v1 import admin_pb2 as pb
 from mq.wire.v1.cluster_pb2 import RouteResponse

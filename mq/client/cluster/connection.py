@@ -1,8 +1,8 @@
 """The connection of one client to the cluster: channels to brokers, the broker sets, their leaders.
 
-Any one broker is enough to find the others, of all sets. What is known of leaders may be stale and
-is only a place to start: a broker that does not lead says who does, and calls follow. Retries of
-sends and of streams are not made here. Everything runs on the event loop that uses it first.
+Any one broker is enough to find the others, of all sets. A known leader may be stale and is only a
+place to start: a follower redirects to the leader, and calls go there. Retries of sends and of
+streams are not made here. Everything runs on the event loop that uses it first.
 """
 
 from __future__ import annotations
@@ -35,14 +35,11 @@ from mq.errors import (
 from mq.wire.v1 import admin_pb2, cluster_pb2, consumer_pb2, producer_pb2, transaction_pb2
 from mq.wire.v1.cluster_pb2 import BrokerSet, RouteRequest, RouteResponse
 
-__all__ = ["CALL_TIMEOUT_S", "Channels", "Connection", "SetConnection", "parse_servers"]
-
 log = logging.getLogger(__name__)
 
-# For those that are asked when the time is over, to say why: not longer than a producer waits for
-# that.
+# The time-out of the questions after a time-out that find its reason; a producer waits no longer.
 LAST_WORD_S = 0.15
-# A broker that holds a call for so long is frozen or gone; another may answer.
+# A broker that holds a call for longer is frozen or gone; another may answer.
 _ROUTE_ATTEMPT_S = 1.0
 MESSAGE_BYTES_MAX = 64 << 20
 
@@ -55,10 +52,10 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.enable_retries", 0),
     # After a fail-over the new leader is wanted now, not after gRPC's own pause of up to 20 s.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # Also how long a connection may take to come about.
+    # Also the time-out of a connection attempt.
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 500),
-    # Several clients in a process do not share sockets: one that is closed takes no other along.
+    # Clients of a process do not share sockets: closing one must not affect another.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
@@ -74,7 +71,7 @@ _SERVICES: dict[str, ModuleType] = {
 
 
 class Channels:
-    """Used and closed on one event loop."""
+    """gRPC channels by address, used and closed on one event loop."""
 
     def __init__(self) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -99,7 +96,7 @@ class Channels:
         *,
         raw_response: bool = False,
     ) -> Any:
-        """One attempt. Raises what the broker answers; Unreachable if it does not; ClientClosed."""
+        """One attempt. Raises the error of the broker, Unreachable or ClientClosed."""
         path, response_class = _method(service, method)
         ask = self.channel(address).unary_unary(
             path,
@@ -111,7 +108,7 @@ class Channels:
         except grpc.aio.AioRpcError as failure:
             raise error_of_call(failure, address) from None
         except grpc.aio.UsageError:
-            # The channel was closed under the call.
+            # The channel was closed during the call.
             raise ClientClosed(_CLOSED) from None
 
     def stream(
@@ -125,8 +122,8 @@ class Channels:
     ) -> grpc.aio.StreamStreamCall:
         """Opens a bidirectional stream: `write`, `read`, `done_writing`, `cancel`.
 
-        Raw ones are bytes as they go over the wire. Failures are grpc.aio.AioRpcError, which
-        `mq.client.cluster.errors.error_of_call` turns into ours.
+        Raw messages are the bytes of the wire. Failures are grpc.aio.AioRpcError, which
+        `mq.client.cluster.errors.error_of_call` turns into an MqError.
         """
         path, response_class = _method(service, method)
         return self.channel(address).stream_stream(
@@ -148,14 +145,14 @@ def _serialize(request: WireMessage) -> bytes:
 
 @functools.cache
 def _method(service: str, method: str) -> tuple[str, type[WireMessage]]:
-    """Path of a method, and the class of its answers."""
+    """The path of a method, and the class of its responses."""
     descriptor = _SERVICES[service].DESCRIPTOR.services_by_name[service]
     answer = descriptor.methods_by_name[method].output_type
     return f"/{descriptor.full_name}/{method}", message_factory.GetMessageClass(answer)
 
 
 def parse_servers(servers: str | Sequence[str]) -> tuple[str, ...]:
-    """From "host:port,host:port" or a list of such. IllegalConfig when there is none."""
+    """From "host:port,host:port" or a list. Raises IllegalConfig if empty or malformed."""
     given = servers.split(",") if isinstance(servers, str) else servers
     found = tuple(dict.fromkeys(one.strip() for one in given if one.strip()))
     wrong = [one for one in found if not one.rpartition(":")[2].isdecimal() or one[0] == ":"]
@@ -165,9 +162,9 @@ def parse_servers(servers: str | Sequence[str]) -> tuple[str, ...]:
 
 
 class Connection:
-    """Of one producer, consumer or admin; close it on the loop on which it was used.
+    """The connection of one producer, consumer or admin; close it on the loop that used it.
 
-    `call` asks any broker; who leads a set is asked by `of(name).call`.
+    `call` asks any broker; `of(name).call` asks the leader of a set.
     """
 
     def __init__(self, servers: str | Sequence[str], zone: str = "") -> None:
@@ -192,8 +189,8 @@ class Connection:
         attempt_timeout_s: float | None = None,
         raw_response: bool = False,
     ) -> Any:
-        """The answer of any broker, or of `server` and no other; a raw one is bytes as they came
-        over the wire. Raises what the broker answers; Unreachable when none does.
+        """The response of any broker, or of `server` and no other; a raw one is the bytes of the
+        wire. Raises the error of the broker; Unreachable without an answer.
         """
         call = UnaryCall(
             service, method, request, timeout_s, attempt_timeout_s, raw_response=raw_response
@@ -215,7 +212,7 @@ class Connection:
         return answer
 
     async def attempt(self, address: str, call: UnaryCall, timeout_s: float) -> Any:
-        """One attempt, of any set. What comes of it is kept for errors and the log."""
+        """One attempt, for any set. Its result is kept for errors and the log."""
         began_s = now_s()
         try:
             answer = await self.channels.ask(
@@ -238,22 +235,22 @@ class Connection:
         return answer
 
     async def gave_up(self, failure: MqError, timeout_s: float, server: str = "") -> MqError:
-        """Unreachable, unless a broker has answered: then what that said."""
+        """Unreachable, unless a broker has answered: then NotLeader."""
         asked = [server] if server else list(self.servers)
         if not any(map(self.attempts.is_up, asked)):
             return self.attempts.unreachable(asked, timeout_s)
         return failure if isinstance(failure, NotLeader) else NotLeader(None, None)
 
     def not_leader(self, address: str, leader: str = "") -> str:
-        """Of a call that only a leader answers, asked of one broker: there is no other."""
+        """For a call to one broker that only a leader answers: the redirect is learnt."""
         if leader:
             self.servers.learn(leader)
         return leader if leader != address else ""
 
     def failed(self, address: str) -> None:
-        """It was not reached, or broke off."""
+        """The broker was not reached, or broke off."""
         self.servers.failed(address, now_s())
-        # Who asks for the leader of its set asks another one first, the next time.
+        # The next search for the leader of its set starts at another broker.
         for one in self._sets.values():
             if address in set(one.servers):
                 one.servers.failed(address, now_s())
@@ -262,11 +259,11 @@ class Connection:
 
     @property
     def known_sets(self) -> list[str]:
-        """Without asking: those that were heard of, by name."""
+        """The names of the known sets, sorted, without a request."""
         return sorted(self._sets)
 
     async def sets(self, timeout_s: float = CALL_TIMEOUT_S) -> list[SetConnection]:
-        """All of the cluster, by name; asks when none is known."""
+        """All sets of the cluster, by name; makes a request if none is known."""
         if not self._sets:
             await self.brokers(timeout_s=timeout_s)
         if not self._sets:
@@ -274,7 +271,7 @@ class Connection:
         return [self._sets[name] for name in sorted(self._sets)]
 
     def of(self, broker_set: str) -> SetConnection:
-        """One of them; also one that was not heard of yet."""
+        """The connection to a set, which need not be known yet."""
         found = self._sets.get(broker_set)
         if found is None:
             found = SetConnection(broker_set, self, self.seeds)
@@ -282,7 +279,7 @@ class Connection:
         return found
 
     async def named(self, broker_set: str) -> SetConnection:
-        """One of them, as a user calls it. IllegalRequest when the cluster has none of the name."""
+        """The set that a user named. Raises IllegalRequest if the cluster does not have it."""
         if broker_set not in self._sets:
             await self.brokers()
         if broker_set not in self._sets:
@@ -297,7 +294,7 @@ class Connection:
         *,
         first: Sequence[str] = (),
     ) -> RouteResponse:
-        """All that one broker knows: the broker sets, and of these topics where they are. Those in
+        """The view of one broker: the broker sets, and the routes of these topics. The brokers in
         `first` are asked before others.
         """
         request = RouteRequest(topics=topics)
@@ -311,8 +308,8 @@ class Connection:
         return response
 
     async def _without_topics(self, error: NotLeader) -> MqError:
-        """Those that answer have not read their logs since they were started, and tell no topics,
-        because their set has no leader. Who is missing they know all the same.
+        """The error when the brokers that answer have just started, and their set has no leader:
+        they know no topics yet, but they know the nodes of their set.
         """
         call = UnaryCall("ClusterService", "Route", RouteRequest(), LAST_WORD_S)
         up = [one for one in self.servers if self.attempts.is_up(one)]
@@ -339,7 +336,7 @@ class Connection:
 
 
 class _InOrder:
-    """Any broker, those of a list before others."""
+    """A call target: any broker, those of a list before others."""
 
     def __init__(self, connection: Connection, first: Sequence[str]) -> None:
         self._connection = connection
@@ -359,8 +356,8 @@ class _InOrder:
         return left[0] if left else self._connection.next_address(tried)
 
     def not_leader(self, address: str, leader: str = "") -> str:
-        """It has just been started, and has not read its log yet. Whoever else is there may know
-        more: not only its leader, which may be gone.
+        """The broker has just started, and has not read its log yet. Any other broker may answer,
+        not only its leader, which may be down.
         """
         self._connection.not_leader(address, leader)
         others = [one for one in self.addresses if one not in (*self._tried, address)]
@@ -368,23 +365,24 @@ class _InOrder:
 
 
 class SetConnection:
-    """`call` is for single requests. Streams are opened by `stream`, at the address from `leader`;
-    who opens one tells `succeeded`, `failed` and `not_leader` what it saw there.
+    """The connection to one broker set. `call` is for single requests. Streams are opened by
+    `stream` at the address from `leader`; their users report `succeeded`, `failed` and
+    `not_leader`.
     """
 
     def __init__(self, name: str, cluster: Connection, seeds: Iterable[str] = ()) -> None:
-        """`seeds`: where to ask as long as the set was not heard of."""
+        """`seeds`: the brokers to ask as long as the set is unknown."""
         self.name = name
         self.cluster = cluster
         self.servers = Servers(seeds, cluster.zone)
         self.channels = cluster.channels
         self._leader = ""
-        # By the last word of a broker, whether it was reached since or not.
+        # As a broker reported last, whether it was reached since or not.
         self._named_leader = ""
         self._nodes: dict[str, str] = {}
         self._leaderless_since_s: float | None = None
         self._is_logged = False
-        # The newest in which somebody was known to lead.
+        # The newest term in which the set was known to have a leader.
         self.term = 0
 
     @property
@@ -392,7 +390,7 @@ class SetConnection:
         return self.cluster.zone
 
     def learn(self, broker_set: BrokerSet) -> None:
-        """What a broker says of the set; what is older than what is known counts for nothing."""
+        """Takes over the view of a broker; a leader of an older term is ignored."""
         self._nodes = {node.node_id: node.address for node in broker_set.nodes} or self._nodes
         for node in broker_set.nodes:
             self.servers.learn(node.address, node.zone)
@@ -402,7 +400,7 @@ class SetConnection:
             for node in broker_set.nodes
             if node.node_id == broker_set.leader_id and broker_set.leader_id and node.address
         ]
-        # Without a leader any answer is a place to start, however old.
+        # Without a known leader any report is a place to start, however old.
         if broker_set.term > self.term or not self._leader:
             self._leader = leaders[0] if leaders else ""
             self.term = broker_set.term
@@ -420,8 +418,8 @@ class SetConnection:
         attempt_timeout_s: float | None = None,
         raw_response: bool = False,
     ) -> Any:
-        """The answer of whoever leads the set. Asked again until the time is over, so that a
-        request may be carried out twice. Raises what the broker answers; Unreachable.
+        """The response of the leader of the set. Repeated until the time is over, so that a
+        request may be carried out twice. Raises the error of the broker; Unreachable.
         """
         call = UnaryCall(
             service, method, request, timeout_s, attempt_timeout_s, raw_response=raw_response
@@ -438,13 +436,13 @@ class SetConnection:
     async def ask(self, address: str, call: UnaryCall, timeout_s: float) -> Any:
         began_s = now_s()
         answer = await self.cluster.attempt(address, call, timeout_s)
-        # Calls that wait for messages say nothing about the way there.
+        # Calls that wait for messages do not measure the latency of the network.
         if call.service != "ConsumerService":
             self.servers.succeeded(address, now_s() - began_s)
         return answer
 
     async def gave_up(self, failure: MqError, timeout_s: float, server: str = "") -> MqError:  # noqa: ARG002 # as CallTarget has it
-        """Why there is no answer of a leader: none is reached, or there is none."""
+        """Unreachable if the leader, or every broker, is down; NoLeader if the set has none."""
         await self._ask_unasked()
         attempts = self.cluster.attempts
         up = [one for one in self.servers if attempts.is_up(one)]
@@ -459,12 +457,12 @@ class SetConnection:
         return self._no_leader_so_far()
 
     async def no_leader(self) -> NoLeader:
-        """With what each of the nodes answers, or why it does not."""
+        """The error with the state of each node; nodes that were not tried are asked."""
         await self._ask_unasked()
         return self._no_leader_so_far()
 
     async def _ask_unasked(self) -> None:
-        """Briefly, and all at once: whether they answer is what matters."""
+        """Asks them briefly and at the same time, only to see whether they answer."""
         call = UnaryCall("ClusterService", "Route", RouteRequest(), LAST_WORD_S)
         asking = [
             self.cluster.attempt(one, call, LAST_WORD_S)
@@ -474,7 +472,7 @@ class SetConnection:
         await asyncio.gather(*asking, return_exceptions=True)
 
     def _no_leader_so_far(self) -> NoLeader:
-        """With what is known of the nodes."""
+        """The error with the known state of each node."""
         attempts = self.cluster.attempts
         nodes = self._nodes or {one: one for one in self.servers}
         up = [one for one, address in nodes.items() if attempts.is_up(address)]
@@ -494,11 +492,11 @@ class SetConnection:
 
     @property
     def known_leader(self) -> str:
-        """Address of who leads, as far as is known; empty: nobody knows."""
+        """The address of the leader; empty if unknown. May be stale."""
         return self._leader
 
     async def leader(self, timeout_s: float = CALL_TIMEOUT_S) -> str:
-        """Address of who leads, as far as is known. NoLeader when nobody does until the end."""
+        """The address of the leader, which may be stale. Raises NoLeader after the time-out."""
         retry, rotation = Retry(timeout_s), 0
         while not self._leader:
             ranking = self.servers.ranking(now_s())
@@ -512,14 +510,14 @@ class SetConnection:
         return self._leader
 
     async def brokers(self, timeout_s: float = CALL_TIMEOUT_S, *, last: str = "") -> RouteResponse:
-        """What a broker of this set knows, or another one if none of it answers. The one at `last`
-        is asked after the others of the set: it may be frozen.
+        """The view of a broker of this set, or of another one if none of it answers. The one at
+        `last` is asked after the others of the set: it may be frozen.
         """
         ranking = self.servers.ranking(now_s(), without=(last,))
         return await self.cluster.brokers((), timeout_s, first=ranking)
 
     def not_leader(self, address: str, leader: str = "") -> str:
-        """`address` said that it does not lead, but `leader` does. Who is believed to lead now."""
+        """`address` does not lead, and reported `leader`. Returns the presumed leader."""
         if leader and leader != address:
             self.servers.learn(leader)
             self._leader = leader
@@ -530,7 +528,7 @@ class SetConnection:
         return self._leader
 
     def _name_leader(self, address: str) -> None:
-        """By the word of a broker; empty: it knows of none. What lasts is logged, once."""
+        """As a broker reported; empty: none. A lasting lack of a leader is logged once."""
         self._named_leader = address
         if address:
             if self._is_logged:
@@ -544,7 +542,7 @@ class SetConnection:
             log.warning("%s; still trying", self._no_leader_so_far())
 
     def failed(self, address: str) -> None:
-        """It was not reached, or broke off."""
+        """The broker was not reached, or broke off."""
         self.servers.failed(address, now_s())
         if self._leader == address:
             self._leader = ""
@@ -561,7 +559,7 @@ class SetConnection:
         raw_requests: bool = False,
         raw_responses: bool = False,
     ) -> grpc.aio.StreamStreamCall:
-        """As `Channels.stream`."""
+        """See `Channels.stream`."""
         return self.channels.stream(
             address, service, method, raw_requests=raw_requests, raw_responses=raw_responses
         )

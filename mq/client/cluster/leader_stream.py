@@ -18,9 +18,9 @@ from typing import NamedTuple, Protocol
 import grpc
 import grpc.aio
 
-from mq.client.cluster.connection import CALL_TIMEOUT_S, SetConnection
+from mq.client.cluster.connection import SetConnection
 from mq.client.cluster.errors import error_of_call
-from mq.client.cluster.retry import back_off_s
+from mq.client.cluster.retry import CALL_TIMEOUT_S, back_off_s
 from mq.errors import ClientClosed, Internal, MqError, NotLeader, Unreachable
 
 log = logging.getLogger(__name__)

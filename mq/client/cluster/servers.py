@@ -1,9 +1,8 @@
-"""Which brokers are known, which of them to ask, and what came of the last attempt at each.
+"""The known brokers: their ranking for the next request, and the result of their last attempt.
 
-Pure but for the log: the caller brings the time. `Servers` ranks addresses: each keeps a moving
-average of its latencies, and one that failed is asked after all others for a while, which doubles
-with each failure in a row. `Attempts` is for the texts of errors, and for one line in the log when
-a program waits and its user should know why.
+Pure but for the log: the caller passes the time. `Servers` ranks addresses by a moving average of
+their latencies; a failed one comes last during a penalty, which doubles with each failure in a row.
+`Attempts` serves the texts of errors, and one line in the log when a program waits for brokers.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from mq.errors import Unreachable
 
 log = logging.getLogger(__name__)
 
-# The newest of many latencies counts a fifth: a single slow answer moves nobody.
+# The weight of the newest latency: a single slow answer does not change the ranking.
 _NEWEST_WEIGHT = 0.2
 _PENALTY_S, _PENALTY_S_MAX = 0.2, 10.0
 
@@ -31,7 +30,7 @@ class _Record:
 
 
 class Servers:
-    """`zone` is the client's: of brokers that were not asked yet, its neighbours come first."""
+    """`zone` is the client's: of brokers without a latency, those of the same zone come first."""
 
     def __init__(self, addresses: Iterable[str], zone: str = "") -> None:
         self._records = {address: _Record() for address in addresses}
@@ -41,12 +40,12 @@ class Servers:
         return iter(tuple(self._records))
 
     def learn(self, address: str, zone: str = "") -> None:
-        """A broker told of this one."""
+        """Adds an address that a broker reported."""
         if address:
             self._records.setdefault(address, _Record()).zone = zone
 
     def keep_only(self, addresses: Iterable[str]) -> None:
-        """The others are gone, or never were of these: seeds of another set, say."""
+        """Drops all others: removed nodes, or seeds that belong to another set."""
         kept = dict.fromkeys(addresses)
         if kept:
             self._records = {one: record for one, record in self._records.items() if one in kept}
@@ -67,11 +66,11 @@ class Servers:
         record.avoided_until_s = now_s + penalty_s
 
     def latency_s(self, address: str) -> float:
-        """The moving average; 0 when it never answered."""
+        """The moving average; 0 before the first answer."""
         return self._records[address].latency_s
 
     def best(self, now_s: float, without: Container[str] = ()) -> str:
-        """The one to ask next; of those in `without` only when there is no other."""
+        """The first of the ranking; one of `without` only if there is no other."""
         return self.ranking(now_s, without)[0]
 
     def ranking(self, now_s: float, without: Container[str] = ()) -> list[str]:
@@ -86,20 +85,20 @@ class Servers:
                 record.latency_s,
             )
 
-        # Sorting is stable: of equals, the one that was named first.
+        # Sorting is stable: equals keep the order in which they were added.
         return sorted(self._records, key=rank)
 
 
-# A fail-over takes less; what takes longer is worth a line.
+# A fail-over takes less; a longer silence is logged.
 LOG_AFTER_S = 1.0
 _ADVICE = "Is a broker running there? `mq server` starts one"
 
 
 class Attempts:
     def __init__(self) -> None:
-        # By address: why the last attempt failed; None: it was answered.
+        # By address: the reason of the last failure; None: the last attempt was answered.
         self._reasons: dict[str, str | None] = {}
-        # When the first attempt began after which no broker has answered.
+        # The start of the first attempt since the last answer of any broker.
         self._silent_since_s: float | None = None
         self._is_logged = False
 
@@ -120,25 +119,25 @@ class Attempts:
             log.warning("no broker answers, still trying: %s", self.told(failed))
 
     def is_known(self, address: str) -> bool:
-        """Whether there was an attempt."""
+        """Whether the address was tried."""
         return address in self._reasons
 
     def is_up(self, address: str) -> bool:
-        """By the last attempt; False also if there was none."""
+        """Whether the last attempt was answered; False without an attempt."""
         return address in self._reasons and self._reasons[address] is None
 
     def reason(self, address: str) -> str:
-        """Why it was not reached the last time; empty if it was, or was never tried."""
+        """Why the last attempt failed; empty if it was answered, or never made."""
         return self._reasons.get(address) or ""
 
     def told(self, addresses: Iterable[str]) -> str:
-        """Each with why it was not reached."""
+        """The addresses, each with the reason of its last failure."""
         return ", ".join(
             f"{one} ({why})" if (why := self.reason(one)) else one for one in addresses
         )
 
     def unreachable(self, addresses: Iterable[str], timeout_s: float) -> Unreachable:
-        """None of them has answered in that time."""
+        """The error when none of these answered in that time."""
         tried = self.told(addresses)
         return Unreachable(
             f"no broker answered within {seconds(timeout_s)}; tried {tried}. {_ADVICE}"
@@ -146,10 +145,10 @@ class Attempts:
 
 
 def reason(error: Unreachable, address: str) -> str:
-    """Without the address in front, which is named beside it."""
+    """The text of the error without the address in front of it."""
     return str(error).removeprefix(address).lstrip(": ")
 
 
 def seconds(length_s: float) -> str:
-    """What is left of a time-out after other steps has many digits."""
+    """Rounded: the rest of a time-out has many digits."""
     return f"{max(0.0, round(length_s, 1)):g} s"

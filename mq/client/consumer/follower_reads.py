@@ -15,8 +15,8 @@ from typing import Generic, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from mq.client.cluster.connection import CALL_TIMEOUT_S, Connection
-from mq.client.cluster.retry import UnaryCall, back_off_s, now_s
+from mq.client.cluster.connection import Connection
+from mq.client.cluster.retry import CALL_TIMEOUT_S, UnaryCall, back_off_s, now_s
 from mq.client.consumer.options import ConsumerOptions
 from mq.client.consumer.prefetch import PrefetchBuffer
 from mq.client.consumer.reports import Signal

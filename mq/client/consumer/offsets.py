@@ -15,8 +15,9 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from mq.client.cluster.connection import CALL_TIMEOUT_S, Connection, SetConnection
+from mq.client.cluster.connection import Connection, SetConnection
 from mq.client.cluster.errors import fresh
+from mq.client.cluster.retry import CALL_TIMEOUT_S
 from mq.client.consumer.options import Start, start_position
 from mq.client.messages import QueueRef
 from mq.errors import IllegalConfig, MqError

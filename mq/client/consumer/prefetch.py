@@ -25,7 +25,7 @@ from typing import NamedTuple
 from mq.client.consumer.reports import SetReports, Signal
 from mq.client.decode import Decoded, Decoder, Frames
 from mq.client.messages import QueueRef, ReceivedMessage
-from mq.client.producer.queues import FairTurns
+from mq.client.priorities import FairTurns
 from mq.errors import IllegalRequest, MqError, NotAssigned
 from mq.wire.v1.consumer_pb2 import Assignment, Delivery, SubscribeRequest
 

@@ -35,8 +35,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from mq.client.cluster.connection import CALL_TIMEOUT_S, Connection, SetConnection
-from mq.client.cluster.retry import Retry
+from mq.client.cluster.connection import Connection, SetConnection
+from mq.client.cluster.retry import CALL_TIMEOUT_S, Retry
 from mq.client.consumer.options import ConsumerOptions
 from mq.client.consumer.prefetch import PrefetchBuffer
 from mq.errors import Internal, MessageTooLarge, MqError, UnknownMember, Unreachable

@@ -13,7 +13,8 @@ import logging
 import time
 from collections.abc import Iterable
 
-from mq.client.cluster.connection import CALL_TIMEOUT_S, Connection
+from mq.client.cluster.connection import Connection
+from mq.client.cluster.retry import CALL_TIMEOUT_S
 from mq.client.cluster.topology import Route, is_readable
 from mq.client.consumer.offsets import BroadcastOffsets, find_in, query_in
 from mq.client.consumer.options import ConsumerOptions, Start

@@ -1,10 +1,11 @@
-"""Messages on their way out: threads add them to batches, the event loop takes the batches that are
-due; a lock is between them.
+"""The accumulator of a producer: threads add messages to batches, the event loop takes the batches
+that are ready. One lock is between them.
 
-Messages without a key and without a queue share one batch a topic, which takes the next free queue
-when it is full or has waited long enough; others wait in the buffer of their queue. A batch that
-was sent to a set keeps its queue and its number there until it is done; it moves to another set
-only when it is certainly not stored. Memory is bounded, over all broker sets. Knows no network.
+Messages without a key and without a queue share one batch per topic, which is assigned to the next
+free queue when it is full or its linger time is over; others wait in the buffer of their queue. A
+batch that was sent to a broker set keeps its queue and its sequence there until it is finished; it
+moves to another set only when it is certainly not stored. Memory is bounded over all broker sets.
+Knows no network.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from mq.client.messages import Message
 from mq.client.producer.queues import (
     MESSAGE_OVERHEAD_BYTES,
     Batch,
-    Kind,
+    BatchKind,
     QueueBuffer,
     ResultFuture,
     Sequences,
@@ -33,20 +34,71 @@ from mq.client.producer.queues import (
 from mq.errors import ClientClosed, IllegalDelay, MessageTooLarge
 from mq.wire.v1.cluster_pb2 import TopicRoute
 
+# Delayed batches in flight to one broker set. They occupy no queue, and the set remembers the
+# places of only so many for repetitions after a lost answer.
+DELAYED_IN_FLIGHT_MAX = 48
+# Batches in one request. A broker takes twice as many.
+REQUEST_BATCHES_MAX = 1_000
 
-class Outcome(enum.Enum):
-    """What became of an attempt to add a message."""
+
+class AddResult(enum.Enum):
+    """The result of an attempt to add a message."""
 
     ADDED = enum.auto()
-    WAKE = enum.auto()  # added, and the loop has to look at it now
+    WAKE = enum.auto()  # added, and the loop has to be woken
     FULL = enum.auto()  # not added: wait for room
-    UNROUTED = enum.auto()  # not added: say first which queues the topic has
+    UNROUTED = enum.auto()  # not added: set the route of the topic first
 
 
-NOT_ADDED = (Outcome.FULL, Outcome.UNROUTED)
+NOT_ADDED = (AddResult.FULL, AddResult.UNROUTED)
+
+
+class Drain:
+    """The batches of one `take`, and the time of the next one."""
+
+    __slots__ = ("batches", "healthy", "next_poll_s", "now_s", "room", "room_bytes")
+
+    def __init__(
+        self, now_s: float, room_bytes: int, free: Collection[str], healthy: Collection[str]
+    ) -> None:
+        self.now_s = now_s
+        self.room_bytes = dict.fromkeys(free, room_bytes)
+        self.room = dict.fromkeys(free, REQUEST_BATCHES_MAX)
+        self.healthy = frozenset(healthy)
+        self.batches: list[Batch] = []
+        self.next_poll_s = math.inf
+
+    def add(self, batch: Batch) -> None:
+        batch.is_in_flight = True
+        self.batches.append(batch)
+        self.room_bytes[batch.broker_set] -= batch.size_bytes
+        self.room[batch.broker_set] -= 1
+
+    def is_full(self) -> bool:
+        return not any(map(self.has_room, self.room_bytes))
+
+    def has_room(self, broker_set: str) -> bool:
+        """Returns False for a set that is not free; the loop polls again once it is."""
+        left = self.room_bytes.get(broker_set)
+        if left is None:
+            return False
+        if left <= 0 or not self.room[broker_set]:
+            self.next_poll_s = self.now_s
+            return False
+        return True
+
+    def sets(self, candidates: WritableQueues) -> list[str]:
+        """The sets for a batch of any queue: the healthy ones, or all if none is healthy."""
+        chosen = candidates.sets & self.healthy or candidates.sets
+        return [one for one in chosen if self.has_room(one)]
+
+    def poll_at(self, at_s: float) -> None:
+        self.next_poll_s = min(self.next_poll_s, at_s)
 
 
 class Accumulator:
+    """Public methods take the lock; private ones expect that it is held."""
+
     def __init__(
         self,
         producer_id: str | None,
@@ -56,24 +108,33 @@ class Accumulator:
         buffer_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`producer_id` as `Sequences` has it."""
+        """`producer_id`: see `Sequences`."""
+        self._producer_id = producer_id
+        self._linger_s = linger_s
         self._batch_bytes = batch_bytes
         self._buffer_bytes = buffer_bytes
         self._clock = clock
         self._lock = threading.Lock()
-        self._waiting = WaitingBatches(producer_id, linger_s)
-        self._topics = self._waiting.topics
+        self._topics: dict[str, TopicQueues] = {}
+        # Topics with open or waiting batches; the next one to be served is at the front.
+        self._active: dict[TopicQueues, None] = {}
+        self._retrying: list[Batch] = []
+        # All batches that are not released, oldest first.
+        self._unfinished: dict[Batch, None] = {}
+        self._delayed_in_flight: Counter[str] = Counter()
+        # Per broker set: a set knows only the sequences that it has stored itself.
+        self._sequences: dict[str, Sequences] = {}
         self._bytes = 0
-        # Of any topic: who sends asks for the priority of a message only then.
+        # Whether any topic has priorities; if not, callers need not read that of a message.
         self.has_priorities = False
         self._is_closed = False
         self._room_callbacks: list[Callable[[], object]] = []
-        # When the loop looks here next without being called; what is due later calls nobody.
-        self._looks_s = math.inf
+        # The loop takes batches at this time by itself; only an earlier one has to wake it.
+        self._next_poll_s = math.inf
 
     # From any thread
 
-    def add(  # noqa: PLR0913 # what is not the rule, by name
+    def add(  # noqa: PLR0913 # exceptions to the rule, by name
         self,
         topic_name: str,
         message: Encoded,
@@ -85,29 +146,29 @@ class Accumulator:
         delay: bytes = b"",
         priority: int = 0,
         broker_set: str = "",
-    ) -> Outcome:
-        """`is_urgent`: somebody waits for this very message, so it does not wait for others.
-        `delay`: see `encode.delay_field`. IllegalRequest: there is no such priority; a queue
-        without its set is not enough.
+    ) -> AddResult:
+        """An urgent message does not linger. `delay`: see `encode.delay_field`. Raises
+        IllegalRequest for a priority that the topic does not have, or a queue without its set when
+        several sets have the topic.
         """
         size = len(message[0]) + MESSAGE_OVERHEAD_BYTES
         with self._lock:
             topic = self._topics.get(topic_name)
             if topic is None:
-                return Outcome.UNROUTED
+                return AddResult.UNROUTED
             if queue_id is None and message[3] is None and not delay and topic.priorities < 2:
-                line, kind, priority = topic.shared, Kind.ANY, 0
+                queue, kind, priority = topic.shared, BatchKind.ANY, 0
             else:
-                line, kind, priority = topic.wait_for(
+                queue, kind, priority = topic.choose_buffer(
                     message[3], queue_id, broker_set, delay, priority
                 )
             if not self._reserve(size):
-                return Outcome.FULL
-            if kind is Kind.DELAYED:
+                return AddResult.FULL
+            if kind is BatchKind.DELAYED:
                 return self._add_delayed(
                     topic, message, future, timeout_s, delay, priority, is_urgent=is_urgent
                 )
-            batch, due_s = line.open, math.inf
+            batch, due_s = queue.open, math.inf
             if (
                 batch is None
                 or batch.size_bytes + size > self._batch_bytes
@@ -116,15 +177,13 @@ class Accumulator:
                 or batch.delay != delay
             ):
                 due_s = math.inf if batch is None else 0.0
-                batch = self._waiting.open(
-                    topic, line, kind, self._clock(), timeout_s, delay, priority
-                )
+                batch = self._open(topic, queue, kind, timeout_s, delay, priority)
             batch.messages.append(message)
             batch.futures.append(future)
             batch.size_bytes += size
             if is_urgent or batch.size_bytes >= self._batch_bytes:
-                batch.ripe_s = 0.0
-            return self._outcome(min(due_s, batch.ripe_s))
+                batch.ready_s = 0.0
+            return self._added(min(due_s, batch.ready_s))
 
     def _add_delayed(
         self,
@@ -136,55 +195,61 @@ class Accumulator:
         priority: int,
         *,
         is_urgent: bool,
-    ) -> Outcome:
-        """A message of any queue that is delivered later."""
+    ) -> AddResult:
+        """Adds a message of any queue that is delivered later."""
         size = len(message[0]) + MESSAGE_OVERHEAD_BYTES
-        batch, is_due = self._waiting.open_delayed(
-            topic, self._batch_bytes - size, self._clock(), timeout_s, delay, priority
-        )
+        key, delayed = (delay, timeout_s, priority), topic.delayed
+        batch = delayed.open.get(key)
+        is_due = batch is not None and batch.size_bytes + size > self._batch_bytes
+        if batch is not None and is_due:
+            delayed.close(batch)
+        if batch is None or is_due:
+            batch = self._begin(topic, None, BatchKind.DELAYED, timeout_s, delay, priority)
+            delayed.open[key] = batch
         batch.add(message, future, size)
         if is_urgent or batch.size_bytes >= self._batch_bytes:
-            topic.delayed.close(batch)
+            delayed.close(batch)
             is_due = True
-        return self._outcome(0.0 if is_due else batch.ripe_s)
+        return self._added(0.0 if is_due else batch.ready_s)
 
-    def add_batch(  # noqa: PLR0913 # what is not the rule, by name
+    def add_batch(  # noqa: PLR0913 # exceptions to the rule, by name
         self,
         topic_name: str,
         messages: Sequence[Encoded],
-        line: QueueBuffer | None,
+        queue: QueueBuffer | None,
         futures: Sequence[ResultFuture],
         timeout_s: float,
         *,
-        kind: Kind,
+        kind: BatchKind,
         delay: bytes = b"",
         priority: int = 0,
-    ) -> Outcome:
-        """All of them as one batch of its own, behind what was added before. `line` None: any."""
+    ) -> AddResult:
+        """Adds all messages as one batch of their own, behind those that were added before.
+        `queue` None: any queue.
+        """
         sizes = [len(message[0]) + MESSAGE_OVERHEAD_BYTES for message in messages]
         with self._lock:
             topic = self._topics.get(topic_name)
             if topic is None or not self._reserve(sum(sizes)):
-                return Outcome.UNROUTED if topic is None else Outcome.FULL
-            waiting, now_s = self._waiting, self._clock()
-            if line is None and delay:
-                batch = waiting.begin(topic, None, Kind.DELAYED, now_s, timeout_s, delay, priority)
+                return AddResult.UNROUTED if topic is None else AddResult.FULL
+            if queue is None and delay:
+                batch = self._begin(topic, None, BatchKind.DELAYED, timeout_s, delay, priority)
                 topic.delayed.waiting.append(batch)
             else:
-                line = line or topic.choices[priority].shared
-                batch = waiting.open(topic, line, kind, now_s, timeout_s, delay, priority)
-                line.waiting.append(batch)
-                line.open = None
+                queue = queue or topic.by_priority[priority].shared
+                batch = self._open(topic, queue, kind, timeout_s, delay, priority)
+                queue.waiting.append(batch)
+                queue.open = None
             for message, future, size in zip(messages, futures, sizes, strict=True):
                 batch.add(message, future, size)
-            return self._outcome(0.0)
+            return self._added(0.0)
 
     def topic(self, topic_name: str) -> TopicQueues | None:
-        """Its lines, to choose among them; None: it is not known here."""
+        """Returns None if the route of the topic was not set."""
         return self._topics.get(topic_name)
 
     def call_when_room(self, callback: Callable[[], object]) -> None:
-        """Once, when something is released; at once when there is nothing that could be."""
+        """Calls it once, when a batch is released; at once if the accumulator is empty."""
         with self._lock:
             if self._bytes:
                 self._room_callbacks.append(callback)
@@ -194,450 +259,332 @@ class Accumulator:
     def _reserve(self, size: int) -> bool:
         if self._is_closed:
             raise ClientClosed("the producer is closed: make another one")
-        # Whatever its size, one message fits an empty buffer.
+        # A message of any size fits an empty buffer.
         if self._bytes and self._bytes + size > self._buffer_bytes:
             return False
         self._bytes += size
         return True
 
-    def _outcome(self, due_s: float) -> Outcome:
-        if due_s >= self._looks_s:
-            return Outcome.ADDED
-        self._looks_s = due_s
-        return Outcome.WAKE
+    def _added(self, due_s: float) -> AddResult:
+        if due_s >= self._next_poll_s:
+            return AddResult.ADDED
+        self._next_poll_s = due_s
+        return AddResult.WAKE
 
-    # From the event loop
+    def _open(
+        self,
+        topic: TopicQueues,
+        queue: QueueBuffer,
+        kind: BatchKind,
+        timeout_s: float,
+        delay: bytes,
+        priority: int,
+    ) -> Batch:
+        """Closes the open batch of the buffer, and opens another one."""
+        if queue.open is not None:
+            queue.waiting.append(queue.open)
+        batch = queue.open = self._begin(topic, queue, kind, timeout_s, delay, priority)
+        if queue.queue_id >= 0:
+            topic.pinned[queue] = None
+        return batch
+
+    def _begin(
+        self,
+        topic: TopicQueues,
+        queue: QueueBuffer | None,
+        kind: BatchKind,
+        timeout_s: float,
+        delay: bytes,
+        priority: int,
+    ) -> Batch:
+        now_s = self._clock()
+        batch = Batch(
+            topic.name,
+            kind,
+            -1 if queue is None else queue.queue_id,
+            now_s,
+            timeout_s,
+            delay,
+            broker_set="" if queue is None else queue.broker_set,
+            priority=priority,
+        )
+        batch.ready_s = now_s + self._linger_s
+        self._unfinished[batch] = None
+        topic.unfinished += 1
+        self._active[topic] = None
+        return batch
+
+    # From the event loop: state
 
     def set_route(self, topic_name: str, parts: Sequence[TopicRoute], turn: int = 0) -> None:
-        """What the topic has in each set now; some part takes messages. Batches of a new topic
-        without a key start at the queue of that `turn`.
+        """Sets the queues of the topic in each set; at least one part must be writable. Batches of
+        a new topic without a key start at the queue of that `turn`.
         """
         with self._lock:
-            topic = self._waiting.set_route(topic_name, parts, turn)
+            topic = self._topics.get(topic_name) or TopicQueues(topic_name, turn)
+            topic.set_parts(parts)
+            self._topics[topic_name] = topic
             self.has_priorities = self.has_priorities or topic.priorities > 1
 
     def needs(self, broker_set: str) -> bool:
-        """Whether that set is wanted for what is here, or for more of the like."""
+        """Returns whether a batch has to go to that set, or a topic in use could use it."""
         with self._lock:
-            return self._waiting.needs(broker_set)
+            if any(batch.broker_set == broker_set for batch in self._retrying):
+                return True
+            topics = self._topics.values()
+            return any(topic.unfinished and topic.may_use(broker_set) for topic in topics)
 
     def topics(self) -> list[str]:
         with self._lock:
             return list(self._topics)
 
-    def take(
-        self, room_bytes: int, free: Collection[str], well: Collection[str]
-    ) -> tuple[list[Batch], float]:
-        """Batches to be sent now, of so many bytes or one to each set that is free, and when to
-        look again at the latest. What may go to any set goes to those that are well, or to any if
-        none of its topic is.
+    def suspend_wakeups(self) -> bool:
+        """For a loop that cannot send now, and polls by itself when it can: `add` returns no WAKE.
 
-        Each keeps its line until it comes back by `release`, or by `retry` and `take` once more.
-        """
-        drain = Drain(self._clock(), room_bytes, free, well)
-        with self._lock:
-            self._waiting.take(drain)
-            self._looks_s = drain.look_s
-        return drain.batches, drain.look_s
-
-    def rest(self) -> bool:
-        """The loop cannot send at the moment, and looks by itself when it can: nobody calls it.
-
-        True when nothing is here at all: then the next message does.
+        Returns True if the accumulator is empty; then the next message does wake the loop.
         """
         with self._lock:
             is_empty = self._bytes == 0
-            self._looks_s = math.inf if is_empty else -math.inf
+            self._next_poll_s = math.inf if is_empty else -math.inf
             return is_empty
 
-    def retry(self, batch: Batch, at_s: float, *, elsewhere: bool = False) -> None:
-        """It is taken once more, then, by the same set; by another one as soon as that is not well,
-        if it may. `elsewhere`: in another queue, if it may and one is free.
-        """
-        with self._lock:
-            self._waiting.retry(batch, at_s, elsewhere=elsewhere)
-
-    def release(self, batch: Batch, *, is_stored: bool) -> None:
-        """It is done, one way or the other: its line and its memory are free."""
-        with self._lock:
-            self._waiting.remove(batch, is_stored=is_stored)
-            self._bytes -= batch.size_bytes
-            callbacks, self._room_callbacks = self._room_callbacks, []
-        for callback in callbacks:
-            callback()
-
-    def renumber(self, batch: Batch) -> bool:
-        """The set takes no more batches of its producer id. Whether it has another one now."""
-        with self._lock:
-            return self._waiting.renumber(batch)
-
-    def split(self, batch: Batch) -> dict[Batch, list[Batch]]:
-        """Its queue is gone, and nothing of it was stored: its messages, and those that wait behind
-        it, go where their keys lead now, before those that wait there. What there is instead of
-        each batch that is no more.
-        """
-        with self._lock:
-            return self._waiting.split(batch)
-
     def expedite(self) -> set[Batch]:
-        """Nothing waits for more messages: for `flush`. All batches that are not done yet."""
+        """For `flush`: ends the linger time of all batches, and returns the unfinished ones."""
         with self._lock:
-            for batch in self._waiting.unfinished:
-                batch.ripe_s = 0.0
-            return set(self._waiting.unfinished)
+            for batch in self._unfinished:
+                batch.ready_s = 0.0
+            return set(self._unfinished)
 
     def unsent(self) -> list[Batch]:
-        """Those that are not with the broker at the moment."""
+        """The unfinished batches that are not in flight."""
         with self._lock:
-            return [batch for batch in self._waiting.unfinished if not batch.is_out]
+            return [batch for batch in self._unfinished if not batch.is_in_flight]
 
     @property
     def is_empty(self) -> bool:
         return self._bytes == 0
 
     def close(self) -> None:
-        """Nothing more is added."""
+        """From now on `add` raises ClientClosed."""
         with self._lock:
             self._is_closed = True
 
+    # From the event loop: taking batches
 
-# Batches without a line that are with a broker set: of so many it remembers where they are, when
-# an answer was lost.
-DELAYED_IN_FLIGHT_MAX = 48
-# Batches in one request. A broker takes twice as many.
-REQUEST_BATCHES_MAX = 1_000
+    def take(
+        self, room_bytes: int, free: Collection[str], healthy: Collection[str]
+    ) -> tuple[list[Batch], float]:
+        """Returns the batches to send now, up to `room_bytes` or one batch for each free set, and
+        the latest time of the next call. Batches of any queue go to healthy sets, or to any set if
+        none of their topic is healthy.
 
-
-class Drain:
-    """What one `take` has gathered, and when the next one is due."""
-
-    __slots__ = ("batches", "look_s", "now_s", "room", "room_bytes", "well")
-
-    def __init__(
-        self, now_s: float, room_bytes: int, free: Collection[str], well: Collection[str]
-    ) -> None:
-        self.now_s = now_s
-        self.room_bytes = dict.fromkeys(free, room_bytes)
-        self.room = dict.fromkeys(free, REQUEST_BATCHES_MAX)
-        self.well = frozenset(well)
-        self.batches: list[Batch] = []
-        self.look_s = math.inf
-
-    def add(self, batch: Batch) -> None:
-        batch.is_out = True
-        self.batches.append(batch)
-        self.room_bytes[batch.broker_set] -= batch.size_bytes
-        self.room[batch.broker_set] -= 1
-
-    def is_full(self) -> bool:
-        return not any(map(self.has_room, self.room_bytes))
-
-    def has_room(self, broker_set: str) -> bool:
-        """Not for a set that is not free: once it is, it is looked at again."""
-        left = self.room_bytes.get(broker_set)
-        if left is None:
-            return False
-        if left <= 0 or not self.room[broker_set]:
-            self.look_s = self.now_s
-            return False
-        return True
-
-    def sets(self, choice: WritableQueues) -> list[str]:
-        """Those for whatever may go to any: that are well, or all if none is."""
-        chosen = choice.sets & self.well or choice.sets
-        return [one for one in chosen if self.has_room(one)]
-
-    def look_again(self, at_s: float) -> None:
-        self.look_s = min(self.look_s, at_s)
-
-
-class WaitingBatches:
-    def __init__(self, producer_id: str | None, linger_s: float) -> None:
-        """`producer_id` as `Sequences` has it."""
-        self._producer_id = producer_id
-        self._linger_s = linger_s
-        self._sequences: dict[str, Sequences] = {}
-        self.topics: dict[str, TopicQueues] = {}
-        # Topics with batches that are open or wait, the one to be served next at the front.
-        self._active: dict[TopicQueues, None] = {}
-        self._retrying: list[Batch] = []
-        # All of them, oldest first.
-        self.unfinished: dict[Batch, None] = {}
-        self._delayed_in_flight: Counter[str] = Counter()
-
-    def set_route(self, topic_name: str, parts: Sequence[TopicRoute], turn: int = 0) -> TopicQueues:
-        """What the topic has in each set now; some part takes messages."""
-        topic = self.topics.get(topic_name)
-        if topic is None:
-            topic = TopicQueues(topic_name, turn)
-        topic.set_parts(parts)
-        self.topics[topic_name] = topic
-        return topic
-
-    def needs(self, broker_set: str) -> bool:
-        """Whether that set is wanted: something has to go there, or something like what is sent now
-        could.
+        A batch keeps its queue until `release`; after `retry` it is taken once more.
         """
-        if any(batch.broker_set == broker_set for batch in self._retrying):
-            return True
-        return any(topic.unfinished and topic.may_use(broker_set) for topic in self.topics.values())
-
-    # In
-
-    def open(
-        self,
-        topic: TopicQueues,
-        line: QueueBuffer,
-        kind: Kind,
-        now_s: float,
-        timeout_s: float,
-        delay: bytes,
-        priority: int,
-    ) -> Batch:
-        if line.open is not None:
-            line.waiting.append(line.open)
-        batch = line.open = self.begin(topic, line, kind, now_s, timeout_s, delay, priority)
-        if line.queue_id >= 0:
-            topic.pinned[line] = None
-        return batch
-
-    def begin(
-        self,
-        topic: TopicQueues,
-        line: QueueBuffer | None,
-        kind: Kind,
-        now_s: float,
-        timeout_s: float,
-        delay: bytes,
-        priority: int,
-    ) -> Batch:
-        batch = Batch(
-            topic.name,
-            kind,
-            -1 if line is None else line.queue_id,
-            now_s,
-            timeout_s,
-            delay,
-            broker_set="" if line is None else line.broker_set,
-            priority=priority,
-        )
-        batch.ripe_s = now_s + self._linger_s
-        self.unfinished[batch] = None
-        topic.unfinished += 1
-        self._active[topic] = None
-        return batch
-
-    def open_delayed(
-        self,
-        topic: TopicQueues,
-        room_bytes: int,
-        now_s: float,
-        timeout_s: float,
-        delay: bytes,
-        priority: int,
-    ) -> tuple[Batch, bool]:
-        """The open batch for messages of any queue that are delivered later, and whether another
-        one was closed for it: one with more than `room_bytes` is full.
-        """
-        key, delayed = (delay, timeout_s, priority), topic.delayed
-        batch = delayed.open.get(key)
-        is_full = batch is not None and batch.size_bytes > room_bytes
-        if batch is not None and is_full:
-            delayed.close(batch)
-        if batch is None or is_full:
-            batch = self.begin(topic, None, Kind.DELAYED, now_s, timeout_s, delay, priority)
-            delayed.open[key] = batch
-        return batch, is_full
-
-    # Out
-
-    def take(self, drain: Drain) -> None:
-        self._take_retries(drain)
-        for topic in list(self._active):
-            if drain.is_full():
-                break
-            self._take_topic(topic, drain)
-            del self._active[topic]
-            if topic.has_waiting():
-                self._active[topic] = None
+        drain = Drain(self._clock(), room_bytes, free, healthy)
+        with self._lock:
+            self._take_retries(drain)
+            for topic in list(self._active):
+                if drain.is_full():
+                    break
+                self._take_topic(topic, drain)
+                del self._active[topic]
+                if topic.has_waiting():
+                    self._active[topic] = None
+            self._next_poll_s = drain.next_poll_s
+        return drain.batches, drain.next_poll_s
 
     def _take_retries(self, drain: Drain) -> None:
         later: list[Batch] = []
         for batch in self._retrying:
-            if batch.broker_set not in drain.well and self._can_move(batch, drain.well):
-                self._displace(batch)
+            if batch.broker_set not in drain.healthy and self._can_move(batch, drain.healthy):
+                self._unassign(batch)
             elif batch.retry_s <= drain.now_s and drain.has_room(batch.broker_set):
                 drain.add(batch)
             else:
                 later.append(batch)
                 if batch.broker_set in drain.room_bytes:
-                    drain.look_again(batch.retry_s)
+                    drain.poll_at(batch.retry_s)
         self._retrying = later
 
     def _take_topic(self, topic: TopicQueues, drain: Drain) -> None:
         pinned_s = min(
-            (batch.opened_s for line in topic.pinned if (batch := line.next())), default=math.inf
+            (batch.opened_s for queue in topic.pinned if (batch := queue.next())), default=math.inf
         )
         shared_s = min(
-            (batch.opened_s for choice in topic.choices if (batch := choice.shared.next())),
+            (
+                batch.opened_s
+                for candidates in topic.by_priority
+                if (batch := candidates.shared.next())
+            ),
             default=math.inf,
         )
-        # The oldest one goes first: those with keys must not keep the others out for ever.
+        # The oldest batch goes first: a stream of keyed messages must not starve the others.
         if topic.delayed:
             self._take_delayed(topic, drain, min(pinned_s, shared_s))
         if shared_s <= pinned_s:
             self._take_shared(topic, drain)
-        for line in list(topic.pinned):
-            batch = line.next()
+        for queue in list(topic.pinned):
+            batch = queue.next()
             if batch is None:
-                del topic.pinned[line]
-            elif line.busy is None and not line.is_ripe(drain.now_s):
-                drain.look_again(batch.ripe_s)
-            elif line.busy is None and drain.has_room(line.broker_set):
-                self._bind(line.pop(), line, drain)
+                del topic.pinned[queue]
+            elif queue.in_flight is None and not queue.is_ready(drain.now_s):
+                drain.poll_at(batch.ready_s)
+            elif queue.in_flight is None and drain.has_room(queue.broker_set):
+                self._assign(queue.pop(), queue, drain)
         while self._take_shared(topic, drain):
             pass
         if topic.delayed:
             self._take_delayed(topic, drain, math.inf)
 
     def _take_delayed(self, topic: TopicQueues, drain: Drain, opened_before_s: float) -> None:
-        """Those that are not younger than that."""
-        delayed, under_way = topic.delayed, self._delayed_in_flight
+        """Takes the delayed batches that were opened up to that time."""
+        delayed, in_flight = topic.delayed, self._delayed_in_flight
         while True:
             batch = delayed.next(drain.now_s)
             if batch is None:
                 for waiting in itertools.islice(delayed.open.values(), 1):
-                    drain.look_again(waiting.ripe_s)
+                    drain.poll_at(waiting.ready_s)
                 return
             if batch.opened_s > opened_before_s:
                 return
-            choice = topic.choices[batch.priority]
-            sets = [one for one in drain.sets(choice) if under_way[one] < DELAYED_IN_FLIGHT_MAX]
-            line = choice.next_queue(sets, is_idle=False)
-            if line is None:
+            candidates = topic.by_priority[batch.priority]
+            sets = [one for one in drain.sets(candidates) if in_flight[one] < DELAYED_IN_FLIGHT_MAX]
+            queue = candidates.next_queue(sets, is_idle=False)
+            if queue is None:
                 return
             delayed.waiting.popleft()
-            under_way[line.broker_set] += 1
-            batch.place_at(line, *self._numbers(line.broker_set).take())
+            in_flight[queue.broker_set] += 1
+            batch.assign(queue, *self._sequences_of(queue.broker_set).take())
             drain.add(batch)
 
     def _take_shared(self, topic: TopicQueues, drain: Drain) -> bool:
-        """One batch, of the highest priority that has one and a line for it."""
-        for choice in reversed(topic.choices):
-            batch = choice.shared.next()
+        """Takes one batch, of the highest priority that has a ready one and an idle queue."""
+        for candidates in reversed(topic.by_priority):
+            batch = candidates.shared.next()
             if batch is None:
                 continue
-            if not choice.shared.is_ripe(drain.now_s):
-                drain.look_again(batch.ripe_s)
+            if not candidates.shared.is_ready(drain.now_s):
+                drain.poll_at(batch.ready_s)
                 continue
-            line = choice.next_queue(drain.sets(choice), is_idle=True)
-            if line is not None:
-                self._bind(choice.shared.pop(), line, drain)
+            queue = candidates.next_queue(drain.sets(candidates), is_idle=True)
+            if queue is not None:
+                self._assign(candidates.shared.pop(), queue, drain)
                 return True
         return False
 
-    def _bind(self, batch: Batch, line: QueueBuffer, drain: Drain) -> None:
-        batch.place_at(line, *self._numbers(line.broker_set).take())
-        line.busy = batch
+    def _assign(self, batch: Batch, queue: QueueBuffer, drain: Drain) -> None:
+        batch.assign(queue, *self._sequences_of(queue.broker_set).take())
+        queue.in_flight = batch
         drain.add(batch)
 
-    def _numbers(self, broker_set: str) -> Sequences:
-        """Of each set its own: it knows only what it has stored itself."""
+    def _sequences_of(self, broker_set: str) -> Sequences:
         found = self._sequences.get(broker_set)
         if found is None:
             found = self._sequences[broker_set] = Sequences(self._producer_id)
         return found
 
-    # Back
+    # From the event loop: batches that come back
 
     def retry(self, batch: Batch, at_s: float, *, elsewhere: bool = False) -> None:
-        """It is taken once more, then, by the same set; by another one as soon as that is not well,
-        if it may. `elsewhere`: in another queue, if it may and one is free.
+        """Lets the batch be taken once more at that time, for the same set, or for another one as
+        soon as its own is not healthy, if it may move. `elsewhere`: for another queue, if it may
+        and one is idle.
         """
-        topic = self.topics[batch.topic]
-        if elsewhere and (batch.kind is Kind.ANY or batch.kind is Kind.DELAYED):
-            # Not its own line, which it keeps busy.
-            needs_line, sets = batch.kind is Kind.ANY, (batch.broker_set,)
-            line = topic.choices[batch.priority].next_queue(sets, is_idle=needs_line)
-            if line is not None:
-                if needs_line:
-                    topic.line(batch.broker_set, batch.queue_id).busy = None
-                    line.busy = batch
-                batch.queue_id = line.queue_id
-        batch.retry_s = at_s
-        batch.is_out = False
-        self._retrying.append(batch)
+        with self._lock:
+            topic = self._topics[batch.topic]
+            if elsewhere and (batch.kind is BatchKind.ANY or batch.kind is BatchKind.DELAYED):
+                # Its own queue is not idle: the batch itself occupies it.
+                needs_queue, sets = batch.kind is BatchKind.ANY, (batch.broker_set,)
+                queue = topic.by_priority[batch.priority].next_queue(sets, is_idle=needs_queue)
+                if queue is not None:
+                    if needs_queue:
+                        topic.queue(batch.broker_set, batch.queue_id).in_flight = None
+                        queue.in_flight = batch
+                    batch.queue_id = queue.queue_id
+            batch.retry_s = at_s
+            batch.is_in_flight = False
+            self._retrying.append(batch)
 
-    def _can_move(self, batch: Batch, well: Collection[str]) -> bool:
-        sets = self.topics[batch.topic].choices[batch.priority].sets
-        return batch.may_move and any(one in well for one in sets if one != batch.broker_set)
+    def release(self, batch: Batch, *, is_stored: bool) -> None:
+        """Frees the queue and the memory of a finished batch."""
+        with self._lock:
+            self._remove(batch, is_stored=is_stored)
+            self._bytes -= batch.size_bytes
+            callbacks, self._room_callbacks = self._room_callbacks, []
+        for callback in callbacks:
+            callback()
 
-    def _displace(self, batch: Batch) -> None:
-        """It waits for any set again, before all that wait."""
-        self._vacate(batch)
-        topic = self.topics[batch.topic]
-        batch.displace()
-        line = topic.buffer_of(batch)
-        line.waiting.appendleft(batch)
+    def renumber(self, batch: Batch) -> bool:
+        """After the set refused the producer id of the batch: returns whether it has another."""
+        with self._lock:
+            sequences = self._sequences_of(batch.broker_set)
+            if batch.in_doubt or not sequences.start_over(batch.producer_id):
+                return False
+            batch.producer_id, batch.sequence = sequences.take()
+            return True
+
+    def split(self, batch: Batch) -> dict[Batch, list[Batch]]:
+        """After the queue of the batch was removed, and nothing of it stored: its messages, and
+        those that wait behind it, go where their keys lead now, before those that wait there.
+        Returns each batch that was dissolved, with its replacements.
+        """
+        with self._lock:
+            batch.in_doubt = False
+            topic = self._topics[batch.topic]
+            queue = topic.queue(batch.broker_set, batch.queue_id)
+            self._remove(batch)
+            behind = []
+            if queue not in topic.writable:
+                behind = [one for one in queue.batches() if one.kind is BatchKind.KEY]
+                behind.sort(key=lambda one: one is queue.open)
+                for one in behind:
+                    self._remove(one)
+            self._active[topic] = None
+            return {one: self._redistribute(topic, one) for one in (*reversed(behind), batch)}
+
+    def _can_move(self, batch: Batch, healthy: Collection[str]) -> bool:
+        sets = self._topics[batch.topic].by_priority[batch.priority].sets
+        return batch.may_move and any(one in healthy for one in sets if one != batch.broker_set)
+
+    def _unassign(self, batch: Batch) -> None:
+        """Lets the batch wait for any set, before all others that wait."""
+        self._free_place(batch)
+        topic = self._topics[batch.topic]
+        batch.unassign()
+        topic.buffer_of(batch).waiting.appendleft(batch)
         self._active[topic] = None
 
-    def remove(self, batch: Batch, *, is_stored: bool = False) -> None:
-        del self.unfinished[batch]
-        self.topics[batch.topic].unfinished -= 1
-        self._vacate(batch, is_stored=is_stored)
+    def _remove(self, batch: Batch, *, is_stored: bool = False) -> None:
+        del self._unfinished[batch]
+        self._topics[batch.topic].unfinished -= 1
+        self._free_place(batch, is_stored=is_stored)
         if batch in self._retrying:
             self._retrying.remove(batch)
 
-    def _vacate(self, batch: Batch, *, is_stored: bool = False) -> None:
-        """Its place is free, and its number if that was certainly not used."""
-        self.topics[batch.topic].buffer_of(batch).remove(batch)
-        if batch.kind is Kind.DELAYED and batch.queue_id >= 0:
+    def _free_place(self, batch: Batch, *, is_stored: bool = False) -> None:
+        """Frees the queue of the batch, and its sequence if that was certainly not used."""
+        self._topics[batch.topic].buffer_of(batch).remove(batch)
+        if batch.kind is BatchKind.DELAYED and batch.queue_id >= 0:
             self._delayed_in_flight[batch.broker_set] -= 1
         if batch.sequence and not is_stored and not batch.in_doubt:
-            self._numbers(batch.broker_set).give_back(batch.producer_id, batch.sequence)
+            self._sequences_of(batch.broker_set).give_back(batch.producer_id, batch.sequence)
 
-    def renumber(self, batch: Batch) -> bool:
-        """The set takes no more batches of its producer id. Whether it has another one now."""
-        numbers = self._numbers(batch.broker_set)
-        if batch.in_doubt or not numbers.start_over(batch.producer_id):
-            return False
-        batch.producer_id, batch.sequence = numbers.take()
-        return True
-
-    def split(self, batch: Batch) -> dict[Batch, list[Batch]]:
-        """Its queue is gone, and nothing of it was stored: its messages, and those that wait behind
-        it, go where their keys lead now, before those that wait there. What there is instead of
-        each batch that is no more.
-        """
-        batch.in_doubt = False
-        topic = self.topics[batch.topic]
-        line = topic.line(batch.broker_set, batch.queue_id)
-        self.remove(batch)
-        behind = []
-        if line not in topic.writable:
-            behind = [one for one in line.batches() if one.kind is Kind.KEY]
-            behind.sort(key=lambda one: one is line.open)
-            for one in behind:
-                self.remove(one)
-        self._active[topic] = None
-        return {one: self._spread(topic, one) for one in (*reversed(behind), batch)}
-
-    def _spread(self, topic: TopicQueues, batch: Batch) -> list[Batch]:
+    def _redistribute(self, topic: TopicQueues, batch: Batch) -> list[Batch]:
         parts: dict[QueueBuffer | None, Batch] = {}
-        # The topic may be another one by now, of the same name and with fewer of them.
+        # The topic may have been created anew, with fewer priorities.
         batch.priority = min(batch.priority, max(topic.priorities - 1, 0))
         for message, future in zip(batch.messages, batch.futures, strict=True):
-            is_keyed = batch.kind is Kind.KEY and message[3] is not None
-            line = topic.queue_for_key(message[3] or 0, batch.priority) if is_keyed else None
-            if line not in parts:
-                parts[line] = batch.empty_copy(line)
-            parts[line].add(message, future, len(message[0]) + MESSAGE_OVERHEAD_BYTES)
-        for line, part in parts.items():
-            self.unfinished[part] = None
+            is_keyed = batch.kind is BatchKind.KEY and message[3] is not None
+            queue = topic.queue_for_key(message[3] or 0, batch.priority) if is_keyed else None
+            if queue not in parts:
+                parts[queue] = batch.empty_copy(queue)
+            parts[queue].add(message, future, len(message[0]) + MESSAGE_OVERHEAD_BYTES)
+        for queue, part in parts.items():
+            self._unfinished[part] = None
             topic.unfinished += 1
             topic.buffer_of(part).waiting.appendleft(part)
-            if line is not None:
-                topic.pinned[line] = None
+            if queue is not None:
+                topic.pinned[queue] = None
         return list(parts.values())
 
 
@@ -647,22 +594,22 @@ BATCH_BYTES_MAX = 4 << 20
 
 class BatchPart(NamedTuple):
     topic: str
-    # None: any.
-    line: QueueBuffer | None
-    kind: Kind
+    # None: any queue.
+    queue: QueueBuffer | None
+    kind: BatchKind
     messages: list[Encoded]
-    # Where they stood among all that were sent together.
+    # The positions of the messages in the call of the user.
     indices: list[int]
     delay: bytes
     priority: int = 0
 
     def add(
         self, accumulator: Accumulator, futures: Sequence[ResultFuture], timeout_s: float
-    ) -> Outcome:
+    ) -> AddResult:
         return accumulator.add_batch(
             self.topic,
             self.messages,
-            self.line,
+            self.queue,
             futures,
             timeout_s,
             kind=self.kind,
@@ -672,7 +619,7 @@ class BatchPart(NamedTuple):
 
 
 def common_delay(messages: Sequence[Message | bytes | str]) -> bytes:
-    """Of messages that are sent as one. IllegalDelay: they do not have the same."""
+    """The delay of messages that are sent as one batch. Raises IllegalDelay if delays differ."""
     delays = {delay_field(message) for message in messages}
     if len(delays) > 1:
         raise IllegalDelay("messages of one batch are delivered at the same time: send them apart")
@@ -688,9 +635,10 @@ def split_batch(
     priorities: Sequence[int] = (),
     broker_set: str = "",
 ) -> list[BatchPart] | None:
-    """None: the queues of the topic are not known yet. MessageTooLarge when they cannot be one;
-    IllegalRequest: a queue without its set is not enough, or there is no such priority.
-    `priorities` has that of each message, if any has one.
+    """Groups messages by the queue that their keys lead to. Returns None if the route of the topic
+    is not set. `priorities`: of each message, or empty. Raises MessageTooLarge for a group above
+    the limit of a batch; IllegalRequest for a priority that the topic does not have, or a queue
+    without its set when several sets have the topic.
     """
     if not messages:
         return []
@@ -698,42 +646,42 @@ def split_batch(
     if topic is None:
         return None
     if queue_id is not None:
-        line, every = topic.fixed_queue(queue_id, broker_set), list(range(len(messages)))
-        groups = [BatchPart(topic_name, line, Kind.FIXED, list(messages), every, delay)]
+        queue, every = topic.fixed_queue(queue_id, broker_set), list(range(len(messages)))
+        groups = [BatchPart(topic_name, queue, BatchKind.FIXED, list(messages), every, delay)]
     else:
         groups = [
             BatchPart(
                 topic_name,
-                line,
-                Kind.ANY if line is None else Kind.KEY,
+                queue,
+                BatchKind.ANY if queue is None else BatchKind.KEY,
                 [messages[at] for at in indices],
                 indices,
                 delay,
                 priority,
             )
-            for (priority, line), indices in _by_line(topic, messages, priorities).items()
+            for (priority, queue), indices in _by_queue(topic, messages, priorities).items()
         ]
     for group in groups:
         _check_size(group)
     return groups
 
 
-def _by_line(
+def _by_queue(
     topic: TopicQueues, messages: Sequence[Encoded], priorities: Sequence[int]
 ) -> dict[tuple[int, QueueBuffer | None], list[int]]:
-    """Which messages go to which line; those without a key with the first key of their priority."""
+    """Indices of messages by priority and queue; those without a key join the first key."""
     found: dict[tuple[int, QueueBuffer | None], list[int]] = {}
     free: dict[int, list[int]] = {}
     firsts: dict[int, QueueBuffer] = {}
     for at, message in enumerate(messages):
         priority = priorities[at] if priorities and topic.priorities > 1 else 0
         if message[3] is None:
-            topic.choice(priority)
+            topic.of_priority(priority)
             free.setdefault(priority, []).append(at)
         else:
-            line = topic.queue_for_key(message[3], priority)
-            firsts.setdefault(priority, line)
-            found.setdefault((priority, line), []).append(at)
+            queue = topic.queue_for_key(message[3], priority)
+            firsts.setdefault(priority, queue)
+            found.setdefault((priority, queue), []).append(at)
     for priority, indices in free.items():
         together = found.setdefault((priority, firsts.get(priority)), [])
         together += indices

@@ -18,7 +18,7 @@ from mq.client.closing import Closing
 from mq.client.cluster.connection import Connection
 from mq.client.cluster.retry import UnaryCall, call_until_answered, repeat
 from mq.client.messages import QueueRef
-from mq.client.producer.queues import queues_of
+from mq.client.priorities import queues_of
 from mq.client.sync import background
 from mq.wire.v1.producer_pb2 import AtomicResponse, RawAtomicRequest
 
@@ -38,7 +38,7 @@ class Shipment(NamedTuple):
 
 class Stored(NamedTuple):
     queue: QueueRef
-    # Of its first message; -1: it was stored so long ago that this is not known any more.
+    # Of its first message; -1: stored so long ago that the broker has forgotten it.
     queue_offset: int
     # By an earlier attempt.
     is_duplicate: bool

@@ -1,4 +1,4 @@
-"""How a producer works: what users of the faces may set, checked when it is made."""
+"""The options of a producer, checked when it is made."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from mq.client.messages import AckName
 from mq.errors import IllegalConfig, Unreachable
 from mq.wire.v1.producer_pb2 import ACK_LEADER, ACK_NONE, ACK_QUORUM
 
-# Who waits for one message waits a little longer than the message may take, to hear why it failed.
+# `send` waits a little longer than the time-out of its message, for the error with the reason.
 GRACE_S = 0.3
 ACKS: dict[str, int] = {"quorum": ACK_QUORUM, "leader": ACK_LEADER, "none": ACK_NONE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerOptions:
-    """See the producers of `mq.client` for what they mean."""
+    """Documented at the producers of `mq.client`."""
 
     ack: AckName = "quorum"
     timeout_s: float = 3.0
@@ -49,7 +49,7 @@ class ProducerOptions:
 
 
 def too_late(topic: str, timeout_s: float) -> Unreachable:
-    """For who waits for a message, while others that were sent before it are still answered."""
+    """The error of a `send` whose message waits behind others that are still answered."""
     return Unreachable(
         f"no answer for a message to {topic} within {timeout_s:g} s: too many were sent before it; "
         "it may still be stored"

@@ -1,12 +1,12 @@
-"""What comes of a batch that was sent: what a producer does with each answer, which broker sets it
-avoids by their answers, and the future of a message that a thread has sent.
+"""The outcomes of sends: the action of a producer for each result code, the broker sets that it
+avoids, and the future of a message that a thread has sent.
 
-An answer counts against `retries` when trying again is a matter of luck. It does not count when the
-broker says which one leads, or when to try again: during a fail-over no broker leads for a second,
-and a busy broker asks to wait; there, only the time-out ends it. A set that answers much later than
-the others, or refuses messages that it should take, gets no message that may go elsewhere until its
-penalty is over, which doubles each time; then one batch shows whether it is well again. Pure: the
-caller brings the time.
+A retry counts against `retries` if only luck makes the next attempt better. It does not count after
+a redirect to the leader or a retry-after of the broker: a fail-over leaves a set without a leader
+for a second, and a busy broker asks to wait; only the time-out ends these retries. A set that
+answers much later than the others, or refuses messages that it should take, gets no message that
+may go elsewhere during a penalty, which doubles each time; then one batch probes it. Pure: the
+caller passes the time.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ from mq.client.messages import SendResult
 from mq.wire.v1 import status_pb2 as wire
 
 
-class Verdict(enum.Enum):
+class ResultAction(enum.Enum):
     STORED = enum.auto()
-    FOLLOW = enum.auto()  # ask who leads now
-    WAIT = enum.auto()  # the same again, when the broker said
-    AGAIN = enum.auto()  # the same again, in another queue if it may; counts
-    REROUTE = enum.auto()  # the topic is not what we think: ask for its route, once a set
-    RENUMBER = enum.auto()  # under another producer id
+    FOLLOW = enum.auto()  # retry at the leader
+    WAIT = enum.auto()  # retry after the pause that the broker asked for
+    RETRY = enum.auto()  # retry, in another queue if it may; counts against `retries`
+    REROUTE = enum.auto()  # refresh the route of the topic, once per set
+    RENUMBER = enum.auto()  # retry under another producer id
     FAIL = enum.auto()
 
 
-_VERDICTS = {
-    wire.SEND_OK: Verdict.STORED,
-    wire.OUTCOME_UNKNOWN: Verdict.AGAIN,
-    wire.FLUSH_TIMEOUT: Verdict.AGAIN,
-    wire.REPLICATION_TIMEOUT: Verdict.AGAIN,
-    wire.DISK_FULL: Verdict.AGAIN,
-    wire.NOT_LEADER: Verdict.FOLLOW,
-    wire.NODE_STOPPED: Verdict.FOLLOW,
-    wire.FLOW_CONTROL: Verdict.WAIT,
-    wire.TOPIC_NOT_FOUND: Verdict.REROUTE,
-    wire.QUEUE_NOT_FOUND: Verdict.REROUTE,
-    wire.PERMISSION_DENIED: Verdict.REROUTE,
-    wire.ILLEGAL_SEQUENCE: Verdict.RENUMBER,
+_ACTIONS = {
+    wire.SEND_OK: ResultAction.STORED,
+    wire.OUTCOME_UNKNOWN: ResultAction.RETRY,
+    wire.FLUSH_TIMEOUT: ResultAction.RETRY,
+    wire.REPLICATION_TIMEOUT: ResultAction.RETRY,
+    wire.DISK_FULL: ResultAction.RETRY,
+    wire.NOT_LEADER: ResultAction.FOLLOW,
+    wire.NODE_STOPPED: ResultAction.FOLLOW,
+    wire.FLOW_CONTROL: ResultAction.WAIT,
+    wire.TOPIC_NOT_FOUND: ResultAction.REROUTE,
+    wire.QUEUE_NOT_FOUND: ResultAction.REROUTE,
+    wire.PERMISSION_DENIED: ResultAction.REROUTE,
+    wire.ILLEGAL_SEQUENCE: ResultAction.RENUMBER,
 }
 _IN_DOUBT = frozenset({wire.OUTCOME_UNKNOWN, wire.FLUSH_TIMEOUT, wire.REPLICATION_TIMEOUT})
 
 
-def verdict(code: int) -> Verdict:
-    return _VERDICTS.get(code, Verdict.FAIL)  # type: ignore[call-overload,no-any-return]
+def action_for(code: int) -> ResultAction:
+    return _ACTIONS.get(code, ResultAction.FAIL)  # type: ignore[call-overload,no-any-return]
 
 
 def is_in_doubt(code: int) -> bool:
-    """Whether the batch may be stored all the same."""
+    """Whether the batch may be stored in spite of the error."""
     return code in _IN_DOUBT
 
 
-# Slow is what takes so long, and so many times as long as with another set.
+# An answer is slow above both: this time, and this multiple of the latency of another set.
 SLOW_S = 0.5
 _TIMES_SLOWER = 4
 # The newest of many latencies counts a fifth: a single slow answer does not make all others fast.
@@ -80,7 +80,7 @@ class Avoidance:
         self._records: dict[str, _Record] = {}
 
     def answered(self, broker_set: str, latency_s: float, now_s: float) -> None:
-        """It has stored what it was sent, in that time."""
+        """The set has stored a request with this latency."""
         record = self._record(broker_set)
         others = [
             one.latency_s
@@ -97,7 +97,7 @@ class Avoidance:
             record.penalties, record.avoided_until_s = 0, 0.0
 
     def refused(self, broker_set: str, now_s: float) -> None:
-        """It cannot store anything now. What was under way together counts once."""
+        """The set cannot store messages. Refusals of requests in flight together count once."""
         record = self._record(broker_set)
         if now_s >= record.avoided_until_s:
             penalty_s = min(_PENALTY_S * 2**record.penalties, _PENALTY_S_MAX)
@@ -105,7 +105,7 @@ class Avoidance:
             record.avoided_until_s = now_s + penalty_s
 
     def is_busy(self, broker_set: str, now_s: float, pause_s: float) -> None:
-        """It asks to wait for so long."""
+        """The set asked to wait for this time."""
         record = self._record(broker_set)
         until_s = now_s + max(pause_s, _BUSY_S_MIN)
         record.busy_until_s = max(record.busy_until_s, until_s)
@@ -119,12 +119,12 @@ class Avoidance:
 
 
 _PENDING, _FINISHED = "PENDING", "FINISHED"
-# Held for a few instructions: between finding that nobody waits and being finished.
+# Held for a few instructions: between the check for waiters and the end of the future.
 _making = threading.Lock()
 
 
 class SendFuture(Future[SendResult]):
-    """A message that was sent cannot be taken back: it is not cancelled."""
+    """Cannot be cancelled: a message that was sent cannot be taken back."""
 
     _made: threading.Condition | None = None
 

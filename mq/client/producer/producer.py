@@ -1,4 +1,4 @@
-"""The producer that users see. Decides nothing: the core is in `producer`."""
+"""The public producer. Retries, routes and streams belong to its sender, in `sender`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mq.client.closing import AsyncClosing
 from mq.client.cluster.connection import Connection
 from mq.client.encode import Encoded, delay_field, encode_message
 from mq.client.messages import AckName, Message, SendResult
-from mq.client.producer.batching import NOT_ADDED, Outcome, common_delay, priority_of, split_batch
+from mq.client.producer.batching import NOT_ADDED, AddResult, common_delay, priority_of, split_batch
 from mq.client.producer.options import GRACE_S, ProducerOptions, too_late
 from mq.client.producer.queues import ResultFuture
 from mq.client.producer.recall import recall, recall_request
@@ -163,8 +163,8 @@ class Producer(AsyncClosing):
         futures: list[asyncio.Future[SendResult]] = [core.loop.create_future() for _ in messages]
         for group in groups:
             awaited = [futures[at] for at in group.indices]
-            while (outcome := group.add(core.accumulator, awaited, timeout_s)) in NOT_ADDED:
-                await self._make_way(core, topic, outcome, timeout_s)
+            while (result := group.add(core.accumulator, awaited, timeout_s)) in NOT_ADDED:
+                await self._make_way(core, topic, result, timeout_s)
             core.wake()
         return await asyncio.gather(*futures)
 
@@ -256,7 +256,7 @@ class Producer(AsyncClosing):
         accumulator = core.accumulator
         while True:
             try:
-                outcome = accumulator.add(
+                result = accumulator.add(
                     topic,
                     encoded,
                     queue_id,
@@ -271,16 +271,18 @@ class Producer(AsyncClosing):
                 if not await core.is_route_newer():
                     raise
                 continue
-            if outcome is Outcome.ADDED:
+            if result is AddResult.ADDED:
                 return
-            if outcome is Outcome.WAKE:
+            if result is AddResult.WAKE:
                 core.wake()
                 return
-            await self._make_way(core, topic, outcome, timeout_s)
+            await self._make_way(core, topic, result, timeout_s)
 
-    async def _make_way(self, core: Sender, topic: str, outcome: Outcome, timeout_s: float) -> None:
+    async def _make_way(
+        self, core: Sender, topic: str, result: AddResult, timeout_s: float
+    ) -> None:
         """Waits until a message can be added."""
-        if outcome is Outcome.UNROUTED:
+        if result is AddResult.UNROUTED:
             await core.prepare(topic, timeout_s)
         else:
             room = asyncio.Event()

@@ -1,11 +1,10 @@
 """Batches of a producer, and the buffers in which they wait for their queue.
 
-One batch of a queue is with the broker at a time, and keeps the queue while it is retried, so that
-the messages of a producer stand in a queue in the order in which they were sent. While the queue is
-busy the next batch grows. A topic has queues in one or more broker sets; ordering keys choose among
-all of them, in the order that all clients know. Queue i of a topic with priorities has the priority
-i modulo their number. Batches are numbered for each set from 1 on, and the number of a batch that
-was certainly not stored is given to the next one. Values without a lock: the accumulator has it.
+A queue has one batch in flight at a time, which keeps the queue while it is retried, so that the
+messages of a producer stand in a queue in the order in which they were sent. Meanwhile the next
+batch grows. A topic has queues in one or more broker sets; ordering keys choose among all of them,
+in an order that is the same for all clients. Sequences of batches start at 1 in each set, and the
+sequence of a batch that was certainly not stored is used again. No locks: the accumulator owns one.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from mq.errors import IllegalRequest, MqError, NoLeader, Unreachable
 from mq.wire.v1.cluster_pb2 import TopicRoute
 from mq.wire.v1.producer_pb2 import BatchResult
 
-# What a message costs in a batch beyond its frame: its size and the hash of its tag.
+# The bytes of a message in a batch beyond its frame: its size and the hash of its tag.
 MESSAGE_OVERHEAD_BYTES = 12
 
 
-class Kind(enum.Enum):
-    """Who chose the queue of a batch."""
+class BatchKind(enum.Enum):
+    """How the queue of a batch is chosen."""
 
-    ANY = enum.auto()  # nobody: it may go to another one
-    KEY = enum.auto()  # the ordering keys of its messages
-    FIXED = enum.auto()  # the user
-    DELAYED = enum.auto()  # nobody, and it keeps no line: it is delivered later, by its time
+    ANY = enum.auto()  # by turn; a retry may go to another queue
+    KEY = enum.auto()  # by the ordering keys of its messages
+    FIXED = enum.auto()  # by the user
+    DELAYED = enum.auto()  # by turn; delivered later, so that it occupies no queue
 
 
 class ResultFuture(Protocol):
-    """A future of either kind."""
+    """A future of asyncio or of threads."""
 
     def done(self) -> bool: ...
     def set_result(self, result: Any, /) -> None: ...
@@ -46,28 +45,28 @@ class ResultFuture(Protocol):
 
 
 class Batch:
-    """Messages of one queue. `futures` has one for each, or None where nobody waits."""
+    """Messages of one queue. `futures`: one per message, None for a one-way message."""
 
     __slots__ = (
-        "attempts",
-        "bounces",
         "broker_set",
         "columns",
         "delay",
         "error",
+        "free_retries",
         "futures",
         "in_doubt",
         "is_done",
-        "is_out",
+        "is_in_flight",
         "kind",
         "messages",
         "opened_s",
         "priority",
         "producer_id",
         "queue_id",
+        "ready_s",
         "refused_by",
+        "retries",
         "retry_s",
-        "ripe_s",
         "sent_s",
         "sequence",
         "size_bytes",
@@ -75,10 +74,10 @@ class Batch:
         "topic",
     )
 
-    def __init__(  # noqa: PLR0913 # what is not the rule, by name
+    def __init__(  # noqa: PLR0913 # exceptions to the rule, by name
         self,
         topic: str,
-        kind: Kind,
+        kind: BatchKind,
         queue_id: int,
         opened_s: float,
         timeout_s: float,
@@ -91,26 +90,26 @@ class Batch:
         self.kind = kind
         self.delay = delay  # see `encode.delay_field`
         self.priority = priority  # 0 in a topic without priorities
-        self.queue_id = queue_id  # -1: not chosen yet, ...
+        self.queue_id = queue_id  # -1: not assigned yet, ...
         self.broker_set = broker_set  # ... and then this is empty
         self.messages: list[Encoded] = []
         self.futures: list[ResultFuture | None] = []
         self.size_bytes = 0
         self.opened_s = opened_s
-        self.ripe_s = opened_s  # it waits for more messages until then
+        self.ready_s = opened_s  # end of the linger time
         self.timeout_s = timeout_s
         self.columns = b""
         self.producer_id = ""
         self.sequence = 0
-        self.is_done = False  # whoever waits for it knows; an answer that still comes is void
-        self.is_out = False  # it was taken to be sent, and did not come back
-        self.sent_s = 0.0  # 0: never
+        self.is_done = False  # futures are set; a late answer is ignored
+        self.is_in_flight = False  # taken, and neither retried nor released since
+        self.sent_s = 0.0  # of the first attempt; 0: not sent yet
         self.retry_s = 0.0
-        self.attempts = 0  # answers that count against `retries`
-        self.bounces = 0  # those that do not: nobody led, nobody was there
-        # Some attempt may have been stored: its number is not free for another batch.
+        self.retries = 0  # those that count against the option `retries`
+        self.free_retries = 0  # those that do not count: no leader, not reached
+        # An attempt may have been stored: the sequence must not be used for another batch.
         self.in_doubt = False
-        # Broker sets that said that its queue is gone or closed.
+        # Broker sets that refused it because its queue is removed or closed.
         self.refused_by: tuple[str, ...] = ()
         self.error: MqError | None = None
 
@@ -119,63 +118,63 @@ class Batch:
         self.futures.append(future)
         self.size_bytes += size
 
-    def empty_copy(self, line: QueueBuffer | None) -> Batch:
-        """For a part of its messages, in another queue; None: any."""
-        is_unpinned = line is None and self.kind is Kind.KEY
+    def empty_copy(self, queue: QueueBuffer | None) -> Batch:
+        """A batch for a part of the messages, in another queue; None: any queue."""
+        is_unpinned = queue is None and self.kind is BatchKind.KEY
         copy = Batch(
             self.topic,
-            Kind.ANY if is_unpinned else self.kind,
-            -1 if line is None else line.queue_id,
+            BatchKind.ANY if is_unpinned else self.kind,
+            -1 if queue is None else queue.queue_id,
             self.opened_s,
             self.timeout_s,
             self.delay,
-            broker_set="" if line is None else line.broker_set,
+            broker_set="" if queue is None else queue.broker_set,
             priority=self.priority,
         )
-        copy.ripe_s = 0.0
+        copy.ready_s = 0.0
         copy.refused_by = self.refused_by
         copy.sent_s = self.sent_s
-        copy.attempts, copy.bounces = self.attempts, self.bounces
+        copy.retries, copy.free_retries = self.retries, self.free_retries
         return copy
 
-    def place_at(self, line: QueueBuffer, producer_id: str, sequence: int) -> None:
-        self.broker_set, self.queue_id = line.broker_set, line.queue_id
+    def assign(self, queue: QueueBuffer, producer_id: str, sequence: int) -> None:
+        self.broker_set, self.queue_id = queue.broker_set, queue.queue_id
         self.producer_id, self.sequence = producer_id, sequence
 
-    def displace(self) -> None:
-        """It may go to any queue again. Nothing of it was stored, or twice is not too often."""
+    def unassign(self) -> None:
+        """Makes any queue possible again: it is not stored, or duplicates are allowed."""
         self.broker_set, self.queue_id = "", -1
         self.producer_id, self.sequence = "", 0
-        self.is_out = False
+        self.is_in_flight = False
 
     @property
     def may_move(self) -> bool:
-        """Whether another broker set may have it. One that may be stored may not: the other set
-        would not know its number.
+        """Whether the batch may go to another broker set. A numbered batch in doubt may not: the
+        other set does not know its sequence.
         """
-        is_free = self.kind is Kind.ANY or self.kind is Kind.DELAYED
+        is_free = self.kind is BatchKind.ANY or self.kind is BatchKind.DELAYED
         return is_free and not (self.in_doubt and self.producer_id)
 
     def encoded(self) -> tuple[bytes, bytes]:
-        """Place and columns, as a request has them."""
+        """Place and columns of a request."""
         if not self.columns:
             self.columns = columns(self.messages, self.delay)
         return place(self.topic, self.queue_id, self.producer_id, self.sequence), self.columns
 
     def succeed(self, result: BatchResult, status: str) -> None:
-        """Tells everybody who waits where their message is."""
+        """Sets the results of all futures."""
         topic, broker_set, queue_id = self.topic, self.broker_set, result.queue_id
         queue_offset, log_offset = result.queue_offset, result.log_offset
         stored_at_ms, is_duplicate = result.stored_at_ms, result.is_duplicate
         deliver_at_ms = result.deliver_at_ms
         if log_offset < 0:
-            nowhere = SendResult(
+            unplaced = SendResult(
                 *("", topic, queue_id, -1, stored_at_ms),
                 *(is_duplicate, status, deliver_at_ms, broker_set),
             )
             for future in self.futures:
                 if future is not None and not future.done():
-                    future.set_result(nowhere)
+                    future.set_result(unplaced)
             return
         is_placed = queue_offset >= 0
         for message, future in zip(self.messages, self.futures, strict=True):
@@ -198,15 +197,15 @@ class Batch:
             log_offset += len(message[0])
 
     def fail(self, error: MqError) -> int:
-        """Tells everybody who waits; how many messages there are that nobody waits for."""
+        """Sets the error on all futures. Returns the number of one-way messages."""
         for future in self.futures:
             if future is not None and not future.done():
                 future.set_exception(fresh(error))
         return self.futures.count(None)
 
     def overdue(self, trouble: MqError | None, servers: Iterable[str]) -> MqError:
-        """Why it has no answer in time: what a broker said last, or that none was reached."""
-        # That there is no leader says more than what the last one said.
+        """The error of a time-out: the last refusal of a broker, or Unreachable."""
+        # A missing leader explains more than the last refusal.
         error = trouble if isinstance(trouble, NoLeader) else self.error or trouble
         if error is not None and not isinstance(error, Unreachable):
             return error
@@ -221,30 +220,30 @@ class Batch:
         return Unreachable(f"{unanswered}: {why}")
 
     def expires_s(self, progress_s: float) -> float:
-        """When it fails for want of an answer. Before it is sent the wait behind others does not
-        count, as long as those are answered.
+        """The time at which the batch fails without an answer. The wait before it is sent does not
+        count as long as other batches are answered.
         """
         return (self.sent_s or max(self.opened_s, progress_s)) + self.timeout_s
 
 
 class QueueBuffer:
-    """Of a queue; or, without one, of batches that take the next queue that is free."""
+    """The batches of one queue; without a queue id, those that take the next idle queue."""
 
-    __slots__ = ("broker_set", "busy", "open", "queue_id", "waiting")
+    __slots__ = ("broker_set", "in_flight", "open", "queue_id", "waiting")
 
     def __init__(self, broker_set: str = "", queue_id: int = -1) -> None:
         self.broker_set = broker_set
         self.queue_id = queue_id
-        self.busy: Batch | None = None
+        self.in_flight: Batch | None = None
         self.waiting: deque[Batch] = deque()
         self.open: Batch | None = None
 
     def next(self) -> Batch | None:
         return self.waiting[0] if self.waiting else self.open
 
-    def is_ripe(self, now_s: float) -> bool:
-        """Whether the next one waits for nothing but its turn."""
-        return bool(self.waiting) or (self.open is not None and self.open.ripe_s <= now_s)
+    def is_ready(self, now_s: float) -> bool:
+        """Whether the next batch is full or its linger time is over."""
+        return bool(self.waiting) or (self.open is not None and self.open.ready_s <= now_s)
 
     def pop(self) -> Batch:
         if not self.waiting and self.open is not None:
@@ -253,21 +252,21 @@ class QueueBuffer:
         return self.waiting.popleft()
 
     def remove(self, batch: Batch) -> None:
-        if self.busy is batch:
-            self.busy = None
+        if self.in_flight is batch:
+            self.in_flight = None
         elif self.open is batch:
             self.open = None
         elif batch in self.waiting:
             self.waiting.remove(batch)
 
     def batches(self) -> Iterator[Batch]:
-        yield from (one for one in (self.busy, self.open) if one is not None)
+        yield from (one for one in (self.in_flight, self.open) if one is not None)
         yield from self.waiting
 
 
 class DelayedBuffer:
-    """Batches that are delivered later, in any queue: they need no order, but a time in common, so
-    that each time has an open batch of its own.
+    """Batches that are delivered later, in any queue. They need no order, but the messages of a
+    batch share a delivery time: each time has an open batch of its own.
     """
 
     __slots__ = ("open", "waiting")
@@ -281,16 +280,16 @@ class DelayedBuffer:
         return bool(self.waiting or self.open)
 
     def close(self, batch: Batch) -> None:
-        """It takes no more messages."""
+        """No more messages are added to the batch."""
         key = batch.delay, batch.timeout_s, batch.priority
         if self.open.get(key) is batch:
             self.waiting.append(self.open.pop(key))
 
     def next(self, now_s: float) -> Batch | None:
-        """The first that waits for nothing but its turn."""
+        """The first batch that is full or has lingered."""
         if not self.waiting and self.open:
             oldest = next(iter(self.open.values()))
-            if oldest.ripe_s <= now_s:
+            if oldest.ready_s <= now_s:
                 self.close(oldest)
         return self.waiting[0] if self.waiting else None
 
@@ -303,55 +302,56 @@ class DelayedBuffer:
 
 
 class WritableQueues:
-    """The lines that take messages, of a topic or of one priority of it."""
+    """The queues of a topic, or of one of its priorities, that take messages."""
 
-    __slots__ = ("by_turn", "lines", "sets", "shared", "turn")
+    __slots__ = ("by_turn", "queues", "sets", "shared", "turn")
 
     def __init__(self, turn: int) -> None:
         self.sets: frozenset[str] = frozenset()
-        self.lines: list[QueueBuffer] = []  # in the order by which keys choose
-        # The same, those of different sets beside each other: any few in a row are of all sets.
+        self.queues: list[QueueBuffer] = []  # indexed by the hash of ordering keys
+        # The same queues, interleaved so that any few in a row belong to all sets.
         self.by_turn: list[QueueBuffer] = []
         self.turn = turn
-        # Batches that may go to any of them.
+        # Batches that may go to any of these queues.
         self.shared = QueueBuffer()
 
-    def set_lines(self, lines: list[QueueBuffer]) -> None:
-        self.lines = lines
+    def set_queues(self, queues: list[QueueBuffer]) -> None:
+        self.queues = queues
         counts: dict[str, int] = {}
         places: dict[QueueBuffer, int] = {}
-        for line in lines:
-            places[line] = counts.setdefault(line.broker_set, 0)
-            counts[line.broker_set] += 1
+        for queue in queues:
+            places[queue] = counts.setdefault(queue.broker_set, 0)
+            counts[queue.broker_set] += 1
         self.sets = frozenset(counts)
         self.by_turn = sorted(
-            lines, key=lambda line: (places[line] + 0.5) / counts[line.broker_set]
+            queues, key=lambda queue: (places[queue] + 0.5) / counts[queue.broker_set]
         )
 
     def next_queue(self, sets: Collection[str], *, is_idle: bool) -> QueueBuffer | None:
-        """The next one in turn, in these sets; idle: nothing of it is with the broker."""
-        lines, count = self.by_turn, len(self.by_turn)
+        """The next queue by turn in these sets; an idle one has no batch in flight."""
+        queues, count = self.by_turn, len(self.by_turn)
         for at in range(self.turn, self.turn + count):
-            line = lines[at % count]
-            if line.broker_set in sets and (line.busy is None or not is_idle):
+            queue = queues[at % count]
+            if queue.broker_set in sets and (queue.in_flight is None or not is_idle):
                 self.turn = (at + 1) % count
-                return line
+                return queue
         return None
 
 
 class TopicQueues:
-    """`pinned` has the lines with batches that may go nowhere else; `loose` those that need no
-    line. All others wait in the shared line of their choice: one for each priority, or one.
+    """The buffers of a topic: `pinned` has the queues with batches that may go unplaced else,
+    `delayed` the batches that occupy no queue. All others wait in the shared buffer of their
+    priority.
     """
 
     __slots__ = (
-        "choices",
+        "by_priority",
         "delayed",
-        "lines",
         "name",
         "parts",
         "pinned",
         "priorities",
+        "queues",
         "sets",
         "shared",
         "turn",
@@ -364,22 +364,22 @@ class TopicQueues:
         self.name = name
         self.parts: list[TopicRoute] = []
         self.priorities = 0
-        # Those that have queues of it, and those of them that take messages.
+        # The sets that have queues of the topic, and those that take messages.
         self.sets: tuple[str, ...] = ()
         self.write_sets: frozenset[str] = frozenset()
         self.turn = turn
-        self.lines: dict[tuple[str, int], QueueBuffer] = {}
+        self.queues: dict[tuple[str, int], QueueBuffer] = {}
         self.pinned: dict[QueueBuffer, None] = {}
-        self.choices = [WritableQueues(turn)]
-        # Of the only choice, or the lowest priority: asked for with every message.
-        self.shared = self.choices[0].shared
+        self.by_priority = [WritableQueues(turn)]
+        # That of the lowest priority; kept here because every message reads it.
+        self.shared = self.by_priority[0].shared
         self.writable: list[QueueBuffer] = []
         self.delayed = DelayedBuffer()
         self.unfinished = 0  # batches
 
     def set_parts(self, parts: Sequence[TopicRoute]) -> None:
-        """What the topic has in each set now; some part takes messages. The priorities of a topic
-        do not change.
+        """Sets the queues of the topic in each set; at least one part must be writable. The
+        number of priorities of a topic does not change.
         """
         ranked = sorted(parts, key=lambda part: part.broker_set)
         if ranked == self.parts:
@@ -390,35 +390,37 @@ class TopicQueues:
         self.write_sets = frozenset(part.broker_set for part in taking)
         self.priorities = max(part.priorities for part in taking)
         self.writable = [
-            self.line(part.broker_set, queue_id)
+            self.queue(part.broker_set, queue_id)
             for part in taking
             for queue_id in range(part.write_queues)
         ]
         count = max(1, self.priorities)
-        while len(self.choices) < count:
-            self.choices.append(WritableQueues(self.turn))
-        for at, choice in enumerate(self.choices):
-            choice.set_lines(
-                [line for line in self.writable if line.queue_id % count == at % count]
+        while len(self.by_priority) < count:
+            self.by_priority.append(WritableQueues(self.turn))
+        for at, candidates in enumerate(self.by_priority):
+            candidates.set_queues(
+                [queue for queue in self.writable if queue.queue_id % count == at % count]
             )
 
-    def line(self, broker_set: str, queue_id: int) -> QueueBuffer:
-        line = self.lines.get((broker_set, queue_id))
-        if line is None:
-            # In one step: threads that form batches come here without the lock.
-            line = self.lines.setdefault((broker_set, queue_id), QueueBuffer(broker_set, queue_id))
-        return line
+    def queue(self, broker_set: str, queue_id: int) -> QueueBuffer:
+        queue = self.queues.get((broker_set, queue_id))
+        if queue is None:
+            # Atomic: `split_batch` calls this on other threads without the lock.
+            queue = self.queues.setdefault(
+                (broker_set, queue_id), QueueBuffer(broker_set, queue_id)
+            )
+        return queue
 
     def buffer_of(self, batch: Batch) -> QueueBuffer | DelayedBuffer:
-        if batch.kind is Kind.DELAYED:
+        if batch.kind is BatchKind.DELAYED:
             return self.delayed
         if batch.queue_id < 0:
-            return self.choices[batch.priority].shared
-        return self.line(batch.broker_set, batch.queue_id)
+            return self.by_priority[batch.priority].shared
+        return self.queue(batch.broker_set, batch.queue_id)
 
     def fixed_queue(self, queue_id: int, broker_set: str) -> QueueBuffer:
-        """Of a queue as users name it. IllegalRequest: the topic has queues in several sets, or
-        none in this one.
+        """The buffer of a queue that the user chose. Raises IllegalRequest if the set is missing
+        and the topic has several, or has no queues of the topic.
         """
         if broker_set and broker_set not in self.sets:
             raise IllegalRequest(
@@ -430,94 +432,63 @@ class TopicQueues:
                 f"queue {queue_id} of topic {self.name} is in {', '.join(self.sets)}: say which "
                 "broker set (broker_set, --set)"
             )
-        return self.line(broker_set or self.sets[0], queue_id)
+        return self.queue(broker_set or self.sets[0], queue_id)
 
     def queue_for_key(self, ordering_hash: int, priority: int) -> QueueBuffer:
-        """Where all messages of a key go. IllegalRequest: there is no such priority."""
-        lines = self.choice(priority).lines
-        return lines[ordering_hash % len(lines)]
+        """The queue of a key. Raises IllegalRequest for an unknown priority."""
+        queues = self.of_priority(priority).queues
+        return queues[ordering_hash % len(queues)]
 
-    def choice(self, priority: int) -> WritableQueues:
-        """IllegalRequest: there is no such priority."""
+    def of_priority(self, priority: int) -> WritableQueues:
+        """Raises IllegalRequest for an unknown priority."""
         if self.priorities < 2:
-            return self.choices[0]
-        if not 0 <= priority < self.priorities or not self.choices[priority].lines:
+            return self.by_priority[0]
+        if not 0 <= priority < self.priorities or not self.by_priority[priority].queues:
             raise IllegalRequest(
                 f"priority {priority}: the topic has {self.priorities}, 0 (the lowest) to "
                 f"{self.priorities - 1}"
             )
-        return self.choices[priority]
+        return self.by_priority[priority]
 
-    def wait_for(
+    def choose_buffer(
         self,
         ordering_hash: int | None,
         queue_id: int | None,
         broker_set: str,
         delay: bytes,
         priority: int,
-    ) -> tuple[QueueBuffer, Kind, int]:
-        """The line in which a message waits, who chose it, and its priority, which is 0 where that
-        means nothing. One that is loose needs no line. IllegalRequest.
+    ) -> tuple[QueueBuffer, BatchKind, int]:
+        """The buffer in which a message waits, how it was chosen, and the priority, 0 in a topic
+        without priorities. Delayed messages use no such buffer. Raises IllegalRequest.
         """
         if queue_id is not None:
-            return self.fixed_queue(queue_id, broker_set), Kind.FIXED, 0
+            return self.fixed_queue(queue_id, broker_set), BatchKind.FIXED, 0
         if self.priorities < 2:
             priority = 0
         if ordering_hash is not None:
-            return self.queue_for_key(ordering_hash, priority), Kind.KEY, priority
-        return self.choice(priority).shared, Kind.DELAYED if delay else Kind.ANY, priority
+            return self.queue_for_key(ordering_hash, priority), BatchKind.KEY, priority
+        return (
+            self.of_priority(priority).shared,
+            BatchKind.DELAYED if delay else BatchKind.ANY,
+            priority,
+        )
 
     def may_use(self, broker_set: str) -> bool:
-        """Whether messages go to that set: those that come now, or some that wait for it."""
-        is_waiting = any(line.broker_set == broker_set for line in self.pinned)
+        """Whether new messages may go to that set, or waiting ones have to."""
+        is_waiting = any(queue.broker_set == broker_set for queue in self.pinned)
         return is_waiting or broker_set in self.write_sets
 
     def has_waiting(self) -> bool:
-        """Whether there may be something to be taken."""
+        """Whether a batch is open or waits."""
         if self.pinned or self.delayed:
             return True
-        return any(choice.shared.next() is not None for choice in self.choices)
-
-
-# One turn of so many goes by who has waited longest.
-_FAIR_EACH = 10
-
-
-def queues_of(priority: int, priorities: int, queues: int) -> range:
-    """The queues for messages of a priority. IllegalRequest: the topic has no such priority."""
-    if priorities <= 1:
-        return range(queues)
-    if not 0 <= priority < priorities:
-        raise IllegalRequest(
-            f"priority {priority}: the topic has {priorities}, 0 (the lowest) to {priorities - 1}"
-        )
-    return range(priority, queues, priorities)
-
-
-def queue_for(turn: int, priority: int, priorities: int, queues: int) -> int:
-    """One of them: by the hash of an ordering key, or by turn."""
-    choice = queues_of(priority, priorities, queues)
-    return choice[turn % len(choice)]
-
-
-class FairTurns:
-    """Whose turn it is among queues that have something, the one first that has waited longest."""
-
-    __slots__ = ("_count",)
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def choose(self, ranks: Sequence[int]) -> int:
-        """Which of them, by how far each is below the highest priority. There must be one."""
-        self._count += 1
-        if self._count % _FAIR_EACH == 0:
-            return 0
-        return min(range(len(ranks)), key=ranks.__getitem__)
+        return any(candidates.shared.next() is not None for candidates in self.by_priority)
 
 
 class Sequences:
-    """With `producer_id` None a name is made up; with an empty one there are no numbers at all."""
+    """The sequences of one producer in one broker set. `producer_id` None: one is generated; empty:
+    batches have no sequences.
+    """
 
     def __init__(self, producer_id: str | None) -> None:
         self._is_own_name = producer_id is None
@@ -535,12 +506,14 @@ class Sequences:
         return self.producer_id, self._next - 1
 
     def give_back(self, producer_id: str, sequence: int) -> None:
-        """The batch of this number was not stored, whatever attempt is looked at."""
+        """For a batch of which no attempt was stored."""
         if sequence and producer_id == self.producer_id:
             heapq.heappush(self._free, sequence)
 
     def start_over(self, producer_id: str) -> bool:
-        """The broker takes no more batches of this name. False: the name is the user's to keep."""
+        """After the broker refused the producer id: generates another one. Returns False if the id
+        was given by the user.
+        """
         if self._is_own_name and producer_id == self.producer_id:
             self.producer_id = uuid.uuid4().hex
             self._next = 1

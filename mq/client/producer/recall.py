@@ -27,7 +27,7 @@ def recall_request(
 
 
 async def recall(connection: Connection, request: RecallRequest, timeout_s: float) -> None:
-    """In the set that is part of its id. IllegalRequest: that is no id, or no set."""
+    """Asks the set in the message id. Raises IllegalRequest for a malformed id or unknown set."""
     broker_set, _ = names.parse_message_id(request.message_id)
-    line = await connection.named(broker_set)
-    await line.call("ProducerService", "Recall", request, timeout_s)
+    owner = await connection.named(broker_set)
+    await owner.call("ProducerService", "Recall", request, timeout_s)

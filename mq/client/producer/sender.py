@@ -1,5 +1,5 @@
-"""The core of a producer, on one event loop: batches go to the leaders of the broker sets, answers
-come back, and a batch that was not stored goes again, with the same number, until its time is over.
+"""The sender of a producer, on one event loop: batches go to the leaders of the broker sets, and a
+batch that was not stored is sent again, with the same sequence, until its time-out.
 
 A batch ends in exactly one way: stored, or failed with an error. It keeps its queue until then, so
 that order holds across retries and changes of the leader. A batch without a key leaves a set that
@@ -26,14 +26,14 @@ from mq.client.cluster.retry import back_off_s
 from mq.client.cluster.topology import Route, is_writable
 from mq.client.producer.batching import Accumulator
 from mq.client.producer.options import ACKS, ProducerOptions
-from mq.client.producer.outcomes import SLOW_S, Avoidance, Verdict, is_in_doubt, verdict
-from mq.client.producer.queues import Batch, Kind
+from mq.client.producer.outcomes import SLOW_S, Avoidance, ResultAction, action_for, is_in_doubt
+from mq.client.producer.queues import Batch, BatchKind
 from mq.errors import ClientClosed, Internal, MqError, Unreachable
 from mq.wire.v1.producer_pb2 import ACK_NONE, BatchResult, PublishResponse
 
 log = logging.getLogger(__name__)
 
-# A leader that owes an answer for so long may be frozen, and the others have another one by now.
+# A leader that owes an answer for this time may be frozen, and replaced by another one.
 _PATIENCE = Patience(owed_s=1.0, search_s=1.0)
 
 
@@ -43,7 +43,7 @@ class Request(NamedTuple):
 
 
 class SetSender:
-    """`progress_s` is when a batch was stored last."""
+    """The requests to one broker set. `progress_s`: the time at which it stored a batch last."""
 
     def __init__(
         self, broker_set: SetConnection, ack: int, in_flight_max: int, owner: Sender
@@ -78,21 +78,21 @@ class SetSender:
         return itertools.chain.from_iterable(one.values() for one in self._in_flight.values())
 
     def is_silent(self, now_s: float, patience_s: float) -> bool:
-        """Whether an answer has been due for so long and nothing at all was heard."""
+        """Whether an answer is overdue by `patience_s`, and nothing at all was received."""
         stream = self.streams.current
         if stream is None:
             return False
         return now_s - max(self.owed_since_s(stream), stream.heard_s) > patience_s
 
     def send(self, batches: Sequence[Batch]) -> None:
-        """One request. Only when the sender is free."""
+        """Sends one request. The sender must be free."""
         self._writing = self._loop.create_task(self._write(self.streams.current, batches))
 
     async def _write(self, stream: BrokerStream | None, batches: Sequence[Batch]) -> None:
         try:
             requests = self._in_flight.get(stream) if stream is not None else None
             if stream is None or requests is None or self.streams.current is not stream:
-                # It has ended meanwhile: a request that comes after the end would be forgotten.
+                # The stream has ended: a request registered now would never be answered.
                 self._owner.unwritten(batches)
                 return
             request_id = next(self._ids)
@@ -104,14 +104,14 @@ class SetSender:
                 self._owner.handed_over(self, batches)
         except Exception:
             log.exception("the producer stops: a mistake of its own")
-            self._owner.mistaken()
+            self._owner.crashed()
         finally:
             self._writing = None
             self._owner.wake()
 
     async def close(self, timeout_s: float) -> None:
-        """Ends the streams and waits until the brokers have seen it: what was written before was
-        received. Takes no longer than that.
+        """Ends the streams and waits until the brokers have received everything before the end,
+        for `timeout_s` at most.
         """
         await self.streams.close(timeout_s)
         if self._writing is not None:
@@ -148,20 +148,20 @@ class SetSender:
         return math.inf
 
     def stream_failed(self, error: MqError, address: str) -> None:
-        """What could not be sent waits, or goes to another set, at the next turn."""
+        """Nothing to do: unsent batches wait, or go to another set, with the next request."""
 
 
-# Batches that leave together cost the broker less than one by one.
+# Batches in one request cost the broker less than one by one.
 REQUEST_BYTES = 1 << 20
-_LOOK_S = 0.1
-# While messages are sent: queues are added, and closed.
+_TIMEOUT_CHECK_S = 0.1
+# While messages are sent, routes are refreshed: queues are added, and closed.
 ROUTES_AGE_S_MAX = 5.0
-# So often at most because of what does not fit them.
-_DOUBT_S = 1.0
+# The least time between two refreshes that illegal requests cause.
+_REFRESH_S_MIN = 1.0
 
 
 class Sender:
-    """Make and use it on its loop; only `accumulator` may be used from other threads."""
+    """Created and used on its loop; only `accumulator` may be used from other threads."""
 
     def __init__(self, connection: Connection, settings: ProducerOptions) -> None:
         self.settings = settings
@@ -178,8 +178,8 @@ class Sender:
         self._avoidance = Avoidance()
         connection.topology.subscribe(self._route_changed)
         self._routed_s = self.loop.time()
-        self._doubting: asyncio.Task[None] | None = None
-        self._doubted_s = -_DOUBT_S
+        self._refreshing: asyncio.Task[None] | None = None
+        self._refreshed_s = -_REFRESH_S_MIN
         self._woken = asyncio.Event()
         self._flushes: list[tuple[set[Batch], asyncio.Future[None]]] = []
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -187,36 +187,35 @@ class Sender:
         self._closing: asyncio.Task[None] | None = None
         self._running = self.start(self._run())
 
-    # For the faces
+    # For the producers
 
     async def prepare(self, topic: str, timeout_s: float) -> None:
-        """Learns the queues of a topic, and creates it where the broker allows that. Only then can
-        messages for it be added. ClientClosed.
+        """Finds the queues of a topic, which the broker may create: messages for it can be added
+        then. Raises ClientClosed.
         """
         if self._closing is not None:
             raise ClientClosed("the producer is closed: make another one")
         self._set_route(await self.connection.topology.locate_writable(topic, timeout_s))
 
     async def is_route_newer(self) -> bool:
-        """After a message was refused by what is known of its topic: asks the brokers once more,
-        unless that was done a moment ago. Whether it is worth another attempt.
+        """After a message was refused by the known route of its topic: refreshes the route.
+        Returns False if that was done a moment ago, so that another attempt is useless.
         """
-        if self._doubting is None or self._doubting.done():
-            if self.loop.time() - self._doubted_s < _DOUBT_S:
+        if self._refreshing is None or self._refreshing.done():
+            if self.loop.time() - self._refreshed_s < _REFRESH_S_MIN:
                 return False
-            self._doubting = self.start(self._refresh_routes())
-        await asyncio.wait([self._doubting])
-        self._doubted_s = self.loop.time()
+            self._refreshing = self.start(self._refresh_routes())
+        await asyncio.wait([self._refreshing])
+        self._refreshed_s = self.loop.time()
         return True
 
     def wake(self) -> None:
-        """Something was added that does not wait."""
+        """Sends ready batches now."""
         self._woken.set()
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Returns when everything that was added before is stored, or has failed.
-
-        With ack "none": when it was handed over. Unreachable when that takes too long.
+        """Returns when everything that was added before is stored, or has failed; with ack "none",
+        when it was written. Raises Unreachable after the time-out.
         """
         unfinished = self.accumulator.expedite()
         self.wake()
@@ -237,8 +236,8 @@ class Sender:
                 self._flushes.remove(flush)
 
     async def close(self) -> None:
-        """Sends everything that was added, then ends the streams and waits until the broker has
-        seen their end: what was written before was received. Takes no longer than messages may.
+        """Sends everything that was added, ends the streams, and waits until the brokers have
+        received everything before the end. Takes no longer than the time-out of a message.
         """
         if self._closing is None:
             self._closing = self.loop.create_task(self._close())
@@ -264,31 +263,33 @@ class Sender:
 
     async def _run(self) -> None:
         try:
-            await self._send_on()
+            await self._send_loop()
         except Exception:
             log.exception("the producer stops: a mistake of its own")
-            self.mistaken()
+            self.crashed()
 
-    def mistaken(self) -> None:
-        """Nobody waits for ever because of an error that nobody thought of."""
+    def crashed(self) -> None:
+        """Fails all batches after an unexpected exception, so that no caller waits for ever."""
         self.accumulator.close()
         for batch in self.accumulator.expedite():
             self._failed(batch, Internal("the producer made a mistake; its log says more"))
 
-    async def _send_on(self) -> None:
+    async def _send_loop(self) -> None:
         while True:
             self._woken.clear()
-            look_s = self._turn()
-            if look_s <= self.loop.time() or self._woken.is_set():
+            next_poll_s = self._send_ready()
+            if next_poll_s <= self.loop.time() or self._woken.is_set():
                 await asyncio.sleep(0)
                 continue
-            timer = None if look_s == float("inf") else self.loop.call_at(look_s, self.wake)
+            timer = (
+                None if next_poll_s == float("inf") else self.loop.call_at(next_poll_s, self.wake)
+            )
             await self._woken.wait()
             if timer is not None:
                 timer.cancel()
 
-    def _turn(self) -> float:
-        """Sends what is due, a request to each set that can take one; when to look again."""
+    def _send_ready(self) -> float:
+        """Sends ready batches, one request to each free set. Returns the time of the next call."""
         free = []
         for name, sender in self._senders.items():
             if sender.is_free:
@@ -296,10 +297,10 @@ class Sender:
             elif sender.streams.current is None and self.needs(sender):
                 sender.streams.open()
         if not free:
-            if not self.accumulator.rest():
+            if not self.accumulator.suspend_wakeups():
                 self._watch()
             return float("inf")
-        batches, look_s = self.accumulator.take(REQUEST_BYTES, free, self._well())
+        batches, next_poll_s = self.accumulator.take(REQUEST_BYTES, free, self._healthy())
         if not self.accumulator.is_empty:
             self._watch()
         now_s = self.loop.time()
@@ -309,10 +310,10 @@ class Sender:
             requests.setdefault(batch.broker_set, []).append(batch)
         for name, request in requests.items():
             self._senders[name].send(request)
-        return look_s
+        return next_poll_s
 
-    def _well(self) -> list[str]:
-        """The sets for messages that may go to any."""
+    def _healthy(self) -> list[str]:
+        """The sets for messages of any queue."""
         now_s = self.loop.time()
         return [
             name
@@ -330,15 +331,15 @@ class Sender:
     def unwritten(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
             if not batch.is_done:
-                self._bounce(batch, 0.0)
+                self._retry_free(batch, 0.0)
 
     def handed_over(self, sender: SetSender, batches: Sequence[Batch]) -> None:
-        """No answer will come."""
+        """With ack "none": the batches are finished, no answer will come."""
         sender.progress_s = self.loop.time()
         for batch in batches:
             if not batch.is_done:
-                nowhere = BatchResult(queue_id=batch.queue_id, queue_offset=-1, log_offset=-1)
-                self._stored(batch, nowhere, "SENT")
+                unplaced = BatchResult(queue_id=batch.queue_id, queue_offset=-1, log_offset=-1)
+                self._stored(batch, unplaced, "SENT")
 
     def answered(
         self, sender: SetSender, stream: BrokerStream, request: Request, response: PublishResponse
@@ -358,13 +359,13 @@ class Sender:
         self.wake()
 
     def lost(self, requests: Iterable[Request], error: MqError) -> None:
-        """The stream is broken: whatever was under way may be stored, or not."""
+        """The stream has broken: requests in flight may be stored, or not."""
         for request in requests:
             for batch in request.batches:
                 if not batch.is_done:
                     batch.in_doubt = True
                     batch.error = error
-                    self._bounce(batch, 0.0 if not batch.bounces else None)
+                    self._retry_free(batch, 0.0 if not batch.free_retries else None)
         self.wake()
 
     # Answers
@@ -374,39 +375,39 @@ class Sender:
     ) -> None:
         if is_in_doubt(result.code):
             batch.in_doubt = True
-        found = verdict(result.code)
-        if found is Verdict.STORED:
+        action = action_for(result.code)
+        if action is ResultAction.STORED:
             self._stored(batch, result)
             return
         batch.error = error = error_of(
             result.code, result.text, result.leader_address, result.retry_after_ms
         )
         now_s = self.loop.time()
-        if found is Verdict.FOLLOW:
+        if action is ResultAction.FOLLOW:
             believed = sender.broker_set.not_leader(stream.address, result.leader_address)
             sender.streams.leave(stream)
             is_hint = bool(result.leader_address) and believed != stream.address
-            self._bounce(batch, 0.0 if is_hint and not batch.bounces else None)
-        elif found is Verdict.WAIT:
+            self._retry_free(batch, 0.0 if is_hint and not batch.free_retries else None)
+        elif action is ResultAction.WAIT:
             self._avoidance.is_busy(sender.name, now_s, retry_after_s(error))
-            self._bounce(batch, retry_after_s(error) or None)
-        elif found is Verdict.AGAIN and batch.attempts < self.settings.retries:
+            self._retry_free(batch, retry_after_s(error) or None)
+        elif action is ResultAction.RETRY and batch.retries < self.settings.retries:
             self._avoidance.refused(sender.name, now_s)
-            pause_s = back_off_s(batch.attempts)
-            batch.attempts += 1
+            pause_s = back_off_s(batch.retries)
+            batch.retries += 1
             self.accumulator.retry(batch, now_s + pause_s, elsewhere=True)
-        elif found is Verdict.REROUTE and _may_reroute(batch):
+        elif action is ResultAction.REROUTE and _may_reroute(batch):
             batch.refused_by += (sender.name,)
             self.start(self._reroute(batch))
-        elif found is Verdict.RENUMBER and self.accumulator.renumber(batch):
-            self._bounce(batch, 0.0)
+        elif action is ResultAction.RENUMBER and self.accumulator.renumber(batch):
+            self._retry_free(batch, 0.0)
         else:
             self._failed(batch, error)
 
-    def _bounce(self, batch: Batch, pause_s: float | None) -> None:
-        """Once more, without counting; None: after a pause that grows."""
-        pause_s = back_off_s(batch.bounces) if pause_s is None else pause_s
-        batch.bounces += 1
+    def _retry_free(self, batch: Batch, pause_s: float | None) -> None:
+        """Retries without counting it; `pause_s` None: after a back-off."""
+        pause_s = back_off_s(batch.free_retries) if pause_s is None else pause_s
+        batch.free_retries += 1
         self.accumulator.retry(batch, self.loop.time() + pause_s)
 
     # Ends of batches
@@ -433,11 +434,11 @@ class Sender:
 
     def _watch(self) -> None:
         if self._watching is None or self._watching.done():
-            self._watching = self.start(self._look_at_times())
+            self._watching = self.start(self._watch_timeouts())
 
-    async def _look_at_times(self) -> None:
+    async def _watch_timeouts(self) -> None:
         while not self.accumulator.is_empty:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_TIMEOUT_CHECK_S)
             now_s = self.loop.time()
             self._expire(now_s)
             if now_s - self._routed_s > ROUTES_AGE_S_MAX:
@@ -447,15 +448,15 @@ class Sender:
     def _expire(self, now_s: float) -> None:
         senders = self._senders.values()
         progress_s = max((sender.progress_s for sender in senders), default=now_s)
-        under_way = [
+        in_flight = [
             batch for sender in senders for one in sender.in_flight for batch in one.batches
         ]
-        for batch in (*under_way, *self.accumulator.unsent()):
+        for batch in (*in_flight, *self.accumulator.unsent()):
             sender = self._senders.get(batch.broker_set)
-            # What waits for one set waits in vain while only others answer.
+            # Answers of other sets are no progress for a batch that is bound to one.
             seen_s = progress_s if sender is None else sender.progress_s
             if not batch.is_done and now_s >= batch.expires_s(seen_s):
-                batch.in_doubt = batch.in_doubt or batch.is_out
+                batch.in_doubt = batch.in_doubt or batch.is_in_flight
                 self._failed(batch, self._overdue(batch, sender))
                 self.wake()
 
@@ -472,7 +473,7 @@ class Sender:
     # Topics
 
     def _route_changed(self, route: Route) -> None:
-        """Topics get more queues while a producer runs, and lose some."""
+        """Queues are added to a topic, and closed, while a producer runs."""
         is_used = self.accumulator.topic(route.topic) is not None
         if is_used and any(map(is_writable, route.parts)):
             self._set_route(route)
@@ -491,8 +492,8 @@ class Sender:
         self.accumulator.set_route(route.topic, route.parts, turn)
 
     async def _reroute(self, batch: Batch) -> None:
-        """The broker does not know its topic or its queue, or takes nothing for it: asks again, and
-        goes by the answer.
+        """After a broker refused the topic or the queue of the batch: refreshes the route, and
+        distributes the messages by it.
         """
         try:
             topology = self.connection.topology
@@ -519,5 +520,5 @@ class Sender:
 
 
 def _may_reroute(batch: Batch) -> bool:
-    """Each set is asked once what it has against it; a queue that the user chose is not changed."""
-    return batch.kind is not Kind.FIXED and batch.broker_set not in batch.refused_by
+    """Once per set, and never for a queue that the user chose."""
+    return batch.kind is not BatchKind.FIXED and batch.broker_set not in batch.refused_by

@@ -1,6 +1,6 @@
-"""The parts of the producer without asyncio that are written by hand: a message that a thread sends
-takes no turn of the background loop. The thread puts it into the accumulator, where the core (see
-`sender`), which runs on that loop, finds it.
+"""The hand-written parts of the synchronous producer: a thread that sends a message does not wait
+for a turn of the background loop. It adds the message to the accumulator, from which the sender, on
+that loop, takes it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from concurrent.futures import Future
 
 from mq.client.encode import delay_field, encode_message
 from mq.client.messages import Message, SendResult
-from mq.client.producer.batching import Outcome, priority_of
+from mq.client.producer.batching import AddResult, priority_of
 from mq.client.producer.options import GRACE_S, ProducerOptions, too_late
 from mq.client.producer.outcomes import SendFuture
 from mq.client.producer.producer import Producer
@@ -22,7 +22,7 @@ from mq.errors import IllegalRequest
 
 
 class ThreadedProducer(Producer):
-    """A producer that shows its core to threads."""
+    """A producer that gives threads access to its sender."""
 
     @property
     def core(self) -> Sender:
@@ -106,7 +106,7 @@ class SyncSend(StartedClient[ThreadedProducer]):
         is_urgent = deadline_s is not None
         while True:
             try:
-                outcome = self._accumulator.add(
+                result = self._accumulator.add(
                     topic,
                     encoded,
                     queue_id,
@@ -121,20 +121,20 @@ class SyncSend(StartedClient[ThreadedProducer]):
                 if not self._background.run(self._core.is_route_newer(), _left_s(deadline_s)):
                     raise
                 continue
-            if outcome is Outcome.ADDED:
+            if result is AddResult.ADDED:
                 return
-            if outcome is Outcome.WAKE:
+            if result is AddResult.WAKE:
                 self._background.loop.call_soon_threadsafe(self._core.wake)
                 return
-            self._make_way(topic, outcome, timeout_s, deadline_s)
+            self._make_way(topic, result, timeout_s, deadline_s)
 
     def _make_way(
-        self, topic: str, outcome: Outcome, timeout_s: float, deadline_s: float | None
+        self, topic: str, result: AddResult, timeout_s: float, deadline_s: float | None
     ) -> None:
         """Waits until a message can be added."""
         self._background.refuse_own_thread()
         left_s = _left_s(deadline_s)
-        if outcome is Outcome.UNROUTED:
+        if result is AddResult.UNROUTED:
             self._background.run(self._core.prepare(topic, timeout_s), left_s)
         else:
             room = threading.Event()

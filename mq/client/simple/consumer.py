@@ -16,8 +16,8 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from mq.client.closing import AsyncClosing
-from mq.client.cluster.connection import CALL_TIMEOUT_S, Connection
-from mq.client.cluster.retry import call_repeatedly, now_s
+from mq.client.cluster.connection import Connection
+from mq.client.cluster.retry import CALL_TIMEOUT_S, call_repeatedly, now_s
 from mq.client.consumer.options import ConsumerOptions, Start, Subscriptions, start_position
 from mq.client.consumer.topic_locations import TopicLocations
 from mq.client.decode import Decoder, parse_receive_response

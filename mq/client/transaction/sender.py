@@ -31,8 +31,8 @@ from mq.client.cluster.retry import Retry, back_off_s
 from mq.client.cluster.topology import Route, is_writable
 from mq.client.encode import Encoded, delay_field, encode_message
 from mq.client.messages import Message
-from mq.client.producer.outcomes import SLOW_S, Avoidance, Verdict, is_in_doubt, verdict
-from mq.client.producer.queues import Kind, QueueBuffer, Sequences, TopicQueues
+from mq.client.producer.outcomes import SLOW_S, Avoidance, ResultAction, action_for, is_in_doubt
+from mq.client.producer.queues import BatchKind, QueueBuffer, Sequences, TopicQueues
 from mq.client.transaction.checks import (
     Answering,
     CheckAnswers,
@@ -75,7 +75,7 @@ _PATIENCE = Patience(owed_s=1.0, idle_s_min=5.0, idle_s_max=5.0, search_s=1.0)
 _WRITE_BYTES, _WRITE_REQUESTS = 256 << 10, 1_000
 # Sets are added while it runs, and topics get queues and lose some.
 _ROUTES_AGE_S_MAX = 5.0
-# A set that no broker knows any more, and that is not there, was removed.
+# A set that is unknown to all brokers, and without a stream for this time, was removed.
 _GONE_S = 60.0
 
 # The request of this id; a half message also has a producer id and a sequence.
@@ -240,13 +240,13 @@ class SetTransactions:
         error = error_of(status.code, status.text, status.leader_address, status.retry_after_ms)
         # This attempt left nothing behind, unless it says so; an earlier one may have.
         pending.in_doubt = is_in_doubt(status.code) or pending.attempts > 0
-        found = verdict(status.code)
-        if found is Verdict.FOLLOW:
+        action = action_for(status.code)
+        if action is ResultAction.FOLLOW:
             self.is_started = False
             if not pending.leaves():
                 pending.attempts += 1
             stream.cancel(error)
-        elif found in (Verdict.WAIT, Verdict.AGAIN):
+        elif action in (ResultAction.WAIT, ResultAction.RETRY):
             self._streams.trouble = error
             pause_s = retry_after_s(error) or back_off_s(pending.attempts)
             self._owner.is_busy(self, pause_s)
@@ -369,7 +369,7 @@ class TransactionSender:
         connection.topology.subscribe(self._route_changed)
         self._keeping = self._loop.create_task(self._keep_sets())
 
-    # For the faces
+    # For the producers
 
     async def begin(
         self,
@@ -447,7 +447,7 @@ class TransactionSender:
         )
 
     def leave(self, half: HalfMessage) -> None:
-        """Its local transaction does not run here any more: checks of it are passed on."""
+        """The local transaction of the half message has ended here: its checks are passed on."""
         self.checks.left(half)
 
     async def close(self) -> None:
@@ -472,7 +472,7 @@ class TransactionSender:
                     functools.partial(self._half_request, half, queue.queue_id),
                     deadline_s,
                     f"a half message to {half.topic}",
-                    functools.partial(self._is_any_well, others) if others else None,
+                    functools.partial(self._is_any_healthy, others) if others else None,
                 )
             except Elsewhere:
                 continue
@@ -490,15 +490,15 @@ class TransactionSender:
 
     def _choose(self, queues: TopicQueues, half: _Half) -> tuple[QueueBuffer, frozenset[str]]:
         """A queue, and the other sets that may take it instead."""
-        queue, kind, priority = queues.wait_for(
+        queue, kind, priority = queues.choose_buffer(
             half.encoded[3], half.queue_id, half.broker_set, b"", half.priority
         )
-        if kind is not Kind.ANY:
+        if kind is not BatchKind.ANY:
             return queue, frozenset()
-        choice = queues.choices[priority]
-        sets = choice.sets & self._well() or choice.sets
-        chosen = choice.next_queue(sets, is_idle=False) or choice.lines[0]
-        return chosen, choice.sets - {chosen.broker_set}
+        candidates = queues.by_priority[priority]
+        sets = candidates.sets & self._healthy() or candidates.sets
+        chosen = candidates.next_queue(sets, is_idle=False) or candidates.queues[0]
+        return chosen, candidates.sets - {chosen.broker_set}
 
     def _half_request(
         self, half: _Half, queue_id: int, request_id: int, producer_id: str, sequence: int
@@ -534,7 +534,7 @@ class TransactionSender:
             self._sets[name] = found
         return found
 
-    def _well(self) -> frozenset[str]:
+    def _healthy(self) -> frozenset[str]:
         """The sets for half messages that may go to any."""
         now_s = self._loop.time()
         return frozenset(
@@ -545,8 +545,8 @@ class TransactionSender:
             and not self._avoidance.is_avoided(name, now_s)
         )
 
-    def _is_any_well(self, sets: frozenset[str]) -> bool:
-        return bool(sets & self._well())
+    def _is_any_healthy(self, sets: frozenset[str]) -> bool:
+        return bool(sets & self._healthy())
 
     async def _keep_sets(self) -> None:
         """A stream to each set that there is. What is known of topics is kept fresh by the way."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mq.client.encode import Encoded, columns, encode_message
 from mq.client.messages import Message
-from mq.client.producer.batching import Accumulator, Outcome
+from mq.client.producer.batching import Accumulator, AddResult
 from mq.client.producer.queues import MESSAGE_OVERHEAD_BYTES, Batch
 from mq.wire.v1.cluster_pb2 import TopicRoute
 from mq.wire.v1.message_pb2 import Batch as WireBatch
@@ -51,14 +51,14 @@ def part(
     )
 
 
-class Lines:
-    """In one broker set, or those that are `free` and `well`."""
+class Buffers:
+    """In one broker set, or those that are `free` and `healthy`."""
 
     def __init__(
         self, queues: int = 4, *, batch_bytes: int = 10 * SIZE, buffer_bytes: int = 1 << 30
     ) -> None:
         self.clock = Clock()
-        self.free = self.well = [SET]
+        self.free = self.healthy = [SET]
         self.accumulator = Accumulator(
             "p",
             linger_s=LINGER_S,
@@ -76,20 +76,20 @@ class Lines:
         *,
         is_urgent: bool = False,
         timeout_s: float = TIMEOUT_S,
-    ) -> Outcome:
+    ) -> AddResult:
         return self.accumulator.add(
             "t", encoded(text, key), queue_id, None, timeout_s, is_urgent=is_urgent
         )
 
     def take(self, room: int = ROOM) -> list[Batch]:
-        return self.accumulator.take(room, self.free, self.well)[0]
+        return self.accumulator.take(room, self.free, self.healthy)[0]
 
     def take_lingered(self) -> list[Batch]:
         self.clock.now_s += LINGER_S
         return self.take()
 
-    def look_s(self) -> float:
-        return self.accumulator.take(ROOM, self.free, self.well)[1]
+    def next_poll_s(self) -> float:
+        return self.accumulator.take(ROOM, self.free, self.healthy)[1]
 
     def done(self, batch: Batch, *, is_stored: bool = True) -> None:
         self.accumulator.release(batch, is_stored=is_stored)

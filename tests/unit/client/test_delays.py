@@ -12,9 +12,9 @@ import pytest
 from mq.client.encode import columns, delay_field, place
 from mq.client.messages import Message, SendResult
 from mq.client.producer import batching
-from mq.client.producer.batching import Outcome, common_delay, split_batch
+from mq.client.producer.batching import AddResult, common_delay, split_batch
 from mq.client.producer.outcomes import SendFuture
-from mq.client.producer.queues import Batch, Kind
+from mq.client.producer.queues import Batch, BatchKind
 from mq.client.producer.recall import recall_request
 from mq.errors import IllegalDelay, IllegalRequest
 from mq.levels import DELAY_MS_MAX, LEVELS_MS
@@ -27,7 +27,7 @@ from tests.unit.client.accumulators import (
     SET,
     SIZE,
     TIMEOUT_S,
-    Lines,
+    Buffers,
     bodies,
     encoded,
     part,
@@ -36,11 +36,11 @@ from tests.unit.client.accumulators import (
 SOON, LATE = delay_field(Message(b"", delay_s=5)), delay_field(Message(b"", delay_s=60))
 
 
-def add(lines: Lines, text: str = "x" * 10, delay: bytes = SOON, **options: Any) -> Outcome:
+def add(buffers: Buffers, text: str = "x" * 10, delay: bytes = SOON, **options: Any) -> AddResult:
     key, queue_id = options.pop("key", ""), options.pop("queue_id", None)
     timeout_s = options.pop("timeout_s", TIMEOUT_S)
     message = encoded(text, key)
-    return lines.accumulator.add("t", message, queue_id, None, timeout_s, delay=delay, **options)
+    return buffers.accumulator.add("t", message, queue_id, None, timeout_s, delay=delay, **options)
 
 
 # What a message says of its time.
@@ -96,167 +96,167 @@ def test_a_time_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_messages_of_one_delay_share_a_batch_beside_those_without() -> None:
-    lines = Lines()
+    buffers = Buffers()
     for text, delay in (("a", b""), ("b", SOON), ("c", b""), ("d", LATE), ("e", SOON)):
-        add(lines, text, delay)
-    batches = lines.take_lingered()
+        add(buffers, text, delay)
+    batches = buffers.take_lingered()
     assert sorted(bodies(batch) for batch in batches) == [["a", "c"], ["b", "e"], ["d"]]
     kinds = {tuple(bodies(batch)): batch.kind for batch in batches}
-    assert kinds[("a", "c")] is Kind.ANY
-    assert kinds[("b", "e")] is kinds[("d",)] is Kind.DELAYED
+    assert kinds[("a", "c")] is BatchKind.ANY
+    assert kinds[("b", "e")] is kinds[("d",)] is BatchKind.DELAYED
 
 
 def test_a_different_timeout_makes_a_different_batch() -> None:
-    lines = Lines()
-    add(lines, "a")
-    add(lines, "b", timeout_s=9.0)
-    assert sorted(bodies(batch) for batch in lines.take_lingered()) == [["a"], ["b"]]
+    buffers = Buffers()
+    add(buffers, "a")
+    add(buffers, "b", timeout_s=9.0)
+    assert sorted(bodies(batch) for batch in buffers.take_lingered()) == [["a"], ["b"]]
 
 
 def test_they_wait_for_others_until_they_have_lingered_or_are_many() -> None:
-    lines = Lines(batch_bytes=3 * SIZE)
-    assert add(lines) is Outcome.WAKE
-    assert lines.take() == []
-    assert lines.look_s() == lines.clock.now_s + LINGER_S
-    add(lines)
-    add(lines)
-    [full] = lines.take()
+    buffers = Buffers(batch_bytes=3 * SIZE)
+    assert add(buffers) is AddResult.WAKE
+    assert buffers.take() == []
+    assert buffers.next_poll_s() == buffers.clock.now_s + LINGER_S
+    add(buffers)
+    add(buffers)
+    [full] = buffers.take()
     assert len(full.messages) == 3
-    add(lines)
-    add(lines)
-    assert add(lines, "y" * 20) is Outcome.WAKE  # does not fit: the other one is closed by it
-    [closed] = lines.take()
+    add(buffers)
+    add(buffers)
+    assert add(buffers, "y" * 20) is AddResult.WAKE  # does not fit: the other one is closed by it
+    [closed] = buffers.take()
     assert len(closed.messages) == 2
-    assert [bodies(one) for one in lines.take_lingered()] == [["y" * 20]]
-    assert add(lines, is_urgent=True) is Outcome.WAKE
-    assert len(lines.take()) == 1
-    assert lines.look_s() == math.inf
+    assert [bodies(one) for one in buffers.take_lingered()] == [["y" * 20]]
+    assert add(buffers, is_urgent=True) is AddResult.WAKE
+    assert len(buffers.take()) == 1
+    assert buffers.next_poll_s() == math.inf
 
 
 def test_they_need_no_line_and_keep_none() -> None:
-    lines = Lines(queues=2, batch_bytes=SIZE)
+    buffers = Buffers(queues=2, batch_bytes=SIZE)
     for _ in range(6):
-        add(lines)
-    delayed = lines.take()
+        add(buffers)
+    delayed = buffers.take()
     assert [batch.queue_id for batch in delayed] == [0, 1, 0, 1, 0, 1]
     assert [batch.sequence for batch in delayed] == [1, 2, 3, 4, 5, 6]
-    add(lines, delay=b"")
-    [plain] = lines.take()
+    add(buffers, delay=b"")
+    [plain] = buffers.take()
     for batch in delayed:
-        lines.done(batch)
+        buffers.done(batch)
     # The line of the plain one is still its own.
-    add(lines, delay=b"", queue_id=plain.queue_id)
-    assert lines.take() == []
-    lines.done(plain)
-    assert len(lines.take()) == 1
+    add(buffers, delay=b"", queue_id=plain.queue_id)
+    assert buffers.take() == []
+    buffers.done(plain)
+    assert len(buffers.take()) == 1
 
 
 def test_a_key_or_a_queue_keeps_the_order_of_its_line() -> None:
-    lines = Lines()
+    buffers = Buffers()
     for text, delay in (("a", b""), ("b", SOON), ("c", SOON), ("d", b"")):
-        add(lines, text, delay, queue_id=2)
+        add(buffers, text, delay, queue_id=2)
     taken: list[list[str]] = []
-    while batches := lines.take_lingered():
+    while batches := buffers.take_lingered():
         assert len(batches) == 1
         taken.append(bodies(batches[0]))
-        lines.done(batches[0])
+        buffers.done(batches[0])
     assert taken == [["a"], ["b", "c"], ["d"]]
-    add(lines, "e", SOON, key="k")
-    [keyed] = lines.take_lingered()
-    assert keyed.kind is Kind.KEY
+    add(buffers, "e", SOON, key="k")
+    [keyed] = buffers.take_lingered()
+    assert keyed.kind is BatchKind.KEY
     assert WireBatch.FromString(b"".join(keyed.encoded())).delay_ms == 5_000
 
 
 def test_only_so_many_are_with_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batching, "DELAYED_IN_FLIGHT_MAX", 3)
-    lines = Lines(batch_bytes=SIZE)
+    buffers = Buffers(batch_bytes=SIZE)
     for _ in range(5):
-        add(lines)
-    first = lines.take()
+        add(buffers)
+    first = buffers.take()
     assert len(first) == 3
-    assert lines.take() == []
-    lines.accumulator.retry(first[0], 0.0, elsewhere=True)
-    assert lines.take() == [first[0]]
+    assert buffers.take() == []
+    buffers.accumulator.retry(first[0], 0.0, elsewhere=True)
+    assert buffers.take() == [first[0]]
     assert first[0].queue_id == 3
     assert first[0].sequence == 1
-    lines.done(first[0])
-    assert len(lines.take()) == 1
-    lines.done(first[1], is_stored=False)
-    [last] = lines.take()
+    buffers.done(first[0])
+    assert len(buffers.take()) == 1
+    buffers.done(first[1], is_stored=False)
+    [last] = buffers.take()
     assert last.sequence == first[1].sequence
-    for batch in lines.accumulator.expedite():
-        lines.done(batch)
-    assert lines.accumulator.is_empty
-    assert lines.look_s() == math.inf
+    for batch in buffers.accumulator.expedite():
+        buffers.done(batch)
+    assert buffers.accumulator.is_empty
+    assert buffers.next_poll_s() == math.inf
 
 
 def test_neither_delayed_nor_plain_ones_are_kept_out_for_ever() -> None:
-    lines = Lines(queues=4, batch_bytes=SIZE)
+    buffers = Buffers(queues=4, batch_bytes=SIZE)
     served: set[bytes] = set()
     for _ in range(4):
         for delay in (SOON, b""):
-            lines.clock.now_s += 0.001
-            add(lines, delay=delay)
-        batches = lines.take(SIZE)
+            buffers.clock.now_s += 0.001
+            add(buffers, delay=delay)
+        batches = buffers.take(SIZE)
         served |= {batch.delay for batch in batches}
         for batch in batches:
-            lines.done(batch)
+            buffers.done(batch)
     assert served == {SOON, b""}
 
 
 def test_one_that_is_given_up_before_it_is_sent_is_gone() -> None:
-    lines = Lines()
-    add(lines, "open")
-    add(lines, "waiting", is_urgent=True)
-    add(lines, "other", LATE)
-    for batch in lines.accumulator.unsent():
-        lines.done(batch, is_stored=False)
-    assert lines.take_lingered() == []
-    assert lines.accumulator.is_empty
+    buffers = Buffers()
+    add(buffers, "open")
+    add(buffers, "waiting", is_urgent=True)
+    add(buffers, "other", LATE)
+    for batch in buffers.accumulator.unsent():
+        buffers.done(batch, is_stored=False)
+    assert buffers.take_lingered() == []
+    assert buffers.accumulator.is_empty
 
 
 def test_after_a_change_of_the_topic_they_find_another_queue() -> None:
-    lines = Lines(queues=4)
-    add(lines, "a")
-    [batch] = lines.take_lingered()
-    lines.accumulator.set_route("t", [part(1)])
-    [moved] = lines.accumulator.split(batch)[batch]
-    [again] = lines.take()
+    buffers = Buffers(queues=4)
+    add(buffers, "a")
+    [batch] = buffers.take_lingered()
+    buffers.accumulator.set_route("t", [part(1)])
+    [moved] = buffers.accumulator.split(batch)[batch]
+    [again] = buffers.take()
     assert again is moved
     assert (bodies(again), again.delay, again.queue_id) == (["a"], SOON, 0)
-    lines.done(again)
-    assert lines.accumulator.is_empty
+    buffers.done(again)
+    assert buffers.accumulator.is_empty
 
 
 def test_a_flush_waits_for_nothing_to_linger() -> None:
-    lines = Lines()
-    add(lines, "a")
-    add(lines, "b", LATE)
-    assert len(lines.accumulator.expedite()) == 2
-    assert len(lines.take()) == 2
+    buffers = Buffers()
+    add(buffers, "a")
+    add(buffers, "b", LATE)
+    assert len(buffers.accumulator.expedite()) == 2
+    assert len(buffers.take()) == 2
 
 
 def test_messages_that_are_sent_as_one_are_delivered_as_one() -> None:
-    lines = Lines()
+    buffers = Buffers()
     sent = [Message(b"a", delay_s=5), Message(b"b", delay_s=5.0)]
     assert common_delay(sent) == SOON
     assert common_delay([]) == common_delay(["x", b"y"]) == b""
     with pytest.raises(IllegalDelay, match="apart"):
         common_delay([*sent, Message(b"c")])
-    groups = split_batch(lines.accumulator, "t", [encoded("a"), encoded("b")], None, SOON)
+    groups = split_batch(buffers.accumulator, "t", [encoded("a"), encoded("b")], None, SOON)
     assert groups is not None
     futures = [SendFuture(), SendFuture()]
-    assert groups[0].add(lines.accumulator, futures, TIMEOUT_S) is Outcome.WAKE
-    add(lines, "c")
-    [batch] = lines.take(ROOM)
-    assert (batch.kind, bodies(batch)) == (Kind.DELAYED, ["a", "b"])
+    assert groups[0].add(buffers.accumulator, futures, TIMEOUT_S) is AddResult.WAKE
+    add(buffers, "c")
+    [batch] = buffers.take(ROOM)
+    assert (batch.kind, bodies(batch)) == (BatchKind.DELAYED, ["a", "b"])
 
 
 # What is said of them.
 
 
 def answered(result: BatchResult) -> list[SendResult]:
-    batch = Batch("t", Kind.DELAYED, 1, 0.0, 1.0, SOON, broker_set=SET)
+    batch = Batch("t", BatchKind.DELAYED, 1, 0.0, 1.0, SOON, broker_set=SET)
     futures = [SendFuture(), SendFuture()]
     for text, future in zip("ab", futures, strict=True):
         batch.add(encoded(text), future, 1)

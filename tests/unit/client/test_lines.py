@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from mq.client.producer.batching import Accumulator
-from mq.client.producer.queues import Batch, Kind
+from mq.client.producer.queues import Batch, BatchKind
 from mq.hashing import text_hash
 from mq.wire.v1.message_pb2 import Batch as WireBatch
 from tests.unit.client.accumulators import (
     ROOM,
     SET,
     SIZE,
-    Lines,
+    Buffers,
     bodies,
     encoded,
     part,
@@ -20,60 +20,60 @@ from tests.unit.client.accumulators import (
 
 
 def test_a_batch_that_is_retried_is_not_overtaken() -> None:
-    lines = Lines(batch_bytes=SIZE)
+    buffers = Buffers(batch_bytes=SIZE)
     for text in ("a", "b", "c"):
-        lines.add(text.ljust(10), key="k")
-    [first] = lines.take()
-    lines.accumulator.retry(first, lines.clock.now_s + 1.0)
-    assert lines.take() == []
-    assert lines.look_s() == first.retry_s
-    lines.clock.now_s += 1.0
-    assert lines.take() == [first]
-    lines.done(first)
-    assert [bodies(batch) for batch in lines.take()] == [["b".ljust(10)]]
+        buffers.add(text.ljust(10), key="k")
+    [first] = buffers.take()
+    buffers.accumulator.retry(first, buffers.clock.now_s + 1.0)
+    assert buffers.take() == []
+    assert buffers.next_poll_s() == first.retry_s
+    buffers.clock.now_s += 1.0
+    assert buffers.take() == [first]
+    buffers.done(first)
+    assert [bodies(batch) for batch in buffers.take()] == [["b".ljust(10)]]
 
 
 def test_a_retry_without_a_key_may_go_elsewhere_with_its_number() -> None:
-    lines = Lines(queues=2)
-    lines.add("a")
-    [batch] = lines.take_lingered()
+    buffers = Buffers(queues=2)
+    buffers.add("a")
+    [batch] = buffers.take_lingered()
     number, queue_id = batch.sequence, batch.queue_id
-    lines.accumulator.retry(batch, 0.0, elsewhere=True)
-    assert lines.take() == [batch]
+    buffers.accumulator.retry(batch, 0.0, elsewhere=True)
+    assert buffers.take() == [batch]
     assert (batch.queue_id, batch.sequence) == (1 - queue_id, number)
     wire = WireBatch.FromString(b"".join(batch.encoded()))
     assert (wire.queue_id, wire.sequence) == (1 - queue_id, number)
     # The line that it left is free, the other one is not.
-    lines.add("b")
-    assert [batch.queue_id for batch in lines.take_lingered()] == [queue_id]
+    buffers.add("b")
+    assert [batch.queue_id for batch in buffers.take_lingered()] == [queue_id]
 
 
 @pytest.mark.parametrize("pinned", [{"key": "k"}, {"queue_id": 1}])
 def test_a_retry_with_a_key_or_a_queue_stays(pinned: dict[str, object]) -> None:
-    lines = Lines(queues=8)
-    lines.add("a", **pinned)  # type: ignore[arg-type]
-    [batch] = lines.take_lingered()
+    buffers = Buffers(queues=8)
+    buffers.add("a", **pinned)  # type: ignore[arg-type]
+    [batch] = buffers.take_lingered()
     queue_id = batch.queue_id
-    lines.accumulator.retry(batch, 0.0, elsewhere=True)
-    assert lines.take() == [batch]
+    buffers.accumulator.retry(batch, 0.0, elsewhere=True)
+    assert buffers.take() == [batch]
     assert batch.queue_id == queue_id
 
 
 def test_a_topic_with_one_queue_keeps_the_order_of_everything() -> None:
-    lines = Lines(queues=1, batch_bytes=SIZE)
-    lines.add("a".ljust(10))
-    lines.add("b".ljust(10))
-    [first] = lines.take()
-    lines.accumulator.retry(first, 0.0, elsewhere=True)
-    assert lines.take() == [first]
-    assert lines.take() == []
+    buffers = Buffers(queues=1, batch_bytes=SIZE)
+    buffers.add("a".ljust(10))
+    buffers.add("b".ljust(10))
+    [first] = buffers.take()
+    buffers.accumulator.retry(first, 0.0, elsewhere=True)
+    assert buffers.take() == [first]
+    assert buffers.take() == []
 
 
 def test_numbers_go_up_by_one_in_the_order_of_leaving() -> None:
-    lines = Lines(batch_bytes=SIZE)
+    buffers = Buffers(batch_bytes=SIZE)
     for _ in range(4):
-        lines.add()
-    assert [(batch.producer_id, batch.sequence) for batch in lines.take()] == [
+        buffers.add()
+    assert [(batch.producer_id, batch.sequence) for batch in buffers.take()] == [
         ("p", 1),
         ("p", 2),
         ("p", 3),
@@ -82,16 +82,16 @@ def test_numbers_go_up_by_one_in_the_order_of_leaving() -> None:
 
 
 def test_the_number_of_a_batch_that_was_certainly_not_stored_is_used_again() -> None:
-    lines = Lines(batch_bytes=SIZE)
+    buffers = Buffers(batch_bytes=SIZE)
     for _ in range(4):
-        lines.add()
-    _, refused, doubtful, _ = lines.take()
-    lines.done(refused, is_stored=False)
+        buffers.add()
+    _, refused, doubtful, _ = buffers.take()
+    buffers.done(refused, is_stored=False)
     doubtful.in_doubt = True
-    lines.done(doubtful, is_stored=False)
-    lines.add()
-    lines.add()
-    assert [batch.sequence for batch in lines.take()] == [refused.sequence, 5]
+    buffers.done(doubtful, is_stored=False)
+    buffers.add()
+    buffers.add()
+    assert [batch.sequence for batch in buffers.take()] == [refused.sequence, 5]
 
 
 def test_a_refused_producer_id_is_replaced_when_it_was_made_up() -> None:
@@ -109,10 +109,10 @@ def test_a_refused_producer_id_is_replaced_when_it_was_made_up() -> None:
 
 
 def test_a_users_producer_id_is_kept() -> None:
-    lines = Lines()
-    lines.add()
-    [batch] = lines.take_lingered()
-    assert not lines.accumulator.renumber(batch)
+    buffers = Buffers()
+    buffers.add()
+    [batch] = buffers.take_lingered()
+    assert not buffers.accumulator.renumber(batch)
 
 
 def test_a_batch_in_doubt_keeps_its_name() -> None:
@@ -125,78 +125,78 @@ def test_a_batch_in_doubt_keeps_its_name() -> None:
 
 
 def test_a_retry_that_finds_no_room_is_taken_later() -> None:
-    lines = Lines(queues=8, batch_bytes=SIZE)
+    buffers = Buffers(queues=8, batch_bytes=SIZE)
     for _ in range(2):
-        lines.add()
-    batches = lines.take()
+        buffers.add()
+    batches = buffers.take()
     for batch in batches:
-        lines.accumulator.retry(batch, 0.0)
-    assert lines.take(1) == batches[:1]
-    assert lines.take(1) == batches[1:]
+        buffers.accumulator.retry(batch, 0.0)
+    assert buffers.take(1) == batches[:1]
+    assert buffers.take(1) == batches[1:]
 
 
 def test_messages_of_a_queue_that_is_gone_go_where_their_keys_lead_now() -> None:
-    lines = Lines(queues=8, batch_bytes=4 * SIZE)
+    buffers = Buffers(queues=8, batch_bytes=4 * SIZE)
     candidates = [key for key in map(str, range(1000)) if text_hash(key) % 8 == 7]
     one = candidates[0]
     other = next(key for key in candidates if text_hash(key) % 5 != text_hash(one) % 5)
     for text, key in (("a1", one), ("b1", other), ("a2", one), ("b2", other)):
-        lines.add(text, key)
-    [batch] = lines.take_lingered()
+        buffers.add(text, key)
+    [batch] = buffers.take_lingered()
     assert batch.queue_id == 7
     # Some wait, in several batches, and one is open.
     for number in range(3, 13):
-        lines.add(f"a{number}", one)
-        lines.add(f"b{number}", other)
-    lines.accumulator.set_route("t", [part(5)])
-    lines.add("a13", one)
-    parts = lines.accumulator.split(batch)[batch]
+        buffers.add(f"a{number}", one)
+        buffers.add(f"b{number}", other)
+    buffers.accumulator.set_route("t", [part(5)])
+    buffers.add("a13", one)
+    parts = buffers.accumulator.split(batch)[batch]
     assert sum(one_part.size_bytes for one_part in parts) == batch.size_bytes
     order: dict[int, list[str]] = {text_hash(one) % 5: [], text_hash(other) % 5: []}
     sequences = []
-    while taken := lines.take_lingered():
+    while taken := buffers.take_lingered():
         for one_part in taken:
             order[one_part.queue_id] += bodies(one_part)
             sequences.append(one_part.sequence)
-            lines.done(one_part)
+            buffers.done(one_part)
     assert list(order.values()) == [
         [f"a{number}" for number in range(1, 14)],
         [f"b{number}" for number in range(1, 13)],
     ]
     assert sorted(sequences) == list(range(1, len(sequences) + 1))
-    assert lines.accumulator.is_empty
+    assert buffers.accumulator.is_empty
 
 
 def test_a_batch_without_a_key_whose_queue_is_gone_takes_another() -> None:
-    lines = Lines(queues=2)
-    lines.add("a", is_urgent=True)
-    lines.done(lines.take()[0])
-    lines.add("b", is_urgent=True)
-    [batch] = lines.take()
+    buffers = Buffers(queues=2)
+    buffers.add("a", is_urgent=True)
+    buffers.done(buffers.take()[0])
+    buffers.add("b", is_urgent=True)
+    [batch] = buffers.take()
     assert batch.queue_id == 1
-    lines.accumulator.set_route("t", [part(1)])
-    lines.accumulator.split(batch)
-    assert [(one.queue_id, bodies(one)) for one in lines.take()] == [(0, ["b"])]
+    buffers.accumulator.set_route("t", [part(1)])
+    buffers.accumulator.split(batch)
+    assert [(one.queue_id, bodies(one)) for one in buffers.take()] == [(0, ["b"])]
 
 
 def test_what_is_not_with_the_broker_can_expire() -> None:
-    lines = Lines(queues=1)
-    lines.add("a")
-    [batch] = lines.take_lingered()
-    lines.add("b")
-    lines.accumulator.take(ROOM, [SET], [SET])
-    assert [bodies(one) for one in lines.accumulator.unsent()] == [["b"]]
-    lines.accumulator.retry(batch, 1e9)
-    assert sorted(bodies(one) for one in lines.accumulator.unsent()) == [["a"], ["b"]]
-    for one in lines.accumulator.unsent():
-        lines.done(one, is_stored=False)
-    assert lines.accumulator.is_empty
-    lines.clock.now_s = 2e9
-    assert lines.take() == []
+    buffers = Buffers(queues=1)
+    buffers.add("a")
+    [batch] = buffers.take_lingered()
+    buffers.add("b")
+    buffers.accumulator.take(ROOM, [SET], [SET])
+    assert [bodies(one) for one in buffers.accumulator.unsent()] == [["b"]]
+    buffers.accumulator.retry(batch, 1e9)
+    assert sorted(bodies(one) for one in buffers.accumulator.unsent()) == [["a"], ["b"]]
+    for one in buffers.accumulator.unsent():
+        buffers.done(one, is_stored=False)
+    assert buffers.accumulator.is_empty
+    buffers.clock.now_s = 2e9
+    assert buffers.take() == []
 
 
 def test_the_wait_behind_others_does_not_count_while_those_are_answered() -> None:
-    batch = Batch("t", Kind.ANY, -1, opened_s=100.0, timeout_s=3.0)
+    batch = Batch("t", BatchKind.ANY, -1, opened_s=100.0, timeout_s=3.0)
     assert batch.expires_s(progress_s=50.0) == 103.0
     assert batch.expires_s(progress_s=110.0) == 113.0
     batch.sent_s = 111.0

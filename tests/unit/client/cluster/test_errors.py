@@ -8,7 +8,7 @@ import pytest
 
 from mq import errors
 from mq.client.cluster.errors import error_of, error_of_call, fresh, retry_after_s
-from mq.client.producer.outcomes import Verdict, is_in_doubt, verdict
+from mq.client.producer.outcomes import ResultAction, action_for, is_in_doubt
 from mq.errors import Internal, LogDamaged, MqError, NotLeader, Unreachable
 from mq.wire.v1 import status_pb2 as wire
 
@@ -146,12 +146,16 @@ def test_what_the_broker_calls_retryable_is_retried_and_nothing_else() -> None:
     """Two that a new route or another name may help with are the exceptions."""
     for code in wire.Code.values():
         if code == wire.SEND_OK:
-            assert verdict(code) is Verdict.STORED
+            assert action_for(code) is ResultAction.STORED
         elif code in (wire.TOPIC_NOT_FOUND, wire.QUEUE_NOT_FOUND):
-            assert verdict(code) is Verdict.REROUTE
+            assert action_for(code) is ResultAction.REROUTE
         elif code == wire.ILLEGAL_SEQUENCE:
-            assert verdict(code) is Verdict.RENUMBER
+            assert action_for(code) is ResultAction.RENUMBER
         elif code not in (wire.REBALANCING, wire.MESSAGES_DAMAGED, wire.REBUILDING):  # of readers
-            is_retried = verdict(code) in (Verdict.FOLLOW, Verdict.WAIT, Verdict.AGAIN)
+            is_retried = action_for(code) in (
+                ResultAction.FOLLOW,
+                ResultAction.WAIT,
+                ResultAction.RETRY,
+            )
             assert is_retried == error_of(code, "").retryable, wire.Code.Name(code)
-    assert verdict(12345) is Verdict.FAIL
+    assert action_for(12345) is ResultAction.FAIL
