@@ -15,10 +15,15 @@ from mq.errors import IllegalRequest
 from mq.wire.v1.cluster_pb2 import TopicRoute
 from mq.wire.v1.consumer_pb2 import AssignedQueue, Assignment
 from mq.wire.v1.message_pb2 import Batch
-from tests.unit.client.accumulators import SET as SET_0
-from tests.unit.client.accumulators import TIMEOUT_S, Buffers, encoded, part
 from tests.unit.client.consumer.deliveries import SET, TOPIC, deliver, delivery
 from tests.unit.client.consumer.manual_buffer import ManualBuffer
+from tests.unit.client.producer.manual_accumulator import SET as SET_0
+from tests.unit.client.producer.manual_accumulator import (
+    TIMEOUT_S,
+    ManualAccumulator,
+    encoded,
+    part,
+)
 
 
 def test_each_priority_has_its_share_of_the_queues() -> None:
@@ -42,92 +47,92 @@ def test_a_priority_is_a_field_of_the_message() -> None:
 # -- sending ---------------------------------------------------------------------------------------
 
 
-def ranked(*parts: TopicRoute) -> Buffers:
-    buffers = Buffers(6)
-    buffers.accumulator.set_route("t", parts or [part(6, priorities=3)])
-    buffers.free = buffers.healthy = [one.broker_set for one in parts] or [SET_0]
-    return buffers
+def ranked(*parts: TopicRoute) -> ManualAccumulator:
+    manual = ManualAccumulator(6)
+    manual.accumulator.set_route("t", parts or [part(6, priorities=3)])
+    manual.free = manual.healthy = [one.broker_set for one in parts] or [SET_0]
+    return manual
 
 
-def add(buffers: Buffers, text: str, priority: int, key: str = "") -> None:
+def add(manual: ManualAccumulator, text: str, priority: int, key: str = "") -> None:
     message = encoded(text, key)
-    buffers.accumulator.add("t", message, None, None, TIMEOUT_S, priority=priority)
+    manual.accumulator.add("t", message, None, None, TIMEOUT_S, priority=priority)
 
 
 def test_messages_of_a_priority_fill_one_batch_and_the_next_goes_to_the_next_queue() -> None:
-    buffers = ranked()
+    manual = ranked()
     seen = []
     for _ in range(4):
         for text in ("a", "b"):
-            add(buffers, text, 1)
-        (batch,) = buffers.take_lingered()
+            add(manual, text, 1)
+        (batch,) = manual.take_lingered()
         assert len(batch.messages) == 2
         seen.append(batch.queue_id)
-        buffers.done(batch)
+        manual.done(batch)
     assert set(seen) == {1, 4}
     assert seen[0] != seen[1]
 
 
 def test_a_key_stays_in_one_queue_of_its_priority() -> None:
-    buffers = ranked()
+    manual = ranked()
     for priority in range(3):
         found = set()
         for _ in range(5):
-            add(buffers, "x", priority, key="k")
-            (batch,) = buffers.take_lingered()
+            add(manual, "x", priority, key="k")
+            (batch,) = manual.take_lingered()
             found.add(batch.queue_id)
-            buffers.done(batch)
+            manual.done(batch)
         assert len(found) == 1
         assert found.pop() % 3 == priority
     for key in ("", "k"):
         with pytest.raises(IllegalRequest, match="has 3"):
-            add(buffers, "x", 3, key)
-    assert buffers.accumulator.is_empty, "what is refused takes no room"
+            add(manual, "x", 3, key)
+    assert manual.accumulator.is_empty, "what is refused takes no room"
 
 
 def test_a_topic_without_priorities_chooses_as_ever() -> None:
-    buffers = Buffers()
-    add(buffers, "a", 5)
-    add(buffers, "b", 7)
-    (batch,) = buffers.take_lingered()
+    manual = ManualAccumulator()
+    add(manual, "a", 5)
+    add(manual, "b", 7)
+    (batch,) = manual.take_lingered()
     assert len(batch.messages) == 2
 
 
 def test_each_set_has_queues_of_each_priority_and_takes_its_share() -> None:
-    buffers = ranked(part(4, "a", priorities=2), part(4, "b", priorities=2))
+    manual = ranked(part(4, "a", priorities=2), part(4, "b", priorities=2))
     for priority in range(2):
         seen = []
         for _ in range(8):
-            add(buffers, "x", priority)
-            (batch,) = buffers.take_lingered()
+            add(manual, "x", priority)
+            (batch,) = manual.take_lingered()
             seen.append((batch.broker_set, batch.queue_id))
-            buffers.done(batch)
+            manual.done(batch)
         expected = {(name, queue) for name in "ab" for queue in (priority, priority + 2)}
         assert Counter(seen) == dict.fromkeys(expected, 2)
     keyed = set()
     for number in range(40):
-        add(buffers, "x", 1, key=str(number))
-    for batch in buffers.take_lingered():
+        add(manual, "x", 1, key=str(number))
+    for batch in manual.take_lingered():
         keyed.add((batch.broker_set, batch.queue_id))
     assert keyed == {("a", 1), ("a", 3), ("b", 1), ("b", 3)}
 
 
 def test_a_batch_is_parted_by_priority_alone() -> None:
-    buffers = ranked()
+    manual = ranked()
     messages = [encoded(str(n)) for n in range(6)]
-    groups = split_batch(buffers.accumulator, "t", messages, None, b"", [0, 2, 0, 2, 2, 0])
+    groups = split_batch(manual.accumulator, "t", messages, None, b"", [0, 2, 0, 2, 2, 0])
     assert groups is not None
     assert [(group.priority, group.indices) for group in groups] == [(0, [0, 2, 5]), (2, [1, 3, 4])]
     assert {(group.kind, group.queue) for group in groups} == {(BatchKind.ANY, None)}
-    alike = split_batch(buffers.accumulator, "t", messages, None, b"", [1] * 6)
+    alike = split_batch(manual.accumulator, "t", messages, None, b"", [1] * 6)
     assert alike is not None
     assert len(alike) == 1
-    alike[0].add(buffers.accumulator, [None] * 6, TIMEOUT_S)  # type: ignore[list-item]
-    (batch,) = buffers.take()
+    alike[0].add(manual.accumulator, [None] * 6, TIMEOUT_S)  # type: ignore[list-item]
+    (batch,) = manual.take()
     assert (batch.queue_id % 3, len(batch.messages)) == (1, 6)
-    assert split_batch(buffers.accumulator, "new", messages, None) is None, "not known yet"
+    assert split_batch(manual.accumulator, "new", messages, None) is None, "not known yet"
     with pytest.raises(IllegalRequest, match="has 3"):
-        split_batch(buffers.accumulator, "t", messages, None, b"", [3] * 6)
+        split_batch(manual.accumulator, "t", messages, None, b"", [3] * 6)
 
 
 # -- taking ----------------------------------------------------------------------------------------

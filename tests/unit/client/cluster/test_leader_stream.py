@@ -18,7 +18,7 @@ from mq.client.cluster.connection import Channels, Connection
 from mq.client.cluster.leader_stream import BrokerStream, LeaderStream, Patience
 from mq.errors import ClientClosed, Internal, MqError, NoLeader, NotLeader, Unreachable
 from mq.wire.v1.cluster_pb2 import BrokerSet, NodeRoute, RouteResponse
-from tests.unit.client.publish_side import rpc_error
+from tests.unit.client.producer.scripted_brokers import rpc_error
 from tests.unit.client.virtual_time import run
 
 EAGER = Patience(owed_s=1.0, idle_s_min=0.5, idle_s_max=2.0, search_s=1.0)

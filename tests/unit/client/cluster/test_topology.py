@@ -11,8 +11,8 @@ from mq.client.cluster.topology import ROUTE_AGE_S_MAX, Route, TopicParts
 from mq.client.messages import QueueRef
 from mq.errors import IllegalTopic, TopicNotFound
 from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse, TopicRoute
-from tests.unit.client.accumulators import part
 from tests.unit.client.cluster.test_connection import Asked, routes
+from tests.unit.client.producer.manual_accumulator import part
 from tests.unit.client.virtual_time import run
 
 

@@ -21,13 +21,13 @@ from mq.levels import DELAY_MS_MAX, LEVELS_MS
 from mq.store.batch import accept
 from mq.wire.v1.message_pb2 import Batch as WireBatch
 from mq.wire.v1.producer_pb2 import BatchResult
-from tests.unit.client.accumulators import (
+from tests.unit.client.producer.manual_accumulator import (
     LINGER_S,
     ROOM,
     SET,
     SIZE,
     TIMEOUT_S,
-    Buffers,
+    ManualAccumulator,
     bodies,
     encoded,
     part,
@@ -36,11 +36,13 @@ from tests.unit.client.accumulators import (
 SOON, LATE = delay_field(Message(b"", delay_s=5)), delay_field(Message(b"", delay_s=60))
 
 
-def add(buffers: Buffers, text: str = "x" * 10, delay: bytes = SOON, **options: Any) -> AddResult:
+def add(
+    manual: ManualAccumulator, text: str = "x" * 10, delay: bytes = SOON, **options: Any
+) -> AddResult:
     key, queue_id = options.pop("key", ""), options.pop("queue_id", None)
     timeout_s = options.pop("timeout_s", TIMEOUT_S)
     message = encoded(text, key)
-    return buffers.accumulator.add("t", message, queue_id, None, timeout_s, delay=delay, **options)
+    return manual.accumulator.add("t", message, queue_id, None, timeout_s, delay=delay, **options)
 
 
 # What a message says of its time.
@@ -96,10 +98,10 @@ def test_a_time_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_messages_of_one_delay_share_a_batch_beside_those_without() -> None:
-    buffers = Buffers()
+    manual = ManualAccumulator()
     for text, delay in (("a", b""), ("b", SOON), ("c", b""), ("d", LATE), ("e", SOON)):
-        add(buffers, text, delay)
-    batches = buffers.take_lingered()
+        add(manual, text, delay)
+    batches = manual.take_lingered()
     assert sorted(bodies(batch) for batch in batches) == [["a", "c"], ["b", "e"], ["d"]]
     kinds = {tuple(bodies(batch)): batch.kind for batch in batches}
     assert kinds[("a", "c")] is BatchKind.ANY
@@ -107,148 +109,148 @@ def test_messages_of_one_delay_share_a_batch_beside_those_without() -> None:
 
 
 def test_a_different_timeout_makes_a_different_batch() -> None:
-    buffers = Buffers()
-    add(buffers, "a")
-    add(buffers, "b", timeout_s=9.0)
-    assert sorted(bodies(batch) for batch in buffers.take_lingered()) == [["a"], ["b"]]
+    manual = ManualAccumulator()
+    add(manual, "a")
+    add(manual, "b", timeout_s=9.0)
+    assert sorted(bodies(batch) for batch in manual.take_lingered()) == [["a"], ["b"]]
 
 
 def test_they_wait_for_others_until_they_have_lingered_or_are_many() -> None:
-    buffers = Buffers(batch_bytes=3 * SIZE)
-    assert add(buffers) is AddResult.WAKE
-    assert buffers.take() == []
-    assert buffers.next_poll_s() == buffers.clock.now_s + LINGER_S
-    add(buffers)
-    add(buffers)
-    [full] = buffers.take()
+    manual = ManualAccumulator(batch_bytes=3 * SIZE)
+    assert add(manual) is AddResult.WAKE
+    assert manual.take() == []
+    assert manual.next_poll_s() == manual.clock.now_s + LINGER_S
+    add(manual)
+    add(manual)
+    [full] = manual.take()
     assert len(full.messages) == 3
-    add(buffers)
-    add(buffers)
-    assert add(buffers, "y" * 20) is AddResult.WAKE  # does not fit: the other one is closed by it
-    [closed] = buffers.take()
+    add(manual)
+    add(manual)
+    assert add(manual, "y" * 20) is AddResult.WAKE  # does not fit: the other one is closed by it
+    [closed] = manual.take()
     assert len(closed.messages) == 2
-    assert [bodies(one) for one in buffers.take_lingered()] == [["y" * 20]]
-    assert add(buffers, is_urgent=True) is AddResult.WAKE
-    assert len(buffers.take()) == 1
-    assert buffers.next_poll_s() == math.inf
+    assert [bodies(one) for one in manual.take_lingered()] == [["y" * 20]]
+    assert add(manual, is_urgent=True) is AddResult.WAKE
+    assert len(manual.take()) == 1
+    assert manual.next_poll_s() == math.inf
 
 
 def test_they_need_no_line_and_keep_none() -> None:
-    buffers = Buffers(queues=2, batch_bytes=SIZE)
+    manual = ManualAccumulator(queues=2, batch_bytes=SIZE)
     for _ in range(6):
-        add(buffers)
-    delayed = buffers.take()
+        add(manual)
+    delayed = manual.take()
     assert [batch.queue_id for batch in delayed] == [0, 1, 0, 1, 0, 1]
     assert [batch.sequence for batch in delayed] == [1, 2, 3, 4, 5, 6]
-    add(buffers, delay=b"")
-    [plain] = buffers.take()
+    add(manual, delay=b"")
+    [plain] = manual.take()
     for batch in delayed:
-        buffers.done(batch)
+        manual.done(batch)
     # The line of the plain one is still its own.
-    add(buffers, delay=b"", queue_id=plain.queue_id)
-    assert buffers.take() == []
-    buffers.done(plain)
-    assert len(buffers.take()) == 1
+    add(manual, delay=b"", queue_id=plain.queue_id)
+    assert manual.take() == []
+    manual.done(plain)
+    assert len(manual.take()) == 1
 
 
 def test_a_key_or_a_queue_keeps_the_order_of_its_line() -> None:
-    buffers = Buffers()
+    manual = ManualAccumulator()
     for text, delay in (("a", b""), ("b", SOON), ("c", SOON), ("d", b"")):
-        add(buffers, text, delay, queue_id=2)
+        add(manual, text, delay, queue_id=2)
     taken: list[list[str]] = []
-    while batches := buffers.take_lingered():
+    while batches := manual.take_lingered():
         assert len(batches) == 1
         taken.append(bodies(batches[0]))
-        buffers.done(batches[0])
+        manual.done(batches[0])
     assert taken == [["a"], ["b", "c"], ["d"]]
-    add(buffers, "e", SOON, key="k")
-    [keyed] = buffers.take_lingered()
+    add(manual, "e", SOON, key="k")
+    [keyed] = manual.take_lingered()
     assert keyed.kind is BatchKind.KEY
     assert WireBatch.FromString(b"".join(keyed.encoded())).delay_ms == 5_000
 
 
 def test_only_so_many_are_with_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batching, "DELAYED_IN_FLIGHT_MAX", 3)
-    buffers = Buffers(batch_bytes=SIZE)
+    manual = ManualAccumulator(batch_bytes=SIZE)
     for _ in range(5):
-        add(buffers)
-    first = buffers.take()
+        add(manual)
+    first = manual.take()
     assert len(first) == 3
-    assert buffers.take() == []
-    buffers.accumulator.retry(first[0], 0.0, elsewhere=True)
-    assert buffers.take() == [first[0]]
+    assert manual.take() == []
+    manual.accumulator.retry(first[0], 0.0, elsewhere=True)
+    assert manual.take() == [first[0]]
     assert first[0].queue_id == 3
     assert first[0].sequence == 1
-    buffers.done(first[0])
-    assert len(buffers.take()) == 1
-    buffers.done(first[1], is_stored=False)
-    [last] = buffers.take()
+    manual.done(first[0])
+    assert len(manual.take()) == 1
+    manual.done(first[1], is_stored=False)
+    [last] = manual.take()
     assert last.sequence == first[1].sequence
-    for batch in buffers.accumulator.expedite():
-        buffers.done(batch)
-    assert buffers.accumulator.is_empty
-    assert buffers.next_poll_s() == math.inf
+    for batch in manual.accumulator.expedite():
+        manual.done(batch)
+    assert manual.accumulator.is_empty
+    assert manual.next_poll_s() == math.inf
 
 
 def test_neither_delayed_nor_plain_ones_are_kept_out_for_ever() -> None:
-    buffers = Buffers(queues=4, batch_bytes=SIZE)
+    manual = ManualAccumulator(queues=4, batch_bytes=SIZE)
     served: set[bytes] = set()
     for _ in range(4):
         for delay in (SOON, b""):
-            buffers.clock.now_s += 0.001
-            add(buffers, delay=delay)
-        batches = buffers.take(SIZE)
+            manual.clock.now_s += 0.001
+            add(manual, delay=delay)
+        batches = manual.take(SIZE)
         served |= {batch.delay for batch in batches}
         for batch in batches:
-            buffers.done(batch)
+            manual.done(batch)
     assert served == {SOON, b""}
 
 
 def test_one_that_is_given_up_before_it_is_sent_is_gone() -> None:
-    buffers = Buffers()
-    add(buffers, "open")
-    add(buffers, "waiting", is_urgent=True)
-    add(buffers, "other", LATE)
-    for batch in buffers.accumulator.unsent():
-        buffers.done(batch, is_stored=False)
-    assert buffers.take_lingered() == []
-    assert buffers.accumulator.is_empty
+    manual = ManualAccumulator()
+    add(manual, "open")
+    add(manual, "waiting", is_urgent=True)
+    add(manual, "other", LATE)
+    for batch in manual.accumulator.unsent():
+        manual.done(batch, is_stored=False)
+    assert manual.take_lingered() == []
+    assert manual.accumulator.is_empty
 
 
 def test_after_a_change_of_the_topic_they_find_another_queue() -> None:
-    buffers = Buffers(queues=4)
-    add(buffers, "a")
-    [batch] = buffers.take_lingered()
-    buffers.accumulator.set_route("t", [part(1)])
-    [moved] = buffers.accumulator.split(batch)[batch]
-    [again] = buffers.take()
+    manual = ManualAccumulator(queues=4)
+    add(manual, "a")
+    [batch] = manual.take_lingered()
+    manual.accumulator.set_route("t", [part(1)])
+    [moved] = manual.accumulator.split(batch)[batch]
+    [again] = manual.take()
     assert again is moved
     assert (bodies(again), again.delay, again.queue_id) == (["a"], SOON, 0)
-    buffers.done(again)
-    assert buffers.accumulator.is_empty
+    manual.done(again)
+    assert manual.accumulator.is_empty
 
 
 def test_a_flush_waits_for_nothing_to_linger() -> None:
-    buffers = Buffers()
-    add(buffers, "a")
-    add(buffers, "b", LATE)
-    assert len(buffers.accumulator.expedite()) == 2
-    assert len(buffers.take()) == 2
+    manual = ManualAccumulator()
+    add(manual, "a")
+    add(manual, "b", LATE)
+    assert len(manual.accumulator.expedite()) == 2
+    assert len(manual.take()) == 2
 
 
 def test_messages_that_are_sent_as_one_are_delivered_as_one() -> None:
-    buffers = Buffers()
+    manual = ManualAccumulator()
     sent = [Message(b"a", delay_s=5), Message(b"b", delay_s=5.0)]
     assert common_delay(sent) == SOON
     assert common_delay([]) == common_delay(["x", b"y"]) == b""
     with pytest.raises(IllegalDelay, match="apart"):
         common_delay([*sent, Message(b"c")])
-    groups = split_batch(buffers.accumulator, "t", [encoded("a"), encoded("b")], None, SOON)
+    groups = split_batch(manual.accumulator, "t", [encoded("a"), encoded("b")], None, SOON)
     assert groups is not None
     futures = [SendFuture(), SendFuture()]
-    assert groups[0].add(buffers.accumulator, futures, TIMEOUT_S) is AddResult.WAKE
-    add(buffers, "c")
-    [batch] = buffers.take(ROOM)
+    assert groups[0].add(manual.accumulator, futures, TIMEOUT_S) is AddResult.WAKE
+    add(manual, "c")
+    [batch] = manual.take(ROOM)
     assert (batch.kind, bodies(batch)) == (BatchKind.DELAYED, ["a", "b"])
 
 

@@ -1,4 +1,4 @@
-"""What becomes of batches that were not stored: order, numbers, other queues."""
+"""Batches that were not stored: their order, sequences and queues in the next attempt."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from mq.client.producer.batching import Accumulator
 from mq.client.producer.queues import Batch, BatchKind
 from mq.hashing import text_hash
 from mq.wire.v1.message_pb2 import Batch as WireBatch
-from tests.unit.client.accumulators import (
+from tests.unit.client.producer.manual_accumulator import (
     ROOM,
     SET,
     SIZE,
-    Buffers,
+    ManualAccumulator,
     bodies,
     encoded,
     part,
@@ -20,60 +20,60 @@ from tests.unit.client.accumulators import (
 
 
 def test_a_batch_that_is_retried_is_not_overtaken() -> None:
-    buffers = Buffers(batch_bytes=SIZE)
+    manual = ManualAccumulator(batch_bytes=SIZE)
     for text in ("a", "b", "c"):
-        buffers.add(text.ljust(10), key="k")
-    [first] = buffers.take()
-    buffers.accumulator.retry(first, buffers.clock.now_s + 1.0)
-    assert buffers.take() == []
-    assert buffers.next_poll_s() == first.retry_s
-    buffers.clock.now_s += 1.0
-    assert buffers.take() == [first]
-    buffers.done(first)
-    assert [bodies(batch) for batch in buffers.take()] == [["b".ljust(10)]]
+        manual.add(text.ljust(10), key="k")
+    [first] = manual.take()
+    manual.accumulator.retry(first, manual.clock.now_s + 1.0)
+    assert manual.take() == []
+    assert manual.next_poll_s() == first.retry_s
+    manual.clock.now_s += 1.0
+    assert manual.take() == [first]
+    manual.done(first)
+    assert [bodies(batch) for batch in manual.take()] == [["b".ljust(10)]]
 
 
 def test_a_retry_without_a_key_may_go_elsewhere_with_its_number() -> None:
-    buffers = Buffers(queues=2)
-    buffers.add("a")
-    [batch] = buffers.take_lingered()
+    manual = ManualAccumulator(queues=2)
+    manual.add("a")
+    [batch] = manual.take_lingered()
     number, queue_id = batch.sequence, batch.queue_id
-    buffers.accumulator.retry(batch, 0.0, elsewhere=True)
-    assert buffers.take() == [batch]
+    manual.accumulator.retry(batch, 0.0, elsewhere=True)
+    assert manual.take() == [batch]
     assert (batch.queue_id, batch.sequence) == (1 - queue_id, number)
     wire = WireBatch.FromString(b"".join(batch.encoded()))
     assert (wire.queue_id, wire.sequence) == (1 - queue_id, number)
     # The line that it left is free, the other one is not.
-    buffers.add("b")
-    assert [batch.queue_id for batch in buffers.take_lingered()] == [queue_id]
+    manual.add("b")
+    assert [batch.queue_id for batch in manual.take_lingered()] == [queue_id]
 
 
 @pytest.mark.parametrize("pinned", [{"key": "k"}, {"queue_id": 1}])
 def test_a_retry_with_a_key_or_a_queue_stays(pinned: dict[str, object]) -> None:
-    buffers = Buffers(queues=8)
-    buffers.add("a", **pinned)  # type: ignore[arg-type]
-    [batch] = buffers.take_lingered()
+    manual = ManualAccumulator(queues=8)
+    manual.add("a", **pinned)  # type: ignore[arg-type]
+    [batch] = manual.take_lingered()
     queue_id = batch.queue_id
-    buffers.accumulator.retry(batch, 0.0, elsewhere=True)
-    assert buffers.take() == [batch]
+    manual.accumulator.retry(batch, 0.0, elsewhere=True)
+    assert manual.take() == [batch]
     assert batch.queue_id == queue_id
 
 
 def test_a_topic_with_one_queue_keeps_the_order_of_everything() -> None:
-    buffers = Buffers(queues=1, batch_bytes=SIZE)
-    buffers.add("a".ljust(10))
-    buffers.add("b".ljust(10))
-    [first] = buffers.take()
-    buffers.accumulator.retry(first, 0.0, elsewhere=True)
-    assert buffers.take() == [first]
-    assert buffers.take() == []
+    manual = ManualAccumulator(queues=1, batch_bytes=SIZE)
+    manual.add("a".ljust(10))
+    manual.add("b".ljust(10))
+    [first] = manual.take()
+    manual.accumulator.retry(first, 0.0, elsewhere=True)
+    assert manual.take() == [first]
+    assert manual.take() == []
 
 
 def test_numbers_go_up_by_one_in_the_order_of_leaving() -> None:
-    buffers = Buffers(batch_bytes=SIZE)
+    manual = ManualAccumulator(batch_bytes=SIZE)
     for _ in range(4):
-        buffers.add()
-    assert [(batch.producer_id, batch.sequence) for batch in buffers.take()] == [
+        manual.add()
+    assert [(batch.producer_id, batch.sequence) for batch in manual.take()] == [
         ("p", 1),
         ("p", 2),
         ("p", 3),
@@ -82,16 +82,16 @@ def test_numbers_go_up_by_one_in_the_order_of_leaving() -> None:
 
 
 def test_the_number_of_a_batch_that_was_certainly_not_stored_is_used_again() -> None:
-    buffers = Buffers(batch_bytes=SIZE)
+    manual = ManualAccumulator(batch_bytes=SIZE)
     for _ in range(4):
-        buffers.add()
-    _, refused, doubtful, _ = buffers.take()
-    buffers.done(refused, is_stored=False)
+        manual.add()
+    _, refused, doubtful, _ = manual.take()
+    manual.done(refused, is_stored=False)
     doubtful.in_doubt = True
-    buffers.done(doubtful, is_stored=False)
-    buffers.add()
-    buffers.add()
-    assert [batch.sequence for batch in buffers.take()] == [refused.sequence, 5]
+    manual.done(doubtful, is_stored=False)
+    manual.add()
+    manual.add()
+    assert [batch.sequence for batch in manual.take()] == [refused.sequence, 5]
 
 
 def test_a_refused_producer_id_is_replaced_when_it_was_made_up() -> None:
@@ -109,10 +109,10 @@ def test_a_refused_producer_id_is_replaced_when_it_was_made_up() -> None:
 
 
 def test_a_users_producer_id_is_kept() -> None:
-    buffers = Buffers()
-    buffers.add()
-    [batch] = buffers.take_lingered()
-    assert not buffers.accumulator.renumber(batch)
+    manual = ManualAccumulator()
+    manual.add()
+    [batch] = manual.take_lingered()
+    assert not manual.accumulator.renumber(batch)
 
 
 def test_a_batch_in_doubt_keeps_its_name() -> None:
@@ -125,74 +125,74 @@ def test_a_batch_in_doubt_keeps_its_name() -> None:
 
 
 def test_a_retry_that_finds_no_room_is_taken_later() -> None:
-    buffers = Buffers(queues=8, batch_bytes=SIZE)
+    manual = ManualAccumulator(queues=8, batch_bytes=SIZE)
     for _ in range(2):
-        buffers.add()
-    batches = buffers.take()
+        manual.add()
+    batches = manual.take()
     for batch in batches:
-        buffers.accumulator.retry(batch, 0.0)
-    assert buffers.take(1) == batches[:1]
-    assert buffers.take(1) == batches[1:]
+        manual.accumulator.retry(batch, 0.0)
+    assert manual.take(1) == batches[:1]
+    assert manual.take(1) == batches[1:]
 
 
 def test_messages_of_a_queue_that_is_gone_go_where_their_keys_lead_now() -> None:
-    buffers = Buffers(queues=8, batch_bytes=4 * SIZE)
+    manual = ManualAccumulator(queues=8, batch_bytes=4 * SIZE)
     candidates = [key for key in map(str, range(1000)) if text_hash(key) % 8 == 7]
     one = candidates[0]
     other = next(key for key in candidates if text_hash(key) % 5 != text_hash(one) % 5)
     for text, key in (("a1", one), ("b1", other), ("a2", one), ("b2", other)):
-        buffers.add(text, key)
-    [batch] = buffers.take_lingered()
+        manual.add(text, key)
+    [batch] = manual.take_lingered()
     assert batch.queue_id == 7
     # Some wait, in several batches, and one is open.
     for number in range(3, 13):
-        buffers.add(f"a{number}", one)
-        buffers.add(f"b{number}", other)
-    buffers.accumulator.set_route("t", [part(5)])
-    buffers.add("a13", one)
-    parts = buffers.accumulator.split(batch)[batch]
+        manual.add(f"a{number}", one)
+        manual.add(f"b{number}", other)
+    manual.accumulator.set_route("t", [part(5)])
+    manual.add("a13", one)
+    parts = manual.accumulator.split(batch)[batch]
     assert sum(one_part.size_bytes for one_part in parts) == batch.size_bytes
     order: dict[int, list[str]] = {text_hash(one) % 5: [], text_hash(other) % 5: []}
     sequences = []
-    while taken := buffers.take_lingered():
+    while taken := manual.take_lingered():
         for one_part in taken:
             order[one_part.queue_id] += bodies(one_part)
             sequences.append(one_part.sequence)
-            buffers.done(one_part)
+            manual.done(one_part)
     assert list(order.values()) == [
         [f"a{number}" for number in range(1, 14)],
         [f"b{number}" for number in range(1, 13)],
     ]
     assert sorted(sequences) == list(range(1, len(sequences) + 1))
-    assert buffers.accumulator.is_empty
+    assert manual.accumulator.is_empty
 
 
 def test_a_batch_without_a_key_whose_queue_is_gone_takes_another() -> None:
-    buffers = Buffers(queues=2)
-    buffers.add("a", is_urgent=True)
-    buffers.done(buffers.take()[0])
-    buffers.add("b", is_urgent=True)
-    [batch] = buffers.take()
+    manual = ManualAccumulator(queues=2)
+    manual.add("a", is_urgent=True)
+    manual.done(manual.take()[0])
+    manual.add("b", is_urgent=True)
+    [batch] = manual.take()
     assert batch.queue_id == 1
-    buffers.accumulator.set_route("t", [part(1)])
-    buffers.accumulator.split(batch)
-    assert [(one.queue_id, bodies(one)) for one in buffers.take()] == [(0, ["b"])]
+    manual.accumulator.set_route("t", [part(1)])
+    manual.accumulator.split(batch)
+    assert [(one.queue_id, bodies(one)) for one in manual.take()] == [(0, ["b"])]
 
 
 def test_what_is_not_with_the_broker_can_expire() -> None:
-    buffers = Buffers(queues=1)
-    buffers.add("a")
-    [batch] = buffers.take_lingered()
-    buffers.add("b")
-    buffers.accumulator.take(ROOM, [SET], [SET])
-    assert [bodies(one) for one in buffers.accumulator.unsent()] == [["b"]]
-    buffers.accumulator.retry(batch, 1e9)
-    assert sorted(bodies(one) for one in buffers.accumulator.unsent()) == [["a"], ["b"]]
-    for one in buffers.accumulator.unsent():
-        buffers.done(one, is_stored=False)
-    assert buffers.accumulator.is_empty
-    buffers.clock.now_s = 2e9
-    assert buffers.take() == []
+    manual = ManualAccumulator(queues=1)
+    manual.add("a")
+    [batch] = manual.take_lingered()
+    manual.add("b")
+    manual.accumulator.take(ROOM, [SET], [SET])
+    assert [bodies(one) for one in manual.accumulator.unsent()] == [["b"]]
+    manual.accumulator.retry(batch, 1e9)
+    assert sorted(bodies(one) for one in manual.accumulator.unsent()) == [["a"], ["b"]]
+    for one in manual.accumulator.unsent():
+        manual.done(one, is_stored=False)
+    assert manual.accumulator.is_empty
+    manual.clock.now_s = 2e9
+    assert manual.take() == []
 
 
 def test_the_wait_behind_others_does_not_count_while_those_are_answered() -> None:

@@ -1,6 +1,6 @@
-"""The other side of a transaction producer, simulated: brokers that lead, fail over, lose answers
-and freeze as a test says, and keep half messages and ends as the real one promises: a number that
-is stored is not stored again, the same end twice is the same.
+"""Broker sets for a transaction producer: they fail over, lose answers and freeze as the script of
+a test says. They keep the promises of real brokers: a sequence that is stored is not stored again,
+and a repeated end is the same end.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from mq.wire.v1.transaction_pb2 import (
     TransactStart,
     TransactStarted,
 )
-from tests.unit.client.publish_side import rpc_error
-from tests.unit.client.side_channels import connected
+from tests.unit.client.producer.scripted_brokers import rpc_error
+from tests.unit.client.scripted_channels import connected
 
 SET = "set-0"
 
 
 class Lost(Exception):
-    """It was carried out, and the stream breaks before the answer."""
+    """The request was carried out, and the stream breaks before the answer."""
 
 
 class Silence(Exception):
     """No answer, and the stream stays."""
 
 
-# What to do with a request; None: carry it out. `Lost` and `Silence` are raised.
-Script = Callable[["TransactSide", TransactRequest], Status | None]
+# The refusal of a request; None: carry it out. May raise `Lost` and `Silence`.
+Script = Callable[["ScriptedBrokers", TransactRequest], Status | None]
 
 
-class TransactSide:
-    """A broker set, alone or in a `cluster`. `leading` is the address of who leads now."""
+class ScriptedBrokers:
+    """A broker set, alone or in a `cluster`. `leading` is the address of its leader."""
 
     def __init__(
         self,
@@ -60,8 +60,8 @@ class TransactSide:
         self.name = name
         self.addresses = tuple(addresses)
         self.leading = self.addresses[0]
-        # All sets that this one has heard of, itself among them.
-        self.known: list[TransactSide] = [self]
+        # The sets known to this one, itself included.
+        self.known: list[ScriptedBrokers] = [self]
         self.closed: set[str] = set()
         self.term = 1
         self.down: set[str] = set()
@@ -79,7 +79,7 @@ class TransactSide:
         self._numbers: dict[tuple[str, int], str] = {}
 
     def producer(self, execute: Any, check: Any = None, **settings: Any) -> TransactionProducer:
-        servers = [address for side in self.known for address in side.addresses]
+        servers = [address for brokers in self.known for address in brokers.addresses]
         made = TransactionProducer(servers, "g", execute, check or execute, **settings)
         connected(made._connection, self.known)
         return made
@@ -96,19 +96,19 @@ class TransactSide:
 
     def _route(self, request: RouteRequest) -> RouteResponse:
         return RouteResponse(
-            broker_sets=[side.broker_set() for side in self.known],
+            broker_sets=[brokers.broker_set() for brokers in self.known],
             topics=[
                 TopicRoute(
                     topic=topic,
-                    broker_set=side.name,
-                    write_queues=side.topics[topic],
-                    read_queues=side.topics[topic],
-                    is_writable=topic not in side.closed,
-                    priorities=side.priorities,
+                    broker_set=brokers.name,
+                    write_queues=brokers.topics[topic],
+                    read_queues=brokers.topics[topic],
+                    is_writable=topic not in brokers.closed,
+                    priorities=brokers.priorities,
                 )
                 for topic in request.topics
-                for side in self.known
-                if topic in side.topics
+                for brokers in self.known
+                if topic in brokers.topics
             ],
         )
 
@@ -125,7 +125,7 @@ class TransactSide:
     # As brokers
 
     def fail_over(self, to: str, *, is_frozen: bool = False) -> None:
-        """Who leads is gone, or hangs; another one leads."""
+        """The leader fails, or freezes; another broker leads."""
         old, self.leading = self.leading, to
         self.term += 1
         if is_frozen:
@@ -137,13 +137,13 @@ class TransactSide:
                 call.break_off()
 
     def die(self) -> None:
-        """All of it is gone."""
+        """All brokers of the set fail."""
         self.down.update(self.addresses)
         for call in self.calls:
             call.break_off()
 
     def ask(self, transaction_id: str, check: int = 1) -> None:
-        """A question, on the stream that is open."""
+        """Sends a check on the open stream."""
         batch = self.halves[transaction_id]
         question = CheckTransaction(
             transaction_id=transaction_id,
@@ -176,7 +176,7 @@ class TransactSide:
         return HalfStored(transaction_id=name, stored_at_ms=7, is_duplicate=is_duplicate)
 
     def end(self, request: EndTransactionRequest) -> bool:
-        """Whether it ended so, now or before."""
+        """Whether the transaction has this resolution, now or before."""
         assert request.transaction_id in self.halves
         return self.ends.setdefault(request.transaction_id, request.resolution) == (
             request.resolution
@@ -193,23 +193,23 @@ class TransactSide:
         return TransactResponse(request_id=request.request_id, ended=ended)
 
 
-def cluster(*names: str) -> list[TransactSide]:
-    """Sets of one node that know of each other; each has the topic "t" with 4 queues."""
-    sides = [TransactSide([f"{name}:1"], name=name) for name in names]
-    for side in sides:
-        side.known = sides
-    return sides
+def cluster(*names: str) -> list[ScriptedBrokers]:
+    """Sets of one node that know each other; each has the topic "t" with 4 queues."""
+    sets = [ScriptedBrokers([f"{name}:1"], name=name) for name in names]
+    for brokers in sets:
+        brokers.known = sets
+    return sets
 
 
 class TransactCall:
-    """One Transact stream, as grpc.aio shows it to a client."""
+    """One Transact stream, with the methods of a grpc.aio call."""
 
-    def __init__(self, side: TransactSide, address: str) -> None:
+    def __init__(self, brokers: ScriptedBrokers, address: str) -> None:
         self.address = address
-        self._side = side
+        self._brokers = brokers
         self._answers: asyncio.Queue[Any] = asyncio.Queue()
         self.is_over = False
-        if address in side.down:
+        if address in brokers.down:
             self.break_off()
 
     def give(self, response: TransactResponse) -> None:
@@ -223,13 +223,13 @@ class TransactCall:
     # What the client calls
 
     async def wait_for_connection(self) -> None:
-        if self.address in self._side.down:
+        if self.address in self._brokers.down:
             raise rpc_error()
 
     async def write(self, data: bytes) -> None:
         if self.is_over:
             raise asyncio.InvalidStateError
-        if self.address in self._side.frozen:
+        if self.address in self._brokers.frozen:
             return
         bundle = TransactRequest.FromString(data)
         for request in bundle.more or (bundle,):
@@ -239,13 +239,13 @@ class TransactCall:
     def _take(self, request: TransactRequest) -> None:
         kind = request.WhichOneof("kind")
         if kind == "start":
-            self._side.starts.append(request.start)
+            self._brokers.starts.append(request.start)
             self.give(TransactResponse(started=TransactStarted()))
         elif kind == "checked":
-            self._side.checked.append(request.checked)
+            self._brokers.checked.append(request.checked)
         else:
             try:
-                self.give(self._side.carry_out(self.address, request))
+                self.give(self._brokers.carry_out(self.address, request))
             except Lost:
                 self.break_off()
             except Silence:

@@ -11,7 +11,7 @@ from mq.client.messages import Message
 from mq.errors import IllegalRequest
 from mq.hashing import text_hash
 from mq.wire.v1 import status_pb2 as wire
-from tests.unit.client.publish_side import BrokerSide, cluster, refusal
+from tests.unit.client.producer.scripted_brokers import ScriptedBrokers, cluster, refusal
 from tests.unit.client.virtual_time import run
 
 if TYPE_CHECKING:
@@ -40,20 +40,20 @@ def test_flush_and_close_end_when_batches_that_wait_move_with_the_one_that_was_r
 
 def test_a_topic_that_comes_back_with_fewer_priorities_takes_what_waits_for_more() -> None:
     async def scenario() -> None:
-        [side] = cluster("a")
-        side.priorities = 3
-        async with side.producer() as producer:
+        [brokers] = cluster("a")
+        brokers.priorities = 3
+        async with brokers.producer() as producer:
             await producer.send("t", Message(b"first", ordering_key="k", priority=2))
-            side.priorities, side.topics["t"] = 2, 2
+            brokers.priorities, brokers.topics["t"] = 2, 2
 
-            def is_gone(side: BrokerSide, _batch: Batch) -> BatchResult | None:
-                side.script = None
+            def is_gone(brokers: ScriptedBrokers, _batch: Batch) -> BatchResult | None:
+                brokers.script = None
                 return refusal(wire.QUEUE_NOT_FOUND)
 
-            side.script = is_gone
+            brokers.script = is_gone
             async with asyncio.timeout(10):
                 await producer.send("t", Message(b"second", ordering_key="k", priority=2))
-        assert side.stored[-1].queue_id % 2 == 1, "the highest that there is now"
+        assert brokers.stored[-1].queue_id % 2 == 1, "the highest that there is now"
 
     run(scenario())
 

@@ -1,4 +1,4 @@
-"""An accumulator with one topic and a clock of the test's, and shorthands."""
+"""An accumulator with one topic and a manual clock."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def part(
     )
 
 
-class Buffers:
-    """In one broker set, or those that are `free` and `healthy`."""
+class ManualAccumulator:
+    """`free` and `healthy`: the broker sets that `take` may use."""
 
     def __init__(
         self, queues: int = 4, *, batch_bytes: int = 10 * SIZE, buffer_bytes: int = 1 << 30

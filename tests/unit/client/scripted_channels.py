@@ -1,6 +1,4 @@
-"""Channels to brokers that are simulated: what a client asks goes to the broker set of a test that
-has the address.
-"""
+"""Channels that pass the requests of a client to the scripted broker set of the address."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from typing import Any, Protocol
 from mq.client.cluster.connection import Channels, Connection
 
 
-class Side(Protocol):
+class ScriptedSet(Protocol):
     """One broker set."""
 
     addresses: tuple[str, ...]
@@ -20,10 +18,10 @@ class Side(Protocol):
     def open(self, address: str) -> Any: ...
 
 
-class SideChannels(Channels):
-    def __init__(self, sides: Sequence[Side]) -> None:
+class ScriptedChannels(Channels):
+    def __init__(self, sets: Sequence[ScriptedSet]) -> None:
         super().__init__()
-        self._sides = {address: side for side in sides for address in side.addresses}
+        self._sets = {address: one for one in sets for address in one.addresses}
 
     async def ask(
         self,
@@ -36,12 +34,12 @@ class SideChannels(Channels):
         raw_response: bool = False,
     ) -> Any:
         assert not raw_response
-        return await self._sides[address].answer(address, f"{service}/{method}", request, timeout_s)
+        return await self._sets[address].answer(address, f"{service}/{method}", request, timeout_s)
 
     def stream(self, address: str, *_: Any, **__: Any) -> Any:
-        return self._sides[address].open(address)
+        return self._sets[address].open(address)
 
 
-def connected(connection: Connection, sides: Sequence[Side]) -> None:
-    """Before it is used first."""
-    connection.channels = SideChannels(sides)
+def connected(connection: Connection, sets: Sequence[ScriptedSet]) -> None:
+    """Replaces the channels of a connection that was not used yet."""
+    connection.channels = ScriptedChannels(sets)

@@ -1,9 +1,9 @@
-"""The other side of a producer, simulated: broker sets that lead, fail over, forget to answer and
-break off as a test says, and keep what they stored.
+"""Broker sets for a producer: they fail over, leave requests without an answer and break streams as
+the script of a test says, and keep the messages that they stored.
 
-It does what the real one promises: batches of one stream are taken in order, a number that is
-stored is not stored again, a follower says who leads. What the real one does is tested in
-tests/integration; here are the moments that one cannot be made to have.
+They keep the promises of real brokers: batches of one stream are stored in order, a sequence that
+is stored is not stored again, a follower redirects to the leader. Real brokers are tested in
+tests/integration; the moments scripted here cannot be produced with them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mq.wire.v1 import status_pb2 as wire
 from mq.wire.v1.cluster_pb2 import BrokerSet, NodeRoute, RouteRequest, RouteResponse, TopicRoute
 from mq.wire.v1.message_pb2 import Batch
 from mq.wire.v1.producer_pb2 import ACK_NONE, BatchResult, PublishRequest, PublishResponse
-from tests.unit.client.side_channels import connected
+from tests.unit.client.scripted_channels import connected
 
 ANSWER_S = 0.001
 SET = "set-0"
@@ -46,12 +46,12 @@ class Stored(NamedTuple):
     sequence: int
 
 
-# What to do with a batch; None: store it and say so.
-Script = Callable[["BrokerSide", Batch], BatchResult | None]
+# The result of a batch; None: store it.
+Script = Callable[["ScriptedBrokers", Batch], BatchResult | None]
 
 
-class BrokerSide:
-    """A broker set, alone or in a `cluster`. `leading` is the address of who leads now."""
+class ScriptedBrokers:
+    """A broker set, alone or in a `cluster`. `leading` is the address of its leader."""
 
     def __init__(
         self,
@@ -63,14 +63,14 @@ class BrokerSide:
         self.name = name
         self.addresses = tuple(addresses)
         self.leading = self.addresses[0]
-        # All sets that this one has heard of, itself among them; of some it knows old routes.
-        self.known: list[BrokerSide] = [self]
+        # The sets known to this one, itself included; `stale` has old routes of some.
+        self.known: list[ScriptedBrokers] = [self]
         self.stale: dict[str, list[TopicRoute]] = {}
         self.closed: set[str] = set()
         self.priorities = 0
         self.down: set[str] = set()
         self.frozen: set[str] = set()
-        # Writes to these are not taken, as when a broker reads no more, until this is set.
+        # Writes to these block until the event is set, like those to a broker that does not read.
         self.unblocked: dict[str, asyncio.Event] = {}
         self.topics = {"t": 4}
         self.creates_topics = True
@@ -78,7 +78,7 @@ class BrokerSide:
         self.answer_s = ANSWER_S
         self.stored: list[Stored] = []
         self.requests: list[PublishRequest] = []
-        self.calls: list[SideCall] = []
+        self.calls: list[PublishCall] = []
         self.asked: list[str] = []
         self.queue_offsets: dict[tuple[str, int], int] = {}
         self._numbers: dict[tuple[str, int], BatchResult] = {}
@@ -88,7 +88,9 @@ class BrokerSide:
         return [one.body for one in self.stored if queue_id in (None, one.queue_id)]
 
     def producer(self, **settings: Any) -> Producer:
-        made = Producer([address for side in self.known for address in side.addresses], **settings)
+        made = Producer(
+            [address for brokers in self.known for address in brokers.addresses], **settings
+        )
         connected(made._connection, self.known)
         return made
 
@@ -105,16 +107,16 @@ class BrokerSide:
 
     def _route(self, request: RouteRequest) -> RouteResponse:
         for topic in request.topics:
-            is_known = any(self._parts_of(side, topic) for side in self.known)
+            is_known = any(self._parts_of(brokers, topic) for brokers in self.known)
             if request.create_missing and self.creates_topics and not is_known:
                 self.topics[topic] = 4
         return RouteResponse(
-            broker_sets=[side.broker_set() for side in self.known],
+            broker_sets=[brokers.broker_set() for brokers in self.known],
             topics=[
                 part
                 for topic in request.topics
-                for side in self.known
-                for part in self._parts_of(side, topic)
+                for brokers in self.known
+                for part in self._parts_of(brokers, topic)
             ],
         )
 
@@ -122,8 +124,8 @@ class BrokerSide:
         nodes = [NodeRoute(node_id=one, address=one) for one in self.addresses]
         return BrokerSet(name=self.name, leader_id=self.leading, nodes=nodes)
 
-    def _parts_of(self, side: BrokerSide, topic: str) -> list[TopicRoute]:
-        parts = self.stale[side.name] if side.name in self.stale else side.parts()
+    def _parts_of(self, brokers: ScriptedBrokers, topic: str) -> list[TopicRoute]:
+        parts = self.stale[brokers.name] if brokers.name in self.stale else brokers.parts()
         return [part for part in parts if part.topic == topic]
 
     def parts(self) -> list[TopicRoute]:
@@ -139,28 +141,24 @@ class BrokerSide:
             for topic, write_queues in self.topics.items()
         ]
 
-    def open(self, address: str) -> SideCall:
-        call = SideCall(self, address)
+    def open(self, address: str) -> PublishCall:
+        call = PublishCall(self, address)
         self.calls.append(call)
         return call
 
     # As brokers
 
     def die(self) -> None:
-        """All of it is gone."""
+        """All brokers of the set fail."""
         for address in self.addresses:
             self.fail(address)
 
     def fail(self, address: str) -> None:
-        """It is gone: its streams break."""
+        """The broker fails: its streams break."""
         self.down.add(address)
         for call in self.calls:
             if call.address == address:
                 call.break_off()
-
-    def response_of_last(self, result: BatchResult) -> PublishResponse:
-        """An answer to the newest request, for a script that gives it later."""
-        return PublishResponse(request_id=self.requests[-1].request_id, results=[result])
 
     def take(self, address: str, batch: Batch) -> BatchResult:
         if address != self.leading:
@@ -208,50 +206,51 @@ class BrokerSide:
         return result
 
 
-def cluster(*names: str, nodes: int = 1, script: Script | None = None) -> list[BrokerSide]:
-    """Sets that know of each other; each has the topic "t" with 4 queues."""
-    sides = [
-        BrokerSide([f"{name}{at}:1" for at in range(nodes)], script, name=name) for name in names
+def cluster(*names: str, nodes: int = 1, script: Script | None = None) -> list[ScriptedBrokers]:
+    """Sets that know each other; each has the topic "t" with 4 queues."""
+    sets = [
+        ScriptedBrokers([f"{name}{at}:1" for at in range(nodes)], script, name=name)
+        for name in names
     ]
-    for side in sides:
-        side.known = sides
-    return sides
+    for brokers in sets:
+        brokers.known = sets
+    return sets
 
 
-class SideCall:
-    """One Publish stream, as grpc.aio shows it to a client."""
+class PublishCall:
+    """One Publish stream, with the methods of a grpc.aio call."""
 
-    def __init__(self, side: BrokerSide, address: str) -> None:
+    def __init__(self, brokers: ScriptedBrokers, address: str) -> None:
         self.address = address
         self.is_half_closed = False
         self.has_ended = False
         self.unanswered = 0
         self.unanswered_max = 0
-        self._side = side
+        self._brokers = brokers
         self._loop = asyncio.get_running_loop()
         self._answers: asyncio.Queue[object] = asyncio.Queue()
 
     async def wait_for_connection(self) -> None:
-        if self.address in self._side.frozen:
+        if self.address in self._brokers.frozen:
             await asyncio.Event().wait()
-        if self.address in self._side.down:
+        if self.address in self._brokers.down:
             raise rpc_error()
 
     async def write(self, data: bytes) -> None:
         await asyncio.sleep(0)
-        if self.address in self._side.unblocked:
-            await self._side.unblocked[self.address].wait()
+        if self.address in self._brokers.unblocked:
+            await self._brokers.unblocked[self.address].wait()
         if self.has_ended:
             raise asyncio.InvalidStateError("RPC already finished.")
-        if self.address in self._side.frozen:
+        if self.address in self._brokers.frozen:
             self.unanswered += 1
             return
         request = PublishRequest.FromString(data)
-        self._side.requests.append(request)
+        self._brokers.requests.append(request)
         self.unanswered += request.ack != ACK_NONE
         self.unanswered_max = max(self.unanswered_max, self.unanswered)
         try:
-            results = [self._side.take(self.address, batch) for batch in request.batches]
+            results = [self._brokers.take(self.address, batch) for batch in request.batches]
         except Break:
             self.break_off()
         except Silence:
@@ -259,10 +258,10 @@ class SideCall:
         else:
             if request.ack != ACK_NONE:
                 response = PublishResponse(request_id=request.request_id, results=results)
-                self._loop.call_later(self._side.answer_s, self._answer, response)
+                self._loop.call_later(self._brokers.answer_s, self._answer, response)
 
     def _answer(self, response: PublishResponse) -> None:
-        if not self.has_ended and self.address not in self._side.frozen:
+        if not self.has_ended and self.address not in self._brokers.frozen:
             self.unanswered -= 1
             self._answers.put_nowait(response.SerializeToString())
             self._end_if_all_is_said()
@@ -282,7 +281,7 @@ class SideCall:
             self._end(grpc.aio.EOF)
 
     def break_off(self, leader_address: str = "") -> None:
-        """As a broken connection, or as a broker that says who leads."""
+        """Like a broken connection, or a broker that redirects to the leader."""
         self._end(rpc_error(leader_address))
 
     def cancel(self) -> bool:
@@ -315,10 +314,10 @@ def refusal(code: int, *, leader_address: str = "", retry_after_ms: int = 0) -> 
 
 
 def answers(*codes: int) -> Script:
-    """These refusals, one a batch, then everything is stored."""
+    """A script with these refusals, one per batch; later batches are stored."""
     left = list(codes)
 
-    def script(_side: BrokerSide, _batch: Batch) -> BatchResult | None:
+    def script(_brokers: ScriptedBrokers, _batch: Batch) -> BatchResult | None:
         return refusal(left.pop(0)) if left else None
 
     return script
