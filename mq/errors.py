@@ -1,6 +1,6 @@
 """Every error a caller can meet, each with a stable code and whether a retry can help.
 
-Transports turn `code` into their own status by one table; nobody matches on the text. A text says
+Transports turn `code` into their own status by one table; the text is never matched on. A text says
 what happened, where, and what to do. Expected empty results (end of a queue, an offset out of
 range) are values, not errors.
 """
@@ -292,7 +292,7 @@ class IllegalDelay(MqError):
 
 class IllegalHandle(MqError):
     """Not of a message that this group has in hand: forged, of another group, or its time was over
-    and somebody else has the message.
+    and another consumer has the message.
     """
 
     code = Code.ILLEGAL_HANDLE
@@ -406,7 +406,7 @@ class ClientClosed(MqError, RuntimeError):
 
 
 class RequestTimeout(MqError):
-    """No reply came in time; raised by clients. Somebody may work on the request all the same."""
+    """No reply came in time; raised by clients. The request may be worked on all the same."""
 
     code = Code.REQUEST_TIMEOUT
 

@@ -22,7 +22,7 @@ def program() -> str:
 
 
 def first_steps(addresses: str, command: str) -> str:
-    """For whoever has just started brokers at these addresses."""
+    """For a user who has just started brokers at these addresses."""
     defaults = BrokerConfig()
     lines = [f"Clients connect to {addresses}. In another terminal:"]
     if addresses != f"{defaults.host}:{defaults.port}":

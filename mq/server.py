@@ -244,7 +244,7 @@ class Server:
         tasks = [asyncio.ensure_future(each) for each in work]
         *_, stopped = tasks
         try:
-            # Whoever fails ends all; only `stop` ends without an error.
+            # A part that fails ends all; only `stop` ends without an error.
             for done in asyncio.as_completed([*tasks[1:]]):
                 await done
                 if stopped.done():

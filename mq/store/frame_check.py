@@ -111,7 +111,7 @@ def _prefixes_match(
     """Whether each frame starts with the tag and its length, `width` bytes in groups of seven bits.
 
     All sizes must be of this width: a larger one would set the bit that says "more follows" in its
-    last group, and the frame would go on for whoever reads it.
+    last group, and the frame would go on for its reader.
     """
     expected = sizes - (1 + width)
     for byte in range(1, width):

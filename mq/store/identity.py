@@ -52,7 +52,7 @@ def take(vfs: Vfs, directory: str, identity: Identity) -> File:
 
 
 def read(vfs: Vfs, directory: str) -> Identity | None:
-    """None when the directory belongs to nobody yet. WrongDataDirectory when it cannot be ours."""
+    """None when the directory has no owner yet. WrongDataDirectory when it cannot be ours."""
     path = f"{directory}/{FILE_NAME}"
     size = vfs.file_size(path)
     if size is None:

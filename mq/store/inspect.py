@@ -135,7 +135,7 @@ def _reading(path: str) -> Iterator[None]:
 
 
 def read_identity(vfs: Vfs, directory: str) -> identity.Identity | None:
-    """Whose directory it is; None when it is nobody's yet, or a log that lost its node.toml.
+    """The owner of the directory; None when it has none yet, or a log that lost its node.toml.
 
     WrongDataDirectory: it is not a data directory, or may not be read.
     """

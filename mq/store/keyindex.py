@@ -271,7 +271,7 @@ class KeyIndex:
         return writes
 
     def set_written(self, position: IndexPosition) -> None:
-        """Somebody wrote `pending_writes` up to this position."""
+        """`pending_writes` are written up to this position."""
         while self._filling and self._filling[0].name in position.full:
             filling = self._filling.pop(0)
             self._full[filling.name] = filling.header()

@@ -454,7 +454,7 @@ class LogReader:
 
 
 class LogApart(LogReader):
-    """A part of a log for another thread. The log closes files under whoever reads them when
+    """A part of a log for another thread. The log closes files under their readers when
     retention drops a segment or a follower starts over; here they stay until `close`.
     """
 

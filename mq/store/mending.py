@@ -66,7 +66,7 @@ class _Failure(NamedTuple):
 
 
 class _Void(Exception):
-    """Nobody needs the result any longer."""
+    """The result is not needed any longer."""
 
 
 _Mend: TypeAlias = "Callable[[_Job, LogWalk], TailChange | None]"
@@ -129,7 +129,7 @@ class Mending:
         return self._begin(damage, lambda job, walk: self._mend_index(job, walk, file))
 
     def _correct_tails(self) -> bool:
-        """Whether there were any: whoever met a wrong checksum may have met one of these."""
+        """Whether there were any: a reader that met a wrong checksum may have met one of these."""
         with self._lock:
             changes, self._tails = self._tails, []
         for change in changes:

@@ -205,7 +205,7 @@ class Segment:
         """
         self.is_sealed, self._sealed_at = False, None
         log, idx = self._vfs.open(self.log_path), self._vfs.open(self.idx_path)
-        # Not closed yet: somebody may be reading what stays, on another thread.
+        # Not closed yet: another thread may be reading what stays.
         self._retired += filter(None, (self._log_file, self._idx_file))
         self._log_file, self._idx_file = log, idx
 

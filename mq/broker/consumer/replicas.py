@@ -110,7 +110,7 @@ class Replicas:
         self._leadership.check()
 
     def leader(self) -> Peer:
-        """Who leads, on a node that does not. NotLeader: nobody that it knows of, and so it may be
+        """Who leads, on a node that does not. NotLeader: no node that it knows of, and so it may be
         cut off from all news.
         """
         _, leader_id, address, external = self._consensus.leading

@@ -237,9 +237,9 @@ class Subscriber:
         await self._puller.until_applied(news)
 
     def resume(self, wanted: Iterable[Position]) -> None:
-        """What was redirected is delivered here again, from these offsets on. What is not any more,
-        or has another epoch, is late, not wrong. IllegalOffset: nobody can have come so far, or it
-        is done already.
+        """Queues that were redirected are delivered here again, from these offsets on. A queue that
+        is not assigned now, or has another epoch, is late, not wrong. IllegalOffset: the queue does
+        not reach so far, or it is done already.
         """
         for queue, queue_offset, epoch in wanted:
             cursor = self._cursors.get(queue)

@@ -1,8 +1,8 @@
 """Producers that can be asked what became of a transaction: those with a stream, by producer group.
 
-A question is handed over and forgotten: who does not answer delays nobody, and is not the one who
-is asked next time. What waits for a producer that does not read is bounded; beyond that a question
-is dropped, and comes again when it is due again.
+A question is handed over and forgotten: a producer that does not answer delays no other, and is not
+the one that is asked next time. What waits for a producer that does not read is bounded; beyond
+that a question is dropped, and comes again when it is due again.
 """
 
 from __future__ import annotations
