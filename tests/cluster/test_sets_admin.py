@@ -370,6 +370,9 @@ def test_transactions_of_both_sets_are_listed_and_ended_where_they_are(
 ) -> None:
     for name in "ab":
         topics.create_topic(address(cluster, name), f"paid-{name}", 1)
+    for name in "ab":
+        # A broker that has not heard of it yet would create another one.
+        cluster.wait_known(f"paid-{name}", sets=1)
     begun: list[str] = []
 
     def execute(half: HalfMessage, _: object) -> Resolution:
@@ -468,7 +471,7 @@ def test_a_set_is_added_used_and_removed(cluster: BrokerCluster, tmp_path: Path)
             with pytest.raises(IllegalRequest, match="topic clash is normal in c and ordered in a"):
                 admin.add_broker_set(server)
             admin.delete_topic("clash")
-            with pytest.raises(IllegalRequest, match="and so is who was asked"), Admin(server) as c:
+            with pytest.raises(IllegalRequest, match="and so is the broker that was asked"), Admin(server) as c:
                 c.add_broker_set(server)
             mq(cluster, "cluster", "add-set", server)
             for each in (*cluster.nodes, server):

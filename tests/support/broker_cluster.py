@@ -63,8 +63,11 @@ class BrokerCluster:
         for one in self.sets.values():
             one.__exit__()
 
-    def wait_known(self, *topics: str) -> None:
-        """Waits until every broker that runs knows every set, and these topics in all of them."""
+    def wait_known(self, *topics: str, sets: int = 0) -> None:
+        """Waits until every broker that runs knows every set, and these topics in so many of them,
+        or in all.
+        """
+        parts = len(topics) * (sets or len(self.sets))
         running = [n for one in self.sets.values() for n in one.nodes.values() if n.is_running]
 
         def known(address: str) -> bool:
@@ -72,6 +75,6 @@ class BrokerCluster:
             answer = call(address, "ClusterService/Route", request, RouteResponse)
             assert isinstance(answer, RouteResponse)
             found = {one.name for one in answer.broker_sets if one.leader_id}
-            return found == set(self.sets) and len(answer.topics) == len(topics) * len(self.sets)
+            return found == set(self.sets) and len(answer.topics) == parts
 
         poll(lambda: all(known(node.address) for node in running), "all know all", _DEADLINE_S)
