@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 SMALL_NODE = "n0"
 DISK_BYTES = 24 << 20
 ENTRY_BYTES = 64 << 10
+FILL_ENTRIES = 64
 FLAGS = SMALL | {
     "--store-segment-bytes": "4MiB",
     # Retention would make room by itself.
@@ -53,12 +54,17 @@ def make_leader(cluster: Cluster, name: str) -> None:
 
 
 def fill(cluster: Cluster, node: Process) -> None:
-    """Until the node says that it is full. Whoever leads takes the entries or refuses them."""
+    """Until the node says that it is full, and lacks what the others took since. The leader takes
+    the entries or refuses them.
+    """
 
     def is_full() -> bool:
         leader = cluster.leader()
-        leader.call("load", size=ENTRY_BYTES, in_flight=4, count=64)
-        return leader is not node and bool(complaints(node))
+        leader.call("load", size=ENTRY_BYTES, in_flight=4, count=FILL_ENTRIES)
+        if leader is node or not complaints(node):
+            return False
+        # One large entry that did not fit says little: small ones may still do.
+        return bool(leader.status()["commit"] - node.status()["last"] >= FILL_ENTRIES)
 
     poll(is_full, "the node says that its disk is full")
 
