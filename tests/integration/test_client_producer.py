@@ -484,3 +484,20 @@ def test_two_hundred_thousand_messages(
     with capsys.disabled():
         rate, each_us = count / took_s, cpu_s / count * 1e6
         sys.stdout.write(f"\n{rate:,.0f} messages/s of 128 bytes, {each_us:.1f} us of CPU each\n")
+
+
+def test_messages_that_come_while_the_queues_of_a_topic_are_asked_for_keep_their_order(
+    broker: BrokerProcess,
+) -> None:
+    async def sent(topic: str) -> list[int]:
+        async with aio.Producer(broker.address) as producer:
+            tasks = []
+            for number in range(12):
+                message = Message(b"%d" % number, ordering_key="key")
+                tasks.append(asyncio.create_task(producer.send(topic, message)))
+                # About as long as an answer takes: some of them come just when it is there.
+                await asyncio.sleep(0.001)
+            return [result.queue_offset for result in await asyncio.gather(*tasks)]
+
+    for attempt in range(40):
+        assert asyncio.run(sent(f"unknown-{attempt}")) == list(range(12))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 
 from mq.client.closing import AsyncClosing
 from mq.client.cluster.connection import Connection
@@ -90,6 +91,8 @@ class Producer(AsyncClosing):
         self._connection = Connection(servers, zone)
         self._core: Sender | None = None
         self._is_closed = False
+        # By topic, while there are some: messages that cannot be added yet, in their order.
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def start(self) -> None:
         """From now on it belongs to the running loop. Otherwise its first use starts it."""
@@ -254,29 +257,52 @@ class Producer(AsyncClosing):
     ) -> None:
         core, encoded, delay = self._started(), self._encode(message), delay_field(message)
         accumulator = core.accumulator
+
+        def add() -> AddResult:
+            return accumulator.add(
+                topic,
+                encoded,
+                queue_id,
+                future,
+                timeout_s,
+                is_urgent=is_urgent,
+                delay=delay,
+                priority=priority_of(message) if accumulator.has_priorities else 0,
+                broker_set=broker_set,
+            )
+
+        if topic not in self._waiting and await self._try(core, add) is None:
+            return
+        # No message overtakes those of its topic that wait: an ordering key depends on it.
+        line = self._waiting.setdefault(topic, deque())
+        added = asyncio.get_running_loop().create_future()
+        line.append(added)
+        try:
+            if accumulator.topic(topic) is None:
+                # One look-up for all that wait: they go on together, in their order.
+                await core.prepare(topic, timeout_s)
+            while line[0] is not added:
+                await asyncio.wait([line[0]])
+            while (result := await self._try(core, add)) is not None:
+                await self._make_way(core, topic, result, timeout_s)
+        finally:
+            line.remove(added)
+            added.set_result(None)
+            if not line:
+                del self._waiting[topic]
+
+    async def _try(self, core: Sender, add: Callable[[], AddResult]) -> AddResult | None:
+        """Returns None if the message was added, else why it has to wait."""
         while True:
             try:
-                result = accumulator.add(
-                    topic,
-                    encoded,
-                    queue_id,
-                    future,
-                    timeout_s,
-                    is_urgent=is_urgent,
-                    delay=delay,
-                    priority=priority_of(message) if accumulator.has_priorities else 0,
-                    broker_set=broker_set,
-                )
+                result = add()
             except IllegalRequest:
                 if not await core.is_route_newer():
                     raise
                 continue
-            if result is AddResult.ADDED:
-                return
             if result is AddResult.WAKE:
                 core.wake()
-                return
-            await self._make_way(core, topic, result, timeout_s)
+            return None if result in (AddResult.ADDED, AddResult.WAKE) else result
 
     async def _make_way(
         self, core: Sender, topic: str, result: AddResult, timeout_s: float
