@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,11 @@ _OF_THE_SHELL = {"COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"
 for _name in list(os.environ):
     if _name in _OF_THE_SHELL or (_name[:3] == "MQ_" and _name != "MQ_MODEL_EXAMPLES"):
         del os.environ[_name]
+
+# Tests start hundreds of processes: each would compile all modules where the shell forbids to keep
+# what was compiled, which takes as long as the rest of its start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Machines are shared and noisy: no test is about how long an example takes.
 settings.register_profile("mq", deadline=None)
