@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -165,6 +165,19 @@ class LogReader:
         """The bytes of each range [start, end) of log offsets, which are those of intact entries.
         MessagesDamaged.
         """
+        return self._read_ranges(ranges, self._is_as_written)
+
+    def read_ranges_in_memory(self, ranges: Iterable[tuple[int, int]]) -> list[bytes | memoryview]:
+        """As `read_ranges`, right after `is_in_memory` said so of all of them: a second look would
+        cost as much as reading them.
+        """
+        return self._read_ranges(ranges, self._was_appended)
+
+    def _read_ranges(
+        self,
+        ranges: Iterable[tuple[int, int]],
+        is_as_written: Callable[[Segment, int, int], bool],
+    ) -> list[bytes | memoryview]:
         result: list[bytes | memoryview] = []
         base = limit = 0
         covers = self.verified.covers
@@ -173,10 +186,10 @@ class LogReader:
                 segment = self._segment_at(start)
                 base, limit = segment.base, segment.end_log_offset
             if end > limit:
-                parts = self.read_ranges([(start, limit), (limit, end)])
+                parts = self._read_ranges([(start, limit), (limit, end)], is_as_written)
                 result.append(b"".join(parts))
             elif segment.is_untouched() and (
-                covers(start, end) or self._is_as_written(segment, start, end)
+                covers(start, end) or is_as_written(segment, start, end)
             ):
                 data = self._pread(segment, start - base, end - base)
                 # It was cut since: the check finds out where.
@@ -204,6 +217,7 @@ class LogReader:
             segment = self._segment_at(start)
             stop = min(end, segment.end_log_offset)
             if not segment.log.is_in_memory(start - segment.base, stop - start):
+                self.verified.left_memory(stop)
                 return False
             start = stop
         return True
@@ -352,6 +366,9 @@ class LogReader:
             return True
         self.verified.left_memory(end)
         return False
+
+    def _was_appended(self, _segment: Segment, start: int, _end: int) -> bool:
+        return self.verified.is_appended(start)
 
     def _read_checked(self, segment: Segment, start: int, end: int) -> bytes | memoryview:
         """Reads and checks the whole entries that these positions are part of."""

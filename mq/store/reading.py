@@ -100,11 +100,15 @@ class Found(NamedTuple):
         """Everything that is read stands in here."""
         return int(self.extents.starts[0]), int(self.extents.ends[-1])
 
-    def is_in_memory(self, log: LogReader) -> bool:
-        """Whether reading it would most likely not wait for the disk; asks for some of the runs."""
+    def read_in_memory(self, log: LogReader) -> ReadResult | None:
+        """As `read`; None when it would most likely wait for the disk. Of many runs, some are
+        looked at.
+        """
         step = len(self.extents.starts) // _PROBES_MAX + 1
         starts, ends = self.extents.starts[::step].tolist(), self.extents.ends[::step].tolist()
-        return all(map(log.is_in_memory, starts, ends))
+        if not all(map(log.is_in_memory, starts, ends)):
+            return None
+        return self.read(log.read_ranges if step > 1 else log.read_ranges_in_memory)
 
     def read(self, read_ranges: ReadRanges) -> ReadResult:
         """Less, when something of it is damaged: what stands before. QueueDamaged; MessagesDamaged

@@ -65,8 +65,8 @@ class ColdReads:
     async def _read(self, found: ReadResult | Found) -> ReadResult:
         if not isinstance(found, Found):
             return found
-        if found.is_in_memory(self._log):
-            return found.read(self._log.read_ranges)
+        if (result := found.read_in_memory(self._log)) is not None:
+            return result
         self.disk_reads_total += 1
         apart = self._log.apart(*found.log_range)
         # The caller may be cancelled meanwhile: the files are closed all the same.

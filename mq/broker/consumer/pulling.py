@@ -136,22 +136,23 @@ class Puller:
         is_paced = not self._replicas.is_serving
         return self._filtered(query, await self._cold.read(locate, is_paced=is_paced))
 
+    def load_warm(self, query: Query, found: ReadResult | Found) -> ReadResult | None:
+        """As `load`. None when `load_cold` has to do it: the messages are far behind, and not in
+        memory or on a node that follows.
+        """
+        if isinstance(found, Found) and self.behind_bytes(found) > self._replicas.backlog_bytes:
+            result = found.read_in_memory(self._store.log) if self._replicas.is_serving else None
+            return result and self._filtered(query, result)
+        return self.load(query, found)
+
     async def _load_any(self, query: Query, found: ReadResult | Found) -> ReadResult:
-        return await self.load_cold(query) if self.is_cold(found) else self.load(query, found)
+        return self.load_warm(query, found) or await self.load_cold(query)
 
     def behind_bytes(self, found: ReadResult | Found) -> int:
         """Bytes of the log from the first message to the end; 0 without a message."""
         if not isinstance(found, Found):
             return 0
         return self._store.log.end_offset - found.log_range[0]
-
-    def is_cold(self, found: ReadResult | Found) -> bool:
-        """Whether `load_cold` has to load it: the messages are far behind, and not in memory or on
-        a node that follows.
-        """
-        if self.behind_bytes(found) <= self._replicas.backlog_bytes or not isinstance(found, Found):
-            return False
-        return not self._replicas.is_serving or not found.is_in_memory(self._store.log)
 
     def _filtered(self, query: Query, result: ReadResult) -> ReadResult:
         if result.status == Status.NO_QUEUE:

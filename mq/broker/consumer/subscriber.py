@@ -340,10 +340,10 @@ class Subscriber:
             if place is not None:
                 cursor.is_redirected, cursor.has_unsent_gap = True, False
                 return Redirected(queue, cursor.epoch, cursor.next_offset, place)
-            if self._puller.is_cold(found):
+            result = self._puller.load_warm(query, found)
+            if result is None:
                 self._fetch(query)
                 return None
-            result = self._puller.load(query, found)
         return self._took(queue, cursor, result)
 
     def _took(self, queue: Queue, cursor: Cursor, result: ReadResult) -> Delivered | None:

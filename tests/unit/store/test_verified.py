@@ -115,6 +115,13 @@ def entries(*lengths: int) -> tuple[bytearray, np.ndarray]:
     return data, np.array(records, IDX_RECORD)
 
 
+@pytest.fixture(params=["one by one", "by columns"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "by columns":
+        monkeypatch.setattr("mq.store.verified._FEW_ENTRIES", 0)
+
+
+@pytest.mark.usefixtures("way")
 def test_intact_entries_pass() -> None:
     data, records = entries(100, 0, 3000)
     assert first_damaged(memoryview(data), records, 5) is None
@@ -122,6 +129,7 @@ def test_intact_entries_pass() -> None:
     assert first_damaged(memoryview(data + b"x"), records, 5) is None
 
 
+@pytest.mark.usefixtures("way")
 def test_a_flipped_bit_anywhere_is_found_in_its_entry() -> None:
     data, records = entries(60, 0, 5)
     ends = np.cumsum([HEADER_BYTES + length for length in (60, 0, 5)])
@@ -133,17 +141,20 @@ def test_a_flipped_bit_anywhere_is_found_in_its_entry() -> None:
 
 
 @pytest.mark.parametrize("field", ["position", "length", "term", "stored_at_ms"])
+@pytest.mark.usefixtures("way")
 def test_a_record_of_the_idx_that_says_something_else_is_found(field: str) -> None:
     data, records = entries(60, 30, 5)
     records[field][1] += 1
     assert first_damaged(memoryview(data), records, 5) is not None
 
 
+@pytest.mark.usefixtures("way")
 def test_another_raft_index_is_found() -> None:
     data, records = entries(60, 30)
     assert first_damaged(memoryview(data), records, 6) == 0
 
 
+@pytest.mark.usefixtures("way")
 def test_a_file_that_is_too_short_is_found() -> None:
     data, records = entries(60, 30)
     assert first_damaged(memoryview(data)[:-1], records, 5) == 1
