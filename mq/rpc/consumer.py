@@ -196,11 +196,13 @@ class ConsumerService:
         await self._broker.expect(spec.subscriptions)
         self._broker.receiving.check_inactive(request.group)
         group = self._broker.groups.join(request.group, spec, owned)
+        await self._broker.groups.until_arranged(request.group)
         return await self._membership(group, request.member_id)
 
     async def heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.Membership:
         owned = await decode_queues(request.owned)
         group = self._broker.groups.heartbeat(request.group, request.member_id, owned)
+        await self._broker.groups.until_arranged(request.group)
         return await self._membership(group, request.member_id)
 
     async def leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import bisect
 import errno
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -295,6 +296,11 @@ class ConsumeQueues:
         if queue is None and key in self._resting:
             queue = self._queues[key] = ConsumeQueue(self._files, self._resting.pop(key))
         return queue
+
+    def ids_of(self, topic: str) -> list[int]:
+        """The queues of the topic that were written to."""
+        every = itertools.chain(self._queues, self._resting)
+        return [queue_id for name, queue_id in every if name == topic]
 
     def append(self, topic: str, queue_id: int, units: Units) -> int:
         """Queue offset of the first one. Creates the queue when it is new. In memory only."""

@@ -51,6 +51,12 @@ class Commits:
                 return found
         return self._machine.state.offsets.positions(group).get(queue)
 
+    def topics(self, group: str) -> set[str]:
+        """Those in which the group has a position."""
+        committed = self._machine.state.offsets.positions(group)
+        every = (committed, self._noted.get(group, {}), self._under_way.get(group, {}))
+        return {queue.topic for positions in every for queue in positions}
+
     def reached(self, group: str, queue: Queue) -> int:
         """The same, or the position in an atomic send that is in flight. No member may start there:
         if that entry fails, its work is not done.

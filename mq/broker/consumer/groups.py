@@ -20,10 +20,11 @@ from mq.broker.consumer.commits import Commits
 from mq.broker.consumer.filters import CompiledFilter, compile_filter
 from mq.broker.consumer.membership import Group, Member, Spec
 from mq.broker.consumer.pulling import Puller
+from mq.broker.consumer.shares import Surroundings
 from mq.broker.consumer.subscriber import CacheLimits, Position, Subscriber
 from mq.broker.directory import Directory
 from mq.broker.leading import Leadership
-from mq.broker.queue import Queue
+from mq.broker.queue import Queue, queues_of
 from mq.broker.state.machine import Machine
 from mq.broker.writing import EntryWriter
 from mq.errors import GroupNotEmpty, IllegalOffset, MqError, NotAssigned, UnknownMember
@@ -47,16 +48,45 @@ class Start(NamedTuple):
     at_ms: int | None = None
 
 
+class _Layout(NamedTuple):
+    """What the queues of a group follow from."""
+
+    # How many can be read of each topic, and its priorities.
+    topics: tuple[tuple[str, int, int], ...]
+    surroundings: Surroundings
+
+    @property
+    def queues(self) -> dict[Queue, str]:
+        """All of them, with their zone, in the order of topics and queue ids."""
+        zone = self.surroundings.zone
+        found: dict[Queue, str] = {}
+        for topic, count, _ in self.topics:
+            found.update(dict.fromkeys(queues_of(topic, count), zone))
+        return found
+
+
 class _Live:
     """A group that has, or just had, members."""
 
-    __slots__ = ("arranged_for", "broken", "group", "is_locking", "subscribers")
+    __slots__ = (
+        "arranged",
+        "arranged_for",
+        "broken",
+        "group",
+        "is_locking",
+        "layout",
+        "subscribers",
+    )
 
     def __init__(self, group: Group) -> None:
         self.group = group
         self.subscribers: dict[str, tuple[Subscriber, Start, Mapping[Queue, int]]] = {}
         self.broken: dict[str, int] = {}  # members without their stream, and since when
         self.arranged_for = -1, -1  # versions of the topics here and elsewhere
+        self.layout: _Layout | None = None
+        # No further step of the arrangement is to come.
+        self.arranged = asyncio.Event()
+        self.arranged.set()
         self.is_locking = False
 
 
@@ -332,17 +362,11 @@ class Groups:
         """The first sight of a topic fixes the group's position in all of its queues. So a consumer
         that stops before its first commit misses nothing, nor does one when queues are added.
         """
-        known = {queue.topic for queue in self._machine.state.offsets.positions(name)}
+        known = self._commits.topics(name)
         for topic in topics:
-            queues = [Queue(topic, at) for at in range(self._read_queues(topic))]
-            if (
-                queues
-                and topic not in known
-                and all(self._commits.position(name, queue) is None for queue in queues)
-            ):
-                self._commits.note(
-                    name, {queue: self.start_offset(queue, start) for queue in queues}
-                )
+            queues = queues_of(topic, self._read_queues(topic))
+            if queues and topic not in known:
+                self._commits.note(name, self._start_offsets(topic, queues, start))
 
     def _check_offset(self, queue: Queue, queue_offset: int) -> None:
         _, end = self.extent(queue)
@@ -355,7 +379,10 @@ class Groups:
     # -- arrangement ------------------------------------------------------------------------------
 
     def _arrange(self, name: str, live: _Live) -> None:
-        """Rebalances after any change, and tells the members."""
+        """Rebalances after any change, and tells the members. Very many queues take several turns
+        of the loop: every step leaves the group in a state of its own, as if the other queues were
+        still to be released.
+        """
         group = live.group
         versions = self._machine.state.topics.version, self._directory.changes
         if live.arranged_for != versions:
@@ -365,34 +392,51 @@ class Groups:
         group.wait(is_waiting=self._is_early and not self._directory.is_complete)
         group.rebalance(self._now_ms())
         for member_id, (subscriber, *_) in live.subscribers.items():
-            assigned = group.assigned(member_id)
-            if assigned != subscriber.queues:
-                subscriber.assign(
-                    group.generation,
-                    {queue: self._position(name, queue, member_id, live) for queue in assigned},
-                )
+            assigned, known = group.assigned(member_id), subscriber.queues
+            if assigned is not known and assigned != known:
+                more = assigned - known
+                positions = {one: self._position(name, one, member_id, live) for one in more}
+                subscriber.assign(group.generation, positions, assigned & known)
         self._lock(name, live)
+        if group.has_more and live.arranged.is_set():
+            live.arranged.clear()
+            asyncio.get_running_loop().call_soon(self._arrange_more, name, live)
         if group.is_idle and not live.is_locking:
             self._live.pop(name, None)
 
-    def _set_queues(self, name: str, live: _Live) -> None:
-        group, topics = live.group, self._machine.state.topics
-        wanted = {topic for one in group.members.values() for topic in one.spec.subscriptions}
+    def _arrange_more(self, name: str, live: _Live) -> None:
+        live.arranged.set()
+        if self._live.get(name) is live:
+            self._arrange(name, live)
+
+    async def until_arranged(self, name: str) -> None:
+        """Returns when all steps of the present arrangement are done."""
+        live = self._live.get(name)
+        while live is not None and not live.arranged.is_set():
+            await live.arranged.wait()
+
+    def _layout(self, group: Group) -> _Layout:
+        wanted = group.topics
         retry_topic = group.retry_topic if group.members else None
-        surroundings = self._directory.surroundings(wanted, retry_topic)
+        topics = sorted({*wanted, retry_topic} if retry_topic else wanted)
+        counts = ((topic, self._read_queues(topic)) for topic in topics)
+        find = self._machine.state.topics.find
+        return _Layout(
+            tuple((topic, count, find(topic).priorities) for topic, count in counts if count),
+            self._directory.surroundings(wanted, retry_topic),
+        )
+
+    def _set_queues(self, name: str, live: _Live) -> None:
+        group, layout = live.group, self._layout(live.group)
+        if layout == live.layout:
+            return
+        live.layout = layout
         if live.subscribers and not _is_broadcast(group):
             # What comes to this set while the group consumes it elsewhere, it has from the
             # beginning, also when it stops before the first message.
-            self._fix_positions(name, wanted, Start(is_earliest=True))
-        zone = surroundings.zone
-        queues = {
-            Queue(topic, queue_id): zone
-            for topic in (*wanted, *([retry_topic] if retry_topic else []))
-            for queue_id in range(self._read_queues(topic))
-        }
-        found = [topics.find(topic) for topic in {queue.topic for queue in queues}]
-        priorities = {one.name: one.priorities for one in found if one.priorities}
-        group.set_queues(queues, priorities, surroundings)
+            self._fix_positions(name, group.topics, Start(is_earliest=True))
+        priorities = {topic: count for topic, _, count in layout.topics if count}
+        group.set_queues(layout.queues, priorities, layout.surroundings)
 
     def _lock(self, name: str, live: _Live) -> None:
         changes = live.group.lock_changes()
@@ -487,6 +531,17 @@ class Groups:
             found = self._machine.store.offset_at_time(*queue, start.at_ms)
             return end if found is None else found
         return first if start.is_earliest else end
+
+    def _start_offsets(
+        self, topic: str, queues: Collection[Queue], start: Start
+    ) -> dict[Queue, int]:
+        """As `start_offset` of each; a queue that was never written to costs next to nothing."""
+        found = dict.fromkeys(queues, 0)
+        for queue_id in self._machine.store.queues.ids_of(topic):
+            queue = Queue(topic, queue_id)
+            if queue in found:
+                found[queue] = self.start_offset(queue, start)
+        return found
 
     def _read_queues(self, topic: str) -> int:
         """0 for a topic that was deleted, or that cannot be read."""

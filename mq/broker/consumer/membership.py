@@ -12,6 +12,7 @@ Decides only: `now_ms` comes in; members, locks and queues are told by the drive
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -31,6 +32,9 @@ _MODES = {
 }
 # A lock that was on its way when its member left must not be waited for; older ones may be.
 _DEPARTED_MAX = 1_024
+# Queues that change hands in one rebalance. A larger move takes several, so that the driver can
+# serve other groups in between.
+HANDED_OVER_MAX = 4_096
 
 
 class Spec(NamedTuple):
@@ -119,7 +123,7 @@ class Group:
         self._is_settling = self._is_waiting = False
         # Members, queues or claims are others than those that the targets were made for.
         self._is_stale = False
-        # Something was let go of, or locked.
+        # Something was let go of, or locked, or waits for the next rebalance to be handed over.
         self._has_news = False
         # Some assignment changed since the last rebalance.
         self._has_changed = False
@@ -147,12 +151,23 @@ class Group:
         return (
             self._is_stale
             or self._is_settling
+            or self.has_more
             or any(
                 self._holders.get(queue) != self._targets.get(queue)
                 or (self._is_ordered and self._locks.get(queue) != self._targets.get(queue))
                 for queue in self._moving
             )
         )
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """Those that the members subscribe to."""
+        return self._subscriptions.topics if self._members else frozenset()
+
+    @property
+    def has_more(self) -> bool:
+        """The last rebalance left queues for the next one, which can follow at once."""
+        return self._has_news
 
     @property
     def retry_topic(self) -> str | None:
@@ -256,7 +271,7 @@ class Group:
         """
         self._priorities = dict(priorities or {})
         if (queues, surroundings) != (self._queues, self._surroundings):
-            self._queues, self._surroundings = dict(queues), surroundings
+            self._queues, self._surroundings = queues, surroundings
             self._is_stale = True
 
     def wait(self, *, is_waiting: bool) -> None:
@@ -406,21 +421,36 @@ class Group:
                 self._targets = self._shares()
             if self._is_settling:
                 self._targets |= self._kept()
-        known = self._targets.keys() | self._holders.keys() | self._locks.keys()
-        self._moving = {queue: None for queue in known if not self._is_at_rest(queue)}
+        self._moving = self._out_of_place()
         deadline_ms = now_ms + self._revoke_timeout_ms
         self._deadlines = {
             queue: self._deadlines.get(queue, deadline_ms)
-            for queue, holder in (() if self._is_ordered else self._holders.items())
-            if holder != self._targets.get(queue)
+            for queue in (() if self._is_ordered else self._moving)
+            if queue in self._holders and self._holders[queue] != self._targets.get(queue)
         }
+
+    def _out_of_place(self) -> dict[Queue, None]:
+        """The queues where holder, target and lock are not the same."""
+        targets, holders, locks = self._targets, self._holders, self._locks
+        wanted = targets if self._is_ordered else {}
+        found = dict.fromkeys(queue for queue, one in targets.items() if holders.get(queue) != one)
+        found.update(dict.fromkeys(holders.keys() - targets.keys()))
+        if locks or wanted:
+            known = locks.keys() | wanted.keys()
+            found.update((q, None) for q in known if locks.get(q) != wanted.get(q))
+        return found
 
     def _shares(self) -> dict[Queue, str]:
         """The target of each queue, by the present members."""
+        if len(self._members) == 1:
+            return dict.fromkeys(self._queues, *self._members)
         zones = {name: one.spec.zone for name, one in self._members.items()}
         quotas = self._surroundings.quotas(zones, len(self._queues))
         hands = assign(self._queues, self._candidates(), self._pins(), self._priorities, quotas)
-        return {queue: name for name, hand in hands.items() for queue in hand}
+        targets: dict[Queue, str] = {}
+        for name, hand in hands.items():
+            targets.update(dict.fromkeys(hand, name))
+        return targets
 
     def _kept(self) -> dict[Queue, str]:
         """By queue the member that has it, or is to have it by the lock."""
@@ -448,25 +478,44 @@ class Group:
             pins.update(dict.fromkeys(member.assigned & member.in_hand, member_id))
         return pins
 
-    def _is_at_rest(self, queue: Queue) -> bool:
-        target = self._targets.get(queue)
-        lock = target if self._is_ordered else None
-        return self._holders.get(queue) == target and self._locks.get(queue) == lock
-
     def _hand_over(self, now_ms: int) -> None:
         self._has_news = False
+        is_ordered = self._is_ordered
         self._let_go([queue for queue, ms in self._deadlines.items() if ms <= now_ms])
-        receivers: set[str] = set()
+        if self._subscriptions.mode == MODE_BROADCAST:
+            self._hand_to_all()
+            return
+        received: dict[str, list[Queue]] = {}
+        left = HANDED_OVER_MAX
         for queue in list(self._moving):
-            target = self._targets.get(queue)
-            if target is not None and queue not in self._holders and self._may_have(target, queue):
-                self._holders[queue] = target
-                self._members[target].in_hand.add(queue)
-                receivers.add(target)
-            if self._is_at_rest(queue):
+            target, holder = self._targets.get(queue), self._holders.get(queue)
+            if holder is None and target is not None and self._may_have(target, queue):
+                if not left:
+                    self._has_news = True
+                    break
+                left -= 1
+                holder = self._holders[queue] = target
+                received.setdefault(target, []).append(queue)
+            if holder == target and self._locks.get(queue) == (target if is_ordered else None):
                 del self._moving[queue]
-        for member_id in receivers:
-            self._refresh(self._members[member_id])
+        for member_id, queues in received.items():
+            # Target, holder and lock are the same, so the member may consume them.
+            member = self._members[member_id]
+            member.in_hand.update(queues)
+            self._assign_more(member, queues)
+
+    def _hand_to_all(self) -> None:
+        left = HANDED_OVER_MAX
+        for member in self._members.values():
+            missing = self._queues.keys() - member.assigned
+            self._assign_more(member, itertools.islice(missing, left))
+            left -= min(left, len(missing))
+            self._has_news |= len(member.assigned) < len(self._queues)
+
+    def _assign_more(self, member: Member, queues: Iterable[Queue]) -> None:
+        assigned = member.assigned.union(queues)
+        self._has_changed |= len(assigned) > len(member.assigned)
+        member.assigned = assigned
 
     def _may_have(self, member_id: str, queue: Queue) -> bool:
         if self._is_ordered:
@@ -475,7 +524,7 @@ class Group:
 
     def _refresh(self, member: Member) -> None:
         if self._subscriptions.mode == MODE_BROADCAST:
-            assigned = frozenset(self._queues)
+            assigned = member.assigned.intersection(self._queues)
         else:
             member_id = member.spec.member_id
             assigned = frozenset(

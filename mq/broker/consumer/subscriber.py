@@ -98,6 +98,8 @@ class Subscriber:
         self._puller = puller
         self._arrivals = arrivals
         self._generation = 0
+        # The keys of the cursors, as a set that others may keep.
+        self._queues: frozenset[Queue] = frozenset()
         self._cursors: dict[Queue, Cursor] = {}
         # Revoked, and not released yet: the client may still report progress.
         self._leaving: dict[Queue, Cursor] = {}
@@ -125,7 +127,7 @@ class Subscriber:
 
     @property
     def queues(self) -> frozenset[Queue]:
-        return frozenset(self._cursors)
+        return self._queues
 
     @property
     def cached_messages(self) -> int:
@@ -133,12 +135,20 @@ class Subscriber:
 
     # -- from the group ---------------------------------------------------------------------------
 
-    def assign(self, generation: int, positions: Mapping[Queue, int]) -> None:
-        """All queues that it has from now on; where to start in those that are new."""
-        for queue in self._cursors.keys() - positions.keys():
+    def assign(
+        self,
+        generation: int,
+        positions: Mapping[Queue, int],
+        kept: frozenset[Queue] = frozenset(),
+    ) -> None:
+        """Those of `positions`, with the place to start if they are new, and those of `kept` are
+        all queues that it has from now on.
+        """
+        for queue in self._queues.difference(kept, positions):
             self._arrivals.unwatch(queue, self._arrived)
             self._leaving[queue] = self._cursors.pop(queue)
             self._ready.pop(queue, None)
+            self._ranks.pop(queue, None)
             self._fetched.pop(queue, None)
             self._aside.forget(queue)
         for queue in sorted(positions.keys() - self._cursors.keys()):
@@ -146,8 +156,9 @@ class Subscriber:
             self._cursors[queue] = returned(former, positions[queue])
             self._arrivals.watch(queue, self._arrived)
             self._ready[queue] = None
-        ranks = {queue: self._puller.rank(queue) for queue in self._cursors}
-        self._ranks = {queue: rank for queue, rank in ranks.items() if rank}
+            if rank := self._puller.rank(queue):
+                self._ranks[queue] = rank
+        self._queues = kept.union(positions)
         self._generation = generation
         self._is_assignment_due = True
         self._wake.set()
@@ -188,6 +199,7 @@ class Subscriber:
         for task in self._fetching.values():
             task.cancel()
         self._aside.clear()
+        self._queues = frozenset()
         self._cursors.clear()
         self._ready.clear()
         self._fetched.clear()
@@ -294,15 +306,13 @@ class Subscriber:
 
     def _assignment(self) -> Assigned:
         self._is_assignment_due = False
-        positions = [
-            Position(queue, cursor.next_offset, cursor.epoch)
-            for queue, cursor in self._cursors.items()
-        ]
-        for cursor in self._cursors.values():
+        positions = []
+        for queue, cursor in self._cursors.items():
+            positions.append(Position(queue, cursor.next_offset, cursor.epoch))
             cursor.is_told = True
         for cursor in self._leaving.values():
             cursor.is_told_of_end = True
-        assigned = Assigned(self._generation, positions, self._ranks)
+        assigned = Assigned(self._generation, positions, dict(self._ranks))
         untold = [queue for queue in self._leaving if queue not in self._told]
         self._told = {*self._cursors, *(self._leaving.keys() - untold)}
         if untold:
