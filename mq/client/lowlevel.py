@@ -16,9 +16,9 @@ from mq.client.consumer.options import Start, split_tags
 from mq.client.consumer.scan import QueueScanner
 from mq.client.decode import Page, Unreadable, decompressed
 from mq.client.encode import MESSAGE_BYTES_MAX, PROPERTIES_BYTES_MAX, PROPERTIES_MAX, place
+from mq.client.lifecycle import background
 from mq.client.messages import QueueRef
 from mq.client.producer.exact import ExactSender, Shipment, Stored
-from mq.client.sync import background
 
 __all__ = [
     "MESSAGE_BYTES_MAX",

@@ -28,29 +28,26 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from types import TracebackType
-from typing import Self
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass
 
 from mq.client import encode
 from mq.client.cluster.connection import Connection
 from mq.client.cluster.errors import retry_after_s
 from mq.client.cluster.retry import back_off_s
 from mq.client.cluster.topology import is_writable, topic_not_found
-from mq.client.consumer.group_session import JOIN_S, GroupSession
+from mq.client.consumer.group_session import JOIN_S, GroupClient, GroupSession
 from mq.client.consumer.offsets import query_offsets
 from mq.client.consumer.options import (
     CACHE_BYTES,
     CACHE_MESSAGES,
     ConsumerOptions,
-    Start,
-    Subscriptions,
-    new_member_id,
+    GroupOptions,
 )
 from mq.client.consumer.prefetch import InFlight, PrefetchQueue
 from mq.client.messages import Message, QueueRef, ReceivedMessage
 from mq.client.priorities import queue_for
+from mq.client.signatures import arguments_of
 from mq.errors import (
     ClientClosed,
     IllegalConfig,
@@ -112,7 +109,26 @@ class _QueueState:
         self.sequence = 1
 
 
-class Processor:
+@dataclass(frozen=True)
+class ProcessorOptions(GroupOptions):
+    handler: Handler
+    _: KW_ONLY
+    batch_messages: int = 32
+    tasks: int = 4
+    retry_delay_s: float = 1.0
+    compress_above_bytes: int = 4096
+    cache_messages: int = CACHE_MESSAGES
+    cache_bytes: int = CACHE_BYTES
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.batch_messages < 1 or self.tasks < 1 or self.retry_delay_s < 0:
+            raise IllegalConfig(
+                "batch_messages and tasks are at least 1, and retry_delay_s is not negative"
+            )
+
+
+class Processor(GroupClient):
     """Processes messages exactly once: reads topics, and writes what is made of their messages in
     one step with the offsets of its group.
 
@@ -137,42 +153,9 @@ class Processor:
     one that is not writable there with PermissionDenied. See `Consumer` for the rest.
     """
 
-    def __init__(  # noqa: PLR0913
-        self,
-        servers: str | Sequence[str],
-        group: str,
-        subscriptions: Subscriptions,
-        handler: Handler,
-        *,
-        start: Start = "latest",
-        batch_messages: int = 32,
-        tasks: int = 4,
-        retry_delay_s: float = 1.0,
-        compress_above_bytes: int = 4096,
-        cache_messages: int = CACHE_MESSAGES,
-        cache_bytes: int = CACHE_BYTES,
-        zone: str = "",
-    ) -> None:
-        if batch_messages < 1 or tasks < 1 or retry_delay_s < 0:
-            raise IllegalConfig(
-                "batch_messages and tasks are at least 1, and retry_delay_s is not negative"
-            )
-        self._servers = servers
-        self._zone = zone
-        self._group = group
-        self._options = ConsumerOptions(
-            group,
-            subscriptions,
-            start=start,
-            cache_messages=cache_messages,
-            cache_bytes=cache_bytes,
-            zone=zone,
-        )
-        self._handler = handler
-        self._batch_messages = batch_messages
-        self._tasks = tasks
-        self._retry_delay_s = retry_delay_s
-        self._compress_above_bytes = compress_above_bytes
+    @arguments_of(ProcessorOptions)
+    def __init__(self, options: ProcessorOptions) -> None:
+        self._options = options
         self._turns = itertools.count()
         self._closing = asyncio.Event()
         self._is_over = asyncio.Event()
@@ -181,10 +164,19 @@ class Processor:
 
     def _join_anew(self) -> None:
         """A new membership, with nothing in flight."""
-        self._connection = Connection(self._servers, self._zone)
-        self._options = replace(self._options, member_id=new_member_id())
-        self._session = GroupSession(self._connection, self._options, commits_at_end=False)
-        self._outputs = Outputs(self._connection, self._compress_above_bytes)
+        options = self._options
+        self._connection = Connection(options.servers, options.zone)
+        joining = ConsumerOptions(
+            options.servers,
+            options.group,
+            options.subscriptions,
+            start=options.start,
+            cache_messages=options.cache_messages,
+            cache_bytes=options.cache_bytes,
+            zone=options.zone,
+        )
+        self._session = GroupSession(self._connection, joining, commits_at_end=False)
+        self._outputs = Outputs(self._connection, options.compress_above_bytes)
         self._queues: dict[QueueRef, _QueueState] = {}
         self._workers: set[asyncio.Task[None]] = set()
         # The next batches of each worker, except those that have stepped aside.
@@ -223,14 +215,14 @@ class Processor:
                 await self._session.start()
         except Exception as error:
             # A bug of the client. `join` must not wait for ever.
-            log.exception("a processor of group %s cannot go on", self._group)
+            log.exception("a processor of group %s cannot go on", self._options.group)
             self._session.buffer.fail(Internal(f"the client has failed: {error!r}"))
         finally:
             self._is_over.set()
 
     async def _work_together(self) -> None:
         """Runs the workers until the session gives out no more messages."""
-        for _ in range(self._tasks):
+        for _ in range(self._options.tasks):
             self._add_worker(deque())
         try:
             while self._workers:
@@ -242,27 +234,6 @@ class Processor:
             for worker in self._workers:
                 worker.cancel()
 
-    @property
-    def assignment(self) -> set[QueueRef]:
-        return self._session.buffer.assignment
-
-    async def join(self, timeout_s: float | None = None) -> bool:
-        """Waits until the processor is closed, at most so long. Returns whether it is. Raises the
-        error by which the broker has ended it.
-        """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._is_over.wait()
-        self._session.raise_untold()
-        return self._is_over.is_set()
-
-    async def close(self) -> None:
-        """Takes no more messages, and waits for the batches at work. Raises the error that ended
-        the processor, if no call has raised it yet.
-        """
-        await self._close()
-        self._session.raise_untold()
-
     async def _close(self) -> None:
         self._closing.set()
         self._session.buffer.stop()
@@ -270,20 +241,6 @@ class Processor:
             await asyncio.wait([self._running])
         await self._session.close()
         self._is_over.set()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._close()
-        if error is None:
-            self._session.raise_untold()
 
     # Work
 
@@ -323,7 +280,7 @@ class Processor:
                 try:
                     await self._process(taken)
                 except _OwnershipLost as lost:
-                    log.warning("group %s is joined anew: %s", self._group, lost)
+                    log.warning("group %s is joined anew: %s", self._options.group, lost)
                     buffer.stop()
                 except NoOutputQueue as nowhere:
                     buffer.fail(nowhere.reason)
@@ -338,7 +295,7 @@ class Processor:
     async def _fetch(self, waiting: deque[list[InFlight]]) -> bool:
         """Takes messages, in batches of one queue. Returns False if there are none."""
         try:
-            found = await self._session.take(self._batch_messages, None)
+            found = await self._session.take(self._options.batch_messages, None)
         except MqError:
             return False
         waiting += [list(taken) for _, taken in itertools.groupby(found, lambda one: one.queue)]
@@ -381,8 +338,8 @@ class Processor:
 
     async def _put_off(self, taken: list[InFlight], failure: BaseException, failures: int) -> bool:
         """Waits for the next attempt. Returns False when there is none. _OwnershipLost."""
-        delay_s = self._retry_delay_s * 2.0 ** min(failures - 1, 30)
-        delay_s = min(delay_s, max(_RETRY_DELAY_S_MAX, self._retry_delay_s))
+        delay_s = self._options.retry_delay_s * 2.0 ** min(failures - 1, 30)
+        delay_s = min(delay_s, max(_RETRY_DELAY_S_MAX, self._options.retry_delay_s))
         _log_failure(taken, failure, failures, delay_s)
         is_closing = await self._pause(delay_s)
         if not is_closing and not taken[0].queue.is_leaving:
@@ -411,7 +368,7 @@ class Processor:
     async def _attempt(self, taken: list[InFlight]) -> None:
         """Calls the handler and sends the request. When it raises, nothing took effect."""
         state = await self._queue_state(taken[0].queue)
-        made = self._handler([one.message for one in taken])
+        made = self._options.handler([one.message for one in taken])
         outputs = await made if inspect.isawaitable(made) else made
         topic, queue_id, broker_set = state.held.ref
         with self._stepping_aside():
@@ -423,8 +380,8 @@ class Processor:
         end = taken[-1].message.queue_offset + 1
         request = AtomicRequest(
             batches=batches,
-            group=self._group,
-            member_id=self._session.options.member_id,
+            group=self._options.group,
+            member_id=self._session.options.member,
             positions=[QueuePosition(topic=topic, queue_id=queue_id, queue_offset=end)],
             starts=[
                 WorkStart(
@@ -453,7 +410,7 @@ class Processor:
         if state.version != held.version:
             version = held.version
             with self._stepping_aside():
-                known = await query_offsets(self._connection, self._group, [held.ref])
+                known = await query_offsets(self._connection, self._options.group, [held.ref])
             state.stood_at, state.version = known.get(held.ref, 0), version
         return state
 

@@ -18,14 +18,13 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Self
 
 from mq.client.admin.admin import Admin
-from mq.client.closing import AsyncClosing
 from mq.client.cluster.connection import Connection, SetConnection
 from mq.client.cluster.retry import back_off_s
 from mq.client.consumer.options import Start
 from mq.client.consumer.push import PushConsumer
+from mq.client.lifecycle import AsyncClient
 from mq.client.messages import Message, ReceivedMessage
 from mq.client.producer.producer import Producer
 from mq.errors import (
@@ -66,7 +65,7 @@ class _Sending:
         self.failure: MqError | None = None
 
 
-class Requester(AsyncClosing):
+class Requester(AsyncClient):
     """Sends requests, and waits for the reply to each.
 
     >>> async def double(request):
@@ -231,16 +230,15 @@ class Requester(AsyncClosing):
         await self._producer.close()
         await self._consumer.close()
 
-    async def __aenter__(self) -> Self:
+    async def _enter(self) -> None:
         try:
             await self.start()
         except BaseException:
             await self._producer.close()
             raise
-        return self
 
 
-class Replier(AsyncClosing):
+class Replier(AsyncClient):
     """Calls `handler` for each request of the topic; what it returns is the reply, and what it
     raises is told to the requester. `tasks` handlers run at the same time. See `Requester`.
     """
@@ -298,9 +296,8 @@ class Replier(AsyncClosing):
         finally:
             await self._producer.close()
 
-    async def __aenter__(self) -> Self:
+    async def _enter(self) -> None:
         await self.start()
-        return self
 
 
 def is_sent_again(request: ReceivedMessage, error: MqError, attempt: int) -> bool:

@@ -169,12 +169,12 @@ def test_a_reader_of_a_zone_reads_there_and_goes_on_when_that_broker_dies(
 
     def is_near() -> bool:
         assert steps.read(planned) == sent[:5]
-        return scanner._reads._addresses == there
+        return scanner._client._reads._addresses == there
 
     # Once the leader has heard how far the others are.
     poll(is_near, "it is read in the zone", DEADLINE_S)
     assert steps.step() == sent[5:10]
-    assert scanner._reads._addresses == there
+    assert scanner._client._reads._addresses == there
     brokers.nodes[near].kill()
     send(brokers.address(leader), "near", 0, sent[10:])
     assert steps.step() + steps.step() == sent[10:]

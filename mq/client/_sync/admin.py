@@ -9,9 +9,9 @@ from mq.client.admin.calls import Answers
 from mq.client.admin.groups import OffsetTarget
 from mq.client.admin.topics import TypeName
 from mq.client.cluster.retry import CALL_TIMEOUT_S
-from mq.client.deprecated import renamed
+from mq.client.lifecycle import SyncClient
 from mq.client.messages import FilterLike
-from mq.client.sync import SyncClient
+from mq.client.signatures import renamed
 from mq.wire.v1 import admin_pb2 as pb
 from mq.wire.v1.cluster_pb2 import RouteResponse
 from mq.wire.v1.transaction_pb2 import EndTransactionResponse

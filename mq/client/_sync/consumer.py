@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from mq.client.consumer.options import CACHE_BYTES, CACHE_MESSAGES, Mode, Start, Subscriptions
+from mq.client.consumer.options import Mode, Start, Subscriptions
 from mq.client.consumer.pull import Offsets, PullResult, QueueLike
 from mq.client.consumer.pull import PullConsumer as AsyncPullConsumer
 from mq.client.consumer.retries import RetryDelay
 from mq.client.consumer.threaded import SyncPoll, ThreadedConsumer, ThreadedPushConsumer
-from mq.client.deprecated import renamed
+from mq.client.lifecycle import SyncClient
 from mq.client.messages import FilterLike, QueueRef, ReceivedMessage
-from mq.client.sync import SyncClient
+from mq.client.signatures import renamed
 
 
 class Consumer(SyncPoll):
@@ -31,7 +29,8 @@ class Consumer(SyncPoll):
     to begin in a topic of which the group has no offset yet: "latest", "earliest", or a time in
     milliseconds. In `mode` "ordered" a queue is not given to another member before this one has let
     go of it, also when a broker fails; in "broadcast" every member gets all messages, and offsets
-    are kept here: in memory, or in `offsets_file`.
+    are kept here: in memory, or in `offsets_file`. After a `with` block that ends with an exception
+    the messages of the last poll are not done.
 
     For one thread at a time, but for `done`, `commit` and `close`.
     """
@@ -42,28 +41,28 @@ class Consumer(SyncPoll):
         group: str,
         subscriptions: Subscriptions,
         *,
-        mode: Mode = "clustering",
-        start: Start = "latest",
-        auto_commit: bool = True,
-        cache_messages: int = CACHE_MESSAGES,
-        cache_bytes: int = CACHE_BYTES,
         zone: str = "",
+        start: Start = "latest",
+        mode: Mode = "clustering",
+        cache_messages: int = 1000,
+        cache_bytes: int = 104857600,
         member_id: str | None = None,
         offsets_file: str | Path | None = None,
+        auto_commit: bool = True,
     ) -> None:
         super().__init__(
             ThreadedConsumer(
                 servers,
                 group,
                 subscriptions,
-                mode=mode,
+                zone=zone,
                 start=start,
-                auto_commit=auto_commit,
+                mode=mode,
                 cache_messages=cache_messages,
                 cache_bytes=cache_bytes,
-                zone=zone,
                 member_id=member_id,
                 offsets_file=offsets_file,
+                auto_commit=auto_commit,
             )
         )
 
@@ -127,25 +126,12 @@ class Consumer(SyncPoll):
         """How many messages could not be read and were passed over; the log names them."""
         return self._client.unreadable_messages
 
-    def __enter__(self) -> Self:
-        self._run(self._client.__aenter__())
-        return self
-
     def close(self) -> None:
         """With auto_commit all polled messages are done. Commits, and leaves the group: other
         members continue at once. Raises the error that ended the consumer, unless it was raised
         before.
         """
         self._end(self._client.close())
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """After an exception the messages of the last poll are not done."""
-        self._end(self._client.__aexit__(kind, error, trace))
 
 
 class PushConsumer(SyncClient[ThreadedPushConsumer]):
@@ -171,30 +157,30 @@ class PushConsumer(SyncClient[ThreadedPushConsumer]):
         subscriptions: Subscriptions,
         handler: Callable[[ReceivedMessage], object],
         *,
-        mode: Mode = "clustering",
-        start: Start = "latest",
-        threads: int = 20,
-        retry_delay_s: RetryDelay = None,
-        cache_messages: int = CACHE_MESSAGES,
-        cache_bytes: int = CACHE_BYTES,
         zone: str = "",
+        start: Start = "latest",
+        mode: Mode = "clustering",
+        cache_messages: int = 1000,
+        cache_bytes: int = 104857600,
         member_id: str | None = None,
         offsets_file: str | Path | None = None,
+        threads: int = 20,
+        retry_delay_s: RetryDelay = None,
     ) -> None:
         client = ThreadedPushConsumer(
             servers,
             group,
             subscriptions,
             handler,
-            mode=mode,
+            zone=zone,
             start=start,
-            tasks=threads,
-            retry_delay_s=retry_delay_s,
+            mode=mode,
             cache_messages=cache_messages,
             cache_bytes=cache_bytes,
-            zone=zone,
             member_id=member_id,
             offsets_file=offsets_file,
+            tasks=threads,
+            retry_delay_s=retry_delay_s,
         )
         super().__init__(client, client.handlers)
 
@@ -205,37 +191,26 @@ class PushConsumer(SyncClient[ThreadedPushConsumer]):
         self._run(self._client.start())
 
     @property
-    def assignment(self) -> set[QueueRef]:
-        return self._client.assignment
-
-    @property
     def unreadable_messages(self) -> int:
         """How many messages could not be read and were passed over; the log names them."""
         return self._client.unreadable_messages
 
+    @property
+    def assignment(self) -> set[QueueRef]:
+        """The queues that this member has now; changes when members come and go."""
+        return self._client.assignment
+
     def join(self, timeout_s: float | None = None) -> bool:
-        """Waits until the consumer is closed, at most so long. Returns whether it is. Raises the
-        error by which the broker has ended it.
+        """Waits until it is closed, at most so long. Returns whether it is. Raises the error by
+        which the broker has ended it.
         """
         return self._run(self._client.join(timeout_s))
-
-    def __enter__(self) -> Self:
-        self._run(self._client.__aenter__())
-        return self
 
     def close(self, timeout_s: float | None = None) -> None:
         """Takes no more messages, waits `timeout_s` for the handlers that run, and commits. Raises
         the error that ended the consumer, unless it was raised before.
         """
         self._end(self._client.close(timeout_s))
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._end(self._client.__aexit__(kind, error, trace))
 
 
 class PullConsumer(SyncClient[AsyncPullConsumer]):

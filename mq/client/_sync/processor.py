@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
-from typing import Self
 
-from mq.client.consumer.options import CACHE_BYTES, CACHE_MESSAGES, Start, Subscriptions
+from mq.client.consumer.options import Start, Subscriptions
+from mq.client.lifecycle import HandlerThreads, SyncClient
 from mq.client.messages import QueueRef, ReceivedMessage
 from mq.client.processor import Output
 from mq.client.processor import Processor as AsyncProcessor
-from mq.client.sync import HandlerThreads, SyncClient
 
 
 class Processor(SyncClient[AsyncProcessor]):
@@ -45,14 +43,14 @@ class Processor(SyncClient[AsyncProcessor]):
         subscriptions: Subscriptions,
         handler: Callable[[list[ReceivedMessage]], Iterable[Output] | None],
         *,
+        zone: str = "",
         start: Start = "latest",
         batch_messages: int = 32,
         threads: int = 4,
         retry_delay_s: float = 1.0,
         compress_above_bytes: int = 4096,
-        cache_messages: int = CACHE_MESSAGES,
-        cache_bytes: int = CACHE_BYTES,
-        zone: str = "",
+        cache_messages: int = 1000,
+        cache_bytes: int = 104857600,
     ) -> None:
         handlers = HandlerThreads(threads, f"mq-{group}")
         super().__init__(
@@ -61,6 +59,7 @@ class Processor(SyncClient[AsyncProcessor]):
                 group,
                 subscriptions,
                 handlers.wrap(handler),
+                zone=zone,
                 start=start,
                 batch_messages=batch_messages,
                 tasks=threads,
@@ -68,7 +67,6 @@ class Processor(SyncClient[AsyncProcessor]):
                 compress_above_bytes=compress_above_bytes,
                 cache_messages=cache_messages,
                 cache_bytes=cache_bytes,
-                zone=zone,
             ),
             handlers,
         )
@@ -81,28 +79,17 @@ class Processor(SyncClient[AsyncProcessor]):
 
     @property
     def assignment(self) -> set[QueueRef]:
+        """The queues that this member has now; changes when members come and go."""
         return self._client.assignment
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Waits until the processor is closed, at most so long. Returns whether it is. Raises the
-        error by which the broker has ended it.
+        """Waits until it is closed, at most so long. Returns whether it is. Raises the error by
+        which the broker has ended it.
         """
         return self._run(self._client.join(timeout_s))
 
-    def __enter__(self) -> Self:
-        self._run(self._client.__aenter__())
-        return self
-
     def close(self) -> None:
-        """Takes no more messages, and waits for the batches at work. Raises the error that ended
-        the processor, if no call has raised it yet.
+        """Takes no more messages, and waits for the handlers at work. Raises the error that ended
+        the client, unless it was raised before.
         """
         self._end(self._client.close())
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._end(self._client.__aexit__(kind, error, trace))

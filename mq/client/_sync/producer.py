@@ -52,21 +52,22 @@ class Producer(SyncSend):
         self,
         servers: str | Sequence[str] = "127.0.0.1:8081",
         *,
+        zone: str = "",
         ack: AckName = "quorum",
         timeout_s: float = 3.0,
         retries: int = 2,
         linger_ms: float = 2,
-        batch_bytes: int = 256 << 10,
+        batch_bytes: int = 262144,
         compress_above_bytes: int = 4096,
         idempotent: bool = True,
         producer_id: str | None = None,
-        buffer_bytes: int = 64 << 20,
+        buffer_bytes: int = 67108864,
         in_flight_max: int = 32,
-        zone: str = "",
     ) -> None:
         super().__init__(
             ThreadedProducer(
                 servers,
+                zone=zone,
                 ack=ack,
                 timeout_s=timeout_s,
                 retries=retries,
@@ -77,7 +78,6 @@ class Producer(SyncSend):
                 producer_id=producer_id,
                 buffer_bytes=buffer_bytes,
                 in_flight_max=in_flight_max,
-                zone=zone,
             )
         )
 

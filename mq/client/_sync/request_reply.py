@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Self
 
 from mq.client.consumer.options import Start
+from mq.client.lifecycle import HandlerThreads, SyncClient
 from mq.client.messages import Message, ReceivedMessage
 from mq.client.request_reply import REPLY_TOPIC, Reply
 from mq.client.request_reply import Replier as AsyncReplier
 from mq.client.request_reply import Requester as AsyncRequester
-from mq.client.sync import HandlerThreads, SyncClient
 
 
 class Requester(SyncClient[AsyncRequester]):
@@ -55,10 +54,6 @@ class Requester(SyncClient[AsyncRequester]):
         """
         return self._run(self._client.request(topic, message, timeout_s))
 
-    def __enter__(self) -> Self:
-        self._run(self._client.__aenter__())
-        return self
-
     def close(self) -> None:
         """Requests without a reply fail."""
         self._end(self._client.close())
@@ -99,10 +94,6 @@ class Replier(SyncClient[AsyncReplier]):
         error by which the broker has ended it.
         """
         return self._run(self._client.join(timeout_s))
-
-    def __enter__(self) -> Self:
-        self._run(self._client.__aenter__())
-        return self
 
     def close(self, timeout_s: float | None = None) -> None:
         """No new requests; waits for the handlers at work, so long."""

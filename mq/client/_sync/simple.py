@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mq.client.consumer.options import Start, Subscriptions
+from mq.client.lifecycle import SyncClient
 from mq.client.messages import ReceivedMessage
 from mq.client.simple.consumer import Messages
 from mq.client.simple.consumer import SimpleConsumer as AsyncSimpleConsumer
-from mq.client.sync import SyncClient
 
 
 class SimpleConsumer(SyncClient[AsyncSimpleConsumer]):
@@ -34,9 +34,9 @@ class SimpleConsumer(SyncClient[AsyncSimpleConsumer]):
         group: str,
         subscriptions: Subscriptions,
         *,
+        zone: str = "",
         start: Start = "latest",
         is_ordered: bool = False,
-        zone: str = "",
         member_id: str | None = None,
     ) -> None:
         super().__init__(
@@ -44,9 +44,9 @@ class SimpleConsumer(SyncClient[AsyncSimpleConsumer]):
                 servers,
                 group,
                 subscriptions,
+                zone=zone,
                 start=start,
                 is_ordered=is_ordered,
-                zone=zone,
                 member_id=member_id,
             )
         )

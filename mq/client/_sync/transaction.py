@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any
 
+from mq.client.lifecycle import HandlerThreads, StartedClient, on_caller
 from mq.client.messages import Message
-from mq.client.sync import HandlerThreads, StartedClient, on_caller
 from mq.client.transaction.checks import HalfMessage, Resolution, TransactionResult
 from mq.client.transaction.producer import TransactionProducer as AsyncTransactionProducer
 
@@ -51,13 +51,13 @@ class TransactionProducer(StartedClient[AsyncTransactionProducer]):
         execute: Callable[[HalfMessage, Any], Resolution | str],
         check: Callable[[HalfMessage], Resolution | str],
         *,
+        zone: str = "",
         timeout_s: float = 3.0,
         first_check_s: float | None = None,
         check_interval_s: float | None = None,
         checks_max: int | None = None,
         compress_above_bytes: int = 4096,
         in_flight_max: int = 64,
-        zone: str = "",
         check_threads: int = 4,
     ) -> None:
         handlers = HandlerThreads(check_threads, f"mq-{producer_group}")
@@ -67,13 +67,13 @@ class TransactionProducer(StartedClient[AsyncTransactionProducer]):
                 producer_group,
                 on_caller(execute),
                 handlers.wrap(check),
+                zone=zone,
                 timeout_s=timeout_s,
                 first_check_s=first_check_s,
                 check_interval_s=check_interval_s,
                 checks_max=checks_max,
                 compress_above_bytes=compress_above_bytes,
                 in_flight_max=in_flight_max,
-                zone=zone,
             ),
             handlers,
         )
@@ -112,10 +112,6 @@ class TransactionProducer(StartedClient[AsyncTransactionProducer]):
                 timeout_s=timeout_s,
             )
         )
-
-    def __enter__(self) -> Self:
-        self._run(self._client.__aenter__())
-        return self
 
     def close(self) -> None:
         """Transactions that are open stay so: others of the group are asked about them."""

@@ -12,12 +12,12 @@ from mq.client.admin.groups import GroupAdmin, OffsetTarget
 from mq.client.admin.messages import MessageAdmin
 from mq.client.admin.sets import SetAdmin
 from mq.client.admin.topics import TopicAdmin, TypeName
-from mq.client.closing import AsyncClosing
+from mq.client.lifecycle import AsyncClient
 
 __all__ = ["Admin", "Answers", "OffsetTarget", "TypeName"]
 
 
-class Admin(TopicAdmin, GroupAdmin, MessageAdmin, SetAdmin, AsyncClosing):
+class Admin(TopicAdmin, GroupAdmin, MessageAdmin, SetAdmin, AsyncClient):
     """Topics, groups, single messages, the brokers.
 
     >>> import asyncio

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from mq.client.admin.calls import AdminCalls, Answers, check_count
-from mq.client.deprecated import renamed
+from mq.client.signatures import renamed
 from mq.errors import GroupNotFound, IllegalRequest, TopicNotFound
 from mq.wire.v1 import admin_pb2 as pb
 from mq.wire.v1.consumer_pb2 import OFFSET_AT_TIME, OFFSET_EARLIEST, OFFSET_LATEST

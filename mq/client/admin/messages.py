@@ -11,8 +11,8 @@ from google.protobuf.message import Message as WireMessage
 
 from mq import names
 from mq.client.admin.calls import AdminCalls, Answers, check_count
-from mq.client.deprecated import renamed
 from mq.client.messages import FilterLike, wire_filter
+from mq.client.signatures import renamed
 from mq.errors import IllegalRequest, MessageNotFound, MqError, TopicNotFound, TransactionNotFound
 from mq.wire.v1 import admin_pb2 as pb
 from mq.wire.v1.transaction_pb2 import (

@@ -11,6 +11,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from types import ModuleType
 from typing import Any
 
@@ -159,6 +160,17 @@ def parse_servers(servers: str | Sequence[str]) -> tuple[str, ...]:
     if not found or wrong:
         raise IllegalConfig(f"servers {servers!r}: give one or more of host:port")
     return found
+
+
+@dataclass(frozen=True)
+class ConnectionOptions:
+    """The constructor arguments of all clients. `zone`: of brokers that were not tried yet, those
+    of this zone are asked first.
+    """
+
+    servers: str | Sequence[str]
+    _: KW_ONLY
+    zone: str = ""
 
 
 class Connection:

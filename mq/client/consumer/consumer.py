@@ -9,29 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterable, Sequence
-from pathlib import Path
-from types import TracebackType
-from typing import Self
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
 
 from mq.client.cluster.connection import Connection
 from mq.client.consumer.group_session import JOIN_S, LOOK_AT_TROUBLE_S, GroupSession
-from mq.client.consumer.options import (
-    CACHE_BYTES,
-    CACHE_MESSAGES,
-    ConsumerOptions,
-    Mode,
-    Start,
-    Subscriptions,
-)
+from mq.client.consumer.options import ConsumerOptions, Start
 from mq.client.consumer.prefetch import InFlight, PolledMessages
 from mq.client.consumer.retries import FailurePolicy, Nack
-from mq.client.deprecated import renamed
+from mq.client.lifecycle import AsyncClient
 from mq.client.messages import QueueRef, ReceivedMessage
+from mq.client.signatures import arguments_of, renamed
 from mq.errors import MqError
 
 
-class Consumer:
+@dataclass(frozen=True, kw_only=True)
+class PollOptions(ConsumerOptions):
+    auto_commit: bool = True
+
+
+class Consumer(AsyncClient):
     """Joins its group when it is first asked for something.
 
     >>> async def read() -> None:
@@ -47,39 +44,16 @@ class Consumer:
     to begin in a topic of which the group has no offset yet: "latest", "earliest", or a time in
     milliseconds. In `mode` "ordered" a queue is not given to another member before this one has let
     go of it, also when a broker fails; in "broadcast" every member gets all messages, and offsets
-    are kept here: in memory, or in `offsets_file`.
+    are kept here: in memory, or in `offsets_file`. After a `with` block that ends with an exception
+    the messages of the last poll are not done.
     """
 
-    def __init__(  # noqa: PLR0913
-        self,
-        servers: str | Sequence[str],
-        group: str,
-        subscriptions: Subscriptions,
-        *,
-        mode: Mode = "clustering",
-        start: Start = "latest",
-        auto_commit: bool = True,
-        cache_messages: int = CACHE_MESSAGES,
-        cache_bytes: int = CACHE_BYTES,
-        zone: str = "",
-        member_id: str | None = None,
-        offsets_file: str | Path | None = None,
-    ) -> None:
-        options = ConsumerOptions(
-            group,
-            subscriptions,
-            mode=mode,
-            start=start,
-            cache_messages=cache_messages,
-            cache_bytes=cache_bytes,
-            zone=zone,
-            member_id=member_id or "",
-            offsets_file=offsets_file,
-        )
-        self._session = GroupSession(Connection(servers, zone), options)
+    @arguments_of(PollOptions)
+    def __init__(self, options: PollOptions) -> None:
+        self._session = GroupSession(Connection(options.servers, options.zone), options)
         self._polled = PolledMessages(self._session.buffer)
         self._failures = FailurePolicy(self._session)
-        self._auto_commit = auto_commit
+        self._auto_commit = options.auto_commit
 
     # Messages
 
@@ -216,23 +190,11 @@ class Consumer:
         members continue at once. Raises the error that ended the consumer, unless it was raised
         before.
         """
-        await self._close(is_orderly=True)
+        await self._exit(is_orderly=True)
 
-    async def _close(self, *, is_orderly: bool) -> None:
+    async def _exit(self, *, is_orderly: bool) -> None:
         if is_orderly and self._auto_commit:
             self._polled.all_done()
         await self._session.close()
         if is_orderly:
             self._session.raise_untold()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """After an exception the messages of the last poll are not done."""
-        await self._close(is_orderly=error is None)

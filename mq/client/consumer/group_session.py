@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
 from mq.client.cluster.connection import Connection
@@ -24,6 +25,7 @@ from mq.client.consumer.retries import RetrySender
 from mq.client.consumer.set_stream import MembershipCallbacks, SetMembership
 from mq.client.consumer.topic_locations import TopicLocations
 from mq.client.decode import Decoder
+from mq.client.lifecycle import AsyncClient
 from mq.client.messages import QueueRef
 from mq.errors import (
     ClientClosed,
@@ -133,7 +135,7 @@ class GroupSession:
         if not self.is_joined:
             self.raise_trouble()
             raise Unreachable(
-                f"no broker let {self.options.member_id} into group {self.options.group} within "
+                f"no broker let {self.options.member} into group {self.options.group} within "
                 f"{timeout_s:g} s; tried {', '.join(self._connection.servers)}"
             )
         for one in missing:
@@ -229,14 +231,14 @@ class GroupSession:
                     # The connection has logged already, once, that no broker answers.
                     logging.DEBUG if isinstance(error, Unreachable) else logging.WARNING,
                     "consumer %s of group %s finds no broker, next attempt in %.2f s: %s",
-                    self.options.member_id,
+                    self.options.member,
                     self.options.group,
                     pause_s,
                     error,
                 )
             except Exception as failure:
                 # A bug of this client must not let a caller of poll wait for ever.
-                log.exception("consumer %s cannot go on", self.options.member_id)
+                log.exception("consumer %s cannot go on", self.options.member)
                 self._fail(Internal(f"the client has failed: {failure!r}"))
                 return
             else:
@@ -285,7 +287,7 @@ class GroupSession:
         """The set has nothing for the consumer any more."""
         if name in self._leaving:
             return
-        log.info("consumer %s leaves broker set %s", self.options.member_id, name)
+        log.info("consumer %s leaves broker set %s", self.options.member, name)
         self._leaving[name] = asyncio.create_task(self._finish_leaving(self._memberships[name]))
 
     async def _finish_leaving(self, membership: SetMembership) -> None:
@@ -430,7 +432,7 @@ class GroupSession:
         except (MqError, OSError) as error:
             log.warning(
                 "consumer %s of group %s could not commit at its end: %s",
-                self.options.member_id,
+                self.options.member,
                 self.options.group,
                 error,
             )
@@ -446,3 +448,47 @@ class GroupSession:
 async def _cancelled(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+class GroupClient(AsyncClient):
+    """A client that works for its group in the background, from `start` until it is closed or the
+    broker ends it.
+    """
+
+    _session: GroupSession
+    _is_over: asyncio.Event
+
+    @abstractmethod
+    async def start(self) -> None: ...
+
+    @property
+    def assignment(self) -> set[QueueRef]:
+        """The queues that this member has now; changes when members come and go."""
+        return self._session.buffer.assignment
+
+    async def join(self, timeout_s: float | None = None) -> bool:
+        """Waits until it is closed, at most so long. Returns whether it is. Raises the error by
+        which the broker has ended it.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._is_over.wait()
+        self._session.raise_untold()
+        return self._is_over.is_set()
+
+    async def close(self) -> None:
+        """Takes no more messages, and waits for the handlers at work. Raises the error that ended
+        the client, unless it was raised before.
+        """
+        await self._exit(is_orderly=True)
+
+    async def _enter(self) -> None:
+        await self.start()
+
+    async def _exit(self, *, is_orderly: bool) -> None:
+        await self._close()
+        if is_orderly:
+            self._session.raise_untold()
+
+    @abstractmethod
+    async def _close(self) -> None: ...

@@ -1,4 +1,6 @@
-"""The options of a consumer, checked before any broker is asked, and as they go over the wire."""
+"""The constructor arguments of consumers, checked before any broker is asked, and as they go over
+the wire.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from mq.client.cluster.connection import ConnectionOptions
 from mq.client.messages import FilterLike, wire_filter
 from mq.errors import IllegalConfig
 from mq.names import check_group, check_topic
@@ -40,47 +43,23 @@ _MODES: dict[str, ConsumeMode] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerOptions:
-    """Raises IllegalConfig, IllegalGroup, IllegalTopic or IllegalFilter for illegal options."""
+@dataclass(frozen=True)
+class GroupOptions(ConnectionOptions):
+    """The constructor arguments of all members of groups. Raises IllegalConfig, IllegalGroup,
+    IllegalTopic or IllegalFilter for illegal options, as its subclasses do.
+    """
 
     group: str
     subscriptions: Subscriptions
     _: KW_ONLY
-    mode: Mode = "clustering"
     start: Start = "latest"
-    cache_messages: int = CACHE_MESSAGES
-    cache_bytes: int = CACHE_BYTES
-    zone: str = ""
-    member_id: str = ""
-    offsets_file: str | Path | None = None
     filters: dict[str, FilterLike] = field(init=False)
 
     def __post_init__(self) -> None:
         check_group(self.group)
-        if self.mode not in _MODES:
-            raise IllegalConfig(f"mode {self.mode!r}: use one of {', '.join(_MODES)}")
-        if self.cache_messages < 1 or self.cache_bytes < 1:
-            raise IllegalConfig("cache_messages and cache_bytes: at least 1")
-        if self.offsets_file is not None and not self.is_broadcast:
-            raise IllegalConfig(
-                f"offsets_file is for mode='broadcast'; in mode {self.mode!r} the broker has them"
-            )
         object.__setattr__(self, "filters", _filters(self.subscriptions))
-        object.__setattr__(self, "member_id", self.member_id or new_member_id())
-        self.wire_start()
-
-    @property
-    def is_broadcast(self) -> bool:
-        return self.mode == "broadcast"
-
-    @property
-    def is_clustering(self) -> bool:
-        return self.mode == "clustering"
-
-    @property
-    def is_ordered(self) -> bool:
-        return self.mode == "ordered"
+        self.wanted_tags()
+        start_position(self.start)
 
     @property
     def topics(self) -> list[str]:
@@ -95,6 +74,47 @@ class ConsumerOptions:
             if one is not None and one.WhichOneof("kind") == "tags"
         }
 
+    @property
+    def is_clustering(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerOptions(GroupOptions):
+    """The constructor arguments of consumers that are assigned queues."""
+
+    mode: Mode = "clustering"
+    cache_messages: int = CACHE_MESSAGES
+    cache_bytes: int = CACHE_BYTES
+    member_id: str | None = None
+    offsets_file: str | Path | None = None
+    # The member id as brokers see it.
+    member: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mode not in _MODES:
+            raise IllegalConfig(f"mode {self.mode!r}: use one of {', '.join(_MODES)}")
+        if self.cache_messages < 1 or self.cache_bytes < 1:
+            raise IllegalConfig("cache_messages and cache_bytes: at least 1")
+        if self.offsets_file is not None and not self.is_broadcast:
+            raise IllegalConfig(
+                f"offsets_file is for mode='broadcast'; in mode {self.mode!r} the broker has them"
+            )
+        object.__setattr__(self, "member", self.member_id or new_member_id())
+
+    @property
+    def is_broadcast(self) -> bool:
+        return self.mode == "broadcast"
+
+    @property
+    def is_clustering(self) -> bool:
+        return self.mode == "clustering"
+
+    @property
+    def is_ordered(self) -> bool:
+        return self.mode == "ordered"
+
     def wire_start(self, start: Start | None = None) -> SubscribeStart:
         """The first request of a stream, without positions. `start` replaces that of the options
         in this set.
@@ -102,7 +122,7 @@ class ConsumerOptions:
         position, start_at_ms = start_position(self.start if start is None else start)
         return SubscribeStart(
             group=self.group,
-            member_id=self.member_id,
+            member_id=self.member,
             zone=self.zone,
             mode=_MODES[self.mode],
             subscriptions=[

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mq.client.closing import AsyncClosing
 from mq.client.cluster.connection import Connection
 from mq.client.consumer.follower_reads import QueuePulls
 from mq.client.consumer.offsets import commit_offsets, find_offsets, query_offsets
 from mq.client.consumer.options import Start, split_tags
 from mq.client.decode import Decoder, Frames, parse_pull_response
-from mq.client.deprecated import renamed
+from mq.client.lifecycle import AsyncClient
 from mq.client.messages import FilterLike, QueueRef, ReceivedMessage, wire_filter
+from mq.client.signatures import renamed
 from mq.errors import IllegalConfig
 from mq.names import check_group
 from mq.wire.v1 import consumer_pb2 as wire
@@ -70,7 +70,7 @@ QueueLike = tuple[str, int] | QueueRef
 Offsets = Mapping[tuple[str, int], int] | Mapping[QueueRef, int]
 
 
-class PullConsumer(AsyncClosing):
+class PullConsumer(AsyncClient):
     """Reads queues by hand: any place, any number of times, without a membership.
 
     >>> async def read() -> None:

@@ -10,26 +10,17 @@ again in place, too, without stopping others.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
-from types import TracebackType
-from typing import Self
+from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass
 
 from mq.client.cluster.connection import Connection
-from mq.client.consumer.group_session import JOIN_S, GroupSession
-from mq.client.consumer.options import (
-    CACHE_BYTES,
-    CACHE_MESSAGES,
-    ConsumerOptions,
-    Mode,
-    Start,
-    Subscriptions,
-)
+from mq.client.consumer.group_session import JOIN_S, GroupClient, GroupSession
+from mq.client.consumer.options import ConsumerOptions
 from mq.client.consumer.prefetch import InFlight
 from mq.client.consumer.retries import FailurePolicy, Nack, RetryDelay
-from mq.client.messages import QueueRef, ReceivedMessage
+from mq.client.messages import ReceivedMessage
+from mq.client.signatures import arguments_of
 from mq.errors import IllegalConfig, MqError
 
 Handler = Callable[[ReceivedMessage], Awaitable[object] | object]
@@ -38,7 +29,20 @@ Handler = Callable[[ReceivedMessage], Awaitable[object] | object]
 _MESSAGES_IN_A_ROW = 16
 
 
-class PushConsumer:
+@dataclass(frozen=True)
+class PushOptions(ConsumerOptions):
+    handler: Handler
+    _: KW_ONLY
+    tasks: int = 20
+    retry_delay_s: RetryDelay = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tasks < 1:
+            raise IllegalConfig(f"tasks = {self.tasks}: at least 1 handler at a time")
+
+
+class PushConsumer(GroupClient):
     """Calls `handler` for each message.
 
     >>> async def serve() -> None:
@@ -54,39 +58,12 @@ class PushConsumer:
     a function of the attempt. A handler that knows better raises or returns a `Nack`.
     """
 
-    def __init__(  # noqa: PLR0913
-        self,
-        servers: str | Sequence[str],
-        group: str,
-        subscriptions: Subscriptions,
-        handler: Handler,
-        *,
-        mode: Mode = "clustering",
-        start: Start = "latest",
-        tasks: int = 20,
-        retry_delay_s: RetryDelay = None,
-        cache_messages: int = CACHE_MESSAGES,
-        cache_bytes: int = CACHE_BYTES,
-        zone: str = "",
-        member_id: str | None = None,
-        offsets_file: str | Path | None = None,
-    ) -> None:
-        options = ConsumerOptions(
-            group,
-            subscriptions,
-            mode=mode,
-            start=start,
-            cache_messages=cache_messages,
-            cache_bytes=cache_bytes,
-            zone=zone,
-            member_id=member_id or "",
-            offsets_file=offsets_file,
-        )
-        check_workers(tasks)
-        self._session = GroupSession(Connection(servers, zone), options)
-        self._failures = FailurePolicy(self._session, retry_delay_s)
-        self._handler = handler
-        self._count = tasks
+    @arguments_of(PushOptions)
+    def __init__(self, options: PushOptions) -> None:
+        self._options = options
+        self._session = GroupSession(Connection(options.servers, options.zone), options)
+        self._failures = FailurePolicy(self._session, options.retry_delay_s)
+        self._handler = options.handler
         self._workers: list[asyncio.Task[None]] = []
         self._is_over = asyncio.Event()
 
@@ -101,7 +78,7 @@ class PushConsumer:
             await self._close()
             raise
         if not self._workers:
-            self._workers = [asyncio.create_task(self._work()) for _ in range(self._count)]
+            self._workers = [asyncio.create_task(self._work()) for _ in range(self._options.tasks)]
 
     async def _work(self) -> None:
         in_a_row = 0
@@ -139,23 +116,9 @@ class PushConsumer:
                 self._session.buffer.done([taken])
 
     @property
-    def assignment(self) -> set[QueueRef]:
-        return self._session.buffer.assignment
-
-    @property
     def unreadable_messages(self) -> int:
         """How many messages could not be read and were passed over; the log names them."""
         return self._session.decoder.unreadable_messages
-
-    async def join(self, timeout_s: float | None = None) -> bool:
-        """Waits until the consumer is closed, at most so long. Returns whether it is. Raises the
-        error by which the broker has ended it.
-        """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._is_over.wait()
-        self._session.raise_untold()
-        return self._is_over.is_set()
 
     async def close(self, timeout_s: float | None = None) -> None:
         """Takes no more messages, waits `timeout_s` for the handlers that run, and commits. Raises
@@ -177,24 +140,3 @@ class PushConsumer:
         await asyncio.gather(*self._workers, return_exceptions=True)
         await self._session.close()
         self._is_over.set()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._close()
-        if error is None:
-            self._session.raise_untold()
-
-
-def check_workers(count: int, delay_s: float = 0.0) -> None:
-    if count < 1 or delay_s < 0:
-        raise IllegalConfig(
-            "at least 1 handler at a time, and a retry_delay_s that is not negative"
-        )

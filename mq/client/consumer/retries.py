@@ -339,7 +339,7 @@ class _SetRetrySender:
         """Repeats the request until it is answered, however long that takes."""
         request = RetryRequest(
             group=self._options.group,
-            member_id=self._options.member_id,
+            member_id=self._options.member,
             sequence=next(self._numbers),
             messages=map(_wire, batch),
         )

@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 
-from mq.client.closing import Closing
 from mq.client.cluster.connection import Connection
 from mq.client.cluster.retry import now_s
 from mq.client.consumer.follower_reads import QueuePulls
 from mq.client.decode import Page, parse_page
+from mq.client.lifecycle import AsyncClient, SyncClient
 from mq.client.messages import FilterLike, QueueRef, wire_filter
-from mq.client.sync import background
 from mq.errors import Unreachable
 from mq.wire.v1 import consumer_pb2 as wire
 
@@ -96,13 +95,25 @@ class RangeRead:
         return await self._reads.pull(self._ref, request)
 
 
-class QueueScanner(Closing):
+class _Ranges(AsyncClient):
+    """The connection of all ranges of a scanner."""
+
+    def __init__(self, servers: str | Sequence[str], zone: str) -> None:
+        self._connection = Connection(servers, zone)
+        self._reads = QueuePulls(self._connection, parse_page)
+
+    def read(self, ref: QueueRef, start: int, end: int, chosen: FilterLike) -> RangeRead:
+        return RangeRead(self._connection, self._reads, ref, start, end, chosen)
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+class QueueScanner(SyncClient[_Ranges]):
     """Reads ranges for programs without asyncio, one thread at a time."""
 
     def __init__(self, servers: str | Sequence[str], *, zone: str = "") -> None:
-        self._background = background()
-        self._connection = Connection(servers, zone)
-        self._reads = QueuePulls(self._connection, parse_page)
+        super().__init__(_Ranges(servers, zone))
 
     def scan(
         self,
@@ -115,7 +126,7 @@ class QueueScanner(Closing):
         messages. A page with status TOO_SMALL or TOO_LARGE is the last one: messages of the range
         do not exist. Raises Unreachable if messages of the range do not come for a minute.
         """
-        read = RangeRead(self._connection, self._reads, ref, start, end, filter)
+        read = self._client.read(ref, start, end, filter)
         coming = self._background.submit(read.next())
         try:
             while (page := coming.result()) is not None:
@@ -123,6 +134,3 @@ class QueueScanner(Closing):
                 yield page
         finally:
             coming.cancel()
-
-    def close(self) -> None:
-        self._background.run(self._connection.close())

@@ -158,7 +158,7 @@ class SetMembership:
             # That no broker or no leader is found the connection logs, once.
             logging.WARNING if is_new else logging.INFO,
             "consumer %s of group %s has no broker in %s, it tries again: %s",
-            self._options.member_id,
+            self._options.member,
             self._options.group,
             self.name,
             error,
@@ -175,7 +175,7 @@ class SetMembership:
             raise
         except Exception as failure:
             # A bug of this client must not let a caller of poll wait for ever.
-            log.exception("consumer %s cannot go on", self._options.member_id)
+            log.exception("consumer %s cannot go on", self._options.member)
             internal = Internal(f"the client has failed: {failure!r}")
             await self._refused(internal)
             raise internal from failure
@@ -270,7 +270,7 @@ class SetMembership:
             self._cancel_fence()
             log.info(
                 "consumer %s of group %s has joined in %s, with %d queues",
-                self._options.member_id,
+                self._options.member,
                 self._options.group,
                 self.name,
                 len(assignment.queues),
@@ -301,7 +301,7 @@ class SetMembership:
                     self._broker_set,
                     self._options.group,
                     {one.queue.ref: one.queue_offset for one in done},
-                    self._options.member_id,
+                    self._options.member,
                     max(retry.left_s, 0.0),
                 )
             except UnknownMember:
@@ -331,6 +331,6 @@ class SetMembership:
         await self._streams.finish(_GOODBYE_S_MAX if self.is_connected else 0.0)
         self._cancel_fence()
         if not self._has_left and self.is_joined and self._buffer.failure is None:
-            request = LeaveRequest(group=self._options.group, member_id=self._options.member_id)
+            request = LeaveRequest(group=self._options.group, member_id=self._options.member)
             with contextlib.suppress(MqError):
                 await self._broker_set.call(_SERVICE, "Leave", request, timeout_s=_LEAVE_S)

@@ -6,19 +6,19 @@ handlers, takes them from the buffer that the streams fill.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from mq.client.consumer.consumer import Consumer
 from mq.client.consumer.group_session import LOOK_AT_TROUBLE_S
 from mq.client.consumer.prefetch import InFlight
 from mq.client.consumer.push import PushConsumer
 from mq.client.consumer.retries import Nack
-from mq.client.deprecated import renamed
+from mq.client.lifecycle import Background, HandlerThreads, SyncClient
 from mq.client.messages import ReceivedMessage
-from mq.client.sync import Background, HandlerThreads, SyncClient
+from mq.client.signatures import renamed
 from mq.errors import MqError
 
 
@@ -83,18 +83,9 @@ class SyncPoll(SyncClient[ThreadedConsumer]):
 class ThreadedPushConsumer(PushConsumer):
     """A consumer whose handlers run on threads. Each worker is a task that waits for its thread."""
 
-    def __init__(
-        self,
-        servers: Any,
-        group: str,
-        subscriptions: Any,
-        handler: Callable[[ReceivedMessage], object],
-        *,
-        tasks: int,
-        **options: Any,
-    ) -> None:
-        super().__init__(servers, group, subscriptions, handler, tasks=tasks, **options)
-        self.handlers = HandlerThreads(tasks, f"mq-{group}")
+    @functools.cached_property
+    def handlers(self) -> HandlerThreads:
+        return HandlerThreads(self._options.tasks, f"mq-{self._options.group}")
 
     async def _work(self) -> None:
         if await self.handlers.run(self._handle_all):

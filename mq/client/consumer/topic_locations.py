@@ -17,7 +17,7 @@ from mq.client.cluster.connection import Connection
 from mq.client.cluster.retry import CALL_TIMEOUT_S
 from mq.client.cluster.topology import Route, is_readable
 from mq.client.consumer.offsets import BroadcastOffsets, find_in, query_in
-from mq.client.consumer.options import ConsumerOptions, Start
+from mq.client.consumer.options import GroupOptions, Start
 from mq.errors import MqError, PermissionDenied, TopicNotFound
 from mq.names import did_you_mean, retry_topic
 from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse
@@ -36,7 +36,7 @@ class TopicLocations:
     """Where the topics of one consumer are."""
 
     def __init__(
-        self, connection: Connection, options: ConsumerOptions, kept: BroadcastOffsets | None = None
+        self, connection: Connection, options: GroupOptions, kept: BroadcastOffsets | None = None
     ) -> None:
         """`kept`: the offsets of a broadcast consumer."""
         self._connection = connection

@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from mq.client.closing import Closing
 from mq.client.cluster.connection import Connection
 from mq.client.cluster.retry import UnaryCall, call_until_answered, repeat
+from mq.client.lifecycle import AsyncClient, SyncClient
 from mq.client.messages import QueueRef
 from mq.client.priorities import queues_of
-from mq.client.sync import background
 from mq.wire.v1.producer_pb2 import AtomicResponse, RawAtomicRequest
 
 # Long enough for a fail-over on a busy machine, or a node that is started again.
@@ -44,7 +43,7 @@ class Stored(NamedTuple):
     is_duplicate: bool
 
 
-class AsyncExactSender:
+class AsyncExactSender(AsyncClient):
     """Used on one event loop."""
 
     def __init__(self, servers: str | Sequence[str], *, zone: str = "") -> None:
@@ -102,22 +101,18 @@ class AsyncExactSender:
         await self._connection.close()
 
 
-class ExactSender(Closing):
+class ExactSender(SyncClient[AsyncExactSender]):
     """The same for programs without asyncio."""
 
     def __init__(self, servers: str | Sequence[str], *, zone: str = "") -> None:
-        self._background = background()
-        self._core = AsyncExactSender(servers, zone=zone)
+        super().__init__(AsyncExactSender(servers, zone=zone))
 
     def layout(self, topic: str, timeout_s: float = ROUTE_S) -> list[QueueRef]:
         """As `AsyncExactSender.layout`."""
-        return self._background.run(self._core.layout(topic, timeout_s))
+        return self._run(self._client.layout(topic, timeout_s))
 
     def submit(self, shipment: Shipment, timeout_s: float = SEND_S) -> Future[Stored]:
         """As `AsyncExactSender.send`, of which this is the outcome. For one thread at a time: the
         order of the calls is that in the queues.
         """
-        return self._background.submit(self._core.send(shipment, timeout_s))
-
-    def close(self) -> None:
-        self._background.run(self._core.close())
+        return self._background.submit(self._client.send(shipment, timeout_s))

@@ -1,10 +1,12 @@
-"""The options of a producer, checked when it is made."""
+"""The constructor arguments of a producer, checked when it is made."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 
 from mq import names
+from mq.client.cluster.connection import ConnectionOptions
 from mq.client.messages import AckName
 from mq.errors import IllegalConfig, Unreachable
 from mq.wire.v1.producer_pb2 import ACK_LEADER, ACK_NONE, ACK_QUORUM
@@ -14,10 +16,12 @@ GRACE_S = 0.3
 ACKS: dict[str, int] = {"quorum": ACK_QUORUM, "leader": ACK_LEADER, "none": ACK_NONE}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerOptions:
-    """Documented at the producers of `mq.client`."""
+@dataclass(frozen=True)
+class ProducerOptions(ConnectionOptions):
+    """Documented at `Producer`. Raises IllegalConfig for illegal options."""
 
+    servers: str | Sequence[str] = "127.0.0.1:8081"
+    _: KW_ONLY
     ack: AckName = "quorum"
     timeout_s: float = 3.0
     retries: int = 2

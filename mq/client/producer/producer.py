@@ -7,19 +7,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from mq.client.closing import AsyncClosing
 from mq.client.cluster.connection import Connection
 from mq.client.encode import Encoded, delay_field, encode_message
-from mq.client.messages import AckName, Message, SendResult
+from mq.client.lifecycle import AsyncClient
+from mq.client.messages import Message, SendResult
 from mq.client.producer.batching import NOT_ADDED, AddResult, common_delay, priority_of, split_batch
 from mq.client.producer.options import GRACE_S, ProducerOptions, too_late
 from mq.client.producer.queues import ResultFuture
 from mq.client.producer.recall import recall, recall_request
 from mq.client.producer.sender import Sender
+from mq.client.signatures import arguments_of
 from mq.errors import ClientClosed, IllegalRequest
 
 
-class Producer(AsyncClosing):
+class Producer(AsyncClient):
     """Sends messages.
 
     >>> import asyncio
@@ -60,35 +61,10 @@ class Producer(AsyncClosing):
     It belongs to the event loop on which it is used first.
     """
 
-    def __init__(  # noqa: PLR0913 # settings, all of them by name
-        self,
-        servers: str | Sequence[str] = "127.0.0.1:8081",
-        *,
-        ack: AckName = "quorum",
-        timeout_s: float = 3.0,
-        retries: int = 2,
-        linger_ms: float = 2,
-        batch_bytes: int = 256 << 10,
-        compress_above_bytes: int = 4096,
-        idempotent: bool = True,
-        producer_id: str | None = None,
-        buffer_bytes: int = 64 << 20,
-        in_flight_max: int = 32,
-        zone: str = "",
-    ) -> None:
-        self._settings = ProducerOptions(
-            ack=ack,
-            timeout_s=timeout_s,
-            retries=retries,
-            linger_ms=linger_ms,
-            batch_bytes=batch_bytes,
-            compress_above_bytes=compress_above_bytes,
-            idempotent=idempotent,
-            producer_id=producer_id,
-            buffer_bytes=buffer_bytes,
-            in_flight_max=in_flight_max,
-        )
-        self._connection = Connection(servers, zone)
+    @arguments_of(ProducerOptions)
+    def __init__(self, options: ProducerOptions) -> None:
+        self._options = options
+        self._connection = Connection(options.servers, options.zone)
         self._core: Sender | None = None
         self._is_closed = False
         # By topic, while there are some: messages that cannot be added yet, in their order.
@@ -97,6 +73,9 @@ class Producer(AsyncClosing):
     async def start(self) -> None:
         """From now on it belongs to the running loop. Otherwise its first use starts it."""
         self._started()
+
+    async def _enter(self) -> None:
+        await self.start()
 
     async def send(
         self,
@@ -117,7 +96,7 @@ class Producer(AsyncClosing):
         >>> asyncio.run(main())
         orders SEND_OK False
         """
-        timeout_s = self._settings.timeout_s if timeout_s is None else timeout_s
+        timeout_s = self._options.timeout_s if timeout_s is None else timeout_s
         core = self._started()
         future: asyncio.Future[SendResult] = core.loop.create_future()
         try:
@@ -147,7 +126,7 @@ class Producer(AsyncClosing):
         >>> asyncio.run(main())
         1
         """
-        core, timeout_s = self._started(), self._settings.timeout_s
+        core, timeout_s = self._started(), self._options.timeout_s
         encoded = [self._encode(message) for message in messages]
         delay = common_delay(messages)
         given = [priority_of(message) for message in messages]
@@ -183,7 +162,7 @@ class Producer(AsyncClosing):
         message of a topic until it is known how many queues that has.
         """
         future: asyncio.Future[SendResult] = self._started().loop.create_future()
-        await self._add(topic, message, queue_id, broker_set, future, self._settings.timeout_s)
+        await self._add(topic, message, queue_id, broker_set, future, self._options.timeout_s)
         return future
 
     async def send_one_way(
@@ -195,7 +174,7 @@ class Producer(AsyncClosing):
         broker_set: str = "",
     ) -> None:
         """Like `send_async`, without a future: a failure is only a warning in the log."""
-        await self._add(topic, message, queue_id, broker_set, None, self._settings.timeout_s)
+        await self._add(topic, message, queue_id, broker_set, None, self._options.timeout_s)
 
     async def recall(
         self,
@@ -218,7 +197,7 @@ class Producer(AsyncClosing):
         >>> asyncio.run(main())
         """
         request = recall_request(result, topic, message_id, deliver_at_ms)
-        await recall(self._started().connection, request, self._settings.timeout_s)
+        await recall(self._started().connection, request, self._options.timeout_s)
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Returns when everything that was sent before is stored, or has failed; with ack="none",
@@ -237,12 +216,12 @@ class Producer(AsyncClosing):
         if self._is_closed:
             raise ClientClosed("the producer is closed: make another one")
         if self._core is None:
-            self._core = Sender(self._connection, self._settings)
+            self._core = Sender(self._connection, self._options)
         return self._core
 
     def _encode(self, message: Message | bytes | str) -> Encoded:
         born_at_ms = time.time_ns() // 1_000_000
-        return encode_message(message, born_at_ms, self._settings.compress_above_bytes)
+        return encode_message(message, born_at_ms, self._options.compress_above_bytes)
 
     async def _add(
         self,

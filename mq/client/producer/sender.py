@@ -163,15 +163,15 @@ _REFRESH_S_MIN = 1.0
 class Sender:
     """Created and used on its loop; only `accumulator` may be used from other threads."""
 
-    def __init__(self, connection: Connection, settings: ProducerOptions) -> None:
-        self.settings = settings
+    def __init__(self, connection: Connection, options: ProducerOptions) -> None:
+        self.options = options
         self.connection = connection
         self.loop = asyncio.get_running_loop()
         self.accumulator = Accumulator(
-            settings.producer_id if settings.idempotent else "",
-            linger_s=settings.linger_ms / 1000,
-            batch_bytes=settings.batch_bytes,
-            buffer_bytes=settings.buffer_bytes,
+            options.producer_id if options.idempotent else "",
+            linger_s=options.linger_ms / 1000,
+            batch_bytes=options.batch_bytes,
+            buffer_bytes=options.buffer_bytes,
             clock=self.loop.time,
         )
         self._senders: dict[str, SetSender] = {}
@@ -247,7 +247,7 @@ class Sender:
         self.accumulator.close()
         await self.flush()
         senders = self._senders.values()
-        await asyncio.gather(*(sender.close(self.settings.timeout_s) for sender in senders))
+        await asyncio.gather(*(sender.close(self.options.timeout_s) for sender in senders))
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -391,7 +391,7 @@ class Sender:
         elif action is ResultAction.WAIT:
             self._avoidance.is_busy(sender.name, now_s, retry_after_s(error))
             self._retry_free(batch, retry_after_s(error) or None)
-        elif action is ResultAction.RETRY and batch.retries < self.settings.retries:
+        elif action is ResultAction.RETRY and batch.retries < self.options.retries:
             self._avoidance.refused(sender.name, now_s)
             pause_s = back_off_s(batch.retries)
             batch.retries += 1
@@ -484,8 +484,8 @@ class Sender:
             if part.broker_set not in self._senders:
                 self._senders[part.broker_set] = SetSender(
                     self.connection.of(part.broker_set),
-                    ACKS[self.settings.ack],
-                    self.settings.in_flight_max,
+                    ACKS[self.options.ack],
+                    self.options.in_flight_max,
                     self,
                 )
         turn = random.randrange(1 << 16)  # noqa: S311 # spreads load only

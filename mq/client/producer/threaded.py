@@ -10,6 +10,7 @@ import time
 from concurrent.futures import Future
 
 from mq.client.encode import delay_field, encode_message
+from mq.client.lifecycle import StartedClient
 from mq.client.messages import Message, SendResult
 from mq.client.producer.batching import AddResult, priority_of
 from mq.client.producer.options import GRACE_S, ProducerOptions, too_late
@@ -17,7 +18,6 @@ from mq.client.producer.outcomes import SendFuture
 from mq.client.producer.producer import Producer
 from mq.client.producer.queues import ResultFuture
 from mq.client.producer.sender import Sender
-from mq.client.sync import StartedClient
 from mq.errors import IllegalRequest
 
 
@@ -29,8 +29,8 @@ class ThreadedProducer(Producer):
         return self._started()
 
     @property
-    def settings(self) -> ProducerOptions:
-        return self._settings
+    def options(self) -> ProducerOptions:
+        return self._options
 
 
 class SyncSend(StartedClient[ThreadedProducer]):
@@ -38,8 +38,8 @@ class SyncSend(StartedClient[ThreadedProducer]):
 
     def __init__(self, client: ThreadedProducer) -> None:
         super().__init__(client)
-        self._timeout_s = client.settings.timeout_s
-        self._compress_above_bytes = client.settings.compress_above_bytes
+        self._timeout_s = client.options.timeout_s
+        self._compress_above_bytes = client.options.compress_above_bytes
         self._core = client.core
         self._accumulator = self._core.accumulator
 

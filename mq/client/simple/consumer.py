@@ -11,17 +11,19 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from mq.client.closing import AsyncClosing
 from mq.client.cluster.connection import Connection
 from mq.client.cluster.retry import CALL_TIMEOUT_S, call_repeatedly, now_s
-from mq.client.consumer.options import ConsumerOptions, Start, Subscriptions, start_position
+from mq.client.consumer.options import GroupOptions, Start, new_member_id, start_position
 from mq.client.consumer.topic_locations import TopicLocations
 from mq.client.decode import Decoder, parse_receive_response
+from mq.client.lifecycle import AsyncClient
 from mq.client.messages import QueueRef, ReceivedMessage, wire_filter
+from mq.client.signatures import arguments_of
 from mq.client.simple import handles
 from mq.client.simple.gather import Gatherer, Source
 from mq.client.simple.handles import HandleCall, HandleCalls
@@ -39,7 +41,19 @@ _LOOK_EVERY_S, _LOOK_SOON_S = 5.0, 1.0
 Messages = ReceivedMessage | Iterable[ReceivedMessage]
 
 
-class SimpleConsumer(AsyncClosing):
+@dataclass(frozen=True, kw_only=True)
+class SimpleOptions(GroupOptions):
+    is_ordered: bool = False
+    member_id: str | None = None
+    # The member id as brokers see it.
+    member: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "member", self.member_id or new_member_id())
+
+
+class SimpleConsumer(AsyncClient):
     """Receives when it is asked to; there is nothing to join.
 
     >>> async def work() -> None:
@@ -56,22 +70,11 @@ class SimpleConsumer(AsyncClosing):
     time, in their order: the next one when the one before it is done.
     """
 
-    def __init__(
-        self,
-        servers: str | Sequence[str],
-        group: str,
-        subscriptions: Subscriptions,
-        *,
-        start: Start = "latest",
-        is_ordered: bool = False,
-        zone: str = "",
-        member_id: str | None = None,
-    ) -> None:
-        self._options = ConsumerOptions(
-            group, subscriptions, start=start, zone=zone, member_id=member_id or ""
-        )
-        self._connection = Connection(servers, zone)
-        self._receiver = _GroupReceiver(self._connection, self._options, is_ordered=is_ordered)
+    @arguments_of(SimpleOptions)
+    def __init__(self, options: SimpleOptions) -> None:
+        self._options = options
+        self._connection = Connection(options.servers, options.zone)
+        self._receiver = _GroupReceiver(self._connection, options)
         self._gatherer = Gatherer(self._receiver)
         self._handle_calls = self._receiver.handle_calls
         self._receives = 0
@@ -172,14 +175,11 @@ class SimpleConsumer(AsyncClosing):
 class _GroupReceiver:
     """The sources of a group's messages, and single receives from them."""
 
-    def __init__(
-        self, connection: Connection, options: ConsumerOptions, *, is_ordered: bool
-    ) -> None:
+    def __init__(self, connection: Connection, options: SimpleOptions) -> None:
         self.decoder = Decoder(options.wanted_tags())
         self.handle_calls = HandleCalls(connection)
         self._connection = connection
         self._options = options
-        self._is_ordered = is_ordered
         self._retry_topic = retry_topic(options.group)
         self._sources: list[Source] = []
         self._locations = TopicLocations(connection, options)
@@ -246,10 +246,10 @@ class _GroupReceiver:
             messages_max=messages_max,
             invisible_ms=_milliseconds(invisible_s, "invisible_s"),
             wait_ms=_milliseconds(wait_s, "wait_s"),
-            is_ordered=self._is_ordered,
+            is_ordered=self._options.is_ordered,
             start_position=position,
             start_at_ms=start_at_ms,
-            member_id=self._options.member_id,
+            member_id=self._options.member,
         )
         broker_set = self._connection.of(source.broker_set)
         self._asked.add(source.broker_set)
@@ -296,7 +296,7 @@ class _GroupReceiver:
     async def leave(self) -> None:
         if self._looking is not None:
             self._looking.cancel()
-        request = wire.LeaveRequest(group=self._options.group, member_id=self._options.member_id)
+        request = wire.LeaveRequest(group=self._options.group, member_id=self._options.member)
         leaving = [
             self._connection.of(name).call(_SERVICE, "Leave", request, _LEAVE_S)
             for name in self._asked

@@ -11,11 +11,12 @@ import asyncio
 import enum
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from mq import names
+from mq.client.cluster.connection import ConnectionOptions
 from mq.client.decode import Decoder, Frames
 from mq.client.messages import QueueRef
 from mq.errors import IllegalConfig, MqError
@@ -104,15 +105,28 @@ class Checks(NamedTuple):
         return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionSettings:
-    """See the producers of `mq.client` for what they mean."""
+ExecuteHandler = Callable[[HalfMessage, Any], Awaitable[Resolution | str]]
+CheckHandler = Callable[[HalfMessage], Awaitable[Resolution | str]]
+
+
+@dataclass(frozen=True)
+class TransactionOptions(ConnectionOptions):
+    """Documented at `TransactionProducer`. Raises IllegalConfig or IllegalGroup."""
 
     producer_group: str
+    execute: ExecuteHandler
+    check: CheckHandler
+    _: KW_ONLY
     timeout_s: float = 3.0
+    first_check_s: float | None = None
+    check_interval_s: float | None = None
+    checks_max: int | None = None
     compress_above_bytes: int = 4096
     in_flight_max: int = 64
-    checks: Checks
+
+    @property
+    def checks(self) -> Checks:
+        return Checks(self.first_check_s, self.check_interval_s, self.checks_max)
 
     def __post_init__(self) -> None:
         names.check_group(self.producer_group)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Self
+from typing import Any
 
-from mq.client.closing import AsyncClosing
 from mq.client.cluster.connection import Connection
+from mq.client.lifecycle import AsyncClient
 from mq.client.messages import Message
+from mq.client.signatures import arguments_of
 from mq.client.transaction.checks import (
     Checks,
     HalfMessage,
     Resolution,
+    TransactionOptions,
     TransactionResult,
-    TransactionSettings,
     resolution_of,
 )
 from mq.client.transaction.sender import TransactionSender
@@ -23,7 +23,7 @@ from mq.errors import ClientClosed
 log = logging.getLogger(__name__)
 
 
-class TransactionProducer(AsyncClosing):
+class TransactionProducer(AsyncClient):
     """Sends messages that are seen when a local transaction has succeeded, and only then.
 
     >>> import asyncio
@@ -58,31 +58,10 @@ class TransactionProducer(AsyncClosing):
     It belongs to the event loop on which it is used first.
     """
 
-    def __init__(  # noqa: PLR0913 # settings, all of them by name
-        self,
-        servers: str | Sequence[str],
-        producer_group: str,
-        execute: Callable[[HalfMessage, Any], Awaitable[Resolution | str]],
-        check: Callable[[HalfMessage], Awaitable[Resolution | str]],
-        *,
-        timeout_s: float = 3.0,
-        first_check_s: float | None = None,
-        check_interval_s: float | None = None,
-        checks_max: int | None = None,
-        compress_above_bytes: int = 4096,
-        in_flight_max: int = 64,
-        zone: str = "",
-    ) -> None:
-        self._settings = TransactionSettings(
-            producer_group=producer_group,
-            timeout_s=timeout_s,
-            compress_above_bytes=compress_above_bytes,
-            in_flight_max=in_flight_max,
-            checks=Checks(first_check_s, check_interval_s, checks_max),
-        )
-        self._connection = Connection(servers, zone)
-        self._execute = execute
-        self._check = check
+    @arguments_of(TransactionOptions)
+    def __init__(self, options: TransactionOptions) -> None:
+        self._options = options
+        self._connection = Connection(options.servers, options.zone)
         self._core: TransactionSender | None = None
         self._is_closed = False
 
@@ -118,7 +97,7 @@ class TransactionProducer(AsyncClosing):
             timeout_s=timeout_s,
         )
         try:
-            resolution = resolution_of(await self._execute(half, arg), "execute")
+            resolution = resolution_of(await self._options.execute(half, arg), "execute")
         except Exception:
             log.exception("execute failed for transaction %s: check decides", half.transaction_id)
             resolution = Resolution.UNKNOWN
@@ -135,20 +114,19 @@ class TransactionProducer(AsyncClosing):
         else:
             await self._core.close()
 
-    async def __aenter__(self) -> Self:
+    async def _enter(self) -> None:
         await self.start()
-        return self
 
     def _started(self) -> TransactionSender:
         if self._is_closed:
             raise ClientClosed("the producer is closed: make another one")
         if self._core is None:
-            self._core = TransactionSender(self._connection, self._settings, self._answer)
+            self._core = TransactionSender(self._connection, self._options, self._answer)
         return self._core
 
     async def _answer(self, half: HalfMessage) -> Resolution:
         try:
-            return resolution_of(await self._check(half), "check")
+            return resolution_of(await self._options.check(half), "check")
         except Exception:
             log.exception("check failed for transaction %s", half.transaction_id)
             return Resolution.UNKNOWN

@@ -39,8 +39,8 @@ from mq.client.transaction.checks import (
     Checks,
     HalfMessage,
     Resolution,
+    TransactionOptions,
     TransactionResult,
-    TransactionSettings,
 )
 from mq.errors import (
     ClientClosed,
@@ -355,13 +355,13 @@ class TransactionSender:
     """Made and used on its loop. `answer` is asked what became of a transaction."""
 
     def __init__(
-        self, connection: Connection, settings: TransactionSettings, answer: Answering
+        self, connection: Connection, options: TransactionOptions, answer: Answering
     ) -> None:
-        self.settings = settings
+        self.options = options
         self.connection = connection
         self.checks = CheckAnswers(answer)
         self._loop = asyncio.get_running_loop()
-        self._free = asyncio.Semaphore(settings.in_flight_max)
+        self._free = asyncio.Semaphore(options.in_flight_max)
         self._sets: dict[str, SetTransactions] = {}
         self._avoidance = Avoidance()
         self._topics: dict[str, TopicQueues] = {}
@@ -386,9 +386,9 @@ class TransactionSender:
         """
         if self._is_closing:
             raise ClientClosed("the producer is closed: make another one")
-        timeout_s = self.settings.timeout_s if timeout_s is None else timeout_s
+        timeout_s = self.options.timeout_s if timeout_s is None else timeout_s
         born_at_ms = time.time_ns() // 1_000_000
-        encoded = encode_message(message, born_at_ms, self.settings.compress_above_bytes)
+        encoded = encode_message(message, born_at_ms, self.options.compress_above_bytes)
         if delay_field(message):
             raise IllegalRequest("a message of a transaction cannot be delayed as well")
         async with self._free:
@@ -424,7 +424,7 @@ class TransactionSender:
         try:
             if resolution is Resolution.UNKNOWN:
                 return unknown
-            timeout_s = self.settings.timeout_s if timeout_s is None else timeout_s
+            timeout_s = self.options.timeout_s if timeout_s is None else timeout_s
             try:
                 response = await self._set(half.broker_set).send_end(
                     lambda request_id: _end_request(request_id, transaction_id, resolution),
@@ -455,7 +455,7 @@ class TransactionSender:
         self._is_closing = True
         self._keeping.cancel()
         sets = self._sets.values()
-        await asyncio.gather(*(one.close(self.settings.timeout_s) for one in sets))
+        await asyncio.gather(*(one.close(self.options.timeout_s) for one in sets))
         await self.checks.close()
         await asyncio.gather(self._keeping, return_exceptions=True)
         await self.connection.close()
@@ -503,8 +503,8 @@ class TransactionSender:
     def _half_request(
         self, half: _Half, queue_id: int, request_id: int, producer_id: str, sequence: int
     ) -> bytes:
-        checks = half.checks.merged(self.settings.checks)
-        group = self.settings.producer_group
+        checks = half.checks.merged(self.options.checks)
+        group = self.options.producer_group
         batch = half_batch(half.topic, queue_id, producer_id, sequence, group, checks, half.encoded)
         return half_request(request_id, batch)
 
@@ -529,7 +529,7 @@ class TransactionSender:
     def _set(self, name: str) -> SetTransactions:
         found = self._sets.get(name)
         if found is None:
-            group = self.settings.producer_group
+            group = self.options.producer_group
             found = SetTransactions(self.connection.of(name), group, self)
             self._sets[name] = found
         return found

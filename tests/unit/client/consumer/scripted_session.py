@@ -31,7 +31,7 @@ class ScriptedSession:
     def __init__(self, *others: str, **options: Any) -> None:
         """`others`: broker sets beside the first one."""
         self.connection = ScriptedConnection(*others)
-        asked = ConsumerOptions("g", TOPIC, member_id="me", **options)
+        asked = ConsumerOptions("s:1", "g", TOPIC, member_id="me", **options)
         self.session = GroupSession(self.connection.as_connection, asked)
         self.buffer = self.session.buffer
 

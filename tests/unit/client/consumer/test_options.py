@@ -21,13 +21,14 @@ from mq.wire.v1 import consumer_pb2 as wire
     ],
 )
 def test_topics_come_in_three_shapes(subscriptions: Any, topics: list[str]) -> None:
-    start = ConsumerOptions("g", subscriptions).wire_start()
+    start = ConsumerOptions("s:1", "g", subscriptions).wire_start()
     assert [one.topic for one in start.subscriptions] == topics
     assert not any(one.HasField("filter") for one in start.subscriptions)
 
 
 def test_filters_go_to_the_broker_and_tags_are_compared_here() -> None:
     options = ConsumerOptions(
+        "s:1",
         "g",
         {
             "orders": "paid|| shipped ",
@@ -56,22 +57,29 @@ def test_filters_go_to_the_broker_and_tags_are_compared_here() -> None:
     ],
 )
 def test_the_start_is_named_or_a_time(start: Any, position: int, at_ms: int) -> None:
-    sent = ConsumerOptions("g", "orders", start=start).wire_start()
+    sent = ConsumerOptions("s:1", "g", "orders", start=start).wire_start()
     assert (sent.start_position, sent.start_at_ms) == (position, at_ms)
 
 
 def test_modes_limits_and_zone_are_told_to_the_broker() -> None:
     sent = ConsumerOptions(
-        "g", "orders", mode="ordered", cache_messages=7, cache_bytes=900, zone="b", member_id="me"
+        "s:1",
+        "g",
+        "orders",
+        mode="ordered",
+        cache_messages=7,
+        cache_bytes=900,
+        zone="b",
+        member_id="me",
     ).wire_start()
     assert (sent.group, sent.member_id, sent.zone) == ("g", "me", "b")
     assert (sent.mode, sent.cache_messages, sent.cache_bytes) == (wire.MODE_ORDERED, 7, 900)
 
 
 def test_members_that_are_not_named_have_names_of_their_own() -> None:
-    names = {ConsumerOptions("g", "orders").member_id for _ in range(10)}
+    names = {ConsumerOptions("s:1", "g", "orders").member for _ in range(10)}
     assert len(names) == 10
-    options = ConsumerOptions("g", "orders")
+    options = ConsumerOptions("s:1", "g", "orders")
     assert options.wire_start().member_id == options.wire_start().member_id != ""
 
 
@@ -94,6 +102,6 @@ def test_members_that_are_not_named_have_names_of_their_own() -> None:
 def test_what_makes_no_sense_is_refused_before_a_broker_is_asked(
     changes: dict[str, Any], error: type[MqError], text: str
 ) -> None:
-    arguments = {"group": "g", "subscriptions": "orders"} | changes
+    arguments = {"servers": "s:1", "group": "g", "subscriptions": "orders"} | changes
     with pytest.raises(error, match=text):
         ConsumerOptions(**arguments)

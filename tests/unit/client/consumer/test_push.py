@@ -15,8 +15,8 @@ from mq.client import PushConsumer as SyncPushConsumer
 from mq.client.consumer import push as push_module
 from mq.client.consumer.push import PushConsumer
 from mq.client.consumer.retries import Nack, doubled_s
+from mq.client.lifecycle import background
 from mq.client.messages import ReceivedMessage
-from mq.client.sync import background
 from mq.errors import IllegalConfig, NotLeader, SubscriptionMismatch, TopicNotFound, Unreachable
 from tests.unit.client.consumer.deliveries import TOPIC, assignment, delivery, ref
 from tests.unit.client.consumer.scripted_broker import DEADLINE_S, ScriptedConnection

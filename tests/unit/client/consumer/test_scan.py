@@ -207,7 +207,7 @@ def scanner_of(answer: Callable[[str, str, Any], Any]) -> QueueScanner:
     made = QueueScanner("a:1")
     brokers = FakeChannels(answer, "a")
     brokers.have("t", "a")
-    brokers.replace_those_of(made._connection)
+    brokers.replace_those_of(made._client._connection)
     return made
 
 

@@ -9,8 +9,15 @@ from typing import Any
 
 import pytest
 
-from mq.client import sync
-from mq.client.sync import Background, HandlerThreads, SyncClient, background, on_caller
+from mq.client import lifecycle
+from mq.client.lifecycle import (
+    AsyncClient,
+    Background,
+    HandlerThreads,
+    SyncClient,
+    background,
+    on_caller,
+)
 
 DEADLINE_S = 10.0
 
@@ -61,9 +68,9 @@ def test_work_that_waits_for_its_own_thread_is_refused(one: Background) -> None:
 def test_clients_in_a_child_process_are_told_that_they_cannot_work(
     one: Background, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sync, "_current", one)
-    monkeypatch.setattr(sync, "_lock", threading.Lock())
-    sync._after_fork()
+    monkeypatch.setattr(lifecycle, "_current", one)
+    monkeypatch.setattr(lifecycle, "_lock", threading.Lock())
+    lifecycle._after_fork()
     with pytest.raises(RuntimeError, match="was forked"):
         background()
     with pytest.raises(RuntimeError, match="was forked"):
@@ -75,17 +82,17 @@ def test_clients_in_a_child_process_are_told_that_they_cannot_work(
 def test_a_process_that_was_forked_before_the_first_client_has_its_own(
     one: Background, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sync, "_current", None)
-    monkeypatch.setattr(sync, "_lock", threading.Lock())
-    sync._after_fork()
-    monkeypatch.setattr(sync, "Background", lambda: one)
+    monkeypatch.setattr(lifecycle, "_current", None)
+    monkeypatch.setattr(lifecycle, "_lock", threading.Lock())
+    lifecycle._after_fork()
+    monkeypatch.setattr(lifecycle, "Background", lambda: one)
     assert background() is one
 
 
 # Handlers on threads
 
 
-class Twin:
+class Twin(AsyncClient):
     """An asyncio client, by hand."""
 
     def __init__(self, handler: Callable[..., Coroutine[Any, Any, Any]]) -> None:
@@ -111,9 +118,6 @@ class Client(SyncClient[Twin]):
 
     def call_serving(self, *args: Any) -> Any:
         return self._serve(self._client.call(*args))
-
-    def close(self) -> None:
-        self._end(self._client.close())
 
 
 def client(handler: Callable[..., Any], count: int = 2) -> Client:

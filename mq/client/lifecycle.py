@@ -1,12 +1,13 @@
-"""What the clients without asyncio have in common: each runs its asyncio twin on an event loop in
-the background, one for all clients of a process. Its thread starts with the first client and ends
-with the process.
+"""How clients begin, run and end, with asyncio and without.
+
+`AsyncClient` is the base of the clients for programs with asyncio. A client without asyncio is
+generated (see tools/generate_sync.py) from its asyncio twin, which it runs on an event loop in the
+background, one for all clients of a process. The thread of that loop starts with the first client
+and ends with the process.
 
 gRPC does not survive a fork. In a child process that was forked after the first client was made,
 all clients refuse to work, with an error that says so; one that was forked before has a thread of
 its own.
-
-The clients themselves are generated, see tools/generate_sync.py.
 """
 
 from __future__ import annotations
@@ -15,21 +16,43 @@ import asyncio
 import atexit
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextvars import ContextVar
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 
-class Startable(Protocol):
-    async def start(self) -> None: ...
+class AsyncClient(ABC):
+    """A client with asyncio. The end of an `async with` block closes it, also after an error."""
+
+    async def _enter(self) -> None:  # noqa: B027 # optional
+        """Runs at the beginning of a block. A client without it starts when it is first used."""
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+    async def _exit(self, *, is_orderly: bool) -> None:  # noqa: ARG002 # for those that differ
+        """Runs at the end of a block; not orderly: after an exception in it."""
+        await self.close()
+
+    async def __aenter__(self) -> Self:
+        await self._enter()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._exit(is_orderly=error is None)
 
 
 T = TypeVar("T")
-C = TypeVar("C")
-S = TypeVar("S", bound=Startable)
+C = TypeVar("C", bound=AsyncClient)
 
 _STOP_TIMEOUT_S = 1.0
 _FORKED = (
@@ -220,7 +243,7 @@ class HandlerThreads:
 
 
 class SyncClient(Generic[C]):
-    """The base of the generated clients."""
+    """A client without asyncio: runs its asyncio twin on the background loop."""
 
     def __init__(self, client: C, handlers: HandlerThreads | None = None) -> None:
         self._client = client
@@ -261,9 +284,10 @@ class SyncClient(Generic[C]):
             self._handlers.stop()
 
     def close(self) -> None:
-        raise NotImplementedError
+        self._end(self._client.close())
 
     def __enter__(self) -> Self:
+        self._run(self._client.__aenter__())
         return self
 
     def __exit__(
@@ -272,15 +296,15 @@ class SyncClient(Generic[C]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self._end(self._client.__aexit__(kind, error, trace))
 
 
-class StartedClient(SyncClient[S]):
+class StartedClient(SyncClient[C]):
     """A client that works from when it is made, and is closed when the program ends."""
 
-    def __init__(self, client: S, handlers: HandlerThreads | None = None) -> None:
+    def __init__(self, client: C, handlers: HandlerThreads | None = None) -> None:
         super().__init__(client, handlers)
-        self._run(client.start())
+        self._run(client.__aenter__())
         atexit.register(self.close)
 
     def _end(self, work: Coroutine[Any, Any, None]) -> None:
