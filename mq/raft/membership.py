@@ -116,8 +116,7 @@ class Membership:
 
     def _members_before(self, checkpoint_index: int) -> dict[str, str]:
         """A checkpoint is written when all before it is committed: one step back is enough."""
-        openings = [info.first_index for info in self._log.segments()]
-        older = [index for index in openings if index < checkpoint_index]
+        older = [index for index in self._log.checkpoint_indexes if index < checkpoint_index]
         return read_members(self._log, older[-1]) if older else {}
 
     def roster(self) -> Roster:
