@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from typing import TYPE_CHECKING, Any
+import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -23,9 +25,6 @@ from mq.store.vfs import RealVfs
 from mq.wire.v1.message_pb2 import Batch as WireBatch
 from mq.wire.v1.message_pb2 import Message
 from tests.support.stores import append_entry, apply_through, roll
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NOW_MS = 1_783_850_000_123  # 2026-07-12 09:53:20.123 UTC
 NODE = Identity("prod", "broker-a", "node-1")
@@ -68,13 +67,19 @@ def open_store(directory: Path) -> Store:
     return Store(RealVfs(), str(directory), CONFIG, NODE, background=False)
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    """Of a store that was closed: some segments, the last one with room."""
-    store = open_store(tmp_path / "data")
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("filled") / "data"
+    store = open_store(directory)
     fill(store, 120)
     store.close()
-    return tmp_path / "data"
+    return directory
+
+
+@pytest.fixture
+def data(filled: Path, tmp_path: Path) -> Path:
+    """Of a store that was closed: some segments, the last one with room."""
+    return Path(shutil.copytree(filled, tmp_path / "data"))
 
 
 def segment_files(data: Path) -> list[Path]:
