@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+from tests.support.warm_process import WarmProcess
+
 # Generous: a shared disk may stall for half a minute, and nothing here is about how long it takes.
 START_S = 90.0
 STOP_S = 90.0
@@ -28,7 +30,7 @@ class BrokerProcess:
         self._flags = flags
         self._port = port
         self.metrics_port = 0
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | WarmProcess | None = None
         self._log_path = data.with_name(f"{data.name}.log")
 
     @property
@@ -42,8 +44,8 @@ class BrokerProcess:
 
     @property
     def program(self) -> list[str]:
-        """What Python runs."""
-        return ["-m", "mq"]
+        """What Python runs instead of `-m mq`, if it does."""
+        return []
 
     @property
     def is_running(self) -> bool:
@@ -52,16 +54,17 @@ class BrokerProcess:
     def launch(self, *flags: str) -> Self:
         """Does not wait until it is up. `flags` are for this run."""
         assert not self.is_running
-        command = [sys.executable, *self.program, "server", "--data", str(self._data)]
-        ports = ["--port", str(self._port), "--metrics-port", "0"]
-        with self._log_path.open("a", encoding="utf-8") as log_file:
+        arguments = ["server", "--data", str(self._data), "--log-format", "json"]
+        arguments += ["--port", str(self._port), "--metrics-port", "0", *self._flags, *flags]
+        with self._log_path.open("ab") as log_file:
             self._log_start = log_file.tell()
-            self._process = subprocess.Popen(
-                [*command, *ports, "--log-format", "json", *self._flags, *flags],
-                stdout=log_file,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
+            if self.program:
+                command = [sys.executable, *self.program, *arguments]
+                self._process = subprocess.Popen(command, stdout=log_file, stderr=log_file)
+            else:
+                self._process = WarmProcess(
+                    "mq.__main__", arguments, stdout=log_file, stderr=log_file
+                )
         return self
 
     def start(self, *flags: str) -> Self:

@@ -10,12 +10,12 @@ import random
 import select
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+from tests.support.warm_process import WarmProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -46,7 +46,7 @@ def poll(question: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S)
 class _Run:
     """One life of a process: who waits for an answer of it, and a thread that hands them out."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: WarmProcess) -> None:
         self.process = process
         assert process.stdin is not None
         os.set_blocking(process.stdin.fileno(), False)
@@ -120,18 +120,9 @@ class Process:
 
     def launch(self) -> None:
         flags = [part for pair in self._flags.items() for part in pair]
-        command = [sys.executable, "-m", "tests.support.raft_process"]
-        command += ["--data", str(self.data), "--node-node", self.name, *flags]
-        environment = {key: value for key, value in os.environ.items() if key[:3] != "MQ_"}
+        arguments = ["--data", str(self.data), "--node-node", self.name, *flags]
         with self.log_file.open("ab") as stderr:
-            process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-            )
+            process = WarmProcess("tests.support.raft_process", arguments, stderr=stderr)
         self._run = _Run(process)
 
     def wait_started(self) -> None:
@@ -146,7 +137,7 @@ class Process:
         return self._run
 
     @property
-    def process(self) -> subprocess.Popen[bytes] | None:
+    def process(self) -> WarmProcess | None:
         return self._run.process if self._run is not None else None
 
     def log_tail(self) -> str:
