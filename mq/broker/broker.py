@@ -21,6 +21,7 @@ from mq.broker.contracts import Consensus
 from mq.broker.core import BrokerSettings, Core, Service
 from mq.broker.delay.delays import Delays
 from mq.broker.directory import Directory
+from mq.broker.joined_sends import JoinedSends
 from mq.broker.leading import Leadership
 from mq.broker.missing_topics import MissingTopics
 from mq.broker.publishing import Publisher, Slot
@@ -90,6 +91,12 @@ class Broker:
             resolve=self._resolve,
             in_flight_bytes_max=options.in_flight_bytes,
             entry_bytes_max=settings.config.store.entry_bytes_max,
+        )
+        self.joined_sends = JoinedSends(
+            self.publisher,
+            self.state.topics,
+            message_bytes_max=settings.config.store.message_bytes_max,
+            timeout_s=options.send_timeout_ms / 1000,
         )
         self.missing_topics = MissingTopics(
             settings, self.state.topics, self.directory, self.steady_ms

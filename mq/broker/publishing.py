@@ -85,15 +85,19 @@ class Publisher:
     def in_flight_bytes(self) -> int:
         return self._in_flight_bytes
 
+    def has_room(self, size: int) -> bool:
+        """Whether so much more may be submitted now, before nothing that waits for room."""
+        return not self._room and self._fits(size)
+
     async def room(self, size: int, timeout_s: float) -> None:
         """Returns when so much more may be submitted. FlowControl when that takes too long."""
-        if self._has_room(size) and not self._room:
+        if self.has_room(size):
             return
         turn = asyncio.Event()
         self._room.append(turn)
         try:
             async with asyncio.timeout(timeout_s):
-                while self._room[0] is not turn or not self._has_room(size):
+                while self._room[0] is not turn or not self._fits(size):
                     turn.clear()
                     await turn.wait()
         except TimeoutError:
@@ -227,7 +231,7 @@ class Publisher:
         self._in_flight -= len(slots)
         self._wake()
 
-    def _has_room(self, size: int) -> bool:
+    def _fits(self, size: int) -> bool:
         is_bounded = self._in_flight_bytes + size <= self._bytes_max
         return self._in_flight == 0 or (is_bounded and self._in_flight < _IN_FLIGHT_MAX)
 

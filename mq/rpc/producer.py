@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterable
+from functools import partial
 from typing import NamedTuple, cast
 
 import grpc
@@ -13,6 +14,7 @@ from mq import names
 from mq.broker import held
 from mq.broker.atomic_sends import WorkStart
 from mq.broker.broker import Broker
+from mq.broker.joined_sends import Placed
 from mq.broker.long_work import TimeSlice, in_turns
 from mq.broker.publishing import Slot
 from mq.broker.queue import Queue
@@ -71,6 +73,9 @@ class ProducerService:
         self, request: producer_pb2.SendRequest, context: Context
     ) -> producer_pb2.SendResponse:
         broker = self._broker
+        joined: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
+        if broker.joined_sends.take(request, request.ByteSize(), partial(_fulfil, joined)):
+            return self._placed(await joined)
         _check_ack(request.ack)
         queue_id = await self._queue(request)
         wire = message_pb2.Batch(
@@ -101,6 +106,15 @@ class ProducerService:
             ids = [names.message_id(self._broker_set, at) for at in starts.tolist()]
             response.message_ids.extend(ids)
         return response
+
+    def _placed(self, placed: Placed) -> producer_pb2.SendResponse:
+        queue_id, queue_offset, stored_at_ms, log_offsets = placed
+        return producer_pb2.SendResponse(
+            queue_id=queue_id,
+            queue_offset=queue_offset,
+            stored_at_ms=stored_at_ms,
+            message_ids=[names.message_id(self._broker_set, at) for at in log_offsets],
+        )
 
     async def _queue(self, request: producer_pb2.SendRequest) -> int:
         if request.HasField("queue_id"):
@@ -324,6 +338,15 @@ async def _done_by(future: asyncio.Future[object], deadline_s: float) -> bool:
         timer.cancel()
         future.remove_done_callback(wake)
     return future.done()
+
+
+def _fulfil(future: asyncio.Future[Placed], placed: Placed | BaseException) -> None:
+    if future.done():
+        return  # the client has gone
+    if isinstance(placed, BaseException):
+        future.set_exception(placed)
+    else:
+        future.set_result(placed)
 
 
 def _retrieve(future: asyncio.Future[object]) -> None:

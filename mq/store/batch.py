@@ -6,13 +6,16 @@
               | 0x12, varint length, command                 field 2, if there is one
 
 A prepared batch is checked, all frames at once, and stored as it came. A plain one, or one whose
-fields do not stand in order and once, is prepared first. Nothing here runs Python once a message
-except `prepare`.
+fields do not stand in order and once, is prepared first; a few messages that were sent one by one
+are joined. Nothing here runs Python once a message except `prepare`, `frame` and `join`.
 """
 
 from __future__ import annotations
 
+import functools
+import struct
 from collections.abc import Callable, Sequence
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +35,7 @@ from mq.wire.v1.message_pb2 import Message, RawBatch
 
 _EMPTY_HALF = b"\x0a\x00"  # no producer group, said out loud
 _BATCH_TAG, _COMMAND_TAG = b"\x0a", b"\x12"
+_NO_KEY_HASHES, _NO_KEY_COUNTS = np.empty(0, "<u8"), np.empty(0, "<u4")
 # The fields of a prepared batch that have an element for each message or key.
 _COLUMNS = range(5, 9)
 
@@ -115,6 +119,69 @@ def prepare(data: bytes | memoryview) -> bytes:
     raw.key_hashes = np.array(keys, "<u8").tobytes()
     raw.key_counts = key_counts.tobytes() if keys else b""
     return bytes(raw.SerializeToString() + region)
+
+
+class Frame(NamedTuple):
+    """One message as it is stored, and what the columns of its batch say of it."""
+
+    data: bytes
+    tag_hash: int
+    key_hashes: list[int]
+
+
+def frame(message: Message, topic: str, message_bytes_max: int) -> Frame:
+    """Of a message that protobuf has parsed. IllegalRequest (a tag), MessageTooLarge."""
+    if message.tag:
+        names.check_tag(message.tag)
+    data = message.SerializeToString()
+    length = len(data)
+    if length > message_bytes_max:
+        _check_length(length, topic, message_bytes_max)
+        _check_body(message, topic, message_bytes_max)
+    keys = [text_hash(key) for key in message.keys] if message.keys else []
+    return Frame(_frame_head(length) + data, text_hash(message.tag), keys)
+
+
+def join(topic: str, queue_id: int, frames: Sequence[Frame]) -> Batch:
+    """The batch of a few messages, built without the checks of `accept`: topic and queue are known
+    to be legal, and the frames were made here.
+    """
+    datas, tags, keys = zip(*frames, strict=True)
+    count = len(datas)
+    sizes = list(map(len, datas))
+    packed_sizes, packed_tags = struct.pack(f"<{count}I", *sizes), struct.pack(f"<{count}Q", *tags)
+    header = RawBatch(
+        topic=topic, queue_id=queue_id, frame_sizes=packed_sizes, tag_hashes=packed_tags
+    )
+    key_hashes, key_counts = _NO_KEY_HASHES, _NO_KEY_COUNTS
+    if any(keys):
+        key_hashes = np.fromiter(chain.from_iterable(keys), "<u8")
+        key_counts = np.fromiter(map(len, keys), "<u4", count)
+        header.key_hashes, header.key_counts = key_hashes.tobytes(), key_counts.tobytes()
+    head = header.SerializeToString()
+    starts = np.fromiter(accumulate(sizes[:-1], initial=len(head)), np.int64, count)
+    return Batch(
+        topic,
+        queue_id,
+        np.frombuffer(packed_sizes, "<u4"),
+        starts,
+        np.frombuffer(packed_tags, "<u8"),
+        key_hashes,
+        key_counts,
+        b"".join((head, *datas)),
+        len(head),
+        producer_id="",
+        sequence=0,
+        deliver_at_ms=0,
+        delay_ms=0,
+        half=b"",
+        origin_log_offset=0,
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _frame_head(length: int) -> bytes:
+    return bytes([FRAME_TAG]) + varint.encode(length)
 
 
 def encode_batch(
@@ -273,11 +340,7 @@ def _check(
     smallest = int(np.minimum.reduce(batch.frame_sizes))
     largest = int(np.maximum.reduce(batch.frame_sizes))
     largest_message = largest - 1 - prefix_width(largest)
-    if largest_message > message_bytes_max + BESIDE_BODY_BYTES_MAX:
-        raise MessageTooLarge(
-            f"a message of {largest_message} bytes for topic {batch.topic}: at most "
-            f"{message_bytes_max} are allowed for its body and {BESIDE_BODY_BYTES_MAX} beside it"
-        )
+    _check_length(largest_message, batch.topic, message_bytes_max)
     if len(batch.tag_hashes) != batch.message_count:
         raise MalformedBatch(
             f"{len(batch.tag_hashes)} tag hashes for {batch.message_count} messages"
@@ -304,9 +367,20 @@ def _check_bodies(batch: Batch, message_bytes_max: int) -> None:
     large = np.flatnonzero(batch.frame_sizes > message_bytes_max)
     for start, size in zip(batch.frame_starts[large], batch.frame_sizes[large], strict=True):
         message = message_of_frame(batch.data[start : start + size])
-        body_bytes = len(Message.FromString(bytes(message)).body)
-        if body_bytes > message_bytes_max:
-            raise MessageTooLarge(
-                f"a message with a body of {body_bytes} bytes for topic {batch.topic}: at most "
-                f"{message_bytes_max} are allowed"
-            )
+        _check_body(Message.FromString(bytes(message)), batch.topic, message_bytes_max)
+
+
+def _check_length(length: int, topic: str, message_bytes_max: int) -> None:
+    if length > message_bytes_max + BESIDE_BODY_BYTES_MAX:
+        raise MessageTooLarge(
+            f"a message of {length} bytes for topic {topic}: at most "
+            f"{message_bytes_max} are allowed for its body and {BESIDE_BODY_BYTES_MAX} beside it"
+        )
+
+
+def _check_body(message: Message, topic: str, message_bytes_max: int) -> None:
+    if len(message.body) > message_bytes_max:
+        raise MessageTooLarge(
+            f"a message with a body of {len(message.body)} bytes for topic {topic}: at most "
+            f"{message_bytes_max} are allowed"
+        )

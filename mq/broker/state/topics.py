@@ -85,6 +85,9 @@ class Topics:
         own = (topic for topic in self._topics.values() if not topic.is_internal)
         return sum(topic.read_queues for topic in own)
 
+    def get(self, name: str) -> Topic | None:
+        return self._topics.get(name)
+
     def find(self, name: str) -> Topic:
         """TopicNotFound."""
         topic = self._topics.get(name)

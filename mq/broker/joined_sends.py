@@ -1,0 +1,196 @@
+"""Small sends that come in one turn of the loop, to one queue: together they are one batch.
+
+A send of its own costs a batch, a slot and a share of an entry, far more than the message itself.
+Messages that are joined keep all that is theirs: queue, order, offset, id, and the error of the one
+that is wrong. Sends without a queue and without an ordering key go to one queue a turn, the next
+one in the turn that follows.
+
+Not joined are sends with a producer id (their batch has a number), with a delay, with another
+acknowledgement than that of the quorum, large ones, and those that wait for room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from mq.broker.publishing import Publisher, Slot
+from mq.broker.queue import Queue
+from mq.broker.state.dedup import StoredAt
+from mq.broker.state.topics import Topic, Topics
+from mq.errors import MqError
+from mq.hashing import text_hash
+from mq.store import batch as batches
+from mq.store.batch import Frame
+from mq.wire.v1.producer_pb2 import ACK_QUORUM, SendRequest
+
+# What is larger does not gain by being joined.
+_MESSAGES_MAX = 16
+_REQUEST_BYTES_MAX = 64 << 10
+_KEYS_MAX = 16
+# A batch that has so much is closed.
+_BATCH_BYTES = 256 << 10
+_NONE = np.empty(0, np.int64)
+
+
+class Placed(NamedTuple):
+    """Where the messages of one send are stored."""
+
+    queue_id: int
+    queue_offset: int  # of the first
+    stored_at_ms: int
+    log_offsets: Sequence[int]
+
+
+Answer: TypeAlias = Callable[[Placed | BaseException], None]
+
+
+class _Group:
+    """Sends to one queue; `calls` is empty when they are answered."""
+
+    __slots__ = ("calls", "deadline_s", "frames", "size_bytes", "slot", "starts")
+
+    def __init__(self) -> None:
+        # Of each call, where its messages are among the frames, and how many.
+        self.calls: list[tuple[int, int, Answer]] = []
+        self.frames: list[Frame] = []
+        self.size_bytes = 0
+        self.deadline_s = 0.0
+        self.slot: Slot | None = None
+        self.starts: npt.NDArray[np.int64] = _NONE
+
+    def settle(self, outcome: asyncio.Future[StoredAt]) -> None:
+        error = outcome.exception()
+        if error is not None:
+            self.fail(error)
+            return
+        stored = outcome.result()
+        log_offsets = (self.starts + (stored.log_offset - self.starts[0])).tolist()
+        calls, self.calls = self.calls, []
+        for first, count, answer in calls:
+            answer(
+                Placed(
+                    stored.queue_id,
+                    stored.queue_offset + first,
+                    stored.stored_at_ms,
+                    log_offsets[first : first + count],
+                )
+            )
+
+    def fail(self, error: BaseException) -> None:
+        calls, self.calls = self.calls, []
+        for _, _, answer in calls:
+            answer(error)
+
+
+class JoinedSends:
+    def __init__(
+        self, publisher: Publisher, topics: Topics, *, message_bytes_max: int, timeout_s: float
+    ) -> None:
+        self._publisher = publisher
+        self._topics = topics
+        self._message_bytes_max = message_bytes_max
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        # Of this turn.
+        self._gathering: dict[Queue, _Group] = {}
+        self._gathered_bytes = 0
+        self._chosen: dict[tuple[str, int], int] = {}
+        self._turn = 0
+        # By deadline, which is the order in which they were submitted; and the timer of the first.
+        self._submitted: deque[_Group] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def take(self, request: SendRequest, size: int, answer: Answer) -> bool:
+        """False: this send is not one to be joined, and nothing was done. `size` is that of the
+        request; `answer` is called once, later. Raises what is wrong with the request.
+        """
+        messages = request.messages
+        if (
+            not 0 < len(messages) <= _MESSAGES_MAX
+            or size > _REQUEST_BYTES_MAX
+            or request.ack != ACK_QUORUM
+            or request.producer_id
+            or request.sequence
+            or request.delay_level
+            or request.delay_ms
+            or request.deliver_at_ms
+            or not self._publisher.has_room(self._gathered_bytes + size)
+            or any(len(message.keys) > _KEYS_MAX for message in messages)
+        ):
+            return False
+        topic = self._topics.get(request.topic)
+        if topic is None or request.queue_id >= topic.write_queues:
+            return False
+        queue = Queue(topic.name, self._queue_id(request, topic))
+        frames = [
+            batches.frame(message, topic.name, self._message_bytes_max) for message in messages
+        ]
+        if not self._gathering:
+            self._loop.call_soon(self._submit)
+        group = self._gathering.get(queue)
+        if group is None:
+            group = self._gathering[queue] = _Group()
+        group.calls.append((len(group.frames), len(frames), answer))
+        group.frames += frames
+        group.size_bytes += size
+        self._gathered_bytes += size
+        if group.size_bytes >= _BATCH_BYTES:
+            self._submit()
+        return True
+
+    def _queue_id(self, request: SendRequest, topic: Topic) -> int:
+        if request.HasField("queue_id"):
+            return request.queue_id
+        first = request.messages[0]
+        if first.ordering_key:
+            queues = topic.queues_of(first.priority)
+            return queues[text_hash(first.ordering_key) % len(queues)]
+        lane = topic.name, first.priority
+        chosen = self._chosen.get(lane)
+        if chosen is None:
+            queues = topic.queues_of(first.priority)
+            self._turn += 1
+            chosen = self._chosen[lane] = queues[self._turn % len(queues)]
+        return chosen
+
+    def _submit(self) -> None:
+        gathered, self._gathering = self._gathering, {}
+        self._gathered_bytes = 0
+        self._chosen.clear()
+        for queue, group in gathered.items():
+            self._submit_group(queue, group)
+
+    def _submit_group(self, queue: Queue, group: _Group) -> None:
+        batch = batches.join(queue.topic, queue.queue_id, group.frames)
+        group.starts, group.frames = batch.frame_starts, []
+        try:
+            group.slot = slot = self._publisher.submit(batch)
+        except MqError as error:
+            group.fail(error)
+            return
+        slot.outcome.add_done_callback(group.settle)
+        group.deadline_s = self._loop.time() + self._timeout_s
+        while self._submitted and not self._submitted[0].calls:
+            self._submitted.popleft()
+        self._submitted.append(group)
+        if self._timer is None:
+            self._timer = self._loop.call_at(group.deadline_s, self._sweep)
+
+    def _sweep(self) -> None:
+        """One timer for all: answers those whose time is over, and comes back for the next."""
+        now_s = self._loop.time()
+        self._timer = None
+        while self._submitted:
+            group = self._submitted[0]
+            if group.calls and group.deadline_s > now_s:
+                self._timer = self._loop.call_at(group.deadline_s, self._sweep)
+                return
+            self._submitted.popleft()
+            if group.calls and group.slot is not None:
+                group.fail(self._publisher.timed_out(group.slot))
