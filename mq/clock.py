@@ -1,4 +1,4 @@
-"""Time as an argument. `store` and `broker` never read a clock: who calls them holds one."""
+"""Time as an argument. `store` and `broker` never read a clock: their callers hold one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's wall clock; it may step backwards, and who stamps entries clamps it."""
+    """The machine's wall clock. It may step backwards: the leader clamps the times of entries."""
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000

@@ -155,8 +155,8 @@ def given(file: str | None, environ: Mapping[str, str], flags: Mapping[str, Any]
 
 
 def check_variables(environ: Mapping[str, str]) -> None:
-    """IllegalConfig for a variable that looks like one of ours and is none. For commands that load
-    no configuration: a slip is told there as well, and not passed over.
+    """Raises IllegalConfig for an unknown variable with our prefix. For commands that load no
+    configuration: a typo is reported there as well.
     """
     if any(name.startswith(_PREFIX) and name != SERVER_VARIABLE for name in environ):
         _own_variables(environ)
@@ -288,7 +288,7 @@ def _checked(option: Option, value: Any, source: str) -> _Setting:
 
 
 def _check_rising(config: Config, settings: Mapping[str, _Setting], *names: str) -> None:
-    """What limits another option has to leave room for it."""
+    """Raises IllegalConfig unless the values of these options ascend."""
     values = [_catalogue()[name].value_in(config) for name in names]
     if all(low < high for low, high in itertools.pairwise(values)):
         return

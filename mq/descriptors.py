@@ -1,7 +1,7 @@
-"""Open files of this process: how many it may have, and who may have how many of them.
+"""Open files of this process: their limit, and each user's share of it.
 
     hard limit   half for the queues' files, at most; the log, the vote and connections to other
-                 nodes share the rest with clients, who get a quarter
+                 nodes share the rest with clients, which get a quarter
     soft limit   `RESERVED` below it, so that clients can never take the last ones: the store opens
                  a file within `reserve` when none is left
 

@@ -86,7 +86,7 @@ class MalformedBatch(MqError):
 
 
 class MalformedEntries(MqError):
-    """What came from another node is not the entries that follow here; nothing was written."""
+    """Bytes from another node are not the entries that follow here; nothing was written."""
 
     code = Code.MALFORMED_ENTRIES
 
@@ -291,8 +291,8 @@ class IllegalDelay(MqError):
 
 
 class IllegalHandle(MqError):
-    """Not of a message that this group has in hand: forged, of another group, or its time was over
-    and another consumer has the message.
+    """Not the handle of a message that this group has in flight: forged, of another group, or
+    expired and received by another consumer.
     """
 
     code = Code.ILLEGAL_HANDLE
@@ -412,6 +412,6 @@ class RequestTimeout(MqError):
 
 
 class RequestFailed(MqError):
-    """The one who replies could not do what was asked, and says why; raised by clients."""
+    """The replier could not do what was asked, and says why; raised by clients."""
 
     code = Code.REQUEST_FAILED

@@ -1,4 +1,4 @@
-"""What a person can do next, in words that can be pasted into the shell at hand."""
+"""Next steps for a user, in words that can be pasted into the shell at hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mq.config import SERVER_VARIABLE, BrokerConfig
 
 
 def program() -> str:
-    """How this program is called from here: it is in a virtual environment, perhaps not on PATH."""
+    """The command that starts this program from here: a virtual environment may not be on PATH."""
     if shutil.which("mq"):
         return "mq"
     found = Path(sys.executable).with_name("mq")
@@ -22,7 +22,7 @@ def program() -> str:
 
 
 def first_steps(addresses: str, command: str) -> str:
-    """For a user who has just started brokers at these addresses."""
+    """Next steps after starting brokers at these addresses."""
     defaults = BrokerConfig()
     lines = [f"Clients connect to {addresses}. In another terminal:"]
     if addresses != f"{defaults.host}:{defaults.port}":

@@ -1,4 +1,4 @@
-"""How long a message may be delayed, and the levels that users of this family of brokers know."""
+"""The longest delay of a message, and the delay levels that users of such brokers know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How this process treats its memory: the allocator's large buffers, and the cycle collector.
+"""Memory of this process: the allocator's large buffers, and the cycle collector.
 
 Batches of hundreds of KiB come and go thousands of times a second. By default glibc gives each one
 back to the kernel, and the next one is paid for again, page by page: more than the broker's own
@@ -22,7 +22,7 @@ _COLLECT_AFTER = 50_000
 
 
 def collect_seldom() -> None:
-    """What was made at the start stays for good, and is not looked at again."""
+    """Objects made at the start stay for good, and are not traversed again."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER, 20, 20)

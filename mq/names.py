@@ -114,8 +114,8 @@ def is_internal_topic(topic: str) -> bool:
 
 
 def is_readable_topic(topic: str) -> bool:
-    """Retries, dead letters and what was given up are for everybody to read, other internals for
-    nobody.
+    """Retries, dead letters and given-up transactions can be read by all clients, other internal
+    topics by none.
     """
     return (
         not is_internal_topic(topic) or topic.startswith(_GROUP_PREFIXES) or topic == GIVE_UP_TOPIC
@@ -131,7 +131,7 @@ def dead_letter_topic(group: str) -> str:
 
 
 def message_id(broker_set: str, log_offset: int) -> str:
-    """Where the message stands, which is found in one read."""
+    """The place of the message, which is found in one read."""
     return f"{broker_set}:{log_offset}"
 
 

@@ -1,4 +1,4 @@
-"""What may be configured: every option of a node, declared once, as a field of its section.
+"""Configuration: every option of a node, declared once, as a field of its section.
 
 How values get here, and what else follows from a field, is the business of `mq.config`.
 """

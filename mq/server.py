@@ -75,7 +75,7 @@ async def _run(config: Config) -> None:
 
 @dataclass(slots=True)
 class Parts:
-    """Of a running node. The address is where its clients are told to connect."""
+    """The parts of a running node. The address is the one that clients are told to connect to."""
 
     store: Store
     raft: RaftNode
@@ -199,7 +199,7 @@ class Server:
             yield Parts(store, raft, broker, rpc, address, metrics_port)
 
     def _connections_max(self) -> int:
-        """Of clients, at each listener."""
+        """The limit of client connections, for each listener."""
         options = self._config.broker
         return descriptors.connections_max(
             options.connections_max,
@@ -208,7 +208,7 @@ class Server:
         )
 
     def _open_external(self, rpc: RpcServer) -> str:
-        """Where clients are told to connect that come by the second listener; empty: there is
+        """The address that clients of the second listener are told to connect to; empty: there is
         none.
         """
         options = self._config.broker
@@ -318,8 +318,8 @@ class Server:
             await asyncio.sleep(_TICK_S)
 
     async def _retain(self, parts: Parts) -> None:
-        """What waits is written again before the segments go that it stands in: by the leader;
-        others wait until they hear of it.
+        """Held messages are written again before the segments that hold them are dropped: by the
+        leader; followers wait until that entry arrives.
         """
         store, broker, policy = parts.store, parts.broker, self._policy()
         staying = store.expiring_before(policy, self._clock.now_ms())

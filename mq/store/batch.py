@@ -218,7 +218,7 @@ def encode_payload(batches: Sequence[Batch], command: bytes = b"") -> list[bytes
 
 
 def decode_payload(payload: memoryview, log_offset: int) -> Decoded:
-    """What was checked when it came in. MalformedBatch: it is no such payload."""
+    """Decodes a payload that was checked when it came in. Raises MalformedBatch if it is none."""
     batches: list[tuple[Batch, int]] = []
     command = b""
     position = 0
@@ -297,7 +297,7 @@ def _parse(data: bytes | memoryview, start: int) -> Batch:
 
 
 def _region_start(data: bytes | memoryview) -> int:
-    """Where the first frame stands. Walks the few fields before it, never the frames.
+    """Position of the first frame. Walks the few fields before it, never the frames.
 
     0 unless these fields are in order, each one once and columns packed: only then do the broker,
     for which a column is bytes and the last one wins, and clients, for which it is a list that
@@ -361,8 +361,8 @@ def _check(
 
 
 def _check_bodies(batch: Batch, message_bytes_max: int) -> None:
-    """Of the messages, few, that are so large only because of what stands beside the body, or
-    because the body is too large.
+    """Raises MessageTooLarge if a body exceeds its limit. Opens only the few messages whose frames
+    do.
     """
     large = np.flatnonzero(batch.frame_sizes > message_bytes_max)
     for start, size in zip(batch.frame_starts[large], batch.frame_sizes[large], strict=True):

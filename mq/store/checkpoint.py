@@ -33,7 +33,7 @@ _HEADER = struct.Struct("<4sI")
 
 
 class DerivedState(NamedTuple):
-    """What the derived files hold after the entry `raft_index` was applied."""
+    """The extent of the derived files after the entry `raft_index` was applied."""
 
     raft_index: int
     term: int

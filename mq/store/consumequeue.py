@@ -11,8 +11,8 @@ All of it is derived from the log: units are appended to memory and reach the fi
 first, or with a checkpoint. A crash loses nothing but work. Queue offsets count messages; a unit's
 place in its file follows from its queue offset (`rowblocks`). Invariant: [start, written) is in the
 files, [written, end) in memory. Units that come from a file are as they were written, or an error:
-a block that fails its checksum goes to `on_damage`. One thread; who writes the files is not decided
-here.
+a block that fails its checksum goes to `on_damage`. One thread; `derived`
+decides which thread writes the files.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def message_units(batch: Batch, log_offset: int) -> Units:
 
 
 def matching(units: Units, tag_hashes: Iterable[int]) -> npt.NDArray[np.bool_]:
-    """Which units have one of these tags."""
+    """A mask of the units that have one of these tags."""
     hashes = units["tag_hash"]
     found = [hashes == np.uint64(tag_hash) for tag_hash in tag_hashes]
     return functools.reduce(np.bitwise_or, found) if found else np.zeros(len(units), np.bool_)
@@ -77,7 +77,7 @@ class QueueExtent(NamedTuple):
 
 
 class SavedQueue(NamedTuple):
-    """What a checkpoint has of a queue: its extent, all of which is in the files."""
+    """A queue in a checkpoint: its extent, all of which is in the files."""
 
     topic: str
     queue_id: int
@@ -109,7 +109,7 @@ class DamagedFile(NamedTuple):
 
 
 def no_rebuild(file: DamagedFile) -> MqError:
-    """Where nothing rebuilds it."""
+    """The default `on_damage`: nothing rebuilds the file."""
     return QueueDamaged(f"{file.path} is not what was written ({file.affected}). {REBUILD_ADVICE}")
 
 
@@ -142,7 +142,7 @@ class ConsumeQueue:
         return np.concatenate(parts) if parts else np.empty(0, UNIT)
 
     def backlog(self, queue_offset: int) -> int:
-        """How many messages a consumer at this offset has before it; exact."""
+        """The exact number of messages from this offset to the end."""
         return self.end - min(max(queue_offset, self.start), self.end)
 
     def first_at(self, log_offset: int) -> int:
@@ -159,7 +159,7 @@ def _rows_of(newest: RowBuffer, first: int, start: int, end: int) -> list[Units]
 
 
 class QueueFiles:
-    """Where the units of a queue stand on disk."""
+    """The files that hold the units of a queue."""
 
     def __init__(self, vfs: Vfs, directory: str, units_per_file: int) -> None:
         self._vfs = vfs
@@ -198,8 +198,8 @@ class QueueFiles:
         return Tail(queue.written - first, queue.tail_crc)
 
     def writes(self, queue: ConsumeQueue) -> tuple[list[PendingWrite], int]:
-        """What brings the files up to the queue's `end`: one write a file, no unit copied; and the
-        checksum of the last block then.
+        """The writes that bring the files up to the queue's `end`, one a file and without a copy of
+        units; and the checksum of the last block after them.
         """
         writes, tail_crc = [], queue.tail_crc
         start, end = queue.written, queue.end
@@ -224,7 +224,7 @@ class QueueFiles:
             queue.tail_crc ^= crc32(zeros, before.crc ^ after) ^ crc32(zeros, 0)
 
     def empty_tail_crc(self, queue_offset: int) -> int:
-        """Of a queue that goes on here, with no files."""
+        """The checksum of the last block for a queue that goes on here and has no files."""
         return self._blocks.empty_tail(queue_offset - self._first_of(queue_offset)).crc
 
     def missing(self, queue: SavedQueue) -> str | None:
@@ -315,7 +315,7 @@ class ConsumeQueues:
         return first
 
     def pending_writes(self, bytes_max: int | None = None) -> QueueWrites:
-        """What waits longest, up to about so many bytes, or all of it."""
+        """The writes that have waited longest, up to about this many bytes, or all of them."""
         plan = QueueWrites([], [])
         planned = 0
         for queue in self._dirty:
@@ -371,8 +371,8 @@ class ConsumeQueues:
         self, topic: str, queue_id: int, rows: int, first: int, before: int, after: int
     ) -> None:
         """The first `rows` units of the file that begins with `first` had `before` as the checksum
-        of their last block and have `after` now. Nothing changes when that block is complete by
-        now: who reads it finds that its checksum is not the one in the file.
+        of their last block and have `after` now. Changes nothing if that block is complete by now:
+        a reader finds that its checksum is not the one in the file.
         """
         queue = self.get(topic, queue_id)
         if queue is not None:

@@ -1,4 +1,4 @@
-"""What was found on this node's disk that is not what was written, and whether it was mended.
+"""The damage found on this node's disk, and whether it was mended.
 
 The one owner of that knowledge: the log, the queues and the key index report to it, operators read
 it (`mq cluster health`, metrics). It decides nothing. A place that is reported twice while it is
@@ -24,7 +24,7 @@ RECORDS_MAX = 256
 
 
 class DamageKind(enum.Enum):
-    """Of the file: the log itself, or one that can be made again from the log."""
+    """The kind of file: the log itself, or one that can be made again from the log."""
 
     LOG = "log"
     QUEUE = "queue"
@@ -152,7 +152,7 @@ class DamageLog:
             return list(self._records.values())
 
     def _find_again(self, kind: DamageKind, path: str) -> None:
-        """What was lost in this file is not."""
+        """Entries of this file that counted as lost are damaged again, and can be mended."""
         if kind == DamageKind.LOG:
             self._lost = {start: each for start, each in self._lost.items() if each != path}
 

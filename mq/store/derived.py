@@ -37,7 +37,7 @@ _PENDING_BYTES_MAX = 64 << 20
 
 
 class Plan(NamedTuple):
-    """What goes from memory to the files, while the store goes on."""
+    """Data on its way from memory to the files, while the store goes on."""
 
     queues: QueueWrites
     index_writes: list[PendingWrite]
@@ -79,8 +79,8 @@ class DerivedFiles:
         self._generation = 0
         # Held while a checkpoint is written, and while everything is dropped.
         self._checkpoint_lock = threading.Lock()
-        # Files of which all messages are gone. They go when the checkpoint on disk does not speak
-        # of them any more: without them, a start would rebuild everything.
+        # Files of which all messages are gone. They are removed once the checkpoint on disk no
+        # longer names them: a start that misses them would rebuild everything.
         self._surplus: list[str] = []
 
     # -- applying ---------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class DerivedFiles:
         self.index.close()
 
     def _misfit(self, state: DerivedState | None, commitlog: CommitLog) -> str:
-        """Why the derived files cannot be used; empty when they can, and then they are."""
+        """The reason why the derived files cannot be used; empty if they were restored."""
         if state is None:
             return "there is no valid checkpoint"
         if not commitlog.first_index <= state.raft_index <= commitlog.last_index:

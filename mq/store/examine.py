@@ -221,7 +221,7 @@ def _believe(look: Look, file: Source, idx: Source) -> bool:
 def locate(
     file: Source, idx: Source, number: int, raft_index: int
 ) -> tuple[int, EntryHeader | None]:
-    """Where record `number` of the `.idx` has its entry, and its header, if that is what stands
+    """Position and header of the entry of record `number` of the `.idx`, if that entry stands
     there.
     """
     with contextlib.suppress(OSError):
@@ -305,7 +305,7 @@ def _scan_halves(look: Look, file: Source, idx: Source | None, executor: Executo
 
 
 def _position(idx: Source, number: int) -> int:
-    """Of an entry, by its record; behind everything when there is no such record yet."""
+    """The position of an entry by its record; past any position if there is no such record yet."""
     record = idx.pread(4, IDX_HEADER_BYTES + number * IDX_RECORD_BYTES)
     return int.from_bytes(record, "little") or 1 << 32
 

@@ -27,7 +27,7 @@ _REMEMBERED = 8
 
 
 class SyncedLog(Protocol):
-    """What is needed of the CommitLog."""
+    """The part of CommitLog that the flusher needs."""
 
     @property
     def end_offset(self) -> int: ...
@@ -38,7 +38,7 @@ class SyncedLog(Protocol):
 
 
 class Pace:
-    """When the next sync begins, in async mode.
+    """The start of the next sync in async mode.
 
     The oldest bytes that a sync makes durable were appended when the one before it had just begun.
     So the time is counted from there, and the next one begins as much earlier as syncs take. Where
@@ -74,9 +74,9 @@ class Flusher:
     def wait(self, log_offset: int) -> Future[int]:
         """A future of the durable offset, done when that is at least `log_offset`.
 
-        OffsetOutOfRange when the log was truncated before it. Which entry stands there is not
-        looked at: who truncates has to tell those who waited for the old one. Who asks after a
-        truncation is never answered for the bytes that stood there before.
+        OffsetOutOfRange when the log was truncated before it. The entry that stands there is not
+        looked at: the truncating caller has to tell waiters for the old one. A wait that
+        begins after a truncation is never completed by the bytes that stood there before.
 
         Callbacks of the future run on the flusher's thread, or at once when it is done already: one
         that has to act on an event loop hands over with `call_soon_threadsafe`.
@@ -96,7 +96,7 @@ class Flusher:
 
     @property
     def failure(self) -> MqError | None:
-        """Why syncs have ended: the node has to stop, or is stopping."""
+        """The error that ended all syncs: the node has to stop, or is stopping."""
         return self._failure
 
     def close(self) -> None:
@@ -113,8 +113,8 @@ class Flusher:
             with self._wake:
                 self._wake.wait_for(lambda: self._waiters or self._is_stopping, pause_s)
                 is_stopping = self._is_stopping
-                # Those who come while the sync runs may wait for bytes that it did not see, at an
-                # offset that it did: the log may have been truncated and written again.
+                # Waiters that come while the sync runs may wait for bytes that it did not see, at
+                # an offset that it did: the log may have been truncated and written again.
                 count = len(self._waiters)
             began_s = self._now_s()
             self._sync(count)

@@ -20,7 +20,7 @@ _FRAME_MAX_BY_WIDTH = tuple(1 + width + (1 << 7 * width) - 1 for width in range(
 
 
 def prefix_width(frame_size: int) -> int:
-    """How many bytes of a frame are its length, given the size of the frame."""
+    """Number of bytes of a frame's length prefix, given the size of the frame."""
     return 1 + bisect.bisect_left(_FRAME_MAX_BY_WIDTH, frame_size)
 
 
@@ -65,8 +65,8 @@ def _short_frames_match(
     smallest: int,
     largest: int,
 ) -> bool:
-    """Of frames whose length has one or two bytes. What a frame starts with is looked up by its
-    size, which takes a third of the time that computing it does.
+    """For frames whose length has one or two bytes. The first bytes of a frame are looked up by its
+    size, which takes a third of the time that computing them does.
     """
     last = int(starts[-1])
     length, message_at = read_varint(data, last + 1)

@@ -1,4 +1,4 @@
-"""Whose data directory this is: `<data>/node.toml`, and the lock that keeps a second process out.
+"""The owner of a data directory: `<data>/node.toml`, and the lock that keeps a second process out.
 
 A node that starts on the directory of another one would vote and serve with a foreign log; it is
 refused instead.

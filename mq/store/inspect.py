@@ -1,5 +1,4 @@
-"""What is in a data directory, read without touching it: for `mq dump`, also beside a running
-broker.
+"""Reads a data directory without touching it: for `mq dump`, also beside a running broker.
 
 Opens files read-only, takes no lock, creates and repairs nothing. A running broker appends, cuts
 and drops meanwhile: reading is bounded by the end that the log had when `look` was called, damage
@@ -51,7 +50,7 @@ class SegmentState(enum.Enum):
 
 
 class Ending(enum.Enum):
-    """How the log ends, or why it does not."""
+    """The end of the log, or the reason why it has none."""
 
     CLEAN = "clean"
     TORN = "torn"  # the next start cuts it, unless it is just being written
@@ -59,7 +58,7 @@ class Ending(enum.Enum):
 
 
 class Fit(enum.Enum):
-    """What a start makes of the checkpoint file."""
+    """The result of comparing the checkpoint file with the log, as a start does."""
 
     FITS = "fits"
     MISFIT = "misfit"  # it speaks of another log: queues and index are rebuilt
@@ -123,7 +122,7 @@ class QueueSummary:
 
 @contextlib.contextmanager
 def _reading(path: str) -> Iterator[None]:
-    """What is there and may not be read is WrongDataDirectory, with the reason."""
+    """Turns an unreadable file into WrongDataDirectory with the reason."""
     try:
         yield
     except FileNotFoundError:
@@ -201,7 +200,7 @@ class LogInspector:
         return Ending.TORN if self.problems else Ending.CLEAN
 
     def file_bytes(self) -> int:
-        """What a check of everything has to read."""
+        """Bytes that a check of everything has to read."""
         paths = [log_path(self._directory, base) for base in self._bases()]
         return sum(self._vfs.file_size(path) or 0 for path in paths)
 
@@ -303,7 +302,9 @@ class LogInspector:
             return None
 
     def _end_before_a_write(self, look: Look) -> None:
-        """What was half written a moment ago is whole now: the look ends before it, cleanly."""
+        """A write that was half done a moment ago is complete now: the look ends before it,
+        cleanly.
+        """
         scan = look.scan
         with open_steady(self._vfs, look.path) as file, contextlib.suppress(OSError):
             now = next(walk(file, scan.end, scan.end + 1), None)

@@ -19,9 +19,9 @@ that the file follows from the log, the log offset in its name and the number of
 
     <data>/index/<log offset of the first item, 20 digits>
 
-A hash is 32 bits wide and a time counts in seconds: what is found here are candidates; who asks
-looks at the message. What is read from a file is as it was written, or an error: a block that fails
-its checksum goes to `on_damage`. One thread.
+A hash is 32 bits wide and a time counts in seconds: lookups return candidates, and the
+caller looks at the message. What is read from a file is as it was written, or an error: a block
+that fails its checksum goes to `on_damage`. One thread.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Item(NamedTuple):
 
 
 class IndexPosition(NamedTuple):
-    """How far the index was built: the full files, and the newest one with its items."""
+    """Extent of the index: the full files, and the newest one with its items."""
 
     full: tuple[str, ...] = ()
     newest: str = ""
@@ -118,7 +118,7 @@ class DamagedIndexFile(NamedTuple):
 
 
 def no_rebuild(file: DamagedIndexFile) -> MqError:
-    """Where nothing rebuilds it."""
+    """The default `on_damage`: nothing rebuilds the file."""
     return QueueDamaged(
         f"{file.path} of the key index is not what was written. Stop the node and remove its file "
         "`checkpoint`: the index is rebuilt at start"
@@ -126,7 +126,7 @@ def no_rebuild(file: DamagedIndexFile) -> MqError:
 
 
 def key_slot_hashes(key_hashes: npt.NDArray[np.uint64], topic_hash: int) -> npt.NDArray[np.uint32]:
-    """What is stored of keys: the same key of two topics has two hashes."""
+    """The hashes that are stored of keys: the same key of two topics has two hashes."""
     mixed = key_hashes ^ np.uint64(topic_hash)
     return (mixed ^ (mixed >> np.uint64(32))).astype(np.uint32)
 
@@ -172,12 +172,12 @@ class FillingFile:
         return self.blocks.encode(self.newest.read, done, self.count)[1]
 
     def item_writes(self, path: str) -> list[PendingWrite]:
-        """Of all items that are not written yet."""
+        """The writes of all items that are in memory only."""
         content, _ = self.blocks.encode(self.newest.read, self.written_tail, self.count)
         return [PendingWrite(path, self.blocks.position(self.written), content)] if content else []
 
     def closing_writes(self, path: str) -> list[PendingWrite]:
-        """What makes a full file of it: header, slots, and the checksum of the last block."""
+        """The writes that complete a full file: header, slots, the checksum of the last block."""
         slots, _ = slot_blocks(len(self.slots)).encode(
             lambda start, end: [self.slots[start:end]], Tail(0, 0), len(self.slots)
         )
@@ -261,7 +261,9 @@ class KeyIndex:
         return sum(filling.count - filling.written for filling in self._filling) * ITEM_BYTES
 
     def pending_writes(self) -> list[PendingWrite]:
-        """What brings the files up to `position`: items, and slots and header of what is full."""
+        """The writes that bring the files up to `position`: items, and slots and header of full
+        files.
+        """
         writes: list[PendingWrite] = []
         for filling in self._filling:
             path = self._path(filling.name)
@@ -384,7 +386,7 @@ class KeyIndex:
         return True
 
     def _header(self, name: str) -> Header | None:
-        """Of a full file; None when it is not one."""
+        """The header of a full file; None if the file is not full."""
         size = self._vfs.file_size(self._path(name)) or 0
         if size < HEADER_BYTES:
             return None

@@ -39,7 +39,7 @@ _SCRATCH_BYTES_MAX = 16 << 20
 
 
 class EntryRef(NamedTuple):
-    """Where an entry stands."""
+    """The place of an entry in the log."""
 
     raft_index: int
     term: int
@@ -72,7 +72,7 @@ class Region(NamedTuple):
 
 
 class SegmentInfo(NamedTuple):
-    """What retention decides on."""
+    """A segment, as retention sees it."""
 
     path: str
     base_log_offset: int
@@ -223,7 +223,7 @@ class LogReader:
         return True
 
     def apart(self, start: int, end: int) -> LogApart:
-        """What the log has between these log offsets, by files of its own."""
+        """The part of the log between these log offsets, with file handles of its own."""
         return LogApart(
             [
                 segment.twin(max(0, start - segment.base), min(end - segment.base, segment.end))
@@ -261,7 +261,7 @@ class LogReader:
         )
 
     def term_at(self, raft_index: int) -> int:
-        """Of one entry, by the `.idx` alone."""
+        """The term of an entry, by the `.idx` alone."""
         segment = self._segment_of(raft_index)
         return segment.term_of(raft_index - segment.first_index)
 
@@ -310,7 +310,7 @@ class LogReader:
         return segment.first_index + int(found) - 1
 
     def stored_at(self, log_offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """When the entries that hold these bytes were stored; the offsets ascend."""
+        """The times at which the entries that hold these bytes were stored; the offsets ascend."""
         result = np.empty(len(log_offsets), np.int64)
         done = 0
         while done < len(log_offsets):
@@ -518,7 +518,7 @@ def _stop_within(
 
 
 def _first_unreadable(segment: Segment, records: npt.NDArray[np.void]) -> int:
-    """Of the entries of these records, tried one by one; the first when all can be read now."""
+    """Tries the entries of these records one by one; the first if all can be read now."""
     for number, (position, length, _, _) in enumerate(records.tolist()):
         try:
             segment.read(position, HEADER_BYTES + length)

@@ -221,7 +221,7 @@ class Mending:
                 self._damage.mended(kind, path)
 
     def _mend_queue(self, job: _Job, walk: LogWalk, file: DamagedFile) -> TailChange | None:
-        """Of all blocks of the file, not only of the one that was met."""
+        """Rebuilds all damaged blocks of the file, not only the reported one."""
         bad = job.bad_rows([(file.blocks, file.tail)])[0]
         if not bad:
             return None
@@ -323,7 +323,7 @@ class _Job:
         return contextlib.closing(self._vfs.open(self.damage.path, read_only=True))
 
     def bad_rows(self, parts: Sequence[tuple[RowBlocks, Tail]]) -> list[list[BadRows]]:
-        """Of each part; all of them when the file is not there."""
+        """The damaged rows of each part; all rows if the file is missing."""
         try:
             with self.opened() as file:
                 return [blocks.bad(file, tail) for blocks, tail in parts]

@@ -198,7 +198,9 @@ def _words(frame: bytes, masks_at: int, masks: bytes | bytearray) -> list[_Word]
 
 
 def _number_width(data: bytes, at: int) -> int:
-    """How many bytes the varint there has; 0: more than nine, of which not all bits may be set."""
+    """Number of bytes of the varint there; 0 if it has more than nine, of which not all bits may be
+    set.
+    """
     word = int.from_bytes(data[at : at + 9], "little")
     stop = ~word & 0x80_8080_8080_8080_8080
     return (stop & -stop).bit_length() // 8
@@ -226,7 +228,7 @@ def _are_right_merged(batch: Batch, largest: int) -> bool:
 def _are_right_columns(
     batch: Batch, largest: int, tags: Sequence[str], keys: Sequence[str]
 ) -> bool:
-    """Of messages that have these tags and keys in all. False: the walk does not find them."""
+    """Checks the columns against these tags and keys. False if the walk does not find all."""
     walker = Walker(memoryview(batch.data))
     at = batch.frame_starts + 1
     at += prefix_widths(batch.frame_sizes, largest)

@@ -50,7 +50,7 @@ class Preallocator:
                 self._task = self._executor.submit(self._prepare, self._ready, wanted)
 
     def reset(self, end: int) -> None:
-        """The file was cut at `end`: nothing above it is ready any more."""
+        """The file was cut at `end`: the space above it is no longer ready."""
         self._settle()
         self._ready = end
 

@@ -4,8 +4,8 @@ A run is a stretch of messages that are neighbours in their queue and in the log
 bytes, which parses as `repeated Message`. Work is done for each run, never for each message; runs
 that stand close together share one read of the file.
 
-Reading has two steps: what there is to read (`find_in_queue`: units, by the thread that owns the
-store), and its bytes (`Found.read`: the log only, by any thread that has files of its own).
+Reading has two steps: finding the messages (`find_in_queue`: units, by the thread that owns the
+store), and reading them (`Found.read`: the log only, by any thread that has files of its own).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Chosen(NamedTuple):
 
 
 class _Extents(NamedTuple):
-    """Where the runs stand: their first and last units, and the log offsets [start, end)."""
+    """The runs: their first and last units, and the log offsets [start, end)."""
 
     first: npt.NDArray[np.intp]
     last: npt.NDArray[np.intp]
@@ -155,8 +155,8 @@ def find_in_queue(
     messages_max: int,
     tag_hashes: Collection[int] = (),
 ) -> ReadResult | Found:
-    """Where messages are from `queue_offset` on, of these tags or of all: as many as the limits
-    allow, but at least one if there is one. A result when there is nothing to read.
+    """Finds messages from `queue_offset` on, of these tags or of all: as many as the limits allow,
+    but at least one if there is one. Returns a result if there is nothing to read.
     """
     start, end = queue.start, queue.end
     bytes_max, messages_max = max(1, bytes_max), max(1, messages_max)
@@ -235,7 +235,7 @@ def _guess(queue: ConsumeQueue, queue_offset: int, bytes_max: int) -> int:
 
 
 def _fitting(units: Units, bytes_max: int) -> int:
-    """How many of the units make `bytes_max`; one is always allowed."""
+    """The number of units that fit into `bytes_max`; one is always allowed."""
     total = np.cumsum(units["size"], dtype=np.int64)
     return max(1, int(np.searchsorted(total, bytes_max, side="right")))
 
@@ -315,7 +315,7 @@ def _is_run(frames: memoryview, first_size: int, last_size: int) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _frame_head(frame_size: int) -> bytes:
-    """What every frame of this size starts with: tag and length. There is none of some sizes."""
+    """Tag and length of a frame of this size; bytes that never match if there is no such frame."""
     for width in range(1, 6):
         length = frame_size - 1 - width
         if length >= 0 and max(1, (length.bit_length() + 6) // 7) == width:

@@ -44,7 +44,7 @@ def halved(batch: Batch, half: bytes) -> Batch:
 
 
 def carried(batch: Batch, first_message_at: int) -> Batch:
-    """A held batch that is written again: who sent it is known by now, where it stood is not."""
+    """A held batch that is written again: its sender is known by now, its old place is not."""
     return _rebuilt(
         [batch],
         batch.topic,
@@ -112,7 +112,7 @@ def _column(parts: Sequence[npt.NDArray[np.generic]]) -> npt.NDArray[np.generic]
 
 
 def _key_counts(batches: Sequence[Batch]) -> npt.NDArray[np.generic]:
-    """Of a batch without keys there are none: they are zeros beside others."""
+    """A batch without keys has no counts: zeros beside other batches."""
     if not any(len(one.key_counts) for one in batches):
         return batches[0].key_counts
     return _column(

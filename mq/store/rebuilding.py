@@ -72,8 +72,8 @@ class KnownUnit(NamedTuple):
 
 
 class _Origin(NamedTuple):
-    """Where a rebuild begins: the first unit of the queue that stands at `log_offset` or behind it,
-    in the entries from `raft_index` on, has this queue offset.
+    """The start of a rebuild: the first unit of the queue at `log_offset` or behind it, in the
+    entries from `raft_index` on, has this queue offset.
     """
 
     raft_index: int
@@ -118,7 +118,7 @@ def _put(found: Units, rows: Units, at: int) -> None:
 
 
 def _units_of(entry: Entry, wanted: Stretch, name: bytes, replay: HeldReplay) -> list[Units]:
-    """Of the queue, in one entry."""
+    """The units of the queue in one entry."""
     ref, payload = entry
     if ref.kind == Kind.COMMAND and not name:
         replay.command(bytes(payload))

@@ -5,8 +5,8 @@ files are mended where the log says otherwise, what a crash left unsealed is sea
 kept is durable in the end. The steps are in such an order that a crash in between leaves the next
 start with the same findings.
 
-A cut below the durable mark means that the disk lost what it had synced; the report says how much,
-for who must not vote on it.
+A cut below the durable mark means that the disk lost what it had synced; the report says how
+much, because such a node must not vote on it.
 """
 
 from __future__ import annotations
@@ -142,9 +142,9 @@ def _report_idx(vfs: Vfs, path: str, look: Look) -> None:
 
 
 def _write_again(segment: Segment) -> None:
-    """What no sync is known to have covered, as it stands: if the process before this one ended by
-    a sync that failed, the kernel takes the pages for clean although they never reached the disk,
-    and a sync would succeed on nothing.
+    """Writes again what no sync is known to have covered: if the last process ended with a failed
+    sync, the kernel takes the pages for clean although they never reached the disk, and a new sync
+    would succeed on nothing.
     """
     position = segment.synced
     while position < segment.end:

@@ -1,4 +1,4 @@
-"""What may go: pure decisions on segments, time, size and disk use. The caller drops, logs and
+"""Retention: pure decisions on segments, time, size and disk use. The caller drops, logs and
 counts.
 
 Whole segments go, from the front, and never the active one.
@@ -47,7 +47,7 @@ class Decision(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What a group will never read."""
+    """Messages that a group will never read."""
 
     group: str
     topic: str
@@ -58,7 +58,7 @@ class Loss(NamedTuple):
 def expired_segments(
     segments: Sequence[SegmentInfo], now_ms: int, policy: Policy, disk: DiskUsage
 ) -> Decision:
-    """How many segments to drop from the front now."""
+    """The number of segments to drop from the front now."""
     sealed = segments[:-1]
     expired_before_ms = now_ms - policy.age_ms_max
     by_age = sum(1 for _ in takewhile(lambda s: s.last_stored_at_ms < expired_before_ms, sealed))
@@ -88,7 +88,7 @@ def losses(
     new_starts: Iterable[QueueExtent],
     group_offsets: Mapping[str, Mapping[tuple[str, int], int]],
 ) -> list[Loss]:
-    """Which groups stand before the new starts of queues, and how many messages each one loses."""
+    """The groups that stand before the new starts of queues, and the messages each one loses."""
     starts = {(extent.topic, extent.queue_id): extent.start for extent in new_starts}
     return [
         Loss(group, topic, queue_id, starts[topic, queue_id] - queue_offset)

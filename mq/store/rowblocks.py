@@ -47,14 +47,14 @@ class RowsDamaged(Exception):
 
 
 class Tail(NamedTuple):
-    """How far a file is written, and the checksum of the rows of its last, incomplete block."""
+    """The number of rows written to a file, and the checksum of its last, incomplete block."""
 
     rows: int
     crc: int
 
 
 class RowBlocks(NamedTuple):
-    """Where rows stand in a file."""
+    """The layout of rows in a file."""
 
     dtype: np.dtype[Any]
     rows_max: int  # the last block may be shorter
@@ -83,8 +83,8 @@ class RowBlocks(NamedTuple):
     def encode(
         self, rows_of: Callable[[int, int], Sequence[npt.NDArray[Any]]], tail: Tail, stop: int
     ) -> tuple[list[Buffer], Tail]:
-        """What stands at `position(tail.rows)` when the rows up to `stop` are written, and the
-        tail then. `rows_of` gives the rows [start, end) in parts, which are not copied.
+        """The bytes at `position(tail.rows)` once the rows up to `stop` are written, and the tail
+        after them. `rows_of` gives the rows [start, end) in parts, which are not copied.
         """
         content: list[Buffer] = []
         start, crc = tail
@@ -102,7 +102,7 @@ class RowBlocks(NamedTuple):
         return content, Tail(stop, crc)
 
     def empty_tail(self, rows: int) -> Tail:
-        """Of a file of which the first `rows` rows were never written: they read as zeros."""
+        """The tail of a file whose first `rows` rows were never written: they read as zeros."""
         count = rows % BLOCK_ROWS if rows < self.rows_max else 0
         return Tail(rows, _crc_of_zeros(count * self.dtype.itemsize))
 

@@ -37,7 +37,7 @@ PAYLOAD_BYTES_MAX = 256 << 20
 
 
 class Source(Protocol):
-    """What reading needs of a `vfs.File`."""
+    """The part of `vfs.File` that reading needs."""
 
     def pread(self, length: int, position: int) -> bytes: ...
 
@@ -48,8 +48,8 @@ class Source(Protocol):
 
 @dataclasses.dataclass(slots=True)
 class Scan:
-    """What was found: `count` intact entries in [0, end), then `problem`, or nothing but zeros to
-    the end of the file.
+    """The result: `count` intact entries in [0, end), then `problem`, or nothing but zeros to the
+    end of the file.
     """
 
     first: EntryHeader | None = None
@@ -148,7 +148,7 @@ def _hand_over(records: list[bytes], on_records: Callable[[bytes], None] | None)
 
 
 def _problem(header: EntryHeader | None, size: int, scan: Scan) -> str:
-    """Why this is not the header of the entry that belongs here; empty when it may be."""
+    """The reason why this is not the header of the entry that belongs here; empty if it may be."""
     if header is None:
         return "no entry starts here"
     if header.length > PAYLOAD_BYTES_MAX or scan.end + HEADER_BYTES + header.length > size:
@@ -157,7 +157,7 @@ def _problem(header: EntryHeader | None, size: int, scan: Scan) -> str:
 
 
 def misfit(header: EntryHeader, last: EntryHeader | None) -> str:
-    """Why this entry cannot follow the last one of its segment; empty when it can."""
+    """The reason why this entry cannot follow the last one of its segment; empty if it can."""
     if last is None:
         is_checkpoint = header.kind == Kind.CHECKPOINT
         return "" if is_checkpoint else "the segment does not open with a checkpoint"
@@ -169,8 +169,8 @@ def misfit(header: EntryHeader, last: EntryHeader | None) -> str:
 
 
 def disorder(header: EntryHeader, last: EntryHeader) -> str:
-    """Why this entry cannot follow the last one, of this segment or the one before; empty when it
-    can.
+    """The reason why this entry cannot follow the last one, of this segment or the one before;
+    empty if it can.
     """
     if header.raft_index != last.raft_index + 1:
         return f"raft index {header.raft_index} follows {last.raft_index}"
@@ -225,7 +225,7 @@ def check_opening(data: memoryview, first_index: int) -> None:
 
 
 def _defect(header: EntryHeader | None, rest: memoryview) -> str:
-    """Why no intact entry of a kind that we know stands here; empty when one does."""
+    """The reason why no intact entry of a known kind stands here; empty if one does."""
     if header is None:
         return "no entry starts here"
     if header.length > PAYLOAD_BYTES_MAX or HEADER_BYTES + header.length > len(rest):

@@ -50,7 +50,7 @@ class ScrubSchedule:
         self._target = 0
 
     def next_offset(self, start: int, end: int, bytes_per_s: int, now_s: float) -> int | None:
-        """Where the next step begins, in a log that may be looked at from `start` to `end`; None:
+        """The start of the next step in a log that may be checked from `start` to `end`; None:
         nothing is due.
         """
         if self.pause_s(bytes_per_s, now_s) or start >= end:
@@ -95,7 +95,7 @@ class Finding(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """What a step came to: up to where it looked, and what is not what was written."""
+    """The result of a step: the end of the range it checked, and the damage it found."""
 
     number: int  # of the entry that comes next
     position: int
@@ -179,7 +179,7 @@ class Step:
         return Checked(self.number + count, position, findings)
 
     def _header_at(self, position: int, raft_index: int) -> EntryHeader | None:
-        """Of the entry, if it is intact."""
+        """The header of the entry, if it is intact."""
         header = decode_header(self._read(position, HEADER_BYTES))
         if header is None or header.raft_index != raft_index:
             return None
@@ -189,7 +189,7 @@ class Step:
         return header if is_intact(memoryview(self._read(position, size)), header) else None
 
     def _size_by_records(self, records: npt.NDArray[np.void], at: int, position: int) -> int:
-        """Of an entry that is damaged; 0 when its record does not fit those around it."""
+        """The size of a damaged entry; 0 if its record does not fit the records around it."""
         if at >= len(records) or int(records["position"][at]) != position:
             return 0
         size = HEADER_BYTES + int(records["length"][at])
@@ -217,7 +217,7 @@ class Step:
                 file.let_go(position, length)
 
     def _rest(self, reason: str) -> Checked:
-        """Of the segment: it cannot be looked at."""
+        """The rest of the segment, which cannot be checked."""
         size = self.twin.end - self.position
         return Checked(self.twin.count, self.twin.end, [Finding(self.position, size, reason)])
 

@@ -106,7 +106,7 @@ class Segment:
         twin._sealed_at, twin._is_of_sealed = self._sealed_at, self.is_sealed
         twin._log_file = self._vfs.open(self.log_path, read_only=True)
         number, records = self.records_between(start, end)
-        # Copied: a map of the `.idx` must not be touched any more when the file is cut.
+        # Copied: a map of the `.idx` must not be touched after the file was cut.
         twin._known = number, records.copy()
         return twin
 
@@ -286,14 +286,14 @@ class Segment:
         return changed_at == self._sealed_at
 
     def synced_count(self) -> int:
-        """How many entries are known to be durable. Takes one look at `synced`, which another
-        thread may be raising.
+        """The number of entries that are known to be durable. Reads `synced` once: another thread
+        may be raising it.
         """
         synced = np.uint32(self.synced)
         return int(np.searchsorted(self.records()["position"], synced))
 
     def term_of(self, number: int) -> int:
-        """Of entry `first_index + number`. Eight bytes are read, nothing is mapped."""
+        """The term of entry `first_index + number`. Reads eight bytes and maps nothing."""
         position = self._idx_end(number) + IDX_TERM_AT
         return int.from_bytes(self.idx.pread(IDX_TERM_BYTES, position), "little")
 

@@ -92,7 +92,7 @@ def _is_chain(records: npt.NDArray[np.void], end: int) -> bool:
 
 
 def _check(segment: Segment, records: npt.NDArray[np.void]) -> tuple[npt.NDArray[np.bool_], bool]:
-    """Which entries are damaged, and whether some are not and their record is."""
+    """The damaged entries, and whether intact ones have a wrong record."""
     bad = np.zeros(len(records), np.bool_)
     is_idx_damaged = False
     positions = records["position"].astype(np.int64)

@@ -47,7 +47,7 @@ class CommittedEntry(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """What retention did: the queues whose start moved, with the new start."""
+    """The result of retention: the queues whose start moved, with the new start."""
 
     segments: int
     reason: retention.Reason | None
@@ -133,7 +133,7 @@ class Store:
         return self.log.apart_through(self.applied_index)
 
     def checkpoint_payload(self) -> bytes:
-        """Of a checkpoint entry that stands right behind `applied_index`."""
+        """The payload of a checkpoint entry right behind `applied_index`."""
         return checkpoint.encode_entry(self.queues.extents(), self._broker_state())
 
     def committed(self, raft_index: int) -> Iterator[CommittedEntry]:
@@ -180,7 +180,9 @@ class Store:
         self._checkpointed_offset = self._applied_offset()
 
     def check_writable(self) -> None:
-        """DiskFull while no more may come in; who writes to the log itself asks before."""
+        """Raises DiskFull while writes are refused; callers that write to the log themselves call
+        it first.
+        """
         self.derived.check_usable()
         if self._is_disk_nearly_full and not self._ignores_disk_limit:
             raise DiskFull(
@@ -254,8 +256,8 @@ class Store:
         return queue.first_at(self.log.offset_at_time(stored_at_ms)) if queue else None
 
     def messages_between(self, start: int, end: int) -> Iterator[QueueExtent | None]:
-        """Which messages stand between these log offsets, by the queues alone: a queue and its
-        offsets [start, end), or None for a queue that has none there, so that a caller can pause.
+        """The messages between these log offsets, by the queues alone: a queue and its offsets
+        [start, end), or None for a queue that has none there, so that a caller can pause.
         """
         for topic, queue_id, *_ in self.queues.extents():
             queue = self.queues.get(topic, queue_id)

@@ -1,4 +1,4 @@
-"""Which bytes of the log are known to be what was written, and the check that makes them so.
+"""The bytes of the log that are known to be intact, and the check that makes them so.
 
 Every entry has a crc, but consumers get slices out of the middle of entries. So the whole entry is
 read and checked the first time a slice of it leaves the broker, and remembered here: as ranges of
@@ -87,7 +87,7 @@ class VerifiedRanges:
         return log_offset >= self._appended_from
 
     def left_memory(self, end: int) -> None:
-        """Something before `end` is not in memory any more."""
+        """Bytes before `end` have left the page cache."""
         with self._lock:
             self._appended_from = max(self._appended_from, end + _READ_AHEAD_BYTES)
 
@@ -171,9 +171,8 @@ def _first_damaged_of_few(
 def damaged_entries(
     data: memoryview, records: npt.NDArray[np.void], first_index: int
 ) -> npt.NDArray[np.bool_]:
-    """Which entries are not what their header and their record in the `.idx` say. `data` starts
-    with the first of them; the records are consecutive. Work in Python is a comparison of two
-    numbers an entry.
+    """The entries that differ from their header or from their record in the `.idx`. `data` starts
+    with the first of them; the records are consecutive. Python compares two numbers an entry.
     """
     starts = records["position"].astype(np.int64)
     starts -= starts[0]

@@ -52,7 +52,7 @@ class File(Protocol):
         ...
 
     def changed_at(self) -> int:
-        """When the file was last written to, by any process: for comparing, in no known unit."""
+        """The time of the last write by any process: for comparing, in no known unit."""
         ...
 
     def is_in_memory(self, position: int, length: int) -> bool:
@@ -72,8 +72,8 @@ class File(Protocol):
     def view(self, length: int) -> memoryview:
         """The first `length` bytes, which must exist, for random access without copies.
 
-        Later writes may show or not. Bytes that are truncated away, by this handle only, must not
-        be touched through a view any more.
+        Later writes may show or not. Bytes that were truncated away, by this handle only,
+        must not be touched through a view.
         """
         ...
 
@@ -126,7 +126,7 @@ class Vfs(Protocol):
     def disk_usage(self, path: str) -> DiskUsage: ...
 
     def open_files_max(self) -> int:
-        """How many files one owner may keep open for speed."""
+        """The number of files that one owner may keep open for speed."""
         ...
 
     def lock(self, path: str) -> File:
@@ -354,7 +354,7 @@ def is_shortage(error: OSError) -> bool:
 
 
 def shortage(error: OSError) -> str:
-    """What is missing, for a sentence."""
+    """Names the resource that is missing, for an error message."""
     return _SHORTAGES[error.errno or 0]
 
 

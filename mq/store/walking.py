@@ -45,7 +45,7 @@ class Many(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """Of one tag. `values` are numbers, or the lengths of what stands at `starts`."""
+    """The fields of one tag. `values` are numbers, or the lengths of what stands at `starts`."""
 
     rows: Numbers
     starts: Numbers
