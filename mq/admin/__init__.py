@@ -1,1 +1,3 @@
-"""What a node says of itself and lets operators do. `mq.rpc.admin` is its face on the wire."""
+"""The operator's view of a node, and the changes it allows. `mq.rpc.admin` is its face on the
+wire.
+"""

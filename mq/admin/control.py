@@ -1,4 +1,4 @@
-"""What a node says of itself to operators, and what they may change while it runs."""
+"""The status of a node for operators, and the settings that they may change while it runs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What operators look at: topics, groups with their exact lag, open transactions, dead letters,
-single messages. Reads only, on the leader.
+"""Reads for operators: topics, groups with their exact lag, open transactions, dead letters, single
+messages. On the leader only.
 
 There may be very many topics, queues and groups: their lists are made in several turns of the loop,
 so a list is not a snapshot of one moment.

@@ -47,7 +47,7 @@ async def read_chunk(broker: Broker, log_offset: int, bytes_max: int) -> pb.LogC
 async def _read(
     log: CommitLog, log_offset: int, end_offset: int, bytes_max: int
 ) -> tuple[int, bytes | memoryview]:
-    """Where the segment begins, and bytes of it."""
+    """The start of the segment, and bytes of it."""
     base, segment_end = log.segment_around(log_offset)
     end = min(segment_end, end_offset, log_offset + min(bytes_max, _CHUNK_BYTES_MAX))
     part = log.apart(log_offset, end)

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class RaftMembers(Protocol):
-    """What replication lets an operator change."""
+    """The changes of replication that an operator may make."""
 
     def add_member(self, node_id: str, address: str) -> asyncio.Future[Any]: ...
 

@@ -31,7 +31,7 @@ _LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25
 
 
 class Connections(Protocol):
-    """Of clients: how many there are at one listener, and how many may be."""
+    """Client connections of one listener: their number, and its limit."""
 
     @property
     def count(self) -> int: ...
@@ -40,7 +40,7 @@ class Connections(Protocol):
 
 
 class Scrubbing(Protocol):
-    """Of the log, in the background: how much was read, and how long ago all of it was."""
+    """Progress of scrubbing the log: bytes read, and time since the last full pass."""
 
     @property
     def scrubbed_bytes_total(self) -> int: ...

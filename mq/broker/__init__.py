@@ -1,3 +1,3 @@
-"""What the broker does: topics, producers, groups, offsets, deliveries. No gRPC, no Raft: entries
-are proposed through `contracts.Consensus` and applied by `machine`.
+"""The broker: topics, producers, groups, offsets, deliveries. No gRPC, no Raft: entries are
+proposed through `contracts.Consensus` and applied by `machine`.
 """

@@ -49,7 +49,7 @@ _HEAD_BYTES = 8
 
 
 class WorkStart(NamedTuple):
-    """Where the work on a queue began: the known position of the group, and the first message.
+    """The start of the work on a queue: the known position of the group, and the first message.
     Messages between the two needed no work.
     """
 
@@ -86,7 +86,7 @@ class AtomicSend:
         return GroupPositions(group=self.group, positions=wire)
 
     def entry_bytes(self) -> int:
-        """What it takes of an entry, rather more than less."""
+        """Upper bound of its size in an entry."""
         commit_bytes = self.commit().ByteSize() + 2 * _HEAD_BYTES if self.positions else 0
         return commit_bytes + sum(len(batch.data) + _HEAD_BYTES for batch in self.batches)
 
@@ -152,7 +152,7 @@ class AtomicSends:
         *,
         starts: Mapping[Queue, WorkStart] | None = None,
     ) -> list[StoredAt]:
-        """Where each batch is; all of it is durable when this returns.
+        """Returns the places of the batches; all of it is durable when this returns.
 
         IllegalRequest, IllegalSequence, IllegalOffset, IllegalHandle, UnknownMember, NotAssigned,
         MessageTooLarge, FlowControl, and whatever is wrong with a queue: nothing was written. As
@@ -220,7 +220,7 @@ class AtomicSends:
         return TurnDecision(turn.answers, entry, over)
 
     def _judge(self, atom: AtomicSend, turn: _AtomicTurn) -> StoredBatches | None:
-        """What is answered when the entry is applied. None: not in this turn."""
+        """The answer once the entry is applied. None: not in this turn."""
         done = self._done(atom, turn)
         if done is not None:
             return done
@@ -250,7 +250,7 @@ class AtomicSends:
         return None
 
     def _place(self, group: str, queue: Queue, turn: _AtomicTurn) -> int | None:
-        """Where the group stands, with what the turn has done so far."""
+        """The position of the group, with the changes of this turn so far."""
         decided = turn.positions.get(group, {}).get(queue)
         return self._commits.position(group, queue) if decided is None else decided
 
@@ -343,7 +343,7 @@ def _in_parts() -> IllegalSequence:
 
 
 def _check(atom: AtomicSend, handles: Sequence[Handle]) -> None:
-    """What is wrong with it whatever the state is."""
+    """Raises for errors that do not depend on the state."""
     if not atom.batches and not atom.positions and not handles:
         raise IllegalRequest("nothing to send, to commit or to acknowledge")
     if atom.positions and handles:

@@ -197,7 +197,9 @@ class Broker:
             await self._until_durable(ref.end_log_offset)
 
     def stored_at_ms(self, queue: ConsumeQueue, queue_offset: int) -> int:
-        """Of a message that is in the queue; 0 while that part of the queue cannot be read."""
+        """The time at which a message of the queue was stored; 0 while that part of the queue
+        cannot be read.
+        """
         try:
             log_offsets = queue.read(queue_offset, queue_offset + 1)["log_offset"].astype("i8")
         except (QueueDamaged, Rebuilding):
@@ -252,7 +254,7 @@ class Broker:
             await service.carry(log_offset)
 
     def on_dropped(self, moved: Iterable[QueueExtent]) -> None:
-        """Retention has let go of messages: says which groups had not consumed them."""
+        """Retention has dropped messages: reports the groups that had not consumed them."""
         offsets = self.state.offsets
         starts = {Queue(one.topic, one.queue_id): one.start for one in moved}
         for group in offsets.groups() if starts else ():
@@ -272,7 +274,7 @@ class Broker:
         self._dropped_through |= starts
 
     def _unconsumed(self, group: str, queue: Queue, first: int, end: int) -> int:
-        """Of the messages [first, end), those that the group is not done with."""
+        """Those of the messages [first, end) that the group is not done with."""
         leases = self.state.leases.get(group, queue)
         if leases is None:
             return max(0, end - first)
@@ -280,8 +282,8 @@ class Broker:
         return given + max(0, end - max(first, leases.next))
 
     async def expect(self, topics: Iterable[str]) -> None:
-        """Of consumers, which wait for topics that are missing; they are created if the operator
-        wants that. IllegalTopic: none is.
+        """For consumers that wait for missing topics, which are created if the operator wants that.
+        IllegalTopic: none is created.
         """
         if self.settings.creates_for_consumers:
             await self.create_missing(topics)

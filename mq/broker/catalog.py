@@ -129,7 +129,7 @@ class Catalog:
         await self._propose(Command(many=Many(commands=commands)))
 
     def _topics_of(self, group: str) -> list[str]:
-        """What only the group had: its retries, and its dead letters if there are none."""
+        """Topics that only the group uses: its retries, and its dead letters if there are none."""
         letters = names.dead_letter_topic(group)
         queue = self._machine.store.queues.get(letters, 0)
         mine = [names.retry_topic(group)]
@@ -151,7 +151,7 @@ class Catalog:
         return name in self._leaving
 
     def _check_alike(self, name: str, type_: int, priorities: int) -> None:
-        """What clients may do with a topic must not depend on the set that a message goes to."""
+        """The access to a topic must not depend on the set that a message goes to."""
         for one in self._elsewhere(name):
             if (one.type, one.priorities) != (type_, priorities):
                 kind = TopicType.Name(one.type).removeprefix("TOPIC_").lower()

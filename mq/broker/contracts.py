@@ -1,4 +1,4 @@
-"""What the broker needs around it, declared here so that it knows neither Raft nor gRPC."""
+"""The interfaces that the broker needs, declared here so that it knows neither Raft nor gRPC."""
 
 from __future__ import annotations
 

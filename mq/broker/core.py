@@ -1,5 +1,5 @@
-"""What the broker's services share: leadership, the log, the state, the clock; and what a service
-is.
+"""The parts that the broker's services share: leadership, the log, the state, the clock; and the
+interface of a service.
 
 A service is pure decisions over the replicated state plus a small driver that runs on the leader
 alone. It changes the state only by writing an entry: messages and a command in one entry are one

@@ -1,5 +1,5 @@
-"""Which broker sets the cluster has, their leaders, and their topics: as far as this
-broker has heard. Routes are answered from here, and fair shares of groups are made by it.
+"""The broker sets of the cluster, their leaders and their topics, as far as this broker has heard.
+Routes are answered from here, and fair shares of groups are made by it.
 
 No network, and the time comes in. What is known of another set comes from greetings (see
 `mq.rpc.greeting`) and may be stale, which is harmless: a broker that does not lead names the
@@ -112,14 +112,14 @@ class Directory:
         return sorted([*found, *self.elsewhere(name)], key=lambda one: one.broker_set)
 
     def topic_names(self) -> Iterator[str]:
-        """Of the whole cluster, each once, without those of the brokers' own."""
+        """The topics of the whole cluster, each once, without internal ones."""
         own = {topic.name: None for topic in self._state.topics}
         others = (name for one in self._known() for name in one.topics)
         every = itertools.chain(own, (name for name in others if name not in own))
         return (name for name in dict.fromkeys(every) if not names.is_internal_topic(name))
 
     def elsewhere(self, name: str) -> list[TopicRoute]:
-        """What other sets have of the topic."""
+        """The queues that other sets have of the topic."""
         return [one.topics[name] for one in self._known() if name in one.topics]
 
     def check_nowhere_else(self, name: str) -> None:
@@ -135,7 +135,7 @@ class Directory:
         return any(name in one.readable for one in self._known())
 
     def surroundings(self, topics: Collection[str], retry_topic: str | None) -> Surroundings:
-        """Of the queues that this set has of a group's topics."""
+        """The surroundings of the queues that this set has of a group's topics."""
         elsewhere = {one.name: one.portion(topics, retry_topic) for one in self._known()}
         return Surroundings(
             self.own_name,
@@ -279,7 +279,7 @@ class Directory:
         return [one for name, one in self._others.items() if not self._state.sets.is_removed(name)]
 
     def _look_around(self) -> None:
-        """What operators added and removed, and the zones of this set."""
+        """Follows the sets that operators added and removed, and the zones of this set."""
         self._was_current = self.is_informed
         sets = self._state.sets
         for name in [one for one in self._others if sets.is_removed(one)]:

@@ -1,4 +1,5 @@
-"""What a producer may ask to be held back, and what becomes of it before it is stored.
+"""Held messages: the delays and transactions that a producer may ask for, normalized before they
+are stored.
 
 Delays become delivery times, and what a half message leaves open is filled in, by the leader: what
 stands in the log says all, so that replicas agree whatever their clocks and configurations are.

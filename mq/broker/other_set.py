@@ -1,4 +1,4 @@
-"""What a broker has heard of one other broker set, and which of that it believes.
+"""The reports of one other broker set, and the part of them that this broker believes.
 
 Whatever comes from another broker is checked here before it is kept: it goes on to clients and to
 other brokers, and shares of consumer groups are made by it. Pure: `now_ms` comes in.
@@ -80,7 +80,7 @@ class OtherSet:
     _news_ms: int = 0
 
     def places(self) -> list[str]:
-        """Where to ask, in this order: the leader knows best."""
+        """The addresses to ask, in this order: the leader knows best."""
         nodes = self.broker_set.nodes if self.broker_set else ()
         leader_id = self.broker_set.leader_id if self.broker_set else ""
         ranked = sorted(nodes, key=lambda node: node.node_id != leader_id)
@@ -96,8 +96,8 @@ class OtherSet:
             self.told = legal_addresses((*found, *self.told))
 
     def portion(self, topics: Iterable[str], retry_topic: str | None) -> Portion:
-        """What a group has here. Its members come to sets with topics of theirs, and find what
-        failed there beside them.
+        """The queues that a group has in this set. Members connect to sets that have topics of
+        theirs, and get the retry queues of these sets beside them.
         """
         queues = sum(self.readable.get(topic, 0) for topic in topics)
         if queues and retry_topic is not None:

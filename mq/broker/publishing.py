@@ -156,7 +156,7 @@ class Publisher:
         return slot
 
     def timed_out(self, slot: Slot) -> MqError:
-        """Why there is no outcome yet."""
+        """The error for a send without an outcome so far."""
         ref = slot.entry.ref if slot.entry else None
         durable = self._machine.store.log.durable_index
         if ref is not None and ref.raft_index > durable:

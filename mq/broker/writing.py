@@ -56,7 +56,7 @@ class EntryWriter:
 
 
 class PendingDelays:
-    """When the delayed batches are due that are proposed and not applied."""
+    """Due times of delayed batches that are proposed and not applied yet."""
 
     def __init__(self) -> None:
         self._due_ms: dict[asyncio.Future[object], int] = {}

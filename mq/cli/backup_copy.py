@@ -51,7 +51,9 @@ _BEGIN_ANEW = "The backup cannot be gone on with: begin a new one in another dir
 
 
 class Copy:
-    """Of one set. `on_progress` is told how many bytes were copied, and how many are to be."""
+    """The backup of one set. `on_progress` is called with the bytes copied and the bytes to
+    copy.
+    """
 
     def __init__(
         self,
@@ -262,7 +264,7 @@ class Copy:
             self._save(is_complete=False)
 
     def _whole(self, data: bytes) -> int:
-        """How many bytes from the start are whole entries."""
+        """The number of bytes from the start that are whole entries."""
         position = 0
         while len(data) - position >= HEADER_BYTES:
             header = decode_header(data, position)
@@ -285,7 +287,7 @@ class Copy:
     # -- the manifest ------------------------------------------------------------------------------
 
     def _save(self, *, is_complete: bool) -> None:
-        """Of what is durable."""
+        """Saves a manifest of what is durable."""
         log, now = self._log, dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         before, infos = self._manifest, log.segments()
         if not is_complete:

@@ -1,4 +1,4 @@
-"""What a backup of one broker set holds, and whether it still does.
+"""The content of a backup of one broker set, and the check that it is still there.
 
     <backup>/<set>/manifest.json     this
     <backup>/<set>/commitlog/...     a plain CommitLog directory: segments, byte for byte
@@ -34,7 +34,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def no_progress(_: int) -> None:
-    """Of how much was read."""
+    """The default of `on_progress`: reports nothing."""
 
 
 class SegmentRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +88,7 @@ def save(vfs: Vfs, directory: str, manifest: Manifest) -> None:
 
 
 def _checksum(document: dict[str, Any]) -> str:
-    """Of all fields but itself, however the file is laid out."""
+    """The checksum of all other fields, independent of the layout of the file."""
     fields = {key: value for key, value in document.items() if key != _CHECKSUM}
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 

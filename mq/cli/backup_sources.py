@@ -1,5 +1,4 @@
-"""Where a backup reads the log of a broker set: from its running nodes, or from the directory of
-one that is stopped.
+"""Sources of a backup: the running nodes of a broker set, or the directory of a stopped one.
 
 Bytes come in chunks of one segment, cut anywhere. A source checks nothing of them.
 """
@@ -66,7 +65,7 @@ class RunningNodes:
 
     @property
     def name(self) -> str:
-        """Of the one that is asked first."""
+        """The node that is asked first."""
         return f"{self._nodes[0][0]} at {self._nodes[0][1]}"
 
     def read(self, log_offset: int, bytes_max: int = CHUNK_BYTES) -> Chunk:
@@ -155,7 +154,7 @@ class StoppedNode:
 
 
 def _kept(vfs: Vfs, directory: str) -> list[Look]:
-    """What a start of the node would keep."""
+    """The segments that a start of the node would keep."""
     bases = segment_bases(vfs, directory) if vfs.exists(directory) else []
     looks = [examine(vfs, directory, base, check=base == bases[-1]) for base in bases]
     for look in looks:

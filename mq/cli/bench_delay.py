@@ -30,7 +30,7 @@ _YIELD_EVERY = 64
 
 
 def measure_delay(load: Load, group: str, admin: Admin, show: Show) -> tuple[Measured, Measured]:
-    """Of delivery, with the lateness of single messages as latency; and of plain sending."""
+    """Measures delivery, with the lateness of single messages as latency; and plain sending."""
     plain = produce(load, 1, show)
     delivered = loop.run(_deliver(load, admin, plain.seconds, show))
     delivered.latencies_ms = loop.run(_lateness(load, group))
@@ -83,12 +83,12 @@ async def _send_for(
 
 
 def _end(admin: Admin, topic: str) -> int:
-    """How many messages the topic has had."""
+    """The number of messages that the topic has had."""
     return sum(queue.end for queue in admin.describe_topic(topic).queues)
 
 
 async def _lateness(load: Load, group: str) -> list[float]:
-    """Of single messages at a low rate, until a consumer has them, in milliseconds."""
+    """The lateness of single messages at a low rate, until a consumer has them, in milliseconds."""
     from mq.client import Message, aio  # noqa: PLC0415
 
     due_ms: dict[bytes, int] = {}

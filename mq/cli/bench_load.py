@@ -49,7 +49,7 @@ Show = Callable[[int, int], None]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked for; ends by `messages` or by `seconds`, whichever comes first."""
+    """The load to generate; ends by `messages` or by `seconds`, whichever comes first."""
 
     servers: str
     topic: str
@@ -251,7 +251,7 @@ def _producer_process(load: Load, barrier: Barrier, pipe: _Pipe) -> None:
 
 
 def _gather(pipes: Sequence[_Pipe], load: Load, began_s: float, show: Show) -> list[Measured]:
-    """What each process measured. Raises what the first one failed with."""
+    """The measurements of each process. Raises the error of the first one that failed."""
     counts: dict[Any, int] = dict.fromkeys(pipes, 0)
     parts: list[Measured] = []
     failures: list[MqError] = []

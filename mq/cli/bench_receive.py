@@ -24,7 +24,7 @@ _SILENCE_S = 30.0
 def measure_receive(
     load: Load, group: str, consumers: int, show: Show
 ) -> tuple[Measured, Measured]:
-    """Of receiving and acknowledging, with the latency of rounds; and of plain sending."""
+    """Measures receiving and acknowledging, with the latency of rounds; and plain sending."""
     loop.run(_begin(load, group))
     plain = produce(dataclasses.replace(load, batch=0), 1, show)
     return loop.run(_receive(load, group, consumers, plain.messages, show)), plain

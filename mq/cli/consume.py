@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Wish:
-    """What the options ask for."""
+    """The options of the command."""
 
     topics: tuple[str, ...]
     place: Place
@@ -79,7 +79,7 @@ class Wish:
         return self.is_endless and error.retryable
 
     def left(self, written: int) -> int:
-        """How many more to write, as far as one step goes."""
+        """The number of messages still to write in one step."""
         return _POLL_MESSAGES if self.count is None else min(self.count - written, _POLL_MESSAGES)
 
 

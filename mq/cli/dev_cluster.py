@@ -153,7 +153,7 @@ def _check_free(nodes: Sequence[Node]) -> None:
 
 
 def _taken(nodes: Sequence[Node]) -> str:
-    """Which ports are not free, in words; empty when all are."""
+    """The ports that are not free, in words; empty if all are."""
     taken = [
         f"{port} ({node.name}, {use})"
         for node in nodes
@@ -416,8 +416,8 @@ def _print_nodes(cluster: Cluster, roles: dict[str, str], *, as_json: bool) -> N
 
 
 def _watch(cluster: Cluster, admin: Admin, stop: threading.Event) -> None:
-    """Until it is to stop. Says when a node dies, who leads its set then, and when a set that had
-    no leader has one again: nodes can be started by hand.
+    """Runs until it is to stop. Reports when a node dies, the leader of its set then, and when a
+    set that had no leader has one again: nodes can be started by hand.
     """
     alive = list(cluster.nodes)
     leaderless: set[str] = set()

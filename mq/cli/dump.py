@@ -42,7 +42,7 @@ _LOST_ADVICE = (
 
 
 class Found(NamedTuple):
-    """What every view starts from."""
+    """The input of every view."""
 
     directory: str
     identity: Identity | None

@@ -1,4 +1,4 @@
-"""What `mq dump` draws on a terminal: the tables of its views and the lines around them."""
+"""Tables of `mq dump` on a terminal, and the lines around them."""
 
 from __future__ import annotations
 

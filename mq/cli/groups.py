@@ -301,7 +301,7 @@ def _queue_columns(queues: Sequence[GroupQueue]) -> list[Column]:
 
 
 def _before(found: ResetOffsetsResponse) -> list[int | None]:
-    """Where the group was in each queue of `after`; None: nowhere yet."""
+    """The former position of the group in each queue of `after`; None: it had none."""
     places = {(each.broker_set, each.queue_id): each.queue_offset for each in found.before}
     return [places.get((each.broker_set, each.queue_id)) for each in found.after]
 

@@ -35,7 +35,7 @@ def health(context: click.Context, brokers: Brokers) -> None:
 
 
 def _status(brokers: Brokers) -> str:
-    """Of the first that answers. Unreachable when none does."""
+    """The status of the first broker that answers. Raises Unreachable if none does."""
     import grpc  # noqa: PLC0415
     from grpc_health.v1 import health_pb2, health_pb2_grpc  # noqa: PLC0415
 

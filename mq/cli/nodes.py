@@ -111,7 +111,7 @@ def leaders(nodes: Sequence[Seen]) -> dict[str, BrokerStatusResponse]:
 
 
 class Leadership(NamedTuple):
-    """Of one broker set."""
+    """The leader of one broker set."""
 
     name: str
     # By the word of its nodes; empty: none knows of one.
@@ -121,8 +121,8 @@ class Leadership(NamedTuple):
 
 
 def leadership(found: RouteResponse, nodes: Sequence[Seen]) -> list[Leadership]:
-    """Of each set. What the nodes say themselves counts, not the route: its sender may know less,
-    or believe in a leader that is gone.
+    """The leader of each set, by the nodes' own word and not by the route: its sender may know
+    less, or believe in a leader that is gone.
     """
     return [
         _leadership(each.name, [one for one in nodes if one.broker_set == each.name])
@@ -164,7 +164,7 @@ def checked_set(found: RouteResponse, broker_set: str) -> str:
 
 
 def address_of(found: RouteResponse, node_id: str | None, broker_set: str = "") -> str:
-    """Where a node is; without a name, the one that leads the first set. IllegalRequest."""
+    """The address of a node; without a name, of the leader of the first set. IllegalRequest."""
     sets = [each for each in found.broker_sets if broker_set in ("", each.name)]
     if node_id is None:
         led = [each for each in sets if each.leader_id] or sets

@@ -1,7 +1,7 @@
-"""What the commands that talk to brokers have in common on their way in: which brokers, how long to
-wait, the form of the output; places in time; filters.
+"""Options that the commands share: which brokers, how long to wait, the form of the output; places
+in time; filters.
 
-Whether anybody listens is found out before the client library is loaded, so that a wrong address is
+A connection is tried before the client library is loaded, so that a wrong address is
 told at once and in plain words.
 """
 
@@ -46,7 +46,7 @@ Command = Callable[..., Any]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Brokers:
-    """What the options of a command say about them."""
+    """The options about brokers."""
 
     servers: str
     timeout_s: float
@@ -55,7 +55,9 @@ class Brokers:
     missing: set[str] = dataclasses.field(default_factory=set)
 
     def note_missing(self, answer: object) -> None:
-        """What is said at the end of the command, which fails then, though it shows the rest."""
+        """Sets that did not answer are named at the end of the command, which then fails although
+        it shows the rest.
+        """
         self.missing.update(getattr(answer, "missing_sets", ()))
 
     @contextmanager
@@ -82,7 +84,7 @@ class Brokers:
 
 
 def trouble_at(server: str) -> str:
-    """Why no connection can be made; empty when something listens."""
+    """The reason why no connection can be made; empty if something listens."""
     host, _, port = server.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S):
@@ -228,7 +230,7 @@ TIME_HELP = "TIME is like 2026-07-12T09:53:20 (UTC), in milliseconds, or -10m ag
 
 
 def filter_of(tags: str | None, sql: str | None) -> str | Sql | None:
-    """What --tags or --sql ask for, as the client library wants it."""
+    """The filter of --tags or --sql, as the client library wants it."""
     if tags is not None and sql is not None:
         raise click.UsageError("--tags and --sql are two filters: give one")
     if sql is None:
@@ -249,9 +251,7 @@ def with_filters(command: Command) -> Command:
 
 
 def confirm(question: str, *, is_sure: bool) -> None:
-    """Goes on when the answer is yes; not asked with --yes. Ends the command otherwise, where
-    there is no one to answer with what to do.
-    """
+    """Returns if the answer is yes, or at once with --yes; ends the command otherwise."""
     if is_sure:
         return
     try:

@@ -1,4 +1,4 @@
-"""What the commands have in common on their way out: JSON, lines around tables, messages as text.
+"""Output that the commands share: JSON, lines around tables, messages as text.
 
 Whatever a producer could put into a message is made harmless before it reaches a terminal: control
 characters are shown as escapes. JSON has exact numbers, and times in milliseconds.
@@ -96,7 +96,7 @@ def message_document(message: ReceivedMessage) -> dict[str, Any]:
 
 
 def _returned(message: ReceivedMessage) -> dict[str, Any]:
-    """Of a message that failed and came back."""
+    """Attempt and origin of a message that failed and came back."""
     if message.origin is None:
         return {"attempt": message.attempt} if message.attempt > 1 else {}
     return {"attempt": message.attempt, "origin": message.origin._asdict()}

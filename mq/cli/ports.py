@@ -1,4 +1,4 @@
-"""Which ports of this machine are free."""
+"""Free ports of this machine."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ _IGNORED_FIELDS = frozenset(
 
 
 class Stamp(NamedTuple):
-    """What the options put on every message that does not have it itself."""
+    """The fields that options set on every message that does not have them itself."""
 
     tag: str
     keys: tuple[str, ...]
@@ -438,9 +438,7 @@ def _set_column(results: Sequence[SendResult]) -> list[Column]:
 
 
 def _delivery_column(results: Sequence[SendResult]) -> list[Column]:
-    """When it is delivered, where that is later: in milliseconds, as `mq message recall` wants
-    it.
-    """
+    """The delivery time, where that is later: in milliseconds, as `mq message recall` wants it."""
     if not any(each.deliver_at_ms for each in results):
         return []
     cells = [str(each.deliver_at_ms) if each.deliver_at_ms else "-" for each in results]

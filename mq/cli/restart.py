@@ -125,7 +125,7 @@ class Rolling:
         self._done: list[str] = []
 
     def restart_set(self, planned: Plan) -> list[dict[str, Any]]:
-        """What became of each node."""
+        """Restarts the nodes and returns the outcome of each."""
         return [self._restart(step) for step in planned.steps if step.action == "restart"]
 
     def _restart(self, step: Step) -> dict[str, Any]:
@@ -283,7 +283,7 @@ def _print_plans(plans: Sequence[Plan]) -> None:
 
 
 def _lines(step: Step) -> list[str]:
-    """What to do and why, and then how, when it is done by hand."""
+    """The step and its reason, then the command, if it is done by hand."""
     option = f"--set {shlex.quote(step.broker_set)}"
     if step.action == "transfer":
         return [

@@ -61,7 +61,9 @@ def plan(broker_set: str, nodes: Sequence[Seen]) -> Plan:
 
 
 def unfit(nodes: Sequence[Seen]) -> list[str]:
-    """Why no node of the set may be restarted now: nodes that are down or not up to date."""
+    """The reason why no node of the set may be restarted now: nodes that are down or not up to
+    date.
+    """
     leading = [each for each in nodes if each.role == "leader"]
     told = {
         one.node_id: one

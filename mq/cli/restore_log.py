@@ -201,7 +201,9 @@ def _term(manifest: Manifest, members: Mapping[str, str]) -> int:
 
 
 def _lineage(manifest: Manifest, identity: Identity, members: Mapping[str, str]) -> int:
-    """Of the nodes that are restored together: no other node may talk to them. See `Past`."""
+    """The lineage of the nodes that are restored together: no other node may talk to them. See
+    `Past`.
+    """
     words = [identity.cluster, identity.broker_set, _names(members)]
     words += [segment.sha256 for segment in manifest.segments]
     return int.from_bytes(hashlib.sha256("\n".join(words).encode()).digest()[:8], "big")

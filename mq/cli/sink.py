@@ -1,4 +1,4 @@
-"""Where `mq consume` and `mq receive` write messages, and how they look there."""
+"""The output of `mq consume` and `mq receive`: its destination and its form."""
 
 from __future__ import annotations
 

@@ -273,7 +273,7 @@ def _has_sets(admin: Admin) -> bool:
 
 
 def _parts(admin: Admin, name: str) -> Sequence[TopicRoute]:
-    """Of a topic in a cluster of several sets."""
+    """The parts of a topic in a cluster of several sets."""
     found = admin.route([name])
     return found.topics if len(found.broker_sets) > 1 else ()
 
@@ -315,7 +315,7 @@ def _total(parts: Sequence[TopicRoute]) -> int:
 
 
 def _accesses(found: DescribeTopicResponse) -> str:
-    """Of all sets together, and where it is different."""
+    """The access of all sets together, and where it is different."""
     whole = _access(found.info)
     others = [f"in {one.broker_set} {_access(one)}" for one in found.parts if _access(one) != whole]
     return "; ".join([whole, *others])

@@ -156,7 +156,7 @@ _TRANSACT_KINDS = {0x12: "start", 0x1A: "half", 0x22: "end", 0x2A: "checked"}
 
 
 def read_transact(data: bytes) -> list[Transact]:
-    """What the request says, and what the ones in its `more` do. IllegalRequest: the bytes are no
+    """Decodes the request and those in its `more`. Raises IllegalRequest if the bytes are no
     TransactRequest, say nothing, or have too much in `more`.
     """
     found: list[Transact] = []

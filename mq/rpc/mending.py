@@ -221,7 +221,7 @@ class Mender:
             self._store.damage.lose(twin.log_path, start, await self._affected(start, end))
 
     async def _affected(self, start: int, end: int) -> str:
-        """Which messages stand there, in words."""
+        """The messages there, in words."""
         named: list[str] = []
         more = 0
         for at, one in enumerate(self._store.messages_between(start, end)):

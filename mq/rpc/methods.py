@@ -1,4 +1,4 @@
-"""How a method is served: bytes in, bytes out, every error a typed status.
+"""Serving of a method: bytes in, bytes out, every error a typed status.
 
 A `Method` is one row of the table of services (`mq.rpc.services`). Requests are decoded here and
 not by gRPC, so that bytes which are no request get the same kind of answer as any other mistake,

@@ -162,7 +162,9 @@ def _bound(server: grpc.aio.Server, host: str, port: int, remedy: str) -> int:
 
 
 def _refusal(host: str, port: int) -> str:
-    """Why the address cannot be bound: gRPC writes that to stderr only. Empty: it can be."""
+    """The reason why the address cannot be bound, which gRPC writes to stderr only; empty if it can
+    be.
+    """
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[
             0

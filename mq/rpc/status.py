@@ -82,7 +82,7 @@ def wire_status(error: MqError) -> status_pb2.Status:
 
 
 def details(error: grpc.aio.AioRpcError) -> status_pb2.Status | None:
-    """What another broker has refused a call with; None: the error is gRPC's own."""
+    """The error details of another broker's refusal; None: the error is gRPC's own."""
     for key, value in error.trailing_metadata() or ():
         if key == STATUS_KEY:
             with contextlib.suppress(DecodeError):

@@ -1,1 +1,1 @@
-"""What goes over the wire and into the log, generated from proto/."""
+"""Messages of the wire and of the log, generated from proto/."""

@@ -19,7 +19,7 @@ def width(value: int) -> int:
 
 
 def encode(value: int) -> bytes:
-    """Of a number that is not negative."""
+    """Encodes a number that is not negative."""
     if value >> _LENGTH_BITS:
         low = _spread(value) | _LENGTH_CONTINUES
         return low.to_bytes(5, "little") + encode(value >> _LENGTH_BITS)

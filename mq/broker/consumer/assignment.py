@@ -1,4 +1,4 @@
-"""Which member of a consumer group gets which queue: a pure decision over plain values.
+"""Assignment of queues to the members of a consumer group: a pure decision over plain values.
 
 In this order: even, so that the numbers of queues of any two members differ by one at most; sticky,
 so that no more queues move than evenness asks for; near, so that of equal choices a queue goes to
@@ -68,7 +68,7 @@ def assign(
 def _hands(
     queues: Mapping[Queue, str], ranked: Sequence[Candidate], pinned: Mapping[Queue, str]
 ) -> dict[str, list[Queue]]:
-    """What each has before anything moves; every queue at most once."""
+    """The queues of each member before anything moves; every queue at most once."""
     hands: dict[str, list[Queue]] = {member.member_id: [] for member in ranked}
     owners = {queue: name for queue, name in pinned.items() if name in hands and queue in queues}
     for member in ranked:
@@ -173,7 +173,9 @@ class _Dealer:
         return self._part(member.member_id), member.member_id
 
     def _part(self, name: str) -> float:
-        """How much of its share it would have with half a queue more: above 1 it has all of it."""
+        """The part of its share that the member would have with half a queue more: above 1 it has
+        all.
+        """
         load, room = len(self._hands[name]), self._room[name]
         return (load + 0.5) / room if room else load + 1.5
 

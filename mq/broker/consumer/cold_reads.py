@@ -37,7 +37,7 @@ class ColdReads:
     async def read(
         self, find: Callable[[int], ReadResult | Found], *, is_paced: bool
     ) -> ReadResult:
-        """`find` says what there is to read, of at most so many bytes, when its turn has come."""
+        """Waits for its turn, then calls `find` with the number of bytes that may be read."""
         self._waiting += 1
         try:
             await self._turn.acquire()
@@ -75,7 +75,7 @@ class ColdReads:
 
 
 class _Growth:
-    """Of the log, over the last while: what is written comes in pieces."""
+    """Growth of the log over the last while: writes come in bursts."""
 
     def __init__(self) -> None:
         self._since_s = 0.0

@@ -81,7 +81,7 @@ class Commits:
         await waiter
 
     async def flush(self) -> None:
-        """What was reported so far is durable when this returns, or cannot be written."""
+        """Everything reported so far is durable when this returns, or cannot be written."""
         if not self._noted and not self._is_writing:
             return
         waiter: asyncio.Future[None] = self._loop.create_future()

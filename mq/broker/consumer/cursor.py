@@ -1,4 +1,4 @@
-"""How far one member's stream has come in one queue: what was sent, what the client has reported as
+"""The progress of one member's stream in one queue: what was sent, what the client has reported as
 done, and under which epoch.
 
 Unless the client reads elsewhere, `done <= next_offset`; what stands between them counts against
@@ -36,7 +36,7 @@ class Cursor:
     def __init__(self, queue_offset: int, epoch: int) -> None:
         self.next_offset = self.done = queue_offset
         self.epoch = epoch
-        # The client knows that it has the queue under this epoch; and that it is to let go of it.
+        # The client knows that it has the queue under this epoch; and that it has to release it.
         self.is_told = self.is_told_of_end = False
         self.sent: deque[Sent] = deque()
         # The filter left something out at the end of the queue: the client has to hear of it.
@@ -73,9 +73,9 @@ class Cursor:
 
 
 def returned(former: Cursor | None, queue_offset: int) -> Cursor:
-    """For a queue that is assigned, from `queue_offset` on; `former`: the client did not let go of
-    it before. An epoch that the client was not told of is not used up: it takes a queue that comes
-    back under the next one for the same, and goes on with what it has in hand.
+    """For a queue that is assigned, from `queue_offset` on; `former`: the client has not released
+    it before. An epoch that the client was not told of is not used up: the client takes a queue
+    that comes back under the next epoch for the same, and goes on with the messages it has.
     """
     if former is None:
         return Cursor(queue_offset, 0)

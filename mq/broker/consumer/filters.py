@@ -1,4 +1,4 @@
-"""Which messages a subscription lets through: tags by their hashes, SQL by opening each message.
+"""Filters of a subscription: tags by their hashes, SQL by opening each message.
 
 Compiling refuses every filter that could not work, so that a consumer hears of it when it
 subscribes. Equal filters have equal canonical texts; that is how members of a group are compared.
@@ -66,7 +66,8 @@ def canonical(wanted: Filter) -> str:
 
 
 def select(runs: Iterable[Run], predicate: MessageTest) -> list[Run]:
-    """What is left of the runs; messages that stay neighbours stay in one run.
+    """The runs without the messages that do not match; messages that stay neighbours stay in one
+    run.
 
     A message that cannot be read has no properties to be chosen by: it is left out.
     """

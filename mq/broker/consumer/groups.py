@@ -42,7 +42,7 @@ _LOCKS_MAX = 2_000  # in one entry
 
 
 class Start(NamedTuple):
-    """Where a member starts in a queue without an offset: earliest, latest, or a time."""
+    """The first position of a member in a queue without an offset: earliest, latest, or a time."""
 
     is_earliest: bool = False
     at_ms: int | None = None

@@ -38,7 +38,9 @@ HANDED_OVER_MAX = 4_096
 
 
 class Spec(NamedTuple):
-    """What a member says of itself. A filter is in its canonical form: one text for one meaning."""
+    """A member's description of itself. A filter is in its canonical form: one text for one
+    meaning.
+    """
 
     member_id: str
     zone: str
@@ -50,7 +52,7 @@ class Spec(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Subscriptions:
-    """What all members of a group have in common."""
+    """The settings that all members of a group have in common."""
 
     mode: int
     filters: tuple[tuple[str, str], ...]
@@ -123,7 +125,7 @@ class Group:
         self._is_settling = self._is_waiting = False
         # Members, queues or claims are others than those that the targets were made for.
         self._is_stale = False
-        # Something was let go of, or locked, or waits for the next rebalance to be handed over.
+        # A queue was released or locked, or waits for the next rebalance to be handed over.
         self._has_news = False
         # Some assignment changed since the last rebalance.
         self._has_changed = False
@@ -171,14 +173,14 @@ class Group:
 
     @property
     def retry_topic(self) -> str | None:
-        """Whose queues its members have beside those of their topics, without asking for them: what
-        failed comes back there. None: what fails is tried again in place.
+        """The topic of the group's retries: its members get its queues without asking for them.
+        None: failed messages are tried again in place.
         """
         is_shared = self._subscriptions.mode == MODE_CLUSTERING
         return names.retry_topic(self.name) if is_shared else None
 
     def assigned(self, member_id: str) -> frozenset[Queue]:
-        """What it may consume, as of the last rebalance; nothing for one that is not there."""
+        """The queues that it may consume, as of the last rebalance; none for an unknown member."""
         member = self._members.get(member_id)
         return member.assigned if member else frozenset()
 
@@ -275,8 +277,8 @@ class Group:
             self._is_stale = True
 
     def wait(self, *, is_waiting: bool) -> None:
-        """What other sets have is not known yet, so nothing is shared out or taken away. To be told
-        before a rebalance.
+        """The queues of other sets are not known yet, so nothing is assigned or revoked. To be
+        called before a rebalance.
         """
         if is_waiting != self._is_waiting:
             self._is_waiting = is_waiting
@@ -369,9 +371,9 @@ class Group:
                     self._refresh(self._members[self._holders[queue]])
 
     def lock_changes(self) -> dict[Queue, str]:
-        """What to replicate so that the locks name the present or next member of each queue; an
-        empty name frees it. As of the last rebalance. Asked again, it says the same, until
-        `set_locks` has it.
+        """The lock commands to replicate so that the locks name the present or next member of each
+        queue; an empty name frees it. As of the last rebalance; the same again until `set_locks`
+        has them.
         """
         changes: dict[Queue, str] = {}
         for queue in () if self._is_stale else sorted(self._moving):
@@ -470,8 +472,8 @@ class Group:
         ]
 
     def _pins(self) -> dict[Queue, str]:
-        """What a member may consume already is dearer than what it was told to let go of; and a
-        lock is as good, when its member lives and no other member has the queue in hand.
+        """A queue that a member may consume weighs more than one it was told to release. A lock
+        weighs the same if its member lives and no other member holds the queue.
         """
         pins = self._locked()
         for member_id, member in self._members.items():

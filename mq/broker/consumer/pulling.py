@@ -106,7 +106,7 @@ class Puller:
         return self.load(query, self.locate(query))
 
     def locate(self, query: Query) -> ReadResult | Found:
-        """Where the messages are, by the queue alone; fewer of them while much is unsent. A
+        """Finds messages by the queue alone; fewer of them while much is unsent. Returns a
         `ReadResult` if there are none.
         """
         topic, queue_id = query.queue

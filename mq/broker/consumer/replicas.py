@@ -1,4 +1,4 @@
-"""Which node of the broker set serves a reader: decisions, and the picture that they are made of.
+"""The choice of the node of a broker set that serves a reader: decisions, and the state they use.
 
 Every node has the same messages, as far as it has applied the log, and applies only what is
 committed. So a reader far behind the end may read anywhere, and goes to a node with less to do: to
@@ -110,8 +110,8 @@ class Replicas:
         self._leadership.check()
 
     def leader(self) -> Peer:
-        """Who leads, on a node that does not. NotLeader: no node that it knows of, and so it may be
-        cut off from all news.
+        """The leader, on a follower. Raises NotLeader if it knows of none: it may be cut off from
+        all news.
         """
         _, leader_id, address, external = self._consensus.leading
         if leader_id is None or leader_id == self._node_id or not address:

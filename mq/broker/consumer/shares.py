@@ -1,5 +1,5 @@
-"""How many queues of one broker set each member of a group gets, where several sets have queues of
-the group's topics: a pure decision over plain values.
+"""The number of queues of one broker set that each member of a group gets, where several sets have
+queues of the group's topics: a pure decision over plain values.
 
 Every set decides for its own queues, without asking the others, and comes to the same plan, because
 the plan depends on the values alone: the members, and what each set has. In this order: even, so
@@ -19,15 +19,15 @@ from typing import NamedTuple
 
 
 class Portion(NamedTuple):
-    """What one broker set has of a group's topics, and the zones of its nodes."""
+    """The queues that one broker set has of a group's topics, and the zones of its nodes."""
 
     queues: int
     zones: frozenset[str]
 
 
 class Surroundings(NamedTuple):
-    """Of the queues that are shared: their broker set, the zones of its nodes, and what other sets
-    have of the same topics.
+    """The broker set whose queues are shared, the zones of its nodes, and the queues that other
+    sets have of the same topics.
     """
 
     broker_set: str
@@ -131,9 +131,9 @@ class _Hands:
 
 
 def _near(sizes: Mapping[_Class, int], queues: Mapping[str, int]) -> _Flow:
-    """How many queues of each set go to members of each class that is near to it, so that they are
-    as many as evenness lets them be: a greatest flow. It begins with what each class would get of
-    each set anyway, so that it is spread where there is a choice.
+    """The number of queues of each set that go to near members of each class, as large as evenness
+    allows: a maximum flow. It starts from the shares that each class would get of each set anyway,
+    so that queues are spread where there is a choice.
     """
     share, extras = divmod(sum(queues.values()), sum(sizes.values()))
     total = max(1, sum(queues.values()))

@@ -1,5 +1,4 @@
-"""What the parts of a SQL filter mean, as closures: three-valued logic over properties, which are
-texts.
+"""Semantics of SQL filters, as closures: three-valued logic over properties, which are texts.
 
 A test answers True, False, or None for unknown: a property that is missing, or that cannot be read
 as what it is compared with. Its time is bounded by the sizes of filter and property; none raises.

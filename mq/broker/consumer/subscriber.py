@@ -39,7 +39,7 @@ _STAYS_S = 5.0
 
 
 class CacheLimits(NamedTuple):
-    """What the client keeps of one queue, and wants in one delivery."""
+    """The client's cache of one queue, and its limits for one delivery."""
 
     messages: int = 1_000
     size_bytes: int = 100 << 20
@@ -230,7 +230,7 @@ class Subscriber:
         return news
 
     def _reached(self, queue: Queue, cursor: Cursor) -> int:
-        """What the client may have come by."""
+        """The queue offset that the client may have reached."""
         if not cursor.is_redirected:
             return cursor.next_offset
         return max(cursor.next_offset, self._puller.end(queue))
@@ -278,7 +278,7 @@ class Subscriber:
     # -- to the client ----------------------------------------------------------------------------
 
     async def next(self) -> Assigned | Delivered | Redirected:
-        """What goes out next; waits for it. Raises what `end` was given."""
+        """Waits for the next response. Raises the error that `end` was given."""
         while True:
             # Before anything is looked at: what comes from here on wakes.
             self._wake.clear()
@@ -298,7 +298,7 @@ class Subscriber:
             await self._wake.wait()
 
     def _whose_turn(self) -> Queue:
-        """Of those that may have something."""
+        """The queue to deliver next, of those that may have messages."""
         if not self._ranks or self._deliveries % _FAIR_EACH == _FAIR_EACH - 1:
             return next(iter(self._ready))
         # The first one of those with the best rank.

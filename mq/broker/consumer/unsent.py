@@ -21,7 +21,7 @@ class Unsent:
         self.held_bytes = 0
 
     def share(self, wanted_bytes: int) -> int:
-        """How large a delivery may be now, of one that may have so much by its own limits."""
+        """The size that a delivery may have now, given its own limit."""
         left = (self._bytes_max - self.held_bytes) // _PART
         return min(wanted_bytes, max(SMALL_BYTES, left))
 
@@ -34,8 +34,8 @@ class Unsent:
 
 
 class Allowance:
-    """How much one stream may have in a delivery: little at first, and twice as much each time the
-    client has reported as much as done. A client that never reads never gets beyond the first size.
+    """The limit of one stream for a delivery: small at first, doubled each time the client has
+    reported as much as done. A client that never reads never gets beyond the first size.
     """
 
     __slots__ = ("_done_bytes", "bytes")

@@ -205,7 +205,7 @@ class Delays(Service):
     # -- what -------------------------------------------------------------------------------------
 
     async def _look_at_some(self) -> None:
-        """When the first batch of a lane is due, of some lanes of which nothing is known yet."""
+        """Finds the due time of the first batch for some of the lanes that were not read yet."""
         for number in list(itertools.islice(self._unseen, _LOOK_LANES)):
             await self._look_at(number)
 

@@ -1,4 +1,4 @@
-"""Which batches of the schedule leave next: the driver's picture of its lanes, without a clock and
+"""The next due batches of the schedule: the driver's picture of its lanes, without a clock and
 without reading anything.
 
 A lane may hold millions of batches; of each the window knows the next ones, in the order
@@ -42,7 +42,7 @@ class DueUnit(NamedTuple):
 
 
 class Budget:
-    """What one entry has room for. The first batch always fits."""
+    """The room in one entry. The first batch always fits."""
 
     def __init__(self, bytes_max: int, units_max: int) -> None:
         self._bytes = bytes_max
@@ -138,8 +138,8 @@ class Window:
         self._bound = _ALL
 
     def fill(self, units: Units, *, are_all: bool) -> None:
-        """What was there when it was opened: the first ones, in their order, and all that are not
-        behind the last of these; or all.
+        """The batches that were there when it was opened: the first ones, in their order, and all
+        that are not behind the last of these; or all.
         """
         self._sorted, self._taken = units, 0
         if not are_all:
@@ -152,8 +152,8 @@ class Window:
         self._forget(self.first_ms)
 
     def take(self, until_ms: int, budget: Budget) -> list[DueUnit]:
-        """The next ones that are due then, as far as the budget goes. They are not in the window
-        any more; if they stay in the lane after all, `forget` and `waits_from` the first of them.
+        """Removes and returns the next batches due by then, as far as the budget goes. If they stay
+        in the lane after all, call `forget`, and `waits_from` with the first of them.
         """
         found: list[DueUnit] = []
         while (head := self._head()) and head.due_ms <= until_ms and budget.spend(head.size):
@@ -183,7 +183,7 @@ class Window:
         return self._block[-1]
 
     def _merge(self) -> None:
-        """What came since joins the rest, which is cut to its size."""
+        """Batches that came since join the rest, which is cut to its size."""
         rows = np.array(
             [(one.log_offset, one.size, one.due_ms) for one in (*self._block, *self._arrived)], UNIT
         )
@@ -268,7 +268,7 @@ class Agenda:
         self._filled.discard(number)
 
     def first_ms(self) -> int:
-        """When something is due, at the earliest; NEVER_MS: nothing waits."""
+        """The earliest due time; NEVER_MS: nothing waits."""
         while self._heap and not self._is_true(self._heap[0]):
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else NEVER_MS
@@ -285,7 +285,7 @@ class Agenda:
         return found
 
     def forget_surplus(self, filled_max: int) -> None:
-        """Of windows that are filled, those that are needed last, beyond so many."""
+        """The windows beyond this many that are filled and needed last."""
         if len(self._filled) > filled_max:
             by_time = sorted(self._filled, key=lambda at: (self._windows[at].first_ms, at))
             for number in by_time[filled_max:]:
@@ -298,7 +298,7 @@ class Agenda:
 
 
 def numbers_of(message_log_offsets: npt.NDArray[np.int64], wanted: Mapping[int, int]) -> list[int]:
-    """Which of the messages are among those wanted, by their number."""
+    """The numbers of the messages that are among those wanted."""
     if len(message_log_offsets) < len(wanted):
         return [at for at, one in enumerate(message_log_offsets.tolist()) if one in wanted]
     found = np.isin(message_log_offsets, np.fromiter(wanted, np.int64, len(wanted)))

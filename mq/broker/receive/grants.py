@@ -1,4 +1,4 @@
-"""Which messages a receive is given: pure decisions over a draft of the leases.
+"""The messages granted to a receive: pure decisions over a draft of the leases.
 
 Of a queue, messages that are visible again come first, then new ones. Messages are read as runs and
 are not parsed, unless an SQL filter or the order of keys needs it. Messages that the filter leaves
@@ -37,7 +37,7 @@ _PUT_OFF = (0, 0, 0)
 
 
 class GrantTerms(NamedTuple):
-    """What a receive asks for."""
+    """The terms of a receive."""
 
     group: str
     filter: CompiledFilter
@@ -158,7 +158,7 @@ def give(grant: Grant, queue: Queue, memory: QueueMemory, end: int, now_ms: int)
 
 
 def _room(leases: QueueLeases) -> int:
-    """How many more messages may be given out."""
+    """The number of messages that may still be granted."""
     room = IN_HAND_MAX - (leases.next - leases.done_to)
     # Many messages in between may be done; counting them is slower.
     return room if room >= IN_HAND_MAX // 2 else IN_HAND_MAX - leases.message_count

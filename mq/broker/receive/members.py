@@ -94,7 +94,7 @@ class QueueMemory:
 
 
 class ReceiveSpec(NamedTuple):
-    """What all members of a group have to agree on. The filter is a canonical text."""
+    """The settings that all members of a group have to agree on. The filter is a canonical text."""
 
     filter: str
     is_ordered: bool

@@ -1,4 +1,4 @@
-"""Dead letters, for operators: what there is, sending it again, letting go of it.
+"""Dead letters, for operators: listing, resending, purging.
 
 A dead letter is sent again by a copy on the group's retry topic, counted from 0 and with the origin
 that it has. When all are sent again, the copies and the end of the letters are one entry: a letter
@@ -40,7 +40,7 @@ class Count(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Of a group, since its beginning."""
+    """Totals of a group since it was created."""
 
     dead_letters: int = 0
     # Copies that came back to it.
@@ -68,7 +68,7 @@ class DeadLetters:
 
     @property
     def messages(self) -> int:
-        """How many there are, of all groups."""
+        """The number of dead letters of all groups."""
         extents = self._core.store.queues.extents()
         return sum(
             end - start
@@ -103,8 +103,8 @@ class DeadLetters:
     # -- changes ----------------------------------------------------------------------------------
 
     async def resend_all(self, group: str) -> int:
-        """How many were sent again: those that were there when it began. What fails on the way
-        leaves the rest where it is.
+        """Returns the number of messages sent again, of those that were there when it began. After
+        a failure the rest stays where it is.
         """
         self._core.leadership.check()
         queue, count = self._queue(group), 0
@@ -155,7 +155,7 @@ class DeadLetters:
         return max(0, stop - start)
 
     async def set_retries(self, group: str, retries_max: int) -> None:
-        """How often the group retries from now on."""
+        """Sets the number of retries of the group from now on."""
         self._core.leadership.check()
         names.check_group(group)
         if retries_max > retries.RETRIES_MAX:

@@ -57,8 +57,8 @@ def origin_of(
     message_id: str,
     stored_at_ms: int,
 ) -> Origin:
-    """Where the message was first, given where it stands: only what the broker wrote itself says
-    that it was somewhere else before. A copy.
+    """The first place of the message, given its present one: only the broker itself writes another
+    one into a message. Returns a copy.
     """
     if names.is_internal_topic(topic) and message.HasField("origin"):
         copy = Origin()

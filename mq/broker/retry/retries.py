@@ -1,4 +1,4 @@
-"""What becomes of a message that failed at a consumer: when it comes back, or that it is given up.
+"""The fate of a message that failed at a consumer: when it comes back, or that it is given up.
 
 Decides only, and makes the copies that are written: a copy says where the message stood at first,
 how often it failed, and why. Attempts count the deliveries that failed. Knows neither groups nor
@@ -39,7 +39,7 @@ class Letter(NamedTuple):
 
 
 def wait_ms(attempts: int) -> int:
-    """How long after so many attempts the next one is."""
+    """The time from this attempt to the next."""
     return WAITS_MS[min(max(attempts, 1), len(WAITS_MS)) - 1]
 
 
@@ -62,8 +62,8 @@ def stored_messages(queue: Queue, run: Run) -> Iterator[StoredMessage]:
 
 
 def attempts_before(group: str, stored: StoredMessage) -> int:
-    """How often the message had failed in this group when it was delivered. Only what stands in the
-    group's own retry topic knows: a producer can write anything into a message of its own.
+    """The number of failures of the message in this group before it was delivered. Only messages in
+    the group's own retry topic carry it: a producer can write anything into a message of its own.
     """
     if stored.topic == names.retry_topic(group) and stored.message.HasField("origin"):
         return stored.message.origin.attempts

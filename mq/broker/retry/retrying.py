@@ -51,7 +51,7 @@ _FLUSHES_MAX = 3
 
 
 class MessagePosition(NamedTuple):
-    """Where a message stands."""
+    """The position of a message in its queue."""
 
     queue: Queue
     queue_offset: int
@@ -70,7 +70,7 @@ class Failed(NamedTuple):
 
 
 class RetryResult(NamedTuple):
-    """What became of one message; `error`: nothing, and why."""
+    """The outcome for one message; with `error`, nothing was done."""
 
     error: MqError | None = None
     # How often it failed by now.
@@ -80,7 +80,7 @@ class RetryResult(NamedTuple):
 
 
 class _RetryPlan(NamedTuple):
-    """What a request comes to. Copies go by when they are due, 0: at once; None: dead letters."""
+    """The plan for one request: copies by due time, 0: at once; None: to the dead letters."""
 
     results: list[RetryResult]
     copies: dict[int | None, list[Message]]
@@ -220,7 +220,7 @@ class Retrying(Service):
     def _results_of(
         self, group: str, stored: StoredAt, failed: Sequence[Failed]
     ) -> list[RetryResult]:
-        """Of a request that was done: as far as it can still be told."""
+        """The results of a request that was done before, as far as they are still known."""
         return self._plan(group, failed, stored.stored_at_ms or self._core.now_ms(), {}).results
 
     def _plan(

@@ -1,4 +1,4 @@
-"""What each command does to the state, when its entry is applied.
+"""The effect of each command on the state, when its entry is applied.
 
 Nothing here reads a clock or raises: every replica does the same at the same position of the log.
 A command that makes no sense changes nothing.

@@ -1,4 +1,4 @@
-"""Which batches of which producer are stored: the table that makes a repeated send once.
+"""The stored batches of each producer: the table that makes a repeated send idempotent.
 
 Of each producer it knows every stored sequence, as ranges, and where the newest are. It is part of
 the replicated state: changed only by applying entries, in the order of the log, so that every
@@ -37,8 +37,8 @@ _HELD = 1 << 63
 
 
 class StoredAt(NamedTuple):
-    """Where a batch is: its first message. -1: it is stored, but that is all that is known, or it
-    is held back and has no queue offset yet.
+    """The first message of a stored batch. -1: the place is not known, or the batch is held back
+    and has no queue offset yet.
     """
 
     queue_id: int
@@ -101,7 +101,7 @@ class Producers:
         return len(self._producers)
 
     def find(self, producer_id: str, sequence: int) -> StoredAt | None:
-        """Where the batch is; None: it is not stored."""
+        """The place of the batch; None: it is not stored."""
         producer = self._producers.get(producer_id)
         if producer is None or not producer.has(sequence):
             return None

@@ -1,5 +1,5 @@
-"""What groups have received and not acknowledged: part of the replicated state, changed only by
-applying entries.
+"""Leases of messages that groups have received and not acknowledged: part of the replicated state,
+changed only by applying entries.
 
 Of each queue that a group receives from, the state knows the next message that was never given out,
 and the ranges of messages before it that are not done: their lease, its end, the attempts.
@@ -140,8 +140,8 @@ class Leases:
         changes: Iterable[LeaseChange],
         expected_next: int | None = None,
     ) -> int | None:
-        """How far the group is done with the queue now. None: it does not stand where it was when
-        this was decided, and nothing was changed.
+        """Returns the new position of the group in the queue. None: the group moved after this was
+        decided, and nothing was changed.
         """
         if expected_next is None:
             leases = self._queues.setdefault((group, queue), QueueLeases())

@@ -59,7 +59,7 @@ class NewlyHeld(NamedTuple):
 
 
 class AppliedEntry(NamedTuple):
-    """What applying one entry changed. The commands of a `many` are listed one by one."""
+    """The changes of one applied entry. The commands of a `many` are listed one by one."""
 
     is_first_of_term: bool
     arrivals: list[Queue]

@@ -31,7 +31,7 @@ from mq.wire.v1.state_pb2 import (
 
 
 class LanePosition(NamedTuple):
-    """Where a batch stands in the order of its lane."""
+    """The position of a batch in the order of its lane."""
 
     due_ms: int
     log_offset: int
@@ -51,7 +51,7 @@ class Lane:
         self.recalled: dict[int, int] = {}
 
     def waiting(self, units: Units) -> npt.NDArray[np.bool_]:
-        """Which of the lane's units wait."""
+        """A mask of the lane's units that wait."""
         due, at = units["tag_hash"].astype(np.int64), units["log_offset"].astype(np.int64)
         is_behind = (due == self.delivered.due_ms) & (at > self.delivered.log_offset)
         is_behind |= due > self.delivered.due_ms
@@ -98,8 +98,8 @@ class Schedule:
         return True
 
     def carry(self, command: CarryScheduled) -> list[int]:
-        """What was written again was added by the same entry. The lanes that are empty now: none,
-        unless something is very wrong.
+        """The batches were added again by the same entry. Returns the lanes that became empty:
+        none, unless the schedule is inconsistent.
         """
         for one in command.lanes:
             lane = self.lanes.get(one.lane)

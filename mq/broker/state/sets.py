@@ -22,7 +22,7 @@ class KnownSets:
         return name in self._addresses
 
     def added(self) -> dict[str, tuple[str, ...]]:
-        """Where the brokers of each are, for brokers."""
+        """Broker addresses of each set, for other brokers."""
         return {name: found for name, found in sorted(self._addresses.items()) if found}
 
     def is_removed(self, name: str) -> bool:

@@ -29,7 +29,7 @@ class Topic(NamedTuple):
     created_at_log_offset: int = 0
 
     def rank(self, queue_id: int) -> int:
-        """How far a queue is below the highest priority; 0 in a topic without priorities."""
+        """The distance of a queue from the highest priority; 0 in a topic without priorities."""
         return self.priorities - 1 - queue_id % self.priorities if self.priorities > 1 else 0
 
     def queues_of(self, priority: int) -> range:

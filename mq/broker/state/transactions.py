@@ -93,7 +93,7 @@ class Transactions:
 
     @property
     def next_check_ms(self) -> int | None:
-        """When something is due next, or would have been if it had not ended."""
+        """The next due time, also of a transaction that has ended since."""
         return self._checks[0][0] if self._checks else None
 
     # -- applying ---------------------------------------------------------------------------------

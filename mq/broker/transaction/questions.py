@@ -92,9 +92,9 @@ class Respondents:
         return len(self._groups.get(group, ()))
 
     def ask(self, question: Question) -> str | None:
-        """Asks one of the transaction's group, in turn; the first question goes to the producer who
-        began it, if it lives: it knows whether it is still at work. The producer's id; None: there
-        is nobody to ask.
+        """Asks a producer of the transaction's group, in turn; the first question goes to the
+        producer that began it, if it is alive: it knows whether it is still at work. Returns the
+        producer's id; None: no producer is connected.
         """
         group = self._groups.get(question.transaction.producer_group, deque())
         maker = question.batch.producer_id if question.transaction.checks <= 1 else ""

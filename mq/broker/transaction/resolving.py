@@ -1,4 +1,4 @@
-"""What becomes of transactions in one turn: pure decisions, gathered into one entry.
+"""The transactions of one turn: pure decisions, gathered into one entry.
 
 A turn looks at applied state alone, and nothing of its kind is under way while it decides
 (`mq.broker.batched_decider`); so a transaction ends once. Ends, questions, what is given up and
@@ -39,7 +39,7 @@ _ORIGIN_BYTES = 800
 class End(NamedTuple):
     transaction_id: int
     outcome: TransactionOutcome
-    # Whose it has to be; empty: anybody's.
+    # The group that must own it; empty: any.
     producer_group: str = ""
 
 
@@ -54,7 +54,7 @@ class Sweep(NamedTuple):
 
 
 class Carry(NamedTuple):
-    """What stands before this is to be written again."""
+    """Half messages below this log offset have to be written again."""
 
     below_log_offset: int
 
@@ -63,7 +63,7 @@ TransactionRequest = End | CheckNow | Sweep | Carry
 
 
 class Settled(NamedTuple):
-    """What came of a request, once the turn's entry is applied."""
+    """The result of a request, once the turn's entry is applied."""
 
     # Of a commit in this turn: number of its batch in the entry.
     batch_at: int = -1
@@ -203,8 +203,8 @@ class TransactionTurn:
             self._change.checked.append(TransactionChecked(id=one.id, next_check_ms=next_check_ms))
 
     def _give_up(self, one: Transaction) -> None:
-        """What cannot be read is not given up, and is tried again later: it must not stand before
-        others, and another node may have it whole.
+        """An unreadable half message is not given up but tried again later: it must not block
+        others, and another node may have it intact.
         """
         try:
             self._find_topic(GIVE_UP_TOPIC)

@@ -103,8 +103,8 @@ class Transacting(Service):
         return entry.stored[settled.batch_at]
 
     async def check_now(self, transaction_id: int) -> str:
-        """Asks a producer, and counts it as any other question. The producer's id. GroupNotFound:
-        nobody is there to be asked; TransactionNotFound.
+        """Asks a producer, and counts it as any other question. Returns the producer's id. Raises
+        GroupNotFound if no producer is connected; TransactionNotFound.
         """
         one = self._core.state.transactions.open.get(transaction_id)
         if one is not None and not self.producers(one.producer_group):
