@@ -1,4 +1,4 @@
-"""What producers notice of a consumer that reads an old backlog: three nodes, asynchronous flush,
+"""The effect on producers of a consumer that reads an old backlog: three nodes, asynchronous flush,
 each message on a majority of them.
 
     produce_with_backlog_reader                with a reader that goes where it is sent: a follower
@@ -87,7 +87,7 @@ def run(arguments: Any, bytes_per_s: float) -> list[list[_Rates]]:
 
 
 def _round(address: str, arguments: Any, bytes_per_s: float) -> list[_Rates]:
-    """Of each case."""
+    """One round of each case."""
     found = []
     flags = {**_LOAD, "seconds": arguments.seconds, "bytes_per_s": bytes_per_s}
     for case in _CASES:

@@ -52,7 +52,7 @@ class BrokerSet:
             process.wait()
 
     def cpu_s(self) -> float:
-        """Of all nodes so far."""
+        """CPU seconds of all nodes so far."""
         ticks = 0
         for process in self._processes:
             fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -60,7 +60,7 @@ class BrokerSet:
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def rss_mb(self) -> float:
-        """Of the largest node."""
+        """Memory of the largest node."""
         sizes = []
         for process in self._processes:
             status = Path(f"/proc/{process.pid}/status").read_text()

@@ -125,8 +125,8 @@ def _publish(channel: grpc.Channel, arguments: Any, blobs: list[bytes], began: f
 
 def warm_memory(size_bytes: int) -> None:
     """On virtual machines the first touch of memory that the host has not given yet, or has taken
-    back, costs many times what a write to it does later, and would be measured instead of whoever
-    stores what we send. So the pages that the next files will get are touched right before.
+    back, costs many times what a later write does, and would be measured instead of the store. So
+    the pages that the next files will get are touched right before.
     """
     chunk = bytes(4 << 20)
     with tempfile.TemporaryFile() as scratch:
@@ -232,7 +232,7 @@ def _took(data: bytes, out: queue.SimpleQueue[bytes | None]) -> int:
 
 
 def fields_end(fields: bytes) -> int:
-    """Where the runs, field 15, begin."""
+    """The position of the runs, field 15."""
     position = 0
     while position < len(fields) and fields[position] != 0x7A:
         if fields[position] & 7 == 2:

@@ -20,12 +20,12 @@ def batch(topic: str, queue_id: int, size: int, count: int) -> bytes:
 
 
 def publish_request(request_id: int, data: bytes) -> bytes:
-    """Of one batch: field 15, the last of a PublishRequest."""
+    """The request for one batch: field 15, the last of a PublishRequest."""
     return b"\x08" + varint.encode(request_id) + b"\x7a" + varint.encode(len(data)) + data
 
 
 def delivery(size: int, count: int) -> bytes:
-    """What a broker sends for so many messages that stand together in its log."""
+    """A broker's delivery of this many messages that stand together in its log."""
     wire = messages(size, count)
     run = consumer_pb2.Run(log_offset=1 << 30, stored_at_ms=1 << 40, messages=wire)
     frames = [len(one.SerializeToString()) for one in wire]

@@ -1,4 +1,4 @@
-"""Where replication runs: on the loop that serves gRPC, or on a loop in a thread of its own.
+"""Replication on the loop that serves gRPC, or on a loop in a thread of its own.
 
 Three processes; the leader takes batches on a gRPC stream, proposes each as an entry and answers
 when it is committed. The same work with both arrangements, in turns: acknowledged batches a second
@@ -89,7 +89,7 @@ async def _start_in_thread(server: Server) -> tuple[Parts, Propose]:
     def propose(payload: bytes) -> Awaitable[object]:
         return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(on_its_loop(payload), loop))
 
-    # The context lives as long as its last user: nobody leaves it.
+    # The context lives as long as its last user: it is never left.
     return parts, lambda payload, _=context: propose(payload)
 
 

@@ -378,7 +378,7 @@ def measure_start(directory: str) -> dict[str, float]:
 
 
 def median_ratio(baseline_s: Sequence[float], ours_s: Sequence[float]) -> float:
-    """How much of the baseline's speed we have: rounds that ran next to each other are compared."""
+    """Our speed as a ratio of the baseline's: rounds that ran next to each other are compared."""
     pairs = zip(baseline_s, ours_s, strict=True)
     return statistics.median(baseline / ours for baseline, ours in pairs)
 

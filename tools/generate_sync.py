@@ -41,7 +41,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Face:
-    """What a client without asyncio has of its own."""
+    """The hand-written part of a client without asyncio."""
 
     # Ends the docstring.
     note: str = "Any number of threads may use one."
@@ -182,7 +182,7 @@ def is_generated(name: str, base: type[Any]) -> bool:
 
 
 def importing(module: ModuleType) -> dict[str, str]:
-    """How another module imports the names that this one knows."""
+    """The import of names that this module knows, for another module."""
     found: dict[str, str] = {}
     for node in parsed(module).body:
         match node:
@@ -290,7 +290,7 @@ def docstring(node: Function | ast.ClassDef, note: str = "") -> str:
 
 
 def renamed(parameter: str) -> str:
-    """What tasks do with asyncio, threads do without."""
+    """The names of threads in place of those of tasks."""
     return "threads" if parameter == "tasks" else parameter
 
 

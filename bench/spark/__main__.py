@@ -218,7 +218,7 @@ class Bench:
 
 
 def _trigger_times(query: StreamingQuery, send: Callable[[], None], count: int) -> Iterator[float]:
-    """Of one micro-batch after the other, but for the first few, which warm up."""
+    """The times of micro-batches, one after the other, without the first few, which warm up."""
     deadline_s = time.monotonic() + _TRIGGER_DEADLINE_S
     seen: set[int] = set()
     send()

@@ -1,7 +1,7 @@
 """python broadcast.py TOPIC KEY...     two caches, each of which hears of every key that changed
 
 In mode "broadcast" every member of a group gets all messages. Each keeps its own place, here in
-memory, which is enough for who starts with an empty cache and wants what is new.
+memory, which is enough for a cache that starts empty and wants new keys only.
 """
 
 import asyncio

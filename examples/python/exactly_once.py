@@ -31,7 +31,7 @@ def main(topic: str) -> None:
         made = []
         for at, payment in enumerate(payments):
             if at == len(payments) // 2 and next(calls) % 3 == 0:
-                # The same payments come again; what was made of them so far is seen by nobody.
+                # The same payments come again; their results so far are not visible.
                 raise ConnectionError("the ledger does not answer")
             made.append((bookings, Message(payment.body, ordering_key=payment.ordering_key)))
         return made

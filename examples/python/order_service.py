@@ -1,11 +1,11 @@
 """python order_service.py [PAY_WITHIN_S]     orders in transactions, and cancelled when not paid
 
 An order is written to the shop's own database, and others hear of it by a message: both or none. So
-the message is sent in a transaction. It is stored at first as a half message, which nobody sees;
-then `execute` writes the order; then the message is committed, or rolled back. When no word comes
-because the service died in between, the broker asks `check`, in any process of the service.
+the message is sent in a transaction. It is stored at first as a half message, which no consumer
+sees; then `execute` writes the order; then the message is committed, or rolled back. When no word
+comes because the service died in between, the broker asks `check`, in any process of the service.
 
-Whoever hears of an order sends itself a delayed message, and cancels what is not paid by then.
+The consumer of an order sends itself a delayed message, and cancels what is not paid by then.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ class Shop:
         self.said.put(f"{found[0]}: the broker asks, the database has it: COMMIT")
         return "COMMIT"
 
-    # -- who hears of orders --------------------------------------------------------------------
+    # -- the consumer of orders ------------------------------------------------------------------
 
     def on_order(self, producer: Producer, pay_within_s: float, message: ReceivedMessage) -> None:
         if json.loads(message.body)["shop"] == self.name:

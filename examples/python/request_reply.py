@@ -1,7 +1,7 @@
 """python request_reply.py TOPIC ITEM...     asks for the prices of items, and prints the replies
 
 A requester sends to a topic and waits. One of the repliers of the group that serves the topic gets
-the request; its reply comes back by the topic REPLIES, and only to who asked.
+the request; its reply comes back by the topic REPLIES, and only to the requester.
 """
 
 import os
@@ -29,7 +29,7 @@ def main(topic: str, *items: str) -> None:
         try:
             requester.request(topic, "tea", timeout_s=0.5)
         except MqError as error:
-            print("nobody serves any more:", error.code.name)
+            print("no replier is left:", error.code.name)
 
 
 if __name__ == "__main__":

@@ -272,7 +272,7 @@ class AtomicSends:
                 raise IllegalOffset(
                     f"group {atom.group} stands at {place} in queue {queue.queue_id} of "
                     f"{queue.topic}: work on messages {first} to {queue_offset} was done by "
-                    "somebody, or the group was moved. Throw it away and go on from there"
+                    "another member, or the group was moved. Discard it and go on from there"
                 )
 
     # -- what was received ------------------------------------------------------------------------

@@ -206,7 +206,7 @@ class Directory:
                 f"{request.cluster[:127]!r}: correct broker.seeds or node.cluster"
             )
         if not is_set_name(sender.name):
-            raise IllegalRequest(f"{sender.name[:127]!r} is no name of a broker set: who asks?")
+            raise IllegalRequest(f"{sender.name[:127]!r} is no name of a broker set")
         if self._state.sets.is_removed(sender.name):
             raise IllegalRequest(
                 f"broker set {sender.name} was removed from this cluster: "
@@ -245,7 +245,7 @@ class Directory:
         elif not self._state.sets.is_removed(found):
             self._introduce(PeerSet(name=found, addresses=[address]), now_ms)
         if name and name != found:
-            raise IllegalRequest(f"{address} is of broker set {found}, not of {name} any more")
+            raise IllegalRequest(f"{address} is of broker set {found} now, not of {name}")
         if found in self._others:
             self.changes += self._others[found].hear(address, response, now_ms, asked_version)
         if address in self._seeds:

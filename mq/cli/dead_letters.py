@@ -31,7 +31,7 @@ _with_set = with_set("Of this broker set; needed when several have some of the g
 def dlq() -> None:
     """Dead letters: messages that a group has tried too often.
 
-    They stand in the topic %DLQ%GROUP until they are sent again, let go of,
+    They stand in the topic %DLQ%GROUP until they are sent again, purged,
     or as old as the broker keeps messages.
     """
 
@@ -153,7 +153,7 @@ def resend(
 def purge(
     brokers: Brokers, group: str, before_offset: int | None, *, broker_set: str, is_sure: bool
 ) -> None:
-    """Let go of dead letters, for good."""
+    """Delete dead letters, for good."""
     which = "all dead letters" if before_offset is None else f"dead letters before {before_offset}"
     where = f" in broker set {broker_set}" if broker_set else ""
     confirm(f"Drop {which} of group {group}{where}?", is_sure=is_sure)

@@ -105,7 +105,7 @@ class Flusher:
             self._is_stopping = True
             self._wake.notify()
         self._thread.join()
-        self._fail(StorageFailed("the flusher is closed: nothing is synced any more"))
+        self._fail(StorageFailed("the flusher is closed: nothing is synced"))
 
     def _run(self) -> None:
         pause_s = self._interval_s

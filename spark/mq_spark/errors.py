@@ -1,4 +1,4 @@
-"""What goes wrong, in one line that names the option, topic or server and what to do.
+"""Errors, in one line that names the option, topic or server and the remedy.
 
 Spark wraps an exception of a Python data source into several of its own, with the traces of both
 languages. `explain` gets our line out of them again. What Spark calls in this package is wrapped

@@ -1,4 +1,5 @@
-"""Which Java runs Spark: the machine's own, or the one that comes with the extra `spark` from PyPI.
+"""The Java that runs Spark: the machine's own, or the one that comes with the extra `spark` from
+PyPI.
 
 Spark's launcher asks for a module of the virtual machine that the small image from PyPI lacks and
 that Spark works without; so that image is started by a script that drops the request.
@@ -86,7 +87,7 @@ def _packaged_home() -> Path:
 
 
 def _cache() -> Path:
-    """Where programs of this user keep what they can make again."""
+    """The cache directory of this user."""
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return given if given.is_absolute() else Path.home() / ".cache"
 

@@ -118,7 +118,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
 
 
 def check_batch(options: ReadOptions) -> None:
-    """What makes no sense when a range is read once."""
+    """Refuses options that make no sense when a range is read once."""
     starting = options.starting
     is_latest = starting == "latest" or (
         isinstance(starting, AtOffsets) and LATEST in starting.queue_offsets.values()
@@ -138,7 +138,7 @@ def check_batch(options: ReadOptions) -> None:
 
 
 def check_stream(options: ReadOptions) -> None:
-    """What makes no sense in a stream."""
+    """Refuses options that make no sense in a stream."""
     ending = "a stream has no end; for a range use spark.read, or trigger(availableNow=True)"
     if isinstance(options.ending, AtTime):
         _reject(options.ending, "endingTimestamp", ending)
@@ -163,7 +163,7 @@ def reject_unknown(options: Mapping[str, str], known: Collection[str], doing: st
         hint = f"did you mean {names[near[0]]}?" if near else f"there are: {', '.join(known)}"
         # Spark has made small letters of it.
         spelled = next((one for one in READ_OPTIONS if one.lower() == given.lower()), given)
-        raise MqSparkError(f"option {spelled} is none of {doing} with format mq: {hint}")
+        raise MqSparkError(f"option {spelled} is unknown for {doing} with format mq: {hint}")
 
 
 def servers_of(options: Mapping[str, str]) -> tuple[str, ...]:
@@ -258,7 +258,7 @@ def _topics(options: Mapping[str, str]) -> Topics:
 
 
 def topic_names(given: str) -> tuple[str, ...]:
-    """Of `subscribe`."""
+    """The topics of `subscribe`."""
     names = tuple(dict.fromkeys(name.strip() for name in given.split(",") if name.strip()))
     if not names:
         raise MqSparkError(f"subscribe = {given!r}: name one or more topics, with commas between")
@@ -268,7 +268,7 @@ def topic_names(given: str) -> tuple[str, ...]:
 
 
 def checked_pattern(given: str) -> str:
-    """Of `subscribePattern`."""
+    """The pattern of `subscribePattern`."""
     try:
         re.compile(given)
     except re.error as error:

@@ -1,6 +1,6 @@
 """A local Spark session that is ready for this source and sink.
 
-Who has a session of their own needs none of it: `format("mq")` is there wherever the package is
+A user's own session needs none of it: `format("mq")` is there wherever the package is
 installed. What is set here a user may set otherwise, by `conf`; options of the Java machine are
 added to ours, and win over them.
 """

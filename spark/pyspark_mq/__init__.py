@@ -1,4 +1,4 @@
-"""What Spark looks for: a module `pyspark_*` with a `DefaultSource` registers by itself, so that
+"""Registration with Spark: a module `pyspark_*` with a `DefaultSource` registers by itself, so that
 `format("mq")` works wherever this package is installed.
 """
 

@@ -148,7 +148,7 @@ def test_replies_and_errors_come_to_who_asked(server: str) -> None:
         "tea 3.20",
         "beer REQUEST_FAILED KeyError: 'beer'",
         "coffee 4.50",
-        "nobody serves any more: REQUEST_TIMEOUT",
+        "no replier is left: REQUEST_TIMEOUT",
     ]
 
 

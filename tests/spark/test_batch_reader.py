@@ -167,7 +167,7 @@ def test_mistakes_are_told_in_one_line(topic: Topic) -> None:
         ),
         (
             {"endingOffsets": '{"u": {"0": 1}}'},
-            "endingOffsets: topic u is none of those that are read: t",
+            "endingOffsets: topic u is not among those that are read: t",
         ),
         ({"subscribe": "", "assign": '{"t": ["b/0"]}'}, "assign: there is no queue t b/0"),
         ({"subscribe": "", "assign": '{"u": [0]}'}, "topic u does not exist"),

@@ -230,8 +230,8 @@ def test_damage_is_an_error_with_its_place_or_left_out(
     [
         ({"subscribe": "ordres"}, "there is no topic ordres in the log at"),
         ({"subscribe": "orders", "subscribePattern": "o.*"}, "use one of them"),
-        ({"topics": "orders"}, "option topics is none of reading a path"),
-        ({"startingOffsets": "earliest"}, "option startingOffsets is none of reading a path"),
+        ({"topics": "orders"}, "option topics is unknown for reading a path"),
+        ({"startingOffsets": "earliest"}, "option startingOffsets is unknown for reading a path"),
         ({"startingTimestamp": "yesterday"}, "startingTimestamp = 'yesterday'"),
     ],
 )

@@ -326,7 +326,7 @@ class Groups:
             self._machine.state.topics.readable(*queue)
             if live and member_id and live.group.owner(queue) != member_id:
                 raise NotAssigned(
-                    f"queue {queue.queue_id} of {queue.topic} is not {member_id}'s any more in "
+                    f"queue {queue.queue_id} of {queue.topic} is not assigned to {member_id} in "
                     f"group {name}"
                 )
             self._check_offset(queue, queue_offset)

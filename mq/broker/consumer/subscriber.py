@@ -287,7 +287,7 @@ class Subscriber:
             if self._is_assignment_due:
                 return self._assignment()
             while self._ready and not self._is_assignment_due:
-                queue = self._whose_turn()
+                queue = self._next_queue()
                 del self._ready[queue]
                 delivered = self._try_to_deliver(queue, self._cursors[queue])
                 if delivered is not None:
@@ -297,7 +297,7 @@ class Subscriber:
                 await asyncio.sleep(0)
             await self._wake.wait()
 
-    def _whose_turn(self) -> Queue:
+    def _next_queue(self) -> Queue:
         """The queue to deliver next, of those that may have messages."""
         if not self._ranks or self._deliveries % _FAIR_EACH == _FAIR_EACH - 1:
             return next(iter(self._ready))

@@ -292,7 +292,7 @@ class Delays(Service):
         self.delivered_total += out.delivered
         self._count_dropped(out.dropped)
         if out.lost:
-            log.error("batches that waited are not in the log any more", batches=out.lost)
+            log.error("batches that waited are gone from the log", batches=out.lost)
 
     def _leaving(self, taken: dict[int, list[DueUnit]]) -> Iterator[Leaving]:
         """With what the log has of each, in the order of the lanes."""

@@ -171,9 +171,9 @@ class AtomicAck:
         for at, handle in enumerate(self.handles):
             if handle is None or held_ranges(turn.draft, self.group, handle) is None:
                 raise IllegalHandle(
-                    f"handle {at} of {len(self.handles)} is of no message in hand of group "
-                    f"{self.group}: acknowledged before, or its time was over and somebody else "
-                    "has it"
+                    f"handle {at} of {len(self.handles)} is of no message in flight in group "
+                    f"{self.group}: acknowledged before, or its time was over and another "
+                    "consumer has it"
                 )
         Ack(self.group, self.handles).decide(turn)
         self.atomic.begin()

@@ -316,8 +316,8 @@ class ReceiveService(Service):
         members = self.members(group)
         if members:
             raise SubscriptionMismatch(
-                f"member {min(members)!r} receives in group {group}: nobody can subscribe in it at "
-                "the same time. Use another group, or stop the others first"
+                f"member {min(members)!r} receives in group {group}: no member can subscribe in it "
+                "at the same time. Use another group, or stop the others first"
             )
 
     def members(self, group: str) -> dict[str, int]:

@@ -210,7 +210,7 @@ class Retrying(Service):
         """Queues that the member does not have."""
         return {
             queue: NotAssigned(
-                f"queue {queue.queue_id} of {queue.topic} is not {member_id}'s any more in group "
+                f"queue {queue.queue_id} of {queue.topic} is not assigned to {member_id} in group "
                 f"{group}"
             )
             for queue in {one.queue for one in failed}
@@ -263,8 +263,8 @@ def _check(group: str, sequence: int, failed: Sequence[Failed]) -> None:
 def _not_found(place: MessagePosition) -> MessageNotFound:
     queue, queue_offset = place
     return MessageNotFound(
-        f"there is no message {queue_offset} in queue {queue.queue_id} of {queue.topic}, or not "
-        "any more"
+        f"there is no message {queue_offset} in queue {queue.queue_id} of {queue.topic}, or it "
+        "is gone"
     )
 
 

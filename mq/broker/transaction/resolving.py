@@ -284,7 +284,7 @@ _OVER = {
     TransactionOutcome.COMMITTED: "it was committed",
     TransactionOutcome.ROLLED_BACK: "it was rolled back",
     TransactionOutcome.GIVEN_UP: (
-        f"nobody ended it in time: it was rolled back and is in {GIVE_UP_TOPIC}"
+        f"it was not ended in time: it was rolled back and is in {GIVE_UP_TOPIC}"
     ),
 }
 

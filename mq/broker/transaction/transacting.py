@@ -115,7 +115,7 @@ class Transacting(Service):
         asked = [self._ask(each) for each in settled.asked]
         if not asked or asked[0] is None:
             raise TransactionNotFound(
-                f"transaction {transaction_id} ended just now, or nobody could be asked about it"
+                f"transaction {transaction_id} ended just now, or no producer could be asked"
             )
         return asked[0]
 

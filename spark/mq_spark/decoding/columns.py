@@ -152,7 +152,7 @@ def _batch(
 
 
 class _Texts(NamedTuple):
-    """Of the fields of the same names; no nulls in them."""
+    """Texts of the fields of the same names; without nulls."""
 
     tag: pa.StringArray
     ordering_key: pa.StringArray
@@ -162,8 +162,8 @@ class _Texts(NamedTuple):
 
 
 def _open(rows: Rows) -> tuple[Opened, _Texts]:
-    """What is not plain in any way is left to protobuf: text that may not be text, and properties
-    of the same name, of which Spark would keep both.
+    """Unusual messages are left to protobuf: text that may be malformed, and properties of the same
+    name, of which Spark would keep both.
     """
     closely = np.zeros(len(rows.frames_at), np.bool_)
     while True:
@@ -280,7 +280,7 @@ def _list_array(kind: pa.DataType, many: Many, values: pa.Array, count: int) -> 
 
 
 def _times(kind: pa.DataType, times_ms: Numbers) -> pa.Array:
-    """A time that is not in the years 1 to 9999, which somebody made up, is null."""
+    """A time outside the years 1 to 9999, which a producer made up, is null."""
     is_time = (times_ms >= _YEAR_1_MS) & (times_ms < _YEAR_10000_MS)
     return number_array(kind, np.where(is_time, times_ms, 0) * 1000, is_time)
 
@@ -322,5 +322,5 @@ def _log_unreadable(rows: Rows, ref: QueueRef, unreadable: Mapping[int, str]) ->
 
 @functools.cache
 def arrow_schema(*, with_properties: bool) -> pa.Schema:
-    """What Spark expects for `spark_schema`, to the letter."""
+    """The schema that Spark expects for `spark_schema`, to the letter."""
     return to_arrow_schema(spark_schema(with_properties=with_properties), timezone="UTC")

@@ -4,8 +4,8 @@
 
 What our clients write is read in lock-step, see `walking`. Whatever else there is, damage too, is
 left to protobuf, one message at a time: so a message is read here exactly if protobuf reads it, and
-as protobuf reads it. Nothing is copied but what protobuf has read. Text is not looked at: whoever
-makes text of it, and finds what is none, opens that message `closely`.
+as protobuf reads it. Nothing is copied but what protobuf has read. Text is not checked: a
+caller that decodes it and finds it malformed opens that message `closely`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Opened(NamedTuple):
     property_values: Many
     born_at_ms: Numbers
     compression: Numbers
-    # Of the origin; and its texts, which nobody reads and which have to be text all the same.
+    # Fields of the origin; its texts are not read, and have to be valid all the same.
     attempts: Numbers
     origin_texts: Many
     # By row, why it cannot be read.
@@ -164,7 +164,7 @@ def _listed(fields: _Listed) -> Notes:
 def _frame_heads(
     walker: Walker, frames_at: Numbers, frame_sizes: Numbers
 ) -> tuple[Numbers, Numbers, Flags]:
-    """Where the messages begin and end, and whether their frames are whole."""
+    """The start and end of each message, and whether its frame is whole."""
     tags, starts, lengths = walker.heads(frames_at)
     ends = frames_at + frame_sizes
     is_whole = (tags == _FRAME) & (starts <= ends) & (lengths == ends - starts)
@@ -174,8 +174,8 @@ def _frame_heads(
 def _inside(
     walker: Walker, fields: Fields, texts: Sequence[int], numbers: Sequence[int]
 ) -> tuple[Notes, Numbers]:
-    """What is in fields that are messages themselves, these texts and numbers of each; and the
-    rows of those that are odd, have anything else, or a text twice.
+    """The content of fields that are messages themselves, these texts and numbers of each; and the
+    rows that are odd, have other fields, or a text twice.
     """
     ends = fields.starts + fields.values
     notes, odd = walker.walk(np.arange(len(ends)), fields.starts, ends)

@@ -1,4 +1,4 @@
-"""Where the messages of a page stand: the heads of its runs, read all at once.
+"""The positions of the messages of a page: the heads of its runs, read all at once.
 
     Run = queue_offset, log_offset, stored_at_ms, frame_sizes | frame | frame | ...
 
@@ -24,7 +24,7 @@ _QUEUE_OFFSET, _LOG_OFFSET, _STORED_AT, _FRAME_SIZES, _FRAME = 0x08, 0x10, 0x18,
 
 
 class Rows(NamedTuple):
-    """Where messages of one queue stand in `data`, and what is known of them without opening any:
+    """The positions of messages of one queue in `data`, and their fields known without opening any:
     arrays of the same length, one element a message.
     """
 

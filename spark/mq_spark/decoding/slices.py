@@ -43,7 +43,7 @@ def text_array(data: bytes | memoryview, slices: Slices) -> pa.StringArray:
 
 
 def is_ascii(data: bytes | memoryview, slices: Slices) -> Flags:
-    """Of each one."""
+    """Whether each slice is ASCII."""
     array = binary_array(data, slices)
     offsets = np.frombuffer(array.buffers()[1], np.int32)[array.offset :][: len(array) + 1]
     highs = np.flatnonzero(np.frombuffer(array.buffers()[2] or b"", np.uint8) >= 0x80)
@@ -60,7 +60,7 @@ def or_null(array: pa.Array, is_valid: Flags) -> pa.Array:
 
 
 def list_offsets(many: Many, count: int) -> pa.Buffer:
-    """Where the values of each of so many rows begin."""
+    """The offset of the first value of each of so many rows."""
     offsets: npt.NDArray[np.int32] = np.zeros(count + 1, np.int32)
     if len(many.rows):
         np.cumsum(np.bincount(many.rows, minlength=count), out=offsets[1:])
@@ -68,6 +68,6 @@ def list_offsets(many: Many, count: int) -> pa.Buffer:
 
 
 def number_array(kind: pa.DataType, numbers: Numbers, is_valid: Flags | None = None) -> pa.Array:
-    """Of the same bytes, whatever they mean."""
+    """An array over the same bytes, whatever they mean."""
     array = pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
     return array if is_valid is None else or_null(array, is_valid)

@@ -52,7 +52,9 @@ class SegmentFile(NamedTuple):
 
 
 class Log(NamedTuple):
-    """Of one broker set. `rest_bytes` stand behind the end and are not known to be committed."""
+    """The log of one broker set. `rest_bytes` stand behind the end and are not known to be
+    committed.
+    """
 
     broker_set: str
     segments: tuple[SegmentFile, ...]
@@ -60,7 +62,7 @@ class Log(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """`manifest` is None for a log that is no backup, `node` empty for one that is nobody's."""
+    """`manifest` is None for a log that is no backup, `node` empty for one without an owner."""
 
     broker_set: str
     node: str
@@ -161,7 +163,7 @@ def _segments(place: _Place, ends: dict[int, int]) -> tuple[SegmentFile, ...]:
 
 
 def opened_at_ms(path: str) -> int | None:
-    """When the first entry was stored; None when it cannot be told, which its reader will tell."""
+    """The time of the first entry; None if it cannot be read, which its reader will report."""
     with contextlib.suppress(OSError), open_log(path) as file:
         header = decode_header(file.pread(HEADER_BYTES, 0))
         return header.stored_at_ms if header is not None else None
@@ -186,7 +188,7 @@ def _committed(place: _Place, base: int) -> tuple[int, int]:
             if saved and (last_index, walked.header.term) == (saved.raft_index, saved.term):
                 applied_end = position
     if is_alone:
-        # What is missing of it is found, and told, by whoever reads up to there.
+        # A missing part is found and reported by the reader that gets there.
         synced_end = synced_bytes
     if saved and saved.raft_index > last_index:
         # So much was there, and more.

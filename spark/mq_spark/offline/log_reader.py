@@ -97,7 +97,7 @@ class LogReader(DataSourceReader):
                 raise MqSparkError(_unreadable(self._options.path, error)) from None
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Spark asks for one that nobody has made when there is nothing to read.
+        # Spark asks for a partition that was not planned when there is nothing to read.
         if isinstance(partition, SegmentPartition):
             yield from record_batches(partition, self._options)
 

@@ -189,6 +189,6 @@ def _whole_entries(
 
 
 def _entry_bytes(data: bytes, at: int) -> int:
-    """How much of the file the next entry takes, as far as it can be told."""
+    """The bytes of the file that the next entry takes, as far as known."""
     header = decode_header(data, at)
     return HEADER_BYTES + (header.length if header is not None else 0)

@@ -1,9 +1,9 @@
-"""Which topics a log has in the end, and from where on their messages count.
+"""The topics of a log at its end, and the offsets from which on their messages count.
 
 A topic that was dropped is gone with its messages, also when another one of that name came later;
 dead letters that were sent again or purged are gone too. All of that is known by the state that
 opens the last segment and by the commands that come after it, except for what became of dead
-letters: commands of the whole log are read for those, and only if somebody asks.
+letters: commands of the whole log are read for those, and only on demand.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def topics_of(log: Log) -> dict[str, int]:
 
 
 def visible(log: Log, topics: dict[str, int]) -> Visible:
-    """Of these topics of the log."""
+    """The visible ranges of these topics of the log."""
     starts: dict[Queue, int] = {}
     if any(topic.startswith(DEAD_LETTER_PREFIX) for topic in topics):
         for segment in log.segments:

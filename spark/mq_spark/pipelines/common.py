@@ -1,4 +1,4 @@
-"""What the pipelines have in common on the command line: brokers, Spark's settings, when to run.
+"""Options that the pipelines share: brokers, Spark's settings, when to run.
 
     @click.command()
     @with_pipeline          # first argument: Pipeline, of --server --json --master --conf
@@ -36,7 +36,7 @@ _EVERY_MIN_S = 0.2
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pipeline:
-    """What the options say about brokers and Spark."""
+    """The options about brokers and Spark."""
 
     brokers: Brokers
     master: str
@@ -69,7 +69,7 @@ class Pipeline:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Runs:
-    """When batches are made, and where it is written how far they got."""
+    """The times of batches, and the place of their progress."""
 
     checkpoint: str | None
     is_once: bool

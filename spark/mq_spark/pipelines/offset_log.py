@@ -1,5 +1,5 @@
-"""What the checkpoint of a query says about its batches: Spark writes where a batch ends before it
-begins, and that it is done behind it.
+"""The batches in a query's checkpoint: Spark writes the end of a batch before it begins, and that
+it is done behind it.
 
     <checkpoint>/offsets/12    v1, a line of Spark's own, the offset of the source
     <checkpoint>/commits/12
@@ -22,8 +22,8 @@ _LOCAL = "file:"
 
 
 def rows_of_batch(checkpoint: str, batch_id: int) -> dict[str, int] | None:
-    """How many rows a batch has at most, by topic; None: it is not known. The first batch of all is
-    taken to begin with its queues.
+    """The largest number of rows of a batch, by topic; None: it is not known. The first batch of
+    all is taken to begin with its queues.
     """
     end = _logged(checkpoint, batch_id)
     if end is None:
@@ -36,7 +36,7 @@ def rows_of_batch(checkpoint: str, batch_id: int) -> dict[str, int] | None:
 
 
 def backlog(options: Mapping[str, str], checkpoint: str) -> int:
-    """How many messages are there for a query with these options to read now, filters aside."""
+    """The number of messages that a query with these options can read now, filters aside."""
     asked = read_options(options)
     with Cluster(asked) as cluster:
         earliest, latest = cluster.find("earliest", "latest")

@@ -1,4 +1,4 @@
-"""How far a pipeline got, as a line on stderr: renewed on a terminal, one every few seconds
+"""The progress of a pipeline, as a line on stderr: renewed on a terminal, one every few seconds
 elsewhere; and the end of a query, also by Ctrl-C or SIGTERM.
 
     archive  1,200,000 messages  85,000/s  batch 12  lag 34,000
@@ -59,7 +59,7 @@ class ProgressLine:
 
 @dataclasses.dataclass(slots=True)
 class Seen:
-    """What the progress records of a query add up to."""
+    """The sums of a query's progress records."""
 
     rows: int = 0
     batches: int = 0
@@ -81,7 +81,7 @@ class Seen:
         self._recent.append((now_s, self.rows))
 
     def rows_per_s(self, now_s: float) -> float:
-        """Of the last seconds; from the start when it is not long ago."""
+        """The rate over the last seconds; from the start if that is not long ago."""
         while len(self._recent) > 1 and self._recent[1][0] < now_s - _RATE_OVER_S:
             self._recent.pop(0)
         if not self._recent:

@@ -27,7 +27,7 @@ class BatchReader(DataSourceReader):
             return partitions(found, Layout(self._options.partitions_min))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Spark asks for one that nobody has made when there is nothing to read.
+        # Spark asks for a partition that was not planned when there is nothing to read.
         ranges = partition.ranges if isinstance(partition, QueuePartition) else ()
         return record_batches(ranges, self._options)
 

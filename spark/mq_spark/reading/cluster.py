@@ -1,4 +1,4 @@
-"""What the driver asks the brokers: which queues there are, and where they begin and end.
+"""The driver's questions to the brokers: the queues, and where they begin and end.
 
 One connection, kept between triggers. While a leader is being elected an answer takes longer, up to
 `patience_s`; then an MqSparkError names the servers. That something is gone is believed only when
@@ -25,7 +25,7 @@ from mq_spark.reading.offsets import named, queue_name, within
 Queues = dict[QueueRef, int]
 T = TypeVar("T")
 
-# A user who mistypes an address waits so long; a query that runs is patient with an election.
+# A mistyped address fails after this time; a running query is patient with an election.
 START_PATIENCE_S = 8.0
 PATIENCE_S = 60.0
 # New broker sets of a topic, and new topics of a pattern, are noticed after so long.
@@ -46,7 +46,7 @@ class Cluster(AbstractContextManager["Cluster"]):
         self._names: list[str] = []
         self._names_at_s = 0.0
         self._named = frozenset(options.topics.queues)
-        # Which set a queue is in that `assign` names without one. None: nobody was asked yet.
+        # The sets of queues that `assign` names without one. None: no broker was asked yet.
         self._homes: dict[QueueRef, str] | None = None
 
     # Questions
@@ -56,8 +56,9 @@ class Cluster(AbstractContextManager["Cluster"]):
         self._ask(self._existing if all_exist else self._reached)
 
     def find(self, *starts: Start) -> list[Queues]:
-        """Where each of these is, in all queues that are selected; all answers have the same
-        queues. Topics that do not exist are left out, and perhaps queues that nobody has told of.
+        """The position of each of these starts in all selected queues; all answers have the same
+        queues. Topics that do not exist are left out, and perhaps queues that no broker has
+        reported.
         """
         return self._ask(lambda: self._find(starts))
 
@@ -70,9 +71,9 @@ class Cluster(AbstractContextManager["Cluster"]):
         return self._ask(found)
 
     def places(self, position: Position, *, fail: bool = True) -> Queues:
-        """Where that is in all queues that are selected, by the word of all broker sets. Offsets
-        have to be given for each of the queues; those outside of one are an error, or, unless it is
-        to fail, the nearest that are inside.
+        """The offsets of this position in all selected queues, as reported by all broker sets.
+        Offsets have to be given for each of the queues; those outside of one are an error, or,
+        unless it is to fail, the nearest that are inside.
         """
         return self._ask(lambda: self._places([position], fail=fail))[0]
 
@@ -82,7 +83,7 @@ class Cluster(AbstractContextManager["Cluster"]):
         return starts, ends
 
     def gone(self, refs: Iterable[QueueRef]) -> set[QueueRef]:
-        """Those that do not exist any more, by the word of all broker sets."""
+        """Those that no longer exist, as reported by all broker sets."""
         wanted = set(refs)
         return self._ask(lambda: self._gone(wanted))
 
@@ -108,7 +109,7 @@ class Cluster(AbstractContextManager["Cluster"]):
     # Asking
 
     def _ask(self, question: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Again, while nobody leads or nobody answers."""
+        """Asks again while there is no leader or no answer."""
         deadline_s = time.monotonic() + self._patience_s
         why = "nothing came back"
         while True:
@@ -228,11 +229,11 @@ class Cluster(AbstractContextManager["Cluster"]):
             return {}
 
     async def _find_these(self, wanted: set[QueueRef], starts: Sequence[Start]) -> list[Queues]:
-        """Of just these. Unreachable when somebody leaves one out."""
+        """The same for just these queues. Raises Unreachable if an answer leaves one out."""
         found = await self._find(starts)
         if any(wanted - one.keys() for one in found):
             self._names_at_s = 0.0
-            raise Unreachable(f"nobody tells of {_list(wanted - found[0].keys())}")
+            raise Unreachable(f"no broker reports {_list(wanted - found[0].keys())}")
         return [{ref: one[ref] for ref in sorted(wanted)} for one in found]
 
     async def _places(self, positions: Sequence[Position], *, fail: bool) -> list[Queues]:
@@ -292,7 +293,7 @@ def resolved(
         matching = [ref for ref in here if name.broker_set in ("", ref.broker_set)]
         if name.topic not in sets:
             raise MqSparkError(
-                f"{option}: topic {name.topic} is none of those that are read: "
+                f"{option}: topic {name.topic} is not among those that are read: "
                 f"{named(sorted(sets))}"
             )
         if not matching:

@@ -25,7 +25,7 @@ _PAUSE_S = 5.0
 
 
 class Progress:
-    """Of a stream with a group."""
+    """The progress of a stream with a group."""
 
     def __init__(self, servers: tuple[str, ...], group: str) -> None:
         self._group = group

@@ -1,4 +1,4 @@
-"""Where a stream stands: the offset that Spark writes into its checkpoint, as JSON, and the pure
+"""The position of a stream: the offset that Spark writes into its checkpoint, as JSON, and the pure
 decisions about the next one.
 
     {"begins": {topic: {"set/queue": n}},          only where a queue does not go on where it stood
@@ -31,7 +31,7 @@ QUEUES_PER_TASK = 64
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How ranges become tasks, see `planning`."""
+    """The division of ranges into tasks, see `planning`."""
 
     partitions_min: int | None = None
     rows_per_task: int = ROWS_PER_TASK
@@ -63,7 +63,9 @@ class StreamOffset:
 
 
 def ranges(start: StreamOffset, end: StreamOffset) -> list[QueueRange]:
-    """What a batch reads, in the order of the queues. Queues that are gone are left out."""
+    """The ranges that a batch reads, in the order of the queues. Queues that are gone are left
+    out.
+    """
     found = []
     for ref, queue_end in sorted(end.queues.items()):
         begin = end.begins.get(ref, start.queues.get(ref, 0))
@@ -109,7 +111,7 @@ def from_json(given: Mapping[str, Any]) -> StreamOffset:
         )
     except (KeyError, TypeError, AttributeError, ValueError):
         raise MqSparkError(
-            f"the checkpoint has an offset that is none of format mq: {json.dumps(given)[:200]}; "
+            f"the checkpoint has an offset of another format than mq: {json.dumps(given)[:200]}; "
             "use another checkpointLocation"
         ) from None
 
@@ -120,7 +122,7 @@ def queue_name(ref: QueueRef) -> str:
 
 
 def _by_topic(queue_offsets: Mapping[QueueRef, int]) -> dict[str, dict[str, int]]:
-    # By the text of the names, as anybody else would sort the keys.
+    # By the text of the names: the usual order of JSON keys.
     ordered = sorted(queue_offsets, key=lambda ref: (ref.topic, queue_name(ref)))
     found: dict[str, dict[str, int]] = {}
     for ref in ordered:
@@ -165,7 +167,7 @@ def losses(
     earliest: Mapping[QueueRef, int],
     latest: Mapping[QueueRef, int],
 ) -> list[Loss]:
-    """Where the queues cannot be read on: gone, kept no longer, or made anew with fewer messages.
+    """Queues that cannot be read on: gone, kept no longer, or made anew with fewer messages.
     `earliest` and `latest` have the same queues, at the same time.
     """
     found = []
@@ -228,8 +230,8 @@ def next_offset(
 
 
 def shares(backlogs: Mapping[QueueRef, int], rows_max: int) -> dict[QueueRef, int]:
-    """How much of each backlog is taken, `rows_max` in all: one message of each, the rest in
-    proportion. Where there are more queues than that, the longest backlogs get one.
+    """The part of each backlog that is taken, `rows_max` in all: one message of each, the rest in
+    proportion. With more queues than that, the longest backlogs get one.
     """
     waiting = {ref: rows for ref, rows in sorted(backlogs.items()) if rows}
     total, count = sum(waiting.values()), len(waiting)

@@ -16,7 +16,7 @@ from mq_spark.reading.offsets import Layout, QueueRange
 
 
 class QueuePartition(InputPartition):
-    """What one task reads, one range after the other."""
+    """The ranges that one task reads, one after the other."""
 
     def __init__(self, ranges: Sequence[QueueRange]) -> None:
         super().__init__(None)

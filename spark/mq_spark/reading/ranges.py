@@ -1,7 +1,7 @@
 """Ranges of queues as Arrow record batches, in a worker of Spark.
 
 Workers are used again for other tasks: the connections stay open. Elections of leaders are waited
-for. What is not there any more is a loss of data: an error, or a warning and the next message that
+for. Messages that are gone are a loss of data: an error, or a warning and the next message that
 is there, as the user chose. A filter of tags works on the broker, by hashes, and exactly here.
 """
 
@@ -34,7 +34,7 @@ ADVICE = (
 
 
 def check_schema(given: StructType, options: ReadOptions) -> None:
-    """Of who reads: a user may give one, and then Spark takes it for granted."""
+    """Checks the schema of the reader: a user may give one, and then Spark takes it for granted."""
     ours = spark_schema(with_properties=options.with_properties)
     if given != ours:
         raise MqSparkError(
@@ -71,7 +71,7 @@ def _record_batches(ranges: Iterable[QueueRange], options: ReadOptions) -> Itera
 
 
 def _pages(scanner: QueueScanner, wanted: QueueRange, options: ReadOptions) -> Iterator[Page]:
-    """Of the range, as far as it is there."""
+    """Pages of the range, as far as it exists."""
     place, failing_since_s = wanted.start, 0.0
     while place < wanted.end:
         try:

@@ -91,7 +91,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with as_our_own():
             rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
             found = self._stream.next(from_json(start), rows_max)
-            # The same text, whoever has written it: otherwise it would be a batch.
+            # The same text for the same offsets, whatever wrote it: otherwise it would be a batch.
             return start if found is None else to_json(found)
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -123,7 +123,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _Stream:
-    """What a stream keeps from trigger to trigger; nothing of it needs to outlive the process."""
+    """The state that a stream keeps from trigger to trigger; none of it needs to outlive the
+    process.
+    """
 
     def __init__(self, options: ReadOptions) -> None:
         self.layout = Layout(options.partitions_min)
@@ -135,7 +137,7 @@ class _Stream:
         self._looked_at_s = 0.0
         # Earliest and latest, when the stream is to end there.
         self._bounds: tuple[Queues, Queues] | None = None
-        # What is lost, and those of it that do not exist any more; and which of it was told.
+        # Lost queues, those of them that no longer exist, and those that were reported.
         self._lost: set[QueueRef] = set()
         self._gone: set[QueueRef] = set()
         self._warned: set[Loss] = set()
@@ -160,7 +162,7 @@ class _Stream:
         found = self._next(start, rows_max)
         if found is not None:
             self._looked_at_s = 0.0
-        # Who asks for more is done with all before. When there is nothing else to do that is waited
+        # Spark asks for more only when all before is done. A commit without other work is waited
         # for: a stream that ends now is not told of it, and its process is gone at once.
         self.done(start, wait=found is None)
         return found
@@ -184,7 +186,7 @@ class _Stream:
         )
 
     def _keep_hidden(self, known: Queues, earliest: Queues, latest: Queues) -> None:
-        """Queues of which whoever answered has not heard yet stay where they are."""
+        """Queues that the answering broker has not heard of yet stay where they are."""
         absent = known.keys() - latest.keys()
         self._gone &= absent
         if absent - self._gone:
@@ -220,7 +222,7 @@ class _Stream:
 
     def done(self, stream_offset: StreamOffset, *, wait: bool = False) -> None:
         if self._progress is not None:
-            # The broker takes all of it or nothing: what it does not have any more is left out.
+            # The broker takes all of it or nothing: queues that it no longer has are left out.
             queues = {
                 ref: at
                 for ref, at in stream_offset.queues.items()

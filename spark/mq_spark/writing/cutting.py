@@ -41,7 +41,7 @@ _NUMBER_MAX = (1 << _NUMBER_BITS) - 1
 
 
 class Cut(NamedTuple):
-    """A batch that is complete. `row`: which row of its partition did not fit any more."""
+    """A batch that is complete. `row`: the row of its partition that did not fit."""
 
     row: int
     lane: int
@@ -101,7 +101,7 @@ class _Lane:
         return _BYTES_MIN << min(self.count // _DOUBLES_AFTER, _DOUBLINGS)
 
     def take(self) -> tuple[Encoded, ...]:
-        """What is there, complete or not."""
+        """The rows so far, complete or not."""
         parts, self._parts, self._bytes = tuple(self._parts), [], 0
         self.count += 1
         return parts
@@ -111,7 +111,7 @@ class _Lane:
 
 
 class Cutter:
-    """Of one partition and topic."""
+    """The cutter of one partition and topic."""
 
     ANY = -1
 

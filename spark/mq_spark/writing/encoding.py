@@ -365,7 +365,7 @@ def _int64s(numbers: pa.Array) -> Int64s:
 
 
 def _hashes(texts: pa.Array) -> UInt64s:
-    """Of each; of no text, 0."""
+    """The hash of each text; 0 without a text."""
     encoded = pc.dictionary_encode(texts)
     distinct = [text_hash(text.decode()) for text in encoded.dictionary.to_pylist()]
     hashes: UInt64s = np.array(distinct, np.uint64)[np.asarray(encoded.indices)]

@@ -31,7 +31,7 @@ _IN_FLIGHT_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where rows go. Without a `topic` each row says it."""
+    """The destination of rows. Without a `topic` each row names it."""
 
     servers: tuple[str, ...]
     topic: str
@@ -42,7 +42,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Which rows they are: what is the same is stored once."""
+    """The identity of rows: the same rows are stored once."""
 
     writer: str
     batch_id: int
@@ -113,7 +113,7 @@ class InFlight:
         return self.counts
 
     def cancel(self) -> None:
-        """Nobody waits for the rest any more."""
+        """The rest is not waited for."""
         for _, future in self._under_way:
             future.cancel()
 

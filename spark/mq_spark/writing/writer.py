@@ -76,7 +76,7 @@ _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What one task has stored."""
+    """The rows that one task has stored."""
 
     counts: Counts
 
@@ -118,7 +118,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         _log_counts(self._target, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """What is stored stays: the batch runs again, and is stored once."""
+        """Stored rows stay: the batch runs again, and is stored once."""
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType) -> BatchWriter:
@@ -191,7 +191,7 @@ def _check_type(name: str, found: DataType) -> None:
 
 
 def _job(options: Mapping[str, str]) -> tuple[str, int]:
-    """What writes, and the number of the batch."""
+    """The writing query, and the number of the batch."""
     app_id, version = opts.text(options, "txnAppId"), opts.text(options, "txnVersion")
     if not app_id and not version:
         return f"job {uuid.uuid4()}", 0

@@ -37,7 +37,7 @@ def test_a_queue_is_found_with_its_set_or_without() -> None:
         # Also where only one of the sets has a queue of this number.
         ([QueueRef("t", 1)], "say which one has queue 1, as in 'a/1'"),
         ([QueueRef("t", 1, "b")], "there is no queue t b/1; there are: t a/0, t b/0, t a/1"),
-        ([QueueRef("v", 0)], "topic v is none of those that are read: t, u"),
+        ([QueueRef("v", 0)], "topic v is not among those that are read: t, u"),
         ([QueueRef("u", 0), QueueRef("u", 0, "a")], "u a/0 is named twice"),
     ],
 )

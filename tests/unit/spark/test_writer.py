@@ -68,8 +68,8 @@ def test_options_have_defaults_and_any_case() -> None:
     [
         ({"servers": ""}, "option servers is missing"),
         ({"servers": "nowhere"}, "nowhere"),
-        ({"topics": "t"}, "option topics is none of writing with format mq: did you mean topic?"),
-        ({"startingOffsets": "earliest"}, "option startingOffsets is none of writing"),
+        ({"topics": "t"}, "option topics is unknown for writing with format mq: did you mean"),
+        ({"startingOffsets": "earliest"}, "option startingOffsets is unknown for writing"),
         ({"topic": "a b"}, "topic: topic 'a b' is not legal"),
         ({"topic": "x" * 128}, "use 1 to 127 of letters, digits and %|_-"),
         ({"topic": "%SYS%HALF"}, "topic: %SYS%HALF is written by the broker alone"),

@@ -105,7 +105,7 @@ class Archiving:
 def start(
     session: SparkSession, options: Mapping[str, str], archiving: Archiving, runs: Runs
 ) -> StreamingQuery:
-    """The query, with these options of the source. For the one who holds the directory's lock."""
+    """Starts the query with these options of the source. The caller holds the directory's lock."""
     frame = session.readStream.format("mq").options(**options).load()
     writer = frame.writeStream.queryName("archive").foreachBatch(archiving.take)
     return runs.start(writer, archiving.checkpoint)

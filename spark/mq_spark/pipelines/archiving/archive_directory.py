@@ -4,7 +4,7 @@
     _mq_archive/plan.json            the files of the last batch that was decided
     _mq_archive/staging/             files of a batch that is being written
     _mq_archive/checkpoint/          Spark's: how far the topics are read
-    _mq_archive/lock                 held by whoever changes anything
+    _mq_archive/lock                 held during every change
 
 Readers list `topic=*/date=*/` and nothing else: names that begin with _ are not for them. A batch
 is written to staging, then its plan is written in one step, then its files are renamed to their
@@ -48,7 +48,7 @@ class Day(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What a batch put into the directory."""
+    """The files that a batch put into the directory."""
 
     rows: int = 0
     files: int = 0
@@ -65,8 +65,8 @@ class ArchiveDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """While the block runs, nobody else changes the directory; what a crash left behind is
-        brought to its end first. MqSparkError when somebody is at it.
+        """While the block runs, no other process changes the directory; the work that a crash left
+        behind is completed first. Raises MqSparkError if another process holds the lock.
         """
         self.state.mkdir(parents=True, exist_ok=True)
         with (self.state / "lock").open("a+", encoding="utf-8") as lock:
@@ -88,7 +88,7 @@ class ArchiveDirectory:
         """Makes the files that `write` puts into a directory of its own part of the archive.
 
         They are on disk and seen when this returns. A batch that was decided before is not written
-        again. For the one who holds the lock.
+        again. The caller holds the lock.
         """
         plan = self._plan()
         if plan and plan["query"] != query_id:
@@ -132,7 +132,7 @@ class ArchiveDirectory:
         return sorted(day for day in found if any(day.path.glob("*.parquet")))
 
     def staged_bytes(self) -> int:
-        """Of the batch that is being written, so far."""
+        """The size of the batch that is being written, so far."""
         try:
             return sum(path.stat().st_size for path in self._staging.rglob("*.parquet"))
         except FileNotFoundError:  # moved meanwhile
@@ -140,7 +140,7 @@ class ArchiveDirectory:
 
     @property
     def bytes_per_row(self) -> float | None:
-        """Of the last batch; None: there is none yet."""
+        """Bytes a row of the last batch; None: there is none yet."""
         plan = self._plan()
         return plan["bytes"] / plan["rows"] if plan and plan["rows"] else None
 
@@ -203,7 +203,7 @@ def part_batches(path: Path) -> tuple[int, int]:
 
 
 def merged_name(first: Path, last: Path) -> str:
-    """Of a file that takes the place of these and all between them."""
+    """The name of a file that takes the place of these and all between them."""
     starts, ends = _PART.fullmatch(first.name), _PART.fullmatch(last.name)
     if not starts or not ends:
         raise MqSparkError(f"{first.parent} has files that no archive wrote: leave it alone")

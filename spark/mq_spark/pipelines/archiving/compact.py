@@ -45,7 +45,7 @@ def today() -> str:
 def compact(directory: Path, *, before: str, file_mib: int, is_dry: bool, as_json: bool) -> None:
     """Merge small files of an archive, day by day.
 
-    A day is replaced in one step: whoever reads the archive sees it before or
+    A day is replaced in one step: readers of the archive see it before or
     after, and a crash leaves it whole. Not while `mq spark archive` runs on it:
     there, use its --compact.
     """

@@ -106,7 +106,7 @@ def etl() -> None:
 def produce(brokers: Brokers, *, shop: str, users: int, seed: int, over_s: float | None) -> None:
     """Send a day of the shop to its topics.
 
-    Orders are transactional messages: some are rolled back, and nobody ever sees them. Each call
+    Orders are transactional messages: some are rolled back, and no consumer sees them. Each call
     is the next day. What is printed is what Spark has to find out.
     """
     brokers.check()

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from mq_spark.pipelines.etl.shop import CLOSES_HOUR, PAY_WITHIN_MINUTES, SESSION_GAP_MINUTES
 from mq_spark.pipelines.etl.traffic import Topics
@@ -67,7 +67,7 @@ def is_open(at: Column) -> Column:
 
 def sessions(spark: SparkSession, servers: str, topics: Topics) -> DataFrame:
     """Clicks of one user, as long as they are not further apart than the gap. A session is there
-    once the watermark has passed its end: then no click can be added any more.
+    once the watermark has passed its end: then no click can be added.
     """
     clicks = (
         read_topic(
@@ -141,7 +141,7 @@ def sales_to_topic(servers: str, topic: str) -> WriteBatch:
 
 
 def also_to_parquet(to_topic: WriteBatch, folder: str) -> WriteBatch:
-    """What is done with each batch of results, for `foreachBatch`."""
+    """The function of each batch of results, for `foreachBatch`."""
 
     def write(rows: DataFrame, batch_id: int) -> None:
         # After a crash Spark makes the same batch once more. The broker knows the rows that it has

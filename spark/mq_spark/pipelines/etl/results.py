@@ -1,4 +1,4 @@
-"""What the queries of the tutorial found out, in figures and in a picture, from the Parquet files.
+"""The results of the tutorial's queries, in figures and in a picture, from the Parquet files.
 
 No Spark and no broker are needed: results are files, and these are small.
 """
@@ -21,14 +21,14 @@ from mq.errors import IllegalRequest
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours, which nobody takes for one another.
+# Okabe and Ito's colours, distinct also for the colour-blind.
 _BLUE, _ORANGE, _GREEN, _GREY = "#0072B2", "#E69F00", "#009E73", "#5F5F5F"
 _BIN = "15min"
 _PNG_DPI = 110
 
 
 class Found(NamedTuple):
-    """Of one day, as the names of `shop.Answer`."""
+    """The results of one day, as the names of `shop.Answer`."""
 
     day: str
     clicks: int

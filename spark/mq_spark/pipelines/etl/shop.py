@@ -1,4 +1,4 @@
-"""What happens in the shop of the tutorial on one day, and what Spark has to find out about it.
+"""One day in the shop of the tutorial, and the results that Spark has to find.
 
 A day is a pure function of its number, the number of users and a seed: nothing here knows a broker,
 a clock or Spark. All times are the shop's own; sending a day takes seconds.
@@ -43,7 +43,7 @@ class Order(NamedTuple):
     order_id: str
     user: str
     amount_cents: int
-    # False: the card is refused, so the transaction is rolled back and nobody sees the order.
+    # False: the card is refused, so the transaction is rolled back and no consumer sees the order.
     is_booked: bool
 
 
@@ -54,7 +54,7 @@ class Payment(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a right pipeline finds."""
+    """The results of a correct pipeline."""
 
     clicks: int
     sessions: int

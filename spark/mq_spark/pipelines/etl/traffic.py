@@ -119,7 +119,7 @@ def send_day(servers: str, topics: Topics, day: Day, over_s: float, show: Show) 
             if result.state == "UNKNOWN":
                 raise Unreachable(
                     f"no word about order {order.order_id} in {_TIMEOUT_S:g} s ({result.reason}): "
-                    "the right answer is not known any more; begin again with another --shop"
+                    "the expected result is unknown now; begin again with another --shop"
                 )
 
         sent = 0

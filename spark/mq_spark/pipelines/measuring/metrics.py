@@ -42,7 +42,7 @@ _PICTURES = (".png", ".svg", ".pdf")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shown:
-    """What of the result is for people."""
+    """The part of the result that is shown."""
 
     as_table: bool
     plot: Path | None

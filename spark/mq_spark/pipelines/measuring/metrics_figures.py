@@ -19,7 +19,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 Time = Literal["stored", "born"]
 Split = Literal["queue", "tag"]
@@ -61,7 +61,7 @@ SCHEMA = pa.schema(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Measure:
-    """What is asked for."""
+    """The figures that are asked for."""
 
     window_s: float
     # Messages that come later than that, against the newest one, are late.
@@ -100,8 +100,8 @@ def figures(messages: DataFrame, measure: Measure) -> DataFrame:
 
 
 def _time(time: Time) -> Column:
-    """Of the message. A clock that is ahead must not make all other messages late: nothing is born
-    after it was stored.
+    """The time of the message. A clock that is ahead must not make all other messages late: the
+    time is never after the one of storing.
     """
     stored = F.col("stored_at")
     if time == "stored":
@@ -183,7 +183,7 @@ def collected(frame: DataFrame, measure: Measure, *, is_final: bool) -> pa.Table
 
 
 def late(observed: Mapping[str, Any], watermark_ms: int) -> int:
-    """How many messages of a batch were dropped, by what `figures` observed of it.
+    """The number of messages of a batch that were dropped, as `figures` observed.
 
     The watermark is that of the batch before: in its own a batch only closes windows.
     """

@@ -1,4 +1,4 @@
-"""Figures as Parquet files, one a day, each row once for whoever reads the directory.
+"""Figures as Parquet files, one a day, each row once for every reader of the directory.
 
     DIR/date=2026-11-16/figures-00000.parquet    windows that are complete
     DIR/date=2026-11-16/open.parquet             those that are not yet, as of the last `--once`
@@ -82,7 +82,7 @@ class FigureFiles:
             _write(self._day(date) / _OPEN, rows, None)
 
     def read(self, windows_max: int | None = None) -> pa.Table:
-        """Of all days, or of the newest windows only; in the order of KEYS."""
+        """The figures of all days, or of the newest windows only; in the order of KEYS."""
         parts: list[pa.Table] = []
         starts: set[object] = set()
         for day in sorted(self._directory.glob("date=*"), reverse=True):

@@ -1,4 +1,4 @@
-"""How far consumer groups are behind when windows are written.
+"""The lag of consumer groups when windows are written.
 
 Asked once a batch and kept beside the checkpoint, so that a batch that Spark repeats after a crash
 has the same lags, and the same bytes, as the first time. A group that cannot be asked has no lag in
@@ -62,7 +62,7 @@ def lags_of_batch(directory: Path, batch_id: int, servers: str, groups: Sequence
 
 
 def with_lags(figures: pa.Table, lags: Lags) -> pa.Table:
-    """Of the row's queue when it has one, otherwise of its topic. Null: not asked."""
+    """The lag in the row's queue if it has one, otherwise in its topic. Null: not asked."""
     if not lags:
         return figures
     places = zip(*(figures[name].to_pylist() for name in _PLACE), strict=True)

@@ -107,7 +107,7 @@ class Measuring:
         return lags_of_batch(directory, batch_id, self._wanted.servers, self._wanted.groups)
 
     def count_late(self, records: Iterable[StreamingQueryProgress]) -> int:
-        """How many messages came too late in this run, by Spark's progress records."""
+        """The number of messages that came too late in this run, by Spark's progress records."""
         for record in records:
             if record.batchId > self._counted_batch and record.observedMetrics:
                 self._counted_batch = record.batchId
@@ -185,7 +185,9 @@ def messages_of(made: pa.Table) -> pa.Table:
 
 
 def watermark_ms(checkpoint: Path, batch_id: int) -> int:
-    """Of a batch: windows that end at it or before are closed when it is done. 0: none yet."""
+    """The watermark of a batch: windows that end at it or before are closed when it is done. 0:
+    none yet.
+    """
     path = checkpoint / "offsets" / str(batch_id)
     if not path.exists():
         return 0

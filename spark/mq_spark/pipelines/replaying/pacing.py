@@ -1,4 +1,4 @@
-"""When the next messages of a replay are due, at a rate or at a multiple of their own speed.
+"""The due times of the messages of a replay, at a rate or at a multiple of their own speed.
 
 One schedule holds for a whole replay, and begins with its first message: a task takes it over from
 the one before, as how long from now its next message is due. What is sent late moves what follows,
@@ -17,8 +17,8 @@ MADE_UP_S = 1.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pace:
-    """What travels from task to task. One of `rate` (messages a second) and `speed` (2: twice as
-    fast as they were stored) is above 0.
+    """The state that travels from task to task. One of `rate` (messages a second) and `speed` (2:
+    twice as fast as they were stored) is above 0.
     """
 
     rate: float = 0.0
@@ -31,7 +31,7 @@ class Pace:
 
 
 class Schedule:
-    """Of one task."""
+    """The schedule of one task."""
 
     def __init__(self, pace: Pace, now_s: float) -> None:
         self._pace = pace
@@ -39,7 +39,7 @@ class Schedule:
         self._base_ms = pace.base_ms
 
     def wait_s(self, stored_at_ms: int, now_s: float) -> float:
-        """How long a message that was stored then has to wait."""
+        """The time that a message stored then has to wait."""
         due_s = now_s if self._due_s is None else self._due_s
         if self._pace.speed:
             base_ms = stored_at_ms if self._base_ms is None else self._base_ms

@@ -60,7 +60,9 @@ _SHOW_EVERY_S, _STOP_AGAIN_S = 0.5, 0.2
 
 
 def archive_schema() -> StructType:
-    """Of the files and their directories, so that nothing is guessed: a topic may be called 12."""
+    """The schema of the files and their directories, so that nothing is guessed: a topic may be
+    called 12.
+    """
     from pyspark.sql.types import StringType, StructField, StructType
 
     from mq_spark.decoding.columns import spark_schema
@@ -90,7 +92,7 @@ def wanted_rows(session: SparkSession, root: Path, files: list[str], wanted: Wan
 
 
 def messages(frame: DataFrame, wanted: Wanted, tasks: int) -> DataFrame:
-    """What is sent, in the order in which it is sent, and by which task."""
+    """The rows to send, in the order of sending, and the task that sends each."""
     from pyspark.sql import functions as f
 
     if wanted.is_paced:
@@ -137,7 +139,9 @@ class Replaying:
 
     @property
     def rows(self) -> int:
-        """What the steps of this run have sent, those that an earlier one had stored included."""
+        """The rows that the steps of this run have sent, with those that an earlier run had
+        stored.
+        """
         return self.done.sent - self._before.sent
 
     def run(self) -> None:

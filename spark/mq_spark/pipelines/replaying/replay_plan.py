@@ -1,4 +1,4 @@
-"""What a replay does, fixed when it is started first, so that whoever continues it does the same.
+"""The plan of a replay, fixed at its first start, so that every continuation does the same.
 
     <archive>/_mq_archive/replays/<id>/plan.json    what is wanted, and the files, in steps
                                        done.json    how many steps are stored
@@ -55,7 +55,7 @@ _OPTIONS = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is the same in all runs of a replay."""
+    """The settings that are the same in all runs of a replay."""
 
     # Empty: all.
     topics: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class Wanted:
 
     @property
     def is_all(self) -> bool:
-        """Of the topics, every message."""
+        """Whether every message of the topics is replayed."""
         return not (self.since or self.until or self.tags or self.keys or self.where)
 
     def has_day(self, day: Day) -> bool:
@@ -288,7 +288,7 @@ def steps_of(root: Path, files: Sequence[Path], *, are_batches_whole: bool) -> l
 
 
 def rows_in(path: Path) -> int:
-    """How many; MqSparkError when they cannot be replayed."""
+    """The number of rows. Raises MqSparkError if they cannot be replayed."""
     import pyarrow.parquet as pq
 
     found = pq.read_metadata(path)

@@ -175,7 +175,7 @@ class _Sending:
         self._tell()
 
     def _tell(self) -> None:
-        """How many rows are stored, now and then."""
+        """Reports the number of stored rows, now and then."""
         now_s = time.monotonic()
         if now_s < self._told_at_s + _TELL_EVERY_S:
             return
