@@ -1,4 +1,5 @@
-"""What the clients of a chaos run were told and saw, and which promises of the broker that breaks.
+"""The answers and sightings of the clients of a chaos run, and the broker's promises that they
+break.
 
 Every message has a name of its own. A name that was acknowledged must be seen, and stands on its
 topic once, whatever consumers were given twice. What was rolled back, or was never sent, is never
@@ -25,10 +26,10 @@ WRONG = ("lost", "duplicated", "reordered", "early", "phantom", "reappeared", "e
 
 @dataclass(slots=True)
 class Work:
-    """Of one topic: what was sent, and what came of it."""
+    """The work on one topic: the messages sent, and their outcomes."""
 
     topic: str
-    # All that was ever begun; what came of those that have no answer nobody knows.
+    # All that was ever begun; the outcome of those without an answer is unknown.
     sent: set[str] = field(default_factory=set)
     acked: set[str] = field(default_factory=set)
     # Sends that ended with an error: stored or not.
@@ -49,7 +50,7 @@ class Work:
     # When lanes changed their queue, as producers were told: for people.
     moves: list[str] = field(default_factory=list)
     _told: dict[str, str] = field(default_factory=dict)
-    # How far each lane was seen, who works on it, and in which queue it stands.
+    # The progress of each lane, its worker, and its queue.
     _tops: dict[str, int] = field(default_factory=dict)
     _at_work: dict[str, str] = field(default_factory=dict)
     _places: dict[str, str] = field(default_factory=dict)
@@ -57,7 +58,7 @@ class Work:
     # -- while it goes on --------------------------------------------------------------------------
 
     def see(self, name: str, now_ms: int, clock_error_ms: int = 0) -> None:
-        """Clocks of brokers and of who looks may differ by so much."""
+        """Clocks of brokers and observers may differ by so much."""
         self.sightings += 1
         if now_ms + clock_error_ms < self.due_ms.get(name, 0):
             self.early.add(name)
@@ -137,7 +138,7 @@ class Work:
 
     @property
     def redelivered(self) -> int:
-        """How often something was seen again: allowed, and good to know."""
+        """The number of repeated sightings: allowed, and good to know."""
         return self.sightings - len(self.seen)
 
 
@@ -148,7 +149,7 @@ def lane_of(name: str) -> tuple[str, int]:
 
 
 class Ledger:
-    """Of all topics."""
+    """The work on all topics."""
 
     def __init__(self) -> None:
         self.works: dict[str, Work] = {}

@@ -29,13 +29,13 @@ _BROKER_BYTES = 256 << 20
 _COMMAND_S = 600.0
 _VERSION_S = 30.0
 _FILLER = "/data/filler"
-# Root, or whoever may.
+# Root, or a user that may.
 _IPTABLES = ("iptables", "-w", "10")
 _CHAIN = "DOCKER-USER"
 
 
 def why_not() -> str:
-    """Why no engine can be used here; empty when one can."""
+    """The reason why no engine can be used here; empty if one can."""
     if shutil.which("docker") is None:
         return "there is no docker command"
     for command in (["docker", "version"], ["docker", "compose", "version"]):

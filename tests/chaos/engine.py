@@ -1,5 +1,5 @@
-"""What a chaos run needs of the cluster that it torments, and the questions that both kinds answer
-the same way: who leads, is everybody well, is every log the same.
+"""The interface of a chaos run to its cluster, and the questions that both kinds answer the same
+way: the leader, whether every node is well, whether every log is the same.
 
 Nodes have names that are unique in the cluster. What an engine cannot make fail it names in
 `unable`, with the reason: such faults are left out, and the report says so.
@@ -45,13 +45,13 @@ class Network(Protocol):
     """Between the nodes."""
 
     def isolate(self, node: str) -> None:
-        """Nobody reaches it, and it reaches nobody, clients included."""
+        """The node is cut off in both directions, from clients too."""
         ...
 
     def rejoin(self, node: str) -> None: ...
 
     def cut(self, source: str, target: str) -> None:
-        """What the one sends does not arrive at the other; the other way is open."""
+        """Frames from the one do not arrive at the other; the other way is open."""
         ...
 
     def lose(self, node: str, share: float) -> None:
@@ -64,7 +64,7 @@ class Network(Protocol):
 
 
 class SmallDisk(Protocol):
-    """Of one node."""
+    """The small disk of one node."""
 
     node: str
 
@@ -185,7 +185,7 @@ def wait_well(engine: Engine, broker_sets: Iterable[str]) -> None:
 
 
 def wait_same(engine: Engine) -> None:
-    """Until all nodes of each set have applied the same log. Nobody writes any more."""
+    """Until all nodes of each set have applied the same log. No client writes by now."""
 
     def is_same(broker_set: str) -> bool:
         answers = list(statuses(engine, engine.sets[broker_set]).values())

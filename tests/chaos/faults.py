@@ -1,8 +1,8 @@
-"""What goes wrong in a chaos run, one fault after the other, chosen by a seed.
+"""The faults of a chaos run, one after the other, chosen by a seed.
 
 A deck has each fault that the engine can make once; it is shuffled, played and shuffled again. A
-fault is made, held for some seconds, healed; then everybody has to be well again before the next
-one. One that is not well in time ends the run as an error.
+fault is made, held for some seconds, healed; then every node has to be well again before the next
+one. A node that is not well in time ends the run as an error.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ class Faults:
 
     @contextlib.contextmanager
     def _fault(self, kind: str, nodes: Sequence[str], leads: Sequence[str] = ()) -> Iterator[None]:
-        """From the first harm until everybody is well again."""
+        """From the first harm until every node is well again."""
         fault = self._timeline.begin(kind, list(nodes), leads)
         try:
             yield

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _WIDTH, _LEFT, _RIGHT = 1160, 64, 16
 _LABELS_HEIGHT, _PANEL_HEIGHT, _GAP, _FOOT_HEIGHT = 132, 190, 40, 52
-# Readable next to each other, also by those who see few colours.
+# Distinct next to each other, also for the colour-blind.
 _BLUE, _ORANGE, _GREEN, _RED = "#2563a8", "#d97706", "#15803d", "#b91c1c"
 _COLOURS = {
     "kill": "#dc2626",
@@ -272,7 +272,7 @@ def _phases(timeline: Timeline, end_s: float, height: int) -> Iterable[str]:
 
 
 def _linear(lines: Sequence[Line]) -> Scale:
-    """Of what is usual: behind an outage there are peaks that would make the rest flat."""
+    """A linear scale of the usual values: peaks behind an outage would make the rest flat."""
     values = sorted(value for line in lines for value in line.values.values() if value)
     usual = values[int(len(values) * 0.95)] if values else 1.0
     limit = _nice(1.5 * usual)

@@ -117,9 +117,7 @@ class Run:
         await under_way
 
     async def _drain(self, servers: str) -> None:
-        """Until everything acknowledged was seen, and no transaction is open; or nothing happens
-        any more.
-        """
+        """Until everything acknowledged was seen, and no transaction is open; or nothing moves."""
         changed_s = told_s = time.monotonic()
         left = ""
         async with Admin(servers, timeout_s=PATIENCE_S) as admin:

@@ -1,4 +1,4 @@
-"""How long sends paused is what the steady producer saw; the report shows it."""
+"""Pauses of sends are those that the steady producer saw; the report shows them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         (1.5, 2.5, 3.0),  # begins before the pause
         (4.5, 5.5, 3.0),  # begins in it
         (5.5, 6.5, 1.0),  # behind it
-        (8.0, 9.0, 0.0),  # nothing comes any more
+        (8.0, 9.0, 0.0),  # no more acknowledgements
     ],
 )
 def test_the_longest_gap_is_of_the_neighbours_around(

@@ -1,4 +1,4 @@
-"""When things happened in a chaos run: acknowledgements with how long they took, sightings, faults.
+"""The events of a chaos run: acknowledgements with their latency, sightings, faults.
 
 Times are seconds since the beginning, by a clock that only goes forward and is handed in. The pause
 of a fail-over is the longest gap between two acknowledgements of a producer that sends one after
@@ -81,7 +81,7 @@ class Timeline:
     # -- the end -----------------------------------------------------------------------------------
 
     def judge(self) -> None:
-        """How long each set paused that lost its leader."""
+        """The pause of each set that lost its leader."""
         for fault in self.faults:
             for broker_set in fault.leads:
                 pause_s = longest_gap_s(

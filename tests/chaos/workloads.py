@@ -1,5 +1,5 @@
-"""What the clients of a chaos run do, with the client library as users have it: several kinds of
-work, each on a topic of its own that is spread over all broker sets.
+"""The work of the clients of a chaos run, with the public client library: several kinds, each on a
+topic of its own that is spread over all broker sets.
 
 Sends have a minute and as many retries as they like: within that a fault is a pause, no error.
 """
@@ -111,7 +111,9 @@ class Clients:
             self._ledger.errors.append(f"{work}: {error!r}")
 
     def _name(self, message: ReceivedMessage | HalfMessage) -> str:
-        """Which it is. A damaged one is an error of the run, also when a client hides it."""
+        """The name of the message. A damaged one is an error of the run, also when a client hides
+        it.
+        """
         try:
             return name_in(message.body)
         except ValueError as error:
@@ -155,7 +157,7 @@ class Clients:
     ) -> None:
         delay_s = round(self._rng.uniform(1, 5), 2) if work.topic == LATER else 0.0
         began_s, began_ms = time.monotonic(), _now_ms()
-        # Before there is an answer: somebody may see it sooner than that.
+        # Before there is an answer: a consumer may see it sooner than that.
         work.sent.add(name)
         if delay_s:
             work.due_ms[name] = began_ms + round(delay_s * 1000)

@@ -1,5 +1,5 @@
-"""What has to hold at the end of every scenario: nothing acknowledged is lost, nothing is there
-twice, and all replicas are the same.
+"""The checks at the end of every scenario: nothing acknowledged is lost, nothing is there twice,
+and all replicas are the same.
 """
 
 from __future__ import annotations

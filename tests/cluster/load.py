@@ -30,8 +30,8 @@ class Acknowledged(NamedTuple):
 
 
 class Load:
-    """Several threads that send unique tokens to whoever leads, a few at a time. A token is sent
-    once: when its outcome is not known, the next one is another.
+    """Several threads that send unique tokens to the present leader, a few at a time. A token is
+    sent once: when its outcome is not known, the next one is another.
     """
 
     def __init__(self, cluster: Cluster, producers: int = 5) -> None:

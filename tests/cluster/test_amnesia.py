@@ -1,5 +1,5 @@
-"""A node that came back without what it had acknowledged: it helps nobody to lead before it has all
-of it again.
+"""A node that came back without entries it had acknowledged: it helps no candidate before it has
+all of them again.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def broker_set(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerSet]:
 
 @pytest.fixture
 def brokers(broker_set: BrokerSet) -> BrokerSet:
-    """All of them run, and agree on who leads."""
+    """All of them run, and agree on the leader."""
     broker_set.start(*(name for name, node in broker_set.nodes.items() if not node.is_running))
     broker_set.leader()
     return broker_set
@@ -68,7 +68,7 @@ def brokers(broker_set: BrokerSet) -> BrokerSet:
 
 @pytest.fixture
 def topic(brokers: BrokerSet, request: pytest.FixtureRequest) -> str:
-    """Of the test's own."""
+    """A topic of the test's own."""
     name = re.sub(r"\W", "-", request.node.name)[:100]
     with Admin(brokers.servers, timeout_s=PATIENCE_S) as admin:
         admin.create_topic(name, QUEUES)
@@ -108,7 +108,7 @@ class Scene:
         return pushing(self.history, servers, name, self.topic, member, work_on, mode=mode)
 
     def end_leader(self, *, is_killed: bool) -> str:
-        """Returns when another one leads; who it was."""
+        """Returns the former leader once another one leads."""
         former = self.brokers.leader()
         self.history.note(f"{former} leads and is {'killed' if is_killed else 'stopped'}")
         if is_killed:
@@ -174,7 +174,7 @@ def test_a_lost_leader_costs_a_pause_and_nothing_else(scene: Scene, is_killed: b
                     scene.ask_offsets()
                     load.wait_for_more(100)
                     scene.start(former)
-            # Whoever lives comes back with what it has in hand.
+            # Live members come back with the messages they hold.
             assert history.repeats(scene.group(POLLED)) == []
             assert history.repeats(scene.group(PUSHED)) == []
         assert single.errors + many.errors + lone.errors == []
@@ -352,7 +352,7 @@ def test_a_follower_says_who_leads(brokers: BrokerSet, topic: str) -> None:
 
 
 def route(calls: Calls) -> tuple[str, dict[str, str]]:
-    """Who leads, and where clients connect."""
+    """The leader, and the address for clients."""
     (found,) = calls("Route").broker_sets
     return found.leader_id, {one.node_id: one.address for one in found.nodes}
 

@@ -43,7 +43,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 
 
 def fitting_bytes(directory: Path, wanted: int) -> int:
-    """What is wanted, or less on a small disk."""
+    """The wanted size, or less on a small disk."""
     fitting = shutil.disk_usage(directory).free // COPIES
     if fitting < LEAST_BYTES:
         pytest.skip(f"needs {COPIES * LEAST_BYTES >> 20} MiB of disk for three short logs")

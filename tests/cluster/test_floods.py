@@ -145,7 +145,7 @@ def flooded(brokers: BrokerSet, chunks: Callable[[], Iterator[bytes]]) -> Figure
 
 
 def _asked_while(flood: threading.Thread, address: str) -> Iterator[float]:
-    """How long each call took; at least one of them began after the flood."""
+    """The time that each call took; at least one of them began after the flood."""
     with grpc.insecure_channel(address) as channel:
         ask = channel.unary_unary(
             PATH,

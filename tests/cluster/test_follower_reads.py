@@ -1,5 +1,5 @@
-"""Three real processes: followers serve who is far behind or at home with them, show only what is
-committed, and lose nobody when they die.
+"""Three real processes: followers serve readers that are far behind or in their zone, show only
+what is committed, and lose no reader when they die.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""kill -9 under load, of the leader and of anybody: what was acknowledged stays."""
+"""kill -9 under load, of the leader and of followers: acknowledged entries stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators do to a set that serves: nodes are restarted one by one, added and removed, the
+"""Operations on a set that serves: nodes are restarted one by one, added and removed, the
 leadership is moved. Producers with retries see no error, and nothing is lost or comes twice.
 """
 
@@ -40,7 +40,7 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerSet]:
 
 
 def mq(brokers: BrokerSet, *arguments: str) -> Any:
-    """What the command printed, as JSON."""
+    """The command's output, as JSON."""
     command = [sys.executable, "-m", "mq", *arguments, "--json", "--server", brokers.servers]
     command += ["--timeout", "60"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
@@ -122,7 +122,7 @@ class Restarter:
             f"touch {directory}/{{node}}.asked; "
             f"while ! test -e {directory}/{{node}}.done; do sleep 0.02; done"
         )
-        # Who it was, and what it said of itself right before.
+        # The node, and its status right before.
         self.stopped: list[tuple[str, str]] = []
         self._brokers = brokers
         self._directory = directory

@@ -1,4 +1,4 @@
-"""A planned stop: leadership moves first, so that nobody waits for an election."""
+"""A planned stop: leadership moves first, so that no client waits for an election."""
 
 from __future__ import annotations
 

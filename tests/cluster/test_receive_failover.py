@@ -59,7 +59,7 @@ class Crew:
                 with self._lock:
                     bodies = {one.body for one in messages}
                     self.acknowledged |= bodies
-                    # After its time somebody else may have it, whatever became of the attempts.
+                    # After its time another consumer may have it, whatever became of the attempts.
                     if time.monotonic() - asked_s < INVISIBLE_S:
                         self.sure |= bodies
 

@@ -1,4 +1,6 @@
-"""What a node does not start on, whom the others do not talk to, and that both are told why."""
+"""Data that a node does not start on, peers that the others refuse, and the reasons that both are
+told.
+"""
 
 from __future__ import annotations
 

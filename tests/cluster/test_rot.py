@@ -115,7 +115,7 @@ def read_own(brokers: BrokerSet, name: str) -> list[bytes]:
 
 
 def first_refused(calls: Calls) -> int:
-    """Where a reader of the leader has to wait."""
+    """The offset at which a reader of the leader has to wait."""
     for at in range(0, COUNT, 16):
         try:
             calls("Pull", topic=TOPIC, queue_offset=at, messages_max=16)

@@ -46,7 +46,7 @@ def parts(address: str, topic: str) -> dict[str, int]:
 
 
 def troubles(node: BrokerProcess, address: str) -> list[str]:
-    """What the node says of why it does not hear from there."""
+    """The node's reasons for not hearing from there."""
     return [
         line["error"]
         for line in node.log()
@@ -55,7 +55,7 @@ def troubles(node: BrokerProcess, address: str) -> list[str]:
 
 
 class Cluster:
-    """Sets a and c of one node, b of three; b and c have an address of a, which has nobody's."""
+    """Sets a and c of one node, b of three; b and c have an address of a, which has no seeds."""
 
     def __init__(self, directory: Path) -> None:
         def made(name: str, *flags: str, count: int = 1) -> BrokerSet:
@@ -210,10 +210,10 @@ def test_clients_that_come_from_outside_are_told_addresses_of_outside(cluster: C
         told = {one.name: {node.address for node in one.nodes} for one in answer.broker_sets}
         assert told["b"] == set(outside.values())
         assert not inside_addresses(answer)
-        # What nobody gave an address of outside has the other one.
+        # A node without an address for outside has the other one.
         assert told["a"] == {cluster.a.servers}
         assert len(inside_addresses(route(b.address(leader)))) == 3
-        # Somebody else leads.
+        # Another node leads.
         refusals = [Calls(channels[follower]).refused("ListTopics")]
         with PublishStream(channels[follower]) as publish:
             refusals.append(publish.refusal()[1])
@@ -233,7 +233,7 @@ def test_clients_that_come_from_outside_are_told_addresses_of_outside(cluster: C
             Calls(channels[leader])("TransferLeadership", node_id=heir)
             refusal = member.refusal()[1]
             assert refusal.code == "NOT_LEADER"
-            # There was nobody to name when it ended, unless the heir was quick.
+            # There was no leader to name when it ended, unless the heir was quick.
             assert refusal.status.leader_address in ("", outside[heir])
             result = publish.result(prepared("seen", b"two"))
             assert code_of(result) == "NOT_LEADER"
@@ -280,7 +280,7 @@ def test_members_of_a_group_get_a_fair_share_of_all_sets(cluster: Cluster) -> No
 
 
 def _let_go(member: SubscribeStream) -> None:
-    """Of whatever leaves its assignment."""
+    """Releases every queue that leaves its assignment."""
     held: set[tuple[str, int]] = set()
     with contextlib.suppress(AssertionError):
         while True:

@@ -400,7 +400,7 @@ def test_transactions_of_both_sets_are_listed_and_ended_where_they_are(
 
 
 def outcome(work: Callable[[], Any]) -> Any:
-    """What it answers, or the error."""
+    """The answer, or the error."""
     try:
         return work()
     except MqError as error:

@@ -33,7 +33,7 @@ DEADLINE_S = 60.0
 
 class Cluster(BrokerCluster):
     def address(self, broker_set: str) -> str:
-        """Of its only node."""
+        """The address of its only node."""
         return self.sets[broker_set].servers
 
     def create(self, topic: str, queues: int = 2, sets: tuple[str, ...] = SETS) -> None:
@@ -343,7 +343,7 @@ def brokers(tmp_path: Path) -> Iterator[BrokerSet]:
 
 
 class FollowerReadLog:
-    """Which brokers a consumer was sent to, and what it came back with."""
+    """The brokers that a consumer was sent to, and the position it came back with."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.addresses: list[str] = []

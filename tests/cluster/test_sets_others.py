@@ -1,5 +1,5 @@
-"""Two broker sets, and those who receive, pull, process, and ask over both: everything comes as it
-is promised, from wherever it stands, also while one of the sets is dead.
+"""Two broker sets, and consumers that receive, pull, process, and ask over both: every promise
+holds for both, also while one of the sets is dead.
 """
 
 from __future__ import annotations
@@ -343,7 +343,7 @@ def test_requests_find_their_replies_over_both_sets_though_one_stands_still(
             return {reply.broker_set for reply in replies.values()}
 
         poll(lambda: ask(20) == {"a", "b"}, "replies come from both sets", DEADLINE_S)
-        # Worse than dead: nobody knows what it has stored.
+        # Worse than dead: what it has stored is unknown.
         os.kill(node.pid, signal.SIGSTOP)
         try:
             assert ask(20) == {"a"}

@@ -55,7 +55,7 @@ def test_nodes_of_one_authority_talk_and_refuse_others(tmp_path: Path, impostor:
 
 
 def refusals(node: Process) -> list[str]:
-    """Why it did not take connections, so far."""
+    """The reasons for refused connections, so far."""
     events = {"peer not reached", "connection not accepted"}
     reasons = [one["reason"] for one in node.log_events() if one["event"] in events]
     return [reason for reason in reasons if "Connect call failed" not in reason]

@@ -51,7 +51,7 @@ def test_each_transaction_ends_once_though_leaders_are_killed(tmp_path: Path) ->
 
             working = asyncio.gather(*(work(worker) for worker in range(WORKERS)))
             async with asyncio.timeout(300):
-                while len(states) < COUNT // 3:  # noqa: ASYNC110 - nobody tells
+                while len(states) < COUNT // 3:  # noqa: ASYNC110 - there is no event for it
                     await asyncio.sleep(0.01)
             killed = await asyncio.to_thread(brokers.kill_leader)
             await asyncio.to_thread(brokers.start, killed)

@@ -58,7 +58,7 @@ def response_type(method: str) -> Any:
 
 
 class Refusal(NamedTuple):
-    """How a call failed."""
+    """The failure of a call."""
 
     code: str
     text: str

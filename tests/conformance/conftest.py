@@ -1,4 +1,6 @@
-"""One broker for all of the suite: a test has topics and groups of its own, and harms nobody's."""
+"""One broker for all of the suite: a test has topics and groups of its own, and does not disturb
+others.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def topic(calls: Calls, new_name: Callable[[], str]) -> str:
 
 @pytest.fixture
 def group(new_name: Callable[[], str]) -> str:
-    """Of which nobody knows yet."""
+    """A new group."""
     return new_name()
 
 

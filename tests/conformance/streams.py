@@ -20,7 +20,7 @@ _END = object()
 
 
 class Stream:
-    """One call. What comes is kept in order until somebody asks for it."""
+    """One call. Responses are kept in order until they are read."""
 
     def __init__(
         self, channel: grpc.Channel, method: str, parse: Callable[[bytes], Any], **options: Any
@@ -113,7 +113,7 @@ class PublishStream(Stream):
         return self._next_id
 
     def result(self, batch: Batch, **fields: Any) -> producer_pb2.BatchResult:
-        """Of one batch that is sent alone."""
+        """The result of one batch that is sent alone."""
         request_id = self.publish(batch, **fields)
         answer = self.next()
         assert answer.request_id == request_id

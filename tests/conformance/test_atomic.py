@@ -30,7 +30,7 @@ def out(calls: Calls, new_name: Callable[[], str]) -> str:
 
 @pytest.fixture
 def member(calls: Calls, topic: str, group: str) -> dict[str, Any]:
-    """Of the group, with all queues of the topic, in which there is something."""
+    """A member of the group, with all queues of the topic, which are not empty."""
     calls.send(topic, *numbers(10))
     calls("Join", group=group, member_id="m", subscriptions=[Subscription(topic=topic)])
     return {"group": group, "member_id": "m"}

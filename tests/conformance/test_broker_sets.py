@@ -1,5 +1,5 @@
 """Other sets of the cluster, as their brokers and operators ask for them: Greet, AddBrokerSet,
-RemoveBrokerSet. Nobody is at the addresses that are told here.
+RemoveBrokerSet. The addresses here have no servers.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_sets_are_added_changed_and_removed(calls: Calls, other: str) -> None:
 
     answer = calls("AddBrokerSet", broker_set=peer(other, "b:1", "b:2", "b:1"))
     assert added()[other] == ["b:1", "b:2"]
-    # Who did not get the answer asks again.
+    # A caller that missed the answer asks again.
     answer = calls("AddBrokerSet", broker_set=peer(other, "b:1", "b:2"))
     assert added()[other] == ["b:1", "b:2"]
     answer = calls("AddBrokerSet", broker_set=peer(other, "[::1]:3"))

@@ -117,7 +117,7 @@ def test_a_broker_that_comes_back_knows_what_it_has(tmp_path: Path, is_killed: b
         with publishing(broker) as (stream, calls):
             calls.create("t", 1)
             firsts = [stream.result(batch) for batch in batches[:30]]
-            # Under way when the broker dies: stored or not, nobody knows.
+            # In flight when the broker dies: whether it is stored is unknown.
             for batch in batches[30:]:
                 stream.publish(batch)
             stream.next()

@@ -36,7 +36,7 @@ class Member:
         return self._take(self._calls("Join", **self._who, **self._fields, owned=self._owned()))
 
     def heartbeat(self) -> set[int]:
-        """What it may consume. It lets go of the rest at once."""
+        """The queues that it may consume. It releases the others at once."""
         return self._take(self._calls("Heartbeat", **self._who, owned=self._owned()))
 
     def leave(self) -> None:
@@ -57,7 +57,7 @@ def member(calls: Calls, topic: str, group: str) -> Callable[..., Member]:
 
 
 def settle(*members: Member) -> None:
-    """Heartbeats until nothing moves any more."""
+    """Heartbeats until nothing moves."""
 
     def is_settled() -> bool:
         for one in members:
@@ -102,7 +102,7 @@ def test_a_queue_stays_in_hand_until_the_member_says_that_it_is_not(
     assert first.join() == {0, 1, 2, 3}
     assert second.join() == set()
     assert second.membership.is_rebalancing
-    # Told to let go of two, it works on: it may still commit.
+    # Told to release two, it works on: it may still commit.
     everything = [pb.QueueId(topic=topic, queue_id=at) for at in range(4)]
     told = calls("Heartbeat", group=group, member_id="first", owned=everything)
     moving = {0, 1, 2, 3} - {one.queue_id for one in told.assigned}

@@ -1,5 +1,5 @@
 """ConsumerService/Subscribe by several members: queues change hands, streams break and come back,
-and who does not fit is refused.
+and misfits are refused.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def test_a_queue_moves_when_its_owner_has_let_go_of_it(
     assert second.assigned() == {}
     kept = first.assigned()
     assert len(kept) == 2
-    # It is told, works on, and reports; meanwhile nobody else has them.
+    # It is told, works on, and reports; meanwhile no other member has them.
     second.silence(0.2)
     moved = sorted(set(range(4)) - set(kept))
     for queue_id in moved:
@@ -60,7 +60,7 @@ def test_a_queue_moves_when_its_owner_has_let_go_of_it(
     given = second.assigned()
     assert {at: one.queue_offset for at, one in given.items()} == dict.fromkeys(moved, 7)
     assert [at for _, at, _ in second.messages(6)] == [7, 8, 9] * 2
-    # What it has let go of is no more its own to report.
+    # It may not report progress of a queue that it has released.
     first.progress(moved[0], 9)
     first.progress(min(kept), 3)
     group = calls("DescribeTopic", topic=topic).groups[0]
@@ -183,7 +183,7 @@ def test_a_member_that_comes_back_goes_on_with_what_it_has(
     first.messages(10)
     first.progress(0, 3)
     first.close()
-    # Nobody else gets its queues meanwhile.
+    # No other member gets its queues meanwhile.
     other = subscribe("other", mode=mode)
     assert other.assigned() == {}
     other.silence(0.3)
@@ -223,7 +223,9 @@ def test_a_stream_is_ended_when_its_member_is_told_to_leave(
 def test_positions_of_a_stranger_are_not_taken_for_progress(
     calls: Calls, subscribe: Any, topic: str
 ) -> None:
-    """Who comes with an offset that nobody committed is given it, and it is not the group's."""
+    """A member that comes with an offset that was never committed is given it, and it is not the
+    group's.
+    """
     calls.send(topic, *numbers(10))
     positions = [pb.QueuePosition(topic=topic, queue_id=0, queue_offset=1 << 40)]
     stream = subscribe("m", positions=positions)

@@ -1,4 +1,6 @@
-"""Topics that do not exist: who creates them, who waits for them, and what is said about them."""
+"""Topics that do not exist: which calls create them, which wait for them, and the errors of the
+others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CommitOffsets, QueryOffsets, FindOffsets, and ResetOffsets of a group that nobody works for."""
+"""CommitOffsets, QueryOffsets, FindOffsets, and ResetOffsets of a group without members."""
 
 from __future__ import annotations
 

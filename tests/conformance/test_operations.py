@@ -38,7 +38,7 @@ def test_a_member_without_a_name_or_place_is_refused(
 def test_a_member_that_never_comes_is_called_off(calls: Calls) -> None:
     waiting = calls("AddMember", node_id="n9", address="127.0.0.1:1")
     assert (waiting.joining.node_id, waiting.joining.is_connected) == ("n9", False)
-    # Asked again, it is looked at again; nobody else comes in between.
+    # Asked again, it is looked at again; no other call comes in between.
     assert calls("AddMember", node_id="n9", address="127.0.0.1:1").joining.node_id == "n9"
     other = calls.refused("AddMember", node_id="n8", address="127.0.0.1:1")
     assert other.code == "ILLEGAL_MEMBERSHIP"

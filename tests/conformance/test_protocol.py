@@ -1,4 +1,4 @@
-"""What every method has in common, the health service, and reflection."""
+"""Rules for every method, the health service, and reflection."""
 
 from __future__ import annotations
 

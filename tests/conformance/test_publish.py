@@ -363,7 +363,7 @@ def test_a_client_that_goes_away_leaves_nothing_behind(
     for number in range(20):
         with PublishStream(channel) as stream:
             stream.publish(prepared(topic, b"%d" % number, producer_id=topic, sequence=number + 1))
-    # What it sent may be there or not; who sends it again has it once.
+    # Its batch may be stored or not; sent again, it is stored once.
     with PublishStream(channel) as stream:
         for number in range(20):
             batch = prepared(topic, b"%d" % number, producer_id=topic, sequence=number + 1)

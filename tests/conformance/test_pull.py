@@ -190,7 +190,7 @@ def test_a_pull_that_waits_wakes_with_the_first_message(
             stream.result(prepared(topic, b"for 0"))
             answers = [one.result() for one in waiting[::2]]
             assert [bodies_in(one.runs) for one in answers] == [[b"for 0"]] * 4
-            # Nobody waits longer than it must, and nobody is woken by another queue.
+            # No call waits longer than it must, and none is woken by another queue.
             assert time.monotonic() - began_s < 10
             assert not any(one.done() for one in waiting[1::2])
             stream.result(prepared(topic, b"for 1", queue_id=1))

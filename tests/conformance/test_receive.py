@@ -1,4 +1,4 @@
-"""ConsumerService/Receive, Ack, Nack, ChangeInvisible: messages in somebody's hands."""
+"""ConsumerService/Receive, Ack, Nack, ChangeInvisible: messages in flight."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class TransactStream(Stream):
         self.send(TransactRequest(checked=checked))
 
     def failure(self) -> Refusal:
-        """How the stream failed."""
+        """The failure of the stream."""
         while not isinstance(answer := self._answers.get(timeout=30), grpc.RpcError):
             assert isinstance(answer, TransactResponse), answer
         return refusal_of(answer)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
-# Of the node itself, whoever leads.
+# Of the node itself, whichever leads.
 ANYWHERE = {
     "AdminService/BrokerStatus",
     "AdminService/GetConfig",
@@ -108,7 +108,7 @@ def pair(nodes: dict[str, BrokerProcess]) -> Pair:
     return found
 
 
-# -- somebody else leads ---------------------------------------------------------------------------
+# -- another node leads ----------------------------------------------------------------------------
 
 
 def test_a_follower_names_the_leader(pair: Pair) -> None:

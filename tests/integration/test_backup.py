@@ -36,7 +36,7 @@ FLAGS = ("--store-segment-bytes", "256KiB")
 
 
 def mq(*arguments: str) -> Any:
-    """What the command printed, as JSON."""
+    """The command's output, as JSON."""
     ended = subprocess.run(
         [sys.executable, "-m", "mq", *arguments, "--json"],
         capture_output=True,
@@ -87,7 +87,7 @@ class Load:
 
 
 class Content(NamedTuple):
-    """What clients see of a set."""
+    """The content of a set, as clients see it."""
 
     waiting: int
     half: int
@@ -120,7 +120,9 @@ def browse(admin: Admin, queue_id: int) -> Iterator[tuple[int, bytes, int]]:
 
 
 class Backups(NamedTuple):
-    """Of one set that is gone: under load, and as it was in the end; and what it had then."""
+    """Backups of one set that is gone: under load, and as it was in the end; and its content
+    then.
+    """
 
     under_load: Path
     whole: Path

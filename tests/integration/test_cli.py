@@ -65,7 +65,7 @@ class Program:
         return [json.loads(line) for line in text.splitlines()]
 
     def refused(self, *arguments: str, exit_code: int = 1) -> str:
-        """What it says on stderr; nothing on stdout."""
+        """The text on stderr; nothing is on stdout."""
         done = self(*arguments, exit_code=exit_code)
         assert done.stdout == b""
         return done.stderr.decode()
@@ -227,7 +227,7 @@ def test_the_life_of_a_topic(mq: Program) -> None:
     described = mq.json("topic", "describe", "lived")
     assert sum(queue["end"] for queue in described["queues"]) == 2
     assert "lived" in mq("topic", "list").stdout.decode()
-    # Nobody is there to say yes.
+    # Without a terminal to confirm.
     assert "not confirmed, nothing was done" in mq.refused("topic", "delete", "lived")
     assert mq.json("topic", "delete", "lived", "--yes")["messages"] == 2
     assert mq.refused("topic", "describe", "lived").startswith("error: TOPIC_NOT_FOUND")

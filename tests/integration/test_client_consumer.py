@@ -56,7 +56,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """Of the topic and the group: each test has its own."""
+    """The name of the topic and the group: each test has its own."""
     return "".join(each if each.isalnum() else "-" for each in request.node.name)[:100]
 
 

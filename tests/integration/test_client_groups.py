@@ -31,7 +31,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 
 class Ledger:
-    """What was handled, and how often; handlers of all members write to it."""
+    """The handled messages, and how often; handlers of all members write to it."""
 
     def __init__(self, pause_s: float = 0.001) -> None:
         self.handled: Counter[tuple[int, int]] = Counter()
@@ -107,7 +107,7 @@ def crew(broker: BrokerProcess) -> Iterator[Crew]:
 
 
 def is_even(members: list[PushConsumer]) -> bool:
-    """All queues belong to somebody, and nobody has two more than another."""
+    """All queues are assigned, and no member has two more than another."""
     sizes = [len(one.assignment) for one in members]
     return sum(sizes) == QUEUES and max(sizes) - min(sizes) <= 1
 
@@ -234,7 +234,7 @@ def test_a_member_that_leaves_leaves_nothing_half_done(broker: BrokerProcess, cr
 def test_a_broker_that_comes_back_finds_its_members_where_they_were(
     broker: BrokerProcess, crew: Crew, ending: str, mode: str
 ) -> None:
-    """What they had in hand they finish, once; and nothing is delivered a second time."""
+    """Messages in flight are finished once; and nothing is delivered a second time."""
     fill(broker.address, "t", QUEUES, 100)
     ledger = Ledger(0.01)
     members = [crew.member(ledger, mode=mode) for _ in range(2)]

@@ -56,7 +56,7 @@ def read_queue(admin: Admin, topic: str, queue_id: int) -> list[StoredMessage]:
 
 
 def read_all(admin: Admin, topic: str) -> list[list[StoredMessage]]:
-    """Of each queue."""
+    """The messages of each queue."""
     queues = admin.describe_topic(topic).queues
     return [read_queue(admin, topic, queue.queue_id) for queue in queues]
 

@@ -38,12 +38,12 @@ def server(broker: BrokerProcess) -> str:
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """Of the topic and the group: each test has its own."""
+    """The name of the topic and the group: each test has its own."""
     return "".join(each if each.isalnum() else "-" for each in request.node.name)[:100]
 
 
 class Seen:
-    """What a handler was called with; it fails as often as it is told to."""
+    """The calls of a handler; it fails as often as it is told to."""
 
     def __init__(self, failures: int = 0, nack: Nack | None = None) -> None:
         self.messages: list[ReceivedMessage] = []
@@ -172,7 +172,7 @@ def test_an_ordered_group_retries_in_place_and_holds_its_queue(server: str, name
         options: dict[str, Any] = {"mode": "ordered", "start": "earliest"}
         async with aio.PushConsumer(server, name, name, handle, **options):
             async with asyncio.timeout(60):
-                while len(seen) < 7:  # noqa: ASYNC110 - nobody sets an event
+                while len(seen) < 7:  # noqa: ASYNC110 - there is no event for it
                     await asyncio.sleep(0.01)
         return seen
 

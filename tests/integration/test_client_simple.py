@@ -44,7 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """Of the topic and the group: each test has its own."""
+    """The name of the topic and the group: each test has its own."""
     return "".join(each if each.isalnum() else "-" for each in request.node.name)[:100]
 
 
@@ -147,7 +147,7 @@ def test_leases_outlive_a_broker_that_is_killed(tmp_path: Path) -> None:
             )
             waiting.start()
             broker.start()
-            # In hand it stayed, and its handles are good.
+            # It stayed in flight, and its handles are good.
             consumer.ack(first[20:40])
             waiting.join(2 * DEADLINE_S)
             (rest,) = asked
@@ -231,7 +231,7 @@ def test_a_consumer_that_was_there_before_its_topic_has_its_first_messages(
         assert consumer.receive(wait_s=0.0) == []
         with Admin(server) as admin:
             assert admin.route([name]).topics == []
-        # Between two receives, of a group that starts at the end of what there is.
+        # Between two receives, of a group that starts at the end of the topic.
         send(server, name, 0, [b"first"])
         assert bodies(consumer.receive(wait_s=DEADLINE_S)) == [b"first"]
 

@@ -1,4 +1,4 @@
-"""What is in deploy/ fits what a broker has: its health check, its metrics, its options."""
+"""The files in deploy/ fit the broker: its health check, its metrics, its options."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Rig(NamedTuple):
     data: Path
 
     def file(self, topic: str) -> Path:
-        """Of queue 0."""
+        """The file of queue 0."""
         return self.data / "consumequeue" / topic / "0" / f"{0:020d}"
 
 
@@ -93,7 +93,7 @@ def flip(path: Path, position: int) -> None:
 
 
 def consumed(address: str, topic: str, tags: str, count: int) -> set[bytes]:
-    """What a new group gets, until it has so many or waited long enough."""
+    """The messages that a new group gets, until it has so many or waited long enough."""
     found: list[bytes] = []
     deadline = time.monotonic() + DEADLINE_S / 3
     group = f"{topic}-{len(tags)}"

@@ -44,7 +44,7 @@ class DevCluster:
             self._said.put(line.strip())
 
     def up(self) -> dict[str, Any]:
-        """What it prints when all nodes are up."""
+        """The output once all nodes are up."""
         assert self.process.stdout is not None
         text = ""
         for line in self.process.stdout:
@@ -143,7 +143,7 @@ def test_a_cluster_loses_its_leader_goes_on_and_keeps_data_and_ports(tmp_path: P
 
 
 def run(directory: Path, *flags: str) -> tuple[int, str]:
-    """Of a start that fails: exit code and what it says."""
+    """Exit code and output of a start that fails."""
     done = subprocess.run(
         [sys.executable, "-m", "mq", "dev-cluster", "--data", str(directory), *flags],
         env=ENVIRONMENT,

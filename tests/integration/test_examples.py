@@ -119,7 +119,7 @@ def run_send(programs: Programs, server: str, *arguments: str) -> subprocess.Com
 
 
 def send(programs: Programs, server: str, topic: str, text: str) -> Received:
-    """What a consumer is to receive of it."""
+    """The part of it that a consumer is to receive."""
     done = run_send(programs, server, topic, text)
     assert done.returncode == 0, done.stderr
     match = re.fullmatch(r"sent \S+:\d+ queue (\d+) offset (\d+)\n", done.stdout)
@@ -148,7 +148,7 @@ class Consumer:
         return Received(*match.groups())
 
     def stop(self) -> list[str]:
-        """What it printed beyond what was asked for."""
+        """The output beyond the lines that were awaited."""
         self._process.terminate()
         self._process.wait(DEADLINE_S)
         self._reader.join(DEADLINE_S)

@@ -52,7 +52,7 @@ async def serving(answer: Answer, port: int = 0) -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def greeting_to(monkeypatch: pytest.MonkeyPatch, *seeds: str) -> AsyncIterator[Directory]:
-    """Of a broker that greets quickly."""
+    """The greeting of a broker that greets quickly."""
     monkeypatch.setattr(greeting, "PERIOD_S", 0.02)
     node = Node(seeds=",".join(seeds))
     directory = node.broker.directory

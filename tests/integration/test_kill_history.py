@@ -132,7 +132,7 @@ def consume(stage: Stage) -> Iterator[str]:
         consumer.take(20)
         yield "two polls"
         consumer.commit()
-        # It had them in hand all the time: nothing came twice, whatever became of the broker.
+        # It held them all the time: nothing came twice, whatever became of the broker.
         assert history.repeats(POLLED) == []
         consumer.take(10)
         yield "a poll without a commit"
@@ -167,7 +167,7 @@ def push(stage: Stage) -> Iterator[str]:
 
 
 def count_by_hand(stage: Stage) -> Iterator[str]:
-    """Somebody reads a queue without joining, and keeps the group's offset."""
+    """A reader without membership reads a queue, and keeps the group's offset."""
     stage.history.group(BY_HAND, [], "member")
     queue = Queue(TOPIC, 0)
     with PullConsumer(stage.address, BY_HAND) as consumer:
@@ -266,7 +266,7 @@ def test_a_broker_that_is_killed_at_any_moment_keeps_its_promises(
                     stage.restart(is_killed=rng.random() < 0.8)
                     stage.ask_offsets()
                 load.wait_for_more(20)
-            # Whoever lives comes back with what it has in hand.
+            # Live members come back with the messages they hold.
             assert history.repeats(POLLED) == history.repeats(PUSHED) == []
         ends = drain(history, stage.address, TOPIC)
         for group in (POLLED, PUSHED):

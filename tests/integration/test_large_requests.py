@@ -259,7 +259,7 @@ def test_floods_of_empty_elements_are_refused_and_cost_nothing(
 
 
 def call(calls: Calls, method: str, request: Any) -> str:
-    """What came of it; most requests are refused for something, in the end."""
+    """The outcome; most requests are refused in the end."""
     try:
         if method in STREAMS:
             requests = request if isinstance(request, list) else [request]

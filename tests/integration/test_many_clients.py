@@ -32,7 +32,7 @@ OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 
 class Ledger:
-    """What was acknowledged, and what came to whom in which order."""
+    """The acknowledged messages, and the deliveries to each client in their order."""
 
     def __init__(self) -> None:
         self.stored: dict[tuple[int, int], bytes] = {}

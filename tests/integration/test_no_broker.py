@@ -86,7 +86,7 @@ CLIENTS: dict[str, Callable[[str], object]] = {
 
 
 def outcomes(server: str) -> dict[str, tuple[MqError | None, float]]:
-    """What each kind of client raises, and after how long; all at the same time."""
+    """The error of each kind of client, and the time it took; all at the same time."""
 
     found: dict[str, tuple[MqError | None, float]] = {}
     began_s = time.monotonic()

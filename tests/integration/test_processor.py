@@ -1,4 +1,6 @@
-"""Consume, process, produce: each input has its effect once, whoever dies in the middle."""
+"""Consume, process, produce: each input has its effect once, whichever process dies in the
+middle.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """Of the topic and the group: each test has its own."""
+    """The name of the topic and the group: each test has its own."""
     return "".join(each if each.isalnum() else "-" for each in request.node.name)[:90]
 
 
@@ -128,7 +130,7 @@ class Child:
 
 
 class Feeder:
-    """Sends all the time, also while nobody is there to take it."""
+    """Sends all the time, also without a consumer."""
 
     def __init__(self, server: str) -> None:
         self._server = server

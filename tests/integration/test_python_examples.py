@@ -74,7 +74,7 @@ def test_there_is_a_test_for_every_example() -> None:
 
 
 def consume_until_interrupted(server: str, topic: str, count: int) -> list[tuple[str, ...]]:
-    """What the example prints. It is interrupted when so many are committed."""
+    """The output of the example. It is interrupted when this many are committed."""
     process = subprocess.Popen(
         command("consume.py", topic),
         env={**os.environ, "MQ_SERVER": server},

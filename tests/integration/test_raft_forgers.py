@@ -1,4 +1,4 @@
-"""Strangers who say Hello in the name of a member, on a port without TLS."""
+"""Strangers that say Hello in the name of a member, on a port without TLS."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Whoever does not belong here, does not behave, or has stopped to: it costs that connection one
-log line, and nothing else.
+"""Strangers, misbehaving peers and silent ones: each costs its connection and one log line, and
+nothing else.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def test_who_does_not_belong_here_is_told_why(loop: str, kind: str, lines: Lines
                 setattr(hello.message.hello, field, value)
             raw.send(hello)
             reason = await raw.read_refusal()
-            # Whatever it says now, nobody listens.
+            # Whatever it sends now is not read.
             raw.send(append(1))
             raw.writer.write_eof()
             assert await raw.read_to_end() == b""
@@ -322,7 +322,7 @@ def test_silent_connections_cannot_keep_the_peers_out(loop: str, lines: Lines) -
         async with started("b", **patient) as b, AsyncExitStack() as stack:
             b.transport.set_peers({"a": NOWHERE})
             silent = [await stack.enter_async_context(dialed(b.address)) for _ in range(10)]
-            # A peer that is connected is not one of those who wait, from that moment on.
+            # A connected peer does not count as waiting, from that moment on.
             waiting: list[str] = []
             b.core.on_event = lambda _: waiting.extend(
                 each.peer_id for each in b.transport._handshakes

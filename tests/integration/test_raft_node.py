@@ -108,7 +108,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 
 def recorded(target: object, method: str) -> list[Any]:
-    """What the method is called with from now on."""
+    """The calls of the method from now on."""
     calls: list[Any] = []
     original = getattr(target, method)
 
@@ -224,7 +224,7 @@ def test_a_planned_stop_moves_the_leadership_first(tmp_path: Path) -> None:
             await asyncio.gather(*(leader.node.propose(Kind.COMMAND, e) for e in entries(10)))
             await leader.node.stop()
             others = [each for each in nodes if each is not leader]
-            # By the time it has stopped, or a moment later: nobody waited for a timeout.
+            # By the time it has stopped, or a moment later: no time-out was waited for.
             assert leader.leaderships[-1].role == Role.FOLLOWER
             new = await leader_of(others)
             assert new.node.leadership.term == leader.leaderships[-1].term

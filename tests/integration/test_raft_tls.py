@@ -1,4 +1,6 @@
-"""TLS between nodes: both show a certificate; whoever has none of the right authority is out."""
+"""TLS between nodes: both show a certificate; a peer without one of the right authority is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -377,7 +379,7 @@ def test_contexts_ask_both_sides_for_certificates(authority: Authority) -> None:
     for context in contexts:
         assert context.verify_mode is ssl.CERT_REQUIRED
         assert context.minimum_version is ssl.TLSVersion.TLSv1_2
-        # Nobody but the given authority is trusted.
+        # Only the given authority is trusted.
         assert len(context.get_ca_certs()) == 1
     assert contexts.client.check_hostname
 

@@ -1,4 +1,4 @@
-"""What the README tells a newcomer to type, typed: against a real broker, in an own directory."""
+"""The README's commands for a newcomer, typed: against a real broker, in an own directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Requests and replies against a real broker: many at once, failures, and who dies in between."""
+"""Requests and replies against a real broker: many at once, failures, and processes that die in
+between.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """Of the topic and the group: each test has its own."""
+    """The name of the topic and the group: each test has its own."""
     return "".join(each if each.isalnum() else "-" for each in request.node.name)[:100]
 
 
@@ -162,7 +164,7 @@ def start_replier(server: str) -> subprocess.Popen[str]:
 
 
 def test_a_request_survives_its_replier_and_the_broker(tmp_path: Path) -> None:
-    """Both are killed while somebody waits; who comes after them replies."""
+    """Both are killed while a requester waits; their successors reply."""
     with BrokerProcess(tmp_path / "data") as broker, ThreadPoolExecutor(4) as pool:
         create_topic(broker.address, "work", 1)
         first = start_replier(broker.address)

@@ -60,7 +60,7 @@ WANTED = consumer_pb2.Subscription(topic=TOPIC, filter=consumer_pb2.Filter(sql="
 MESSAGE = message_pb2.Message(body=b"body", tag="a", keys=["k"], properties={"a": "1"})
 AT_TIME = consumer_pb2.OFFSET_AT_TIME
 HANDLE = consumer_pb2.Handle(lease=b"12345678", queue_offset=1, count=2)
-# Where nobody is.
+# An address without a server.
 OTHER_SET = cluster_pb2.PeerSet(name="set-9", addresses=["127.0.0.1:1", "localhost:2"])
 GOOD: dict[str, Message] = {
     "AdminService/AddBrokerSet": admin_pb2.AddBrokerSetRequest(broker_set=OTHER_SET),
@@ -408,7 +408,7 @@ def break_off(port: int, noise: bytes) -> None:
 
 
 def talk(port: int, noise: bytes) -> None:
-    """Hears what there is to hear."""
+    """Reads all responses."""
     with socket.create_connection(("127.0.0.1", port)) as sock, contextlib.suppress(OSError):
         sock.settimeout(0.05)
         sock.sendall(noise)

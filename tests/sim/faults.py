@@ -79,7 +79,7 @@ class Story:
 
     @property
     def profile(self) -> str:
-        """What the seed has drawn before the first fault."""
+        """The draws of the seed before the first fault."""
         weights = zip(self._faults, self._weights, strict=True)
         faults = [f"{_name(fault)} {weight:.2g}" for fault, weight in weights if weight > 0.01]
         return (

@@ -1,5 +1,5 @@
-"""Consume, process, produce as one atom against a model: for each input one output, whoever crashes
-and whoever does the work twice.
+"""Consume, process, produce as one atom against a model: for each input one output, whichever
+process crashes or does the work twice.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Maker:
                 return  # it does not care what became of it: the group's place will tell
 
     async def _check_undone(self, sequence: int, error: MqError) -> None:
-        """What was refused for good was not done by an earlier try."""
+        """A request that was refused for good was not done by an earlier try."""
 
         async def find(broker: Broker) -> StoredAt | None:
             broker.leadership.check()

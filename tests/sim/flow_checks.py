@@ -1,4 +1,4 @@
-"""What must hold for all replicas, and what a story finds on its topics in the end."""
+"""Invariants of all replicas, and the checks of a story's topics at its end."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _picture(machine: Machine) -> Picture:
 
 
 def _since(one: Picture, other: Picture) -> Picture:
-    """Of its queues what the other one has not dropped."""
+    """The part of its queues that the other one has not dropped."""
     queues = {}
     for place, (start, end, units) in one.queues.items():
         first = max(start, other.queues[place][0]) if place in other.queues else start
@@ -126,7 +126,7 @@ def _part(state: State, name: str) -> str:
 
 
 def _rebuilt(process: Process) -> Picture:
-    """Of a copy of its log."""
+    """The state rebuilt from a copy of its log."""
     vfs = FaultyVfs()
     source = process.member.vfs
     for path in files_below(source, DIRECTORY):

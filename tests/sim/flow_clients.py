@@ -1,5 +1,5 @@
-"""What clients of a simulated broker set do, as the real ones would: send again with the same
-sequence until there is an answer.
+"""Clients of a simulated broker set: they send again with the same sequence until there is an
+answer, as real ones do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DEADLINE_S = 600.0
 
 
 def tag_of(text: str) -> str:
-    """Of the message with this text; a tag has no spaces."""
+    """The tag of the message with this text; a tag has no spaces."""
     return f"tag-{text.replace(' ', '-')}"
 
 
@@ -103,7 +103,7 @@ class PullMember:
         self._spec = Spec(name, "", int(MODE_CLUSTERING), dict.fromkeys(topics, ""), "", False)
 
     async def refresh(self) -> list[Queue]:
-        """The queues that it has; none while they change hands, or nobody answers."""
+        """The queues that it has; none while they change hands, or no node answers."""
 
         async def beat(broker: Broker) -> list[Queue]:
             try:
@@ -127,7 +127,7 @@ class PullMember:
 
 
 async def read(broker: Broker, group: str, queue: Queue, messages_max: int = 3) -> list[Seen]:
-    """What the group has not done in the queue, by the word of the leader."""
+    """The messages of the queue that the group has not done, as the leader says."""
     broker.leadership.check()
     start, _ = broker.groups.extent(queue)
     at = max(start, broker.state.offsets.positions(group).get(queue, 0))

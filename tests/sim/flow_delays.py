@@ -29,7 +29,7 @@ class Delayed:
         self._world = world
         self._stored: dict[str, StoredAt] = {}
         self._topic_of: dict[str, str] = {}
-        # Of those that somebody wanted back: whether that went well; None: nobody knows.
+        # For recalled messages: whether that went well; None: unknown.
         self._recalled: dict[str, bool | None] = {}
 
     async def send(self, sender: Sender, topic: str, texts: list[str], delay_ms: int) -> None:

@@ -99,7 +99,7 @@ class Maker:
                 return  # it does not care what became of it
 
     async def _check_undone(self, sequence: int, error: MqError) -> None:
-        """What was refused for good was not done by an earlier try."""
+        """A request that was refused for good was not done by an earlier try."""
 
         async def find(broker: Broker) -> StoredAt | None:
             broker.leadership.check()

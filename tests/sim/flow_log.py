@@ -1,7 +1,7 @@
 """The log of a simulated broker set, as the broker sees it: written by the leader, copied to the
 others as raw bytes, committed by a majority, applied by all.
 
-No Raft is at work here: who leads is the world's word, and terms are its count. What the broker
+No Raft is at work here: the world names the leader and counts the terms. What the broker
 relies on is kept: entries of a term are written by one leader; what a majority has is never lost;
 the rest may be; a proposal ends once, applied, refused, or with an unknown outcome
 (`mq.raft.proposals`). The elections themselves are simulated elsewhere, with the real code.
@@ -142,7 +142,7 @@ class Seat:
         self.send()
 
     def step_down(self) -> None:
-        """Alive. Of what was written nobody knows."""
+        """The leader lives. The outcome of its proposals is unknown."""
         self.leading_term = 0
         written, self._written = self._written, deque()
         queued, self._queued = self._queued, deque()
@@ -201,7 +201,7 @@ class Seat:
         self._told[other.name] = process.log.last_index, seat.commit_index
 
     def advance(self, *, is_silent: bool = False) -> None:
-        """What a majority has is committed, and applied here; those who wait hear of it, unless
+        """Entries of a majority are committed, and applied here; their proposers hear of it, unless
         that comes too late.
         """
         indexes = sorted(

@@ -34,7 +34,7 @@ class Stuck(Exception):
 
 
 class Life:
-    """Of one process, from its start to its end."""
+    """The life of one process, from its start to its end."""
 
     def __init__(self) -> None:
         self.is_over = False
@@ -73,7 +73,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.now_s = _BEGIN_S
         self._selector = _Clockwork(self)
-        # What went wrong in a callback, or in a task that nobody waited for.
+        # Errors of callbacks, and of tasks that were not awaited.
         self.unhandled: list[str] = []
         self._tasks: list[asyncio.Task[Any]] = []
         self.set_exception_handler(self._note)
@@ -117,7 +117,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 return
             try:
                 future.set_result(func(*arguments))
-            except Exception as error:  # noqa: BLE001 - for who waits for it
+            except Exception as error:  # noqa: BLE001 - raised to the caller
                 future.set_exception(error)
 
         self.call_later(_THREAD_S, run)

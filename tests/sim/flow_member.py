@@ -35,7 +35,7 @@ DERIVED = ("consumequeue", "index", "checkpoint")
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How the nodes are set up: sections of the configuration, and what they are made of."""
+    """Options of the nodes: sections of the configuration, and their parts."""
 
     segment_bytes: int = 1 << 18
     broker: dict[str, Any] = {}

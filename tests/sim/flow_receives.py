@@ -1,7 +1,7 @@
 """Receive and acknowledge against a plain model, message by message.
 
     acknowledged             never comes again
-    in hand                  nobody else gets it before its time is over
+    in flight                no other consumer gets it before its time is over
     given back, or expired   comes again, with a higher attempt
     given out too often      one dead letter, and nothing more
     in order                 not before all of its key that stand before it are done
@@ -50,14 +50,14 @@ class Message(NamedTuple):
 
 
 class Grant:
-    """A message in somebody's hands."""
+    """A message in flight."""
 
     def __init__(self, message: Message, given: GrantedRun) -> None:
         self.message = message
         self.lease = given.lease
         self.attempt = given.attempt
         self.given_at_ms = given.visible_at_ms - _INVISIBLE_MS
-        # Nobody else gets it before.
+        # No other consumer gets it before.
         self.until_ms = given.visible_at_ms
 
     def handle(self) -> Handle:
@@ -71,7 +71,7 @@ class Model:
         self.is_ordered = is_ordered
         self.grants: dict[Message, list[Grant]] = defaultdict(list)
         self.acked: set[Message] = set()
-        # Somebody tried, and does not know.
+        # Acknowledged without an answer: the outcome is unknown.
         self.maybe_acked: set[Message] = set()
 
     def give(self, message: Message, given: GrantedRun) -> Grant:

@@ -42,7 +42,7 @@ class Worker:
         # What it was given, by text: the attempts that had failed before.
         self.deliveries: dict[str, list[int]] = defaultdict(list)
         self.is_over = False
-        # Nothing fails any more.
+        # No more failures.
         self.is_mended = False
 
     async def run(self) -> None:

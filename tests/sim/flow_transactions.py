@@ -34,7 +34,7 @@ _TOPIC = "orders"
 
 
 class Plan(enum.Enum):
-    """What its producer does, and what it says when it is asked."""
+    """The acts of its producer, and its answer to a check."""
 
     COMMIT = "commit"
     ROLL_BACK = "roll back"
@@ -54,7 +54,7 @@ class Transactions:
     def __init__(self, world: World) -> None:
         self._world = world
         self._plans: dict[str, Plan] = {}
-        # What the broker said to who ended one: whether it is committed.
+        # The broker's answer to an end: whether it is committed.
         self.told: dict[str, bool] = {}
         # Whose end it refused: they must have ended otherwise.
         self.refused: set[str] = set()

@@ -3,8 +3,8 @@
 Everything that a leader writes is a step. At each step the story may take one of the turns of
 `Fault`; then another node leads, in a new term, with everything that was committed, and the one
 that crashed comes back from its disk and follows. Clients call the leader as they would over the
-network: what was asked of a node that dies is answered by nobody, and they do not know whether it
-was done.
+network: a request to a node that dies gets no answer, and they do not know whether it was
+done.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Fault(enum.StrEnum):
     NONE = "none"
     # Nothing is written; the leader lives on.
     REFUSED = "refused"
-    # The entry is written, and for seconds nobody gets it.
+    # The entry is written, and for seconds no follower gets it.
     SLOW = "slow"
     # The leader is killed: before the entry is written; when it is on its own disk alone and gets
-    # lost; when the next leader has it, too; when it is committed and applied, but nobody was told.
+    # lost; when the next leader has it, too; when it is committed and applied, but not answered.
     BEFORE = "before"
     LOST = "lost"
     KEPT = "kept"
@@ -76,7 +76,7 @@ CLOCK_STEPS = (Fault.CLOCK_BACK, Fault.CLOCK_AHEAD)
 
 
 class Chaos(NamedTuple):
-    """Of a random story: how often something happens."""
+    """Frequencies of the events of a random story."""
 
     at_a_step: float = 0.12
     between_s: float = 5.0
@@ -242,7 +242,7 @@ class World:
         slow_s = self._slow_until_s - asyncio.get_running_loop().time()
         return max(slow_s, 0.0) + self.rng.uniform(0.000_2, 0.003)
 
-    # -- who leads ---------------------------------------------------------------------------------
+    # -- leadership --------------------------------------------------------------------------------
 
     def crash(self, member: Member, *, loses_power: bool = False) -> None:
         self.note(f"{member.name} {'loses power' if loses_power else 'is killed'}")
@@ -252,7 +252,7 @@ class World:
         self._later(_RESTART_S, self._restart, member)
 
     def depose(self, member: Member) -> None:
-        """It lives, and hears that it does not lead any more."""
+        """It lives, and hears that it does not lead now."""
         self.note(f"{member.name} is deposed")
         self._lead_anew(without=member)
         process = member.running
@@ -267,7 +267,7 @@ class World:
         self._later(_ELECTION_S * self.rng.uniform(0.5, 1.5), self._elect, without)
 
     def _later(self, delay_s: float, action: Callable[..., None], *arguments: Any) -> None:
-        """The world goes on, whoever dies."""
+        """The world goes on, whichever process dies."""
         loop = asyncio.get_running_loop()
         loop.call_later(delay_s, action, *arguments, context=contextvars.Context())
 
@@ -308,7 +308,7 @@ class World:
         self.note(f"the clock of {member.name} is off by {member.skew_ms} ms")
 
     async def _disturb(self, chaos: Chaos) -> None:
-        """What happens between steps."""
+        """Events between steps."""
         while True:
             await asyncio.sleep(self.rng.expovariate(1 / chaos.between_s))
             member = self.rng.choice(self.members)
@@ -326,8 +326,8 @@ class World:
     # -- clients -----------------------------------------------------------------------------------
 
     async def ask(self, question: Callable[[Broker], Awaitable[Result]]) -> Result:
-        """One try at whoever leads. MqError: its answer. ConnectionResetError: it died, and nobody
-        knows.
+        """One try at the present leader. MqError: its answer. ConnectionResetError: it died, and
+        the outcome is unknown.
         """
         process = await self.until_led()
         return await self.ask_process(process, question)
@@ -342,7 +342,7 @@ class World:
         async def handle() -> None:
             try:
                 result = await question(process.broker)
-            except Exception as error:  # noqa: BLE001 - for who asked
+            except Exception as error:  # noqa: BLE001 - raised to the caller
                 if not answer.done():
                     answer.set_exception(error)
             else:

@@ -77,7 +77,9 @@ class Ledger:
             raise Violation(f"entry {raft_index} of term {term} is acknowledged, not committed")
 
     def forget(self, from_index: int) -> None:
-        """What was lost legally: in async flush mode, when a majority loses power."""
+        """Forgets entries that were lost legally: in async flush mode, when a majority loses
+        power.
+        """
         for known in (self.committed, self.applied, self.acknowledged):
             for index in [index for index in known if index >= from_index]:
                 del known[index]

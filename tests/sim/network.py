@@ -5,7 +5,7 @@ by one, delayed, or lost by direction (`cut`: an asymmetric partition, which the
 by silence). Connections of different pairs know nothing of each other's order. What was sent on a
 connection that is gone is never delivered.
 
-Frames travel as bytes, so that nobody shares an object with another node.
+Frames travel as bytes, so that nodes share no objects.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ IDLE_TIMEOUT_S = 3.5
 
 @dataclass(slots=True)
 class Weather:
-    """How bad the network is right now."""
+    """The present state of the network."""
 
     loss: float = 0.0
     duplicate: float = 0.0
@@ -34,14 +34,14 @@ class Weather:
 
 
 class Wire(NamedTuple):
-    """What is known of one connection, in one direction."""
+    """The state of one connection, in one direction."""
 
     epoch: int
     arrives_s: float
 
 
 class Sent(NamedTuple):
-    """A frame that somebody sent, whether or not it arrived."""
+    """A frame that was sent, whether or not it arrived."""
 
     at_s: float
     sender: str
@@ -91,13 +91,13 @@ class Network:
         self._heard: dict[tuple[str, str], float] = {}
         self.bytes_in_flight_max = 0
         self.frames_sent = self.frames_lost = self.frames_copied = 0
-        # For who wants to look at all that was sent, or deliver some of it again.
+        # For tests that look at all frames, or deliver some of them again.
         self.record: list[Sent] | None = None
 
     # -- what happens to it ------------------------------------------------------------------------
 
     def cut(self, sender: str, receiver: str) -> None:
-        """Nothing gets from one to the other; the connection stays until somebody notices."""
+        """Nothing gets from one to the other; the connection stays until an end notices."""
         self._cut.add((sender, receiver))
 
     def heal(self) -> None:
@@ -118,7 +118,7 @@ class Network:
             self._schedule(delay_s, lambda o=other, p=pair, e=epoch: self._lost(o, name, p, e))  # type: ignore[misc]
 
     def connect_all(self) -> None:
-        """Called now and then: who may be connected and is not, is."""
+        """Called now and then: connects all pairs that may be connected."""
         names = sorted(self._up)
         for i, first in enumerate(names):
             for second in names[i + 1 :]:

@@ -32,7 +32,7 @@ LIMITS = Limits(entry_bytes_max=4096, append_bytes_max=2048, proposals_max=64)
 
 
 class Setup(NamedTuple):
-    """What nodes are made of. A scenario takes a guard out by giving a class of its own."""
+    """The parts of nodes. A scenario takes a guard out by giving a class of its own."""
 
     core_class: type[Core] = Core
     replica_class: type[Replica] = Replica
@@ -89,7 +89,7 @@ class SimNode:
 
     @property
     def core(self) -> Core:
-        """Of a node that is up and has a log."""
+        """The core of a node that is up and has a log."""
         assert self.replica is not None
         assert self.replica.core is not None
         return self.replica.core
@@ -132,7 +132,7 @@ class SimNode:
                 rng=self.world.raft_rng,
             )
         except (MqError, OSError) as error:
-            # A disk that is full or broken at the moment: somebody starts it again later.
+            # The disk is full or broken at the moment: the world starts the node again later.
             self.world.note(f"{self.name} does not start: {error}")
             self.world.counts["failed starts"] += 1
             self.replica = None

@@ -113,7 +113,9 @@ def test_a_handle_of_another_lease_that_is_good_is_noticed(
 
 
 def test_a_replica_of_its_own_mind_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What depends on who applies it, such as a leader's memory, is not the same on all."""
+    """State that depends on the node that applies it, such as a leader's memory, is not the same on
+    all.
+    """
     encode = Schedule.encode
 
     def with_identity(self: Schedule) -> Iterator[LaneState]:

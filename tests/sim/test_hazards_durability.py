@@ -1,4 +1,4 @@
-"""What counts is on disk: hazards of PySyncObj around fsync and restarts.
+"""Only what is on disk counts: hazards of PySyncObj around fsync and restarts.
 
 Each promise is shown twice: it holds, and with the guard taken out, so that PySyncObj does what it
 does by itself, it breaks.
@@ -200,8 +200,8 @@ class BelievesTheCommitIndex(Core):
 
 
 def lose_the_end_of_every_log(world: World) -> tuple[SimNode, SimNode]:
-    """In async flush mode that is legal: nobody waits for a sync. Then a leader writes others,
-    which reach one node only.
+    """In async flush mode that is legal: no sync is waited for. Then a leader writes others, which
+    reach one node only.
     """
     world.settle()
     for node in world.nodes.values():
@@ -263,7 +263,7 @@ class AppliesFromTheStart(CountingMachine):
 
 
 def restart_after_a_checkpoint(world: World) -> list[int]:
-    """What the node applies after its restart."""
+    """The entries that the node applies after its restart."""
     leader = world.settle()
     for _ in range(4):
         world.commit()

@@ -1,5 +1,4 @@
-"""How entries get to followers, and to the state machine: hazards of PySyncObj around sending and
-applying.
+"""Replication to followers, and applying: hazards of PySyncObj around sending and applying.
 
 Each promise is shown twice: it holds, and with the guard taken out, so that PySyncObj does what it
 does by itself, it breaks.
@@ -70,7 +69,7 @@ def without_probing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def come_back_under_load(world: World) -> tuple[int, int]:
-    """How many entries were sent to a node that was away, and how many it lacked."""
+    """The number of entries sent to a node that was away, and the number it lacked."""
     leader = world.settle()
     away = world.others(leader)[0]
     away.stop(is_power_loss=False)
@@ -101,7 +100,7 @@ def test_without_probing_a_follower_that_was_away_is_flooded() -> None:
 
 
 def test_a_follower_that_cannot_match_is_asked_once_a_heartbeat() -> None:
-    """Its disk is full: it says so each time, and nobody spins."""
+    """Its disk is full: it says so each time, and the leader does not spin."""
     with World(1) as world:
         leader = world.settle()
         full = world.others(leader)[0]

@@ -1,4 +1,4 @@
-"""What stands in the logs: hazards of PySyncObj around truncation, stale answers, large entries,
+"""The content of logs: hazards of PySyncObj around truncation, stale answers, large entries,
 snapshots and memory.
 
 Each promise is shown twice: it holds, and with the guard taken out, so that PySyncObj does what it
@@ -289,7 +289,7 @@ def test_a_checkpoint_larger_than_any_batch_is_replicated() -> None:
 
 
 class SendsSnapshots(Engine):
-    """What PySyncObj sends to who is too far behind, also when it has no dump to send."""
+    """PySyncObj's snapshot for a follower that is too far behind, sent also without a dump."""
 
     world: World
 
@@ -303,7 +303,7 @@ class SendsSnapshots(Engine):
 
 
 def come_back_when_the_log_has_moved_on(world: World) -> SimNode:
-    """With entries that nobody else has, and those that it needs next are gone."""
+    """It has entries that no other node has, and those that it needs next are gone."""
     away = world.settle()
     world.cut_off(away)
     for _ in range(4):

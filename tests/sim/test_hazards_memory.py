@@ -114,7 +114,7 @@ def forget_a_majority(world: World) -> SimNode:
 
 
 def test_a_group_whose_majority_has_forgotten_goes_on_when_all_are_there() -> None:
-    """None of them has more than the one that asks: nobody else could."""
+    """None of them has more than the candidate, and no other node can."""
     with World(1) as world:
         forget_a_majority(world)
         world.commit()

@@ -1,4 +1,4 @@
-"""Who leads: hazards of PySyncObj around elections, and of a node that has forgotten.
+"""Leadership: hazards of PySyncObj around elections, and of a node that has forgotten.
 
 Each promise is shown twice: it holds, and with the guard taken out, so that PySyncObj does what it
 does by itself, it breaks.
@@ -106,7 +106,7 @@ def test_with_the_timeout_of_pysyncobj_a_leader_without_a_majority_stays() -> No
 
 
 def forget_the_waiters(self: Proposals, error: Exception) -> None:
-    """PySyncObj calls those who wait when an entry is applied at their place, and only then."""
+    """PySyncObj calls back when an entry is applied at the proposed index, and only then."""
 
 
 def propose_to_a_leader_that_is_cut_off(world: World) -> list[Outcome]:
@@ -314,7 +314,7 @@ def test_a_node_that_lost_its_vote_file_and_votes_votes_twice() -> None:
 
 
 def test_a_new_group_trusts_itself_however_early_it_crashes() -> None:
-    """Whoever took part in the first election knows that there was nothing before."""
+    """Every participant of the first election knows that there was nothing before."""
     with World(1) as world:
         world.elect()
         for node in world.nodes.values():

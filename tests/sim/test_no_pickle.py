@@ -13,7 +13,7 @@ from tests.sim.faults import run_seed
 
 @pytest.mark.parametrize("seed", [8, 11, 12])
 def test_whole_histories_pass_without_pickle(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With crashes, changes of members and logs that start over: nobody asks for it."""
+    """With crashes, changes of members and logs that start over: no code unpickles."""
 
     def refuse(*_: object, **__: object) -> NoReturn:
         raise AssertionError("pickle was used")

@@ -436,7 +436,7 @@ def test_a_follower_that_takes_a_full_disk_for_a_broken_one_is_gone() -> None:
 
 
 def test_a_node_without_space_for_its_first_entry_steps_down_at_once() -> None:
-    """A new leader writes a no-op; who cannot is none."""
+    """A new leader writes a no-op; a node that cannot does not lead."""
     with World(1) as world:
         leader = world.settle()
         full, other = world.others(leader)

@@ -1,5 +1,5 @@
-"""Leadership that an operator moves, in virtual time: who leads then, and what becomes of what was
-proposed meanwhile.
+"""Leadership that an operator moves, in virtual time: the new leader, and the fate of proposals
+made meanwhile.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def test_a_node_that_is_behind_gets_time_and_then_the_leader_goes_on() -> None:
         world.run(0.5)
         replica = replica_of(leader)
         replica.begin_transfer(slow.name, 1.0)
-        # Nobody waits for it while it is not there.
+        # It is not waited for while it is away.
         outcomes: list[Outcome] = []
         replica.propose(Kind.COMMAND, [b"x"], outcomes.append)
         assert world.run_until(lambda: bool(outcomes), 0.5)

@@ -88,7 +88,7 @@ class World:
         self.schedule(_CONNECT_S, self._keep_connected)
 
     def note(self, text: str) -> None:
-        """What happened, for a person who looks at a failure."""
+        """Records an event, for the reader of a failure."""
         self.notes.append(f"{self.now_s:8.3f} {text}")
         if self.shows_notes:
             print(self.notes[-1])  # noqa: T201 - asked for
@@ -140,7 +140,7 @@ class World:
         return leader
 
     def propose(self, payload: bytes = b"x") -> None:
-        """To the leader, or to anybody when there is none."""
+        """To the leader, or to any node if there is none."""
         node = self.leader() or self.rng.choice(list(self.nodes.values()))
         node.propose(payload)
 
@@ -170,7 +170,7 @@ class World:
         return [node for node in self.nodes.values() if node not in nodes]
 
     def cut_off(self, *nodes: SimNode) -> None:
-        """These from all the others, both ways; the connections stay until somebody notices."""
+        """These from all the others, both ways; the connections stay until an end notices."""
         for node in nodes:
             for other in self.others(*nodes):
                 self.network.cut(node.name, other.name)

@@ -23,7 +23,7 @@ _QUICK = (
 
 class SparkCommand:
     def __init__(self, directory: Path, *arguments: str) -> None:
-        """What it writes goes to files there."""
+        """Its output goes to files there."""
         conf = [part for each in _QUICK for part in ("--conf", each)]
         self._errors = directory / "stderr"
         with (directory / "stdout").open("w") as out, self._errors.open("w") as errors:
@@ -44,7 +44,7 @@ class SparkCommand:
         return self._errors.read_text()
 
     def result(self) -> str:
-        """What it printed; it has to end well."""
+        """The output; it has to end well."""
         code = self._process.wait(DEADLINE_S)
         assert code == 0, self.errors
         return self._out.read_text()

@@ -1,4 +1,4 @@
-"""What is on a topic, read by a plain consumer: for tests of what Spark has written."""
+"""The messages of a topic, read by a plain consumer: for tests of Spark's writes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def stored(servers: str, topic: str) -> dict[QueueRef, list[ReceivedMessage]]:
 
 
 def bodies(servers: str, topic: str) -> list[bytes]:
-    """Of all messages, sorted."""
+    """The bodies of all messages, sorted."""
     return sorted(one.body for messages in stored(servers, topic).values() for one in messages)
 
 

@@ -94,7 +94,7 @@ class Steps:
         self.reader = StreamReader(self.options)
 
     def plan(self) -> list[InputPartition]:
-        """Of the next batch; none: nothing is new."""
+        """The plan of the next batch; none: nothing is new."""
         start = self.at
         limit = self.reader.getDefaultReadLimit()
         self.at = _through_json(self.reader.latestOffset(start, limit))

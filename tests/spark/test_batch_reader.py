@@ -51,7 +51,7 @@ class Topic:
         return sorted(int(row.body) for row in self.read(subscribe="t", **options).collect())
 
     def ends(self, topic: str) -> list[int]:
-        """Of its queues; none while there is no such topic."""
+        """The ends of its queues; none while there is no such topic."""
         with Admin(self.servers) as admin:
             listed = [one.info.topic for one in admin.list_topics(include_internal=True)]
             found = admin.describe_topic(topic).queues if topic in listed else []
@@ -71,7 +71,7 @@ def topic(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def offsets(*numbers: int) -> str:
-    """Of the queues of the topic; every other one without its set."""
+    """The offsets of the queues of the topic; every other one without its set."""
     names = [f"set-0/{at}" if at % 2 else str(at) for at in range(QUEUES)]
     return json.dumps({"t": dict(zip(names, numbers, strict=True))})
 

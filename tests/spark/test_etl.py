@@ -48,7 +48,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def produce(server: str, *more: str) -> dict[str, Any]:
-    """What a right pipeline finds of the next day."""
+    """The results of a correct pipeline for the next day."""
     arguments = ["produce", "--json", "--users", str(USERS), "--server", server, *more]
     done = subprocess.run(
         command(*arguments), check=False, capture_output=True, text=True, timeout=DEADLINE_S

@@ -37,7 +37,7 @@ TOPICS = "orders,late,sure,again,%RETRY%workers,%DLQ%workers"
 
 
 class Logs(NamedTuple):
-    """What the brokers said while they ran, and where their files are."""
+    """The brokers' answers while they ran, and the places of their files."""
 
     rows: list[Any]
     middle_ms: int

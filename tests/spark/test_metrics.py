@@ -194,7 +194,9 @@ def test_figures_are_those_of_plain_python_on_random_messages(
 
 
 class Crash(Exception):
-    """Of the driver, behind the writes of a batch and before Spark knows that it is done."""
+    """A crash of the driver, behind the writes of a batch and before Spark knows that it is
+    done.
+    """
 
 
 def _crash(_made: pa.Table) -> None:

@@ -100,7 +100,7 @@ def replays(
     archived: Archived,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Replays:
-    """Of the archive, in two steps."""
+    """The replays of the archive, in two steps."""
 
     @contextmanager
     def session(*_: object, **__: object) -> Iterator[SparkSession]:
@@ -115,7 +115,7 @@ def replays(
 
 
 def _ids(messages: Iterable[ReceivedMessage]) -> Counter[str]:
-    """Of the messages that these are replays of."""
+    """The ids of the messages that these are replays of."""
     return Counter(one.properties[PROPERTIES[0]] for one in messages)
 
 
@@ -140,7 +140,7 @@ def _check_once_in_order(
 
 
 def _content(message: ReceivedMessage) -> tuple[object, ...]:
-    """What its producer gave it."""
+    """The fields that its producer gave."""
     own = {name: text for name, text in message.properties.items() if name not in PROPERTIES}
     parts = (message.body, message.tag, message.keys, message.ordering_key, message.born_at_ms)
     return (*parts, own)

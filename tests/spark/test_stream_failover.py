@@ -110,8 +110,8 @@ def test_a_stream_goes_on_over_killed_leaders_and_has_each_message_once(
     sender = Sender(servers, "t")
     try:
         wait(query, lambda: len(stream.batches) > 2, "some batches")
-        # While there is nothing to read, and so that nobody leads until they are back: it is the
-        # driver that has to be patient.
+        # While there is nothing to read, and no leader until they are back: the driver has to be
+        # patient.
         sender.stop()
         first = sender.sent
         wait(query, lambda: len(stream.rows) == len(first), "all of the first messages")
@@ -152,7 +152,7 @@ def test_a_reader_of_a_zone_reads_there_and_goes_on_when_that_broker_dies(
     sent = [b"%d" % number for number in range(20)]
     send(brokers.address(leader), "near", 0, sent[:10])
     brokers.wait_same()
-    # Asked first is the leader, which knows who is near.
+    # The leader is asked first, which knows the near replicas.
     steps = Steps(
         {
             "servers": brokers.address(leader),
@@ -214,7 +214,7 @@ def test_a_topic_that_another_set_gets_is_taken_up_by_a_running_stream(
     # A queue that was named without its set stays the one that it was,
     assert plain.step() == [b"a1"]
     assert plain.at["queues"] == {"grows": {"a/0": 2}}
-    # but who begins now has to say which one is meant.
+    # but a new query has to say which one is meant.
     plain.restart()
     with pytest.raises(MqSparkError, match="assign: topic grows is in several broker sets"):
         plain.step()

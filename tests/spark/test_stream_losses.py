@@ -205,7 +205,7 @@ def test_topics_that_are_no_longer_subscribed_are_no_loss(broker: Broker) -> Non
     broker.send("one", b"3")
     steps.restart(subscribe="one")
     assert steps.step() == [b"3"]
-    # And back: from the beginning, since nobody knows how far it was.
+    # And back: from the beginning, since its position is unknown.
     steps.restart(subscribe="one,two")
     assert steps.step() == [b"2"]
 

@@ -73,7 +73,7 @@ def test_a_stream_goes_on_where_it_stopped_whatever_its_options_are_by_then(
         "queues": {"t": {"set-0/0": 50, "set-0/1": 50}},
         "version": 1,
     }
-    # The last batch, too: nobody is behind.
+    # The last batch, too: nothing is behind.
     assert [(one.committed, one.lag) for one in broker.group("readers")] == [(50, 0), (50, 0)]
 
     # Again, with nothing new; then with more messages, more queues and another layout.
@@ -101,7 +101,7 @@ def test_a_batch_that_was_not_finished_is_read_again_as_it_was(
     options = {"servers": broker.servers, "subscribe": "again", "startingOffsets": "earliest"}
     stream.run(options | {"minPartitions": "4"})
     first = stream.batches.pop(0)
-    # As after a crash: the batch was planned, and nobody knows whether it was done.
+    # As after a crash: the batch was planned, and whether it was done is unknown.
     for name in ("0", ".0.crc"):
         (stream.directory / "commits" / name).unlink()
     broker.send("again", range(100, 110), 2)

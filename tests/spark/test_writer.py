@@ -60,7 +60,7 @@ def messages(broker: BrokerProcess, topic: str) -> list[ReceivedMessage]:
 
 
 def content(message: ReceivedMessage) -> tuple[object, ...]:
-    """What its producer gave."""
+    """The fields that its producer gave."""
     return (
         message.body,
         message.tag,

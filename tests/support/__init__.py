@@ -1,1 +1,1 @@
-"""What tests of several layers share: fakes and fault injection."""
+"""Support that tests of several layers share: fakes and fault injection."""

@@ -1,4 +1,5 @@
-"""How long a broker answers nobody: a small call, again and again, on a connection of its own.
+"""The longest time without an answer of a broker: a small call, again and again, on a connection of
+its own.
 
 with AnswerGaps(address) as gaps:
     ...

@@ -1,4 +1,4 @@
-"""A process that appends until somebody kills it: `python -m tests.support.appender DIR RUN`.
+"""A process that appends until it is killed: `python -m tests.support.appender DIR RUN`.
 
 Prints a line for each batch, only when it is durable and visible: queue, queue offset of its first
 message, how many, and the name that is in their bodies. Several batches are on their way to the

@@ -4,7 +4,7 @@
         producer = Producer(cluster.servers)
         cluster.sets["b"].kill_leader()
 
-The first set is told of nobody, the others of the first: greetings do the rest.
+The first set is told of no other, the others of the first: greetings do the rest.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class BrokerProcess:
 
     @property
     def program(self) -> list[str]:
-        """What Python runs instead of `-m mq`, if it does."""
+        """The arguments of Python in place of `-m mq`; empty: the broker itself."""
         return []
 
     @property
@@ -83,7 +83,7 @@ class BrokerProcess:
         raise AssertionError(f"the broker did not come up:\n{self.output()}")
 
     def log(self) -> list[dict[str, Any]]:
-        """Of the current run."""
+        """The log of the current run."""
         lines = []
         for line in self.output().splitlines():
             with contextlib.suppress(json.JSONDecodeError):

@@ -85,8 +85,8 @@ class BrokerSet:
         poll(lambda: all(map(_votes, started)), f"{names} vote", _DEADLINE_S)
 
     def replace_disk(self, name: str) -> None:
-        """Of a node that does not run: it starts with an empty directory and joins. Returns when it
-        has everything, and votes.
+        """For a node that does not run: it starts with an empty directory and joins. Returns when
+        it has everything, and votes.
         """
         shutil.rmtree(self.directories[list(self.nodes).index(name)])
         self.nodes[name].start("--raft-join", "yes")
@@ -104,7 +104,7 @@ class BrokerSet:
         self.wait_same()
 
     def kill_leader(self) -> str:
-        """kill -9; who it was."""
+        """kill -9. Returns the former leader."""
         name = self.leader()
         self.nodes[name].kill()
         return name

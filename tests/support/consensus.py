@@ -66,7 +66,7 @@ class MemoryConsensus:
         self.followed = FOLLOWED
 
     def start(self, broker: Broker) -> None:
-        """What is in the log already is committed."""
+        """Entries that are in the log already are committed."""
         self._broker = broker
         self._store.log.sync()
         broker.apply_through(self._store.log.last_index)
@@ -122,7 +122,7 @@ class MemoryConsensus:
                 future.set_result(raft_index)
 
     def lose(self, error: MqError) -> None:
-        """What was proposed fails; it is in the log all the same, for whoever reads it again."""
+        """Proposals fail; they are in the log all the same, for a later reader."""
         waiting, self._waiting = self._waiting, []
         for _, future in waiting:
             future.set_exception(error)
@@ -219,7 +219,7 @@ async def turns(count: int = 20) -> None:
 
 
 async def soon(work: Awaitable[Any]) -> Any:
-    """The result, which must come without anybody's help."""
+    """The result, which must come without further help."""
     return await asyncio.wait_for(work, WAIT_S)
 
 

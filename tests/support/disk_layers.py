@@ -167,7 +167,7 @@ class Directory:
     durable_name: tuple[Directory, str] | None = None
 
     def below(self) -> Iterator[Node]:
-        """A directory comes before what is in it, and may be changed by who gets it."""
+        """A directory comes before its content, and the receiver may change it."""
         directories = [self]
         while directories:
             for node in directories.pop().entries.values():

@@ -52,7 +52,7 @@ STEPS = st.lists(
 
 
 def perform(vfs: Vfs, root: str, steps: list[Step]) -> list[object]:
-    """What the steps show on the way, to be compared with another disk."""
+    """The observations of the steps, to be compared with another disk."""
     shown: list[object] = []
     for index, (kind, which, position, length) in enumerate(steps):
         path, other = (f"{root}/{name}" for name in ("ab", "ba")[which])

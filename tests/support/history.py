@@ -1,4 +1,4 @@
-"""What clients did and saw, in order, and which promises of the broker that breaks.
+"""The calls and sightings of clients, in order, and the broker's promises that they break.
 
 Sends end acknowledged, refused (nothing was stored) or in doubt. At the end the test says what
 every queue holds; then `problems` compares: nothing acknowledged is lost or elsewhere, nothing is
@@ -47,7 +47,7 @@ class Place(NamedTuple):
 
 
 class Received(Protocol):
-    """What is looked at in a message that came back."""
+    """The fields of a received message that are compared."""
 
     topic: str
     queue_id: int
@@ -121,18 +121,18 @@ class _Event(NamedTuple):
 
 @dataclass(slots=True)
 class _Reading:
-    """How far a group is in one queue."""
+    """The progress of a group in one queue."""
 
     # Behind all that was seen.
     top: int = 0
-    # Where the group goes on, as far as somebody was told.
+    # The group's position, as far as a client was told.
     committed: int = 0
     # Everything before it is done.
     done_to: int = 0
     done: set[int] = field(default_factory=set)
     # The one that was seen last.
     last: int = -1
-    # Who works on what.
+    # The worker of each lane.
     at_work: dict[Work, None] = field(default_factory=dict)
 
     def finish(self, queue_offset: int) -> None:
@@ -162,13 +162,13 @@ class History:
         self._outcomes: Counter[Outcome] = Counter()
         self._groups: dict[str, _Group] = {}
         self._stored: dict[Place, Received] = {}
-        # Of each place the first that anybody saw there.
+        # The first message that any client saw at each place.
         self._seen_bodies: dict[Place, bytes] = {}
         # Found while it happened.
         self._found: list[Problem] = []
 
     def note(self, text: str) -> None:
-        """What the test did: kills, restarts."""
+        """Records an act of the test: kills, restarts."""
         self._event(text)
 
     def _event(self, text: str, queues: Iterable[Queue] = (), body: bytes = b"") -> None:
@@ -285,7 +285,7 @@ class History:
             )
 
     def dropped(self, work: Work) -> None:
-        """The member does not work on it any more, and is not done: its group gets it again."""
+        """The member has given the message up, and is not done: its group gets it again."""
         with self._lock:
             self._groups[work.group].queues[work.place.queue].at_work.pop(work, None)
             self._event(f"{work.member} of {work.group} dropped {work.place}", [work.place.queue])
@@ -293,11 +293,11 @@ class History:
     # -- offsets ----------------------------------------------------------------------------------
 
     def committed(self, group: str, offsets: Mapping[Queue, int]) -> None:
-        """Somebody was told that these are durable."""
+        """A client was told that these are durable."""
         self._offsets_are(group, offsets, "committed")
 
     def floors(self, group: str) -> dict[Queue, int]:
-        """What a question for offsets that begins now must find at the least."""
+        """The least that a question for offsets that begins now must find."""
         with self._lock:
             return {queue: one.committed for queue, one in self._groups[group].queues.items()}
 
@@ -342,17 +342,19 @@ class History:
             self._event(f"{queue} holds {count} messages", [queue])
 
     def repeats(self, group: str) -> list[str]:
-        """What the group saw more than once; whether that is allowed is the test's to say."""
+        """The messages that the group saw more than once; whether that is allowed is the test's to
+        say.
+        """
         with self._lock:
             seen = self._groups[group].seen
             return [f"{place}: {count} times" for place, count in seen.items() if count > 1]
 
     def deliveries(self, group: str) -> int:
-        """How many messages its members took, with all repeats."""
+        """The number of messages that its members took, with all repeats."""
         return self._groups[group].deliveries
 
     def unseen(self, group: str, queue: Queue, end: int) -> int:
-        """How many messages before `end` the group has not seen."""
+        """The number of messages before `end` that the group has not seen."""
         with self._lock:
             seen = self._groups[group].seen
             return sum(Place(queue, at) not in seen for at in range(end))
@@ -368,7 +370,7 @@ class History:
             ]
 
     def _wrong_places(self) -> Iterator[Problem]:
-        """Of what was acknowledged."""
+        """Wrong places of acknowledged messages."""
         bodies = {message.body for message in self._stored.values()}
         for send in self._sends.values():
             if send.outcome is not Outcome.ACKNOWLEDGED or send.may_vanish:
@@ -389,7 +391,7 @@ class History:
                     yield Problem("wrong id", text, send.place.queue, send.body)
 
     def _wrong_contents(self) -> Iterator[Problem]:
-        """Of queues: what should not be there, or not as often."""
+        """Wrong contents of queues: messages that should not be there, or not as often."""
         places: dict[bytes, list[Place]] = defaultdict(list)
         for place, message in self._stored.items():
             places[message.body].append(place)
@@ -409,7 +411,7 @@ class History:
                 yield Problem("stored twice", f"{body!r} at {where}", found[0].queue, body)
 
     def _wrong_orders(self) -> Iterator[Problem]:
-        """Of lanes, in each queue."""
+        """Wrong orders of lanes, in each queue."""
         before: dict[tuple[Queue, str], Send] = {}
         for place, message in sorted(self._stored.items()):
             send = self._sends.get(message.body)
@@ -435,8 +437,8 @@ class History:
         assert not problems, self.report(problems)
 
     def report(self, problems: Sequence[Problem] = ()) -> str:
-        """What is needed to understand them: all about a message, and what happened to its queue
-        just before. Without any, what happened last.
+        """All events of the wrong messages, and the last events of their queues. Without any, the
+        last events.
         """
         lines = [f"{self._title}: {len(problems)} problems"]
         lines += [f"  {one.kind}: {one.text}" for one in problems[:_PROBLEMS_SHOWN]]

@@ -39,7 +39,9 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
 
 
 def settings(**values: int) -> bytes:
-    """Of this side: header_table_size, max_concurrent_streams, initial_window_size and so on."""
+    """Settings of this side: header_table_size, max_concurrent_streams, initial_window_size and so
+    on.
+    """
     return frame(
         SETTINGS,
         0,
@@ -59,7 +61,7 @@ _SETTINGS = {
 
 
 def settings_of(received: Received) -> dict[str, int]:
-    """What a server tells of itself, by the names that `settings` takes."""
+    """The server's settings, by the names that `settings` takes."""
     names = {number: name for name, number in _SETTINGS.items()}
     pairs = struct.iter_unpack(">HI", received.payload)
     return {names[number]: value for number, value in pairs if number in names}
@@ -151,18 +153,18 @@ class Received(NamedTuple):
 
     @property
     def error(self) -> int:
-        """Of GOAWAY and RST_STREAM."""
+        """The error code of GOAWAY and RST_STREAM."""
         at = 4 if self.kind == GOAWAY else 0
         return int(struct.unpack_from(">I", self.payload, at)[0])
 
     @property
     def text(self) -> str:
-        """Why the server ends a connection, in a GOAWAY."""
+        """The server's reason for ending a connection, in a GOAWAY."""
         return self.payload[8:].decode(errors="replace")
 
 
 class Flood(NamedTuple):
-    """How far a flood came."""
+    """The progress of a flood."""
 
     bytes_sent: int
     seconds: float

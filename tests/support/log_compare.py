@@ -74,7 +74,7 @@ class Replica:
         return self.saved.raft_index if self.saved else 0
 
     def parts(self, first_index: int, last_index: int) -> list[Part]:
-        """What of each segment belongs to these entries."""
+        """The part of each segment that belongs to these entries."""
         return [
             self._part(segment, last_index)
             for segment in self.segments
@@ -119,7 +119,7 @@ def compare(
     derived: bool = True,
     index_slots: int = StoreConfig().index_slots,
 ) -> list[str]:
-    """What is different, in words; nothing when all is well.
+    """The differences, in words; empty if there are none.
 
     With a commit index, each must have all entries up to it. Without, each is compared up to where
     its checkpoint says that it has applied the log.

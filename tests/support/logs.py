@@ -117,7 +117,7 @@ def same_files(vfs: FaultyVfs, other: FaultyVfs) -> None:
 
 
 def used(vfs: FaultyVfs) -> dict[str, tuple[bytes, bytes]]:
-    """Of each segment its entries and the records of them."""
+    """The entries of each segment, and their records."""
     logs, idxs = files(vfs, ".log"), files(vfs, ".idx")
     found = {}
     for name, data in logs.items():

@@ -44,7 +44,9 @@ def poll(question: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S)
 
 
 class _Run:
-    """One life of a process: who waits for an answer of it, and a thread that hands them out."""
+    """One life of a process: the calls that wait for its answers, and a thread that hands them
+    out.
+    """
 
     def __init__(self, process: WarmProcess) -> None:
         self.process = process
@@ -68,8 +70,8 @@ class _Run:
         return waiter
 
     def say(self, command: Mapping[str, Any]) -> bool:
-        """Whether anybody may hear it. Never waits: a frozen process does not empty its pipe. What
-        is this short goes into a pipe as a whole, or not at all.
+        """Returns whether it may be heard. Never waits: a frozen process does not empty its pipe. A
+        line this short goes into a pipe as a whole, or not at all.
         """
         assert self.process.stdin is not None
         line = json.dumps(command).encode() + b"\n"
@@ -114,7 +116,7 @@ class Process:
     # -- life -------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Up, but not yet a follower or leader of anybody. Gone: it refuses, and says why."""
+        """Up, but neither follower nor leader yet. Gone: it refuses, and says why."""
         self.launch()
         self.wait_started()
 

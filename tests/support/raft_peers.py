@@ -20,7 +20,7 @@ from mq.wire.v1.raft_pb2 import Append, AppendAnswer, RaftFrame
 # This long because a busy virtual machine may stop a process for many seconds.
 DEADLINE_S = 60
 ANY_PORT = "127.0.0.1:0"
-# Where nobody listens: the discard port.
+# A port without a listener: the discard port.
 NOWHERE = "127.0.0.1:9"
 
 
@@ -110,7 +110,7 @@ class Core:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """For what nobody announces, as log lines."""
+    """For states without an event, such as log lines."""
     async with asyncio.timeout(DEADLINE_S):
         while not is_so():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.005)
@@ -173,7 +173,7 @@ class RawPeer:
         return (await self.read()).message.refusal.reason
 
     async def read_to_end(self) -> bytes:
-        """What is left until the other side closes, by whichever way."""
+        """The bytes until the other side closes, in either way."""
         async with asyncio.timeout(DEADLINE_S):
             try:
                 return await self.reader.read()

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 TOPIC = "orders"
 # Entries that mean nothing to the broker.
 OPAQUE = Kind.MEMBERSHIP
-# Several nodes share a machine; nobody connects to them but the others.
+# Several nodes share a machine; only the other nodes connect to them.
 PORTS = {"broker.port": "0", "metrics.enabled": "no"}
 
 
@@ -59,7 +59,7 @@ async def _run(loaded: config.Config) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     try:
         async with server.started() as parts:
-            # Open to the end: who asks a node that stops is told so.
+            # Open to the end: a caller of a stopping node is told so.
             door = asyncio.create_task(Door(parts).run(stop))
             await server._serve(parts, stop)
         door.cancel()
@@ -80,7 +80,7 @@ class Door:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Sets `stop` when told so, or when nobody is there any more."""
+        """Sets `stop` when told so, or when the parent is gone."""
         reader = asyncio.StreamReader(limit=1 << 24)
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -123,7 +123,7 @@ class Door:
     async def _do_load(
         self, size: int, in_flight: int, seconds: float = 0.0, count: int = 0
     ) -> dict[str, Any]:
-        """How many entries were committed; by time or by number. Latencies of each in ms."""
+        """The number of committed entries; by time or by number. Latencies of each in ms."""
         payload = os.urandom(size)
         latencies: list[float] = []
         start = time.perf_counter()

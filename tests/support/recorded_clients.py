@@ -41,7 +41,7 @@ PATIENCE_S = 150.0
 
 
 class RecordedProducer:
-    """Of one topic."""
+    """A producer of one topic."""
 
     def __init__(
         self, history: History, servers: str, name: str, topic: str, **settings: Any
@@ -155,7 +155,7 @@ class RecordedConsumer:
         )
 
     def poll(self, max_messages: int = 32, timeout_s: float = 0.2) -> int:
-        """How many came."""
+        """Returns the number of messages polled."""
         messages = self._consumer.poll(max_messages, timeout_s)
         self._open += [self._history.took(self._group, self._member, one) for one in messages]
         return len(messages)
@@ -187,7 +187,7 @@ class RecordedConsumer:
             self._history.committed(self._group, offsets)
 
     def close(self) -> None:
-        """What was polled and not committed comes again."""
+        """Messages polled and not committed come again."""
         works, self._open = self._open, []
         for work in works:
             self._history.dropped(work)
@@ -234,7 +234,7 @@ def pushing(
 
 
 def ask_offsets(history: History, servers: str, group: str) -> None:
-    """What the broker says of the group now."""
+    """The offsets of the group now, as the broker says."""
     floors = history.floors(group)
     with PullConsumer(servers, group) as consumer:
         found = patiently(consumer.committed)

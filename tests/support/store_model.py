@@ -1,4 +1,5 @@
-"""What a store must say, as plain lists: the model that `test_store_model` compares it with.
+"""The expected content of a store, as plain lists: the model that `test_store_model` compares it
+with.
 
 Keeps every entry that was ever appended, also those that retention dropped: queue offsets are
 places in these lists. Nothing here is shared with the store but the raft index and log offset that
@@ -86,7 +87,7 @@ class Model:
         self.durable_index = min(self.durable_index, last_index)
 
     def queue_offsets_of(self, raft_index: int) -> list[int]:
-        """Of the first message of each batch of an entry."""
+        """The queue offset of the first message of each batch of an entry."""
         entry = self.entries[raft_index - 1]
         offsets = []
         for start in entry.batch_starts:

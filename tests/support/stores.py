@@ -200,7 +200,7 @@ def apply_all(store: Store) -> Store:
 
 
 def parsed(frames: Iterable[bytes | memoryview]) -> list[Message]:
-    """What a client makes of runs that are put one after another."""
+    """The messages that a client parses from runs put one after another."""
     return list(WireBatch.FromString(b"".join(frames)).messages)
 
 

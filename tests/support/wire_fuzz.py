@@ -1,5 +1,5 @@
-"""Requests that nobody should send: messages with random and extreme fields, and bytes that were a
-good request once. All of it follows from the seed of the random source that comes in.
+"""Malformed requests: messages with random and extreme fields, and bytes that were a good request
+once. All of it follows from the seed of the random source that comes in.
 """
 
 from __future__ import annotations
