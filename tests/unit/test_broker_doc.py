@@ -1,4 +1,4 @@
-"""What docs/BROKER.md says in tables is what the code says."""
+"""The tables of docs/BROKER.md agree with the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user may write, where, which one wins, and what they read when it is wrong."""
+"""Configuration: legal values, sources, their precedence, and the errors of wrong ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may have how many descriptors; what is done to the process, in a process of its own."""
+"""Shares of the descriptors; changes of the process, in a process of its own."""
 
 from __future__ import annotations
 

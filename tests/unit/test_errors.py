@@ -39,7 +39,7 @@ RETRYABLE = {
     Code.MESSAGES_DAMAGED,
     Code.NO_LEADER,
 }
-# Who catches the second kind catches these too; all others are of no other kind.
+# Handlers of the second kind catch these too; all others are of no other kind.
 ALSO: dict[type[MqError], tuple[type[Exception], ...]] = {
     ClientClosed: (MqError, RuntimeError),
     MessagesDamaged: (LogDamaged,),

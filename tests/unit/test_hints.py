@@ -1,4 +1,4 @@
-"""What a person is told to do next can be pasted as it stands."""
+"""Hints can be pasted as they stand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a log line looks like, for each output, from our loggers and from foreign ones."""
+"""The form of a log line, for each output, from our loggers and from foreign ones."""
 
 from __future__ import annotations
 

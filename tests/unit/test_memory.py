@@ -1,4 +1,4 @@
-"""What the process is told about its memory, in a process of its own."""
+"""Memory settings of the process, in a process of its own."""
 
 from __future__ import annotations
 

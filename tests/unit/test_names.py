@@ -1,4 +1,4 @@
-"""A legal name is safe as a file name, whoever sent it."""
+"""A legal name is safe as a file name, whatever its source."""
 
 from __future__ import annotations
 

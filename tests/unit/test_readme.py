@@ -1,4 +1,4 @@
-"""What the README and the docs point to is there, and what they quote is what it says."""
+"""Links of the README and the docs lead somewhere, and their quotes are true."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def program() -> str:
 
 @pytest.fixture
 def written(tmp_path: Path) -> list[Line]:
-    """What is in the log below `tmp_path`: several segments, the first ones dropped."""
+    """The log below `tmp_path`: several segments, the first ones dropped."""
     store = Store(RealVfs(), str(tmp_path), SMALL, NODE)
     ends = dict.fromkeys(QUEUES, 0)
     lines: list[Line] = []

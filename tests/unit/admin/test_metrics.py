@@ -1,4 +1,4 @@
-"""What a scrape shows of other broker sets, and of damage on the disk."""
+"""Metrics of other broker sets, and of damage on the disk."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ async def scene(*members: str) -> World:
 
 
 def move(start: int, end: int, queue: Queue = IN_0, first: int | None = None) -> dict[str, Any]:
-    """What a member says that did [start, end), of which those before `first` were no work."""
+    """The report of a member that did [start, end), of which those before `first` were no work."""
     began = atomic_sends.WorkStart(start, start if first is None else first)
     return {"positions": {queue: end}, "starts": {queue: began}}
 

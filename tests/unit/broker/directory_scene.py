@@ -17,7 +17,7 @@ T0 = 1_000_000
 
 
 class _Log:
-    """A `Consensus` that is only asked who is there."""
+    """A `Consensus` that only names its members."""
 
     def __init__(self, peers: list[Peer]) -> None:
         self.peers = peers
@@ -93,7 +93,7 @@ def _travelled(message: Any) -> Any:
 
 
 def greet_all(nodes: Sequence[Node], now_ms: int = T0) -> None:
-    """One round: everybody greets the first that answers, of each set and seed that it knows."""
+    """One round: every broker greets the first that answers, of each set and seed that it knows."""
     by_address = {one.address: one for one in nodes}
     for node in nodes:
         for name, places in list(node.directory.targets()):

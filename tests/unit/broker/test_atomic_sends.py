@@ -1,4 +1,6 @@
-"""Atoms: output and offsets in one entry, once, by who has the queue, from where the group is."""
+"""Atomic sends: output and offsets in one entry, once, by the owner of the queue, from the group's
+position.
+"""
 
 from __future__ import annotations
 
@@ -195,7 +197,7 @@ async def test_one_whose_client_is_gone_is_whole_and_known() -> None:
     assert (one.node.ends("out")[0], one.node.committed("g")[IN_0]) == (1, 7)
 
 
-# -- who, and from where ---------------------------------------------------------------------------
+# -- owner and position ----------------------------------------------------------------------------
 
 
 @on_loop

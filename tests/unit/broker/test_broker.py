@@ -1,4 +1,4 @@
-"""What the broker does when its parts are put together, beside what they do themselves."""
+"""The broker as a whole, beyond its parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What brokers of different sets learn of each other by greetings."""
+"""Greetings between brokers of different sets, and what they learn by them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_all_nodes_of_a_set_hear_of_others_though_only_one_is_greeted() -> None:
     # Topics they have from the log.
     nodes[0].topic("t")
     assert nodes[1].greet(nodes[0]) == 0
-    # Whoever leads is not greeted by itself.
+    # A leader does not greet itself.
     assert ("a", ["a-n1:1", "a-n2:1"]) in list(nodes[0].directory.targets())
     assert ("a", ["a-n0:1", "a-n2:1"]) in list(nodes[1].directory.targets())
 
@@ -131,7 +131,7 @@ def test_topics_travel_once_and_not_with_every_greeting() -> None:
     made = b.directory._routes
     assert [a.greet(b) for _ in range(3)] == [0, 0, 0]
     assert len(a.directory.topic("t9999")) == 1
-    # Who asks for the first time gets those that were made before.
+    # A first question is answered with those that were made before.
     c = Node("c")
     assert c.greet(b) == 10_000
     assert b.directory._routes is made

@@ -1,4 +1,4 @@
-"""What brokers do not believe: sets that are none of theirs, and what cannot be."""
+"""Greetings that brokers do not believe: foreign sets, and impossible claims."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_another_set_of_the_same_name_is_refused(nodes: tuple[str, ...]) -> None
     double.log.peers = [Peer(nodes[0], "a-moon:1", "")]
     with pytest.raises(IllegalRequest, match=r"also called a: .* of its own"):
         a.greet(double, as_set="")
-    # It is asked again: somebody may correct it.
+    # It is asked again: an operator may correct it.
     assert ("", ["a-moon:1"]) in list(a.directory.targets())
 
 

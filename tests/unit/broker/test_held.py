@@ -1,4 +1,4 @@
-"""What may be held back, and how it is stored."""
+"""Batches that may be held back, and the form in which they are stored."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ WORKS: dict[str, Callable[..., Any]] = {
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What each work was asked to do: its name, and its arguments without the meter."""
+    """The call of each work: its name, and its arguments without the meter."""
     asked: list[tuple[Any, ...]] = []
 
     def standing_in(name: str) -> Callable[..., Any]:

@@ -164,7 +164,7 @@ UNLED = {"role": "follower", "leader_id": ""}
     ("admin", "told"),
     [
         (
-            # Who is asked for the route may believe in a leader that is gone.
+            # The sender of the route may believe in a leader that is gone.
             Nodes(routed("node-1"), ["node-1", "node-2"], node_0=UNLED),
             "set-0 has no leader: 1 of 3 nodes up (node-0), a leader needs 2",
         ),
@@ -190,7 +190,7 @@ def test_a_set_without_a_leader_is_told_with_its_nodes_that_are_up(
     "admin",
     [
         Nodes(),
-        # Who leads is not reached from here, and the others follow it.
+        # The leader is not reached from here, and the others follow it.
         Nodes(silent=["node-1"]),
         # One that was started a moment ago has not heard of the leader yet, and was asked first.
         Nodes(routed(""), node_0=UNLED),

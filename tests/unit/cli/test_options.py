@@ -1,4 +1,4 @@
-"""What the commands that talk to brokers have in common: addresses, places in time, errors."""
+"""Options that the commands share: addresses, places in time, errors."""
 
 from __future__ import annotations
 

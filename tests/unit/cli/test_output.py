@@ -1,4 +1,4 @@
-"""How results leave the commands: exact JSON, and text that cannot harm a terminal."""
+"""Output of the commands: exact JSON, and text that cannot harm a terminal."""
 
 from __future__ import annotations
 

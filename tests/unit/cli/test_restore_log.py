@@ -82,7 +82,7 @@ def test_a_restored_log_is_the_backup_and_a_segment_with_the_new_members(backup:
     opening = Checkpoint.FromString(bytes(log.entry(log.last_index).payload))
     ends = [(one.topic, list(one.queue_ids), list(one.ends)) for one in opening.topics]
     assert ends == [(one.topic, [one.queue_id], [one.end]) for one in backup.ends]
-    # Nobody says yet that it is committed: the members have to elect somebody first.
+    # It is not known to be committed yet: the members have to elect a leader first.
     assert store.applied_index < restored.last_index
     store.abandon()
     vote = VoteFile(VFS, str(backup.directory / "x" / "vote"))

@@ -26,7 +26,7 @@ async def test_who_has_not_read_its_log_yet_does_not_say_that_its_set_has_no_suc
     node.consensus.depose()
     with pytest.raises(NotLeader, match="other:8081"):
         await route(node, "t")
-    # Who leads can be asked all the same.
+    # A follower names the leader all the same.
     [own] = (await route(node)).broker_sets
     assert own.leader_id == "other"
     node.consensus.elect()

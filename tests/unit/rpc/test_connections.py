@@ -23,7 +23,7 @@ def test_established_connections_to_a_port_are_counted_in_both_tables(tmp_path: 
     for name, rows in (("tcp", TCP), ("tcp6", TCP6)):
         tables.append(tmp_path / name)
         tables[-1].write_text(HEAD + rows, encoding="ascii")
-    # Neither who listens, nor the client's side, nor what is over.
+    # Neither listeners, nor the client's side, nor closed connections.
     assert established([0x1F91, 0xD2A4, 80], tables) == [2, 1, 0]
 
 

@@ -1,4 +1,4 @@
-"""What is read and written by hand is what protobuf makes of it."""
+"""Hand-written encoding and decoding agrees with protobuf."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_as_many_elements_as_allowed_are_read_and_no_more(place: RepeatedField) 
         place.filled(limit + 1),
         # The same message twice is one with the elements of both.
         place.filled(limit) + place.filled(1),
-        # Behind a field that nobody knows.
+        # Behind an unknown field.
         wire_field(14, b"x" * 100) + place.filled(limit + 1),
     ]
     for data in too_many:

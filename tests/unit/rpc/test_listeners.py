@@ -1,4 +1,4 @@
-"""Which address a client is told, by the door that it came in by."""
+"""The address that a client is told, by the listener that it came in by."""
 
 from __future__ import annotations
 

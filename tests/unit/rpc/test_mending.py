@@ -1,4 +1,4 @@
-"""When a node gives up on damage, and when a leader lets another node lead; how damage is mended by
+"""Conditions on which a node gives up on damage, and a leader transfers its leadership; mending by
 another node is in tests/cluster/test_rot.py.
 """
 

@@ -173,7 +173,7 @@ def test_a_death_while_compacting_leaves_whole_days(tmp_path: Path) -> None:
         archive = _days_of_small_files(path)
         with power.lasts(steps) as supply, archive.locked():
             compact(archive, "2026-11-16", 1 << 20)
-        # At once, before anybody has tidied up.
+        # At once, before any cleaning up.
         assert _numbers(path) == list(range(40)), f"after {steps} steps"
         with archive.locked():
             compact(archive, "2026-11-16", 1 << 20)

@@ -12,7 +12,7 @@ from mq_spark.reading.cluster import resolved
 
 
 class Counted(set[QueueRef]):
-    """Knows how often somebody went through all of it."""
+    """Counts the iterations over all of it."""
 
     walks = 0
 

@@ -68,7 +68,7 @@ def readable(text: bytes) -> str | bytes:
 
 
 def has_text_only(opened: Opened, row: int) -> bool:
-    """What is asked by whoever makes text of it."""
+    """The check of a caller that decodes the text."""
 
     def is_text(start: int, size: int) -> bool:
         return isinstance(readable(bytes(opened.data[start : start + size])), str)
@@ -103,7 +103,7 @@ def test_whatever_stands_in_a_frame_is_read_or_refused_as_by_protobuf(
     rows = rows_with(list(map(frame_of, contents)))
     expected = list(map(parsed, contents))
     opened = opened_of(rows)
-    # What is not UTF-8 is seen by the caller, who looks again.
+    # Malformed UTF-8 is seen by the caller, which looks again.
     doubtful = np.array([not has_text_only(opened, row) for row in range(len(contents))], np.bool_)
     assert opened_rows(opened_of(rows, doubtful), len(expected)) == expected
 

@@ -1,4 +1,4 @@
-"""Which Java is chosen; the Javas are small scripts that say a version."""
+"""The choice of a Java; the Javas are small scripts that print a version."""
 
 from __future__ import annotations
 

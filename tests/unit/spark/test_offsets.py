@@ -144,7 +144,7 @@ def test_shares_are_fair_and_use_all_that_is_allowed(
     assert len(taken) == min(len(waiting), rows_max)
     for one in taken:
         for other in taken:
-            # Not fewer for who has more, but for one row of rounding.
+            # Not fewer for a longer backlog, but for one row of rounding.
             assert backlogs[one] < backlogs[other] or taken[one] >= taken[other] - 1
 
 

@@ -16,7 +16,9 @@ from mq_spark.pipelines.replaying.replay_sending import chunks, windows
 
 
 def _run(pace: Pace, took_s: list[float], rows: int) -> list[float]:
-    """When each chunk was sent, if sending it takes so long; a task has three of them."""
+    """The time at which each chunk was sent, if sending it takes so long; a task has three of
+    them.
+    """
     now_s, sent_at_s = 100.0, []
     schedule = Schedule(pace, now_s)
     for number, chunk_s in enumerate(took_s):

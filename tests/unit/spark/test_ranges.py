@@ -32,7 +32,7 @@ def page(next_offset: int, status: int = wire.PULL_FOUND, start: int = 0, end: i
 
 
 class Script(QueueScanner):
-    """What comes of each scan: pages, and an error in the end or none."""
+    """The outcome of each scan: pages, and an error in the end or none."""
 
     def __init__(self, *scans: list[Page | MqError]) -> None:
         self._scans = list(scans)
@@ -53,7 +53,7 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(script: Script, *, fail: bool = True) -> list[int]:
-    """Where each page ends."""
+    """The end of each page."""
     given = {"servers": "a:1", "subscribe": "t", "tags": "x", "failOnDataLoss": str(fail)}
     return [one.next_offset for one in _pages(script, WANTED, read_options(given))]
 

@@ -1,4 +1,4 @@
-"""What a replay is going to do: a snapshot, in steps, the same for whoever continues it."""
+"""The plan of a replay: a snapshot, in steps, the same for every continuation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a sink is told when it is made; what a function makes of rows is checked."""
+"""A wrong sink is refused when it is made; the rows of a function are checked."""
 
 from __future__ import annotations
 

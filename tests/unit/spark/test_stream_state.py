@@ -1,4 +1,4 @@
-"""What a stream keeps between triggers, against a cluster that says what a test wants."""
+"""The state of a stream between triggers, against a scripted cluster."""
 
 from __future__ import annotations
 

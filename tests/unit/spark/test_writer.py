@@ -1,4 +1,4 @@
-"""What is wrong with options and columns for writing is found before anything is written."""
+"""Wrong options and columns are refused before anything is written."""
 
 from __future__ import annotations
 

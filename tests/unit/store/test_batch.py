@@ -1,4 +1,4 @@
-"""What the store lets in: exact columns for every batch it takes, and a reason for all others."""
+"""Batches that the store accepts, with exact columns, and the reasons for refusing others."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def full(vfs: FaultyVfs) -> None:
 
 
 def used_up(log: CommitLog) -> None:
-    """Nothing is prepared any more behind the end of the active segment."""
+    """No space is prepared behind the end of the active segment."""
     log._segments[-1].undo()
 
 
@@ -216,7 +216,7 @@ def failing_sync(vfs: FaultyVfs, log: CommitLog) -> None:
 
 
 def full_sync(vfs: FaultyVfs, log: CommitLog) -> None:
-    """No space at a sync is no matter of space any more: the pages are gone."""
+    """A failed sync is final, also for lack of space: the pages are gone."""
     append(log, b"lost")
     vfs.fail("sync", ".log", errno.ENOSPC)
     log.sync()

@@ -200,7 +200,7 @@ def restored(vfs: FaultyVfs, *saved: SavedQueue) -> ConsumeQueues:
 
 
 def crc_of(start: int, end: int) -> int:
-    """Of units in one block."""
+    """The checksum of units in one block."""
     return zlib.crc32(units_of(rows(start, end - start)).tobytes())
 
 

@@ -19,8 +19,8 @@ from tests.support.logs import DIRECTORY, Content, content, disk, open_log
 
 SEEDS = range(150)
 GENERATIONS = 5
-# A failed write leaves a part of it. Half of the mark in an `.idx`, which is less than a sector, is
-# no crash any more: it is taken for damage.
+# A failed write leaves a part of it. Half of the mark in an `.idx`, which is less than a sector,
+# cannot come from a crash: it is taken for damage.
 FAULTS: list[tuple[Operation, str]] = [
     ("pwritev", ".log"),
     ("sync", ""),
@@ -130,7 +130,7 @@ class Life:
         self.durable = self.log.last_index
 
     def lose_idx_files(self) -> None:
-        """Somebody removes them, and the node starts without."""
+        """The files are removed, and the node starts without."""
         self.vfs.kill()
         for name in self.vfs.list_dir(DIRECTORY):
             if name.endswith(".idx"):

@@ -1,4 +1,4 @@
-"""What was found damaged is listed once, counted, and bounded."""
+"""Damage is listed once, counted, and bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `FaultyVfs` promises to the tests that build on it: what it loses and what not."""
+"""The promises of `FaultyVfs` to the tests that build on it: the writes it loses and keeps."""
 
 from __future__ import annotations
 

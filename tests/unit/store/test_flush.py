@@ -1,4 +1,4 @@
-"""Group commit on a thread: one sync for all that waits, and a failure that nobody misses."""
+"""Group commit on a thread: one sync for all waiters, and a failure that reaches each of them."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_async_answers_at_once_and_syncs_in_the_background(log: SlowLog) -> None
     flusher = flusher_of(log, async_flush_ms=1)
     (future,) = append_and_wait(log, flusher)
     assert future.result(0) == 10
-    log.wait_until_a_sync_began()  # which nobody asked for
+    log.wait_until_a_sync_began()  # which was not asked for
     assert append_and_wait(log, flusher)[0].result(0) == 20
     log.let_end(1000)
     flusher.close()
@@ -294,8 +294,8 @@ def test_an_error_that_nobody_expected_leaves_nobody_waiting(log: SlowLog) -> No
 
 
 def ages_s(interval_s: float, took_s: Sequence[float]) -> list[float]:
-    """How old the oldest bytes of each sync are when it is done, if they were appended when the
-    one before had just begun; on a clock that is moved by hand.
+    """The age of the oldest bytes of each sync when it is done, if they were appended when the one
+    before had just begun; on a clock that is moved by hand.
     """
     pace, now_s, found = Pace(interval_s), 0.0, []
     previous_s = now_s

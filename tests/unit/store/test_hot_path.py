@@ -31,7 +31,7 @@ KEYS: list[tuple[str, ...]] = [(), ("key-1", "key-2")]
 
 
 def lines_run(call: Callable[[], object]) -> Counter[str]:
-    """How often each line of our package ran."""
+    """The number of runs of each line of our package."""
     lines: Counter[str] = Counter()
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:

@@ -33,7 +33,7 @@ def everything(vfs: FaultyVfs) -> dict[str, bytes]:
 
 
 def owned(vfs: FaultyVfs) -> FaultyVfs:
-    """By us, and nobody runs on it."""
+    """Owned by us, and without a running process."""
     take(vfs, DATA, OURS).close()
     return vfs
 

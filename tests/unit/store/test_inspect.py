@@ -45,7 +45,7 @@ def looked_at(vfs: FaultyVfs, *, check_all: bool = False) -> LogInspector:
 
 
 def crashed_log(seed: int) -> FaultyVfs:
-    """What a power loss leaves of some segments, of which a part had been synced."""
+    """The rest of some segments after a power loss; a part of them had been synced."""
     rng = random.Random(seed)
     vfs = disk(seed)
     log = new_log(vfs, segment_bytes=2048, zero_ahead=rng.random() < 0.5)

@@ -309,7 +309,7 @@ def test_a_file_that_is_missing_or_short_is_not_restored(file: int, size: int) -
 
 @pytest.mark.parametrize("slots", [1, 3, 7, 9, 13, 23, 100])
 def test_with_another_number_of_slots_it_is_built_anew_or_right(slots: int) -> None:
-    """Who changes `index_slots` gets no wrong answers: full files say what they have, and the one
+    """A change of `index_slots` gives no wrong answers: full files say what they have, and the one
     that is being filled is made again.
     """
     for count in (1, 2, 20, ITEMS, ITEMS + 1, 2 * ITEMS - 1):

@@ -66,7 +66,7 @@ def filled(count: int = 160) -> tuple[FaultyVfs, Store]:
 
 
 def rotten(read: Callable[[], object]) -> MqError:
-    """What the first reader gets; the second one gets what it asked for."""
+    """The error of the first reader; the second one gets its messages."""
     with pytest.raises(MqError) as caught:
         read()
     return caught.value
@@ -241,7 +241,7 @@ def test_where_the_log_is_damaged_too_the_queue_is_readable_around_it() -> None:
     result = store.read("orders", 0, 256)
     assert messages_in(result)[0].body == wanted[256]
     vfs.flip_bit(segment.path, int(unit["log_offset"][0]) - segment.base_log_offset)
-    # Somebody mends the log, and says so.
+    # The log is mended, and the store is told.
     store.damage.found(Damage(DamageKind.LOG, segment.path, 0, "an entry is not what was written"))
     store.damage.mended(DamageKind.LOG, segment.path)
     rotten(lambda: store.read("orders", 0, 0))

@@ -32,7 +32,7 @@ WAYS = ["opened", "merged"]
 
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How messages are checked that are not alike; which one is a matter of their number."""
+    """The way in which messages that are not alike are checked; it depends on their number."""
     few = 0 if request.param == "merged" else 1 << 30
     monkeypatch.setattr(message_check, "_OPENED_MAX", few)
     return str(request.param)
@@ -56,7 +56,7 @@ def right_columns(messages: Sequence[Message]) -> dict[str, bytes]:
 
 
 def is_right(data: bytes) -> bool:
-    """What is to be accepted, of batches that are prepared and whose sizes are right."""
+    """Whether a batch is to be accepted that is prepared and whose sizes are right."""
     raw = RawBatch.FromString(data)
     messages = parsed(raw.messages)
     if messages is None or not all(is_legal_tag(one.tag) for one in messages):
@@ -187,7 +187,7 @@ def test_bodies_and_times_of_messages_that_are_alike_are_free() -> None:
 
 
 def varied() -> list[Message]:
-    """Of several sizes; some without a tag, some with keys."""
+    """Messages of several sizes; some without a tag, some with keys."""
     tags = ["", "paid", "shipped", "a-tag-of-more-than-eight-bytes", "ä" * 9, "tag-of-8"]
     return [
         Message(body=bytes(at % 7 * 40), tag=tags[at % 6], keys=[f"k{at}", "", "k"][: at % 4])

@@ -216,7 +216,7 @@ def test_a_flipped_bit_of_a_unit_is_never_served(unit: int) -> None:
 
 
 def test_zeros_in_a_queue_file_are_damage() -> None:
-    """What a disk gives back for a block that it never wrote."""
+    """A disk gives back zeros for a block that it never wrote."""
     vfs, store, sent = damaged_store()
     vfs.write_all(QUEUE_FILE, bytes(16 * UNIT_BYTES))
     with pytest.raises(Rebuilding, match="queue 0 of topic orders"):

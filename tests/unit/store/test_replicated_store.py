@@ -403,7 +403,9 @@ def test_a_disk_that_fails_meanwhile_stops_the_node(error: int) -> None:
 
 
 def check_directory(vfs: FaultyVfs, source: Store, old: Store, seed: int) -> None:
-    """What opens is a prefix of the old log or of the new one, and says what its log says."""
+    """The directory opens on a prefix of the old log or of the new one, and the derived state fits
+    its log.
+    """
     store = open_store(vfs)
     found, new = store.log, source.log
     if found.last_index >= found.first_index:

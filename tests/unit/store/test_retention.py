@@ -1,4 +1,4 @@
-"""What may go, why, and who loses by it."""
+"""Retention: the segments that go, the reason, and the groups that lose by it."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_by_disk_it_is_below_the_ratio_afterwards_or_all_is_gone(
     assert after.used_ratio < policy.clean_oldest_ratio or count == max(0, len(infos) - 1)
 
 
-# Who loses what.
+# The losses of groups.
 
 
 def extent(topic: str, queue_id: int, start: int) -> QueueExtent:

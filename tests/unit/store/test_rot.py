@@ -149,7 +149,7 @@ def test_what_this_process_wrote_is_trusted_while_it_is_in_memory() -> None:
     rotten.vfs.is_cold = True
     with pytest.raises(MessagesDamaged):
         rotten.store.read("orders", 0, 20)
-    # The kernel has read it again meanwhile: it is not what this process wrote any more.
+    # The kernel has read it again meanwhile: it is not the page that this process wrote.
     rotten.vfs.is_cold = False
     with pytest.raises(MessagesDamaged):
         rotten.store.read("orders", 0, 20)

@@ -197,7 +197,7 @@ def itersteps(scene: Scene, found: Survey) -> Iterator[None]:
 
 
 def newest(store: Store) -> tuple[int, int, int]:
-    """Where the newest segment starts, and an entry of it."""
+    """The start of the newest segment, and an entry of it."""
     base = store.log.segments()[-1].base_log_offset
     start, end = store.log.place_of(store.log.last_index)
     return base, start, end

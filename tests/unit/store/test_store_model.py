@@ -346,7 +346,7 @@ class StoreMachine(RuleBasedStateMachine):
         try:
             return open_store(self.vfs, self.config, self._broker_state)
         except (OSError, DiskFull):
-            # To write an `.idx` again takes space: somebody has to make some.
+            # To write an `.idx` again takes space: an operator has to make some.
             assert self.vfs.capacity_bytes is not None
             self.vfs.capacity_bytes = None
             self.vfs.kill()

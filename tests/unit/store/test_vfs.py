@@ -1,4 +1,4 @@
-"""What every `Vfs` promises: told once, kept by the real one and by the faulty one."""
+"""The promises of every `Vfs`: told once, kept by the real one and by the faulty one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is told of new messages, and who waits for them."""
+"""Notification of new messages, and waiting for them."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Hands = dict[str, frozenset[Queue]]
 
 
 def q(text: str) -> Queue:
-    """Of a letter and a digit: a7."""
+    """A queue from a letter and a digit: a7."""
     return Queue(text[0], int(text[1:]))
 
 
@@ -51,7 +51,7 @@ def sizes(hands: Hands) -> list[int]:
 
 
 def moved(before: Hands, after: Hands) -> set[Queue]:
-    """Those that somebody has now who had them not."""
+    """The queues that have a new owner."""
     return {queue for name in after for queue in after[name] - before.get(name, frozenset())}
 
 
@@ -224,7 +224,8 @@ def test_every_queue_goes_to_one_member_and_shares_are_even(
     hands = assign(known, candidates, pins)
     assert hands.keys() == {member.member_id for member in candidates}
     check_even(hands, known)
-    # Nobody gives up a queue that is firmly his for one that is not, or more than he must.
+    # No member gives up a queue that it holds firmly for one that is not firm, or more than it
+    # must.
     share = len(known) // len(candidates)
     for member in candidates:
         pinned = {
@@ -347,7 +348,7 @@ def test_with_quotas_each_topic_is_spread_as_well() -> None:
 
 
 def lines_run(call: Callable[[], object]) -> int:
-    """How many lines of the module ran."""
+    """The number of lines of the module that ran."""
     count = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:

@@ -98,7 +98,7 @@ async def test_readers_of_old_messages_take_turns(monkeypatch: pytest.MonkeyPatc
         for at in range(5)
     ]
     await eventually(lambda: gate.at_work)
-    # Near the end nobody waits for them.
+    # Near the end, a read does not wait for them.
     near = await soon(node.broker.puller.pull(query(COUNT - 1), 0))
     assert numbers(near) == [COUNT - 1]
     gate.is_open.set()

@@ -1,4 +1,4 @@
-"""Offsets on their way into the log: gathered, in their order, and nobody waits for ever."""
+"""Offsets on their way into the log: gathered, in their order, and no caller waits for ever."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_what_many_report_within_a_moment_is_one_entry() -> None:
         commits.note(f"group-{number % 10}", {Queue("t", number % 4): number})
     assert commits.position("group-9", Queue("t", 3)) == 999
     assert node.committed("group-9") == {}
-    # Who waits for its own takes all others along.
+    # A caller that waits for its own takes all others along.
     await soon(commits.commit("group-0", {HERE: 1_000}))
     assert commands(node) == before + 1
     assert node.committed("group-9") == {Queue("t", 1): 989, Queue("t", 3): 999}
@@ -198,7 +198,7 @@ async def test_what_was_noted_is_durable_after_a_flush() -> None:
     commits.note("g", {HERE: 5})
     await soon(commits.flush())
     assert node.committed("g") == {HERE: 5}
-    # A node that cannot write any more stops all the same.
+    # A node that cannot write stops all the same.
     commits.note("g", {HERE: 6})
     node.consensus.failure = DiskFull("no space")
     await soon(commits.flush())

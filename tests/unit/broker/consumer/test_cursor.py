@@ -1,4 +1,6 @@
-"""What a client has of a queue and is not done with, and what a report of progress ends."""
+"""Messages of a queue that a client has and is not done with, and reports of progress that end
+them.
+"""
 
 from __future__ import annotations
 

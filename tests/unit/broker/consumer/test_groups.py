@@ -64,7 +64,7 @@ async def test_what_a_member_was_never_told_of_it_need_not_let_go_of() -> None:
     # Only now the stream of the second one goes on.
     assert len(last_assignment(await drain(second))) == 1
     assert len(third.queues) == 1
-    # It was told of that one later, has let go of it, and gets it once more for a moment.
+    # It was told of that one later, has released it, and gets it once more for a moment.
     here.groups.unsubscribe(third, is_over=True)
     await drain(second)
     third = here.subscribe("third")
@@ -324,7 +324,7 @@ async def test_who_comes_back_goes_on_with_what_it_has_in_hand() -> None:
 @pytest.mark.parametrize("mode", [MODE_CLUSTERING, MODE_ORDERED])
 @on_loop
 async def test_a_claim_beyond_the_end_is_worth_nothing(mode: int) -> None:
-    """Also of a queue that it has to let go of at once, because another one is to have it."""
+    """Also of a queue that it has to release at once, because another one is to have it."""
     here = await world()
     await here.node.send("t", b"1", b"2")
     here.node.consensus.is_held = True

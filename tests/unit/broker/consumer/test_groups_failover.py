@@ -1,5 +1,5 @@
-"""What a group keeps when its leader changes: locks of ordered groups, queues in hand, a moment to
-come back.
+"""A group over a change of its leader: locks of ordered groups, held queues, a moment to come
+back.
 """
 
 from __future__ import annotations

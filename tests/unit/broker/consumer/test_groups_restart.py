@@ -1,5 +1,5 @@
-"""All nodes of a set were killed, no consumer was: whoever comes back goes on where it was, also
-while the other sets of the cluster are not known again.
+"""All nodes of a set were killed, no consumer was: a member that comes back goes on where it was,
+also while the other sets of the cluster are not known again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def group(here: World) -> Group:
 
 
 async def shared(mode: int) -> tuple[World, dict[str, frozenset[Queue]]]:
-    """A node, and who has what there; each queue has five messages, of which none is done."""
+    """A node with its members; each queue has five messages, of which none is done."""
     here = await world()
     tell_of_b(here)
     members = [here.subscribe(name, mode, zone=zone) for name, zone in ZONES.items()]
@@ -59,7 +59,7 @@ async def shared(mode: int) -> tuple[World, dict[str, frozenset[Queue]]]:
 async def test_who_comes_back_before_other_sets_are_known_keeps_its_queues_and_its_places(
     mode: int, order: str
 ) -> None:
-    """By an even share of what is here, A would have to let go of a queue, and get it again from
+    """By an even share of this set alone, A would have to release a queue, and get it again from
     the last commit as soon as the other set is known.
     """
     before, hands = await shared(mode)
@@ -94,7 +94,7 @@ async def test_a_stream_that_breaks_right_after_it_was_opened_costs_no_place(mod
 
 
 async def moving(mode: int) -> tuple[World, Subscriber, Position]:
-    """A node where A is to let go of one queue, in which it is done with four messages."""
+    """A node where A has to release one queue, in which it is done with four messages."""
     here, hands = await shared(mode)
     one = here.subscribe("A", mode, zone="x", positions=dict.fromkeys(hands["A"], 5))
     (assigned, *_) = await drain(one)

@@ -169,7 +169,7 @@ async def test_a_part_that_takes_no_messages_is_consumed_until_it_is_deleted(mod
     await here.node.broker.catalog.delete("t")
     assert not here.assigned("one") | here.assigned("two")
     here.hand_over(member)
-    # Whoever comes finds nothing, and is welcome; a part that comes back is theirs.
+    # A new member finds nothing, and is welcome; a part that comes back is theirs.
     late = here.subscribe("three", mode)
     assert late.queues == frozenset()
     await here.node.topic("t", 3)
@@ -233,7 +233,7 @@ async def test_a_zone_of_any_node_is_near_whoever_leads() -> None:
         here = await world()
         await here.node.topic("odd", 3)
         far, near = here.subscribe("A", topic="odd"), here.subscribe("B", topic="odd", zone=zone)
-        # Nobody has anything to keep.
+        # No member has anything to keep.
         await here.node.broker.catalog.alter("odd", is_readable=False)
         here.hand_over(far)
         here.hand_over(near)
@@ -262,7 +262,7 @@ SETS = {
 
 
 def settled(name: str, steps: list[tuple[str, bool]], mode: int) -> Group:
-    """The group as the set `name` has it, after members came and left and let go of things."""
+    """The group as the set `name` has it, after members came, left and released queues."""
     group, locks = Group("g"), dict[Queue, str]()
     elsewhere = {one: portion for one, portion in SETS.items() if one != name}
     queues = {Queue("t", at): "" for at in range(SETS[name].queues)}
@@ -293,7 +293,7 @@ def settled(name: str, steps: list[tuple[str, bool]], mode: int) -> Group:
 def test_sets_that_know_the_same_members_give_each_a_fair_share(
     staying: set[str], leaving: set[str], dice: random.Random, mode: int
 ) -> None:
-    """Each set hears of them in its own order; nobody tells a set what another one decided."""
+    """Each set hears of them in its own order, and is not told the decisions of others."""
     totals = dict.fromkeys(staying, 0)
     for name in SETS:
         coming = [(one, True) for one in sorted(staying | leaving)]

@@ -1,4 +1,4 @@
-"""Each rule of a consumer group alone: who may join, who has what, how a queue changes hands."""
+"""Each rule of a consumer group alone: joining, assignment, the move of a queue."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Driven:
 
 
 def two_members(mode: int, *, is_moved: bool) -> Driven:
-    """Of A, which had all four queues, and B."""
+    """A, which had all four queues, and B."""
     driven = Driven()
     driven.join(spec("A", mode))
     driven.join(spec("B", mode))
@@ -394,7 +394,7 @@ def test_a_release_that_crossed_with_a_new_assignment_changes_nothing() -> None:
 
 
 def test_what_is_being_let_go_of_does_not_change_while_it_is() -> None:
-    """Topics are let go of one by one, so what is left looks different each time."""
+    """Topics are released one by one, so the rest looks different each time."""
     queues = [Queue(topic, number) for topic in "tu" for number in range(4)]
     driven = Driven(queues)
     topics = {"t": "*", "u": "*"}

@@ -128,7 +128,7 @@ def test_an_ordered_group_does_not_wait_for_what_is_not_locked() -> None:
 
 @pytest.mark.parametrize("claims", [T[:3], T[:1]])
 def test_nobody_lets_go_of_an_ordered_queue_while_others_may_come_back(claims: list[Queue]) -> None:
-    """Shares are not made by who happens to be there."""
+    """Shares do not depend on the members that happen to be back."""
     locks = {**dict.fromkeys(T[:3], "A"), T[3]: "B"}
     driven = Driven(settle_until_ms=SETTLE_MS, locks=locks)
     driven.join(ordered("B"), 0, T[3:4])

@@ -1,7 +1,7 @@
-"""A group under everything that happens to one: members that come, leave, die, are late to speak
-and late to let go; locks that are late or lost; leaders that change.
+"""A group under everything that happens to one: members that come, leave, die, are late with heartbeats
+and releases; locks that are late or lost; leaders that change.
 
-The promises are checked against what the clients really have in hand, after every step.
+The promises are checked against the queues that the clients really work on, after every step.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class GroupMachine(RuleBasedStateMachine):
         self.clients: dict[str, Client] = {}
         self.locks: dict[Queue, str] = {}
         self.on_their_way: list[dict[Queue, str]] = []
-        # When a queue left the assignment of a member that has it in hand.
+        # The time at which a queue left the assignment of a member that still holds it.
         self.lost_ms: dict[tuple[str, Queue], int] = {}
-        # Queues that were taken from somebody who did not let go in time, and works on.
+        # Queues that were taken from a member that did not release them in time, and works on.
         self.doubled: set[Queue] = set()
         self.group = self._new_group(settle_until_ms=0)
 
@@ -71,7 +71,7 @@ class GroupMachine(RuleBasedStateMachine):
         return group
 
     def _arrange(self) -> None:
-        """What the driver does after each step."""
+        """The driver's work after each step."""
         self.group.set_queues(self.queues)
         before = {name: self.group.assigned(name) for name in self.group.members}
         generation = self.group.generation
@@ -196,7 +196,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule()
     def come_to_rest(self) -> None:
-        """Everybody is well for a while: all is assigned, evenly, and stays so."""
+        """All members are well for a while: all queues are assigned, evenly, and stay so."""
         for _ in range(2 * EXPIRES_MS // 5_000):
             self.pass_time(5_000)
             for client in list(self.clients.values()):

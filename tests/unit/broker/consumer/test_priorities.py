@@ -66,7 +66,7 @@ async def busy(*queues: Queue) -> Subscriber:
 
 
 async def served(one: Subscriber, count: int) -> Counter[Queue]:
-    """Who had the next so many deliveries, each of which is done at once."""
+    """The queues of the next so many deliveries, each of which is done at once."""
     found: Counter[Queue] = Counter()
     while found.total() < count:
         out = await soon(one.next())

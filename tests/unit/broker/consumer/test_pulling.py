@@ -180,7 +180,7 @@ async def test_a_pull_of_what_may_not_be_read_is_refused() -> None:
     await node.broker.catalog.alter("t", is_readable=False)
     with pytest.raises(PermissionDenied):
         await soon(pull(query(), LONG_S))
-    # Who waits hears of it with the next message.
+    # A waiting reader hears of it with the next message.
     await node.send("t", b"1")
     with pytest.raises(PermissionDenied):
         await soon(waiting)

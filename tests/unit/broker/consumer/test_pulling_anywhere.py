@@ -89,7 +89,7 @@ async def test_a_reader_whose_zone_has_a_follower_is_sent_there_with_its_next_me
     assert place(await pull(node, query(99), zone="north")) == "b"
     assert place(await pull(node, query(99), zone="east")) == "", "the leader's own"
     assert place(await pull(node, query(99), zone="south")) == ""
-    # At the end it waits here: nobody runs to and fro for nothing.
+    # At the end it waits here: no reader is sent to and fro for nothing.
     waiting = asyncio.create_task(pull(node, query(100), LONG_S, "north"))
     await turns()
     assert not waiting.done()
@@ -265,5 +265,5 @@ async def test_a_position_that_is_ahead_of_this_node_is_waited_for() -> None:
     node.consensus.commit()
     await soon(waiting)
     await sending
-    # One that is wrong holds nobody up for long.
+    # A wrong one delays no reader for long.
     await soon(node.broker.puller.until_applied({HERE: 5000, Queue("t", 1): 1}))

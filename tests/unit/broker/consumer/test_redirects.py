@@ -31,8 +31,8 @@ COUNT = 100
 
 
 class Stream:
-    """Of a node with a follower `b`; queue A has 100 messages and two backlogs of log behind its
-    start, queue B has none.
+    """A stream of a node with a follower `b`; queue A has 100 messages and two backlogs of log
+    behind its start, queue B has none.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Stream:
         assert (out.to.node_id, out.to.address) == ("b", "b:8081")
 
     async def offsets(self, queue: Queue = A) -> list[int]:
-        """Of the next delivery."""
+        """The offsets of the next delivery."""
         out = await self.next()
         assert isinstance(out, Delivered), out
         assert out.queue == queue

@@ -1,4 +1,4 @@
-"""Who serves a reader: by distance, by zone, by health, and never to and fro."""
+"""The replica that serves a reader: by distance, by zone, by health, and never to and fro."""
 
 from __future__ import annotations
 

@@ -61,13 +61,13 @@ def test_sets_without_queues_give_nothing() -> None:
         ("A@x B@y", "a:4@x b:4@y", {"A": {"a": 4}, "B": {"b": 4}}),
         # Evenness comes first.
         ("A@x B@y", "a:6@x b:2@y", {"A": {"a": 4}, "B": {"a": 2, "b": 2}}),
-        # The odd queue goes to the one who is near.
+        # The odd queue goes to the near member.
         ("A B@x", "a:3@x", {"A": {"a": 1}, "B": {"a": 2}}),
         # B could have either, A only one: A is not left with a stranger.
         ("A@x B@y", "a:2@xy b:2@y", {"A": {"a": 2}, "B": {"b": 2}}),
-        # Both sets are near to B alone, who takes some of each.
+        # Both sets are near to B alone, which takes some of each.
         ("A B@x", "a:6@x b:6@x", {"A": {"a": 3, "b": 3}, "B": {"a": 3, "b": 3}}),
-        # An unknown zone is near to nobody.
+        # An unknown zone is near to no set.
         ("A@ B@x", "a:2@ b:2@x", {"A": {"a": 2}, "B": {"b": 2}}),
     ],
 )

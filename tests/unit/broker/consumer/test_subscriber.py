@@ -47,7 +47,7 @@ class Stream:
         return out
 
     async def offsets(self) -> list[int]:
-        """Of the next delivery."""
+        """The offsets of the next delivery."""
         _, _, result = await self.delivered()
         return [run.queue_offset + at for run in result.runs for at in range(run.message_count)]
 
@@ -331,7 +331,7 @@ async def test_a_queue_that_comes_back_before_the_client_knew_was_never_gone() -
     one.subscriber.assign(3, {A: 2})
     assert (await one.assigned()).positions == [Position(A, 4, 0)]
     assert await one.offsets() == [4, 5]
-    # Unless somebody else has come further, or an operator has moved it.
+    # Unless another member has come further, or an operator has moved it.
     one.subscriber.assign(4, {})
     one.subscriber.assign(5, {A: 8})
     assert (await one.assigned()).positions == [Position(A, 8, 1)]
@@ -355,7 +355,7 @@ async def test_an_epoch_that_the_client_was_not_told_of_is_not_used_up() -> None
         one.subscriber.assign(generation + 1, {})
     one.subscriber.assign(9, {A: 0})
     assert (await one.assigned()).positions == [Position(A, 0, 1)]
-    # A move is one more: what is in hand is void.
+    # A move is one more: messages in flight are void.
     one.subscriber.assign(10, {})
     await one.assigned()
     one.subscriber.move({A: 3})
@@ -393,7 +393,7 @@ async def test_a_claim_counts_against_the_cache_and_can_be_finished() -> None:
     assert (await one.assigned()).positions == [Position(A, 5, 1)]
     assert await one.offsets() == [5, 6, 7, 8, 9]
     await one.node.send("t", b"more")
-    await one.nothing()  # one that was in hand before, and five
+    await one.nothing()  # one that was in flight before, and five
     one.done(5, epoch=1)
     assert await one.offsets() == [10]
 

@@ -1,4 +1,4 @@
-"""How large a delivery may be, by what is unsent and by what its client has reported."""
+"""The size limit of a delivery, by unsent bytes and by the client's reports."""
 
 from __future__ import annotations
 

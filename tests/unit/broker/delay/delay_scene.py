@@ -99,7 +99,7 @@ class Scene:
         self.node.broker.tick()
 
     async def fail_writes(self) -> None:
-        """What is proposed fails; nothing is written."""
+        """Proposals fail; nothing is written."""
         self.node.consensus.failure = FlowControl("busy")
         await self.pass_time()
         await turns(self.random.randrange(10))
@@ -116,7 +116,7 @@ class Scene:
         self.node.consensus.is_held = False
         self.node.consensus.commit()
         if self.random.random() < 0.5:
-            # Whoever leads next knows only what the entries say.
+            # The next leader knows only the entries.
             await self.change_leader()
         await asyncio.gather(*work)
 

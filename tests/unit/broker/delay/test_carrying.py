@@ -62,7 +62,7 @@ async def test_messages_of_forty_days_outlive_a_retention_of_three() -> None:
             break
     assert dropped > 5
     assert node.store.log.start_offset > first.log_offset
-    # Who starts from what is left of the log knows as much.
+    # A start from the rest of the log knows as much.
     vfs = node.vfs_after_kill()
     vfs.remove("/data/checkpoint")
     after = Node(vfs, store=STORE, now_ms=node.now_ms)

@@ -13,7 +13,7 @@ from mq.store.consumequeue import Units, make_units
 
 
 def units(*places: tuple[int, int], size: int = 10) -> Units:
-    """Of pairs of due time and log offset."""
+    """Units from pairs of due time and log offset."""
     marks, at = np.array(places or np.empty((0, 2)), np.int64).T
     return make_units(at, np.full(len(at), size, np.uint32), marks.astype(np.uint64))
 

@@ -19,7 +19,7 @@ async def recall(node: Node, log_offset: int, deliver_at_ms: int, topic: str = "
 
 
 def places_of(*sent: bytes) -> list[int]:
-    """Where each message of a batch starts, from the first one on."""
+    """The start of each message of a batch, from the first one on."""
     one = batch("t", *sent)
     return [int(start) for start in one.frame_starts - one.region_start]
 

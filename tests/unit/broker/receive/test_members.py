@@ -1,6 +1,4 @@
-"""What a leader remembers of a group that receives: when messages come redeliveries, and who is
-woken.
-"""
+"""The leader's memory of a receiving group: the times of redeliveries, and the calls to wake."""
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ def test_everything_that_is_due_comes_once(
         assert last_ms <= one.visible_at_ms <= now_ms
         last_ms = one.visible_at_ms
         found |= set(span(one))
-        # It is given out: a copy in the heap does not count any more.
+        # It is granted: a copy in the heap does not count.
         leases.put(one.start, one.end, (99, 100, 2))
     assert found == due
 
@@ -90,7 +88,7 @@ async def test_as_many_are_woken_as_there_is_something_for() -> None:
     one.arrived(queue)
     await turns()
     assert sum(call.done() for call in calls) == 3
-    # One of them wants nothing any more: somebody else may have it.
+    # One of them wants nothing now: another one may have it.
     one.release(2)
     await turns()
     assert sum(call.done() for call in calls) == 4

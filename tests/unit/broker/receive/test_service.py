@@ -267,7 +267,7 @@ async def test_members_must_want_the_same_while_others_are_there() -> None:
     await receive(node, member_id="a", filter=Filter(tags="x"))
     with pytest.raises(SubscriptionMismatch, match=r"'b' wants filter \*, in order.*'a' has.*x"):
         await receive(node, member_id="b", is_ordered=True)
-    # Who is alone may change its mind, but not while a call of it is under way.
+    # A single member may change its mind, but not while a call of it is in flight.
     await receive(node, member_id="a", is_ordered=True)
     call = waiting(node, member_id="a", is_ordered=True)
     await turns()
@@ -280,7 +280,7 @@ async def test_members_must_want_the_same_while_others_are_there() -> None:
     await turns()
     node.broker.receiving.leave(GROUP, "a")
     await receive(node, member_id="b", is_ordered=True)
-    # Who was not heard of for long is gone.
+    # A member that was silent for long is gone.
     later_ms = node.broker.receiving._steady_ms() + 30_000
     node.broker.receiving._steady_ms = lambda: later_ms  # type: ignore[method-assign]
     await receive(node, member_id="c")
@@ -475,7 +475,7 @@ async def test_receiving_and_acknowledging_1_000_messages_is_the_work_of_a_few(
 
 
 async def lines_of(node: Node, count: int, filter_: Filter) -> int:
-    """How many lines of ours run for all of the messages."""
+    """The number of our lines that run for all of the messages."""
     lines = 0
 
     def trace(frame: FrameType, event: str, _: object) -> object:

@@ -31,13 +31,13 @@ from tests.unit.broker.receive.receive_scene import (
 QUEUES = 2
 RETRIES_MAX = 4
 STEPS = 120
-# Of a message that one who is gone may have had.
+# A message that a member which is gone may have had.
 UNCLEAR = -1
 
 
 @dataclass
 class Known:
-    """What is known of one message."""
+    """The state of one message, as known to the model."""
 
     key: str
     attempts: int = 0
@@ -94,7 +94,7 @@ class World:
             self.check_order()
 
     def check_order(self) -> None:
-        """Of a key only the first that is not done may ever have been given out."""
+        """Of a key, only the first message that is not done may ever have been granted."""
         for queue_id in range(QUEUES):
             held: set[str] = set()
             for place in sorted(one for one in self.messages if one[0] == queue_id):
@@ -182,7 +182,7 @@ class World:
         self.node = restarted(self.node, retries_max=RETRIES_MAX)
 
     async def fail(self) -> None:
-        """The log takes nothing: whoever asks hears it, and nothing has changed."""
+        """The log takes nothing: every caller gets the error, and nothing has changed."""
         self.node.consensus.failure = FlowControl("full")
         for work in (self.receive(), ack(self.node, [one[0] for one in self.some()])):
             try:
@@ -192,8 +192,8 @@ class World:
         self.node.consensus.failure = None
 
     async def give_up(self) -> None:
-        """Whoever asked is gone before the answer comes. What was visible may have been given out
-        and taken back: then nobody's handles of it are good.
+        """The caller is gone before the answer comes. Visible messages may have been granted and
+        taken back: then no handle of them is good.
         """
         for known in self.messages.values():
             if known.visible_at_ms <= self.node.now_ms:
@@ -213,7 +213,7 @@ class World:
             self.take(call.result())
 
     async def bury(self) -> None:
-        """What was given out too often and is visible is a dead letter by now."""
+        """A visible message that was granted too often is a dead letter by now."""
         for _ in range(3):
             self.node.broker.tick()
             await turns(60)

@@ -1,4 +1,4 @@
-"""Receive in the order of keys: one message of a key at a time, whoever takes it."""
+"""Receive in the order of keys: one message of a key at a time, over all receivers."""
 
 from __future__ import annotations
 

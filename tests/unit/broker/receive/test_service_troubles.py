@@ -143,7 +143,7 @@ async def test_a_crash_redelivers_only_what_was_not_acknowledged() -> None:
     shown = handles(await receive(node))
     await ack(node, shown[::2])
     node = restarted(node)
-    # In hand it stays, and its handles are good.
+    # It stays in flight, and its handles are good.
     assert await receive(node) == []
     await ack(node, shown[1:2])
     node = restarted(node)

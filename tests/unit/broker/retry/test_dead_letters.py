@@ -1,4 +1,4 @@
-"""Dead letters: listed, sent again once, let go of."""
+"""Dead letters: listed, sent again once, purged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a message that failed comes back, and what its copy says."""
+"""The time at which a failed message comes back, and the content of its copy."""
 
 from __future__ import annotations
 

@@ -314,7 +314,7 @@ async def test_a_request_that_comes_again_while_the_first_is_under_way_is_done_o
     calls = [asyncio.create_task(retry(scene, at(0, delay_ms=0), sequence=1)) for _ in range(3)]
     others = asyncio.create_task(retry(scene, at(1, delay_ms=0), sequence=2))
     await turns()
-    calls[0].cancel()  # whoever asked has gone: it is written all the same
+    calls[0].cancel()  # the caller has gone: it is written all the same
     await turns()
     scene.node.consensus.is_held = False
     scene.node.consensus.commit()

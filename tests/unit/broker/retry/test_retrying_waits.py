@@ -1,4 +1,4 @@
-"""What happens while a request with failed messages waits for something else to be written."""
+"""Requests with failed messages that wait for another write."""
 
 from __future__ import annotations
 

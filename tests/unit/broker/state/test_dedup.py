@@ -114,7 +114,7 @@ def test_the_producer_that_was_not_heard_of_for_longest_is_forgotten(
     assert len(producers) == 3
     assert producers.find("b", 1) is None
     assert producers.find("a", 1) == duplicate(1)
-    # A checkpoint keeps who is next to go.
+    # A checkpoint keeps the order of eviction.
     other = copied(producers)
     other.record("f", 1, stored(1))
     assert other.find("a", 1) is None

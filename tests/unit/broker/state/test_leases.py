@@ -1,4 +1,4 @@
-"""What groups have received, against a plain record of each message."""
+"""Leases of received messages, against a plain record of each message."""
 
 from __future__ import annotations
 

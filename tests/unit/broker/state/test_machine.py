@@ -1,4 +1,6 @@
-"""Applying entries: every replica comes to the same, whoever wrote them, however many at once."""
+"""Applying entries: every replica comes to the same state, whatever node wrote them, however many
+at once.
+"""
 
 from __future__ import annotations
 

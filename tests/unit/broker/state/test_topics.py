@@ -1,4 +1,4 @@
-"""What every request asks of a topic, and that a checkpoint has all of it."""
+"""Checks of a topic for every request, and the topics of a checkpoint."""
 
 from __future__ import annotations
 

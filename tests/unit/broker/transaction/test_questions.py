@@ -1,4 +1,4 @@
-"""Whom the broker asks about a transaction, and who is passed over."""
+"""The producer that the broker asks about a transaction, and those that are passed over."""
 
 from __future__ import annotations
 

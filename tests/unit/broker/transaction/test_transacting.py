@@ -92,7 +92,7 @@ async def test_many_ends_at_once_are_few_entries_and_each_ends_once() -> None:
     node = await new_node()
     ids = [await begin(node, b"%d" % at) for at in range(50)]
     before = len(node.consensus.proposed)
-    # Everybody asks twice.
+    # Every producer asks twice.
     stored = await asyncio.gather(*(commit(node, one) for one in ids * 2))
     assert len(node.consensus.proposed) - before <= 3
     assert stored[:50] == stored[50:]
@@ -317,7 +317,7 @@ async def test_a_clock_that_is_set_does_not_stop_the_questions() -> None:
     living = producer(node)
 
     async def passes(ms: int, set_by_ms: int = 0) -> int:
-        """How many questions came; the clock is set forth or back in between."""
+        """The number of questions; the clock is set forth or back in between."""
         steady[0] += ms
         await pass_time(node, ms + set_by_ms)
         return len(questions(living))

@@ -65,7 +65,7 @@ async def test_a_leader_that_dies_between_decision_and_answer(
     assert bodies(after) == ([b"order"] if is_kept and name == "commit" else [])
     if name == "question":
         assert open_ones(after)[0].checks == int(is_kept)
-    # Who did not hear the answer asks again: the same comes of it, once.
+    # A caller that missed the answer asks again: the result is the same, once.
     if name == "rollback":
         await roll_back(after, one)
         assert bodies(after) == []

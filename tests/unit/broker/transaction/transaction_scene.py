@@ -74,7 +74,7 @@ def producer(node: Node, producer_id: str = "p", group: str = GROUP) -> Responde
 
 
 def questions(respondent: Respondent) -> list[Question]:
-    """What it was asked since."""
+    """The questions since the last call."""
     found = list(respondent._waiting)
     respondent._waiting.clear()
     respondent._waiting_bytes = 0
