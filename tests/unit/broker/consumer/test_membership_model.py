@@ -1,5 +1,5 @@
-"""A group under everything that happens to one: members that come, leave, die, are late with heartbeats
-and releases; locks that are late or lost; leaders that change.
+"""A group under everything that happens to one: members that come, leave, die, are late with
+heartbeats and releases; locks that are late or lost; leaders that change.
 
 The promises are checked against the queues that the clients really work on, after every step.
 """
