@@ -1,6 +1,6 @@
 """Mends what is damaged in this node's log, from the other nodes of its set.
 
-It watches the damage that was found (`store.damage`), one segment at a time: reads all of it, asks
+Every report of damage (`store.damage`) starts a pass, one segment at a time: reads all of it, asks
 the other nodes for the damaged entries (`ReadLog`, as a backup does), and writes them in place; see
 `store.segment_mending` for the checks. While no other node can be reached it tries again, with a
 back-off. Entries that no node has are lost: readers skip them, and operators are told which
@@ -41,7 +41,6 @@ from mq.wire.v1.status_pb2 import MESSAGES_DAMAGED
 log = get_logger(__name__)
 
 _READ_LOG = "/mq.v1.AdminService/ReadLog"
-_TICK_S = 0.2
 _ANSWER_S_MAX = 5.0
 _BACKOFF_S = 1.0
 _BACKOFF_S_MAX = 30.0
@@ -83,11 +82,22 @@ class Mender:
         self._handed_over: set[int] = set()
 
     async def run(self) -> None:
+        loop, is_found = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(is_found.set)
+
+        self._store.damage.watch(wake)
         try:
             while True:
+                is_found.clear()
                 await self._mend_all()
-                await asyncio.sleep(_TICK_S)
+                next_s = min((at_s for at_s, *_ in self._waits.values()), default=None)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(next_s):
+                        await is_found.wait()
         finally:
+            self._store.damage.unwatch(wake)
             for channel in self._channels.values():
                 await channel.close()
 
@@ -101,7 +111,7 @@ class Mender:
             if loop.time() < at_s:
                 continue
             try:
-                is_done = await self._mend(base)
+                is_done = await self._mend(base) and base not in self._damaged_segments()
             except (MqError, OSError) as error:
                 log.warning("damage is not mended yet", error=str(error))
                 is_done = False

@@ -5,7 +5,7 @@ it (`mq cluster health`, metrics). It decides nothing. A place that is reported 
 open counts once. Bounded: the oldest mended places are forgotten first, and when `records_max` are
 open, further ones are counted and not listed.
 
-Reports may come from any thread. The clock is handed in.
+Reports may come from any thread, and so do the calls of a watcher. The clock is handed in.
 """
 
 from __future__ import annotations
@@ -63,8 +63,16 @@ class DamageLog:
         self._unlisted = Counter[tuple[DamageKind, str]]()
         # Log offsets where entries start that are lost.
         self._lost: dict[int, str] = {}
+        self._watchers: list[Callable[[], None]] = []
         self.found_total = Counter[DamageKind]()
         self.mended_total = Counter[DamageKind]()
+
+    def watch(self, on_found: Callable[[], None]) -> None:
+        """Calls `on_found` after each report of a new place, on the thread of the report."""
+        self._watchers.append(on_found)
+
+    def unwatch(self, on_found: Callable[[], None]) -> None:
+        self._watchers.remove(on_found)
 
     def found(self, damage: Damage) -> bool:
         """Takes a report, and stamps it. False when the place is known to be damaged already."""
@@ -90,6 +98,8 @@ class DamageLog:
             reason=damage.reason,
             affected=damage.affected or "not known yet",
         )
+        for on_found in tuple(self._watchers):
+            on_found()
         return True
 
     def lose(self, path: str, start: int, affected: str) -> None:

@@ -23,7 +23,7 @@ DEADLINE_S = 20.0
 
 
 class Scene:
-    """A store with a damaged entry that was found, and a node that cannot be reached."""
+    """A store with a damaged entry, and a node that cannot be reached."""
 
     def __init__(self, *, is_leading: bool = True) -> None:
         self.vfs, store = new_store()
@@ -31,19 +31,26 @@ class Scene:
         self.store: Store = reopen(self.vfs)
         self.start, self.end = self.store.log.place_of(3)
         self.vfs.flip_bit(self.store.log.segments()[0].path, self.end - 1)
-        with pytest.raises(MessagesDamaged):
-            self.store.log.read_ranges([(self.start, self.end)])
         self.peers = [Peer("b", f"127.0.0.1:{free_port()}", "")]
         self.handed_over = 0
         self.asked = 0
         self._is_leading = is_leading
 
-    def run_until(self, question: Callable[[], bool]) -> None:
-        asyncio.run(self._run_until(question))
+    def find(self) -> None:
+        with pytest.raises(MessagesDamaged):
+            self.store.log.read_ranges([(self.start, self.end)])
 
-    async def _run_until(self, question: Callable[[], bool]) -> None:
+    def run_until(self, question: Callable[[], bool], *, is_found_later: bool = False) -> None:
+        if not is_found_later:
+            self.find()
+        asyncio.run(self._run_until(question, is_found_later=is_found_later))
+
+    async def _run_until(self, question: Callable[[], bool], *, is_found_later: bool) -> None:
         others = Others(self._ask_peers, lambda: self._is_leading, self._hand_over)
         task = asyncio.create_task(Mender(self.store, self.vfs, "a", others).run())
+        if is_found_later:
+            await asyncio.sleep(0)  # the first pass finds nothing to do
+            await asyncio.to_thread(self.find)
         async with asyncio.timeout(DEADLINE_S):
             while not question():  # noqa: ASYNC110 - a question about the store
                 await asyncio.sleep(0.01)
@@ -65,7 +72,6 @@ class Scene:
 
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mending, "_TICK_S", 0.01)
     monkeypatch.setattr(mending, "_BACKOFF_S", 0.01)
     monkeypatch.setattr(mending, "_LEADS_S", 0.0)
 
@@ -97,10 +103,13 @@ def test_a_follower_has_nothing_to_hand_over() -> None:
     assert scene.handed_over == 0
 
 
-def test_a_node_alone_loses_what_is_damaged_and_says_what_it_was() -> None:
+@pytest.mark.parametrize("is_found_later", [False, True])
+def test_a_node_alone_loses_damaged_entries_and_names_their_messages(
+    *, is_found_later: bool
+) -> None:
     scene = Scene()
     scene.peers.clear()
-    scene.run_until(lambda: scene.store.damage.is_lost(scene.start))
+    scene.run_until(lambda: scene.store.damage.is_lost(scene.start), is_found_later=is_found_later)
     (record,) = scene.store.damage.records()
     assert record.is_lost
     assert record.affected.startswith("orders/0: ")

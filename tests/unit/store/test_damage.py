@@ -27,7 +27,7 @@ def test_a_place_counts_once_while_it_is_open() -> None:
     assert (record.found_at_ms, record.is_open) == (1_000, True)
 
 
-def test_who_is_affected_may_be_said_later() -> None:
+def test_affected_messages_may_be_named_later() -> None:
     damage = DamageLog(Clock())
     damage.found(at(40))
     damage.found(Damage(DamageKind.LOG, "a.log", 40, "", affected="orders/0: 5 to 9"))
