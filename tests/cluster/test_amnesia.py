@@ -57,7 +57,7 @@ def test_an_emptied_node_catches_up_under_load(tmp_path: Path) -> None:
         judge(cluster, load.acknowledged)
 
 
-def test_a_new_group_elects_a_leader_although_nobody_has_anything(tmp_path: Path) -> None:
+def test_a_new_group_of_empty_nodes_elects_a_leader(tmp_path: Path) -> None:
     with Cluster(tmp_path, flags=SMALL) as cluster:
         assert not any(node.status()["must_catch_up"] for node in cluster.nodes.values())
         judge(cluster, [])

@@ -317,7 +317,7 @@ def test_consume_follow_without_a_group_goes_on_at_the_next_leader(
         assert not following.next_shown()
 
 
-def test_a_follower_says_who_leads(brokers: BrokerSet, topic: str) -> None:
+def test_a_follower_names_the_leader(brokers: BrokerSet, topic: str) -> None:
     leader = brokers.leader()
     addresses = {name: node.address for name, node in brokers.nodes.items()}
     position = consumer_pb2.QueuePosition(topic=topic, queue_id=0, queue_offset=0)

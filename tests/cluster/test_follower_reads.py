@@ -159,7 +159,7 @@ def test_a_reader_stays_in_its_zone_also_at_the_end(brokers: BrokerSet) -> None:
         assert elsewhere.read_from == brokers.address(leader)
 
 
-def test_who_came_by_the_second_listener_is_told_addresses_of_its_kind(brokers: BrokerSet) -> None:
+def test_clients_of_the_second_listener_are_told_its_addresses(brokers: BrokerSet) -> None:
     leader = brokers.leader()
     external = {name: _external(brokers, name) for name in brokers.nodes}
     with connected(external[leader]) as channel:
@@ -213,7 +213,7 @@ def _last_index(brokers: BrokerSet, name: str) -> int:
     return status.last_index
 
 
-def test_a_follower_that_dies_loses_nobody(brokers: BrokerSet) -> None:
+def test_a_follower_that_dies_loses_no_reader(brokers: BrokerSet) -> None:
     """The last test of this set: two of three are dead in the end."""
     leader = brokers.leader()
     with called(brokers, leader) as calls:

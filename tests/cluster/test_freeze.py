@@ -41,7 +41,7 @@ def test_a_frozen_leader_is_replaced_and_follows_when_it_goes_on(tmp_path: Path)
         judge(cluster, load.acknowledged)
 
 
-def test_a_frozen_follower_stops_nobody_and_catches_up(tmp_path: Path) -> None:
+def test_a_frozen_follower_stops_no_client_and_catches_up(tmp_path: Path) -> None:
     with Cluster(tmp_path, flags=SMALL) as cluster:
         with Load(cluster) as load:
             load.wait_for_more()
@@ -57,7 +57,7 @@ def test_a_frozen_follower_stops_nobody_and_catches_up(tmp_path: Path) -> None:
         judge(cluster, load.acknowledged)
 
 
-def test_a_leader_that_hears_from_nobody_steps_down_and_says_so(tmp_path: Path) -> None:
+def test_a_leader_that_hears_from_no_follower_steps_down_and_says_so(tmp_path: Path) -> None:
     with Cluster(tmp_path, flags=SMALL) as cluster:
         with Load(cluster) as load:
             load.wait_for_more()

@@ -74,7 +74,7 @@ def complaints(node: Process) -> list[str]:
 
 
 @pytest.mark.parametrize("role", ["follower", "leader"])
-def test_a_full_disk_on_one_node_stops_nobody_and_loses_nothing(
+def test_a_full_disk_on_one_node_stops_no_client_and_loses_nothing(
     tmp_path: Path, small_disk: Path, role: str
 ) -> None:
     with Cluster(tmp_path, flags=FLAGS) as cluster:

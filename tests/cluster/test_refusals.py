@@ -126,7 +126,7 @@ def test_a_stranger_is_refused_with_a_reason_on_both_sides(tmp_path: Path) -> No
                 stranger.kill()
 
 
-def test_garbage_on_the_raft_ports_disturbs_nobody(tmp_path: Path) -> None:
+def test_garbage_on_the_raft_ports_disturbs_no_node(tmp_path: Path) -> None:
     rng = random.Random(1)
     with Cluster(tmp_path, flags=SMALL) as cluster:
         with Load(cluster) as load:

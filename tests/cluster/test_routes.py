@@ -319,7 +319,7 @@ def test_an_added_set_is_found_again_after_everything_has_stopped(tmp_path: Path
         poll(know_each_other, "both know both again", DEADLINE_S)
 
 
-def test_who_is_of_another_cluster_or_has_a_name_twice_is_told_so(
+def test_a_set_of_another_cluster_or_with_a_taken_name_is_told_so(
     tmp_path: Path, cluster: Cluster
 ) -> None:
     seed = cluster.a.servers

@@ -107,7 +107,7 @@ def test_messages_are_balanced_keys_are_kept_together_and_results_point_there(
                 assert mine == sorted(mine)
 
 
-def test_a_topic_that_nobody_has_is_created_in_one_set_by_all(cluster: BrokerCluster) -> None:
+def test_a_missing_topic_is_created_in_one_set_by_all(cluster: BrokerCluster) -> None:
     for n in range(4):
         results = []
         for servers in (cluster.sets["a"].servers, cluster.sets["b"].servers):

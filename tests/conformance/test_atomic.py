@@ -78,7 +78,7 @@ def test_a_batch_whose_hashes_are_wrong_is_refused_with_all_of_it(
     assert (refusal.code, calls.bodies(out)) == ("MALFORMED_BATCH", [])
 
 
-def test_whoever_has_not_the_queue_or_comes_too_late_is_refused(
+def test_a_member_without_the_queue_or_too_late_is_refused(
     calls: Calls, topic: str, out: str, member: dict[str, Any]
 ) -> None:
     stranger = {**member, "member_id": "stranger"}

@@ -59,7 +59,7 @@ def test_a_delay_counts_from_when_the_broker_has_it(calls: Calls, topic: str) ->
 
 
 @pytest.mark.parametrize("level", range(1, 19))
-def test_levels_are_those_that_everybody_knows(calls: Calls, topic: str, level: int) -> None:
+def test_delay_levels_are_the_usual_ones(calls: Calls, topic: str, level: int) -> None:
     began_ms = now_ms()
     answer = calls.send(topic, b"x", delay_level=level)
     wanted_ms = LEVELS_S[level - 1] * 1_000
@@ -85,9 +85,7 @@ def test_batches_of_a_stream_are_delayed_each_by_its_own_time(
 
 
 @pytest.mark.parametrize("ack", [ACK_LEADER, ACK_NONE])
-def test_who_does_not_wait_for_a_quorum_is_delayed_as_well(
-    calls: Calls, topic: str, ack: Any
-) -> None:
+def test_messages_without_a_quorum_are_delayed_as_well(calls: Calls, topic: str, ack: Any) -> None:
     answer = calls.send(topic, b"x", delay_ms=200, ack=ack)
     sent_ms = now_ms()
     if ack == ACK_LEADER:
@@ -187,7 +185,7 @@ def test_what_cannot_be_taken_back_is_said(
     recall(calls, topic, message_id, at_ms)
 
 
-def test_lanes_and_what_waits_in_them_are_nobodys_to_read_or_write(calls: Calls) -> None:
+def test_delay_lanes_cannot_be_read_or_written(calls: Calls) -> None:
     for name, fields in (
         ("Pull", {}),
         ("Send", {"messages": [Message(body=b"x")]}),

@@ -121,7 +121,7 @@ def test_a_queue_stays_in_hand_until_the_member_says_that_it_is_not(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_who_leaves_makes_room_at_once(member: Any, mode: int) -> None:
+def test_a_leaving_member_makes_room_at_once(member: Any, mode: int) -> None:
     first, second = member("first", mode=mode), member("second", mode=mode)
     first.join()
     second.join()
@@ -132,7 +132,7 @@ def test_who_leaves_makes_room_at_once(member: Any, mode: int) -> None:
     first.leave()  # again: nothing to do
 
 
-def test_in_broadcast_mode_everybody_has_every_queue(member: Any) -> None:
+def test_in_broadcast_mode_every_member_has_all_queues(member: Any) -> None:
     members = [member(f"m{number}", mode=pb.MODE_BROADCAST) for number in range(3)]
     assert [one.join() for one in members] == [{0, 1, 2, 3}] * 3
 

@@ -69,7 +69,7 @@ def test_a_queue_moves_when_its_owner_has_let_go_of_it(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_who_leaves_in_good_order_is_replaced_at_once(
+def test_a_member_that_leaves_in_good_order_is_replaced_at_once(
     calls: Calls, subscribe: Any, topic: str, mode: int
 ) -> None:
     first = subscribe("first", mode=mode)
@@ -236,7 +236,7 @@ def test_positions_of_a_stranger_are_not_taken_for_progress(
 # -- broadcast -------------------------------------------------------------------------------------
 
 
-def test_in_broadcast_mode_everybody_gets_everything(
+def test_in_broadcast_mode_every_member_gets_all_messages(
     calls: Calls, subscribe: Any, topic: str, group: str
 ) -> None:
     streams = [subscribe(f"m{number}", mode=pb.MODE_BROADCAST) for number in range(3)]

@@ -107,7 +107,7 @@ def test_consumers_create_topics_where_an_operator_wants_that(
 # -- what may have been meant ----------------------------------------------------------------------
 
 
-def test_who_asks_for_a_missing_topic_hears_of_those_with_names_like_it(calls: Calls) -> None:
+def test_the_error_for_a_missing_topic_suggests_similar_names(calls: Calls) -> None:
     calls.create("invoices-paid")
     calls.create("weather")
     refusal = calls.refused("DescribeTopic", topic="invoice-paid")

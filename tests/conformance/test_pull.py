@@ -125,7 +125,7 @@ def test_an_offset_outside_of_the_queue_is_told_where_to_go(calls: Calls, topic:
     assert (answer.start, answer.end) == (2, 2)
 
 
-def test_a_queue_that_nobody_wrote_to_is_empty(calls: Calls, topic: str) -> None:
+def test_an_unused_queue_is_empty(calls: Calls, topic: str) -> None:
     answer = calls("Pull", topic=topic, queue_id=3)
     assert answer == PullResponse(status=PULL_END)
     assert calls("Pull", topic=topic, queue_id=3, queue_offset=1).status == PULL_TOO_LARGE
@@ -234,7 +234,7 @@ def test_a_wait_outlives_its_topic_no_longer_than_it_said(calls: Calls, topic: s
     assert error is None or refusal_of(error).code == "TOPIC_NOT_FOUND"
 
 
-def test_who_gives_up_waiting_leaves_nothing_behind(
+def test_a_cancelled_pull_leaves_nothing_behind(
     calls: Calls, channel: grpc.Channel, topic: str
 ) -> None:
     pull = channel.unary_unary("/mq.v1.ConsumerService/Pull")
@@ -274,7 +274,7 @@ def test_a_bad_pull_is_refused_by_name(
     assert text in refusal.text
 
 
-def test_one_that_is_alone_sends_nobody_elsewhere(calls: Calls, topic: str) -> None:
+def test_a_node_alone_redirects_no_reader(calls: Calls, topic: str) -> None:
     calls.send(topic, *numbers(3))
     for zone in ("", "far-away"):
         answer = calls("Pull", topic=topic, any_replica=True, zone=zone)

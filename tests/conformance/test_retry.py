@@ -106,7 +106,7 @@ def test_the_largest_message_is_retried(calls: Calls, topic: str, group: str) ->
     until(lambda: calls.ends(own) == [2])
 
 
-def test_what_is_not_there_or_not_theirs_is_told(calls: Calls, topic: str, group: str) -> None:
+def test_missing_and_foreign_messages_are_reported(calls: Calls, topic: str, group: str) -> None:
     calls.send(topic, b"m")
     join(calls, group, topic)
     found = retry(calls, group, failed(topic, 9), failed("nowhere"), failed(topic, 0, delay_ms=0))

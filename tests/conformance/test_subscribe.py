@@ -323,7 +323,7 @@ def test_a_seek_beyond_the_end_is_refused_and_moves_nothing(
     assert calls.committed(group, topic)[0] == 0
 
 
-def test_a_seek_in_a_queue_of_somebody_else_is_late_and_moves_nothing(
+def test_a_seek_in_a_queue_of_another_member_is_late_and_moves_nothing(
     calls: Calls, subscribe: Any, topic: str, group: str
 ) -> None:
     stream = subscribe()

@@ -230,7 +230,7 @@ def test_operators_see_what_is_open_and_ask_now(
     assert refused.code == "TRANSACTION_NOT_FOUND"
 
 
-def test_without_a_living_producer_nobody_can_be_asked(
+def test_without_a_connected_producer_a_check_is_refused(
     calls: Calls, topic: str, transact: Callable[..., TransactStream]
 ) -> None:
     stream = transact()
@@ -421,7 +421,7 @@ def test_several_requests_and_answers_may_travel_together(
     assert calls.ends(topic) == [count, 0, 0, 0]
 
 
-def test_who_does_not_read_several_at_once_gets_one_by_one(
+def test_a_client_that_does_not_read_several_at_once_gets_one_by_one(
     topic: str, transact: Callable[..., TransactStream]
 ) -> None:
     stream = transact()

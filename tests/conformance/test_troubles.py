@@ -147,7 +147,7 @@ def test_every_node_answers_for_itself_and_knows_the_route(pair: Pair) -> None:
         assert follower.behind == 0
 
 
-def test_a_route_cannot_be_created_where_nobody_leads(pair: Pair) -> None:
+def test_a_topic_cannot_be_created_by_route_without_a_leader(pair: Pair) -> None:
     with calling(pair.follower) as calls:
         refusal = calls.refused("Route", topics=["unborn"], create_missing=True)
         assert refusal.code == "NOT_LEADER"

@@ -166,7 +166,7 @@ def test_the_face_for_asyncio_does_the_same(broker: BrokerProcess) -> None:
     asyncio.run(scenario())
 
 
-def test_when_no_broker_is_there_the_error_names_who_was_asked(tmp_path: Path) -> None:
+def test_without_a_broker_the_error_names_the_addresses(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "gone") as gone:
         address = gone.address
     with Admin([address, "127.0.0.1:1"], timeout_s=0.5) as admin:

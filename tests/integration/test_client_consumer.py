@@ -241,7 +241,7 @@ def test_sql_chooses_messages_by_their_properties(server: str, name: str) -> Non
         consumer.poll(timeout_s=DEADLINE_S)
 
 
-def test_a_stored_message_that_nobody_can_read_stops_nobody(
+def test_an_unreadable_message_stops_no_consumer(
     server: str, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     create_topic(server, name, 1)
@@ -438,7 +438,7 @@ def test_a_topic_that_does_not_exist_is_an_error_where_none_is_made(tmp_path: Pa
             PushConsumer(broker.address, "g", "no-such", print).start()
 
 
-def test_without_a_broker_a_start_says_who_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_broker_a_start_names_the_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mq.client.consumer.push.JOIN_S", 0.5)
     with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1"):
         PushConsumer("127.0.0.1:1", "g", "t", print).start()

@@ -323,7 +323,7 @@ def test_a_broker_that_stays_away_fails_messages_in_time(tmp_path: Path) -> None
         assert isinstance(future.exception(), Unreachable)
 
 
-def test_who_waits_for_a_message_waits_no_longer_than_he_said(broker: BrokerProcess) -> None:
+def test_a_send_waits_no_longer_than_its_timeout(broker: BrokerProcess) -> None:
     with Producer("127.0.0.1:1", timeout_s=20) as producer:
         began_s = time.monotonic()
         with pytest.raises(Unreachable):

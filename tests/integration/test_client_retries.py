@@ -95,7 +95,7 @@ def test_a_failed_message_comes_back_with_its_attempt_and_origin(server: str, na
     assert later_ms >= 200
 
 
-def test_a_failing_message_holds_up_nobody(server: str, name: str) -> None:
+def test_a_failing_message_delays_no_other(server: str, name: str) -> None:
     sent = fill(server, name, queues=2, each=200)
     handled: list[bytes] = []
 

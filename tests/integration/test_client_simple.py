@@ -183,7 +183,7 @@ def test_an_acknowledgement_without_an_answer_that_is_made_again_is_no_error(
         asyncio.run(check())
 
 
-def test_messages_of_a_key_come_in_their_order_whoever_takes_them(server: str, name: str) -> None:
+def test_messages_of_a_key_come_in_order_to_any_consumer(server: str, name: str) -> None:
     create_topic(server, name, 2)
     keys = [f"k{at % 5}" for at in range(100)]
     for queue_id in range(2):

@@ -211,7 +211,7 @@ def test_a_broker_that_ends_between_every_two_steps_keeps_its_promises(
         assert history.count(Outcome.ACKNOWLEDGED) == sum(ends.values())
 
 
-def test_a_stored_batch_that_comes_again_is_known_though_its_queue_takes_nothing_any_more(
+def test_a_repeated_batch_is_known_although_its_queue_is_read_only(
     tmp_path: Path,
 ) -> None:
     batch = prepared(TOPIC, b"x", queue_id=3, producer_id="p", sequence=1)

@@ -153,7 +153,7 @@ class Feeder:
         self._thread.join()
 
 
-def test_each_input_has_its_effect_once_whoever_is_killed(broker: BrokerProcess) -> None:
+def test_each_input_has_its_effect_once_whichever_process_is_killed(broker: BrokerProcess) -> None:
     server = broker.address
     create_topic(server, "in", QUEUES)
     create_topic(server, "out", 3)
@@ -239,7 +239,7 @@ def test_members_that_come_and_go_do_nothing_twice_and_in_order(server: str, nam
         assert own == [b"%d/%d" % (queue_id, at) for at in range(500)]
 
 
-def test_an_operator_who_sets_the_group_back_makes_it_work_again(server: str, name: str) -> None:
+def test_a_group_that_an_operator_sets_back_works_again(server: str, name: str) -> None:
     create_topic(server, name, 1)
     send(server, name, 0, [b"%d" % n for n in range(300)])
     handler = echo(f"{name}-out")
@@ -320,7 +320,7 @@ def test_a_queue_whose_messages_fail_can_be_had_by_another(server: str, name: st
     assert sorted(effects(server, f"{name}-out").values()) == [1] * 10 * QUEUES
 
 
-def test_what_is_wrong_is_told(server: str, name: str) -> None:
+def test_wrong_use_is_refused(server: str, name: str) -> None:
     with pytest.raises(IllegalConfig):
         Processor(server, name, name, lambda _: None, batch_messages=0)
     with pytest.raises(IllegalTopic):

@@ -141,7 +141,7 @@ def test_every_payment_is_booked_once_though_the_bookkeeper_fails(server: str) -
     assert "ConnectionError: the ledger does not answer\n" in done.stderr
 
 
-def test_replies_and_errors_come_to_who_asked(server: str) -> None:
+def test_replies_and_errors_come_to_the_requester(server: str) -> None:
     done = run(server, "request_reply.py", "prices", "tea", "beer", "coffee")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [

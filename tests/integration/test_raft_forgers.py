@@ -68,7 +68,7 @@ def test_a_forged_hello_does_not_take_the_place_of_a_peer_that_is_heard(
     run(scenario(), loop)
 
 
-def test_who_talks_while_it_is_held_is_disconnected(loop: str, lines: Lines) -> None:
+def test_a_peer_that_talks_while_it_is_held_is_disconnected(loop: str, lines: Lines) -> None:
     async def scenario() -> None:
         async with (
             started("b", hold_ms=60_000) as b,

@@ -73,7 +73,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_who_does_not_belong_here_is_told_why(loop: str, kind: str, lines: Lines) -> None:
+def test_a_stranger_is_told_why_it_is_refused(loop: str, kind: str, lines: Lines) -> None:
     changes, words = REFUSED[kind]
 
     async def scenario() -> None:
@@ -166,7 +166,7 @@ def test_the_same_intruder_is_logged_once_and_again_after_a_success(
     run(scenario(), loop)
 
 
-def test_who_answers_a_dial_must_be_who_was_dialed(loop: str) -> None:
+def test_a_dialed_node_must_have_the_expected_name(loop: str) -> None:
     async def scenario() -> None:
         async with started("a") as a, Door.opened() as door:
             a.transport.set_peers({"b": door.address, "c": NOWHERE})

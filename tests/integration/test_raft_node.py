@@ -251,7 +251,7 @@ def test_roles_are_told_as_they_change(tmp_path: Path) -> None:
     run(test())
 
 
-def test_a_leader_without_a_majority_steps_down_and_answers_those_who_wait(tmp_path: Path) -> None:
+def test_a_leader_without_a_majority_steps_down_and_answers_its_callers(tmp_path: Path) -> None:
     async def test() -> None:
         async with group(tmp_path, 3) as nodes:
             leader = await leader_of(nodes)

@@ -85,7 +85,9 @@ def test_what_a_handler_raises_is_raised_where_it_was_asked(server: str, name: s
             requester.request(name, b"even", DEADLINE_S)
 
 
-def test_who_waits_in_vain_is_told_and_a_late_reply_is_dropped(server: str, name: str) -> None:
+def test_a_request_without_a_reply_times_out_and_a_late_reply_is_dropped(
+    server: str, name: str
+) -> None:
     may_reply = threading.Event()
 
     def late(request: ReceivedMessage) -> bytes:
@@ -103,7 +105,7 @@ def test_who_waits_in_vain_is_told_and_a_late_reply_is_dropped(server: str, name
         assert requester._client._waiting == {}
 
 
-def test_a_message_that_is_no_request_stops_nobody(server: str, name: str) -> None:
+def test_a_message_that_is_no_request_stops_no_replier(server: str, name: str) -> None:
     with Replier(server, name, name, echo), Requester(server) as requester:
         with Producer(server) as producer:
             producer.send(name, b"no request")
@@ -120,7 +122,7 @@ def test_a_requester_has_its_own_reply_topic_when_it_wants(server: str, name: st
         assert requester.request(name, b"x", DEADLINE_S).topic == f"{name}-replies"
 
 
-def test_what_is_wrong_is_told(server: str) -> None:
+def test_wrong_use_is_refused(server: str) -> None:
     with pytest.raises(IllegalConfig):
         Requester(server, timeout_s=0)
     with pytest.raises(IllegalTopic):

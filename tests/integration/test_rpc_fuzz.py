@@ -430,7 +430,7 @@ def test_no_noise_on_any_port_harms_the_broker(broker: BrokerProcess, raft_port:
         assert b"mq_messages_in_total" in response.read()
 
 
-def test_connections_that_say_nothing_are_in_nobodys_way(
+def test_silent_connections_disturb_no_client(
     broker: BrokerProcess, calls: Calls, raft_port: int
 ) -> None:
     client_port = int(broker.address.rpartition(":")[2])

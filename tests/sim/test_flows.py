@@ -112,7 +112,7 @@ def test_a_handle_of_another_lease_that_is_good_is_noticed(
     assert any("Violation" in outcome(case).error for case in cases)
 
 
-def test_a_replica_of_its_own_mind_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_diverging_replica_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """State that depends on the node that applies it, such as a leader's memory, is not the same on
     all.
     """

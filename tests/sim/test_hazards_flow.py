@@ -242,7 +242,7 @@ def apply_what_cannot_be_applied(world: World, error: Exception) -> tuple[SimNod
 
 
 @pytest.mark.parametrize("error", [StorageFailed("no derived file"), ZeroDivisionError()])
-def test_a_node_that_cannot_apply_an_entry_ends_and_answers_all_who_wait(error: Exception) -> None:
+def test_a_node_that_cannot_apply_an_entry_ends_and_answers_all_proposers(error: Exception) -> None:
     with World(1, setup=Setup(machine_class=Poisoned)) as world:
         leader, outcomes = apply_what_cannot_be_applied(world, error)
         assert Poisoned.attempts == 1

@@ -327,7 +327,7 @@ def test_a_follower_too_far_behind_starts_over() -> None:
         world.converge()
 
 
-def test_a_snapshot_message_commits_what_nobody_has_checked() -> None:
+def test_a_snapshot_message_commits_unchecked_entries() -> None:
     with World(1, setup=Setup(core_on(SendsSnapshots))) as world:
         SendsSnapshots.world = world
         with pytest.raises(Violation, match="state machine safety: entry 3"):

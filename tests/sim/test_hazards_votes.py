@@ -124,14 +124,14 @@ def propose_to_a_leader_that_is_cut_off(world: World) -> list[Outcome]:
     return outcomes
 
 
-def test_who_waits_for_an_entry_that_is_discarded_is_told_that_its_outcome_is_unknown() -> None:
+def test_a_discarded_entry_has_an_unknown_outcome_for_its_proposer() -> None:
     with World(1) as world:
         (outcome,) = propose_to_a_leader_that_is_cut_off(world)
         assert isinstance(outcome, OutcomeUnknown)
         world.converge()
 
 
-def test_who_waits_at_pysyncobj_for_an_entry_that_is_discarded_gets_the_answer_of_another(
+def test_pysyncobj_answers_the_proposer_of_a_discarded_entry_with_the_result_of_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Proposals, "end_leadership", forget_the_waiters)
@@ -153,7 +153,7 @@ def test_what_was_not_written_is_refused_when_the_leadership_ends() -> None:
         assert isinstance(outcome, NotLeader)
 
 
-def test_who_waits_is_answered_when_the_node_stops() -> None:
+def test_proposers_are_answered_when_the_node_stops() -> None:
     with World(1) as world:
         leader = world.settle()
         world.cut_off(leader)
@@ -381,7 +381,7 @@ def test_a_leader_that_can_hear_but_not_send_is_replaced() -> None:
         world.converge()
 
 
-def test_a_follower_that_can_send_but_not_hear_disturbs_nobody() -> None:
+def test_a_follower_that_can_send_but_not_hear_disturbs_no_leader() -> None:
     with World(1) as world:
         leader = world.settle()
         deaf = world.others(leader)[0]

@@ -65,7 +65,7 @@ def test_a_new_node_gets_the_log_and_is_then_counted() -> None:
         world.converge()
 
 
-def test_a_member_that_is_removed_is_not_counted_any_more() -> None:
+def test_a_removed_member_is_not_counted() -> None:
     with World(1, 5) as world:
         leader = world.settle()
         gone = world.others(leader)[0]
@@ -292,7 +292,7 @@ def test_a_planned_stop_hands_the_leadership_over_without_a_gap() -> None:
         world.converge()
 
 
-def test_nobody_is_asked_to_lead_who_does_not_have_everything() -> None:
+def test_only_a_node_with_the_whole_log_is_asked_to_lead() -> None:
     with World(1) as world:
         leader = world.settle()
         world.run(0.3)

@@ -100,7 +100,7 @@ def test_without_the_pause_of_the_pen_outcomes_are_unknown(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_whoever_dies_or_is_cut_off_at_any_step_the_set_goes_on(seed: int) -> None:
+def test_the_set_goes_on_whichever_node_dies_or_is_cut_off_at_any_step(seed: int) -> None:
     """The chosen node, the leader or the third one, for good or for a while; the world checks at
     each step that there is one leader in a term and that nothing committed is lost.
     """
@@ -194,7 +194,7 @@ def test_wishes_that_make_no_sense_are_refused() -> None:
         world.converge()
 
 
-def test_a_node_alone_has_nobody_to_hand_over_to() -> None:
+def test_a_node_alone_cannot_hand_over() -> None:
     with World(1, count=1) as world:
         leader = world.settle()
         with pytest.raises(IllegalMembership, match="alone"):

@@ -34,7 +34,7 @@ def test_a_manual_clock_moves_only_when_told_to() -> None:
     assert clock.now_ms() == 1_251
 
 
-def test_a_manual_clock_starts_at_zero_and_is_nobody_elses() -> None:
+def test_a_manual_clock_starts_at_zero_and_is_not_shared() -> None:
     first, second = ManualClock(), ManualClock()
     first.advance(7)
     assert (first.now_ms(), second.now_ms()) == (7, 0)

@@ -358,9 +358,7 @@ def test_an_unknown_flag_is_refused_with_a_near_one() -> None:
 
 
 @pytest.mark.parametrize("named_by", ["--config", "MQ_CONFIG"])
-def test_a_file_that_cannot_be_read_is_named_with_who_named_it(
-    tmp_path: Path, named_by: str
-) -> None:
+def test_an_unreadable_file_is_named_with_its_source(tmp_path: Path, named_by: str) -> None:
     for path, reason in [
         (str(tmp_path / "missing.toml"), "No such file or directory"),
         (str(tmp_path), "Is a directory"),

@@ -57,7 +57,7 @@ def see(history: History, *queue_offsets: int, member: str = "m", is_done: bool 
 # -- producers -------------------------------------------------------------------------------------
 
 
-def test_what_is_where_it_was_said_to_be_is_no_problem() -> None:
+def test_a_message_at_its_acknowledged_place_is_no_problem() -> None:
     history = new()
     send(history, b"a", b"b", b"c")
     hold(history, b"a", b"b", b"c")
@@ -73,7 +73,7 @@ def test_what_was_acknowledged_and_is_nowhere_is_lost() -> None:
     assert kinds(history) == ["lost"]
 
 
-def test_it_is_lost_as_well_when_nobody_said_where_it_was() -> None:
+def test_an_acknowledged_message_without_a_place_is_lost_as_well() -> None:
     history = new()
     history.acknowledged(history.sending("", b"a"), Q, -1)
     hold(history)
@@ -126,7 +126,7 @@ def test_what_was_refused_must_not_be_there() -> None:
     assert kinds(history) == ["phantom"]
 
 
-def test_what_nobody_sent_is_a_phantom() -> None:
+def test_a_message_that_was_never_sent_is_a_phantom() -> None:
     history = new()
     hold(history, b"?")
     assert kinds(history) == ["phantom"]
@@ -201,7 +201,7 @@ def test_a_group_that_sees_all_in_order_is_no_problem(order: Order) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_what_a_group_never_saw_it_missed(order: Order) -> None:
+def test_an_unseen_message_is_missed(order: Order) -> None:
     history = new(order)
     see(history, 0, 1)
     assert read(history, 3) == ["missed"]

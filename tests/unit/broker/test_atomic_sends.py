@@ -77,7 +77,7 @@ async def test_batches_alone_are_all_or_nothing() -> None:
 
 
 @on_loop
-async def test_the_same_again_is_answered_as_before_whoever_has_the_queue() -> None:
+async def test_a_repeated_send_is_answered_as_before_also_after_the_queue_has_moved() -> None:
     one = await scene()
     first = await send(one, output(1), output(2), **move(0, 7))
     duplicates = [at._replace(is_duplicate=True) for at in first]
@@ -201,7 +201,7 @@ async def test_one_whose_client_is_gone_is_whole_and_known() -> None:
 
 
 @on_loop
-async def test_who_has_not_the_queue_is_refused() -> None:
+async def test_a_member_without_the_queue_is_refused() -> None:
     one = await scene("m", "n")
     has = next(name for name in ("m", "n") if IN_0 in one.assigned(name))
     other = "n" if has == "m" else "m"
@@ -213,7 +213,7 @@ async def test_who_has_not_the_queue_is_refused() -> None:
 
 
 @on_loop
-async def test_work_that_somebody_did_in_between_is_refused() -> None:
+async def test_work_that_another_member_did_is_refused() -> None:
     """However the second one cut it: shorter, longer, or the same."""
     one = await scene()
     await send(one, output(1), **move(0, 7))
@@ -324,7 +324,7 @@ async def test_a_report_that_comes_while_an_atom_waits_for_its_turn_is_written_f
 
 
 @on_loop
-async def test_an_operator_who_moves_the_group_has_the_last_word() -> None:
+async def test_a_group_that_an_operator_moved_keeps_its_new_position() -> None:
     one = await scene()
     one.node.consensus.is_held = True
     atom = asyncio.create_task(send(one, output(1), **move(0, 7)))
@@ -446,7 +446,7 @@ async def test_the_topic_of_the_output_is_created_where_that_is_allowed() -> Non
 
 
 @on_loop
-async def test_what_retention_dropped_is_nobodys_work() -> None:
+async def test_messages_dropped_by_retention_need_no_work() -> None:
     one = await scene()
     one.node.store.derived.trim("t", 0, 5)
     with pytest.raises(IllegalOffset):

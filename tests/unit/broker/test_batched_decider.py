@@ -112,7 +112,7 @@ async def test_an_unforeseen_failure_of_an_entry_is_told_and_the_line_goes_on() 
 
 
 @on_loop
-async def test_who_does_not_wait_any_more_wants_nothing() -> None:
+async def test_a_cancelled_request_is_not_decided() -> None:
     node = Node()
     counting = Counting(node)
     node.consensus.is_held = True

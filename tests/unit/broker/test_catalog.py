@@ -186,7 +186,7 @@ async def test_a_group_is_deleted_with_all_that_is_known_of_it() -> None:
 
 
 @on_loop
-async def test_a_delete_that_nobody_waits_for_any_more_lasts_until_it_is_done() -> None:
+async def test_a_cancelled_delete_lasts_until_it_is_done() -> None:
     node = Node()
     await node.topic("t")
     node.consensus.is_held = True

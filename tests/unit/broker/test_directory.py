@@ -66,7 +66,7 @@ def test_a_set_that_is_silent_stays_known_and_grows_old() -> None:
     assert a.directory.sets(T0 + (1 << 40))[1].age_ms == (1 << 32) - 1
 
 
-def test_hearsay_is_not_told_on_and_forgotten_when_nobody_is_there() -> None:
+def test_hearsay_is_not_passed_on_and_forgotten_without_an_answer() -> None:
     a, b = known("a", "b")
     ghost = PeerSet(name="ghost", addresses=["nowhere:1"])
     request = b.directory.greeting("a", a.address)
@@ -166,7 +166,7 @@ def test_versions_of_another_broker_or_another_start_are_not_mistaken_for_the_sa
     assert len(a.directory.topic("v")) == 1
 
 
-def test_who_has_not_read_its_log_yet_does_not_say_that_there_are_no_topics() -> None:
+def test_a_broker_that_is_still_reading_its_log_does_not_claim_to_have_no_topics() -> None:
     a, b = known("a", "b")
     b.topic("t")
     a.greet(b)
@@ -207,7 +207,7 @@ def test_a_set_whose_topics_are_not_known_is_not_shown_beside_topics() -> None:
     assert [one.name for one in a.directory.sets(T0, with_topics=True)] == ["a", "b"]
 
 
-def test_who_has_read_its_log_once_goes_on_to_answer_during_elections() -> None:
+def test_a_broker_that_has_read_its_log_answers_during_elections() -> None:
     node = Node("a")
     said = []
     for node.is_current in (False, True, False):
@@ -311,7 +311,7 @@ def test_a_removed_set_is_refused_and_told_of_no_more() -> None:
     assert len(a.directory.topic("t")) == 1
 
 
-def test_a_broker_that_has_not_asked_everybody_yet_knows_that() -> None:
+def test_a_broker_that_has_not_asked_all_sets_yet_knows_that() -> None:
     a, b = Node("a"), Node("b", seeds=["a-n0:1", "x:1"])
     assert not b.directory.is_complete
     b.greet(a, as_set="")

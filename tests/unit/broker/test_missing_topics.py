@@ -12,7 +12,7 @@ from tests.support.consensus import Node, on_loop, soon
 
 
 @on_loop
-async def test_whoever_waits_for_a_topic_goes_on_when_it_is_created() -> None:
+async def test_a_waiter_for_a_topic_goes_on_when_it_is_created() -> None:
     node = Node()
     missing = node.broker.missing_topics
     waiting = asyncio.ensure_future(missing.until_created("t", 600.0))
@@ -31,7 +31,7 @@ async def test_a_topic_that_does_not_come_in_time_is_not_there() -> None:
 
 
 @on_loop
-async def test_whoever_waits_at_a_leader_that_steps_down_hears_of_it() -> None:
+async def test_waiters_fail_when_the_leader_steps_down() -> None:
     node = Node()
     waiting = asyncio.ensure_future(node.broker.missing_topics.until_created("t", 600.0))
     await asyncio.sleep(0)

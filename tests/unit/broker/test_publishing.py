@@ -234,7 +234,7 @@ async def test_the_leader_tells_when_it_has_a_batch() -> None:
 
 
 @on_loop
-async def test_who_asks_for_the_leader_and_meets_one_under_way_waits_for_its_outcome() -> None:
+async def test_a_repeated_batch_in_flight_waits_for_its_outcome() -> None:
     node = Node()
     await node.topic("t")
     node.consensus.is_held = True
@@ -293,7 +293,7 @@ async def test_there_is_room_until_so_much_is_under_way() -> None:
 
 
 @on_loop
-async def test_who_waits_for_room_gets_it_in_turn() -> None:
+async def test_sends_that_wait_for_room_get_it_in_turn() -> None:
     node = crowded()
     await make_topic(node)
     publisher = node.broker.publisher

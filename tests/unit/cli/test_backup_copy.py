@@ -205,7 +205,7 @@ def test_two_runs_into_one_directory_do_not_mix(node: LogNode, tmp_path: Path) -
     back_up(node, tmp_path / "b")
 
 
-def test_the_lock_is_held_until_nothing_is_changed_any_more(
+def test_the_lock_is_held_until_the_last_change(
     node: LogNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second run that begins while the first gives back its room would lose what it writes."""

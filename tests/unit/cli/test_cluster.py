@@ -114,7 +114,7 @@ def test_a_node_that_does_not_answer_is_shown_beside_the_others() -> None:
     assert [each["is_healthy"] for each in document["nodes"]] == [False, True, True]
 
 
-def test_a_node_where_nobody_listens_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_does_not_listen_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         module, "trouble_at", lambda at: "connection refused" * (at == address("node-2"))
     )

@@ -163,7 +163,7 @@ def test_reset_asks_when_members_would_go_on_elsewhere_at_once() -> None:
     assert [given["dry_run"] for _, given in admin.called("reset_offsets")] == [True, True, False]
 
 
-def test_reset_of_a_group_with_members_is_refused_where_nobody_can_be_asked() -> None:
+def test_reset_of_a_group_with_members_is_refused_without_a_terminal() -> None:
     admin = resetting(1)
     result = run(group, *RESET, "--json", admin=admin)
     assert (result.exit_code, result.stdout) == (1, "")

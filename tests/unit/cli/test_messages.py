@@ -88,7 +88,7 @@ def test_query_hands_over_key_and_times() -> None:
     assert len(run_json(message, "query", *flags, admin=admin)) == 2
 
 
-def test_a_key_that_nobody_has_is_no_error() -> None:
+def test_an_unknown_key_is_no_error() -> None:
     admin = FakeAdmin(query_messages=[])
     result = run(message, "query", "--topic", "orders", "--key", "k", admin=admin)
     assert (result.exit_code, result.stdout) == (0, "No message of orders has the key k.\n")

@@ -77,7 +77,7 @@ def refuse(address: tuple[str, int], timeout: float) -> None:
     raise errors[address[0]]
 
 
-def test_when_nobody_answers_the_error_has_every_address_and_what_to_do(
+def test_without_an_answer_the_error_has_every_address_and_a_hint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(socket, "create_connection", refuse)
@@ -101,7 +101,7 @@ def test_one_address_that_answers_is_enough(monkeypatch: pytest.MonkeyPatch) -> 
     Brokers("refused:1,here:2", 5.0, as_json=False).check()
 
 
-def test_a_command_that_nobody_answers_ends_with_one_line_and_1(
+def test_a_command_without_an_answer_ends_with_one_line_and_1(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(socket, "create_connection", lambda *_: refuse(("refused", 1), 1.0))
@@ -172,7 +172,7 @@ def test_tags_or_sql_but_not_both() -> None:
         filter_of("a", "x > 1")
 
 
-def test_whoever_is_sure_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_yes_skips_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(*_: object, **__: object) -> None:
         raise click.Abort
 

@@ -108,7 +108,7 @@ def test_properties_are_shown_in_their_order() -> None:
     assert output.pairs({"b": "2", "a": "1"}) == "a=1, b=2"
 
 
-def test_a_meter_is_silent_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_meter_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert not sys.stderr.isatty()
     with output.meter("sending", "message", 100) as show:
         for count in range(100):

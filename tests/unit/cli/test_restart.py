@@ -45,7 +45,7 @@ JOINING = pb.FollowerStatus(node_id="n9")
 THREE = [seen("n2", status()), seen("n1", status("leader")), seen("n0", status())]
 
 
-def test_followers_go_first_then_the_leadership_then_who_led() -> None:
+def test_followers_go_first_then_the_leadership_then_the_old_leader() -> None:
     steps = plan("a", THREE).steps
     found = [(step.action, step.node_id) for step in steps]
     assert found == [("restart", "n0"), ("restart", "n2"), ("transfer", "n1"), ("restart", "n1")]
@@ -74,7 +74,7 @@ def test_a_set_that_is_not_fit_is_not_touched(nodes: list[Seen], trouble: str) -
     assert unfit(nodes) == found.troubles
 
 
-def test_what_is_on_its_way_is_no_trouble() -> None:
+def test_a_busy_follower_does_not_block_a_restart() -> None:
     """Under load no follower has applied all that it knows of."""
     busy = [seen("n0", status(is_ready=False, last_index=900)), *THREE[:2]]
     assert unfit(busy) == []
@@ -162,7 +162,7 @@ def test_it_is_carried_out_node_by_node(admin: Nodes) -> None:
     assert "Done: 3 nodes" in result.stdout
 
 
-def test_who_has_come_to_lead_meanwhile_hands_over_first(admin: Nodes) -> None:
+def test_a_node_that_became_leader_meanwhile_hands_over_first(admin: Nodes) -> None:
     # n2 leads by the time that it is its turn, and again before n1's.
     admin.leader = "n2"
     command = f"touch {admin.directory}/{{node}}.asked"

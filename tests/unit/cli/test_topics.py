@@ -137,7 +137,7 @@ def test_alter_asks_before_messages_are_hidden_and_says_how_many(count: str) -> 
     assert len(admin.called("alter_topic")) == 2
 
 
-def test_alter_that_nobody_can_be_asked_about_is_refused_with_what_to_do() -> None:
+def test_alter_without_a_terminal_is_refused_with_a_hint() -> None:
     admin = FakeAdmin(alter_topic=info(), describe_topic=EIGHT)
     result = run(topic, "alter", "orders", "--queues", "7", "--json", admin=admin)
     assert (result.exit_code, result.stdout) == (1, "")

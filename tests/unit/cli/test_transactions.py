@@ -81,7 +81,7 @@ def test_commit_and_rollback_end_one() -> None:
     ]
 
 
-def test_check_says_who_was_asked() -> None:
+def test_check_names_the_producer() -> None:
     admin = FakeAdmin(check_transaction="p\x1b[2J")
     text = run(transaction, "check", ID, admin=admin).stdout
     assert text == f"Asked producer p\\x1b[2J about {ID}.\n"

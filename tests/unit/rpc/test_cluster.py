@@ -20,7 +20,7 @@ async def route(node: Node, *topics: str) -> RouteResponse:
 
 
 @on_loop
-async def test_who_has_not_read_its_log_yet_does_not_say_that_its_set_has_no_such_topic() -> None:
+async def test_a_broker_that_is_still_reading_its_log_denies_no_topic_of_its_set() -> None:
     node = Node()
     await node.topic("t")
     node.consensus.depose()

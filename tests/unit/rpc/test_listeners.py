@@ -37,7 +37,7 @@ def test_the_address_is_that_of_the_listener(
     assert listeners.chosen(address, external) == inside_one
 
 
-def test_who_leads_is_named_by_the_address_of_the_listener_in_the_text_as_well() -> None:
+def test_error_texts_name_the_leader_by_the_address_of_the_listener() -> None:
     error = NotLeader("n1", "in:1", "out:1")
     inside, external = wire_status(error), outside(wire_status, error)
     assert (inside.leader_address, external.leader_address) == ("in:1", "out:1")

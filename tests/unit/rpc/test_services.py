@@ -120,6 +120,6 @@ async def test_any_node_serves_the_rest_and_errors_are_typed() -> None:
 
 
 @on_loop
-async def test_bytes_that_are_no_request_are_refused_before_the_question_who_leads() -> None:
+async def test_malformed_requests_are_refused_before_leadership_is_checked() -> None:
     method = unary("M", JoinRequest, reach)
     assert await called(method, b"\xff\xff") == ("ILLEGAL_REQUEST", ["S/M ILLEGAL_REQUEST"])

@@ -58,7 +58,7 @@ def read(script: Script, *, fail: bool = True) -> list[int]:
     return [one.next_offset for one in _pages(script, WANTED, read_options(given))]
 
 
-def test_while_nobody_leads_or_answers_a_task_waits_and_goes_on_where_it_was() -> None:
+def test_without_a_leader_or_an_answer_a_task_waits_and_goes_on_where_it_was() -> None:
     script = Script(
         [page(20), Unreachable("broken off")],
         [NotLeader(None, None)],

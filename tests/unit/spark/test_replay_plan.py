@@ -68,7 +68,7 @@ def test_files_come_by_day_then_by_batch(tmp_path: Path) -> None:
         assert plan.rows == 24
 
 
-def test_a_plan_is_the_same_for_whoever_continues_it(tmp_path: Path) -> None:
+def test_a_plan_is_the_same_for_every_continuation(tmp_path: Path) -> None:
     archive = _archive(tmp_path)
     wanted = Wanted(
         topics=("a", "b"),

@@ -112,7 +112,7 @@ def test_what_comes_between_the_end_and_the_beginning_of_a_stream_is_not_lost(
     assert ending.next(begin, None) is None
 
 
-def test_queues_of_which_nobody_tells_stay_where_they_are(cluster: FakeCluster) -> None:
+def test_queues_that_no_broker_reports_stay_where_they_are(cluster: FakeCluster) -> None:
     cluster.ends = [{A: 12}]
     found = stream().next(StreamOffset({A: 10, B: 3}), None)
     assert found is not None

@@ -379,7 +379,7 @@ def test_what_was_truncated_never_comes_back(keep: float) -> None:
 
 
 @pytest.mark.parametrize("is_reopened", [False, True])
-def test_who_reads_what_stays_is_not_disturbed_by_a_truncation(
+def test_a_truncation_does_not_disturb_readers_of_the_rest(
     log: CommitLog, vfs: FaultyVfs, is_reopened: bool
 ) -> None:
     """On another thread, with the file of a sealed segment that is written again from now on."""

@@ -380,7 +380,7 @@ class CountingVfs(FaultyVfs):
         return sum("consumequeue" in file._path for file in self._handles)
 
 
-def test_ten_thousand_queues_are_numbers_until_somebody_reads_them() -> None:
+def test_ten_thousand_queues_are_numbers_until_they_are_read() -> None:
     vfs, config = CountingVfs(), small_config(segment_bytes=1 << 24)
     store = open_store(vfs, config)
     queues = [(f"topic-{number % 64}", number // 64) for number in range(10_240)]

@@ -87,7 +87,7 @@ def test_all_that_waits_shares_one_sync(log: SlowLog, flusher: Flusher) -> None:
     assert log.syncs == 2
 
 
-def test_nobody_is_answered_before_a_sync_that_began_after_the_append(
+def test_no_waiter_is_answered_before_a_sync_that_began_after_the_append(
     log: SlowLog, flusher: Flusher
 ) -> None:
     append_and_wait(log, flusher)
@@ -112,7 +112,7 @@ def test_waiters_are_answered_in_order(log: SlowLog, flusher: Flusher) -> None:
     assert answered == [*range(50)]
 
 
-def test_nothing_is_synced_while_nobody_waits(log: SlowLog) -> None:
+def test_nothing_is_synced_without_a_waiter(log: SlowLog) -> None:
     flusher = flusher_of(log)
     log.end_offset = 10
     assert not log.began.acquire(blocking=False)
@@ -121,7 +121,7 @@ def test_nothing_is_synced_while_nobody_waits(log: SlowLog) -> None:
     assert log.syncs == 1  # that of the close
 
 
-def test_a_failed_sync_fails_all_who_wait_now_and_later(log: SlowLog, flusher: Flusher) -> None:
+def test_a_failed_sync_fails_all_waiters_now_and_later(log: SlowLog, flusher: Flusher) -> None:
     append_and_wait(log, flusher)
     log.wait_until_a_sync_began()
     log.failure = StorageFailed("broken")
@@ -138,7 +138,7 @@ def test_a_failed_sync_fails_all_who_wait_now_and_later(log: SlowLog, flusher: F
     assert isinstance(flusher.failure, StorageFailed)
 
 
-def test_a_caller_who_goes_away_does_not_disturb_the_others(log: SlowLog, flusher: Flusher) -> None:
+def test_a_cancelled_waiter_does_not_disturb_the_others(log: SlowLog, flusher: Flusher) -> None:
     append_and_wait(log, flusher)
     log.wait_until_a_sync_began()
     gone, stays = append_and_wait(log, flusher, 2)
@@ -176,7 +176,7 @@ def test_async_close_syncs_without_waiting_for_the_interval(log: SlowLog) -> Non
     assert log.syncs == 1
 
 
-def test_async_shows_a_failed_sync_to_the_next_who_asks(log: SlowLog) -> None:
+def test_async_shows_a_failed_sync_to_the_next_waiter(log: SlowLog) -> None:
     log.failure = StorageFailed("broken")
     flusher = flusher_of(log, async_flush_ms=1)
     log.wait_until_a_sync_began()
@@ -218,9 +218,7 @@ def test_many_threads_wait_on_a_real_log(tmp_path: Path, async_flush_ms: int | N
     log.close()
 
 
-def test_who_waits_for_what_was_truncated_is_told_and_others_go_on(
-    log: SlowLog, flusher: Flusher
-) -> None:
+def test_waiters_for_truncated_bytes_fail_and_others_go_on(log: SlowLog, flusher: Flusher) -> None:
     (first,) = append_and_wait(log, flusher)
     log.wait_until_a_sync_began()
     (gone,) = append_and_wait(log, flusher)
@@ -233,7 +231,7 @@ def test_who_waits_for_what_was_truncated_is_told_and_others_go_on(
     assert flusher.wait(15).result(DEADLINE_S) == 15
 
 
-def test_a_sync_answers_nobody_who_came_after_it_began(log: SlowLog, flusher: Flusher) -> None:
+def test_a_sync_answers_no_waiter_that_came_after_it_began(log: SlowLog, flusher: Flusher) -> None:
     """The log may have been truncated and written again: then the bytes at the same log offset are
     others, and not durable.
     """
@@ -264,7 +262,7 @@ def test_an_event_loop_hears_of_a_sync(log: SlowLog, flusher: Flusher) -> None:
     assert asyncio.run(wait_for_it()) == 10
 
 
-def test_a_callback_that_fails_disturbs_nobody(log: SlowLog, flusher: Flusher) -> None:
+def test_a_failing_callback_disturbs_no_waiter(log: SlowLog, flusher: Flusher) -> None:
     """Such as one for an event loop that is closed by now."""
     loop = asyncio.new_event_loop()
     loop.close()
@@ -274,7 +272,7 @@ def test_a_callback_that_fails_disturbs_nobody(log: SlowLog, flusher: Flusher) -
     assert append_and_wait(log, flusher)[0].result(DEADLINE_S) == 20
 
 
-def test_who_waits_after_close_is_told(log: SlowLog) -> None:
+def test_waiters_after_close_fail(log: SlowLog) -> None:
     log.let_end(1000)
     flusher = flusher_of(log)
     flusher.close()
@@ -282,7 +280,7 @@ def test_who_waits_after_close_is_told(log: SlowLog) -> None:
         flusher.wait(1).result(DEADLINE_S)
 
 
-def test_an_error_that_nobody_expected_leaves_nobody_waiting(log: SlowLog) -> None:
+def test_an_unexpected_error_leaves_no_waiter(log: SlowLog) -> None:
     def broken() -> int:
         raise RuntimeError("a bug")
 

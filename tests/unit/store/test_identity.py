@@ -46,7 +46,7 @@ def test_a_new_directory_becomes_ours_for_good(vfs: FaultyVfs) -> None:
     take(vfs, "/mnt/disk/data", OURS)
 
 
-def test_a_directory_of_nobody_has_no_identity(vfs: FaultyVfs) -> None:
+def test_a_directory_without_an_owner_has_no_identity(vfs: FaultyVfs) -> None:
     assert identity.read(vfs, DATA) is None
 
 

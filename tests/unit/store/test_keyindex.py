@@ -381,7 +381,7 @@ def test_damaged_files_give_right_answers_or_an_error(
 
 
 @pytest.mark.parametrize("file", [0, 2])
-def test_who_hears_of_a_damaged_file_is_told_what_it_should_hold(file: int) -> None:
+def test_a_report_of_damage_says_what_the_file_should_hold(file: int) -> None:
     vfs, added = disk(), some(2 * ITEMS + 9)
     index = open_index(vfs)
     add(index, added[:-3])

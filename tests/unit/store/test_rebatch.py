@@ -44,7 +44,7 @@ def check(batch: Batch, expected: list[Message]) -> None:
 
 
 @given(message_lists)
-def test_placed_is_for_another_queue_and_nobodys(contents: list[Message]) -> None:
+def test_placed_is_for_another_queue_and_has_no_producer(contents: list[Message]) -> None:
     batch = made(contents, producer_id="p", sequence=7, deliver_at_ms=5)
     placed = rebatch.placed(batch, "other", 9)
     check(placed, contents)
@@ -53,7 +53,7 @@ def test_placed_is_for_another_queue_and_nobodys(contents: list[Message]) -> Non
 
 
 @given(message_lists)
-def test_delayed_and_halved_keep_who_sent_it(contents: list[Message]) -> None:
+def test_delayed_and_halved_keep_the_producer(contents: list[Message]) -> None:
     batch = made(contents, producer_id="p", sequence=7, delay_ms=5)
     delayed = rebatch.delayed(batch, 1_000)
     check(delayed, contents)
@@ -67,7 +67,7 @@ def test_delayed_and_halved_keep_who_sent_it(contents: list[Message]) -> None:
 
 
 @given(message_lists)
-def test_carried_says_where_it_was_and_not_who_sent_it(contents: list[Message]) -> None:
+def test_carried_keeps_the_origin_and_not_the_producer(contents: list[Message]) -> None:
     batch = made(contents, producer_id="p", sequence=7, deliver_at_ms=1_000)
     carried = rebatch.carried(batch, 4711)
     check(carried, contents)

@@ -133,7 +133,7 @@ def test_what_left_the_log_is_forgotten() -> None:
     store.forget(store.applied_index + 1)
 
 
-def test_who_writes_to_the_log_asks_before() -> None:
+def test_a_nearly_full_disk_is_not_writable() -> None:
     _, store = new_store()
     store.check_writable()
     store._is_disk_nearly_full = True

@@ -96,7 +96,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_what_goes_now(case: Case) -> None:
+def test_expired_segments(case: Case) -> None:
     policy = POLICY._replace(total_bytes_max=case.total_bytes_max)
     decision = expired_segments(segments(*case.last_ms), case.now_ms, policy, disk(case.used_bytes))
     assert decision == case.decision

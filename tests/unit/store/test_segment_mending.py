@@ -101,7 +101,7 @@ def test_a_mended_segment_is_what_it_was_and_readers_see_it() -> None:
     assert read_all(reopen(scene.vfs)) == scene.sent
 
 
-def test_who_reads_on_another_thread_meanwhile_goes_on() -> None:
+def test_a_reader_on_another_thread_goes_on_meanwhile() -> None:
     scene = Scene()
     scene.damage(4)
     start, end = scene.place(1)

@@ -123,7 +123,7 @@ def test_a_crash_in_the_middle_leaves_a_shorter_log(seed: int) -> None:
     assert len(lengths) > 2
 
 
-def test_a_failed_append_before_it_does_not_matter_any_more() -> None:
+def test_a_failed_append_before_it_does_not_matter() -> None:
     vfs = disk()
     log = new_log(vfs)
     vfs.fail("pwritev", ".log", errno.ENOSPC)

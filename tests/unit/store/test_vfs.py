@@ -32,7 +32,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Disk:
     return Disk(vfs, "/data")
 
 
-def test_what_was_let_go_is_still_there(disk: Disk) -> None:
+def test_pages_dropped_from_the_cache_are_still_in_the_file(disk: Disk) -> None:
     write(disk.vfs, f"{disk.root}/a", b"0123456789")
     file = disk.vfs.open(f"{disk.root}/a")
     file.let_go(0, 10)

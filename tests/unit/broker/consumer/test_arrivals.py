@@ -31,7 +31,7 @@ def test_watchers_are_told_of_their_queue_in_the_order_they_came() -> None:
     assert arrivals._watchers == {}, "queues that nobody watches any more take no room"
 
 
-def test_who_is_told_may_stop_watching() -> None:
+def test_a_watcher_may_stop_watching() -> None:
     arrivals, told = Arrivals(), []
 
     def once(queue: Queue) -> None:

@@ -195,7 +195,7 @@ def test_each_topic_is_spread_over_the_members(names: str) -> None:
         assert set(Counter(queue.topic for queue in hand).values()) == {8 // len(hands)}
 
 
-def test_who_gives_up_gives_up_some_of_each_topic() -> None:
+def test_a_member_that_gives_up_queues_gives_up_some_of_each_topic() -> None:
     everything = queues(8, topics="abc")
     hands = assign(everything, members("A B", {"A": frozenset(everything)}))
     for hand in hands.values():
@@ -269,7 +269,7 @@ def test_assigning_again_moves_nothing(
 
 
 @given(groups(), ZONES)
-def test_who_joins_moves_no_more_than_its_share(
+def test_a_joining_member_moves_no_more_than_its_share(
     group: tuple[dict[Queue, str], list[Candidate], dict[Queue, str]], zone: str
 ) -> None:
     known, candidates, _ = group
@@ -281,7 +281,7 @@ def test_who_joins_moves_no_more_than_its_share(
 
 
 @given(groups())
-def test_who_leaves_moves_only_its_own(
+def test_a_leaving_member_moves_only_its_own_queues(
     group: tuple[dict[Queue, str], list[Candidate], dict[Queue, str]],
 ) -> None:
     known, candidates, _ = group
@@ -332,7 +332,7 @@ def test_quotas_as_they_would_be_anyway_change_nothing(
     assert assign(known, settled, quotas=quotas) == hands
 
 
-def test_whoever_has_a_quota_of_none_gives_up_everything() -> None:
+def test_a_member_with_a_quota_of_none_gives_up_everything() -> None:
     owned = {"A": qs("t0 t1 t2 t3")}
     hands = assign(queues(4), members("A B", owned), quotas={"A": 0, "B": 4})
     assert hands == {"A": frozenset(), "B": qs("t0 t1 t2 t3")}
@@ -397,7 +397,7 @@ def test_members_share_each_priority_of_a_topic(names: str) -> None:
         assert all(by_priority[priority] >= 4 // count for priority in range(3)), hands
 
 
-def test_who_comes_later_gets_some_of_each_priority() -> None:
+def test_a_later_member_gets_some_of_each_priority() -> None:
     alone = assign(queues(12), members("A"), priorities={"t": 3})
     hands = assign(queues(12), members("A B", dict(alone)), priorities={"t": 3})
     for hand in hands.values():

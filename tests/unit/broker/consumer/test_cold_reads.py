@@ -140,7 +140,7 @@ async def test_retention_may_drop_what_is_being_read(monkeypatch: pytest.MonkeyP
 
 
 @on_loop
-async def test_whoever_goes_away_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_reader_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
     node = await filled()
     gate = Gate(monkeypatch)
     closed: list[LogApart] = []
@@ -165,7 +165,7 @@ async def test_whoever_goes_away_leaves_nothing_open(monkeypatch: pytest.MonkeyP
 
 
 @on_loop
-async def test_whoever_goes_away_before_its_thread_has_begun_leaves_nothing_open() -> None:
+async def test_a_reader_cancelled_before_its_thread_has_begun_leaves_nothing_open() -> None:
     node = await filled()
     is_free = threading.Event()
     with ThreadPoolExecutor(1) as pool:
@@ -221,7 +221,7 @@ async def test_on_a_follower_there_is_a_rest_after_each_read_while_much_is_writt
 
 
 @on_loop
-async def test_damage_is_told_to_who_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_damage_is_raised_to_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     node = await filled()
 
     def damaged(*_: object) -> ReadResult:

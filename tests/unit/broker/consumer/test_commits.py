@@ -105,7 +105,7 @@ async def test_a_commit_that_fails_says_so_and_the_next_one_goes_on() -> None:
 
 
 @on_loop
-async def test_who_waits_when_the_node_steps_down_hears_of_it() -> None:
+async def test_waiting_commits_fail_when_the_node_steps_down() -> None:
     node = Node()
     await node.topic("t")
     commits = node.broker.commits
@@ -148,7 +148,7 @@ async def test_a_commit_that_returns_is_durable_whenever_the_node_steps_down(
 
 
 @on_loop
-async def test_who_waits_for_a_group_that_is_dropped_is_answered() -> None:
+async def test_waiting_commits_of_a_dropped_group_are_answered() -> None:
     node = Node()
     await node.topic("t")
     commits = node.broker.commits
@@ -178,7 +178,7 @@ async def test_what_is_noted_of_a_dropped_topic_is_not_committed() -> None:
 
 
 @on_loop
-async def test_a_client_that_gives_up_waiting_disturbs_nobody() -> None:
+async def test_a_client_that_gives_up_waiting_disturbs_no_other() -> None:
     node = Node()
     await node.topic("t")
     commits = node.broker.commits

@@ -50,7 +50,7 @@ async def test_a_queue_goes_to_the_next_when_its_owner_has_let_go() -> None:
 
 
 @on_loop
-async def test_what_a_member_was_never_told_of_it_need_not_let_go_of() -> None:
+async def test_a_queue_that_a_member_was_never_told_of_needs_no_release() -> None:
     """Several start at once: a queue comes and goes before its stream has said so."""
     here = await world()
     first = here.subscribe("first")
@@ -80,7 +80,7 @@ async def test_what_a_member_was_never_told_of_it_need_not_let_go_of() -> None:
 
 
 @on_loop
-async def test_who_has_nothing_yet_is_told_so() -> None:
+async def test_a_member_without_queues_is_told_so() -> None:
     here = await world()
     here.subscribe("first")
     second = here.subscribe("second")
@@ -88,7 +88,7 @@ async def test_who_has_nothing_yet_is_told_so() -> None:
 
 
 @on_loop
-async def test_who_ends_its_stream_in_good_order_has_left() -> None:
+async def test_a_member_that_ends_its_stream_in_good_order_has_left() -> None:
     here = await world()
     first, second = here.subscribe("first"), here.subscribe("second")
     here.groups.unsubscribe(first, is_over=True)
@@ -101,7 +101,9 @@ async def test_who_ends_its_stream_in_good_order_has_left() -> None:
 
 @pytest.mark.parametrize(("mode", "grace_ms"), [(MODE_CLUSTERING, 5_000), (MODE_ORDERED, 30_000)])
 @on_loop
-async def test_who_loses_its_stream_has_a_moment_to_come_back(mode: int, grace_ms: int) -> None:
+async def test_a_member_that_loses_its_stream_has_a_moment_to_come_back(
+    mode: int, grace_ms: int
+) -> None:
     here = await world()
     first = here.subscribe("first", mode)
     await eventually(lambda: first.queues == ALL)
@@ -117,7 +119,7 @@ async def test_who_loses_its_stream_has_a_moment_to_come_back(mode: int, grace_m
 
 
 @on_loop
-async def test_who_comes_back_in_time_keeps_its_queues() -> None:
+async def test_a_member_that_returns_in_time_keeps_its_queues() -> None:
     here = await world()
     first = here.subscribe("first")
     here.groups.unsubscribe(first, is_over=False)
@@ -193,7 +195,7 @@ async def test_what_does_not_fit_is_refused_and_leaves_no_trace() -> None:
 
 
 @on_loop
-async def test_in_broadcast_mode_everybody_has_everything_and_nothing_is_committed() -> None:
+async def test_in_broadcast_mode_every_member_has_all_queues_and_nothing_is_committed() -> None:
     here = await world()
     await here.node.send("t", b"1", b"2", b"3")
     first = here.subscribe("first", MODE_BROADCAST)
@@ -241,7 +243,7 @@ async def test_a_stranger_is_told_to_join() -> None:
 
 
 @on_loop
-async def test_progress_of_the_owner_is_committed_and_of_nobody_else() -> None:
+async def test_only_progress_of_the_owner_is_committed() -> None:
     here = await world()
     await here.node.send("t", b"1", b"2", b"3")
     first = here.subscribe("first")
@@ -308,7 +310,7 @@ async def test_a_new_group_starts_where_it_says(start: Start, expected: int) -> 
 
 
 @on_loop
-async def test_who_comes_back_goes_on_with_what_it_has_in_hand() -> None:
+async def test_a_returned_member_goes_on_with_the_messages_it_holds() -> None:
     here = await world()
     await here.node.send("t", *[b"x"] * 10)
     one = here.subscribe("m")

@@ -56,7 +56,7 @@ async def test_locks_that_cannot_be_written_are_written_later() -> None:
 
 
 @on_loop
-async def test_a_new_leader_keeps_ordered_queues_for_who_has_them() -> None:
+async def test_a_new_leader_keeps_ordered_queues_for_their_owners() -> None:
     here = await world()
     one = here.subscribe("owner", MODE_ORDERED)
     await eventually(lambda: one.queues == ALL)
@@ -77,7 +77,7 @@ async def test_a_new_leader_keeps_ordered_queues_for_who_has_them() -> None:
 
 
 @on_loop
-async def test_who_does_not_come_back_loses_its_locks() -> None:
+async def test_a_member_that_does_not_return_loses_its_locks() -> None:
     here = await world()
     one = here.subscribe("owner", MODE_ORDERED)
     await eventually(lambda: one.queues == ALL)
@@ -94,7 +94,7 @@ async def test_who_does_not_come_back_loses_its_locks() -> None:
 
 
 @on_loop
-async def test_who_steps_down_sends_its_members_to_the_next() -> None:
+async def test_a_leader_that_steps_down_sends_its_members_to_the_next() -> None:
     here = await world()
     one = here.subscribe("m")
     here.node.consensus.depose()
@@ -109,7 +109,7 @@ async def test_who_steps_down_sends_its_members_to_the_next() -> None:
 
 
 @on_loop
-async def test_after_a_fail_over_queues_wait_for_those_who_had_them() -> None:
+async def test_after_a_fail_over_queues_wait_for_their_former_owners() -> None:
     here = await world()
     here.subscribe("first")
     await eventually(lambda: here.node.committed("g"))

@@ -56,7 +56,7 @@ async def shared(mode: int) -> tuple[World, dict[str, frozenset[Queue]]]:
 @pytest.mark.parametrize("order", ["AB", "BA"])
 @pytest.mark.parametrize("mode", [MODE_CLUSTERING, MODE_ORDERED])
 @on_loop
-async def test_who_comes_back_before_other_sets_are_known_keeps_its_queues_and_its_places(
+async def test_a_member_that_returns_before_other_sets_are_known_keeps_its_queues_and_positions(
     mode: int, order: str
 ) -> None:
     """By an even share of this set alone, A would have to release a queue, and get it again from
@@ -110,7 +110,9 @@ async def moving(mode: int) -> tuple[World, Subscriber, Position]:
 
 @pytest.mark.parametrize("mode", [MODE_CLUSTERING, MODE_ORDERED])
 @on_loop
-async def test_the_next_member_starts_where_the_last_one_was_whoever_leads(mode: int) -> None:
+async def test_the_next_member_starts_where_the_last_one_was_also_at_a_new_leader(
+    mode: int,
+) -> None:
     """All may be killed as soon as it has the queue, or the lock, and before it was told."""
     here, one, place = await moving(mode)
     moved = place.queue

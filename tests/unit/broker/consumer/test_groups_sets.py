@@ -220,14 +220,14 @@ async def test_shares_follow_what_other_sets_say_and_nothing_moves_when_they_say
 
 
 @on_loop
-async def test_everybody_has_everything_in_a_broadcast_group_whatever_others_have() -> None:
+async def test_every_member_of_a_broadcast_group_has_all_queues_of_all_sets() -> None:
     here = await world()
     tell(here.node, t=8)
     assert [here.subscribe(name, MODE_BROADCAST).queues for name in "AB"] == [ALL, ALL]
 
 
 @on_loop
-async def test_a_zone_of_any_node_is_near_whoever_leads() -> None:
+async def test_the_zones_of_all_nodes_are_near_whichever_leads() -> None:
     """node-0 is in the east and leads, another one is in the west."""
     for zone in ("east", "west"):
         here = await world()

@@ -109,9 +109,7 @@ def two_members(mode: int, *, is_moved: bool) -> Driven:
         (spec("A", MODE_ORDERED), spec("B", MODE_ORDERED)),
     ],
 )
-def test_subscriptions_are_equal_whoever_says_them_and_in_whichever_order(
-    one: Spec, other: Spec
-) -> None:
+def test_subscriptions_are_equal_in_any_order(one: Spec, other: Spec) -> None:
     assert Subscriptions.of(one) == Subscriptions.of(other)
 
 
@@ -127,7 +125,7 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("other", "text"), DIFFERENT)
-def test_who_wants_something_else_is_refused_and_both_are_named(other: Spec, text: str) -> None:
+def test_another_subscription_is_refused_and_both_are_named(other: Spec, text: str) -> None:
     driven = Driven()
     driven.join(spec("A"))
     with pytest.raises(SubscriptionMismatch) as refused:
@@ -145,7 +143,7 @@ def test_who_wants_something_else_is_refused_and_both_are_named(other: Spec, tex
 
 
 @pytest.mark.parametrize(("other", "text"), DIFFERENT)
-def test_who_is_alone_may_change_its_mind(other: Spec, text: str) -> None:
+def test_a_single_member_may_change_its_subscription(other: Spec, text: str) -> None:
     driven = Driven()
     driven.join(spec("B"))
     driven.join(other)
@@ -157,7 +155,7 @@ def test_who_is_alone_may_change_its_mind(other: Spec, text: str) -> None:
     assert driven.assigned("A") == [frozenset(T[:4])]
 
 
-def test_who_has_company_may_not_change_its_mind() -> None:
+def test_one_of_several_members_may_not_change_its_subscription() -> None:
     driven = two_members(MODE_CLUSTERING, is_moved=True)
     with pytest.raises(SubscriptionMismatch, match="'B' at host-B:1 has"):
         driven.join(spec("A", topics={"t": "x"}))
@@ -173,7 +171,7 @@ def test_the_dead_have_no_say_and_are_reported_once() -> None:
     assert driven.group.expire(EXPIRES_MS) == []
 
 
-def test_who_comes_back_late_but_before_anybody_noticed_is_not_reported_as_gone() -> None:
+def test_a_late_member_that_rejoins_before_expiry_is_noticed_is_not_reported_as_gone() -> None:
     driven = Driven()
     driven.join(spec("A"))
     driven.join(spec("A", address="new:2"), EXPIRES_MS + 5)
@@ -243,7 +241,7 @@ def test_zones_count_as_they_were_told_last() -> None:
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_who_is_not_there_has_no_pulse(is_known: bool) -> None:
+def test_a_heartbeat_of_an_unknown_member_is_refused(is_known: bool) -> None:
     driven = Driven()
     if is_known:
         driven.join(spec("A"))
@@ -268,7 +266,7 @@ def test_what_a_leaver_had_is_free_at_once(mode: int) -> None:
 
 
 @pytest.mark.parametrize("mode", SAME_OWNER_MODES)
-def test_who_is_silent_for_too_long_is_gone(mode: int) -> None:
+def test_a_member_that_is_silent_for_too_long_is_gone(mode: int) -> None:
     driven = two_members(mode, is_moved=True)
     assert driven.pass_time(EXPIRES_MS - 1, "B") == []
     assert driven.assigned("A") == [frozenset(T[:2])]
@@ -393,7 +391,7 @@ def test_a_release_that_crossed_with_a_new_assignment_changes_nothing() -> None:
     assert [driven.group.owner(queue) for queue in T[:4]] == ["A"] * 4
 
 
-def test_what_is_being_let_go_of_does_not_change_while_it_is() -> None:
+def test_queues_to_release_do_not_change_meanwhile() -> None:
     """Topics are released one by one, so the rest looks different each time."""
     queues = [Queue(topic, number) for topic in "tu" for number in range(4)]
     driven = Driven(queues)
@@ -413,7 +411,7 @@ def test_a_late_heartbeat_does_not_take_a_queue_back() -> None:
     assert driven.assigned("A", "B") == [frozenset(T[:2]), frozenset(T[2:4])]
 
 
-def test_broadcast_gives_everything_to_everybody_at_once() -> None:
+def test_broadcast_gives_all_queues_to_every_member_at_once() -> None:
     driven = Driven(settle_until_ms=1_000)
     driven.join(spec("A", MODE_BROADCAST), owned=T[:2])
     driven.join(spec("B", MODE_BROADCAST))

@@ -36,7 +36,7 @@ def test_members_that_come_back_keep_what_they_have_and_nothing_moves() -> None:
     assert driven.assigned("A", "B", "C") == [frozenset(T[1:3]), frozenset([T[0], T[3]]), NOTHING]
 
 
-def test_what_nobody_claims_is_handed_out_when_the_time_is_over() -> None:
+def test_unclaimed_queues_are_assigned_when_the_time_is_over() -> None:
     driven = Driven(settle_until_ms=SETTLE_MS)
     driven.join(spec("A"), 0, T[1:3])
     driven.join(spec("B"), 0)
@@ -48,7 +48,7 @@ def test_what_nobody_claims_is_handed_out_when_the_time_is_over() -> None:
     assert not driven.group.is_rebalancing
 
 
-def test_what_somebody_has_too_much_of_moves_only_when_the_time_is_over() -> None:
+def test_surplus_queues_move_only_when_the_time_is_over() -> None:
     driven = Driven(settle_until_ms=SETTLE_MS)
     driven.join(spec("A"), 0, T[:4])
     driven.join(spec("B"), 0)
@@ -127,7 +127,7 @@ def test_an_ordered_group_does_not_wait_for_what_is_not_locked() -> None:
 
 
 @pytest.mark.parametrize("claims", [T[:3], T[:1]])
-def test_nobody_lets_go_of_an_ordered_queue_while_others_may_come_back(claims: list[Queue]) -> None:
+def test_no_ordered_queue_is_revoked_while_others_may_come_back(claims: list[Queue]) -> None:
     """Shares do not depend on the members that happen to be back."""
     locks = {**dict.fromkeys(T[:3], "A"), T[3]: "B"}
     driven = Driven(settle_until_ms=SETTLE_MS, locks=locks)
@@ -170,7 +170,7 @@ def test_a_lock_waits_for_its_member_which_gets_its_queues_back(claims: list[Que
 
 
 @pytest.mark.parametrize("mode", [MODE_CLUSTERING, MODE_ORDERED])
-def test_a_lock_of_somebody_who_does_not_come_is_void_in_the_end(mode: int) -> None:
+def test_a_lock_of_an_absent_member_is_void_in_the_end(mode: int) -> None:
     driven = Driven(locks=dict.fromkeys(T[:2], "A"))
     driven.join(spec("B", mode), 5)
     assert driven.pass_time(EXPIRES_MS - 1, "B") == []
@@ -179,7 +179,7 @@ def test_a_lock_of_somebody_who_does_not_come_is_void_in_the_end(mode: int) -> N
     assert driven.assigned("B") == [frozenset(T[:4])]
 
 
-def test_a_group_that_is_not_ordered_any_more_waits_for_the_holder_and_not_for_the_log() -> None:
+def test_a_group_that_is_no_longer_ordered_waits_for_the_holder_and_not_for_the_log() -> None:
     driven = Driven(locks=dict.fromkeys(T[:2], "A"), writes_locks=False)
     driven.join(spec("B"))
     assert driven.assigned("B") == [frozenset(T[2:4])]
@@ -189,7 +189,7 @@ def test_a_group_that_is_not_ordered_any_more_waits_for_the_holder_and_not_for_t
     assert driven.group.lock_changes() == dict.fromkeys(T[:2], "")
 
 
-def test_who_is_given_up_is_not_waited_for_again_while_its_locks_are_written() -> None:
+def test_an_absent_member_is_not_waited_for_again_while_its_locks_are_written() -> None:
     driven = Driven(locks=dict.fromkeys(T[:4], "A"), writes_locks=False)
     driven.join(ordered("B"), EXPIRES_MS - 1)
     driven.pass_time(EXPIRES_MS, "B")
@@ -199,7 +199,7 @@ def test_who_is_given_up_is_not_waited_for_again_while_its_locks_are_written() -
     assert driven.group.lock_changes() == dict.fromkeys(T[2:4], "B")
 
 
-def test_who_has_come_back_may_let_go_at_once() -> None:
+def test_a_returned_member_may_release_at_once() -> None:
     driven = Driven(locks=dict.fromkeys(T[:4], "A"))
     driven.join(ordered("A"), 0, T[:4])
     driven.join(ordered("B"))
@@ -207,7 +207,7 @@ def test_who_has_come_back_may_let_go_at_once() -> None:
     assert driven.assigned("A", "B") == [frozenset(T[:2]), frozenset(T[2:4])]
 
 
-def test_nobody_is_waited_for_who_has_no_lock() -> None:
+def test_a_member_without_a_lock_is_not_waited_for() -> None:
     driven = Driven(locks=dict.fromkeys(T[:4], "A"))
     driven.group.set_locks({}, 0)
 
@@ -228,7 +228,7 @@ def test_of_two_that_claim_a_queue_the_one_with_the_lock_has_it(first: str) -> N
     assert driven.assigned("B") == [NOTHING]
 
 
-def test_who_had_the_lock_but_lost_it_has_no_claim() -> None:
+def test_a_member_that_lost_its_lock_has_no_claim() -> None:
     driven = Driven(locks=dict.fromkeys(T[:4], "A"))
     driven.join(ordered("B"), 0, T[:4])
     assert driven.group.owner(T[0]) is None
@@ -257,7 +257,7 @@ def test_the_last_one_out_frees_the_locks_so_that_the_next_one_does_not_wait() -
     assert driven.group.lock_changes() == {}
 
 
-def test_a_group_of_nobody_but_absent_lock_holders_frees_their_locks_in_time() -> None:
+def test_a_group_of_absent_lock_holders_only_frees_their_locks_in_time() -> None:
     driven = Driven(locks=dict.fromkeys(T[:4], "A"))
     driven.pass_time(EXPIRES_MS - 1)
     assert driven.locks == dict.fromkeys(T[:4], "A")

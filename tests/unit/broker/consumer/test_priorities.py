@@ -98,7 +98,7 @@ async def test_high_comes_first_and_low_has_its_share() -> None:
 
 
 @on_loop
-async def test_nobody_starves_between_the_others() -> None:
+async def test_no_queue_starves_between_the_others() -> None:
     one = await busy(LOW, MIDDLE, HIGH, PLAIN)
     await soon(one.next())
     shares = await served(one, 200)

@@ -158,7 +158,7 @@ async def test_a_pull_that_waited_in_vain_says_so() -> None:
 
 
 @on_loop
-async def test_nobody_waits_longer_than_the_broker_lets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_pull_waits_longer_than_the_broker_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pulling._WAIT_S_MAX == 60
     monkeypatch.setattr(pulling, "_WAIT_S_MAX", 0.01)
     node = await filled(2)
@@ -187,7 +187,7 @@ async def test_a_pull_of_what_may_not_be_read_is_refused() -> None:
 
 
 @on_loop
-async def test_who_gives_up_is_forgotten() -> None:
+async def test_a_cancelled_pull_is_forgotten() -> None:
     node = await filled(2)
     waiting = asyncio.create_task(node.broker.puller.pull(query(2), LONG_S))
     await turns()

@@ -123,7 +123,7 @@ async def test_errors_are_the_leaders_to_say() -> None:
 
 
 @on_loop
-async def test_a_follower_serves_who_is_far_behind_and_sends_back_who_is_near() -> None:
+async def test_a_follower_serves_far_readers_and_sends_near_ones_back() -> None:
     node = deposed(await filled())
     reads = node.broker.puller
     pulled = await pull(node, query(messages_max=5))
@@ -197,7 +197,7 @@ async def test_what_a_follower_alone_has_dropped_is_read_from_the_leader() -> No
 
 
 @on_loop
-async def test_a_node_that_follows_nobody_sends_its_readers_away_also_those_that_wait() -> None:
+async def test_a_node_without_a_leader_sends_all_readers_away() -> None:
     node = deposed(await filled())
     waiting = asyncio.create_task(pull(node, query(100), LONG_S, "east"))
     await turns()
@@ -223,7 +223,7 @@ async def test_a_node_that_stops_sends_its_readers_to_the_leader() -> None:
 
 
 @on_loop
-async def test_who_asked_the_leader_and_waits_hears_when_it_leads_no_more() -> None:
+async def test_a_pull_that_waits_at_the_leader_ends_when_it_steps_down() -> None:
     node = await filled()
     waiting = asyncio.create_task(node.broker.puller.pull(query(100), LONG_S))
     await turns()

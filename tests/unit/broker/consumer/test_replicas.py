@@ -77,7 +77,7 @@ ZONES = st.sampled_from(["", "east", "west"])
 @given(
     st.integers(0, 3 * BACKLOG), ZONES, ZONES, st.lists(st.tuples(ZONES, st.integers(0, BACKLOG)))
 )
-def test_whoever_is_sent_to_a_follower_is_not_sent_back_at_once(
+def test_a_reader_sent_to_a_follower_is_not_sent_back_at_once(
     behind: int, zone: str, own_zone: str, others: list[tuple[str, int]]
 ) -> None:
     """The follower measures from its own end, which the leader knows."""
@@ -91,7 +91,7 @@ def test_whoever_is_sent_to_a_follower_is_not_sent_back_at_once(
 
 
 @on_loop
-async def test_the_picture_knows_who_follows_and_how_far() -> None:
+async def test_replicas_know_the_followers_and_their_progress() -> None:
     node = Node(backlog_bytes=1000)
     await node.topic("t")
     replicas = node.broker.replicas
@@ -134,7 +134,7 @@ async def test_a_follower_knows_its_leader_or_says_that_it_has_none() -> None:
 
 
 @on_loop
-async def test_whoever_waits_has_a_look_when_another_node_leads() -> None:
+async def test_waiting_readers_are_woken_when_another_node_leads() -> None:
     node = Node()
     waiting = asyncio.create_task(node.broker.arrivals.wait(Queue("t", 0), 60.0))
     node.broker.tick()

@@ -39,7 +39,7 @@ def sums(found: Mapping[str, Counter[str]]) -> dict[str, int]:
     return {name: hand.total() for name, hand in found.items()}
 
 
-def test_without_members_nobody_gets_anything() -> None:
+def test_without_members_no_queue_is_assigned() -> None:
     assert plan({}, portions("a:4 b:4")) == {}
     assert quotas({}, portions("a:4"), "a") == {}
 
@@ -71,7 +71,7 @@ def test_sets_without_queues_give_nothing() -> None:
         ("A@ B@x", "a:2@ b:2@x", {"A": {"a": 2}, "B": {"b": 2}}),
     ],
 )
-def test_who_gets_what(who: str, what: str, expected: dict[str, dict[str, int]]) -> None:
+def test_shares_of_each_member(who: str, what: str, expected: dict[str, dict[str, int]]) -> None:
     assert plan(members(who), portions(what)) == expected
 
 

@@ -104,7 +104,7 @@ async def test_what_arrives_goes_out_by_itself() -> None:
 
 
 @on_loop
-async def test_who_waits_is_woken_by_whatever_concerns_it() -> None:
+async def test_a_waiting_stream_is_woken_by_every_event() -> None:
     one = await stream({A: 10}, CacheLimits(messages=5))
 
     async def woken(cause: Callable[[], object]) -> Assigned | Delivered:
@@ -412,7 +412,7 @@ async def test_the_end_is_told_and_nothing_after_it() -> None:
 
 
 @on_loop
-async def test_who_waits_hears_of_the_end() -> None:
+async def test_a_waiting_stream_hears_of_the_end() -> None:
     one = await stream({})
     one.subscriber.assign(1, {A: 0})
     await one.assigned()

@@ -72,7 +72,7 @@ async def test_a_message_is_on_its_topic_when_its_time_has_come_and_not_before()
 
 
 @on_loop
-async def test_nobody_has_to_tick_for_what_is_due_soon() -> None:
+async def test_messages_that_are_due_soon_need_no_tick() -> None:
     """A timer wakes the driver; an earlier message brings it forward."""
     node = await new_node()
     loop = asyncio.get_running_loop()

@@ -159,7 +159,7 @@ async def test_many_are_decided_together_and_one_message_only_once() -> None:
 
 
 @on_loop
-async def test_whoever_does_not_wait_any_more_takes_nobody_along() -> None:
+async def test_a_cancelled_recall_cancels_no_other() -> None:
     node = await new_node()
     stored = [await node.send("t", b"%d" % at, delay_ms=1_000) for at in range(2)]
     node.consensus.is_held = True
@@ -195,7 +195,7 @@ async def test_failures_are_told_and_change_nothing() -> None:
 
 
 @on_loop
-async def test_whoever_waits_for_a_turn_hears_that_another_node_leads() -> None:
+async def test_waiting_recalls_fail_when_another_node_leads() -> None:
     node = await new_node()
     stored = [await node.send("t", b"%d" % at, delay_ms=1_000) for at in range(2)]
     node.consensus.is_held = True

@@ -98,7 +98,7 @@ async def test_as_many_are_woken_as_there_is_something_for() -> None:
 
 
 @on_loop
-async def test_whoever_waits_in_vain_is_forgotten() -> None:
+async def test_a_receive_that_waited_in_vain_is_forgotten() -> None:
     one = receive_group(queues=1)
     one.ready.clear()
     assert await one.wait(2, 0) is False
@@ -106,7 +106,7 @@ async def test_whoever_waits_in_vain_is_forgotten() -> None:
     assert one.reserved == 0
 
 
-def test_who_was_not_heard_of_for_long_is_gone() -> None:
+def test_a_member_that_was_silent_for_long_is_gone() -> None:
     one = receive_group()
     one.enter("a", ReceiveSpec("*", False), 1_000, 30_000)
     assert one.active_members(99_000, 30_000) == {"a": 0}  # its call is under way

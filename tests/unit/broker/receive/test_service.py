@@ -138,7 +138,7 @@ async def test_queues_that_come_later_are_received_from_their_beginning() -> Non
 
 
 @on_loop
-async def test_a_lease_is_good_until_somebody_else_has_the_message() -> None:
+async def test_a_lease_is_good_until_another_consumer_has_the_message() -> None:
     node = Node()
     await node.topic(TOPIC, 1)
     await node.send(TOPIC, b"a", b"b")
@@ -314,7 +314,7 @@ async def test_a_topic_that_is_not_there_or_not_for_reading() -> None:
 
 
 @on_loop
-async def test_who_waits_gets_what_arrives_in_any_queue() -> None:
+async def test_a_waiting_receive_gets_messages_of_any_queue() -> None:
     node = Node()
     await node.topic(TOPIC, 4)
     call = waiting(node)
@@ -325,7 +325,7 @@ async def test_who_waits_gets_what_arrives_in_any_queue() -> None:
 
 
 @on_loop
-async def test_who_waits_gets_what_comes_again() -> None:
+async def test_a_waiting_receive_gets_redeliveries() -> None:
     node = Node()
     await node.topic(TOPIC, 1)
     await node.send(TOPIC, b"a")
@@ -342,7 +342,7 @@ async def test_who_waits_gets_what_comes_again() -> None:
 
 
 @on_loop
-async def test_many_who_wait_do_not_all_wake_for_one_message() -> None:
+async def test_one_message_does_not_wake_all_waiting_receives() -> None:
     node = Node()
     await node.topic(TOPIC, 1)
     calls = [waiting(node, member_id=str(i), messages_max=1) for i in range(300)]
@@ -421,7 +421,7 @@ async def test_a_call_that_is_given_up_before_its_turn_writes_nothing() -> None:
 
 
 @on_loop
-async def test_who_waits_hears_that_the_topic_is_gone_or_another_node_leads() -> None:
+async def test_a_waiting_receive_fails_when_the_topic_is_gone_or_another_node_leads() -> None:
     node = Node()
     await node.topic(TOPIC, 1)
     await node.topic("other", 1)

@@ -61,7 +61,7 @@ async def test_a_message_that_failed_holds_its_key() -> None:
 
 
 @on_loop
-async def test_who_waits_in_order_is_woken_by_an_acknowledgement() -> None:
+async def test_a_waiting_ordered_receive_is_woken_by_an_acknowledgement() -> None:
     node = Node()
     await node.topic(TOPIC, 1)
     await send_keyed(node, ("k", b"k1"), ("k", b"k2"))
@@ -111,7 +111,9 @@ async def test_a_key_that_is_held_up_holds_up_others_only_beyond_the_window(
 
 
 @on_loop
-async def test_what_nobody_can_be_given_wakes_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_that_cannot_be_granted_wake_no_receive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("mq.broker.receive.grants.WINDOW_MESSAGES", 50)
     node = Node()
     await node.topic(TOPIC, 1)

@@ -154,7 +154,7 @@ async def test_a_crash_redelivers_only_what_was_not_acknowledged() -> None:
 
 
 @on_loop
-async def test_an_acknowledgement_that_got_into_the_log_counts_whoever_hears_of_it() -> None:
+async def test_an_acknowledgement_in_the_log_counts_also_without_an_answer() -> None:
     node = Node()
     await node.topic(TOPIC, 1)
     await node.send(TOPIC, b"a", b"b")

@@ -126,7 +126,7 @@ async def test_two_that_send_all_again_at_once_send_each_once() -> None:
 
 
 @on_loop
-async def test_who_gives_up_waiting_leaves_the_letters_to_nobody_else_meanwhile() -> None:
+async def test_a_cancelled_resend_keeps_others_out_until_it_has_ended() -> None:
     scene, letters = await with_letters(3)
     node = scene.node
     await node.broker.catalog.ensure_internal(RETRY)

@@ -326,7 +326,7 @@ async def test_a_request_that_comes_again_while_the_first_is_under_way_is_done_o
 
 
 @on_loop
-async def test_what_was_done_is_known_whoever_has_the_queue_by_now() -> None:
+async def test_a_repeated_request_is_known_also_after_the_queue_has_moved() -> None:
     scene = await scene_with()
     first = await retry(scene, at(0, delay_ms=0), sequence=1)
     scene.groups.leave("g", "a")

@@ -190,7 +190,7 @@ def test_what_follows_the_end_of_a_topic_is_not_part_of_it() -> None:
         assert [(one.start, one.end) for one in replica.store.queues.extents()] == [(1, 2)]
 
 
-def test_who_wrote_it_is_told_where_each_batch_is() -> None:
+def test_the_proposer_is_told_the_place_of_each_batch() -> None:
     replica = Replica().open()
     refs: list[EntryRef] = []
     written = ProposedEntry([batch("t", b"1", b"2"), batch("t", b"3")], on_appended=refs.append)
@@ -318,7 +318,7 @@ def test_what_another_leader_wrote_takes_the_place_of_what_is_taken_back() -> No
     assert replica.summary() == leader.summary()
 
 
-def test_entries_before_those_that_are_taken_back_keep_who_wrote_them() -> None:
+def test_entries_before_truncated_ones_keep_their_proposers() -> None:
     replica = Replica().open()
     kept = replica.write([batch("t", b"kept")])
     lost = replica.write([batch("t", b"lost")])

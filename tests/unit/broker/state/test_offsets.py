@@ -100,7 +100,7 @@ def test_a_checkpoint_has_all_of_it_and_the_same_bytes(offsets: Offsets) -> None
     assert list(again.encode()) == list(offsets.encode())
 
 
-def test_what_is_restored_goes_on_as_what_was_not(offsets: Offsets) -> None:
+def test_restored_offsets_behave_like_the_original_ones(offsets: Offsets) -> None:
     """A replica that was restored on the way comes to the same state as the others."""
     for change in (
         lambda one: lock(one, "only-locks", t0=""),

@@ -57,7 +57,7 @@ READS = [
 
 
 @pytest.mark.parametrize(("name", "queue_id", "error"), WRITES)
-def test_who_may_be_written_to(
+def test_writable_queues(
     topics: Topics, name: str, queue_id: int, error: type[MqError] | None
 ) -> None:
     if error is None:
@@ -69,7 +69,7 @@ def test_who_may_be_written_to(
 
 
 @pytest.mark.parametrize(("name", "queue_id", "error"), READS)
-def test_who_may_be_read(
+def test_readable_queues(
     topics: Topics, name: str, queue_id: int, error: type[MqError] | None
 ) -> None:
     if error is None:
