@@ -236,7 +236,7 @@ class Server:
     async def _serve(self, parts: Parts, stop: asyncio.Event) -> None:
         work: list[Awaitable[object]] = [
             self._announce(parts),
-            self._keep_house(parts),
+            self._do_housekeeping(parts),
             self._drive(parts),
             self._watch(parts),
             stop.wait(),
@@ -303,7 +303,7 @@ class Server:
         if sys.stderr.isatty():
             sys.stderr.write(hints.first_steps(parts.address, hints.program()))
 
-    async def _keep_house(self, parts: Parts) -> None:
+    async def _do_housekeeping(self, parts: Parts) -> None:
         """Checkpoints when they are due, retention at its interval, for ever."""
         store, loop = parts.store, asyncio.get_running_loop()
         next_check = next_checkpoint = 0.0

@@ -42,7 +42,7 @@ from mq.wire.v1.state_pb2 import Command
 
 log = get_logger(__name__)
 
-_LOOK_AROUND_S = 3.0
+_SETS_KNOWN_S = 3.0
 
 
 class Broker:
@@ -182,7 +182,7 @@ class Broker:
         except TopicNotFound:
             if not self.settings.creates_topics:
                 raise
-        await self._look_around()
+        await self._until_sets_known()
         self.directory.check_nowhere_else(batch.topic)
         await self.catalog.ensure([batch.topic])
         return self.publisher.submit(batch, tells_appended=tells_appended)
@@ -297,15 +297,15 @@ class Broker:
             return
         for name in wanted:
             names.check_topic(name)
-        await self._look_around()
+        await self._until_sets_known()
         missing = [name for name in wanted if not self.directory.topic(name)]
         await self.catalog.ensure(one for one in missing if not names.is_internal_topic(one))
 
-    async def _look_around(self) -> None:
+    async def _until_sets_known(self) -> None:
         """A broker that has just started asks the other sets first whether they have a topic that
         seems to be missing; a set that does not answer delays it only for a while.
         """
-        await self.directory.until_complete(_LOOK_AROUND_S)
+        await self.directory.until_complete(_SETS_KNOWN_S)
 
     # -- the state machine of replication ---------------------------------------------------------
 

@@ -171,7 +171,7 @@ class Directory:
         """Whom to greet: a set, or "" for a seed of which nothing is known, and where to try. The
         others of this broker's own set are among them: they may have heard of more.
         """
-        self._look_around()
+        self._update_sets()
         added = self._state.sets.added()
         for other in list(self._others.values()):
             seeds = [address for address, name in self._seeds.items() if name == other.name]
@@ -278,7 +278,7 @@ class Directory:
     def _known(self) -> list[OtherSet]:
         return [one for name, one in self._others.items() if not self._state.sets.is_removed(name)]
 
-    def _look_around(self) -> None:
+    def _update_sets(self) -> None:
         """Follows the sets that operators added and removed, and the zones of this set."""
         self._was_current = self.is_informed
         sets = self._state.sets

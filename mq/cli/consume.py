@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Wish:
+class ConsumeOptions:
     """The options of the command."""
 
     topics: tuple[str, ...]
@@ -83,7 +83,7 @@ class Wish:
         return _POLL_MESSAGES if self.count is None else min(self.count - written, _POLL_MESSAGES)
 
 
-class OutagesTold(logging.Handler):
+class OutageNotes(logging.Handler):
     """Log lines of the client on brokers that are away and come back, as notes to the user."""
 
     _LOGGER = "mq.client.cluster"
@@ -106,29 +106,33 @@ class OutagesTold(logging.Handler):
 # -- as a member of a group ------------------------------------------------------------------------
 
 
-def consume_as_member(brokers: Brokers, group: str, mode: Any, wish: Wish, sink: Sink) -> None:
+def consume_as_member(
+    brokers: Brokers, group: str, mode: Any, options: ConsumeOptions, sink: Sink
+) -> None:
     from mq.client import Consumer  # noqa: PLC0415
 
-    _note_missing(_repeated(functools.partial(_route, brokers, wish.topics), wish), wish.topics)
-    subscriptions = dict.fromkeys(wish.topics, wish.wanted)
-    idle_s = _IDLE_S if wish.idle_s is None else wish.idle_s
+    _note_missing(
+        _repeated(functools.partial(_route, brokers, options.topics), options), options.topics
+    )
+    subscriptions = dict.fromkeys(options.topics, options.wanted)
+    idle_s = _IDLE_S if options.idle_s is None else options.idle_s
     # However it ends, the consumer commits what is done, and that is what was written.
     with (
-        _missing_topics_told(),
+        _quiet_missing_topics(),
         Consumer(
             brokers.servers,
             group,
             subscriptions,
             mode=mode,
-            start=wish.place,
+            start=options.place,
             auto_commit=False,
         ) as consumer,
     ):
         last_s = time.monotonic()
         has_queues = False
-        while left := wish.left(sink.written):
+        while left := options.left(sink.written):
             poll = functools.partial(consumer.poll, left, timeout_s=min(idle_s, 1.0))
-            messages = _repeated(poll, wish)
+            messages = _repeated(poll, options)
             now_s = time.monotonic()
             if messages:
                 sink.write(messages)
@@ -142,12 +146,12 @@ def consume_as_member(brokers: Brokers, group: str, mode: Any, wish: Wish, sink:
     _note_unreadable(unreadable)
 
 
-def _repeated(call: Callable[[], T], wish: Wish) -> T:
+def _repeated(call: Callable[[], T], options: ConsumeOptions) -> T:
     while True:
         try:
             return call()
         except MqError as error:
-            if not wish.outlasts(error):
+            if not options.outlasts(error):
                 raise
         time.sleep(_REPEAT_S)
 
@@ -168,7 +172,7 @@ def _note_missing(route: RouteResponse, topics: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def _missing_topics_told() -> Iterator[None]:
+def _quiet_missing_topics() -> Iterator[None]:
     """The client would repeat what `_note_missing` has said."""
     logger = logging.getLogger("mq.client.consumer.topic_locations")
     level = logger.level
@@ -182,30 +186,30 @@ def _missing_topics_told() -> Iterator[None]:
 # -- without a group -------------------------------------------------------------------------------
 
 
-def browse(brokers: Brokers, wish: Wish, sink: Sink) -> None:
-    _note_unreadable(loop.run(_browse(brokers.servers, wish, sink)))
+def browse(brokers: Brokers, options: ConsumeOptions, sink: Sink) -> None:
+    _note_unreadable(loop.run(_browse(brokers.servers, options, sink)))
 
 
-async def _browse(servers: str, wish: Wish, sink: Sink) -> int:
+async def _browse(servers: str, options: ConsumeOptions, sink: Sink) -> int:
     """Returns how many messages could not be read."""
     from mq.client import aio  # noqa: PLC0415
 
     async with aio.PullConsumer(servers) as consumer:
-        reader = Reader(consumer, wish)
+        reader = Reader(consumer, options)
         page: list[ReceivedMessage] = []
         async with contextlib.aclosing(reader.backlog()) as backlog:
             async for message in backlog:
                 page.append(message)
                 # A write for each message would be slow.
-                if len(page) == wish.left(sink.written):
+                if len(page) == options.left(sink.written):
                     sink.write(page)
                     page = []
-                    if not wish.left(sink.written):
+                    if not options.left(sink.written):
                         break
         if page:
             sink.write(page)
-        if wish.idle_s is not None and wish.left(sink.written):
-            await _follow(reader, wish, sink)
+        if options.idle_s is not None and options.left(sink.written):
+            await _follow(reader, options, sink)
         return consumer.unreadable_messages
 
 
@@ -214,9 +218,9 @@ class Reader:
     comes twice.
     """
 
-    def __init__(self, consumer: aio.PullConsumer, wish: Wish) -> None:
+    def __init__(self, consumer: aio.PullConsumer, options: ConsumeOptions) -> None:
         self._consumer = consumer
-        self._wish = wish
+        self._options = options
         self.positions: dict[QueueRef, int] = {}
 
     async def backlog(self) -> AsyncGenerator[ReceivedMessage, None]:
@@ -240,9 +244,11 @@ class Reader:
         """Finds the positions to start at. Returns the ends of the queues."""
         find = self._consumer.find_offsets
         ends: dict[QueueRef, int] = {}
-        for topic in self._wish.topics:
+        for topic in self._options.topics:
             # In this order: a message that arrives in between is not missed.
-            self.positions |= await self._repeated(functools.partial(find, topic, self._wish.place))
+            self.positions |= await self._repeated(
+                functools.partial(find, topic, self._options.place)
+            )
             ends |= await self._repeated(functools.partial(find, topic, "latest"))
         return ends
 
@@ -274,7 +280,7 @@ class Reader:
             queue.queue_id,
             self.positions[queue],
             broker_set=queue.broker_set,
-            filter=self._wish.wanted,
+            filter=self._options.wanted,
             max_messages=_PAGE_MESSAGES,
             max_bytes=_PAGE_BYTES,
             wait_ms=wait_ms,
@@ -286,18 +292,18 @@ class Reader:
             try:
                 return await call()
             except MqError as error:
-                if not self._wish.outlasts(error):
+                if not self._options.outlasts(error):
                     raise
             await asyncio.sleep(_REPEAT_S)
 
 
-async def _follow(reader: Reader, wish: Wish, sink: Sink) -> None:
+async def _follow(reader: Reader, options: ConsumeOptions, sink: Sink) -> None:
     """Writes messages as they come."""
     arrived: asyncio.Queue[list[ReceivedMessage]] = asyncio.Queue(_PAGES_WAITING)
     tasks = [asyncio.ensure_future(reader.watch(queue, arrived)) for queue in reader.positions]
     try:
-        while left := wish.left(sink.written):
-            page = await _next_page(arrived, tasks, wish.idle_s)
+        while left := options.left(sink.written):
+            page = await _next_page(arrived, tasks, options.idle_s)
             if not page:
                 break
             sink.write(page[:left])
@@ -415,18 +421,20 @@ def consume(  # noqa: PLR0913 - one a flag
         raise click.UsageError("--follow has no end and --timeout is one: give one of them")
     if meta and brokers.as_json:
         raise click.UsageError("JSON has everything: --meta is for text")
-    wish = Wish(topics, place, filter_of(tags, sql), count, float("inf") if follow else idle_s)
+    options = ConsumeOptions(
+        topics, place, filter_of(tags, sql), count, float("inf") if follow else idle_s
+    )
     if follow:
         _await_broker(brokers)
     else:
         brokers.check()
     try:
-        with click.open_file(path, "wb") as file, OutagesTold():
+        with click.open_file(path, "wb") as file, OutageNotes():
             sink = Sink(cast("BinaryIO", file), as_json=brokers.as_json, with_meta=meta)
             if group is None:
-                browse(brokers, wish, sink)
+                browse(brokers, options, sink)
             else:
-                consume_as_member(brokers, group, mode or "clustering", wish, sink)
+                consume_as_member(brokers, group, mode or "clustering", options, sink)
     except BrokenPipeError:
         # The reader of the pipe has closed it; click ends the command.
         raise

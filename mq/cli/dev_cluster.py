@@ -237,7 +237,7 @@ class Cluster:
     def exit_code(self, node: Node) -> int | None:
         return self._processes[node.name].poll()
 
-    def last_words(self, node: Node) -> list[str]:
+    def log_tail(self, node: Node) -> list[str]:
         lines = self.log(node).read_text(errors="replace").splitlines()
         return [output.printable(line) for line in lines[-_LOG_LINES:]]
 
@@ -338,8 +338,8 @@ def _wait_until_up(cluster: Cluster, admin: Admin, stop: threading.Event) -> dic
     while not stop.wait(_LOOK_S):
         for node in cluster.nodes:
             if cluster.exit_code(node) is not None:
-                why = _errors(cluster, node) or cluster.last_words(node)
-                raise NodeStopped(f"{_epitaph(cluster, node)}: {' | '.join(why)}")
+                why = _errors(cluster, node) or cluster.log_tail(node)
+                raise NodeStopped(f"{_exit_text(cluster, node)}: {' | '.join(why)}")
         found = {node.name: _status(admin, node) for node in cluster.nodes}
         # One that does not vote yet is ready to serve, but the set would not survive the leader.
         roles = {
@@ -367,10 +367,10 @@ def _status(admin: Admin, node: Node) -> BrokerStatusResponse | None:
 
 def _errors(cluster: Cluster, node: Node) -> list[str]:
     """The line that the program ended with, if it says why."""
-    return [line for line in cluster.last_words(node)[-1:] if line.startswith("error: ")]
+    return [line for line in cluster.log_tail(node)[-1:] if line.startswith("error: ")]
 
 
-def _epitaph(cluster: Cluster, node: Node) -> str:
+def _exit_text(cluster: Cluster, node: Node) -> str:
     code = cluster.exit_code(node) or 0
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
     return f"{node.name} (pid {cluster.pid(node)}) ended {how}, see {cluster.log(node)}"
@@ -424,7 +424,7 @@ def _watch(cluster: Cluster, admin: Admin, stop: threading.Event) -> None:
     while not stop.wait(_LOOK_S):
         for node in [one for one in alive if cluster.exit_code(one) is not None]:
             alive.remove(node)
-            output.note(_epitaph(cluster, node))
+            output.note(_exit_text(cluster, node))
             for line in _errors(cluster, node):
                 output.note(f"  {line}")
             again = shlex.join([hints.program(), *cluster.command(node)])

@@ -41,7 +41,7 @@ _LOST_ADVICE = (
 )
 
 
-class Found(NamedTuple):
+class DumpInput(NamedTuple):
     """The input of every view."""
 
     directory: str
@@ -107,7 +107,7 @@ def dump(directory: str, *, as_json: bool, **options: Any) -> None:
         _raise_derived(found)
 
 
-def _raise_derived(found: Found) -> None:
+def _raise_derived(found: DumpInput) -> None:
     """The first block of a queue or of the key index that is not what was written."""
     from mq.store.inspect_derived import derived_problems  # noqa: PLC0415
     from mq.store.vfs import RealVfs  # noqa: PLC0415
@@ -130,7 +130,7 @@ def _view(options: dict[str, Any]) -> str:
     return view
 
 
-def _find(directory: str, *, check_all: bool) -> Found:
+def _find(directory: str, *, check_all: bool) -> DumpInput:
     from mq.store import inspect  # noqa: PLC0415
     from mq.store.vfs import RealVfs  # noqa: PLC0415
 
@@ -146,10 +146,10 @@ def _find(directory: str, *, check_all: bool) -> Found:
             inspector.look(check_all=True)
     else:
         inspector.look(check_all=check_all)
-    return Found(directory, owner, has_checkpoint, saved, inspector)
+    return DumpInput(directory, owner, has_checkpoint, saved, inspector)
 
 
-def _entries(found: Found, options: dict[str, Any]) -> Iterator[EntrySummary]:
+def _entries(found: DumpInput, options: dict[str, Any]) -> Iterator[EntrySummary]:
     from mq.store.format import Kind  # noqa: PLC0415
 
     kind = Kind[options["kind"].upper()] if options["kind"] else None
@@ -164,13 +164,13 @@ def _limit(options: dict[str, Any]) -> int:
     return _LIMIT if options["limit"] is None else int(options["limit"])
 
 
-def _queues(found: Found, options: dict[str, Any]) -> list[QueueSummary]:
+def _queues(found: DumpInput, options: dict[str, Any]) -> list[QueueSummary]:
     topic = options["topic"]
     queues = found.inspector.queues(found.saved)
     return [queue for queue in queues if topic is None or queue.topic == topic]
 
 
-def _document(found: Found, view: str, options: dict[str, Any]) -> Iterator[tuple[str, object]]:
+def _document(found: DumpInput, view: str, options: dict[str, Any]) -> Iterator[tuple[str, object]]:
     """Keys and values in order; what is found while entries are printed comes after them."""
     inspector = found.inspector
     yield "directory", found.directory

@@ -15,7 +15,7 @@ from mq.cli.tables import Column, counted, print_pages, print_table, size, store
 from mq.store.inspect import Ending, EntrySummary, Fit, QueueSummary, SegmentSummary
 
 if TYPE_CHECKING:
-    from mq.cli.dump import Found
+    from mq.cli.dump import DumpInput
     from mq.store.examine import Problem
 
 _TOPICS_SHOWN = 3
@@ -35,7 +35,7 @@ def progress(total_bytes: int) -> Iterator[Callable[[int], None]]:
         yield lambda count: bar.advance(task, count)
 
 
-def print_overview(found: Found, *, is_verified: bool) -> None:
+def print_overview(found: DumpInput, *, is_verified: bool) -> None:
     console = Console(highlight=False)
     segments = found.inspector.segments
     if found.identity is None and not found.has_checkpoint and not segments:
@@ -48,7 +48,7 @@ def print_overview(found: Found, *, is_verified: bool) -> None:
     _print_end(console, found, is_verified=is_verified)
 
 
-def print_entries(found: Found, entries: Iterable[EntrySummary], limit: int) -> None:
+def print_entries(found: DumpInput, entries: Iterable[EntrySummary], limit: int) -> None:
     console = Console(highlight=False)
     count = print_pages(console, entries, _entry_columns)
     if not count:
@@ -58,7 +58,7 @@ def print_entries(found: Found, entries: Iterable[EntrySummary], limit: int) -> 
     _print_problems(console, found)
 
 
-def print_queues(found: Found, queues: Sequence[QueueSummary]) -> None:
+def print_queues(found: DumpInput, queues: Sequence[QueueSummary]) -> None:
     console = Console(highlight=False)
     if queues:
         print_pages(console, queues, _queue_columns)
@@ -167,7 +167,7 @@ def _queue_columns(queues: Sequence[QueueSummary]) -> list[Column]:
 # -- lines -----------------------------------------------------------------------------------------
 
 
-def _print_head(console: Console, found: Found) -> None:
+def _print_head(console: Console, found: DumpInput) -> None:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -188,7 +188,7 @@ def _print_head(console: Console, found: Found) -> None:
     console.print()
 
 
-def _checkpoint(found: Found) -> str:
+def _checkpoint(found: DumpInput) -> str:
     saved = found.checkpoint()
     if saved is None:
         return "none yet"
@@ -206,7 +206,7 @@ def _checkpoint(found: Found) -> str:
     return text
 
 
-def _print_end(console: Console, found: Found, *, is_verified: bool) -> None:
+def _print_end(console: Console, found: DumpInput, *, is_verified: bool) -> None:
     inspector = found.inspector
     segments = inspector.segments
     if not segments:
@@ -224,7 +224,7 @@ def _print_end(console: Console, found: Found, *, is_verified: bool) -> None:
     _print_problems(console, found)
 
 
-def _print_problems(console: Console, found: Found) -> None:
+def _print_problems(console: Console, found: DumpInput) -> None:
     for path in found.inspector.removed:
         line = f"removed while this was read, by retention or a change of leader: {path}"
         console.print(Text(line, "yellow"))

@@ -65,11 +65,11 @@ class ScrubSchedule:
         self._step_at_s = now_s
         return self._cursor
 
-    def went_on(self, log_offset: int, bytes_read: int) -> None:
+    def advance(self, log_offset: int, bytes_read: int) -> None:
         """The step ended here."""
         self._cursor, self._owed_bytes = log_offset, bytes_read
 
-    def put_off(self, now_s: float) -> None:
+    def postpone(self, now_s: float) -> None:
         """The step could not be made: the same again, later."""
         self._rest_until_s = now_s + PAUSE_S_MAX
 
@@ -100,7 +100,7 @@ class Checked(NamedTuple):
     number: int  # of the entry that comes next
     position: int
     findings: list[Finding]
-    is_put_off: bool = False
+    is_postponed: bool = False
 
 
 @dataclasses.dataclass(slots=True)
@@ -121,7 +121,7 @@ class Step:
                 self.twin.open()
             except OSError as error:
                 if is_shortage(error):
-                    return Checked(self.number, self.position, [], is_put_off=True)
+                    return Checked(self.number, self.position, [], is_postponed=True)
                 return self._rest(f"its files cannot be opened: {error.strerror or error}")
             try:
                 records = self.twin.read_records(self.number, _RECORDS_MAX)
@@ -214,7 +214,7 @@ class Step:
             return b""
         finally:
             if is_cold:
-                file.let_go(position, length)
+                file.drop_cache(position, length)
 
     def _rest(self, reason: str) -> Checked:
         """The rest of the segment, which cannot be checked."""
@@ -278,13 +278,13 @@ class Scrubber:
         """Reports what was found, and goes on."""
         log, segment = self._log, step.segment
         is_same = log.segment_over(segment.base) is segment and log.mends == step.mends
-        if checked.is_put_off:
-            self._schedule.put_off(self._now_s())
-        if checked.is_put_off or not is_same:
+        if checked.is_postponed:
+            self._schedule.postpone(self._now_s())
+        if checked.is_postponed or not is_same:
             return  # the second: dropped, or mended, in the meantime
         for finding in checked.findings:
             log.report(segment, *finding)
         bytes_read = checked.position - step.position
         self.scrubbed_bytes_total += bytes_read
         self._at = segment, checked.number
-        self._schedule.went_on(segment.base + checked.position, bytes_read)
+        self._schedule.advance(segment.base + checked.position, bytes_read)

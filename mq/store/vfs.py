@@ -59,7 +59,7 @@ class File(Protocol):
         """Whether a read would most likely not wait for the disk; False if that is unknown."""
         ...
 
-    def let_go(self, position: int, length: int) -> None:
+    def drop_cache(self, position: int, length: int) -> None:
         """These bytes, which were not in memory before, will not be read again soon: the page cache
         need not keep them.
         """
@@ -180,7 +180,7 @@ class RealFile:
                 return False
         return True
 
-    def let_go(self, position: int, length: int) -> None:
+    def drop_cache(self, position: int, length: int) -> None:
         # Where the file system does not tell what is in memory, it may be in use by others.
         if self._can_tell:
             os.posix_fadvise(self._fd, position, length, os.POSIX_FADV_DONTNEED)

@@ -98,7 +98,7 @@ class FaultyFile:
     def is_in_memory(self, position: int, length: int) -> bool:  # noqa: ARG002 - all or nothing
         return not self._vfs.is_cold
 
-    def let_go(self, position: int, length: int) -> None:
+    def drop_cache(self, position: int, length: int) -> None:
         self._vfs.let_go_of.append((self._path, position, length))
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:

@@ -54,7 +54,7 @@ def assign(
     ranked = sorted(members)
     share, extras = divmod(len(queues), len(ranked)) if quotas is None else (0, 0)
     room = quotas or dict.fromkeys((one.member_id for one in ranked), share)
-    hands = _hands(queues, ranked, pinned)
+    hands = _queues_before(queues, ranked, pinned)
     suits = {one: (one.topic, one.queue_id % priorities.get(one.topic, 1)) for one in queues}
     extras -= _trim(hands, queues, ranked, pinned, (room, extras), suits)
     kept = {queue for hand in hands.values() for queue in hand}
@@ -65,7 +65,7 @@ def assign(
     return {member_id: frozenset(hand) for member_id, hand in hands.items()}
 
 
-def _hands(
+def _queues_before(
     queues: Mapping[Queue, str], ranked: Sequence[Candidate], pinned: Mapping[Queue, str]
 ) -> dict[str, list[Queue]]:
     """The queues of each member before anything moves; every queue at most once."""
@@ -146,7 +146,7 @@ class _Dealer:
         extras: int,
     ) -> None:
         self._ranked = ranked
-        self._hands = hands
+        self._queues_before = hands
         self._room = room
         self._extras = extras
 
@@ -176,16 +176,16 @@ class _Dealer:
         """The part of its share that the member would have with half a queue more: above 1 it has
         all.
         """
-        load, room = len(self._hands[name]), self._room[name]
+        load, room = len(self._queues_before[name]), self._room[name]
         return (load + 0.5) / room if room else load + 1.5
 
     def _give(self, queue: Queue, heap: list[tuple[float, str]]) -> bool:
         _, name = heap[0]
-        beyond = len(self._hands[name]) - self._room[name]
+        beyond = len(self._queues_before[name]) - self._room[name]
         if beyond > 0 or (beyond == 0 and not self._extras):
             return False
         if beyond == 0:
             self._extras -= 1
-        self._hands[name].append(queue)
+        self._queues_before[name].append(queue)
         heapq.heapreplace(heap, (self._part(name), name))
         return True

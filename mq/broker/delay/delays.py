@@ -57,7 +57,7 @@ _BACKOFF_S_MAX = 5.0
 # What is due later than this is looked after by the next ticks: the clock may be set until then.
 _TIMER_MS = 1_000
 # Lanes that are looked at before what is due is delivered.
-_LOOK_LANES = 64
+_LANES_AT_ONCE = 64
 # On which side of now lanes are looked at first: those of the last day.
 _PAST_LANES = 144
 
@@ -182,7 +182,7 @@ class Delays(Service):
         backoff_s = _BACKOFF_S
         while epoch == self._epoch:
             try:
-                await self._look_at_some()
+                await self._read_some_lanes()
                 async with self._turn:
                     has_more = epoch == self._epoch and await self._deliver_some(epoch)
                 backoff_s = _BACKOFF_S
@@ -204,12 +204,12 @@ class Delays(Service):
 
     # -- what -------------------------------------------------------------------------------------
 
-    async def _look_at_some(self) -> None:
+    async def _read_some_lanes(self) -> None:
         """Finds the due time of the first batch for some of the lanes that were not read yet."""
-        for number in list(itertools.islice(self._unseen, _LOOK_LANES)):
-            await self._look_at(number)
+        for number in list(itertools.islice(self._unseen, _LANES_AT_ONCE)):
+            await self._read_lane(number)
 
-    async def _look_at(self, number: int) -> None:
+    async def _read_lane(self, number: int) -> None:
         if number not in self._unseen:
             return  # this node has stepped down since
         del self._unseen[number]
@@ -335,7 +335,7 @@ class Delays(Service):
         found: list[tuple[int, int, list[DueUnit]]] = []
         is_all = True
         for at, number in enumerate(list(self._core.state.schedule.lanes)):
-            if at % _LOOK_LANES == 0:
+            if at % _LANES_AT_ONCE == 0:
                 await asyncio.sleep(0)
             units, below = [], log_offset
             for unit in self._lanes.waiting_before(number, log_offset):
@@ -378,7 +378,7 @@ class Delays(Service):
             if held is None:
                 continue
             messages += held.batch.message_count
-            if home_of(held, topics) is None:
+            if topic_of(held, topics) is None:
                 gone += held.batch.message_count
             else:
                 batches.append(rebatch.carried(held.batch, held.first_message_at))
@@ -422,7 +422,7 @@ def outgoing(leaving: Iterable[Leaving], lanes: Mapping[int, Lane], topics: Topi
             lost += 1
             continue
         one.messages += held.batch.message_count
-        topic = home_of(held, topics)
+        topic = topic_of(held, topics)
         if topic is None:
             dropped += held.batch.message_count
             continue
@@ -435,7 +435,7 @@ def outgoing(leaving: Iterable[Leaving], lanes: Mapping[int, Lane], topics: Topi
     return Outgoing(batches, list(progress.values()), delivered, dropped, lost)
 
 
-def home_of(held: HeldBatch, topics: Topics) -> Topic | None:
+def topic_of(held: HeldBatch, topics: Topics) -> Topic | None:
     """The topic it was sent to; None: that one was deleted, whether there is a new one of its name
     or not. By places in the log: clocks may stand still, or go back.
     """

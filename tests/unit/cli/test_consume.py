@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import pytest
 
 from mq.cli import consume as module
-from mq.cli.consume import Reader, Wish, consume
+from mq.cli.consume import ConsumeOptions, Reader, consume
 from mq.cli.options import Brokers, Place
 from mq.cli.sink import Sink
 from mq.client.messages import FilterLike, QueueRef, ReceivedMessage, Sql
@@ -127,15 +127,17 @@ class FakePuller:
         pass
 
 
-def wish(place: Place = "earliest", wanted: FilterLike = None, idle_s: float | None = None) -> Wish:
-    return Wish(("t",), place, wanted, None, idle_s)
+def wanted_options(
+    place: Place = "earliest", wanted: FilterLike = None, idle_s: float | None = None
+) -> ConsumeOptions:
+    return ConsumeOptions(("t",), place, wanted, None, idle_s)
 
 
-def backlog(puller: FakePuller, wish: Wish) -> tuple[list[str], dict[QueueRef, int]]:
+def backlog(puller: FakePuller, options: ConsumeOptions) -> tuple[list[str], dict[QueueRef, int]]:
     """Bodies, and where the reader is then."""
 
     async def read() -> tuple[list[str], dict[QueueRef, int]]:
-        reader = Reader(puller, wish)  # type: ignore[arg-type]
+        reader = Reader(puller, options)  # type: ignore[arg-type]
         found = [one.body.decode() async for one in reader.backlog()]
         return found, reader.positions
 
@@ -147,19 +149,19 @@ def test_queues_are_merged_by_the_time_at_which_messages_were_stored() -> None:
         0: [message(0, at, stored_at_ms=10 * at) for at in range(5)],
         1: [message(1, at, stored_at_ms=10 * at + 5) for at in range(3)],
     }
-    found, positions = backlog(FakePuller(queues), wish())
+    found, positions = backlog(FakePuller(queues), wanted_options())
     assert found == ["0/0", "1/0", "0/1", "1/1", "0/2", "1/2", "0/3", "0/4"]
     assert positions == {QueueRef("t", 0): 5, QueueRef("t", 1): 3}
 
 
 def test_reading_ends_where_the_queue_ended_at_the_start() -> None:
     puller = FakePuller({0: [message(0, at) for at in range(5)]}, ends={0: 3})
-    assert backlog(puller, wish()) == (["0/0", "0/1", "0/2"], {QueueRef("t", 0): 3})
+    assert backlog(puller, wanted_options()) == (["0/0", "0/1", "0/2"], {QueueRef("t", 0): 3})
 
 
 def test_what_a_filter_leaves_out_is_passed_over() -> None:
     puller = FakePuller({0: [message(0, 0), message(0, 7)]}, ends={0: 9})
-    found, positions = backlog(puller, wish(place=1, wanted="a"))
+    found, positions = backlog(puller, wanted_options(place=1, wanted="a"))
     assert found == ["0/7"]
     assert positions[QueueRef("t", 0)] >= 9
     assert set(puller.filters) == {"a"}
@@ -171,18 +173,18 @@ def test_following_outlasts_outages_and_reads_each_message_once(
 ) -> None:
     monkeypatch.setattr(module, "_REPEAT_S", 0.0)
     queues = {0: [message(0, at) for at in range(3)]}
-    endless = wish(idle_s=float("inf"))
+    endless = wanted_options(idle_s=float("inf"))
     for before in range(4):
         calls = [None] * before + [Unreachable("away")] * outages
         assert backlog(FakePuller(queues, calls=calls), endless)[0] == ["0/0", "0/1", "0/2"]
         with pytest.raises(Unreachable):
-            backlog(FakePuller(queues, calls=calls), wish())
+            backlog(FakePuller(queues, calls=calls), wanted_options())
 
 
 def test_following_ends_by_an_error_that_does_not_pass() -> None:
     puller = FakePuller({0: []}, calls=[TopicNotFound("t")])
     with pytest.raises(TopicNotFound):
-        backlog(puller, wish(idle_s=float("inf")))
+        backlog(puller, wanted_options(idle_s=float("inf")))
 
 
 # As a member of a group.
@@ -383,6 +385,6 @@ def test_options_that_make_no_sense_are_a_usage_error(flags: tuple[str, ...]) ->
 
 
 def test_what_is_left_is_bounded_by_a_step() -> None:
-    endless = Wish(("t",), "earliest", None, None, None)
+    endless = ConsumeOptions(("t",), "earliest", None, None, None)
     assert endless.left(10**9) == 500
-    assert Wish(("t",), "earliest", None, 600, None).left(200) == 400
+    assert ConsumeOptions(("t",), "earliest", None, 600, None).left(200) == 400

@@ -119,7 +119,7 @@ def test_the_rate_is_kept(scene: Scene) -> None:
 def test_another_rate_counts_at_once() -> None:
     schedule = ScrubSchedule(0.0)
     assert schedule.next_offset(0, 1 << 30, 1, 0.0) == 0
-    schedule.went_on(1 << 20, 1 << 20)
+    schedule.advance(1 << 20, 1 << 20)
     assert schedule.next_offset(0, 1 << 30, 1, 1000.0) is None
     assert schedule.next_offset(0, 1 << 30, 1 << 20, 1000.0) == 1 << 20
 
@@ -154,7 +154,7 @@ def test_the_age_is_that_of_the_last_full_pass(scene: Scene) -> None:
 def test_a_pass_ends_where_the_log_ended_when_it_began() -> None:
     schedule = ScrubSchedule(0.0)
     assert schedule.next_offset(0, 100, 1, 0.0) == 0
-    schedule.went_on(100, 0)
+    schedule.advance(100, 0)
     assert schedule.next_offset(0, 1 << 40, 1, 0.0) is None
     assert schedule.passes == 1
     assert schedule.next_offset(0, 1 << 40, 1, PASS_S_MIN) == 0
@@ -163,7 +163,7 @@ def test_a_pass_ends_where_the_log_ended_when_it_began() -> None:
 def test_a_log_that_was_replaced_is_walked_from_its_start() -> None:
     schedule = ScrubSchedule(0.0)
     assert schedule.next_offset(0, 1000, 1, 0.0) == 0
-    schedule.went_on(500, 0)
+    schedule.advance(500, 0)
     assert schedule.next_offset(100, 900, 1, 0.0) == 100
     assert schedule.passes == 0
 

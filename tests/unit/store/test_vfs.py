@@ -35,7 +35,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Disk:
 def test_pages_dropped_from_the_cache_are_still_in_the_file(disk: Disk) -> None:
     write(disk.vfs, f"{disk.root}/a", b"0123456789")
     file = disk.vfs.open(f"{disk.root}/a")
-    file.let_go(0, 10)
+    file.drop_cache(0, 10)
     assert file.pread(10, 0) == b"0123456789"
     file.close()
 
@@ -54,7 +54,7 @@ def test_nothing_is_let_go_where_the_file_system_does_not_tell_what_is_in_memory
     monkeypatch.setattr(os, "posix_fadvise", lambda _, at, size, __: calls.append((at, size)))
     file = RealVfs().open(f"{tmp_path}/a", create=True)
     assert not file.is_in_memory(1, 3)
-    file.let_go(1, 3)
+    file.drop_cache(1, 3)
     assert calls == advised
     file.close()
 
