@@ -151,7 +151,7 @@ def message_type_limits() -> dict[str, str]:
             f"{seconds(consumer.INVISIBLE_MS_DEFAULT)}; {seconds(consumer.INVISIBLE_MS_MIN)} to "
             f"{consumer.INVISIBLE_MS_MAX // 3_600_000} h"
         ),
-        "messages in hand of one group in one queue": f"{grants.IN_HAND_MAX:,}",
+        "messages in flight of one group in one queue": f"{grants.IN_HAND_MAX:,}",
         "messages in a receive": f"{consumer.MESSAGES_MAX:,}",
     }
 
