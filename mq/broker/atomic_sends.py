@@ -41,10 +41,10 @@ from mq.store.batch import Batch
 from mq.wire.v1.consumer_pb2 import Handle, QueuePosition
 from mq.wire.v1.state_pb2 import Command, CommitPositions, GroupPositions
 
-# Atomic sends that wait for the same turn are one entry up to so many bytes.
+# Atomic sends of one turn share an entry up to this size.
 _GROUP_BYTES = 1 << 20
 BATCHES_MAX = 1_000
-# Around a batch in its entry, and around the command.
+# Overhead of a batch in its entry, and of the command.
 _HEAD_BYTES = 8
 
 
@@ -64,8 +64,8 @@ Keys = tuple[tuple[str, int], ...]
 
 @dataclass(slots=True, frozen=True, eq=False)
 class AtomicSend:
-    """Batches, and how far a member of the group has come with what they were made of. `starts`:
-    where it began.
+    """Batches, and the progress of the group's member in their input. `starts`: where the work
+    began.
     """
 
     batches: Sequence[Batch]
@@ -236,7 +236,9 @@ class AtomicSends:
         return turn.accept(atom)
 
     def _done(self, atom: AtomicSend, turn: _AtomicTurn) -> StoredBatches | None:
-        """The answer to one that came before. IllegalSequence: to a part of it."""
+        """The answer to an earlier request. Raises IllegalSequence if only a part of it is
+        stored.
+        """
         if not atom.batches:
             return None
         stored = _stored(atom, self._core.state.producers)

@@ -43,14 +43,14 @@ class Catalog:
         self._leadership = leadership
         self._elsewhere = elsewhere
         self._default_queues = default_queues
-        # Being deleted: what is written after it in the log would come back to life.
+        # Topics being deleted: a message written behind the delete would come back to life.
         self._leaving: set[str] = set()
-        # A topic is changed by one at a time, each of whom sees what the one before it did.
+        # A topic is changed by one request at a time, which sees the changes of the one before.
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def create(self, name: str, queues: int, type_: int, priorities: int = 0) -> Topic:
-        """Those queues of it that this set has. TopicExists, IllegalTopic, IllegalRequest,
-        PermissionDenied.
+        """Creates the topic; returns the queues that this set has of it. Raises TopicExists,
+        IllegalTopic, IllegalRequest, PermissionDenied.
         """
         self._check_name(name)
         self._check_alike(name, type_, priorities)
@@ -117,7 +117,7 @@ class Catalog:
                 self._leaving.discard(name)
 
     async def delete_group(self, group: str, member_count: int) -> None:
-        """GroupNotFound, GroupNotEmpty."""
+        """Raises GroupNotFound, GroupNotEmpty."""
         self._leadership.check()
         names.check_group(group)
         if member_count:
@@ -137,12 +137,16 @@ class Catalog:
         return [one for one in mine if one in self._machine.state.topics]
 
     def writable(self, name: str, queue_id: int) -> None:
-        """TopicNotFound (also while it is being deleted), QueueNotFound, PermissionDenied."""
+        """Raises TopicNotFound (also while it is being deleted), QueueNotFound,
+        PermissionDenied.
+        """
         self._machine.state.topics.writable(name, queue_id)
         self._check_staying(name)
 
     def present(self, name: str) -> Topic:
-        """For what was accepted before, and comes now. TopicNotFound, also while it is deleted."""
+        """For batches that were accepted before. Raises TopicNotFound, also while it is being
+        deleted.
+        """
         self._check_staying(name)
         return self._machine.state.topics.find(name)
 

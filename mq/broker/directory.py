@@ -198,7 +198,7 @@ class Directory:
         )
 
     def answer(self, request: GreetRequest, now_ms: int) -> GreetResponse:
-        """IllegalRequest: it is none of ours."""
+        """Raises IllegalRequest if the sender does not belong to this cluster."""
         sender = request.sender
         if request.cluster != self._identity.cluster:
             raise IllegalRequest(
@@ -254,7 +254,7 @@ class Directory:
             self._introduce(one, now_ms)
 
     def greeted(self, name: str, places: Sequence[str], *, is_answered: bool) -> None:
-        """They were tried, all of them unless one answered."""
+        """These addresses were tried, all of them unless one answered."""
         self._tried.add(name or places[0])
         self._has_greeted.set()
         other = self._others.get(name)
@@ -325,7 +325,7 @@ class Directory:
         ]
 
     def _all_routes(self, version: int) -> GreetResponse:
-        """Made once for all that ask: there may be many."""
+        """Made once for all requests: there may be many."""
         if self._routes_of != version:
             routes = [
                 self._route(topic)

@@ -17,22 +17,22 @@ from mq.store import rebatch
 from mq.store.batch import Batch
 from mq.wire.v1.message_pb2 import Half
 
-# What is written together with a batch when it is delivered must fit its entry, too.
+# Room for what is written in the same entry when the batch is delivered.
 DELIVERY_ROOM_BYTES = 256
 _CHECKS_MAX = 1_000
 _CHECK_MS_MAX = 86_400_000
 
 
 def level_ms(level: int) -> int:
-    """IllegalDelay."""
+    """Raises IllegalDelay."""
     if not 1 <= level <= len(LEVELS_MS):
         raise IllegalDelay(f"delay level {level}: they are 1 to {len(LEVELS_MS)}")
     return LEVELS_MS[level - 1]
 
 
 def normalize_held(batch: Batch, now_ms: int, config: Config) -> Batch:
-    """As it is stored. IllegalDelay, MessageTooLarge, IllegalGroup, MalformedBatch,
-    IllegalRequest.
+    """The batch in its stored form. Raises IllegalDelay, MessageTooLarge, IllegalGroup,
+    MalformedBatch, IllegalRequest.
     """
     has_delay = batch.deliver_at_ms != 0 or batch.delay_ms != 0
     if batch.half:
@@ -51,7 +51,7 @@ def normalize_held(batch: Batch, now_ms: int, config: Config) -> Batch:
 
 
 def delivery_time(deliver_at_ms: int, delay_ms: int, now_ms: int) -> int:
-    """IllegalDelay: too far ahead, negative, or both ways to say it."""
+    """Raises IllegalDelay if it is too far ahead, negative, or given in both ways."""
     if deliver_at_ms and delay_ms:
         raise IllegalDelay("deliver_at_ms and delay_ms: say one of them")
     at_ms = deliver_at_ms or now_ms + delay_ms

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# For how long one request may hold the loop before others get a turn.
+# The longest time that one request may hold the loop before others get a turn.
 TURN_S = 0.01
 _PIECE = 500
 

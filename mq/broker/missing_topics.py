@@ -15,7 +15,8 @@ from mq.broker.directory import Directory
 from mq.broker.state.topics import Topics
 from mq.errors import MqError, TopicNotFound
 
-# Names are compared on the loop, in some milliseconds: so often at most, for all clients together.
+# The highest rate of comparing names, for all clients together: it takes the loop some
+# milliseconds.
 _GUESSES_A_SECOND = 20
 _KNOWN_MAX = 256
 
@@ -33,7 +34,7 @@ class MissingTopics:
         self._directory = directory
         self._steady_ms = steady_ms
         self._waiters: set[asyncio.Future[None]] = set()
-        # By the name that was asked for, and of which topics that was true.
+        # By missing name: similar names, and the version of the topics they are of.
         self._guesses: dict[str, list[str]] = {}
         self._guessed_of = -1, -1
         self._second, self._guesses_in_second = 0, 0
@@ -41,7 +42,9 @@ class MissingTopics:
     # -- waiting ----------------------------------------------------------------------------------
 
     def is_awaited(self, name: str) -> bool:
-        """No set has it, and its first message will create it. IllegalTopic: nothing can."""
+        """No set has it, and its first message will create it. Raises IllegalTopic if nothing
+        can.
+        """
         if name in self._topics:
             return False
         names.check_topic(name)
@@ -49,7 +52,9 @@ class MissingTopics:
         return may_come and not self._directory.elsewhere(name)
 
     async def until_created(self, name: str, wait_s: float) -> bool:
-        """Whether this set has it within that time. Raises why this node leads no more."""
+        """Returns whether this set has it within that time. Raises NotLeader if this node steps
+        down.
+        """
         deadline_s = asyncio.get_running_loop().time() + wait_s
         while self.is_awaited(name):
             left_s = deadline_s - asyncio.get_running_loop().time()
@@ -83,7 +88,7 @@ class MissingTopics:
     # -- guessing ---------------------------------------------------------------------------------
 
     def similar(self, name: str) -> list[str]:
-        """Topics of the cluster that may have been meant; none, too, when many ask for such."""
+        """Topics of the cluster with similar names; none if there are too many requests."""
         version = self._topics.version, self._directory.changes
         if version != self._guessed_of or len(self._guesses) >= _KNOWN_MAX:
             self._guessed_of = version

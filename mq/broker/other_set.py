@@ -20,8 +20,8 @@ _NODES_MAX = 64
 _QUEUES_MAX = names.QUEUE_ID_MAX + 1
 # The longest name of a topic is that of a group behind a prefix.
 _TOPIC_CHARACTERS_MAX = names.NAME_CHARACTERS_MAX + len(names.RETRY_PREFIX)
-# What a broker that lags behind says of its set does not replace what is newer than this. Behind
-# it, the set was replaced by a new one: it counts its terms from the beginning.
+# A report of a lagging broker does not replace one that is newer than this. An older one may: the
+# set was replaced by a new one, which counts its terms from the beginning.
 _NEWS_MS_MAX = 10_000
 # As long as a set answers, another one cannot have its name.
 _ALIVE_MS_MAX = 3_000
@@ -62,13 +62,13 @@ def may_be_same(nodes: Collection[NodeRoute], others: Collection[NodeRoute]) -> 
 @dataclass(slots=True)
 class OtherSet:
     name: str
-    # Where its brokers are by its own word, or by that of others as long as it has said nothing.
+    # Addresses of its brokers as it says itself; as others say until it has answered.
     told: tuple[str, ...] = ()
     # None: no broker of it has answered yet.
     broker_set: BrokerSet | None = None
     heard_ms: int = 0
-    # The topics, the broker that told them, and its version of them, so that it need not repeat
-    # them.
+    # The topics, the broker that reported them, and their version there, so that they are not sent
+    # again.
     topics: dict[str, TopicRoute] = field(default_factory=dict)
     topics_version: int = 0
     answered_by: str = ""
@@ -107,9 +107,10 @@ class OtherSet:
     def hear(
         self, address: str, response: GreetResponse, now_ms: int, asked_version: int = 0
     ) -> bool:
-        """Whether zones, or queues that can be read, are others than before. IllegalRequest: what
-        is said makes no sense, or another set says it; nothing changed. `asked_version`: that of
-        the topics that were known when it was greeted; it tells no topics of that version.
+        """Returns whether zones or readable queues have changed. Raises IllegalRequest if the
+        response makes no sense or is of another set; nothing changed then. `asked_version`: version
+        of the topics that were known when it was greeted; topics of that version are not sent
+        again.
         """
         broker_set = response.broker_set
         self._check(address, broker_set, now_ms)

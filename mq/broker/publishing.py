@@ -29,7 +29,7 @@ from mq.names import NAME_CHARACTERS_MAX
 from mq.store.batch import Batch
 from mq.store.logreader import EntryRef
 
-# An entry is closed when it has so much; a larger batch is an entry of its own.
+# An entry is closed at this size; a larger batch is an entry of its own.
 _GROUP_BYTES = 1 << 20
 # Batches in flight, however small.
 _IN_FLIGHT_MAX = 8_000
@@ -65,7 +65,7 @@ class Publisher:
         in_flight_bytes_max: int,
         entry_bytes_max: int,
     ) -> None:
-        """`resolve` says how a batch is stored that is to be held back, or what is wrong."""
+        """`resolve` normalizes a batch that is to be held back; it raises if that is illegal."""
         self._writer = writer
         self._machine = machine
         self._leadership = leadership
@@ -110,7 +110,7 @@ class Publisher:
             self._wake()
 
     def submit(self, batch: Batch, *, tells_appended: bool = False) -> Slot:
-        """Never waits. Raises what is wrong with the batch; then nothing was written."""
+        """Never waits. Raises if the batch is illegal; then nothing was written."""
         self._leadership.check()
         if batch.producer_id:
             # Before its queue is looked at: one that is stored stays so, also when the queue is
@@ -210,7 +210,7 @@ class Publisher:
     def end(
         self, slots: list[Slot], stored: Sequence[StoredAt], error: BaseException | None
     ) -> None:
-        """The batches are applied, and there; or failed with this."""
+        """The batches are applied, or failed with this error."""
         for at, slot in enumerate(slots):
             batch, outcome = slot.batch, slot.outcome
             if batch.producer_id:

@@ -44,21 +44,21 @@ from mq.wire.v1.state_pb2 import (
 
 log = get_logger(__name__)
 
-# One entry has so much at most, and so many batches: other work waits while they are put together.
+# Limits of one entry in bytes and batches: other work waits while it is put together.
 _ENTRY_BYTES = 2 << 20
 _ENTRY_BATCHES = 512
-# And is of so many lanes.
+# And in lanes.
 _ENTRY_LANES = 64
-# Lanes of which more than a time is kept in memory.
+# Lanes with a filled window in memory.
 _FILLED_MAX = 8
-# After a failure, and twice as long after the next.
+# Back-off after a failure; doubled after the next.
 _BACKOFF_S = 0.05
 _BACKOFF_S_MAX = 5.0
-# What is due later than this is looked after by the next ticks: the clock may be set until then.
+# Later due times are left to the ticks: the clock may be set until then.
 _TIMER_MS = 1_000
-# Lanes that are looked at before what is due is delivered.
+# Lanes that are read before due batches are delivered.
 _LANES_AT_ONCE = 64
-# On which side of now lanes are looked at first: those of the last day.
+# Lanes of the last day are read first.
 _PAST_LANES = 144
 
 
@@ -238,7 +238,7 @@ class Delays(Service):
         window.fill(units, are_all=are_all)
 
     async def _deliver_some(self, epoch: int) -> bool:
-        """Writes what is due, as much as one entry takes. Whether there was anything."""
+        """Writes due batches, as many as one entry takes. Returns whether there were any."""
         agenda = self._agenda
         taken = await self._take(epoch)
         try:
@@ -295,7 +295,7 @@ class Delays(Service):
             log.error("batches that waited are gone from the log", batches=out.lost)
 
     def _leaving(self, taken: dict[int, list[DueUnit]]) -> Iterator[Leaving]:
-        """With what the log has of each, in the order of the lanes."""
+        """With the stored batches, in the order of the lanes."""
         store = self._core.store
         units = sorted((unit.log_offset, unit) for some in taken.values() for unit in some)
         there = [unit for at, unit in units if at >= store.log.start_offset]
@@ -330,7 +330,9 @@ class Delays(Service):
                 is_done = await self._carry_some(log_offset)
 
     async def _carry_some(self, log_offset: int) -> bool:
-        """Writes again what stands before, as much as one entry takes. Whether that was all."""
+        """Writes batches again that stand before, as many as one entry takes. Returns whether that
+        was all.
+        """
         epoch, budget = self._epoch, Budget(self._entry_bytes, _ENTRY_BATCHES)
         found: list[tuple[int, int, list[DueUnit]]] = []
         is_all = True

@@ -19,12 +19,12 @@ import numpy.typing as npt
 from mq.broker.state.schedule import LanePosition
 from mq.store.consumequeue import UNIT, Units
 
-# So many batches of a lane are known at most: 1.3 MB; and so many more that came since.
+# Batches of a lane that are known at most, 1.3 MB; and the later arrivals beside them.
 WINDOW_UNITS = 1 << 16
 ARRIVALS_MAX = 1 << 13
-# Beside its bytes: what is said of its lane, and the head of its batch.
+# Bytes of an entry for its lane and for the head of its batch.
 UNIT_OVERHEAD_BYTES = 64
-# So many of them are taken out of the arrays in one go.
+# Units that are taken out of the arrays in one go.
 _BLOCK_UNITS = 1 << 10
 NEVER_MS = 1 << 62
 # Stale entries of the agenda beside the current ones.

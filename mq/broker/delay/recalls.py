@@ -19,9 +19,9 @@ from mq.errors import FlowControl, MessageNotFound, MqError
 from mq.store.holding import lane_of
 from mq.wire.v1.state_pb2 import Command, Many, RecallScheduled
 
-# That are decided on together.
+# Recalls that are decided together.
 _REQUESTS_MAX = 1_000
-# That were taken back and whose time has not come: each is remembered until then.
+# Recalled messages whose time has not come: each is remembered until then.
 RECALLED_MAX = 100_000
 
 
@@ -48,8 +48,9 @@ class Recalls:
         self._task: asyncio.Task[None] | None = None
 
     async def recall(self, topic: str, message_log_offset: int, deliver_at_ms: int) -> None:
-        """The message will not be delivered, when this returns. MessageNotFound: it is delivered
-        or due right now, was taken back already, or never was. NotLeader; as `Consensus.propose`.
+        """The message will not be delivered once this returns. Raises MessageNotFound if it is
+        delivered or due right now, was recalled already, or never existed; NotLeader; as
+        `Consensus.propose`.
         """
         loop = asyncio.get_running_loop()
         while True:
@@ -101,7 +102,7 @@ class Recalls:
             _tell(one, _RecallOutcome.TAKEN_BACK)
 
     def _check_room(self, count: int) -> None:
-        """FlowControl."""
+        """Raises FlowControl if too many are remembered."""
         recalled = sum(len(lane.recalled) for lane in self._core.state.schedule.lanes.values())
         if recalled + count > RECALLED_MAX:
             raise FlowControl(

@@ -28,7 +28,7 @@ from mq.wire.v1.state_pb2 import Command, PutGroup, TrimQueues
 LIST_MAX = 1_000
 _LIST_DEFAULT = 32
 _LIST_BYTES = 2 << 20
-# What is sent again in one entry.
+# Limits of one entry of resent letters.
 _ENTRY_MESSAGES = 500
 _ENTRY_BYTES = 1 << 20
 
@@ -50,7 +50,7 @@ class Totals(NamedTuple):
 class DeadLetters:
     def __init__(self, core: Core) -> None:
         self._core = core
-        # One at a time sends a group's letters again, or lets go of them.
+        # Resends and purges of a group exclude each other.
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     # -- questions --------------------------------------------------------------------------------
@@ -91,7 +91,9 @@ class DeadLetters:
     def listed(
         self, group: str, queue_offset: int, messages_max: int
     ) -> tuple[list[StoredMessage], int]:
-        """Letters from there on, and where to go on. TopicNotFound: the group never had one."""
+        """Letters from this offset on, and the next offset. Raises TopicNotFound if the group never
+        had one.
+        """
         queue = self._queue(group)
         count = min(messages_max or _LIST_DEFAULT, LIST_MAX)
         letters = self._read(queue, queue_offset, count, _LIST_BYTES)
@@ -121,8 +123,8 @@ class DeadLetters:
         return count
 
     async def resend(self, group: str, queue_offsets: Sequence[int]) -> int:
-        """These, which stay where they are; how many they were. MessageNotFound when one is not
-        there: then none was sent. One that retention takes meanwhile is left out.
+        """Sends these again; they stay where they are. Returns their number. Raises MessageNotFound
+        if one is missing: then none was sent. One that retention drops meanwhile is left out.
         """
         self._core.leadership.check()
         queue, count = self._queue(group), 0
@@ -144,7 +146,7 @@ class DeadLetters:
         return count
 
     async def purge(self, group: str, before_offset: int = 0) -> int:
-        """Lets go of those before this one, 0: of all. How many they were."""
+        """Drops the letters before this one, 0: all. Returns their number."""
         self._core.leadership.check()
         queue = self._queue(group)
         async with self._turn(group):
@@ -167,7 +169,7 @@ class DeadLetters:
         )
 
     async def _write(self, command: Command | None, batches: Sequence[Batch] = ()) -> None:
-        """To its end, else the next one would send the same letters again."""
+        """Not cancelled half-way: the next one would send the same letters again."""
         await self._core.writer.write_uncancelled(command, batches)
 
     # -- the queue --------------------------------------------------------------------------------

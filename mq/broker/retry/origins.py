@@ -74,7 +74,7 @@ def origin_of(
 
 
 def with_origin(message: Message, origin: Origin, attempts: int, reason: str) -> Message:
-    """A copy that says so."""
+    """A copy of the message with this origin."""
     copy = Message()
     copy.CopyFrom(message)
     copy.origin.CopyFrom(origin)

@@ -44,8 +44,8 @@ def wait_ms(attempts: int) -> int:
 
 
 def next_step(attempts: int, retries_max: int, wanted_ms: int | None = None) -> int | None:
-    """After how many milliseconds a message comes back that has failed so often by now, as wanted
-    or by its level; None: it is a dead letter.
+    """The delay in milliseconds before a message comes back that has failed so often, as wanted or
+    by its level; None: it is a dead letter.
     """
     if attempts > retries_max:
         return None
@@ -71,9 +71,7 @@ def attempts_before(group: str, stored: StoredMessage) -> int:
 
 
 def failed_copy(stored: StoredMessage, broker_set: str, attempts: int, reason: str) -> Message:
-    """The message with a word on where it stood at first. A reason that is empty leaves the one
-    that is there.
-    """
+    """The message with its origin. An empty reason leaves the one that is there."""
     origin = origin_of(
         stored.message,
         stored.topic,
@@ -92,7 +90,7 @@ def dead_letters(group: str, broker_set: str, letters: Iterable[Letter]) -> Batc
 
 
 def request_id(group: str, member_id: str) -> str:
-    """Under which a member's requests are known, in the table that makes a repeated one once."""
-    # A length in front: two names must not read as two others.
+    """The producer id under which a member's requests stand in the deduplication table."""
+    # With a length in front: two names must not read as two others.
     text = f"{len(group)}:{group}{member_id}"
     return names.RETRY_PREFIX + hashlib.sha256(text.encode()).hexdigest()[:32]

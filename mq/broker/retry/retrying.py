@@ -58,7 +58,7 @@ class MessagePosition(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A message as it was delivered, when it is wanted back (None: by its attempts), and why."""
+    """A message as delivered, its wanted delay (None: by its attempts), and the reason."""
 
     place: MessagePosition
     delay_ms: int | None = None
@@ -73,9 +73,9 @@ class RetryResult(NamedTuple):
     """The outcome for one message; with `error`, nothing was done."""
 
     error: MqError | None = None
-    # How often it failed by now.
+    # Failures so far.
     attempts: int = 0
-    # When it comes back; 0: it is a dead letter.
+    # The time of the next delivery; 0: it is a dead letter.
     deliver_at_ms: int = 0
 
 
@@ -121,7 +121,7 @@ class Retrying(Service):
         return await asyncio.shield(work)
 
     def retries_max(self, group: str) -> int:
-        """As it is set for the group, or configured."""
+        """The number set for the group, or the configured one."""
         own = self._core.state.offsets.retries_max(group)
         return self._core.settings.config.broker.retries_max if own is None else own
 
@@ -185,15 +185,16 @@ class Retrying(Service):
         return Command(commit_positions=CommitPositions(groups=[commit]))
 
     def _check_member(self, group: str, member_id: str) -> None:
-        """UnknownMember; IllegalRequest where messages are retried in place."""
+        """Raises UnknownMember; IllegalRequest where messages are retried in place."""
         if self._groups.member(group, member_id).spec.mode != MODE_CLUSTERING:
             raise IllegalRequest(
                 f"group {group} is ordered or broadcast: its members try messages again in place"
             )
 
     def _room_beside(self, batches: Sequence[Batch]) -> int:
-        """Bytes of their entry that they leave. MessageTooLarge: a message that is nearly as large
-        as an entry, with its origin. It could be stored, and never be delivered.
+        """The room that the messages leave in their entry. Raises MessageTooLarge for a message
+        that is nearly as large as an entry, with its origin: it could be stored, and never be
+        delivered.
         """
         bytes_max = self._core.settings.config.store.entry_bytes_max - DELIVERY_ROOM_BYTES
         size = sum(len(one.data) + _BATCH_HEAD_BYTES for one in batches)
@@ -271,7 +272,7 @@ def _not_found(place: MessagePosition) -> MessageNotFound:
 def _batches(
     group: str, copies: Mapping[int | None, list[Message]], producer_id: str, sequence: int
 ) -> list[Batch]:
-    """One for each time. The first one says whose request it is."""
+    """One batch for each due time. The first one carries the id of the request."""
     batches: list[Batch] = []
     for due_ms, messages in copies.items():
         is_dead = due_ms is None
@@ -285,7 +286,9 @@ def _batches(
 def _read(
     store: Store, places: Iterable[MessagePosition], bytes_max: int
 ) -> Iterator[StoredMessage]:
-    """Those that are there. MessageTooLarge when their copies would not fit one entry."""
+    """Reads the messages that exist. Raises MessageTooLarge if their copies would not fit one
+    entry.
+    """
     room, count = bytes_max, 0
     for queue, queue_offset, end in _stretches(places):
         at = queue_offset

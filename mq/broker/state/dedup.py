@@ -21,9 +21,9 @@ from mq.names import RETRY_PREFIX, SINK_PREFIX
 from mq.wire.v1.state_pb2 import ProducerState
 
 PRODUCERS_MAX = 10_000
-# A producer has fewer batches under way than are remembered here ...
+# More than the batches that a producer has in flight ...
 NEWEST_MIN = 64
-# ... and may leave so many gaps, which it fills later or never.
+# ... and the gaps that it may leave, to be filled later or never.
 RANGES_MAX = 256
 # Producers whose numbers only grow leave gaps for ever: their oldest ranges are forgotten.
 # A sink may send again whatever it made of one part of its input.
@@ -108,7 +108,7 @@ class Producers:
         return producer.place(sequence)
 
     def check(self, producer_id: str, sequence: int) -> None:
-        """IllegalSequence when one more that does not follow the others would be too much."""
+        """Raises IllegalSequence if one more gap would be too many."""
         producer = self._producers.get(producer_id)
         if producer is None or len(producer.ranges) < 2 * RANGES_MAX:
             return

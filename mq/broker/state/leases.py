@@ -47,12 +47,12 @@ class QueueLeases:
 
     @property
     def message_count(self) -> int:
-        """Given out or put off, and not done."""
+        """Messages with a lease or postponed, and not done."""
         return sum(one.end - one.start for one in self.ranges)
 
     @property
     def done_ahead(self) -> int:
-        """Messages that are done behind the first one that is not."""
+        """Messages done behind the first one that is not."""
         return self.next - self.done_to - self.message_count
 
     def at(self, queue_offset: int) -> Range | None:

@@ -42,9 +42,9 @@ class Lane:
 
     def __init__(self) -> None:
         self.batches = self.messages = 0
-        # Gone is everything up to here ...
+        # Everything up to here was delivered ...
         self.delivered = LanePosition(0, 0)
-        # ... and what stands before here in the log: it was written again.
+        # ... and everything before this log offset was written again.
         self.below_log_offset = 0
         # Messages that were taken back, by the log offset they had at first, until their time is
         # over; and when each of them is due.
@@ -65,7 +65,7 @@ class Schedule:
 
     @property
     def messages(self) -> int:
-        """That wait, and were not taken back; exact, but for what is due right now."""
+        """Waiting messages, without recalled ones; exact, but for those that are due right now."""
         return sum(max(0, one.messages - len(one.recalled)) for one in self.lanes.values())
 
     # -- applying ---------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ class Schedule:
         return HeldQueue(SCHEDULE_TOPIC, number, due_ms)
 
     def deliver(self, command: DeliverScheduled) -> list[int]:
-        """The batches of the entry have left their lanes. The lanes that are empty now."""
+        """The batches of the entry have left their lanes. Returns the lanes that became empty."""
         for one in command.lanes:
             lane = self.lanes.get(one.lane)
             if lane is not None:
@@ -113,7 +113,7 @@ class Schedule:
         lane.messages = max(0, lane.messages - messages)
 
     def _forget_recalled(self, lane: Lane) -> None:
-        """Those whose time is over have left, or would have."""
+        """Forgets recalled messages whose time is over."""
         if lane.recalled:
             over_ms = lane.delivered.due_ms
             lane.recalled = {at: due for at, due in lane.recalled.items() if due >= over_ms}

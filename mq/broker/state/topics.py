@@ -25,7 +25,7 @@ class Topic(NamedTuple):
     created_at_ms: int
     # 0: none; otherwise queue i has the priority i modulo this.
     priorities: int = 0
-    # Where the log was then: what stands before was sent to another topic of this name.
+    # The end of the log at its creation: messages before belong to another topic of this name.
     created_at_log_offset: int = 0
 
     def rank(self, queue_id: int) -> int:
@@ -33,7 +33,9 @@ class Topic(NamedTuple):
         return self.priorities - 1 - queue_id % self.priorities if self.priorities > 1 else 0
 
     def queues_of(self, priority: int) -> range:
-        """Those that take messages of this priority. IllegalRequest: there is no such."""
+        """The queues of this priority that take messages. Raises IllegalRequest if there are
+        none.
+        """
         if self.priorities < 2:
             return range(self.write_queues)
         if priority >= self.priorities:
@@ -89,7 +91,7 @@ class Topics:
         return self._topics.get(name)
 
     def find(self, name: str) -> Topic:
-        """TopicNotFound."""
+        """Raises TopicNotFound."""
         topic = self._topics.get(name)
         if topic is None:
             names.check_topic(name)
@@ -101,7 +103,7 @@ class Topics:
         return topic
 
     def writable(self, name: str, queue_id: int) -> Topic:
-        """TopicNotFound, QueueNotFound; PermissionDenied for what no producer may write."""
+        """Raises TopicNotFound, QueueNotFound; PermissionDenied where no producer may write."""
         topic = self.find(name)
         if topic.is_internal or not topic.is_writable:
             why = "it is the broker's own" if topic.is_internal else "writing is switched off"
@@ -113,7 +115,7 @@ class Topics:
         return topic
 
     def readable(self, name: str, queue_id: int = 0) -> Topic:
-        """TopicNotFound, QueueNotFound; PermissionDenied for what no consumer may read."""
+        """Raises TopicNotFound, QueueNotFound; PermissionDenied where no consumer may read."""
         topic = self.find(name)
         if not names.is_readable_topic(name) or not topic.is_readable:
             why = "reading is switched off" if not topic.is_internal else "it is the broker's own"
@@ -125,7 +127,7 @@ class Topics:
         return topic
 
     def rank(self, name: str, queue_id: int) -> int:
-        """As that of its topic; of one that is gone, 0."""
+        """The rank of the queue in its topic; 0 if the topic is gone."""
         topic = self._topics.get(name)
         return topic.rank(queue_id) if topic else 0
 

@@ -29,7 +29,7 @@ from mq.store.holding import HeldQueue
 from mq.wire.v1.message_pb2 import Half
 from mq.wire.v1.state_pb2 import ChangeTransactions, TransactionState, TransactionTotals
 
-# Ends that are remembered: those of some seconds, at the highest rate there is.
+# Remembered ends: those of some seconds, at the highest rate.
 ENDED_MAX = 10_000
 _ENDED_FIELDS = 6
 
@@ -42,20 +42,20 @@ class TransactionOutcome(IntEnum):
 
 class Ended(NamedTuple):
     outcome: TransactionOutcome
-    # Of a committed one: where its messages are.
+    # For a committed one: the place of its messages.
     stored: StoredAt | None = None
 
 
 class Transaction(NamedTuple):
     id: int
-    # Its batch, where it stands now.
+    # The present place of its batch.
     log_offset: int
     size: int
     messages: int
     stored_at_ms: int
     topic: str
     producer_group: str
-    # How often a producer was asked, and when the next question is due.
+    # The number of questions so far, and the time of the next one.
     checks: int
     next_check_ms: int
     check_interval_ms: int
@@ -128,7 +128,7 @@ class Transactions:
         return held
 
     def change(self, command: ChangeTransactions, placed: Sequence[StoredAt] = ()) -> None:
-        """`placed`: where the messages of the committed ones are, in their order."""
+        """`placed`: the places of the committed messages, in their order."""
         for at, each in enumerate(command.committed):
             stored = placed[at] if at < len(placed) else None
             self.committed += self._end(each, Ended(TransactionOutcome.COMMITTED, stored))

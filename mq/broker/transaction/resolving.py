@@ -30,9 +30,9 @@ log = get_logger(__name__)
 
 # Questions in one turn.
 SWEEP_MAX = 500
-# What one transaction takes in the command, at most.
+# Upper bound of one transaction in the command.
 _CHANGE_BYTES = 32
-# What is said of the origin of a message that is given up, at most: four names, and the rest.
+# Upper bound of the origin of a message that is given up: four names, and the rest.
 _ORIGIN_BYTES = 800
 
 
@@ -69,7 +69,7 @@ class Settled(NamedTuple):
     batch_at: int = -1
     # Of an end that had happened before.
     before: Ended | None = None
-    # Whom to ask about.
+    # Transactions to ask about.
     asked: tuple[int, ...] = ()
     # Written again.
     carried: int = 0
@@ -101,7 +101,7 @@ class TransactionTurn:
         self._checked: set[int] = set()
 
     def decide(self, request: TransactionRequest) -> Settled | MqError | None:
-        """None: no room, ask in the next turn."""
+        """Decides one request. None: no room, again in the next turn."""
         match request:
             case End():
                 return self._end(request)
@@ -219,7 +219,7 @@ class TransactionTurn:
         self._ended[one.id] = TransactionOutcome.GIVEN_UP, Settled()
 
     def _kept(self, one: Transaction, batch: Batch) -> Batch:
-        """With a word on where it was to go, unless that is too much for one entry."""
+        """With its origin, unless that is too much for one entry."""
         if _kept_bytes(one) > self._bytes_max:
             return rebatch.placed(batch, GIVE_UP_TOPIC, 0)
         reason = f"no word of producer group {one.producer_group} after {one.checks} questions"
@@ -257,14 +257,12 @@ class TransactionTurn:
 
 
 def _kept_bytes(one: Transaction) -> int:
-    """In the give-up topic."""
+    """Its size in the give-up topic."""
     return one.size + one.messages * _ORIGIN_BYTES
 
 
 def _queue_for(queue_id: int, topic: Topic) -> int:
-    """The queue that was asked for, or when it takes no more messages by now another one, of the
-    same priority.
-    """
+    """The wanted queue, or another one of the same priority if it takes no more messages."""
     if queue_id < topic.write_queues:
         return queue_id
     priorities = max(1, topic.priorities)
@@ -275,7 +273,7 @@ def _queue_for(queue_id: int, topic: Topic) -> int:
 
 
 def _is_same(ended: TransactionOutcome, asked: TransactionOutcome) -> bool:
-    """Whether it ended as it is asked to end now. Given up is rolled back, and kept."""
+    """Whether it ended as wanted now. A transaction that was given up counts as rolled back."""
     return (ended == TransactionOutcome.COMMITTED) == (asked == TransactionOutcome.COMMITTED)
 
 

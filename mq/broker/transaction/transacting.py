@@ -44,9 +44,9 @@ log = get_logger(__name__)
 
 OPEN_MAX = 100_000
 _ENTRY_BYTES = 1 << 20
-# What an entry needs beside the batch of one transaction.
+# Bytes that an entry needs beside the batch of one transaction.
 _OVERHEAD_BYTES = 256
-# After trouble with the log: some seconds.
+# Back-off after an error of the log.
 _PAUSE_TICKS = 20
 
 _SettledEntry = tuple[Settled, ProposedEntry | None]
@@ -57,7 +57,7 @@ class Transacting(Service):
         """`steady_ms` is a monotonic clock."""
         self._core = core
         self._steady_ms = steady_ms
-        # The time by which questions are due, and what the steady clock said then.
+        # The time of due questions, and the steady clock at that moment.
         self._time_ms = self._time_read_ms = 0
         entry_bytes_max = core.settings.config.store.entry_bytes_max
         self._entry_bytes = min(_ENTRY_BYTES, entry_bytes_max - _OVERHEAD_BYTES)
@@ -74,7 +74,7 @@ class Transacting(Service):
     # -- what producers and operators ask for -----------------------------------------------------
 
     def check_half(self, batch: Batch) -> None:
-        """Whether one more half batch may come. FlowControl, MessageTooLarge."""
+        """Raises FlowControl or MessageTooLarge unless one more half batch may come."""
         count = len(self._core.state.transactions.open)
         if count >= OPEN_MAX:
             raise FlowControl(
@@ -89,9 +89,9 @@ class Transacting(Service):
     async def end(
         self, transaction_id: int, *, commits: bool, producer_group: str = ""
     ) -> StoredAt | None:
-        """Committed or rolled back when this returns; of a commit: where its messages are. The same
-        end asked for again gets the same answer. TransactionNotFound: it is not open, or not of
-        this group; TopicNotFound: a commit whose topic is gone; as `Consensus.propose`.
+        """Committed or rolled back when this returns; a commit returns the place of its messages.
+        The same end again gets the same answer. Raises TransactionNotFound if it is not open, or
+        not of this group; TopicNotFound if the topic of a commit is gone; as `Consensus.propose`.
         """
         outcome = TransactionOutcome.COMMITTED if commits else TransactionOutcome.ROLLED_BACK
         request = End(transaction_id, outcome, producer_group)
@@ -122,7 +122,7 @@ class Transacting(Service):
     # -- streams of producers ---------------------------------------------------------------------
 
     def join(self, respondent: Respondent) -> None:
-        """NotLeader: only a leader asks."""
+        """Raises NotLeader: only a leader asks."""
         self._core.leadership.check()
         self._respondents.join(respondent)
 
@@ -130,7 +130,7 @@ class Transacting(Service):
         self._respondents.leave(respondent)
 
     def producers(self, group: str) -> int:
-        """Living ones that can be asked."""
+        """Connected producers that can be asked."""
         return self._respondents.count(group)
 
     # -- the service ------------------------------------------------------------------------------
