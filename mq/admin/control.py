@@ -105,7 +105,7 @@ class Control:
         )
 
     def set_option(self, name: str, value: str) -> None:
-        """IllegalConfig: nothing changed."""
+        """Raises IllegalConfig; nothing changed then."""
         if name not in DYNAMIC:
             known = name in {option.name for option in configuration.options()}
             what = "cannot be changed while the node runs" if known else "is no option"

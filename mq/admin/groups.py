@@ -31,7 +31,7 @@ class GroupControl:
         return before
 
     async def delete(self, group: str) -> None:
-        """GroupNotEmpty: it has members."""
+        """Raises GroupNotEmpty if it has members."""
         broker = self._broker
         live = broker.groups.live(group)
         member_count = len(live.members) if live else 0

@@ -93,7 +93,7 @@ class Inspector:
         return found
 
     async def group(self, name: str) -> pb.DescribeGroupResponse:
-        """GroupNotFound."""
+        """Raises GroupNotFound."""
         names.check_group(name)
         live = self._broker.groups.live(name)
         if live is None and name not in self._broker.state.offsets:
@@ -224,7 +224,7 @@ class Inspector:
     # -- messages ---------------------------------------------------------------------------------
 
     def message(self, message_id: str) -> pb.StoredMessage:
-        """MessageNotFound, IllegalRequest."""
+        """Raises MessageNotFound, IllegalRequest."""
         broker_set, log_offset = names.parse_message_id(message_id)
         if broker_set != self._broker_set:
             raise MessageNotFound(

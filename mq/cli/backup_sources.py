@@ -69,7 +69,7 @@ class RunningNodes:
         return f"{self._nodes[0][0]} at {self._nodes[0][1]}"
 
     def read(self, log_offset: int, bytes_max: int = CHUNK_BYTES) -> Chunk:
-        """Unreachable when none answers."""
+        """Raises Unreachable if no node answers."""
         found: Chunk | None = None
         troubles = []
         for node in list(self._nodes):
@@ -110,7 +110,7 @@ class StoppedNode:
     """
 
     def __init__(self, vfs: Vfs, data: str) -> None:
-        """WrongDataDirectory, DataDirectoryInUse, LogDamaged."""
+        """Raises WrongDataDirectory, DataDirectoryInUse, LogDamaged."""
         found = identity.read(vfs, data)
         if found is None:
             raise WrongDataDirectory(

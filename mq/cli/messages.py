@@ -181,7 +181,7 @@ def _place(begin: str) -> Place:
 def _chosen(
     topic: str, queues: Iterable[_Queue], broker_set: str, queue_id: int | None
 ) -> list[_Queue]:
-    """QueueNotFound, when one was named that is not there."""
+    """Raises QueueNotFound if a named one is missing."""
     found = [each for each in queues if broker_set in ("", each[0]) and queue_id in (None, each[1])]
     if not found and (broker_set or queue_id is not None):
         what = "no queues" if queue_id is None else f"no queue {queue_id}"

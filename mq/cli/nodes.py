@@ -154,7 +154,7 @@ def behind(nodes: Sequence[Seen]) -> dict[tuple[str, str], int]:
 
 
 def checked_set(found: RouteResponse, broker_set: str) -> str:
-    """IllegalRequest: the cluster has no such set; empty is none."""
+    """Raises IllegalRequest if the cluster has no such set; an empty name is none."""
     names = [each.name for each in found.broker_sets]
     if broker_set and broker_set not in names:
         raise IllegalRequest(

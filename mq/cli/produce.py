@@ -111,7 +111,7 @@ def _message(body: bytes, stamp: Stamp) -> Message:
 
 
 def _from_json(line: bytes, place: str, stamp: Stamp) -> Message:
-    """IllegalRequest, with the place."""
+    """Raises IllegalRequest, with the place."""
     try:
         found = json.loads(line)
     except ValueError as error:

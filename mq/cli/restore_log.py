@@ -51,7 +51,7 @@ class Restored(NamedTuple):
 
 
 def check_target(vfs: Vfs, data: str) -> None:
-    """WrongDataDirectory unless the directory is empty, or is not there yet."""
+    """Raises WrongDataDirectory unless the directory is empty, or is not there yet."""
     names = set(vfs.list_dir(data)) if vfs.exists(data) else set()
     content = names - _NOT_CONTENT
     if _STAGING in names and FILE_NAME not in names:

@@ -338,7 +338,7 @@ def _held(answer: bytes, context: Context, unsent: Unsent) -> bytes:
 def _member_spec(
     request: pb.JoinRequest | pb.SubscribeStart, address: str, *, is_streaming: bool
 ) -> Spec:
-    """IllegalGroup, IllegalRequest, IllegalFilter."""
+    """Raises IllegalGroup, IllegalRequest, IllegalFilter."""
     names.check_group(request.group)
     member_id = request.member_id
     if not 0 < len(member_id) <= MEMBER_ID_CHARACTERS_MAX or not member_id.isprintable():

@@ -38,7 +38,7 @@ class Publish(NamedTuple):
 
 
 def read_publish(data: bytes) -> Publish:
-    """IllegalRequest: the bytes are no PublishRequest, or it has too many batches."""
+    """Raises IllegalRequest if the bytes are no PublishRequest, or it has too many batches."""
     view = memoryview(data)
     request_id = ack = position = 0
     batches = []

@@ -181,7 +181,9 @@ class Reader(Generic[M]):
         ]
 
     def __call__(self, data: bytes) -> M:
-        """IllegalRequest: too many elements. DecodeError: the bytes are no such request."""
+        """Raises IllegalRequest for too many elements; DecodeError if the bytes are no such
+        request.
+        """
         self.check(data)
         return self._parse(data)
 

@@ -44,7 +44,7 @@ _READ_LOG = "/mq.v1.AdminService/ReadLog"
 _ANSWER_S_MAX = 5.0
 _BACKOFF_S = 1.0
 _BACKOFF_S_MAX = 30.0
-# So long a leader tries before it hands over.
+# A leader tries for so long before it hands over.
 _LEADS_S = 5.0
 _OPTIONS = (
     ("grpc.max_receive_message_length", 8 << 20),

@@ -214,7 +214,7 @@ class ProducerService:
         return _result(stored)
 
     async def _outcome(self, slot: Slot, ack: int, deadline_s: float) -> StoredAt:
-        """FlushTimeout, ReplicationTimeout, or the error of the batch."""
+        """Raises FlushTimeout, ReplicationTimeout, or the error of the batch."""
         waited: asyncio.Future[object] = slot.outcome  # type: ignore[assignment]
         if ack == ACK_LEADER and not slot.outcome.done():
             waited = asyncio.ensure_future(self._broker.on_leader(slot))
@@ -311,7 +311,7 @@ def _failed(error: MqError) -> BatchResult:
 
 
 def _delay_ms(request: producer_pb2.SendRequest) -> int:
-    """IllegalDelay: no such level, or the delay is given twice."""
+    """Raises IllegalDelay if there is no such level, or the delay is given twice."""
     if not request.delay_level:
         return request.delay_ms
     if request.delay_ms or request.deliver_at_ms:

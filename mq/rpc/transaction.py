@@ -282,7 +282,7 @@ class _Stream:
 
 
 def parse_transaction_id(text: str, broker_set: str) -> int:
-    """IllegalRequest, TransactionNotFound."""
+    """Raises IllegalRequest, TransactionNotFound."""
     found, transaction_id = names.parse_message_id(text)
     if found != broker_set:
         raise TransactionNotFound(

@@ -120,8 +120,8 @@ class DamageLog:
         return start in self._lost
 
     def mended(self, kind: DamageKind, path: str, position: int | None = None) -> int:
-        """The file is as it was written again: all of it, or what was damaged at one position.
-        Returns how many places that were open are not any longer.
+        """The file is as it was written again: all of it, or the damage at one position. Returns
+        the number of places that were open.
         """
         with self._lock:
             keys = [

@@ -90,7 +90,9 @@ def _short_frames_match(
 
 
 def _short_prefixes() -> npt.NDArray[np.uint32]:
-    """By the size of a frame, how it starts; of one that has no bytes for it, nothing that is."""
+    """The first bytes of a frame by its size; bytes that match nothing where no frame has that
+    size.
+    """
     sizes = np.arange(_FRAME_MAX_BY_WIDTH[1] + 1)
     lengths = sizes - 1 - prefix_widths(sizes, _FRAME_MAX_BY_WIDTH[1])
     two = lengths & 0x7F | 0x80 | lengths >> 7 << 8

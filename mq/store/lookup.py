@@ -38,7 +38,7 @@ class Lookup:
         self._index = index
 
     def by_id(self, log_offset: int) -> StoredMessage:
-        """MessageNotFound when no message that was applied starts at this log offset.
+        """Raises MessageNotFound when no message that was applied starts at this log offset.
 
         MalformedBatch when it does, but its producer sent bytes that are no Message.
         """

@@ -67,9 +67,9 @@ def check_messages(
     largest: int,
     check_opened: Callable[[bytes | memoryview], None] | None = None,
 ) -> None:
-    """MalformedBatch; IllegalRequest when a tag is not legal, or keys are too many. `smallest` and
-    `largest` are sizes of frames; the columns have the right number of elements. `check_opened`
-    raises if the messages are too many to make an object of each.
+    """Raises MalformedBatch; IllegalRequest when a tag is not legal, or keys are too many.
+    `smallest` and `largest` are sizes of frames; the columns have the right number of elements.
+    `check_opened` raises if the messages are too many to make an object of each.
     """
     if len(batch.key_hashes) > KEYS_MAX:
         raise IllegalRequest(
@@ -89,7 +89,7 @@ def check_messages(
 
 
 def check_tags(tags: Collection[str]) -> None:
-    """IllegalRequest unless a consumer can ask for each of them."""
+    """Raises IllegalRequest unless a consumer can ask for each of them."""
     if not all(map(names.is_legal_tag, tags)):
         names.check_tag(next(tag for tag in tags if not names.is_legal_tag(tag)))
 

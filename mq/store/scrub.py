@@ -2,7 +2,7 @@
 
 It believes nothing that is known otherwise: what readers trust because this process wrote it, or
 because it was checked before, is checked here as well, each entry by its crc and against its record
-in the `.idx`. What it finds is reported as a reader would, and mended by the same hands.
+in the `.idx`. What it finds is reported as a reader would, and mended in the same way.
 
 `ScrubSchedule` decides what is next and when, from the time that comes in. A pass goes from the
 start of the log to where it ended when the pass began, so that a busy log has passes that end, too.

@@ -100,7 +100,7 @@ class ReadOptions:
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
-    """MqSparkError that names the option."""
+    """Raises MqSparkError with the name of the option."""
     reject_unknown(options, READ_OPTIONS, "reading")
     return ReadOptions(
         servers=servers_of(options),

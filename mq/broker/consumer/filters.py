@@ -46,7 +46,7 @@ _EVERYTHING = CompiledFilter(frozenset(), None)
 
 
 def compile_filter(wanted: Filter) -> CompiledFilter:
-    """IllegalFilter says what is wrong with it."""
+    """Raises IllegalFilter with the mistake."""
     sql = wanted.sql.strip()
     if sql:
         return CompiledFilter(frozenset(), _sql_predicate(sql))

@@ -188,7 +188,7 @@ class Groups:
             live.group.heartbeat(subscriber.member_id, self._now_ms())
 
     def progress(self, subscriber: Subscriber, reported: Iterable[Position]) -> None:
-        """IllegalOffset ends the stream."""
+        """Raises IllegalOffset, which ends the stream."""
         self.alive(subscriber)
         news = subscriber.progress(reported)
         live = self._live.get(subscriber.group)
@@ -225,7 +225,7 @@ class Groups:
         self._arrange(former.group, live)
 
     def seek(self, subscriber: Subscriber, positions: Mapping[Queue, int]) -> None:
-        """IllegalOffset."""
+        """Raises IllegalOffset."""
         self.alive(subscriber)
         for queue, queue_offset in positions.items():
             self._check_offset(queue, queue_offset)
@@ -247,7 +247,7 @@ class Groups:
         return live.group
 
     def heartbeat(self, name: str, member_id: str, owned: Collection[Queue]) -> Group:
-        """UnknownMember."""
+        """Raises UnknownMember."""
         self._leadership.check()
         live = self._live.get(name)
         if live is None:
@@ -273,8 +273,8 @@ class Groups:
             former[0].detach()
 
     def _check_readable(self, topics: Iterable[str]) -> None:
-        """TopicNotFound, PermissionDenied: neither here nor in another set. What is there and not
-        here has no queues here, as yet; nor has what is awaited.
+        """Raises TopicNotFound or PermissionDenied if no set has it. A topic of another set, and
+        one that is awaited, has no queues here yet.
         """
         for topic in topics:
             if not self._directory.is_readable_elsewhere(topic) and not self._is_awaited(topic):
@@ -555,7 +555,7 @@ class Groups:
         return self._now_ms() < self._led_since_ms + _SETTLE_MS
 
     def member(self, name: str, member_id: str) -> Member:
-        """UnknownMember."""
+        """Raises UnknownMember."""
         live = self._live.get(name)
         found = live.group.members.get(member_id) if live else None
         if found is None:

@@ -106,7 +106,7 @@ class Replicas:
         return self._leadership.is_serving
 
     def check_serving(self) -> None:
-        """NotLeader."""
+        """Raises NotLeader."""
         self._leadership.check()
 
     def leader(self) -> Peer:

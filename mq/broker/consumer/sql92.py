@@ -83,7 +83,7 @@ class _Token(NamedTuple):
 
 
 def compile_sql(text: str) -> Predicate:
-    """IllegalFilter when the text is no condition."""
+    """Raises IllegalFilter if the text is no condition."""
     if len(text) > TEXT_CHARACTERS_MAX:
         raise IllegalFilter(
             f"a SQL filter of {len(text)} characters: at most {TEXT_CHARACTERS_MAX} are allowed"

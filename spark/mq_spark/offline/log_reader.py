@@ -62,7 +62,7 @@ class LogOptions:
 
 
 def log_options(options: Mapping[str, str]) -> LogOptions:
-    """MqSparkError names the option."""
+    """Raises MqSparkError with the name of the option."""
     reject_unknown(options, LOG_OPTIONS, "reading a path")
     names, pattern = text(options, "subscribe"), text(options, "subscribePattern")
     if names and pattern:
@@ -157,7 +157,9 @@ def _tell_rest(log: Log) -> None:
 
 
 def record_batches(partition: SegmentPartition, options: LogOptions) -> Iterator[pa.RecordBatch]:
-    """MqSparkError for a loss of data, if the options say so; behind what was there before it."""
+    """Raises MqSparkError for a loss of data, if the options say so; behind what was there before
+    it.
+    """
     segment = partition.segment
     try:
         for ref, rows in segment_rows(partition.broker_set, segment, partition.wanted):

@@ -90,7 +90,9 @@ class _Applied:
         self._parts: dict[Queue, list[_Part]] = defaultdict(list)
 
     def take(self, chunk: _Chunk, at: int, header: EntryHeader, chunk_at: int) -> None:
-        """ValueError, MalformedBatch, IndexError: the entry is intact, but not what it says."""
+        """Raises ValueError, MalformedBatch or IndexError if the entry is intact, but not what it
+        says.
+        """
         start = at + HEADER_BYTES
         payload = memoryview(chunk.data)[start : start + header.length]
         if header.kind == Kind.CHECKPOINT:

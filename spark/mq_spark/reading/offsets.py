@@ -94,7 +94,7 @@ def to_json(stream_offset: StreamOffset) -> dict[str, Any]:
 
 
 def from_json(given: Mapping[str, Any]) -> StreamOffset:
-    """MqSparkError: it was not written by this source, or by a newer one."""
+    """Raises MqSparkError if it was not written by this source, or by a newer one."""
     version = given.get("version")
     if version != VERSION:
         raise MqSparkError(

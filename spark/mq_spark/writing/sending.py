@@ -58,7 +58,7 @@ class Counts:
 
 
 def write_partition(batches: Iterator[pa.RecordBatch], target: Target, origin: Origin) -> Counts:
-    """MqSparkError: says why, and for which topic."""
+    """Raises MqSparkError with the reason and the topic."""
     sending = InFlight(target.servers, target.zone, target.timeout_s)
     cutters: dict[str, Cutter] = {}
     try:

@@ -141,7 +141,7 @@ def _messages(
 
 
 def _record_batch(made: Sequence[Message | bytes | str]) -> pa.RecordBatch:
-    """MqSparkError: one of them is no message."""
+    """Raises MqSparkError if one of them is no message."""
     try:
         return pa.RecordBatch.from_pylist([_parts(one) for one in made], _MADE_ARROW)
     except (pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeError) as error:

@@ -132,7 +132,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> StreamWrite
 
 
 def write_target(options: Mapping[str, str]) -> Target:
-    """MqSparkError that names the option."""
+    """Raises MqSparkError with the name of the option."""
     check_pyspark()
     opts.reject_unknown(options, WRITE_OPTIONS, "writing")
     topic = opts.text(options, "topic")
@@ -155,7 +155,7 @@ def write_target(options: Mapping[str, str]) -> Target:
 
 
 def check_columns(schema: StructType, topic: str) -> None:
-    """MqSparkError that names the column, what it is and what it should be."""
+    """Raises MqSparkError with the column, its type and the expected one."""
     names = schema.fieldNames()
     known = (*_COLUMNS, *_MADE_BY_BROKER)
     unknown = [name for name in names if name not in known]

@@ -47,7 +47,7 @@ class Results(NamedTuple):
 
 
 def read_results(folder: Path) -> Results:
-    """IllegalRequest when there are none."""
+    """Raises IllegalRequest when there are none."""
     return Results(_read(folder / "sessions"), _read(folder / "sales"))
 
 
