@@ -1,7 +1,7 @@
 """Ends of transactions, and the questions about those that have none: the driver on the leader.
 
 Everything that changes transactions goes through one line of turns (`resolving` decides,
-`turns` writes): so each ends once, and no end races with a question, with giving up, or
+`batched_decider` writes): so each ends once, and no end races with a question, with giving up, or
 with being written again. A question is counted in the log before it is asked. It knows nothing of
 streams: an open one registers a `Respondent`.
 """
