@@ -245,7 +245,7 @@ class Directory:
         elif not self._state.sets.is_removed(found):
             self._introduce(PeerSet(name=found, addresses=[address]), now_ms)
         if name and name != found:
-            raise IllegalRequest(f"{address} is of broker set {found} now, not of {name}")
+            raise IllegalRequest(f"{address} is of broker set {found}, not of {name}")
         if found in self._others:
             self.changes += self._others[found].hear(address, response, now_ms, asked_version)
         if address in self._seeds:
