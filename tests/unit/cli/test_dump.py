@@ -78,7 +78,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data(filled: Path, tmp_path: Path) -> Path:
-    """Of a store that was closed: some segments, the last one with room."""
+    """The directory of a store that was closed: some segments, the last one with room."""
     return Path(shutil.copytree(filled, tmp_path / "data"))
 
 
