@@ -166,7 +166,7 @@ RESPONSES = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(st.lists(st.tuples(TEXTS, st.one_of(REQUESTS, RESPONSES)), max_size=8))
 def test_whatever_is_said_the_directory_can_be_asked(
     said: list[tuple[str, GreetRequest | GreetResponse]],

@@ -67,7 +67,7 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=settings().max_examples * 3 // 2)
 @given(ROWS, st.lists(st.integers(0, 59), max_size=8))
 def test_batches_are_the_same_however_rows_come(
     rows: list[tuple[int, str | None]], portions: list[int]
@@ -78,7 +78,6 @@ def test_batches_are_the_same_however_rows_come(
     assert [one.sequence for one in whole] == sorted(one.sequence for one in whole)
 
 
-@settings(max_examples=100)
 @given(ROWS)
 def test_every_row_is_in_one_batch_that_the_broker_accepts(
     rows: list[tuple[int, str | None]],

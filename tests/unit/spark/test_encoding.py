@@ -97,7 +97,7 @@ def expected(row: dict[str, Any], compress_above: int) -> tuple[WireMessage, int
     return Batch.FromString(frame).messages[0], tag_hash, list(key_hashes)
 
 
-@settings(max_examples=150)
+@settings(max_examples=settings().max_examples * 3 // 2)
 @given(ROWS, st.sampled_from([0, 20, 4096]), st.integers(0, 5), st.integers(0, 5), st.booleans())
 def test_frames_are_those_that_the_client_writes(
     rows: list[dict[str, Any]], compress_above: int, cut: int, end_cut: int, is_large: bool

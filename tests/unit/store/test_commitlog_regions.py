@@ -286,7 +286,7 @@ GOOD_VFS, GOOD_FOLLOWER, GOOD_ENTRIES = good_region()
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 def test_a_mutated_region_is_refused_and_changes_nothing(draw: st.DataObject) -> None:
     data = b"".join(GOOD_ENTRIES)
     at = draw.draw(st.integers(0, len(data) - 1))

@@ -235,7 +235,7 @@ def evaluated(tree: Tree, message: dict[str, str]) -> bool | None:
             return either([evaluated(part, message) for part in parts])
 
 
-@settings(max_examples=600)
+@settings(max_examples=6 * settings().max_examples)
 @given(trees, st.lists(messages, min_size=1, max_size=4))
 def test_a_condition_is_read_as_it_was_meant(tree: Tree, several: list[dict[str, str]]) -> None:
     text = printed(tree)
