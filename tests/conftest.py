@@ -37,7 +37,12 @@ _TESTS = Path(__file__).parent
 _TIMEOUTS_S = {"cluster": 400, "spark": 400, "sim": 600, "chaos": 1000}
 
 
+# Keeps all processors busy for minutes: beside tests of clusters, which mostly wait.
+_FIRST = _TESTS / "sim" / "test_seeds.py"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path != _FIRST)
     for item in items:
         timeout_s = _TIMEOUTS_S.get(item.path.relative_to(_TESTS).parts[0])
         if timeout_s is not None and item.get_closest_marker("timeout") is None:

@@ -6,35 +6,32 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 
 from mq.wire.v1.message_pb2 import Batch as WireBatch
 from tests.support.appender import QUEUES, TOPIC, Acknowledged, body, open_store
+from tests.support.warm_process import WarmProcess
 
-ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 50
 SEED = 20_240
 
 
 def run_and_kill(directory: Path, run: int, lines: int, extra_s: float) -> list[Acknowledged]:
     """Kills the appender after so many lines, or so long after its start; all that it printed."""
-    command = [sys.executable, "-m", "tests.support.appender", str(directory), str(run)]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as child:
-        assert child.stdout is not None
-        assert child.stderr is not None
+    errors = directory.with_name("errors")
+    with errors.open("wb") as stderr:
+        child = WarmProcess("tests.support.appender", [str(directory), str(run)], stderr=stderr)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    with child.stdin, child.stdout:
         printed = [child.stdout.readline() for _ in range(lines)]
         time.sleep(extra_s)  # the moment of the kill
-        child.send_signal(signal.SIGKILL)
+        child.kill()
         printed += child.stdout.readlines()
-        errors = child.stderr.read()
-    assert child.returncode == -signal.SIGKILL, errors
-    return [parse(line) for line in printed]
+    assert child.wait() == -signal.SIGKILL, errors.read_text()
+    return [parse(line.decode()) for line in printed]
 
 
 def parse(line: str) -> Acknowledged:
@@ -77,15 +74,15 @@ def check(directory: Path, acknowledged: list[Acknowledged]) -> None:
 
 
 def test_a_killed_node_keeps_what_it_acknowledged(tmp_path: Path) -> None:
-    rng = random.Random(SEED)
+    directory, rng = tmp_path / "data", random.Random(SEED)
     acknowledged: list[Acknowledged] = []
     for run in range(ROUNDS):
         # Some die while they start, some as they stand on the edge of a segment, some later.
         lines, extra_s = rng.choice([0, 1, 10, 40, 80]), rng.choice([0.0, 0.005, 0.05])
         if lines == 0:
             extra_s = rng.uniform(0, 0.4)
-        acknowledged += run_and_kill(tmp_path, run, lines, extra_s)
+        acknowledged += run_and_kill(directory, run, lines, extra_s)
         if run % 3 == 0 or run == ROUNDS - 1:
-            check(tmp_path, acknowledged)
+            check(directory, acknowledged)
     assert len(acknowledged) > 10 * ROUNDS
-    assert len(list((tmp_path / "commitlog").glob("*.log"))) > 10
+    assert len(list((directory / "commitlog").glob("*.log"))) > 10

@@ -289,7 +289,7 @@ def test_a_ghost_does_nothing_with_effect(server: str, name: str) -> None:
         done = [WireMessage(body=b"0/%d" % n) for n in range(7)]
         request = AtomicRequest(
             group=name,
-            member_id=ghost._client._session.options.member_id,
+            member_id=ghost._client._session.options.member,
             positions=[QueuePosition(topic=name, queue_id=0, queue_offset=7)],
             batches=[Batch(topic=f"{name}-out", producer_id=name, sequence=1, messages=done)],
         )

@@ -36,7 +36,7 @@ from tests.support.waiting import DEADLINE_S
 from tests.support.waiting import poll as poll_until
 
 _ROOT = Path(__file__).resolve().parents[2]
-_PRELOADED = ("mq.__main__", "mq.server", "tests.support.raft_process")
+_PRELOADED = ("mq.__main__", "mq.server", "tests.support.appender", "tests.support.raft_process")
 _NUMBER = struct.Struct("i")
 _REQUEST_BYTES_MAX = 128 << 10
 # The status of a process, its stdin, stdout and stderr.
