@@ -65,17 +65,20 @@ class Inspector:
             if any(queue.topic == name for queue in offsets.positions(group)):
                 groups.append(group)
             await turn.over()
-        queues = await in_turns(self._queue(Queue(name, at)) for at in range(topic.read_queues))
         info = topic_info(topic, self._broker_set)
-        return pb.DescribeTopicResponse(info=info, queues=queues, groups=groups, parts=[info])
+        response = pb.DescribeTopicResponse(info=info, groups=groups, parts=[info])
+        await in_turns(
+            self._add_queue(response, Queue(name, at)) for at in range(topic.read_queues)
+        )
+        return response
 
-    def _queue(self, queue: Queue) -> pb.QueueStats:
+    def _add_queue(self, response: pb.DescribeTopicResponse, queue: Queue) -> None:
         start, end = self._broker.groups.extent(queue)
         found = self._broker.store.queues.get(*queue)
         last_ms = 0
         if found is not None and end > start:
             last_ms = self._broker.stored_at_ms(found, end - 1)
-        return pb.QueueStats(
+        response.queues.add(
             queue_id=queue.queue_id,
             start=start,
             end=end,

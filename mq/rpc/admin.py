@@ -12,7 +12,7 @@ from mq.admin.members import SetMembers
 from mq.broker.broker import Broker
 from mq.broker.consumer.filters import compile_filter
 from mq.rpc.methods import Context
-from mq.rpc.queues import decode_offset_kind, encode_positions, start_offsets, topic_queues
+from mq.rpc.queues import add_positions, decode_offset_kind, start_offsets, topic_queues
 from mq.rpc.transaction import parse_transaction_id
 from mq.wire.v1 import admin_pb2 as pb
 
@@ -84,10 +84,10 @@ class AdminService:
         before = await self._groups.reset(
             request.group, after, may_be_new=request.may_be_new, is_dry_run=request.is_dry_run
         )
-        return pb.ResetOffsetsResponse(
-            before=await encode_positions(before, self._broker_set),
-            after=await encode_positions(after, self._broker_set),
-        )
+        response = pb.ResetOffsetsResponse()
+        await add_positions(response.before, before, self._broker_set)
+        await add_positions(response.after, after, self._broker_set)
+        return response
 
     async def delete_group(
         self, request: pb.DeleteGroupRequest, context: Context

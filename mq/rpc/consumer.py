@@ -28,11 +28,11 @@ from mq.rpc import framing, limits, listeners
 from mq.rpc.limits import HANDLES_MAX, TOPICS_MAX
 from mq.rpc.methods import Context
 from mq.rpc.queues import (
+    add_positions,
     decode_offset_kind,
     decode_positions,
     decode_queues,
     decode_start,
-    encode_positions,
     start_offsets,
     topic_queues,
 )
@@ -169,22 +169,25 @@ class ConsumerService:
                     unsent.release(len(data))
 
     async def _assignment(self, assigned: Assigned) -> bytes:
-        assignment = pb.Assignment(
-            generation=assigned.generation,
-            queues=await in_turns(
-                pb.AssignedQueue(
-                    topic=queue.topic,
-                    queue_id=queue.queue_id,
-                    queue_offset=at,
-                    epoch=epoch,
-                    rank=assigned.ranks.get(queue, 0),
-                )
-                for queue, at, epoch in assigned.positions
-            ),
-            heartbeat_ms=self._options.heartbeat_ms,
-            expires_ms=self._options.member_expires_ms,
+        response = pb.SubscribeResponse(
+            assignment=pb.Assignment(
+                generation=assigned.generation,
+                heartbeat_ms=self._options.heartbeat_ms,
+                expires_ms=self._options.member_expires_ms,
+            )
         )
-        return pb.SubscribeResponse(assignment=assignment).SerializeToString()
+        queues = response.assignment.queues
+        await in_turns(
+            queues.add(
+                topic=queue.topic,
+                queue_id=queue.queue_id,
+                queue_offset=at,
+                epoch=epoch,
+                rank=assigned.ranks.get(queue, 0),
+            )
+            for queue, at, epoch in assigned.positions
+        )
+        return response.SerializeToString()
 
     # -- groups of members that pull --------------------------------------------------------------
 
@@ -211,17 +214,17 @@ class ConsumerService:
         return pb.LeaveResponse()
 
     async def _membership(self, group: Group, member_id: str) -> pb.Membership:
-        generation, is_rebalancing = group.generation, group.is_rebalancing
-        return pb.Membership(
-            generation=generation,
-            assigned=await in_turns(
-                pb.QueueId(topic=queue.topic, queue_id=queue.queue_id)
-                for queue in sorted(group.assigned(member_id))
-            ),
-            is_rebalancing=is_rebalancing,
+        membership = pb.Membership(
+            generation=group.generation,
+            is_rebalancing=group.is_rebalancing,
             heartbeat_ms=self._options.heartbeat_ms,
             expires_ms=self._options.member_expires_ms,
         )
+        await in_turns(
+            membership.assigned.add(topic=queue.topic, queue_id=queue.queue_id)
+            for queue in group.assigned_in_order(member_id)
+        )
+        return membership
 
     # -- offsets ----------------------------------------------------------------------------------
 
@@ -242,7 +245,9 @@ class ConsumerService:
         # Only durable offsets: one that was told never goes back by itself.
         known = self._broker.state.offsets.positions(request.group)
         found = {queue: known[queue] for queue in wanted or known if queue in known}
-        return pb.QueryOffsetsResponse(positions=await encode_positions(found))
+        response = pb.QueryOffsetsResponse()
+        await add_positions(response.positions, found)
+        return response
 
     async def find_offsets(
         self, request: pb.FindOffsetsRequest, context: Context
@@ -250,7 +255,9 @@ class ConsumerService:
         start = decode_offset_kind(request.kind, request.at_ms)
         queues = await topic_queues(self._broker, request.topic, request.queue_ids)
         found = await start_offsets(self._broker, queues, start)
-        return pb.FindOffsetsResponse(positions=await encode_positions(found))
+        response = pb.FindOffsetsResponse()
+        await add_positions(response.positions, found)
+        return response
 
     # -- Receive and its handles ------------------------------------------------------------------
 

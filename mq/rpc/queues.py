@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
+
 from mq.broker.broker import Broker
 from mq.broker.consumer.groups import Start
 from mq.broker.long_work import in_turns
@@ -22,11 +24,14 @@ async def decode_positions(wire: Iterable[pb.QueuePosition]) -> dict[Queue, int]
     return dict(await in_turns((Queue(one.topic, one.queue_id), one.queue_offset) for one in wire))
 
 
-async def encode_positions(
-    positions: Mapping[Queue, int], broker_set: str = ""
-) -> list[pb.QueuePosition]:
-    return await in_turns(
-        pb.QueuePosition(
+async def add_positions(
+    field: RepeatedCompositeFieldContainer[pb.QueuePosition],
+    positions: Mapping[Queue, int],
+    broker_set: str = "",
+) -> None:
+    """Adds them to the field of a response, by topic and queue id."""
+    await in_turns(
+        field.add(
             topic=queue.topic, queue_id=queue.queue_id, queue_offset=at, broker_set=broker_set
         )
         for queue, at in sorted(positions.items())

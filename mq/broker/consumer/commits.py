@@ -70,15 +70,16 @@ class Commits:
             self._noted.setdefault(group, {}).update(positions)
             self._write_in(_GATHER_S)
 
-    async def commit(self, group: str, positions: Mapping[Queue, int]) -> None:
-        """Durable when this returns."""
-        if not positions:
-            return
-        self._noted.setdefault(group, {}).update(positions)
+    def commit(self, group: str, positions: Mapping[Queue, int]) -> asyncio.Future[None]:
+        """Done when they are durable; they count at once."""
         waiter: asyncio.Future[None] = self._loop.create_future()
+        if not positions:
+            waiter.set_result(None)
+            return waiter
+        self._noted.setdefault(group, {}).update(positions)
         self._waiters.append(waiter)
         self._write_in(0)
-        await waiter
+        return waiter
 
     async def flush(self) -> None:
         """Everything reported so far is durable when this returns, or cannot be written."""

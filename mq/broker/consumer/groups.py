@@ -12,18 +12,20 @@ A member whose stream breaks has a moment to come back; one that ends it in good
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import NamedTuple
 
 from mq.broker.consumer.arrivals import Arrivals
 from mq.broker.consumer.commits import Commits
 from mq.broker.consumer.filters import CompiledFilter, compile_filter
-from mq.broker.consumer.membership import Group, Member, Spec
+from mq.broker.consumer.membership import Group, Member, Plan, Spec
 from mq.broker.consumer.pulling import Puller
 from mq.broker.consumer.shares import Surroundings
 from mq.broker.consumer.subscriber import CacheLimits, Position, Subscriber
 from mq.broker.directory import Directory
 from mq.broker.leading import Leadership
+from mq.broker.long_work import TimeSlice
 from mq.broker.queue import Queue, queues_of
 from mq.broker.state.machine import Machine
 from mq.broker.writing import EntryWriter
@@ -39,6 +41,7 @@ log = get_logger(__name__)
 _SETTLE_MS = 4_500
 _RECONNECT_MS = 5_000  # a broken stream: as long as a client may need to find the way back
 _LOCKS_MAX = 2_000  # in one entry
+_MOVED_MAX = 2_000  # queues that are reset in one turn of the loop
 
 
 class Start(NamedTuple):
@@ -340,10 +343,20 @@ class Groups:
                 f"{', '.join(sorted(pulling)[:5])} of group {name} would not hear of it: "
                 "stop members that pull or are just reconnecting, then reset"
             )
-        if live is not None:
-            for subscriber, *_ in live.subscribers.values():
-                subscriber.move(positions)
-        await self._commits.commit(name, positions)
+        # Also for a caller that has gone: half of it would be worse than all of it.
+        await asyncio.shield(self._start(self._move(name, positions)))
+
+    async def _move(self, name: str, positions: Mapping[Queue, int]) -> None:
+        """A queue is moved and noted in one turn, so that no report of progress comes between."""
+        left, turn = iter(positions.items()), TimeSlice()
+        committed = []
+        while part := dict(itertools.islice(left, _MOVED_MAX)):
+            live = self._live.get(name)
+            for subscriber, *_ in live.subscribers.values() if live else ():
+                subscriber.move(part)
+            committed.append(self._commits.commit(name, part))
+            await turn.over()
+        await asyncio.gather(*committed)
 
     def _position(self, name: str, queue: Queue, member_id: str, live: _Live) -> int:
         _, start, claimed = live.subscribers[member_id]
@@ -392,17 +405,25 @@ class Groups:
         group.wait(is_waiting=self._is_early and not self._directory.is_complete)
         group.rebalance(self._now_ms())
         for member_id, (subscriber, *_) in live.subscribers.items():
-            assigned, known = group.assigned(member_id), subscriber.queues
-            if assigned is not known and assigned != known:
-                more = assigned - known
+            assigned = group.assigned(member_id)
+            if assigned is not subscriber.queues and assigned != subscriber.queues:
+                more = assigned - subscriber.queues
                 positions = {one: self._position(name, one, member_id, live) for one in more}
-                subscriber.assign(group.generation, positions, assigned & known)
+                subscriber.assign(group.generation, positions, assigned)
         self._lock(name, live)
-        if group.has_more and live.arranged.is_set():
+        if live.arranged.is_set() and (group.has_more or group.plan is not None):
             live.arranged.clear()
-            asyncio.get_running_loop().call_soon(self._arrange_more, name, live)
+            if group.plan is None:
+                asyncio.get_running_loop().call_soon(self._arrange_more, name, live)
+            else:
+                self._start(self._carry_out(name, live, group.plan))
         if group.is_idle and not live.is_locking:
             self._live.pop(name, None)
+
+    async def _carry_out(self, name: str, live: _Live, plan: Plan) -> None:
+        targets = await asyncio.to_thread(plan.targets)
+        live.group.adopt(plan, targets, self._now_ms())
+        self._arrange_more(name, live)
 
     def _arrange_more(self, name: str, live: _Live) -> None:
         live.arranged.set()
@@ -439,30 +460,30 @@ class Groups:
         group.set_queues(layout.queues, priorities, layout.surroundings)
 
     def _lock(self, name: str, live: _Live) -> None:
-        changes = live.group.lock_changes()
-        if changes and not live.is_locking:
+        if not live.is_locking and (changes := live.group.lock_changes()):
             live.is_locking = True
             self._start(self._write_locks(name, live, changes))
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
+    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _write_locks(self, name: str, live: _Live, changes: Mapping[Queue, str]) -> None:
         """The position of the last holder is in the log before the lock is: whichever node leads
         next, the next holder starts there. If not all locks are written, the next tick tries
         again, or another node leads.
         """
-        locks = [
-            QueueLock(topic=queue.topic, queue_id=queue.queue_id, member_id=member_id)
-            for queue, member_id in sorted(changes.items())
-        ]
+        left = iter(changes.items())
         try:
             await self._commits.flush()
-            for at in range(0, len(locks), _LOCKS_MAX):
-                part = LockQueues(group=name, locks=locks[at : at + _LOCKS_MAX])
-                await self._writer.write(Command(lock_queues=part))
+            while part := list(itertools.islice(left, _LOCKS_MAX)):
+                locks = [
+                    QueueLock(topic=queue.topic, queue_id=queue.queue_id, member_id=member_id)
+                    for queue, member_id in part
+                ]
+                await self._writer.write(Command(lock_queues=LockQueues(group=name, locks=locks)))
         except MqError as error:
             log.info("queue locks are not written", group=name, error=str(error))
             return
@@ -497,9 +518,14 @@ class Groups:
                 name = command.lock_queues.group
                 live = self._live.get(name)
                 if live is not None:
-                    live.group.set_locks(self._machine.state.offsets.locks(name), self._now_ms())
+                    locks = command.lock_queues.locks
+                    changes = {Queue(one.topic, one.queue_id): one.member_id for one in locks}
+                    live.group.change_locks(changes, self._now_ms())
                     self._arrange(name, live)
-            case "put_topic" | "drop_topic":
+            case "put_topic":
+                for name, live in list(self._live.items()):
+                    self._arrange(name, live)
+            case "drop_topic":  # its locks went with it
                 for name, live in list(self._live.items()):
                     live.group.set_locks(self._machine.state.offsets.locks(name), self._now_ms())
                     self._arrange(name, live)

@@ -13,7 +13,7 @@ Decides only: `now_ms` comes in; members, locks and queues are told by the drive
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
@@ -81,6 +81,31 @@ class Member:
     assigned: frozenset[Queue] = frozenset()
 
 
+class Plan(NamedTuple):
+    """What the shares of the members follow from. Nothing in it changes, so that a large one can be
+    carried out in another thread.
+    """
+
+    queues: Mapping[Queue, str]
+    candidates: list[Candidate]
+    pins: Mapping[Queue, str]
+    priorities: Mapping[str, int]
+    quotas: Mapping[str, int] | None
+
+    @property
+    def is_large(self) -> bool:
+        return len(self.candidates) > 1 and len(self.queues) > HANDED_OVER_MAX
+
+    def targets(self) -> dict[Queue, str]:
+        """The member that each queue should have."""
+        if len(self.candidates) == 1:
+            return dict.fromkeys(self.queues, self.candidates[0].member_id)
+        found: dict[Queue, str] = {}
+        for name, hand in assign(*self).items():
+            found.update(dict.fromkeys(hand, name))
+        return found
+
+
 class Group:
     def __init__(
         self,
@@ -127,6 +152,8 @@ class Group:
         self._is_stale = False
         # A queue was released or locked, or waits for the next rebalance to be handed over.
         self._has_news = False
+        # A large one, whose targets are to come: see `adopt`. No queue changes hands meanwhile.
+        self.plan: Plan | None = None
         # Some assignment changed since the last rebalance.
         self._has_changed = False
 
@@ -153,7 +180,7 @@ class Group:
         return (
             self._is_stale
             or self._is_settling
-            or self.has_more
+            or self._has_news
             or any(
                 self._holders.get(queue) != self._targets.get(queue)
                 or (self._is_ordered and self._locks.get(queue) != self._targets.get(queue))
@@ -169,7 +196,7 @@ class Group:
     @property
     def has_more(self) -> bool:
         """The last rebalance left queues for the next one, which can follow at once."""
-        return self._has_news
+        return self._has_news and self.plan is None
 
     @property
     def retry_topic(self) -> str | None:
@@ -183,6 +210,12 @@ class Group:
         """The queues that it may consume, as of the last rebalance; none for an unknown member."""
         member = self._members.get(member_id)
         return member.assigned if member else frozenset()
+
+    def assigned_in_order(self, member_id: str) -> Iterator[Queue]:
+        """The same, by topic and queue id, as of now: it may be read while the group changes."""
+        assigned = self.assigned(member_id)
+        # Both are replaced and never changed.
+        return (queue for queue in self._queues if queue in assigned)
 
     def owner(self, queue: Queue) -> str | None:
         """The member that has the queue in hand and may report progress, also while it has to
@@ -244,7 +277,10 @@ class Group:
         member = self._members.pop(member_id, None)
         if member is None:
             return
-        self._let_go(member.in_hand, member)
+        for queue in member.in_hand:
+            del self._holders[queue]
+            self._deadlines.pop(queue, None)
+        self._has_news |= bool(member.in_hand)
         self._has_changed |= bool(member.assigned)
         self._is_stale = True
         self._depart(member_id)
@@ -267,9 +303,10 @@ class Group:
         priorities: Mapping[str, int] | None = None,
         surroundings: Surroundings = ALONE,
     ) -> None:
-        """All that can be read of the subscribed topics, with the zone of each, how many priorities
-        topics have, and what other sets have. To be called before the first rebalance, and again
-        whenever topics or subscriptions change, here or elsewhere.
+        """All that can be read of the subscribed topics, in order and with the zone of each, how
+        many priorities topics have, and what other sets have. The mapping must not change. To be
+        called before the first rebalance, and again whenever topics or subscriptions change, here
+        or elsewhere.
         """
         self._priorities = dict(priorities or {})
         if (queues, surroundings) != (self._queues, self._surroundings):
@@ -326,11 +363,9 @@ class Group:
         if len(member.in_hand) > len(member.assigned):
             self._let_go(member.in_hand.difference(owned) - member.assigned)
 
-    def _let_go(self, queues: Collection[Queue], former: Member | None = None) -> None:
+    def _let_go(self, queues: Collection[Queue]) -> None:
         for queue in list(queues):
-            member = former or self._members[self._holders[queue]]
-            del self._holders[queue]
-            member.in_hand.discard(queue)
+            self._members[self._holders.pop(queue)].in_hand.discard(queue)
             self._deadlines.pop(queue, None)
             self._has_news = True
 
@@ -353,22 +388,34 @@ class Group:
 
     def set_locks(self, locks: Mapping[Queue, str], now_ms: int) -> None:
         """All locks of the group, as they are replicated: to be called before the first member
-        joins, and after each change. One that names a member that this leader has not met is
-        respected for `expires_ms` from now on; that one may be at work.
+        joins, and after each change that `change_locks` was not told of. One that names a member
+        that this leader has not met is respected for `expires_ms` from now on; that one may be at
+        work.
         """
-        before, self._locks = self._locks, {queue: one for queue, one in locks.items() if one}
+        self.change_locks(dict.fromkeys(self._locks, "") | dict(locks), now_ms)
+
+    def change_locks(self, changes: Mapping[Queue, str], now_ms: int) -> None:
+        """Locks that are others from now on; an empty name: the queue is free."""
+        losers: set[str] = set()
+        for queue, name in changes.items():
+            if self._locks.get(queue, "") == name:
+                continue
+            if name:
+                self._locks[queue] = name
+            else:
+                del self._locks[queue]
+            self._moving[queue] = None
+            self._has_news = True
+            if queue in self._holders:
+                losers.add(self._holders[queue])
+        for member_id in losers:
+            # It may have lost the lock. It has the queue in hand all the same, so that no other
+            # member gets it before it is released.
+            self._refresh(self._members[member_id])
         names = set(self._locks.values())
         self._awaited = {name: ms for name, ms in self._awaited.items() if name in names}
         for name in sorted(names - self._members.keys() - self._departed.keys()):
             self._awaited.setdefault(name, now_ms + self._expires_ms)
-        for queue in before.keys() | self._locks.keys():
-            if before.get(queue) != self._locks.get(queue):
-                self._moving[queue] = None
-                self._has_news = True
-                if queue in self._holders:
-                    # It may have lost the lock. It has the queue in hand all the same, so that
-                    # no other member gets it before it is released.
-                    self._refresh(self._members[self._holders[queue]])
 
     def lock_changes(self) -> dict[Queue, str]:
         """The lock commands to replicate so that the locks name the present or next member of each
@@ -376,7 +423,7 @@ class Group:
         has them.
         """
         changes: dict[Queue, str] = {}
-        for queue in () if self._is_stale else sorted(self._moving):
+        for queue in () if self._is_stale or self.plan else sorted(self._moving):
             lock, wanted = self._locks.get(queue, ""), ""
             if self._is_ordered and queue in self._queues:
                 wanted = self._holders.get(queue) or self._targets.get(queue, "")
@@ -397,32 +444,56 @@ class Group:
 
     def rebalance(self, now_ms: int) -> bool:
         """Whether some assignment changed since the last call; `generation` went up by one then.
-        Costs next to nothing when nothing happened.
+        Costs next to nothing when nothing happened. If there is a `plan` afterwards, its targets
+        are to be found and adopted.
         """
         if self._is_settling and not self._is_waiting and now_ms >= self._settle_until_ms:
             self._is_stale = True
         if self._is_stale:
-            self._aim(now_ms)
-            for member in self._members.values():
-                self._refresh(member)
-        if self._has_news or any(ms <= now_ms for ms in self._deadlines.values()):
+            self._is_stale = False
+            plan = self._make_plan(now_ms)
+            self.plan = plan if plan and plan.is_large else None
+            self._has_news = True
+            if self.plan is None:
+                self._aim(plan.targets() if plan else {}, now_ms)
+        is_due = self._has_news or any(ms <= now_ms for ms in self._deadlines.values())
+        if self.plan is None and is_due:
             self._hand_over(now_ms)
         has_changed, self._has_changed = self._has_changed, False
         self.generation += has_changed
         return has_changed
 
-    def _aim(self, now_ms: int) -> None:
+    def adopt(self, plan: Plan, targets: dict[Queue, str], now_ms: int) -> None:
+        """The targets of a large plan, to be followed by a rebalance. They are dropped if members,
+        queues or claims are others by now: there is another plan then, or will be.
+        """
+        if plan is self.plan and not self._is_stale:
+            self.plan = None
+            self._aim(targets, now_ms)
+
+    def _make_plan(self, now_ms: int) -> Plan | None:
+        """None: nothing is shared out among the members."""
+        mode, self._is_settling = self._subscriptions.mode, False
+        if not self._members or mode == MODE_BROADCAST:
+            return None
+        is_early = now_ms < self._settle_until_ms
+        self._is_settling = is_early or self._is_waiting
+        if self._is_waiting or (is_early and mode == MODE_CLUSTERING):
+            return None
+        zones = {name: one.spec.zone for name, one in self._members.items()}
+        return Plan(
+            self._queues,
+            self._candidates(),
+            self._pins() if len(self._members) > 1 else {},
+            self._priorities,
+            self._surroundings.quotas(zones, len(self._queues)),
+        )
+
+    def _aim(self, targets: dict[Queue, str], now_ms: int) -> None:
         """Sets the target of each queue, and the queues that have to move for it."""
-        self._is_stale, self._is_settling, self._has_news = False, False, True
-        self._targets = {}
-        mode = self._subscriptions.mode
-        if self._members and mode != MODE_BROADCAST:
-            is_early = now_ms < self._settle_until_ms
-            self._is_settling = is_early or self._is_waiting
-            if not self._is_waiting and not (is_early and mode == MODE_CLUSTERING):
-                self._targets = self._shares()
-            if self._is_settling:
-                self._targets |= self._kept()
+        self._targets = targets
+        if self._is_settling:
+            self._targets |= self._kept()
         self._moving = self._out_of_place()
         deadline_ms = now_ms + self._revoke_timeout_ms
         self._deadlines = {
@@ -430,6 +501,8 @@ class Group:
             for queue in (() if self._is_ordered else self._moving)
             if queue in self._holders and self._holders[queue] != self._targets.get(queue)
         }
+        for member in self._members.values():
+            self._refresh(member)
 
     def _out_of_place(self) -> dict[Queue, None]:
         """The queues where holder, target and lock are not the same."""
@@ -441,18 +514,6 @@ class Group:
             known = locks.keys() | wanted.keys()
             found.update((q, None) for q in known if locks.get(q) != wanted.get(q))
         return found
-
-    def _shares(self) -> dict[Queue, str]:
-        """The target of each queue, by the present members."""
-        if len(self._members) == 1:
-            return dict.fromkeys(self._queues, *self._members)
-        zones = {name: one.spec.zone for name, one in self._members.items()}
-        quotas = self._surroundings.quotas(zones, len(self._queues))
-        hands = assign(self._queues, self._candidates(), self._pins(), self._priorities, quotas)
-        targets: dict[Queue, str] = {}
-        for name, hand in hands.items():
-            targets.update(dict.fromkeys(hand, name))
-        return targets
 
     def _kept(self) -> dict[Queue, str]:
         """By queue the member that has it, or is to have it by the lock."""

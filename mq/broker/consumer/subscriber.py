@@ -139,12 +139,13 @@ class Subscriber:
         self,
         generation: int,
         positions: Mapping[Queue, int],
-        kept: frozenset[Queue] = frozenset(),
+        queues: frozenset[Queue] | None = None,
     ) -> None:
-        """Those of `positions`, with the place to start if they are new, and those of `kept` are
-        all queues that it has from now on.
+        """`queues` are all that it has from now on, by default those of `positions`, which says
+        where to start in those that are new.
         """
-        for queue in self._queues.difference(kept, positions):
+        queues = frozenset(positions) if queues is None else queues
+        for queue in () if queues.issuperset(self._queues) else self._queues - queues:
             self._arrivals.unwatch(queue, self._arrived)
             self._leaving[queue] = self._cursors.pop(queue)
             self._ready.pop(queue, None)
@@ -158,7 +159,7 @@ class Subscriber:
             self._ready[queue] = None
             if rank := self._puller.rank(queue):
                 self._ranks[queue] = rank
-        self._queues = kept.union(positions)
+        self._queues = queues
         self._generation = generation
         self._is_assignment_due = True
         self._wake.set()

@@ -60,14 +60,14 @@ async def test_the_newest_is_known_before_it_is_committed() -> None:
     commits = node.broker.commits
     await soon(commits.commit("g", {HERE: 1}))
     node.consensus.is_held = True
-    first = asyncio.create_task(commits.commit("g", {HERE: 2}))
+    first = asyncio.ensure_future(commits.commit("g", {HERE: 2}))
     await turns()
     assert commits.position("g", HERE) == 2  # under way
     commits.note("g", {HERE: 3})
     assert commits.position("g", HERE) == 3  # noted
     assert commits.position("g", THERE) is None
     assert node.committed("g") == {HERE: 1}
-    second = asyncio.create_task(commits.commit("g", {THERE: 9}))
+    second = asyncio.ensure_future(commits.commit("g", {THERE: 9}))
     await turns()
     node.consensus.commit()
     await soon(first)
@@ -110,9 +110,9 @@ async def test_waiting_commits_fail_when_the_node_steps_down() -> None:
     await node.topic("t")
     commits = node.broker.commits
     node.consensus.is_held = True
-    under_way = asyncio.create_task(commits.commit("g", {HERE: 1}))
+    under_way = asyncio.ensure_future(commits.commit("g", {HERE: 1}))
     await turns()
-    waiting = asyncio.create_task(commits.commit("g", {HERE: 2}))
+    waiting = asyncio.ensure_future(commits.commit("g", {HERE: 2}))
     await turns()
     commits.forget()
     with pytest.raises(NotLeader):
@@ -135,7 +135,7 @@ async def test_a_commit_that_returns_is_durable_whenever_the_node_steps_down(
     node = Node()
     await node.topic("t")
     commits = node.broker.commits
-    waiting = asyncio.create_task(commits.commit("g", {HERE: 1}))
+    waiting = asyncio.ensure_future(commits.commit("g", {HERE: 1}))
     for _ in range(turns_before):
         await asyncio.sleep(0)
     commits.forget()
@@ -153,9 +153,9 @@ async def test_waiting_commits_of_a_dropped_group_are_answered() -> None:
     await node.topic("t")
     commits = node.broker.commits
     node.consensus.is_held = True
-    under_way = asyncio.create_task(commits.commit("h", {HERE: 1}))
+    under_way = asyncio.ensure_future(commits.commit("h", {HERE: 1}))
     await turns()
-    waiting = asyncio.create_task(commits.commit("g", {HERE: 2}))
+    waiting = asyncio.ensure_future(commits.commit("g", {HERE: 2}))
     await turns()
     commits.drop_group("g")
     node.consensus.is_held = False
@@ -182,7 +182,7 @@ async def test_a_client_that_gives_up_waiting_disturbs_no_other() -> None:
     node = Node()
     await node.topic("t")
     commits = node.broker.commits
-    waiting = [asyncio.create_task(commits.commit("g", {HERE: at})) for at in (1, 2)]
+    waiting = [asyncio.ensure_future(commits.commit("g", {HERE: at})) for at in (1, 2)]
     await asyncio.sleep(0)
     waiting[0].cancel()
     await soon(waiting[1])
