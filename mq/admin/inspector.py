@@ -72,13 +72,13 @@ class Inspector:
         )
         return response
 
-    def _add_queue(self, response: pb.DescribeTopicResponse, queue: Queue) -> None:
+    def _add_queue(self, response: pb.DescribeTopicResponse, queue: Queue) -> pb.QueueStats:
         start, end = self._broker.groups.extent(queue)
         found = self._broker.store.queues.get(*queue)
         last_ms = 0
         if found is not None and end > start:
             last_ms = self._broker.stored_at_ms(found, end - 1)
-        response.queues.add(
+        return response.queues.add(
             queue_id=queue.queue_id,
             start=start,
             end=end,
@@ -161,7 +161,8 @@ class Inspector:
         # Failed messages wait for the group even before a member has taken any of them.
         failed = Queue(names.retry_topic(name), 0)
         waiting = [failed] if failed.topic in self._broker.state.topics else []
-        for queue in sorted({*committed, *owned, *waiting}):
+        # A dict keeps the order of most of them, and little is left to sort.
+        for queue in sorted({**committed, **owned, **dict.fromkeys(waiting)}):
             start, end = self._broker.groups.extent(queue)
             at = committed.get(queue)
             lag = end - min(max(start if at is None else at, start), end)

@@ -12,7 +12,7 @@ that batches and runs pass as they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -155,22 +155,20 @@ class Transact(NamedTuple):
 _TRANSACT_KINDS = {0x12: "start", 0x1A: "half", 0x22: "end", 0x2A: "checked"}
 
 
-def read_transact(data: bytes) -> list[Transact]:
-    """Decodes the request and those in its `more`. Raises IllegalRequest if the bytes are no
-    TransactRequest, say nothing, or have too much in `more`.
+def read_transact(data: bytes) -> Iterator[Transact]:
+    """Decodes the request and those in its `more`. Raises IllegalRequest, perhaps as late as at the
+    end, if the bytes are no TransactRequest, say nothing, or have too much in `more`.
     """
-    found: list[Transact] = []
     own, more = _transact_fields(memoryview(data))
+    if own is None and not more:
+        raise IllegalRequest("the TransactRequest says nothing: give it a start, half or end")
     if own is not None:
-        found.append(own)
+        yield own
     for content in more:
         one, deeper = _transact_fields(content)
         if one is None or deeper:
             raise IllegalRequest("a request in `more` has one kind, and no `more` itself")
-        found.append(one)
-    if not found:
-        raise IllegalRequest("the TransactRequest says nothing: give it a start, half or end")
-    return found
+        yield one
 
 
 def _transact_fields(view: memoryview) -> tuple[Transact | None, list[memoryview]]:

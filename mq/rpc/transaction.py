@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from mq import names
 from mq.broker.broker import Broker
+from mq.broker.long_work import TimeSlice, in_turns
 from mq.broker.publishing import Slot
 from mq.broker.state.dedup import StoredAt
 from mq.broker.transaction.questions import Question, Respondent
@@ -224,8 +225,11 @@ class _Stream:
 
     async def _listen(self) -> None:
         while (data := await self._context.read()) is not grpc.aio.EOF:
-            for request in framing.read_transact(data):
+            # All of it is legal before any of it is done.
+            turn = TimeSlice()
+            for request in await in_turns(framing.read_transact(data)):
                 await self._take(request)
+                await turn.over()
 
     async def _take(self, request: framing.Transact) -> None:
         request_id, kind, content = request
@@ -297,7 +301,7 @@ def _failed(request_id: int, error: MqError) -> pb.TransactResponse:
 
 async def _begin(context: Context) -> tuple[int, pb.TransactStart]:
     data = await context.read()
-    requests = [] if data is grpc.aio.EOF else framing.read_transact(data)
+    requests = [] if data is grpc.aio.EOF else await in_turns(framing.read_transact(data))
     if [one.kind for one in requests] != ["start"]:
         raise IllegalRequest("the first message of the stream must be `start`, and nothing else")
     start = pb.TransactStart.FromString(bytes(requests[0].content))

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from mq.broker.consumer.arrivals import Arrivals
-from mq.broker.queue import Queue
+from mq.broker.queue import Queue, queues_of
 from mq.broker.state.leases import Leases, QueueLeases, Range
 from mq.broker.state.state import State
 from mq.broker.state.topics import Topic
@@ -127,6 +128,10 @@ class ReceiveGroup:
         self.spec: ReceiveSpec | None = None
         self.ready: dict[Queue, None] = {}
         self.memories: dict[Queue, QueueMemory] = {}
+        # Queues without leases in the replicated state; None: not known. The last one is next.
+        self.missing: list[Queue] | None = None
+        # The highest queue that was known to the group when these were looked for.
+        self.last_known = -1
         # Every queue has leases in the replicated state.
         self.is_begun = False
         # It gets no more events.
@@ -143,11 +148,11 @@ class ReceiveGroup:
     def renew(self, topic: Topic) -> None:
         """Forgets what is known of the queues: it is learnt again from the leases."""
         self.topic = topic
-        self.queues = [Queue(topic.name, at) for at in range(topic.read_queues)]
+        self.queues = queues_of(topic.name, topic.read_queues)
         self.memories.clear()
         self.exhausted_queues.clear()
         self.ready = dict.fromkeys(self.queues)
-        self.is_begun = False
+        self.missing, self.is_begun = None, False
         self.next_due_ms = _NEVER_MS
 
     # -- members ----------------------------------------------------------------------------------
@@ -164,9 +169,10 @@ class ReceiveGroup:
                         f"{other_id!r} has {self.spec.describe()}. Use another group, or stop the "
                         "others first"
                     )
+            if self.spec is not None:
+                # The new filter may let messages through that the old one left out.
+                self.renew(self.topic)
             self.spec = spec
-            # The new filter may let messages through that the old one left out.
-            self.renew(self.topic)
         member = self._members.setdefault(member_id, _Receiver())
         member.seen_ms = now_ms
         member.calls += 1
@@ -201,17 +207,18 @@ class ReceiveGroup:
 
     # -- queues -----------------------------------------------------------------------------------
 
-    def order(self) -> list[Queue]:
-        """The ready queues, in the order in which one receive looks at them."""
+    def first_ready(self, count: int) -> list[Queue]:
+        """The ready queues that one receive looks at, in that order."""
         self._receives += 1
-        ready = list(self.ready)
         priorities = self.topic.priorities
-        if priorities > 1:
-            turn, rest = divmod(self._receives, _FAIR_EVERY)
-            # Each priority is first in its turn: also one between two that are always busy.
-            top = priorities - 1 if rest else turn % (priorities - 1)
-            ready.sort(key=lambda queue: (top - queue.queue_id) % priorities)
-        return ready
+        if priorities <= 1:
+            return list(itertools.islice(self.ready, count))
+        turn, rest = divmod(self._receives, _FAIR_EVERY)
+        # Each priority is first in its turn: also one between two that are always busy.
+        top = priorities - 1 if rest else turn % (priorities - 1)
+        return heapq.nsmallest(
+            count, self.ready, key=lambda queue: (top - queue.queue_id) % priorities
+        )
 
     def memory(self, queue: Queue, leases: QueueLeases) -> QueueMemory:
         found = self.memories.get(queue)
@@ -321,7 +328,8 @@ class ReceiveGroup:
         """Wakes as many waiting calls as there are messages for."""
         if not self._waiting:
             return
-        wanted = _NEVER_MS if is_all else self._available() - self.reserved
+        asked = self.reserved + sum(waiter.messages_max for waiter in self._waiting)
+        wanted = _NEVER_MS if is_all else self._available(asked) - self.reserved
         while self._waiting and wanted > 0:
             waiter = self._waiting.popleft()
             wanted -= waiter.messages_max
@@ -332,12 +340,14 @@ class ReceiveGroup:
         while self._waiting:
             self._waiting.popleft().woken.set_exception(error)
 
-    def _available(self) -> int:
-        """An estimate of the messages there are: a woken call that finds none waits on, and one
-        that leaves some wakes the next.
+    def _available(self, asked: int) -> int:
+        """An estimate of the messages there are, exact only below `asked`: a woken call that finds
+        none waits on, and one that leaves some wakes the next.
         """
         count = 0
         for queue in self.ready:
+            if count >= asked:
+                break
             memory = self.memories.get(queue)
             is_known = memory is not None and not memory.is_full and not self.is_ordered
             count += max(1, self._end(queue) - memory.passed) if memory and is_known else 1
@@ -356,7 +366,6 @@ class ReceiveGroups:
         self._end = end
         self._expires_ms = expires_ms
         self._groups: dict[str, dict[str, ReceiveGroup]] = {}  # by group and topic
-        self._watched: dict[ReceiveGroup, list[Queue]] = {}
         self._empty_since_ms: dict[ReceiveGroup, int] = {}
 
     def __iter__(self) -> Iterator[ReceiveGroup]:
@@ -369,7 +378,7 @@ class ReceiveGroups:
         if receiver is None:
             receiver = ReceiveGroup(group, self._state.topics.readable(topic), self._end)
             self._groups.setdefault(group, {})[topic] = receiver
-            self._watch(receiver)
+            self._arrivals.watch_topic(topic, receiver.arrived)
         self._empty_since_ms.pop(receiver, None)
         return receiver
 
@@ -450,22 +459,9 @@ class ReceiveGroups:
         name = receiver.topic.name
         if name in self._state.topics:
             receiver.renew(self._state.topics.find(name))
-            self._watch(receiver)
         else:
             self._drop(receiver)
         receiver.wake(is_all=True)
-
-    # -- arrivals ---------------------------------------------------------------------------------
-
-    def _watch(self, receiver: ReceiveGroup) -> None:
-        self._unwatch(receiver)
-        self._watched[receiver] = receiver.queues
-        for queue in receiver.queues:
-            self._arrivals.watch(queue, receiver.arrived)
-
-    def _unwatch(self, receiver: ReceiveGroup) -> None:
-        for queue in self._watched.pop(receiver, ()):
-            self._arrivals.unwatch(queue, receiver.arrived)
 
     def _drop(self, receiver: ReceiveGroup) -> None:
         by_topic = self._groups[receiver.group]
@@ -474,4 +470,4 @@ class ReceiveGroups:
             del self._groups[receiver.group]
         receiver.is_dropped = True
         self._empty_since_ms.pop(receiver, None)
-        self._unwatch(receiver)
+        self._arrivals.unwatch_topic(receiver.topic.name, receiver.arrived)

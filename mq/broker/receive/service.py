@@ -168,9 +168,9 @@ class ReceiveService(Service):
             # Ranges may have left the heap without being given out.
             group.renew(group.topic)
             raise
-        if not group.is_begun:
-            leases = self._core.state.leases
-            group.is_begun = all((group.group, queue) in leases for queue in group.queues)
+        if not group.is_begun and not group.missing:
+            group.missing = self._missing(group)
+            group.is_begun = not group.missing
         # The group may have been moved while the entry was in flight.
         return [one for one in runs if self._is_leased(group.group, one)]
 
@@ -206,7 +206,7 @@ class ReceiveService(Service):
         lease = self._core.random_number() or 1
         until_ms = turn.now_ms + receive.invisible_ms
         grant = Grant(terms, lease, until_ms, turn.draft, self._puller.read)
-        for queue in group.order()[:_QUEUES_MAX]:
+        for queue in group.first_ready(_QUEUES_MAX):
             if not grant.has_room:
                 break
             if turn.draft.get(receive.group, queue) is not None:
@@ -237,20 +237,30 @@ class ReceiveService(Service):
         """
         if group.is_begun:
             return
-        group_name, name = group.group, group.topic.name
-        positions = self._core.state.offsets.positions(group_name)
-        missing = [one for one in group.queues if turn.draft.get(group_name, one) is None]
-        known = {queue.queue_id for queue in positions if queue.topic == name}
-        known |= {one.queue_id for one in group.queues} - {one.queue_id for one in missing}
-        last = max(known, default=-1)
-        for queue in reversed(missing):
-            if turn.is_full:
-                break
-            is_added = 0 <= last < queue.queue_id
-            begins_at = self._groups.start_offset(
-                queue, Start(is_earliest=True) if is_added else start
-            )
-            turn.draft.begin(group_name, queue, positions.get(queue, begins_at))
+        if group.missing is None:
+            group.missing = self._missing(group)
+            group.last_known = self._last_known(group)
+        positions = self._core.state.offsets.positions(group.group)
+        while group.missing and not turn.is_full:
+            queue = group.missing.pop()
+            if turn.draft.get(group.group, queue) is None:
+                is_added = 0 <= group.last_known < queue.queue_id
+                begins_at = self._groups.start_offset(
+                    queue, Start(is_earliest=True) if is_added else start
+                )
+                turn.draft.begin(group.group, queue, positions.get(queue, begins_at))
+
+    def _missing(self, group: ReceiveGroup) -> list[Queue]:
+        leases, name = self._core.state.leases, group.group
+        return [queue for queue in group.queues if (name, queue) not in leases]
+
+    def _last_known(self, group: ReceiveGroup) -> int:
+        """The highest queue with a position or with leases; -1: there is none."""
+        leases, name = self._core.state.leases, group.group
+        positions = self._core.state.offsets.positions(name)
+        begun = (one.queue_id for one in reversed(group.queues) if (name, one) in leases)
+        placed = (one.queue_id for one in positions if one.topic == group.topic.name)
+        return max(next(begun, -1), max(placed, default=-1))
 
     # -- handles ----------------------------------------------------------------------------------
 
