@@ -373,22 +373,24 @@ class Core:
 
     @property
     def has_more_to_apply(self) -> bool:
-        """Now, or with the next tick, which counts what a leader alone has in its log."""
-        engine, durable_index = self._engine, self.log.durable_index
-        commit_index = engine.commit_index
-        is_alone = engine.state == Role.LEADER and not engine.others
-        if is_alone and self.log.term_at(durable_index) == engine.term:
-            commit_index = durable_index
-        return engine.applied_index < min(commit_index, durable_index)
+        """Committed entries that are durable here wait for the next tick."""
+        engine = self._engine
+        return engine.applied_index < min(engine.commit_index, self.log.durable_index)
 
     @property
     def wants_tick(self) -> bool:
-        """Something waits for what the next tick does: a leader's proposers for the count of
-        answers, all nodes for an election. A follower applies when it has time.
+        """The next tick cannot wait for its time: on a leader it may commit or apply something, on
+        other nodes it begins an election. A follower applies when it has time.
         """
-        if self.role == Role.LEADER:
-            return self.commit_index < self.log.last_index or self.has_more_to_apply
-        return not self._engine.election_deadline_s
+        engine = self._engine
+        if engine.state != Role.LEADER:
+            return not engine.election_deadline_s
+        commit_index = engine.commit_index
+        if commit_index < self.log.durable_index:
+            others = engine.others
+            if not others or any(peer.progress.match_index > commit_index for peer in others):
+                return True
+        return self.has_more_to_apply
 
     @property
     def has_all_committed(self) -> bool:

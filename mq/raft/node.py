@@ -1,8 +1,8 @@
 """A replica on an asyncio loop: real time, real connections, a thread that syncs the log.
 
-All of it runs on the loop that it was made on, together with whatever else the broker does there;
-only syncs wait on a thread. Everything that arrives within one turn of the loop is handled by one
-tick, so that proposals of many producers become one append and one sync.
+All of it runs on the loop that it was made on, beside the rest of the broker; only syncs wait on a
+thread. Proposals of one turn of the loop are written together, so that those of many producers
+become one append and one sync.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple
 
 from mq.clock import Clock
@@ -32,10 +33,12 @@ from mq.store.identity import Identity
 log = get_logger(__name__)
 
 _TICK_S = 0.02
-# A sync of no more than this is done on the loop, when the disk was idle before and is quick: to
-# hand it to a thread and back takes as long as the sync. When one follows the other, a thread does
-# it, so that entries gather meanwhile; so it does for a while after a slow one.
+# A sync of no more than this is done on the loop when the disk was idle before: to hand it to a
+# thread and back takes as long as the sync. When one follows the other, a thread does it, so that
+# entries gather meanwhile; unless only one caller is there, whose entry is small. After a slow sync
+# a thread does it for a while.
 _INLINE_BYTES_MAX = 64 << 10
+_LONE_BYTES_MAX = 4 << 10
 _IDLE_DISK_S = 0.0004
 _SLOW_SYNC_S = 0.005
 _SLOW_DISK_S = 0.1
@@ -76,11 +79,11 @@ class Node:
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[MqError] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
-        self._is_tick_due = False
+        self._is_turn_due = False
         self._is_syncing = False
         self._is_sync_wanted = False
         self._is_sync_due = False
-        self._sync_began_s = self._inline_from_s = 0.0
+        self._sync_began_s = self._sync_ended_s = self._inline_from_s = 0.0
         self._is_stopped = False
         self._transport = Transport(
             identity,
@@ -159,18 +162,18 @@ class Node:
         NotLeader, FlowControl, MessageTooLarge, DiskFull, NodeStopped: nothing was written.
         OutcomeUnknown: it may be in the log or not.
         """
-        return self._call(lambda replica, done: replica.propose(kind, payload, done, context))
+        return self._begin(partial(self._replica.propose, kind, payload, context=context))
 
     def add_member(self, node_id: str, address: str) -> asyncio.Future[Committed]:
         """Done when the node has the log, is a member, and that is committed. IllegalMembership,
         NotLeader; the future may be cancelled while the node does not come.
         """
-        future = self._call(lambda replica, done: replica.add_member(node_id, address, done))
+        future = self._begin(partial(self._replica.add_member, node_id, address))
         future.add_done_callback(self._cancel_change)
         return future
 
     def remove_member(self, node_id: str) -> asyncio.Future[Committed]:
-        return self._call(lambda replica, done: replica.remove_member(node_id, done))
+        return self._begin(partial(self._replica.remove_member, node_id))
 
     def transfer_leadership(self) -> bool:
         """Whether another node was asked to lead: one that has all of the log."""
@@ -218,23 +221,14 @@ class Node:
     def status(self) -> Status:
         return self._replica.status()
 
-    def _call(
-        self, action: Callable[[Replica, Callable[[Outcome], None]], None]
+    def _begin(
+        self, begin: Callable[[Callable[[Outcome], None]], None]
     ) -> asyncio.Future[Committed]:
         future: asyncio.Future[Committed] = self._loop.create_future()
-
-        def done(outcome: Outcome) -> None:
-            if future.done():
-                return
-            if isinstance(outcome, MqError):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-
         try:
-            action(self._replica, done)
+            begin(partial(_end, future))
         except MqError as error:
-            done(error)
+            future.set_exception(error)
         else:
             self._wake()
         return future
@@ -253,28 +247,38 @@ class Node:
         self._tick()
 
     def _wake(self) -> None:
-        if not self._is_tick_due:
-            self._is_tick_due = True
-            self._loop.call_soon(self._tick)
+        if not self._is_turn_due:
+            self._is_turn_due = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._is_turn_due = False
+        if self._is_stopped:
+            return
+        if self._replica.has_more_to_apply:
+            self._tick()
+        else:
+            self._replica.write()
+            self._finish()
 
     def _tick(self) -> None:
-        self._is_tick_due = False
+        self._replica.tick()
+        self._finish()
+        if self._replica.has_more_to_apply:
+            self._wake()
+
+    def _finish(self) -> None:
+        """Ends each call of the loop into the replica."""
         replica = self._replica
         if self._is_stopped:
             return
-        replica.tick()
-        if self._check_failure():
+        if replica.failure is not None:
+            self._give_up(replica.failure)
             return
         if self._is_sync_due:
             self._sync_here()
-        if replica.has_more_to_apply:
-            self._wake()
-
-    def _check_failure(self) -> bool:
-        failure = self._replica.failure
-        if failure is not None:
-            self._give_up(failure)
-        return failure is not None
+        if replica.leadership.role == Role.LEADER and replica.has_more_to_apply:
+            self._wake()  # callers wait for it; a follower applies with the timer
 
     def _give_up(self, failure: MqError) -> None:
         """Closing the connections tells the others to elect another leader at once."""
@@ -307,15 +311,24 @@ class Node:
             self._is_sync_wanted = True
             return
         self._is_syncing, self._is_sync_wanted = True, False
-        commitlog = self._disk.log
-        is_small = commitlog.end_offset - commitlog.durable_offset <= _INLINE_BYTES_MAX
-        if is_small and self._loop.time() >= self._inline_from_s:
+        now_s = self._loop.time()
+        if now_s >= self._inline_from_s and self._unsynced_bytes() <= self._inline_bytes(now_s):
             # At the end of what the loop is doing for us right now.
             self._is_sync_due = True
         else:
-            self._sync_began_s = self._loop.time()
-            waiter = self._disk.flusher.wait(commitlog.end_offset)
+            self._sync_began_s = now_s
+            waiter = self._disk.flusher.wait(self._disk.log.end_offset)
             waiter.add_done_callback(self._hand_to_loop)
+
+    def _unsynced_bytes(self) -> int:
+        commitlog = self._disk.log
+        return commitlog.end_offset - commitlog.durable_offset
+
+    def _inline_bytes(self, now_s: float) -> int:
+        """How much may be synced on the loop."""
+        if now_s - self._sync_ended_s >= _IDLE_DISK_S:
+            return _INLINE_BYTES_MAX
+        return _LONE_BYTES_MAX if self._replica.waiting == 1 else 0
 
     def _sync_here(self) -> None:
         self._is_sync_due = False
@@ -341,40 +354,44 @@ class Node:
 
     def _synced(self) -> None:
         self._is_syncing = False
-        ended_s = self._loop.time()
-        is_slow = ended_s - self._sync_began_s > _SLOW_SYNC_S
-        self._inline_from_s = ended_s + (_SLOW_DISK_S if is_slow else _IDLE_DISK_S)
-        self._replica.on_synced()
+        ended_s = self._sync_ended_s = self._loop.time()
+        if ended_s - self._sync_began_s > _SLOW_SYNC_S:
+            self._inline_from_s = ended_s + _SLOW_DISK_S
         if self._is_sync_wanted and not self._is_stopped:
             self.request_sync()
-        if self._replica.wants_tick:
-            self._tick()
-        elif not self._check_failure() and self._is_sync_due:
-            self._sync_here()
+        self._replica.on_synced()
+        self._finish()
 
     # -- Listener ---------------------------------------------------------------------------------
 
     def on_connected(self, peer_id: str) -> None:
         self._replica.on_connected(peer_id)
-        self._wake()
+        self._finish()
 
     def on_disconnected(self, peer_id: str, was_lost: bool) -> None:  # noqa: FBT001
         self._replica.on_disconnected(peer_id, was_lost=was_lost)
-        self._wake()
+        self._finish()
 
     def on_frame(self, peer_id: str, frame: Frame) -> None:
         """Handled at once: proposals wait for what follows from it."""
         self._replica.receive(peer_id, frame)
-        if self._replica.wants_tick:
-            self._tick()
-        elif self._is_sync_due:
-            self._sync_here()
+        self._finish()
 
     def on_writable(self, peer_id: str) -> None:  # noqa: ARG002 - to all peers that have room
         self._replica.on_writable()
+        self._finish()
 
     def _genesis_crc(self) -> int:
         return self._replica.trust.genesis_crc()
 
     def _past(self) -> Past:
-        return self._replica.past
+        return self._replica.membership.past()
+
+
+def _end(future: asyncio.Future[Committed], outcome: Outcome) -> None:
+    if future.done():
+        return
+    if isinstance(outcome, MqError):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

@@ -52,8 +52,10 @@ class RaftLog:
         commitlog = self.commitlog
         if was_truncated or commitlog.last_term != self._last_term:
             self._last_term, self._last_term_since = commitlog.last_term, commitlog.last_index
-        if was_truncated or self._counts_unsynced:
-            self.refresh_durable(commitlog.durable_index)
+        if self._counts_unsynced:
+            self.durable_index = commitlog.last_index
+        elif was_truncated:
+            self.durable_index = commitlog.durable_index
 
     def refresh_durable(self, synced_index: int) -> None:
         """After a sync up to this entry."""

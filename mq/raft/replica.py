@@ -1,9 +1,16 @@
-"""One node's part of the replicated log, without sockets, threads or clocks of its own.
+"""One node's part of the replicated log: performs what the `Core` decides.
 
-Whatever happens (`tick`, `receive`, `on_synced`, `propose`) goes to the `Core`, and what the core
-finds there is to do is done here: votes and entries go to disk, frames to the links, committed
-entries to the state machine. The driver is asked for two things: to sync the log, and to tell of
-the leadership. So a simulation runs a replica in virtual time and `Node` on an asyncio loop.
+Three layers, by what they may touch:
+
+    Core      nothing: each event returns a `Ready`, what there is to do
+    Replica   the log, the vote file, the state machine, the links: performs a `Ready` in the order
+              of its fields, and tells the core. Owns what outlives a core, which is made anew when
+              the log starts over: proposals and their outcomes, members, transfers, connections
+    Node      asyncio: real time, sockets, the thread that syncs. A simulation takes its place, so
+              that everything below runs in virtual time, with its own disk and network
+
+The driver, a `Node` or the simulation, is asked for two things: to sync the log, and to tell of the
+leadership.
 
 Any error that is not a state of the disk or a caller's ends the replica: it stops leading, answers
 all pending proposals, and does nothing more. A node that is not sure of its log is better dead.
@@ -29,7 +36,6 @@ from mq.raft.contracts import (
 )
 from mq.raft.core import NOTHING, Core, Ready
 from mq.raft.frames import Frame
-from mq.raft.handshake import Past
 from mq.raft.membership import Membership, checkpoint_entry
 from mq.raft.proposals import Outcome, Proposal, Proposals
 from mq.raft.raft_log import FIRST_INDEX, RaftLog
@@ -77,16 +83,16 @@ class Replica:
         self._proposals = Proposals(
             count_max=limits.proposals_max, bytes_max=limits.proposals_bytes_max
         )
-        self._membership = Membership(self.node_id, commitlog, links, settings.members)
-        self._changes = self._membership.changes
+        self.membership = Membership(self.node_id, commitlog, links, settings.members)
+        self._changes = self.membership.changes
         self._writer = Writer(
-            commitlog, machine, self._proposals, self._membership, driver.now_ms, limits
+            commitlog, machine, self._proposals, self.membership, driver.now_ms, limits
         )
         self.trust = VoteTrust(self.node_id, commitlog, vote)
         self.transfer = Transfer()
         self._is_stopping = False
         self._connected: set[str] = set()
-        self._leadership = Leadership(Role.FOLLOWER, vote.term, None, None)
+        self.leadership = Leadership(Role.FOLLOWER, vote.term, None, None)
         self._sync_requested_index = 0
         self._keep_alive_s = 0.0
         is_new = not settings.is_joining and not vote.must_catch_up
@@ -94,7 +100,7 @@ class Replica:
             self._bootstrap()
         if self._is_log_empty:
             log.info("no log yet: waiting for the leader to send one", node=self.node_id)
-            self._membership.set_peers()
+            self.membership.set_peers()
         else:
             self._start_core()
 
@@ -106,13 +112,13 @@ class Replica:
 
     def _bootstrap(self) -> None:
         """Writes the first entry, the same on each member of a new group, byte for byte."""
-        state, members = self._machine.checkpoint_payload(), self._membership.members
+        state, members = self._machine.checkpoint_payload(), self.membership.members
         self.log.roll(checkpoint_entry(state, members, term=0, stored_at_ms=0))
         self.log.sync()
         self._machine.apply_through(FIRST_INDEX)
 
     def _start_core(self) -> Core:
-        members = self._membership.read()
+        members = self.membership.read()
         self.trust.check(members)
         core = self.core = self._core_class(
             self.node_id,
@@ -125,7 +131,7 @@ class Replica:
             rng=self._rng,
             now_s=self._driver.now_s(),
         )
-        self._membership.refresh(core.commit_index)
+        self.membership.refresh(core.commit_index)
         if not core.other_ids and core.is_voter:
             core.stand_at_once()
         for peer_id in sorted(self._connected):
@@ -135,8 +141,14 @@ class Replica:
     # -- what the driver calls ---------------------------------------------------------------------
 
     def tick(self) -> None:
+        """Now and then: time has passed. And when `has_more_to_apply`."""
         if self.core is not None:
             self._guarded(self._tick, self.core)
+
+    def write(self) -> None:
+        """Soon after a proposal: all that came meanwhile is one append."""
+        if self.core is not None:
+            self._guarded(self._write, self.core)
 
     def _tick(self, core: Core) -> None:
         self._perform(core, core.tick(self._driver.now_s()))
@@ -149,14 +161,8 @@ class Replica:
             self._send_roster(core)
 
     @property
-    def wants_tick(self) -> bool:
-        """There is something to do at once."""
-        core = self.core
-        return core is not None and self.failure is None and core.wants_tick
-
-    @property
     def has_more_to_apply(self) -> bool:
-        """Even when nothing else happens."""
+        """One tick applies a bounded number of entries."""
         core = self.core
         return core is not None and self.failure is None and core.has_more_to_apply
 
@@ -164,9 +170,12 @@ class Replica:
         self._guarded(self._receive, peer_id, frame)
 
     def on_synced(self) -> None:
-        if (core := self.core) is not None:
-            synced_index, now_s = self.log.durable_index, self._driver.now_s()
-            self._guarded(lambda: self._perform(core, core.synced(synced_index, now_s)))
+        """The log is durable up to its `durable_index`."""
+        if self.core is not None:
+            self._guarded(self._on_synced, self.core)
+
+    def _on_synced(self, core: Core) -> None:
+        self._step(core, core.synced(self.log.durable_index, self._driver.now_s()))
 
     def on_connected(self, peer_id: str) -> None:
         self._connected.add(peer_id)
@@ -178,7 +187,7 @@ class Replica:
         if (core := self.core) is not None:
             now_s = self._driver.now_s()
             self._guarded(
-                lambda: self._perform(core, core.disconnected(peer_id, now_s, was_lost=was_lost))
+                lambda: self._step(core, core.disconnected(peer_id, now_s, was_lost=was_lost))
             )
 
     def on_writable(self) -> None:
@@ -193,7 +202,7 @@ class Replica:
             stopped = NodeStopped(f"this node has stopped: {error}")
             self._proposals.end_leadership(stopped)
             self._changes.end(stopped)
-            self._set_leadership(Leadership(Role.FOLLOWER, self._leadership.term, None, None))
+            self._set_leadership(Leadership(Role.FOLLOWER, self.leadership.term, None, None))
 
     def _guarded(self, action: Callable[..., object], *arguments: object) -> None:
         if self.failure is not None:
@@ -216,17 +225,21 @@ class Replica:
         if self.vote.must_catch_up and core.has_caught_up:
             self.trust.restore(core.term)
         if core.role == Role.LEADER:
-            self._advance_change(core)
-            now_s = self._driver.now_s()
-            is_due = self.transfer.advance(core, now_s, is_settled=self._writer.is_settled)
-            if is_due and self._ask_to_lead(core, self.transfer.node_id):
-                self.transfer.asked(now_s)
+            if self._changes.learner_id is not None:
+                self._follow_learner(core, self._changes.learner_id)
+            if self.transfer.is_under_way:
+                self._advance_transfer(core)
         last_index = self.log.last_index
         if last_index != self._sync_requested_index and core.log.durable_index < last_index:
             self._sync_requested_index = last_index
             self._driver.request_sync()
 
     # -- what the core wants done ------------------------------------------------------------------
+
+    def _step(self, core: Core, ready: Ready) -> None:
+        self._perform(core, ready)
+        if core.wants_tick:
+            self._tick(core)
 
     def _perform(self, core: Core, ready: Ready) -> None:
         if ready is NOTHING:
@@ -246,7 +259,7 @@ class Replica:
         if ready.role is not None:
             self._refresh_members(core)
             leader_id = ready.role.leader_id
-            address = self.members.get(leader_id) if leader_id is not None else None
+            address = self.membership.members.get(leader_id) if leader_id is not None else None
             self._set_leadership(ready.role._replace(leader_address=address))
 
     def _send(self, core: Core, ready: Ready) -> None:
@@ -269,7 +282,7 @@ class Replica:
 
     def _truncate(self, from_index: int) -> None:
         self._machine.forget(from_index)
-        self._membership.forget()
+        self.membership.forget()
         self._sync_requested_index = 0
         self.log.truncate(from_index)
 
@@ -280,7 +293,8 @@ class Replica:
                 self.log.extend(append)
             else:
                 self._writer.append(append)
-                self._refresh_members(core)
+                if append[0].kind == Kind.CHECKPOINT:
+                    self._refresh_members(core)  # they count from here on
         except (DiskFull, MalformedEntries) as error:
             self._perform(core, core.refused(error, self._driver.now_s()))
             if core.role == Role.LEADER:
@@ -296,7 +310,7 @@ class Replica:
         core.applied(applied_index)
 
     def _set_leadership(self, leadership: Leadership) -> None:
-        before, self._leadership = self._leadership, leadership
+        before, self.leadership = self.leadership, leadership
         if before.role == Role.LEADER and leadership[:2] != before[:2]:
             self._writer.is_roll_due = False
             self.transfer.end()
@@ -327,18 +341,18 @@ class Replica:
     def _check_leads(self) -> None:
         if self.failure is not None:
             raise NodeStopped(f"this node has stopped: {self.failure}") from self.failure
-        if self._leadership.role != Role.LEADER:
+        if self.leadership.role != Role.LEADER:
             raise self._not_leader()
         if self._is_stopping:
             raise NodeStopped("this node is stopping: another one will lead in a moment")
 
     def _not_leader(self) -> NotLeader:
         # The address that Raft knows is none for clients.
-        return NotLeader(self._leadership.leader_id, None)
+        return NotLeader(self.leadership.leader_id, None)
 
     def _write(self, core: Core) -> None:
         """What waits, as far as it may be written now."""
-        if core.role != Role.LEADER or self.transfer.blocks_writes:
+        if not self._writer.has_work or core.role != Role.LEADER or self.transfer.blocks_writes:
             return
         now_s = self._driver.now_s()
         is_round_open = core.commit_index < self.log.last_index
@@ -354,6 +368,8 @@ class Replica:
             return
         if entries:
             self._perform(core, core.propose(entries, now_s))
+            if core.wants_tick:  # alone with async flush, what is written is committed
+                self._perform(core, core.tick(now_s))
 
     def _refuse_writes(self, core: Core, error: MqError) -> None:
         """The disk is full. Others may have room; entries in flight keep this node from leaving."""
@@ -372,7 +388,7 @@ class Replica:
             self._receive_roster(message.roster)
         elif core is not None:
             ready = core.step(peer_id, frame, self._driver.now_s())
-            self._perform(core, ready)
+            self._step(core, ready)
             if ready.must_start_over:
                 self._start_over(peer_id, message.term, message.start_over, memoryview(body))
         elif message.term < self.vote.term:
@@ -403,7 +419,7 @@ class Replica:
         self.core = None
         self.start_overs += 1
         self.log.start_over(start.first_index, start.log_offset)
-        self._membership.forget()
+        self.membership.forget()
         self._sync_requested_index = 0
         try:
             self.log.extend(body)
@@ -422,20 +438,11 @@ class Replica:
 
     # -- members -----------------------------------------------------------------------------------
 
-    @property
-    def members(self) -> dict[str, str]:
-        return self._membership.members
-
-    @property
-    def past(self) -> Past:
-        """Tells this log from one with other restorations."""
-        return self._membership.past()
-
     def add_member(self, node_id: str, address: str, done: Callable[[Outcome], None]) -> None:
         """The node gets the log first and is counted when it has nearly all of it."""
         self._check_leads()
-        self._changes.begin_add(self.members, node_id, address, done)
-        self._membership.set_peers()
+        self._changes.begin_add(self.membership.members, node_id, address, done)
+        self.membership.set_peers()
         if node_id in self._connected:
             self._started_core().add_learner(node_id)
 
@@ -455,35 +462,33 @@ class Replica:
         if self._changes.may_cancel:
             self._end_change(NodeStopped("the change of members was called off"))
 
-    def _advance_change(self, core: Core) -> None:
-        learner_id = self._changes.learner_id
-        if learner_id is not None:
-            # One that has to catch up would not be counted: as a member it would be in the way.
-            is_healthy = core.is_healthy(learner_id)
-            match_index = core.match_index(learner_id) if is_healthy else 0
-            if self._changes.follow_learner(match_index, self.log.last_index):
-                self._writer.is_roll_due = True
+    def _follow_learner(self, core: Core, learner_id: str) -> None:
+        # One that has to catch up would not be counted: as a member it would be in the way.
+        is_healthy = core.is_healthy(learner_id)
+        match_index = core.match_index(learner_id) if is_healthy else 0
+        if self._changes.follow_learner(match_index, self.log.last_index):
+            self._writer.is_roll_due = True
 
     def _end_change(self, error: MqError) -> None:
         learner_id = self._changes.learner_id
         self._changes.end(error)
         if learner_id is not None and self.core is not None:
             self.core.remove_learner(learner_id)
-            self._membership.set_peers()
+            self.membership.set_peers()
 
     def _refresh_members(self, core: Core) -> None:
-        if self._membership.refresh(core.commit_index):
-            core.set_members(self.members, self._driver.now_s())
+        if self.membership.refresh(core.commit_index):
+            core.set_members(self.membership.members, self._driver.now_s())
             self._send_roster(core)
 
     def _send_roster(self, core: Core, peer_ids: Collection[str] | None = None) -> None:
         """To all nodes that are connected, or to these."""
-        frame = Frame(RaftFrame(term=core.term, roster=self._membership.roster()))
+        frame = Frame(RaftFrame(term=core.term, roster=self.membership.roster()))
         for peer_id in sorted(self._connected) if peer_ids is None else peer_ids:
             self._links.send(peer_id, frame)
 
     def _receive_roster(self, told: Roster) -> None:
-        if self._membership.receive_roster(told) and self.core is not None:
+        if self.membership.receive_roster(told) and self.core is not None:
             log.warning("the other nodes say that this one is no member", node=self.node_id)
 
     # -- planned stop, status ----------------------------------------------------------------------
@@ -509,7 +514,13 @@ class Replica:
         self._check_leads()
         self._changes.check_idle()
         core, now_s = self._started_core(), self._driver.now_s()
-        self.transfer.begin(core, self.members, node_id, now_s, wait_s)
+        self.transfer.begin(core, self.membership.members, node_id, now_s, wait_s)
+
+    def _advance_transfer(self, core: Core) -> None:
+        now_s = self._driver.now_s()
+        is_due = self.transfer.advance(core, now_s, is_settled=self._writer.is_settled)
+        if is_due and self._ask_to_lead(core, self.transfer.node_id):
+            self.transfer.asked(now_s)
 
     def _ask_to_lead(self, core: Core, node_id: str = "") -> bool:
         """Returns False if this node, or any, does not have all of the log."""
@@ -523,10 +534,6 @@ class Replica:
             self.failure = NodeStopped("this node has stopped")
             self._proposals.end_leadership(self.failure)
             self._changes.end(self.failure)
-
-    @property
-    def leadership(self) -> Leadership:
-        return self._leadership
 
     @property
     def is_ready(self) -> bool:
@@ -545,7 +552,7 @@ class Replica:
 
     def status(self) -> Status:
         """For metrics and people. Reading it changes nothing."""
-        core, members, must_catch_up = self.core, self.members, self.vote.must_catch_up
+        core, members, must_catch_up = self.core, self.membership.members, self.vote.must_catch_up
         leads = core is not None and core.role == Role.LEADER
         learner_id = self._changes.learner_id
         learners = {learner_id: self._changes.learner_address()[learner_id]} if learner_id else {}
@@ -558,7 +565,7 @@ class Replica:
             for nodes in (members, learners)
         )
         return Status(
-            leadership=self._leadership,
+            leadership=self.leadership,
             members=dict(members),
             first_index=self.log.first_index,
             last_index=self.log.last_index,

@@ -46,6 +46,10 @@ class Writer:
         self._taken_s = 0.0
 
     @property
+    def has_work(self) -> bool:
+        return self._proposals.has_queued or self.is_roll_due
+
+    @property
     def is_settled(self) -> bool:
         """Everything in the log is applied."""
         return self._machine.applied_index == self._log.last_index

@@ -112,8 +112,8 @@ SEGMENT_BYTES_MAX = (1 << 32) - 1
 pack_idx_record = struct.Struct("<IIQQ").pack
 
 IDX_MAGIC = b"MQI\x01"
-_IDX_HEADER = struct.Struct("<4sIQQQI")
-IDX_HEADER_BYTES = 40
+_IDX_COVERED = struct.Struct("<QQQI4x")
+IDX_HEADER_BYTES = COVERED_FROM + _IDX_COVERED.size
 
 
 class IdxHeader(NamedTuple):
@@ -132,18 +132,18 @@ class IdxHeader(NamedTuple):
 
 
 def encode_idx_header(header: IdxHeader) -> bytes:
-    body = _IDX_HEADER.pack(IDX_MAGIC, 0, *header).ljust(IDX_HEADER_BYTES, b"\0")
-    return IDX_MAGIC + _CRC.pack(crc32(body[COVERED_FROM:])) + body[COVERED_FROM:]
+    covered = _IDX_COVERED.pack(*header)
+    return IDX_MAGIC + _CRC.pack(crc32(covered)) + covered
 
 
 def decode_idx_header(buffer: bytes) -> IdxHeader | None:
     """None when this is not the intact start of a `.idx` file."""
     if len(buffer) < IDX_HEADER_BYTES:
         return None
-    magic, crc, *fields = _IDX_HEADER.unpack_from(buffer)
-    if magic != IDX_MAGIC or crc != crc32(buffer[COVERED_FROM:IDX_HEADER_BYTES]):
+    covered = buffer[COVERED_FROM:IDX_HEADER_BYTES]
+    if buffer[:COVERED_FROM] != IDX_MAGIC + _CRC.pack(crc32(covered)):
         return None
-    return IdxHeader._make(fields)
+    return IdxHeader._make(_IDX_COVERED.unpack(covered))
 
 
 def segment_name(log_offset: int) -> str:

@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import numpy as np
-
 from mq.names import HALF_TOPIC, SCHEDULE_TOPIC
 from mq.store.batch import Batch, parse_stored
-from mq.store.consumequeue import Units, make_units
+from mq.store.consumequeue import Units, single_unit
 from mq.store.logreader import LogReader
 
 LANE_MS = 600_000
@@ -46,8 +44,7 @@ def default_held_queue(batch: Batch) -> HeldQueue:
 
 def held_unit(batch: Batch, log_offset: int, mark: int) -> Units:
     """The one unit of a batch that is held back; `log_offset` is that of the batch."""
-    place, size = np.array([log_offset]), np.array([len(batch.data)], np.uint32)
-    return make_units(place, size, np.array([mark], np.uint64))
+    return single_unit(log_offset, len(batch.data), mark)
 
 
 class HeldBatch(NamedTuple):

@@ -188,7 +188,7 @@ class RealFile:
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
         for start in range(0, len(buffers), _BUFFERS_MAX):
             group = buffers[start : start + _BUFFERS_MAX]
-            total = sum(memoryview(buffer).nbytes for buffer in group)
+            total = sum([memoryview(buffer).nbytes for buffer in group])
             written = os.pwritev(self._fd, group, position)
             if written < total:
                 self._write_rest(b"".join(group)[written:], position + written)

@@ -267,9 +267,9 @@ class Story:
 
     def _remove_node(self) -> None:
         leader = self._world.leader()
-        if leader is None or leader.replica is None or len(leader.replica.members) <= 2:
+        if leader is None or leader.replica is None or len(leader.replica.membership.members) <= 2:
             return
-        name = self._rng.choice(sorted(leader.replica.members))
+        name = self._rng.choice(sorted(leader.replica.membership.members))
         try:
             leader.replica.remove_member(name, lambda outcome: self._changed("removed", outcome))
         except MqError:

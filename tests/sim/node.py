@@ -199,6 +199,9 @@ class SimNode:
         replica.tick()
         while replica.has_more_to_apply:
             replica.tick()
+        self._look_after(replica)
+
+    def _look_after(self, replica: Replica) -> None:
         self.check()
         if replica.failure is not None:
             self.world.note(f"{self.name} fails: {replica.failure}")
@@ -284,7 +287,8 @@ class SimNode:
             self.world.refused += 1
         else:
             self.world.proposed += 1
-            self.tick()
+            self.replica.write()
+            self._look_after(self.replica)
 
     def _ended(self, outcome: Outcome) -> None:
         self.world.ended += 1
@@ -363,9 +367,9 @@ class SimNode:
             is_news = index not in ledger.committed
             ledger.commit(index, term)
             if is_news:
-                self._check_durable(index, term, replica.members)
+                self._check_durable(index, term, replica.membership.members)
         self._committed = commit_index
-        self._members_before = dict(replica.members)
+        self._members_before = dict(replica.membership.members)
 
     def _check_durable(self, index: int, term: int, members: Mapping[str, str]) -> None:
         """On a majority of the members, or of those before, if they changed in this step."""

@@ -59,7 +59,7 @@ def test_a_new_node_gets_the_log_and_is_then_counted() -> None:
         assert world.run_until(lambda: bool(outcomes), 5.0)
         assert isinstance(outcomes[0], Committed)
         leader = world.settle()
-        assert node.name in replica_of(leader).members
+        assert node.name in replica_of(leader).membership.members
         assert len(leader.core.other_ids) == 3
         assert {len(each.core.other_ids) for each in world.nodes.values()} == {3}
         world.converge()
@@ -128,7 +128,7 @@ def test_a_change_ends_with_the_leadership_that_began_it() -> None:
         (outcome,) = outcomes
         assert isinstance(outcome, OutcomeUnknown)
         world.converge()
-        assert set(replica_of(leader).members) == set(world.nodes)
+        assert set(replica_of(leader).membership.members) == set(world.nodes)
 
 
 def forget_the_former(*_: object) -> dict[str, str]:
@@ -143,7 +143,7 @@ def take_a_removal_back(world: World) -> SimNode:
     world.cut_off(leader)
     replica_of(leader).remove_member(removed.name, lambda _: None)
     leader.tick()
-    assert removed.name not in replica_of(leader).members
+    assert removed.name not in replica_of(leader).membership.members
     world.run(5.0)
     if world.leader() is other:
         world.lead(removed)
@@ -157,7 +157,7 @@ def test_former_members_are_reachable_while_their_removal_is_not_committed() -> 
     with World(1) as world:
         leader = take_a_removal_back(world)
         world.converge()
-        assert set(replica_of(leader).members) == set(world.nodes)
+        assert set(replica_of(leader).membership.members) == set(world.nodes)
 
 
 def test_a_node_that_forgets_former_members_never_hears_that_they_are_back(
@@ -219,7 +219,7 @@ def fill_a_segment_while_a_node_joins_that_never_comes(world: World) -> SimNode:
 def test_a_full_segment_does_not_admit_a_node_that_is_not_ready() -> None:
     with World(1) as world:
         leader = fill_a_segment_while_a_node_joins_that_never_comes(world)
-        assert set(replica_of(leader).members) == {"n0", "n1", "n2"}
+        assert set(replica_of(leader).membership.members) == {"n0", "n1", "n2"}
         world.others(leader, world.nodes["n3"])[0].stop(is_power_loss=False)
         world.commit()
 
@@ -230,7 +230,7 @@ def test_a_node_that_is_admitted_before_it_is_ready_costs_the_majority(
     monkeypatch.setattr(Changes, "members_after", admits_anybody)
     with World(1) as world:
         leader = fill_a_segment_while_a_node_joins_that_never_comes(world)
-        assert "n3" in replica_of(leader).members
+        assert "n3" in replica_of(leader).membership.members
         world.others(leader, world.nodes["n3"])[0].stop(is_power_loss=False)
         with pytest.raises(Violation, match="nothing committed"):
             world.commit(timeout_s=10.0)

@@ -180,7 +180,7 @@ class World:
         """A node more, which is not started yet. Raises what the leader does."""
         assert leader.replica is not None
         name = f"n{len(self.nodes)}"
-        members = {**leader.replica.members, name: f"{name}:8082"}
+        members = {**leader.replica.membership.members, name: f"{name}:8082"}
         node = SimNode(self, name, members, is_joining=True)
         leader.replica.add_member(name, members[name], done)
         self.note(f"{name} joins")
@@ -208,7 +208,7 @@ class World:
         leader = self.leader()
         if leader is None or leader.replica is None:
             return False
-        members = leader.replica.members
+        members = leader.replica.membership.members
         last_index = leader.log.last_index
         return leader.machine.applied_index == last_index and all(
             node.is_up
@@ -235,7 +235,7 @@ class World:
         leader = self.leader()
         assert leader is not None
         assert leader.replica is not None
-        for name in leader.replica.members:
+        for name in leader.replica.membership.members:
             node = self.nodes[name]
             same = (node.machine.count, node.machine.digest)
             if same != (leader.machine.count, leader.machine.digest):

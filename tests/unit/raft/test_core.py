@@ -308,5 +308,5 @@ def test_a_node_alone_elects_itself_and_commits_what_it_has_synced() -> None:
     made.perform(ready)
     assert not made.tick().commit
     made.sync()
-    assert made.core.has_more_to_apply
+    assert made.core.wants_tick
     assert made.tick().commit == 2
