@@ -57,17 +57,16 @@ class Face:
     on_caller: tuple[str, str] = ("", "")
 
 
-THREADED = "mq.client.consumer.threaded"
 FACES: dict[str, Face] = {
     "Admin": Face(),
     "Consumer": Face(
         note="For one thread at a time, but for `done`, `commit` and `close`.",
-        base=f"{THREADED}.SyncPoll",
-        twin=f"{THREADED}.ThreadedConsumer",
+        base="mq.client.consumer.consumer.SyncPoll",
+        twin="mq.client.consumer.consumer.ThreadedConsumer",
     ),
     "PushConsumer": Face(
         note="Handlers run on threads of the consumer's own.",
-        twin=f"{THREADED}.ThreadedPushConsumer",
+        twin="mq.client.consumer.push.ThreadedPushConsumer",
     ),
     "PullConsumer": Face(),
     "SimpleConsumer": Face(),
@@ -78,8 +77,8 @@ FACES: dict[str, Face] = {
         note="Any number of threads may use one. Callbacks of futures run on the thread that "
         "receives answers: they must not wait. A process that has clients must not fork others "
         "that want some: start those by spawn.",
-        base="mq.client.producer.threaded.SyncSend",
-        twin="mq.client.producer.threaded.ThreadedProducer",
+        base="mq.client.producer.producer.SyncSend",
+        twin="mq.client.producer.producer.ThreadedProducer",
     ),
     "TransactionProducer": Face(
         note="Any number of threads may use one. `execute` runs on the thread of the caller, "

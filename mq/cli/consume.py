@@ -174,7 +174,7 @@ def _note_missing(route: RouteResponse, topics: Sequence[str]) -> None:
 @contextlib.contextmanager
 def _quiet_missing_topics() -> Iterator[None]:
     """The client would repeat what `_note_missing` has said."""
-    logger = logging.getLogger("mq.client.consumer.topic_locations")
+    logger = logging.getLogger("mq.client.consumer.subscribed_sets")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:

@@ -285,7 +285,7 @@ def parse_page(data: bytes) -> Page:
 
 
 def _head_end(data: bytes) -> int:
-    """Where the first run begins."""
+    """The position of the first run."""
     at = 0
     while at < len(data) and data[at] != _RUN:
         wire_type = data[at] & 7

@@ -47,10 +47,10 @@ Encoded = tuple[bytes, int, Sequence[int], int | None]
 def encode_message(
     message: Message | bytes | str, born_at_ms: int, compress_above_bytes: int
 ) -> Encoded:
-    """MessageTooLarge and IllegalRequest say what is wrong with it, as the broker would; TypeError
-    says which field has a value of another type than it should.
+    """Raises MessageTooLarge and IllegalRequest, as the broker would; TypeError names the field
+    that has a value of a wrong type.
 
-    By hand: protobuf takes three times as long, and this is what limits a producer in Python.
+    By hand: protobuf takes three times as long, and this limits the speed of a producer in Python.
     """
     try:
         if isinstance(message, Message):
@@ -179,7 +179,7 @@ def _check_size(body: bytes, length: int) -> None:
 
 def _compressed(body: bytes) -> tuple[bytes, bytes]:
     """The body as it is sent, and the field that says how."""
-    # What a consumer gets is bounded by the same number, not only what is stored.
+    # The body that a consumer gets has the same limit as the stored one.
     if len(body) > MESSAGE_BYTES_MAX:
         raise _too_large(len(body))
     smaller = lz4.frame.compress(body)
@@ -237,7 +237,7 @@ def _delay(deliver_at_ms: int, delay_s: float, level: int) -> bytes:
         raise IllegalDelay("deliver_at_ms, delay_s and delay_level: say one of them")
     if level and level not in range(1, len(LEVELS_MS) + 1):
         raise IllegalDelay(f"delay level {level}: they are 1 to {len(LEVELS_MS)}")
-    # How far ahead a time is, the clock of the broker decides.
+    # The clock of the broker decides how far ahead a time is.
     if deliver_at_ms and not 0 < deliver_at_ms < _TIME_MS_MAX:
         raise IllegalDelay(f"deliver_at_ms = {deliver_at_ms}: milliseconds since 1970")
     if not 0 <= delay_s * 1_000 <= DELAY_MS_MAX:

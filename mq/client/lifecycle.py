@@ -1,4 +1,4 @@
-"""How clients begin, run and end, with asyncio and without.
+"""The life of clients: how they begin, run and end, with asyncio and without.
 
 `AsyncClient` is the base of the clients for programs with asyncio. A client without asyncio is
 generated (see tools/generate_sync.py) from its asyncio twin, which it runs on an event loop in the
@@ -154,7 +154,7 @@ class _Call(NamedTuple):
         return cls(function, args, asyncio.get_running_loop().create_future())
 
     def run(self) -> None:
-        """Raises what is no Exception, such as KeyboardInterrupt."""
+        """Raises a BaseException that is no Exception, such as KeyboardInterrupt."""
         try:
             result = self.function(*self.args)
         except Exception as error:  # noqa: BLE001 # of the user, to be raised in the coroutine
@@ -254,7 +254,7 @@ class SyncClient(Generic[C]):
         return self._background.run(work)
 
     def _serve(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs it, and meanwhile what it asks to be run `on_caller`, here."""
+        """Runs it. Functions that it calls by `on_caller` run here meanwhile."""
         self._background.refuse_own_thread(work.close)
         calls: SimpleQueue[_Call | None] = SimpleQueue()
         # The coroutine has a copy of the context in which it is submitted.
@@ -273,7 +273,7 @@ class SyncClient(Generic[C]):
             raise
 
     def _end(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs what closes the client."""
+        """Runs the coroutine that closes the client."""
         if self._handlers is None:
             self._run(work)
             return

@@ -2,8 +2,8 @@
 the Spark connector: ranges of queues as pages, prepared batches under the caller's own numbers, and
 offsets of queues.
 
-What stands here does not change without notice, but asks for more care than `mq.client`: frames are
-as proto/mq/v1 describes them. Everything runs on the `background` loop of the process.
+These names do not change without notice, but ask for more care than those of `mq.client`: frames
+are as proto/mq/v1 describes them. Everything runs on the `background` loop of the process.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 
 class QueueOffsets:
-    """Where the queues of topics begin and end. For one event loop, that of `background`."""
+    """The first and last offsets of queues. For one event loop, that of `background`."""
 
     def __init__(self, servers: str | Sequence[str], *, zone: str = "") -> None:
         self._connection = Connection(servers, zone)

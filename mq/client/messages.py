@@ -1,7 +1,7 @@
-"""What users of the client hand over and get back: messages, results, filters.
+"""The values that users of the client hand over and get back: messages, results, filters.
 
-Plain values. They know nothing of the network, and nothing here is shared between threads. What is
-made once a message has slots and is not frozen: a frozen one takes three times as long to make.
+They know nothing of the network, and are not shared between threads. Classes of which one instance
+is made per message have slots and are not frozen: a frozen one takes three times as long to make.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ AckName = Literal["quorum", "leader", "none"]
 
 @dataclass(slots=True)
 class Message:
-    """What a producer sends. It is encoded when it is sent: later changes are not seen.
+    """A message to send. It is encoded when it is sent: later changes are not seen.
 
     `tag` is one word that consumers filter by; by `keys` operators find the message again;
     messages of one `ordering_key` stand in one queue, in the order in which they were sent. In a
@@ -45,7 +45,7 @@ class Message:
 
 
 class Origin(NamedTuple):
-    """Where a message stood at first that failed and came back, and why it failed last."""
+    """The first place of a message that failed and came back, and why it failed last."""
 
     topic: str
     queue_id: int
@@ -77,14 +77,13 @@ class ReceivedMessage:
     # Which delivery of it this is: 1 is the first.
     attempt: int = 1
     origin: Origin | None = None
-    # Where it stands, when that is not `topic`.
+    # The topic of its queue, if that is not `topic`.
     stored_topic: str = ""
     # Of one that a SimpleConsumer received: what it is acknowledged by, with its queue offset.
     handle: bytes = b""
 
     @property
     def queue(self) -> QueueRef:
-        """Where it stands."""
         return QueueRef(self.stored_topic or self.topic, self.queue_id, self.broker_set)
 
     @property
@@ -93,8 +92,8 @@ class ReceivedMessage:
 
 
 class SendResult(NamedTuple):
-    """Where a message stands. With ack="leader" the broker answers before that is known: the id is
-    empty and the queue offset -1. With ack="none" there is no answer at all: the status is "SENT".
+    """The place of a stored message. With ack="leader" the broker answers before that is known: the
+    id is empty and the queue offset -1. With ack="none" there is no answer: the status is "SENT".
     """
 
     message_id: str

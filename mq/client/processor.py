@@ -81,12 +81,12 @@ _ATTEMPT_S = 10.0
 ENTRY_BYTES_MAX = 4 << 20
 # The route that a broker tells may lag behind what an operator has just done.
 _LOOKS, _LOOK_EVERY_S = 3, 0.5
-# How long some sets are waited for when others have answered.
+# The wait for some sets when others have answered.
 _ALL_SETS_S = 2.0
 _RETRY_DELAY_S_MAX = 30.0
 # A new leader knows the member when its stream is back.
 _UNKNOWN_S_MAX = 10.0
-# How long a request without an answer keeps a processor from being closed.
+# The longest delay of closing a processor by a request without an answer.
 _GOODBYE_S_MAX = 5.0
 # When a broker takes longer, another worker takes over the other queues of this one.
 _ASIDE_S = 1.0
@@ -129,8 +129,8 @@ class ProcessorOptions(GroupOptions):
 
 
 class Processor(GroupClient):
-    """Processes messages exactly once: reads topics, and writes what is made of their messages in
-    one step with the offsets of its group.
+    """Processes messages exactly once: reads topics, and writes its outputs in one step with the
+    offsets of its group.
 
     >>> async def shout(messages):
     ...     return [("loud", message.body.upper()) for message in messages]
@@ -144,13 +144,13 @@ class Processor(GroupClient):
 
     `handler` gets up to `batch_messages` messages of one queue, in order, and returns pairs of a
     topic and a message, or nothing. When it fails the same messages come again, after
-    `retry_delay_s`, then later and later. It may be called more than once for a message: only what
-    it returns takes effect once, so what it does besides should bear repetition. `tasks` queues are
+    `retry_delay_s`, then later and later. It may be called more than once for a message: its
+    result takes effect once, and its other effects should be idempotent. `tasks` queues are
     worked on at the same time.
 
-    What is made of a message stays in its broker set: the topics that are written to need queues in
-    each set that messages come from. One that has none there ends the processor with TopicNotFound,
-    one that is not writable there with PermissionDenied. See `Consumer` for the rest.
+    Outputs stay in the broker set of their input: their topics need queues in each set that
+    messages come from. A topic that has none there ends the processor with TopicNotFound, one that
+    is not writable there with PermissionDenied. See `Consumer` for the rest.
     """
 
     @arguments_of(ProcessorOptions)

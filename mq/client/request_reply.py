@@ -48,10 +48,10 @@ REPLY_TO, REPLY_TAG, CORRELATION_ID = "reply-to", "reply-tag", "correlation-id"
 ERROR = "reply-error"
 _ERROR_CHARACTERS_MAX = 1_000
 
-# How long a broker set may take to store a request or a reply, before another one is tried.
+# The time for a broker set to store a request or a reply, before another one is tried.
 _SEND_S = 3.0
 _CREATE_S = 1.0
-# How often a reply is sent before its request is worked on once more.
+# The attempts to send a reply before its request is worked on once more.
 _REPLY_ATTEMPTS = 3
 
 Reply = Message | bytes | str | None
@@ -239,8 +239,8 @@ class Requester(AsyncClient):
 
 
 class Replier(AsyncClient):
-    """Calls `handler` for each request of the topic; what it returns is the reply, and what it
-    raises is told to the requester. `tasks` handlers run at the same time. See `Requester`.
+    """Calls `handler` for each request of the topic. Its result is the reply; its exceptions are
+    reported to the requester. `tasks` handlers run at the same time. See `Requester`.
     """
 
     def __init__(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from mq.client.consumer.consumer import SyncPoll, ThreadedConsumer
 from mq.client.consumer.options import Mode, Start, Subscriptions
 from mq.client.consumer.pull import Offsets, PullResult, QueueLike
 from mq.client.consumer.pull import PullConsumer as AsyncPullConsumer
+from mq.client.consumer.push import ThreadedPushConsumer
 from mq.client.consumer.retries import RetryDelay
-from mq.client.consumer.threaded import SyncPoll, ThreadedConsumer, ThreadedPushConsumer
 from mq.client.lifecycle import SyncClient
 from mq.client.messages import FilterLike, QueueRef, ReceivedMessage
 from mq.client.signatures import renamed
@@ -123,7 +124,7 @@ class Consumer(SyncPoll):
 
     @property
     def unreadable_messages(self) -> int:
-        """How many messages could not be read and were passed over; the log names them."""
+        """The number of messages that could not be read and were skipped; the log names them."""
         return self._client.unreadable_messages
 
     def close(self) -> None:
@@ -192,7 +193,7 @@ class PushConsumer(SyncClient[ThreadedPushConsumer]):
 
     @property
     def unreadable_messages(self) -> int:
-        """How many messages could not be read and were passed over; the log names them."""
+        """The number of messages that could not be read and were skipped; the log names them."""
         return self._client.unreadable_messages
 
     @property
@@ -242,7 +243,7 @@ class PullConsumer(SyncClient[AsyncPullConsumer]):
         )
 
     def queues(self, topic: str) -> list[QueueRef]:
-        """That can be read, of all broker sets. TopicNotFound."""
+        """The readable queues of all broker sets. Raises TopicNotFound."""
         return self._run(self._client.queues(topic))
 
     @renamed(messages_max="max_messages", bytes_max="max_bytes")
@@ -277,7 +278,7 @@ class PullConsumer(SyncClient[AsyncPullConsumer]):
 
     @property
     def unreadable_messages(self) -> int:
-        """How many messages could not be read and were passed over; the log names them."""
+        """The number of messages that could not be read and were skipped; the log names them."""
         return self._client.unreadable_messages
 
     def find_offsets(self, topic: str, to: Start) -> dict[QueueRef, int]:

@@ -12,8 +12,8 @@ from mq.client.processor import Processor as AsyncProcessor
 
 
 class Processor(SyncClient[AsyncProcessor]):
-    """Processes messages exactly once: reads topics, and writes what is made of their messages in
-    one step with the offsets of its group.
+    """Processes messages exactly once: reads topics, and writes its outputs in one step with the
+    offsets of its group.
 
     >>> def shout(messages):
     ...     return [("loud", message.body.upper()) for message in messages]
@@ -25,13 +25,13 @@ class Processor(SyncClient[AsyncProcessor]):
 
     `handler` gets up to `batch_messages` messages of one queue, in order, and returns pairs of a
     topic and a message, or nothing. When it fails the same messages come again, after
-    `retry_delay_s`, then later and later. It may be called more than once for a message: only what
-    it returns takes effect once, so what it does besides should bear repetition. `threads` queues are
+    `retry_delay_s`, then later and later. It may be called more than once for a message: its
+    result takes effect once, and its other effects should be idempotent. `threads` queues are
     worked on at the same time.
 
-    What is made of a message stays in its broker set: the topics that are written to need queues in
-    each set that messages come from. One that has none there ends the processor with TopicNotFound,
-    one that is not writable there with PermissionDenied. See `Consumer` for the rest.
+    Outputs stay in the broker set of their input: their topics need queues in each set that
+    messages come from. A topic that has none there ends the processor with TopicNotFound, one that
+    is not writable there with PermissionDenied. See `Consumer` for the rest.
 
     Handlers run on threads of the processor's own.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mq.client.messages import AckName, Message, SendResult
-from mq.client.producer.threaded import SyncSend, ThreadedProducer
+from mq.client.producer.producer import SyncSend, ThreadedProducer
 
 
 class Producer(SyncSend):

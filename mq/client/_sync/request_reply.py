@@ -60,8 +60,8 @@ class Requester(SyncClient[AsyncRequester]):
 
 
 class Replier(SyncClient[AsyncReplier]):
-    """Calls `handler` for each request of the topic; what it returns is the reply, and what it
-    raises is told to the requester. `threads` handlers run at the same time. See `Requester`.
+    """Calls `handler` for each request of the topic. Its result is the reply; its exceptions are
+    reported to the requester. `threads` handlers run at the same time. See `Requester`.
 
     Handlers run on threads of the replier's own.
     """

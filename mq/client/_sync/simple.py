@@ -63,9 +63,8 @@ class SimpleConsumer(SyncClient[AsyncSimpleConsumer]):
     def ack(self, messages: Messages) -> None:
         """The messages are done, durably when it returns: they are not delivered again.
 
-        Raises IllegalHandle if some of them do not belong to this member any more, because their
-        time was over and another member has them, or they were acknowledged before; the others are
-        done.
+        Raises IllegalHandle if some of them no longer belong to this member, because their time
+        was over and another member has them, or they were acknowledged before; the others are done.
         """
         self._run(self._client.ack(messages))
 
@@ -82,7 +81,7 @@ class SimpleConsumer(SyncClient[AsyncSimpleConsumer]):
 
     @property
     def unreadable_messages(self) -> int:
-        """How many messages could not be read and were passed over; the log names them."""
+        """The number of messages that could not be read and were skipped; the log names them."""
         return self._client.unreadable_messages
 
     def close(self) -> None:

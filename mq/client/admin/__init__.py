@@ -1,1 +1,1 @@
-"""What operators ask and change, over all sets."""
+"""Administration of topics, groups, messages and broker sets."""

@@ -17,7 +17,7 @@ from mq.wire.v1.consumer_pb2 import OFFSET_AT_TIME, OFFSET_EARLIEST, OFFSET_LATE
 OffsetTarget = Literal["earliest", "latest"] | int
 
 _OFFSETS = {"earliest": OFFSET_EARLIEST, "latest": OFFSET_LATEST}
-# What a broker lists when no number is given.
+# The number that a broker lists by default.
 _LETTERS = 32
 
 

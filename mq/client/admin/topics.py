@@ -239,7 +239,7 @@ class TopicAdmin(AdminCalls):
             missing_sets=found_parts.replies.missing,
         )
 
-    # What is there
+    # Parts of a topic
 
     async def _parts_of(self, topic: str, needed: Iterable[str] = ()) -> _TopicParts:
         """The part of each set. A set that does not answer counts as missing if the directory says
@@ -266,7 +266,7 @@ class TopicAdmin(AdminCalls):
         chosen: Sequence[str],
         there: Mapping[str, pb.TopicInfo],
     ) -> dict[str, int]:
-        """How many queues to create where. TopicExists."""
+        """By set: the number of queues to create. Raises TopicExists."""
         least = max(1, wanted.priorities)
         loads = dict.fromkeys(chosen, 0)
         if needs_loads(wanted.queues, len(chosen), least):
@@ -358,7 +358,7 @@ class TopicAdmin(AdminCalls):
             return {}
         return {one.queue_id: one.lag for one in answer.queues if one.topic == topic}
 
-    # What brokers show to clients
+    # The view of clients
 
     async def _until_shown(self, topic: str, parts: Mapping[str, pb.TopicInfo]) -> None:
         """Returns when every broker that answers shows these parts to clients, or when the time is
@@ -464,7 +464,7 @@ def _merged_summary(parts: Sequence[pb.TopicSummary]) -> pb.TopicSummary:
     )
 
 
-# How queues are spread over broker sets: evenly, the remainder to the sets with the fewest queues.
+# Queues are spread evenly over broker sets; the remainder goes to the sets with the fewest queues.
 
 
 def needs_loads(queues: int, sets: int, least: int) -> bool:

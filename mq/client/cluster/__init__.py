@@ -1,1 +1,1 @@
-"""Finding brokers and asking them: channels, sets, leaders, routes."""
+"""Connections to the cluster: channels, broker sets, leaders, routes, retries."""

@@ -112,36 +112,20 @@ class Channels:
             # The channel was closed during the call.
             raise ClientClosed(_CLOSED) from None
 
-    def stream(
-        self,
-        address: str,
-        service: str,
-        method: str,
-        *,
-        raw_requests: bool = True,
-        raw_responses: bool = True,
-    ) -> grpc.aio.StreamStreamCall:
-        """Opens a bidirectional stream: `write`, `read`, `done_writing`, `cancel`.
+    def stream(self, address: str, service: str, method: str) -> grpc.aio.StreamStreamCall:
+        """Opens a bidirectional stream of bytes: `write`, `read`, `done_writing`, `cancel`.
 
-        Raw messages are the bytes of the wire. Failures are grpc.aio.AioRpcError, which
-        `mq.client.cluster.errors.error_of_call` turns into an MqError.
+        Failures are grpc.aio.AioRpcError, which `mq.client.cluster.errors.error_of_call` turns into
+        an MqError.
         """
-        path, response_class = _method(service, method)
-        return self.channel(address).stream_stream(
-            path,
-            request_serializer=None if raw_requests else _serialize,
-            response_deserializer=None if raw_responses else response_class.FromString,
-        )()
+        path, _ = _method(service, method)
+        return self.channel(address).stream_stream(path)()
 
     async def close(self) -> None:
         self._is_closed = True
         channels, self._channels = list(self._channels.values()), {}
         for channel in channels:
             await channel.close()
-
-
-def _serialize(request: WireMessage) -> bytes:
-    return request.SerializeToString()
 
 
 @functools.cache
@@ -377,8 +361,8 @@ class _InOrder:
 
 
 class SetConnection:
-    """The connection to one broker set. `call` is for single requests. Streams are opened by
-    `stream` at the address from `leader`; their users report `succeeded`, `failed` and
+    """The connection to one broker set. `call` is for single requests. Users of streams, which are
+    opened by `channels.stream` at the address from `leader`, report `succeeded`, `failed` and
     `not_leader`.
     """
 
@@ -561,17 +545,3 @@ class SetConnection:
 
     def succeeded(self, address: str, latency_s: float) -> None:
         self.servers.succeeded(address, latency_s)
-
-    def stream(
-        self,
-        address: str,
-        service: str,
-        method: str,
-        *,
-        raw_requests: bool = False,
-        raw_responses: bool = False,
-    ) -> grpc.aio.StreamStreamCall:
-        """See `Channels.stream`."""
-        return self.channels.stream(
-            address, service, method, raw_requests=raw_requests, raw_responses=raw_responses
-        )

@@ -44,7 +44,7 @@ def error_of(code: int, text: str, leader_address: str = "", retry_after_ms: int
 
 
 def fresh(error: E) -> E:
-    """One more of the same. Who raises an error adds to its traceback: each gets an own one."""
+    """A copy of the error: raising one adds to its traceback, so that each caller gets its own."""
     kind = type(error)
     copy = kind.__new__(kind)
     copy.args = error.args
@@ -53,12 +53,12 @@ def fresh(error: E) -> E:
 
 
 def retry_after_s(error: MqError) -> float:
-    """How long the broker asked to wait; 0 when it did not say."""
+    """The wait that the broker asked for; 0 if it did not."""
     return float(getattr(error, "retry_after_ms", 0)) / 1000
 
 
 def error_of_call(failure: grpc.aio.AioRpcError, address: str) -> MqError:
-    """What a call that failed has to say: the broker's own words, or that it was not reached."""
+    """The error of a failed call: that of the broker, or Unreachable."""
     for key, value in failure.trailing_metadata() or ():
         if key == _STATUS_KEY:
             try:

@@ -33,7 +33,7 @@ _STEADY_S = 5.0
 
 
 class Patience(NamedTuple):
-    """How long a broker may be silent until others are asked which one leads."""
+    """The silence of a broker after which others are asked which one leads."""
 
     # ... while it owes an answer.
     owed_s: float = math.inf
@@ -43,7 +43,7 @@ class Patience(NamedTuple):
     idle_s_max: float = math.inf
     # ... while it owes none and is the only known broker of its set.
     alone_s: float = math.inf
-    # How long the others may take to answer, and a search for the leader altogether.
+    # The time-out of the others, and of a search for the leader altogether.
     search_s: float = CALL_TIMEOUT_S
     # Whether the stream breaks when none of the others answers either.
     needs_answer: bool = False
@@ -63,7 +63,7 @@ class StreamUser(Protocol):
         ...
 
     def owed_since_s(self, stream: BrokerStream) -> float:
-        """When the oldest request was sent that has no answer; infinite if there is none."""
+        """The time at which the oldest request without an answer was sent; infinite without one."""
         ...
 
     def stream_failed(self, error: MqError, address: str) -> None:
@@ -135,7 +135,7 @@ class BrokerStream:
         except asyncio.CancelledError:
             if _is_being_cancelled():
                 raise
-            silent = Unreachable(f"{self.address} does not answer any more")
+            silent = Unreachable(f"{self.address} no longer answers")
             raise self._cancelled_by or silent from None
         except grpc.aio.UsageError:
             raise ClientClosed("the client is closed") from None
@@ -182,7 +182,7 @@ class LeaderStream:
     ) -> None:
         self.broker_set = broker_set
         self.current: BrokerStream | None = None
-        # Why there is no stream, or was none the last time.
+        # The error of the last attempt at a stream.
         self.trouble: MqError | None = None
         # In a row; read by the user to judge how bad it is.
         self.failures = 0
@@ -305,7 +305,7 @@ class LeaderStream:
                 stream.cancel()
 
     def _check_times_s(self, stream: BrokerStream, checked_s: float) -> tuple[float, float]:
-        """When the broker is suspect because of an answer that it owes, and of its silence."""
+        """The time at which the broker is suspect by an answer that it owes, and by its silence."""
         patience, last_s = self.patience, max(stream.heard_s, checked_s)
         owed_s = max(self._user.owed_since_s(stream), last_s) + patience.owed_s
         longest_s = patience.idle_s_max if self._has_others(stream) else patience.alone_s

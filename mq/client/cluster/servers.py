@@ -127,7 +127,7 @@ class Attempts:
         return address in self._reasons and self._reasons[address] is None
 
     def reason(self, address: str) -> str:
-        """Why the last attempt failed; empty if it was answered, or never made."""
+        """Why the last attempt failed; empty if it was answered, or none was made."""
         return self._reasons.get(address) or ""
 
     def told(self, addresses: Iterable[str]) -> str:

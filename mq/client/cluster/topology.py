@@ -1,4 +1,4 @@
-"""Where topics are: which broker sets have queues of a topic, which broker said so, and when.
+"""The locations of topics: which broker sets have queues of a topic, by which broker, and when.
 
 The answer of any broker is a place to start, and stale at times. Two things are known better. What
 the leader of a set says of its own part counts more than what others say of it, for some seconds.
@@ -27,17 +27,17 @@ from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse, TopicRoute
 if TYPE_CHECKING:
     from mq.client.cluster.connection import Connection, SetConnection
 
-# What is known serves for so long without asking.
+# A route is used for so long without asking.
 ROUTE_AGE_S_MAX = 30.0
 # Brokers of other sets hear of a change in about a second.
 _LEADER_SAID_S = 5.0
 _UNHEARD_S_MAX = 30.0
-# How long the leader of a set that refused something may take to say why, if others have the topic.
+# The time-out of the leader of a set that has refused something, if others have the topic.
 _REFUSAL_S = 1.0
 
 
 class Route(NamedTuple):
-    """Where a topic is believed to be: a part for each broker set with queues of it, by name."""
+    """The believed location of a topic: a part for each broker set with queues of it, by name."""
 
     topic: str
     parts: tuple[TopicRoute, ...]
@@ -70,7 +70,7 @@ class Route(NamedTuple):
 
 
 class TopicParts:
-    """What is believed of one topic. Pure: the caller brings the time."""
+    """The beliefs about one topic. Pure: the caller passes the time."""
 
     def __init__(self) -> None:
         # When all sets were asked for last, by asking any broker.
@@ -153,7 +153,7 @@ class Topology:
     # Without asking
 
     def known(self, topic: str) -> Route | None:
-        """What was learnt in the last half minute."""
+        """The route that was learnt in the last half minute."""
         known = self._topics.get(topic)
         if known is None or now_s() - known.asked_s > ROUTE_AGE_S_MAX:
             return None
@@ -161,7 +161,7 @@ class Topology:
         return route if route.parts else None
 
     def believed(self, topic: str) -> Route:
-        """What was learnt, of whatever age; without parts if nothing was."""
+        """The last known route, of any age; without parts if none is known."""
         known = self._topics.get(topic)
         return Route(topic, () if known is None else known.believed())
 
@@ -217,7 +217,7 @@ class Topology:
     async def locate(
         self, topic: str, *, create: bool = False, timeout_s: float = CALL_TIMEOUT_S
     ) -> Route:
-        """Where a topic is. TopicNotFound when it does not exist, and could not be created."""
+        """The route of a topic. Raises TopicNotFound if it does not exist and is not created."""
         known = self.known(topic)
         if known is not None:
             return known
@@ -236,7 +236,7 @@ class Topology:
         return Route(topic, parts)
 
     async def locate_writable(self, topic: str, timeout_s: float, refused_by: str = "") -> Route:
-        """Where messages of a topic go: some part takes them. The topic is created if it is missing
+        """A route with a part that takes messages. The topic is created if it is missing
         and the brokers allow that. `refused_by`: a set that said that the topic, or a queue of it,
         is gone or closed. Asks once for all callers that want to know at the same time.
 
@@ -296,7 +296,7 @@ class Topology:
         *,
         create: bool = False,
     ) -> RouteResponse:
-        """What the leader of a set says: of its own part it knows best. NotLeader; Unreachable."""
+        """The answer of the leader of a set, which knows its own part. NotLeader; Unreachable."""
         request = RouteRequest(topics=topics, create_missing=create)
         response: RouteResponse = await broker_set.call(
             "ClusterService", "Route", request, max(timeout_s, 0.001)

@@ -1,1 +1,1 @@
-"""Members of groups, what they have in hand, and reading by hand."""
+"""Consumers: members of groups, and reads of single queues."""

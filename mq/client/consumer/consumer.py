@@ -1,15 +1,19 @@
-"""The consumer that is polled for messages, for programs with asyncio.
+"""The consumer that is polled for messages.
 
 With `auto_commit` a message counts as done when the next poll begins, so that a crash repeats the
 messages of the last one and loses none. Offsets are reported in the background, in order; `commit`
 makes them durable.
+
+The consumer without asyncio is generated but for `SyncPoll`: its messages take no turn of the
+background loop. The thread that polls takes them from the buffer that the streams fill.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterable
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 
 from mq.client.cluster.connection import Connection
@@ -17,7 +21,7 @@ from mq.client.consumer.group_session import JOIN_S, LOOK_AT_TROUBLE_S, GroupSes
 from mq.client.consumer.options import ConsumerOptions, Start
 from mq.client.consumer.prefetch import InFlight, PolledMessages
 from mq.client.consumer.retries import FailurePolicy, Nack
-from mq.client.lifecycle import AsyncClient
+from mq.client.lifecycle import AsyncClient, Background, SyncClient
 from mq.client.messages import QueueRef, ReceivedMessage
 from mq.client.signatures import arguments_of, renamed
 from mq.errors import MqError
@@ -76,17 +80,25 @@ class Consumer(AsyncClient):
             raise
 
     async def _take(self, max_messages: int, timeout_s: float | None) -> list[InFlight]:
-        """Until the group is joined, looks now and then why it is not, and raises that."""
-        session, now_s = self._session, asyncio.get_running_loop().time
-        deadline_s = math.inf if timeout_s is None else now_s() + timeout_s
+        found: list[InFlight] = []
+        for wait_s in self._waits(timeout_s):
+            found = await self._session.take(max_messages, wait_s)
+            if found:
+                break
+        return found
+
+    def _waits(self, timeout_s: float | None) -> Iterator[float | None]:
+        """The waits of the takes of one poll. Until the group is joined, each is short and is
+        preceded by a look at the reason, which is raised.
+        """
+        session, deadline_s = self._session, time.monotonic() + (timeout_s or 0.0)
         while not session.is_joined:
             session.raise_trouble()
-            left_s = deadline_s - now_s()
-            found = await session.take(max_messages, max(0.0, min(left_s, LOOK_AT_TROUBLE_S)))
-            if found or session.buffer.is_stopped or left_s <= LOOK_AT_TROUBLE_S:
-                return found
-        left_s = deadline_s - now_s()
-        return await session.take(max_messages, None if timeout_s is None else max(0.0, left_s))
+            left_s = math.inf if timeout_s is None else deadline_s - time.monotonic()
+            yield max(0.0, min(left_s, LOOK_AT_TROUBLE_S))
+            if session.buffer.is_stopped or left_s <= LOOK_AT_TROUBLE_S:
+                return
+        yield None if timeout_s is None else max(0.0, deadline_s - time.monotonic())
 
     def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         """Endless, until the consumer is closed."""
@@ -180,7 +192,7 @@ class Consumer(AsyncClient):
 
     @property
     def unreadable_messages(self) -> int:
-        """How many messages could not be read and were passed over; the log names them."""
+        """The number of messages that could not be read and were skipped; the log names them."""
         return self._session.decoder.unreadable_messages
 
     # Ending
@@ -198,3 +210,56 @@ class Consumer(AsyncClient):
         await self._session.close()
         if is_orderly:
             self._session.raise_untold()
+
+
+class ThreadedConsumer(Consumer):
+    """A consumer that another thread than that of its loop may poll."""
+
+    def poll_here(
+        self, background: Background, max_messages: int, timeout_s: float | None
+    ) -> list[ReceivedMessage]:
+        self._session.check_open()
+        if not self._session.is_started:
+            background.run(self._session.start())
+        if self._auto_commit:
+            self._polled.all_done()
+        try:
+            return self._polled.add(self._take_here(max_messages, timeout_s))
+        except MqError:
+            self._session.told()
+            raise
+
+    def _take_here(self, max_messages: int, timeout_s: float | None) -> list[InFlight]:
+        found: list[InFlight] = []
+        for wait_s in self._waits(timeout_s):
+            found = self._session.buffer.wait_take(max_messages, wait_s)
+            if found:
+                break
+        return found
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._session.buffer.is_stopped
+
+
+class SyncPoll(SyncClient[ThreadedConsumer]):
+    """The base of the generated consumer."""
+
+    @renamed(messages_max="max_messages")
+    def poll(self, max_messages: int = 32, timeout_s: float | None = 1.0) -> list[ReceivedMessage]:
+        """Messages that are there, or come first within the time. With auto_commit, all messages
+        that were polled before are done. Raises the error that ended the consumer, such as
+        SubscriptionMismatch; and Unreachable or NoLeader if the group was never joined and could
+        not be in 5 s: the attempts go on, so that a later poll may succeed.
+        """
+        return self._client.poll_here(self._background, max_messages, timeout_s)
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        """Endless, until the consumer is closed."""
+        return self
+
+    def __next__(self) -> ReceivedMessage:
+        found = [] if self._client.is_stopped else self.poll(1, None)
+        if not found:
+            raise StopIteration
+        return found[0]

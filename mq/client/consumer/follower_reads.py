@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 _SERVICE = "ConsumerService"
 # One response of a follower to a stream, as one delivery of the leader.
 _BYTES_MAX = 1 << 20
-# How long a follower may wait for messages, and may take to answer after that.
+# The longest wait of a follower for messages, and the time-out of its answer after that.
 _WAIT_MS = 1_000
 _ANSWER_S_MAX = 5.0
 # A single pull asks the leader sooner, and follows so many responses that have no messages but name
@@ -57,8 +57,8 @@ class FollowerReads:
     The leader keeps everything but the messages: assignment, progress, seeks. A read begins with a
     Redirect, delivers under the epoch of that, and asks for no more than the cache has room for. It
     ends with a Resume, from the next message that is wanted, when the follower sends it back, fails
-    or gives an unexpected response; and silently when the queue is not assigned under that epoch
-    any more.
+    or gives an unexpected response; and silently when the queue is no longer assigned under that
+    epoch.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class FollowerReads:
         self._reads[ref] = read, asyncio.create_task(self._run(read))
 
     def follow(self, assignment: Assignment) -> None:
-        """Ends the reads of queues that are not assigned under their epoch any more."""
+        """Ends the reads of queues that are no longer assigned under their epoch."""
         epochs = {(one.topic, one.queue_id): one.epoch for one in assignment.queues}
         for ref, (read, _) in list(self._reads.items()):
             if epochs.get(ref[:2]) != read.epoch:
@@ -142,7 +142,7 @@ class FollowerReads:
 
     async def _has_room(self, read: _QueueRead) -> bool:
         """Waits for half of the cache to be free: single messages are not worth a call. Returns
-        False when the queue is not wanted any more.
+        False when the queue is no longer wanted.
         """
         while True:
             self._progress.clear()
@@ -161,7 +161,7 @@ class FollowerReads:
     async def _failed(self, read: _QueueRead, error: MqError) -> None:
         failures = self._failures.get(read.ref, 0)
         self._failures[read.ref] = failures + 1
-        log.info("queue %s is not read from %s any more: %s", read.ref, read.address, error)
+        log.info("queue %s is no longer read from %s: %s", read.ref, read.address, error)
         if failures:
             await asyncio.sleep(back_off_s(failures))
 
@@ -196,7 +196,7 @@ class _QueueRead:
         self._messages_left = self._bytes_left = 0
 
     def has_room(self) -> bool | None:
-        """Whether half of the cache is free; None: the queue is not wanted any more."""
+        """Whether half of the cache is free; None: the queue is no longer wanted."""
         backlog = self._buffer.backlog(self.ref, self.epoch)
         if backlog is None:
             return None
@@ -229,7 +229,7 @@ class _QueueRead:
         return not _is_usual(response.status) or response.next_offset < self.queue_offset
 
     def deliver(self, response: PullResponse, runs: list[Frames]) -> bool:
-        """Returns False if the queue is not wanted any more."""
+        """Returns False if the queue is no longer wanted."""
         if self.is_unexpected(response) or (not runs and response.next_offset == self.queue_offset):
             return True
         delivery = Delivery(

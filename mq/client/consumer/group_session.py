@@ -23,7 +23,7 @@ from mq.client.consumer.options import ConsumerOptions, Start
 from mq.client.consumer.prefetch import InFlight, PrefetchBuffer
 from mq.client.consumer.retries import RetrySender
 from mq.client.consumer.set_stream import MembershipCallbacks, SetMembership
-from mq.client.consumer.topic_locations import TopicLocations
+from mq.client.consumer.subscribed_sets import SubscribedSets
 from mq.client.decode import Decoder
 from mq.client.lifecycle import AsyncClient
 from mq.client.messages import QueueRef
@@ -39,15 +39,15 @@ from mq.errors import (
 
 log = logging.getLogger(__name__)
 
-# How long calls that need an assignment wait for the first one, and then for those of other sets.
+# The wait of calls that need an assignment for the first one, and then for those of other sets.
 JOIN_S = 10.0
 OTHERS_S = 2.0
-# As long as the group is not joined: how often a poll looks why.
+# The interval at which a poll looks why the group is not joined.
 LOOK_AT_TROUBLE_S = 0.25
-# How often the sets of the topics are looked up, and as long as a topic does not exist.
+# The interval of looking up the sets of the topics, and while a topic does not exist.
 LOOK_S = 5.0
 AWAIT_S = 1.0
-# A set that no broker lists any more is left after so long without a stream. Brokers that are
+# A set that no broker lists is left after so long without a stream. Brokers that are
 # restarted while the set is down do not know it until it is back, and its messages would be
 # delivered again.
 FORGOTTEN_S = 300.0
@@ -55,7 +55,7 @@ _SAVE_S = 1.0
 _COMMIT_S_MAX = 10.0
 _GOODBYE_S_MAX = 5.0
 
-# A topic that one set does not have any more, or does not let be read, others may have.
+# Other sets may have a topic that one set has lost, or does not let be read.
 _OF_ONE_SET = frozenset({Code.TOPIC_NOT_FOUND, Code.PERMISSION_DENIED})
 
 
@@ -82,7 +82,7 @@ class GroupSession:
         self._connection = connection
         self.retries = RetrySender(connection, options, self.buffer)
         self._offsets = BroadcastOffsets(options.group, options.offsets_file)
-        self._locations = TopicLocations(
+        self._subscribed = SubscribedSets(
             connection, options, self._offsets if options.is_broadcast else None
         )
         # By broker set. Replaced as a whole: other threads read it.
@@ -94,7 +94,7 @@ class GroupSession:
         self._look_now, self._changed = asyncio.Event(), asyncio.Event()
         self._has_looked = self._is_closing = self._has_left = False
         self._is_failure_told = False
-        # Why the sets of the topics could not be looked up, before the first time that they could.
+        # The error of looking up the sets of the topics, before the first success.
         self._trouble: MqError | None = None
 
     # Beginning
@@ -243,7 +243,7 @@ class GroupSession:
                 return
             else:
                 failures, self._trouble = 0, None
-                if self._locations.is_waiting:
+                if self._subscribed.is_waiting:
                     pause_s = AWAIT_S
             self._look_now.clear()
             with contextlib.suppress(TimeoutError):
@@ -251,22 +251,22 @@ class GroupSession:
                     await self._look_now.wait()
 
     async def _update_sets(self) -> None:
-        locations = self._locations
-        await locations.look()
+        subscribed = self._subscribed
+        await subscribed.look()
         if self.buffer.failure is not None:
             return
-        for name in sorted(locations.sets - self._memberships.keys()):
+        for name in sorted(subscribed.sets - self._memberships.keys()):
             self._join(name)
         self._has_looked = True
         self._changed.set()
         staying = sorted(self._memberships.keys() - self._leaving.keys())
         # One broker is not enough to leave a set: it may not have heard of the set yet.
-        for name in await locations.lost(one for one in staying if one not in locations.told):
+        for name in await subscribed.lost(one for one in staying if one not in subscribed.told):
             self._leave_set(name)
         for name in staying:
-            if name not in locations.listed and self._memberships[name].alone_s > FORGOTTEN_S:
-                locations.forget(name)
-                if locations.sets:
+            if name not in subscribed.listed and self._memberships[name].alone_s > FORGOTTEN_S:
+                subscribed.forget(name)
+                if subscribed.sets:
                     self._leave_set(name)
 
     def _join(self, name: str) -> None:
@@ -275,7 +275,7 @@ class GroupSession:
             self.options,
             self.buffer,
             MembershipCallbacks(self._refused, self._changed.set, self._kept_offsets),
-            self._locations.start_in(name),
+            self._subscribed.start_in(name),
         )
         self._memberships = {**self._memberships, name: membership}
         membership.start()
@@ -284,7 +284,7 @@ class GroupSession:
         return self._offsets.of(broker_set) if self.options.is_broadcast else {}
 
     def _leave_set(self, name: str) -> None:
-        """The set has nothing for the consumer any more."""
+        """The set no longer has anything for the consumer."""
         if name in self._leaving:
             return
         log.info("consumer %s leaves broker set %s", self.options.member, name)
@@ -309,12 +309,12 @@ class GroupSession:
     async def _refused(self, membership: SetMembership, error: MqError) -> bool:
         """Returns whether the membership tries again."""
         if error.code in _OF_ONE_SET and not self._is_closing:
-            locations = self._locations
-            if await locations.lost([membership.name]):
+            subscribed = self._subscribed
+            if await subscribed.lost([membership.name]):
                 self._leave_set(membership.name)
                 return False
             is_absent = error.code == Code.TOPIC_NOT_FOUND
-            if is_absent and not await locations.is_missing(membership.name):
+            if is_absent and not await subscribed.is_missing(membership.name):
                 self._look_now.set()
                 return True
         self._fail(error)

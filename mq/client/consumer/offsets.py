@@ -37,12 +37,17 @@ from mq.wire.v1.consumer_pb2 import (
     QueuePosition,
 )
 
+log = logging.getLogger(__name__)
+
 _SERVICE = "ConsumerService"
 _KINDS = {
     START_EARLIEST: OFFSET_EARLIEST,
     START_LATEST: OFFSET_LATEST,
     START_TIMESTAMP: OFFSET_AT_TIME,
 }
+
+# A file has topic -> broker set -> queue id -> queue offset; version 1 has no broker sets.
+_VERSION, _WITHOUT_SETS = 2, 1
 
 T = TypeVar("T")
 
@@ -207,13 +212,6 @@ def to_positions(offsets: Mapping[QueueRef, int]) -> list[QueuePosition]:
 
 def from_positions(positions: Iterable[QueuePosition], broker_set: str) -> dict[QueueRef, int]:
     return {QueueRef(one.topic, one.queue_id, broker_set): one.queue_offset for one in positions}
-
-
-log = logging.getLogger(__name__)
-
-_VERSION = 2
-# Offsets are topic -> broker set -> queue id -> queue offset; version 1 has no broker sets.
-_WITHOUT_SETS = 1
 
 
 class BroadcastOffsets:

@@ -31,7 +31,7 @@ from mq.wire.v1.consumer_pb2 import Assignment, Delivery, SubscribeRequest
 
 
 class QueueProgress:
-    """How far a queue is done when its messages are finished in any order.
+    """The progress of a queue whose messages are finished in any order.
 
     Messages are taken in the order of the queue, and each is finished once. Everything before
     `done_to` is finished or needs no work, and `done_to` never goes down. The cost of a step does
@@ -41,7 +41,7 @@ class QueueProgress:
     __slots__ = ("_finished", "_taken", "_taken_to")
 
     def __init__(self, queue_offset: int) -> None:
-        # No message before it can be taken any more.
+        # All messages before it were taken or are void.
         self._taken_to = queue_offset
         # In the order of the queue; the first one is not finished.
         self._taken: deque[int] = deque()
@@ -96,7 +96,7 @@ class InFlight:
 @dataclass(slots=True)
 class _CachedDelivery:
     messages: Iterator[Decoded]
-    # How many of them are not taken yet.
+    # The number of them that are not taken yet.
     count: int
     next_offset: int
 
@@ -110,7 +110,7 @@ class PrefetchQueue:
 
     def __init__(self, ref: QueueRef, queue_offset: int, epoch: int) -> None:
         self.ref = ref
-        # Written by PrefetchBuffer: the queue is not assigned any more, but not released yet...
+        # Written by PrefetchBuffer: the queue is no longer assigned, but not released yet...
         self.is_leaving = False
         # ... the user wants none of its messages...
         self.is_paused = False
@@ -290,7 +290,7 @@ class PrefetchQueue:
             self.unreported_bytes += taken.frame_bytes
 
     def give_up(self) -> None:
-        """No handler works on the message any more, and it is not done."""
+        """No handler works on the message, and it is not done."""
         self.running -= 1
 
     def fail(self, taken: InFlight) -> bool:
@@ -456,7 +456,7 @@ class PrefetchBuffer:
         return queue if is_current else None
 
     def backlog(self, ref: QueueRef, epoch: int) -> Backlog | None:
-        """None: messages of this epoch are not wanted any more."""
+        """Returns None if messages of this epoch are no longer wanted."""
         with self._changed:
             queue = self._current(ref, epoch)
             if queue is None or queue.is_leaving:
@@ -561,7 +561,7 @@ class PrefetchBuffer:
         return None
 
     def next_retry_s(self) -> float | None:
-        """When a failed message is due again, by the clock of this object."""
+        """The time at which a failed message is due again, by the clock of this object."""
         with self._changed:
             return self._retries[0][0] if self._retries else None
 
@@ -617,7 +617,7 @@ class PrefetchBuffer:
             return {ref: queue.position for ref, queue in self._of(broker_set)}
 
     def outgoing(self, broker_set: str) -> list[SubscribeRequest]:
-        """What the set has not heard on its stream, in the order in which to send it."""
+        """The reports for the stream of the set, in the order in which to send them."""
         with self._changed:
             requests, released = self._reports[broker_set].outgoing()
             for ref in released:
@@ -628,7 +628,7 @@ class PrefetchBuffer:
         return [one for one in self._queues.items() if one[0].broker_set == broker_set]
 
     def done_offsets(self) -> dict[QueueRef, int]:
-        """Where the group would continue, of each queue."""
+        """By queue, the offset at which the group would continue."""
         with self._changed:
             return {ref: queue.progress.done_to for ref, queue in self._queues.items()}
 
@@ -780,7 +780,7 @@ class PolledMessages:
             self._buffer.done(self._pop(messages))
 
     def take_back(self, messages: Iterable[ReceivedMessage]) -> list[InFlight]:
-        """Those of them that are not done, for the caller to finish."""
+        """Returns the messages that are not done, for the caller to finish."""
         with self._lock:
             return self._pop(messages)
 

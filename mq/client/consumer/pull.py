@@ -103,7 +103,7 @@ class PullConsumer(AsyncClient):
         self._unreadable = 0
 
     async def queues(self, topic: str) -> list[QueueRef]:
-        """That can be read, of all broker sets. TopicNotFound."""
+        """The readable queues of all broker sets. Raises TopicNotFound."""
         return (await self._connection.topology.locate(topic)).readable
 
     @renamed(messages_max="max_messages", bytes_max="max_bytes")
@@ -150,7 +150,7 @@ class PullConsumer(AsyncClient):
 
     @property
     def unreadable_messages(self) -> int:
-        """How many messages could not be read and were passed over; the log names them."""
+        """The number of messages that could not be read and were skipped; the log names them."""
         return self._unreadable
 
     async def find_offsets(self, topic: str, to: Start) -> dict[QueueRef, int]:

@@ -1,4 +1,4 @@
-"""The consumer that calls a handler for each message, for programs with asyncio.
+"""The consumer that calls a handler for each message.
 
 Handlers run concurrently; the group's offset is that of the first message that is not done. A
 message whose handler fails goes back to the broker and is delivered again later; after too many
@@ -10,6 +10,7 @@ again in place, too, without stopping others.
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass
@@ -19,6 +20,7 @@ from mq.client.consumer.group_session import JOIN_S, GroupClient, GroupSession
 from mq.client.consumer.options import ConsumerOptions
 from mq.client.consumer.prefetch import InFlight
 from mq.client.consumer.retries import FailurePolicy, Nack, RetryDelay
+from mq.client.lifecycle import HandlerThreads
 from mq.client.messages import ReceivedMessage
 from mq.client.signatures import arguments_of
 from mq.errors import IllegalConfig, MqError
@@ -117,7 +119,7 @@ class PushConsumer(GroupClient):
 
     @property
     def unreadable_messages(self) -> int:
-        """How many messages could not be read and were passed over; the log names them."""
+        """The number of messages that could not be read and were skipped; the log names them."""
         return self._session.decoder.unreadable_messages
 
     async def close(self, timeout_s: float | None = None) -> None:
@@ -140,3 +142,37 @@ class PushConsumer(GroupClient):
         await asyncio.gather(*self._workers, return_exceptions=True)
         await self._session.close()
         self._is_over.set()
+
+
+class ThreadedPushConsumer(PushConsumer):
+    """A consumer whose handlers run on threads. Each worker is a task that waits for its thread."""
+
+    @functools.cached_property
+    def handlers(self) -> HandlerThreads:
+        return HandlerThreads(self._options.tasks, f"mq-{self._options.group}")
+
+    async def _work(self) -> None:
+        if await self.handlers.run(self._handle_all):
+            self._is_over.set()
+
+    def _handle_all(self) -> bool:
+        """Returns when the consumer is closed; True when it was ended by the broker."""
+        while True:
+            try:
+                found = self._session.buffer.wait_take(1, None)
+            except MqError:
+                return True
+            if not found:
+                return False
+            self._handle_here(found[0])
+
+    def _handle_here(self, taken: InFlight) -> None:
+        try:
+            outcome = self._handler(taken.message)
+        except BaseException as error:  # noqa: BLE001 # whatever it is, the message is not done
+            self._failures.failed([taken], error)
+        else:
+            if isinstance(outcome, Nack):
+                self._failures.failed([taken], outcome)
+            else:
+                self._session.buffer.done([taken])

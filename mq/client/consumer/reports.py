@@ -1,4 +1,4 @@
-"""What a broker set has to hear about the queues of a consumer, and when.
+"""Reports to a broker set about the queues of a consumer.
 
 `SetReports` collects seeks, progress and releases of one set; `PrefetchBuffer` calls it under its
 lock. `ReportSignal` wakes the stream that sends them. A report is made once on a stream; a new

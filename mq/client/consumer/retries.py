@@ -14,34 +14,35 @@ answer delays no other.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
-
-from mq.client.consumer.prefetch import InFlight
-from mq.errors import IllegalConfig, IllegalDelay
-
-if TYPE_CHECKING:
-    from mq.client.consumer.group_session import GroupSession
-
-
 import asyncio
 import contextlib
 import itertools
+import logging
 import random
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from mq.client.cluster.connection import Connection, SetConnection
 from mq.client.cluster.retry import CALL_TIMEOUT_S, Retry
 from mq.client.consumer.options import ConsumerOptions
-from mq.client.consumer.prefetch import PrefetchBuffer
-from mq.errors import Internal, MessageTooLarge, MqError, UnknownMember, Unreachable
+from mq.client.consumer.prefetch import InFlight, PrefetchBuffer
+from mq.errors import (
+    IllegalConfig,
+    IllegalDelay,
+    Internal,
+    MessageTooLarge,
+    MqError,
+    UnknownMember,
+    Unreachable,
+)
 from mq.wire.v1 import status_pb2
 from mq.wire.v1.consumer_pb2 import FailedMessage, RetryRequest, RetryResponse, RetryResult
+
+if TYPE_CHECKING:
+    from mq.client.consumer.group_session import GroupSession
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +73,8 @@ class Nack(Exception):
 
 
 class FailurePolicy:
-    """What is done with the failed messages of one consumer. May be used from any thread; nothing
-    here waits.
+    """Decides what happens to the failed messages of one consumer. May be used from any thread;
+    nothing here waits.
     """
 
     def __init__(self, session: GroupSession, retry_delay_s: RetryDelay = None) -> None:
@@ -168,8 +169,6 @@ def _log(taken: InFlight, error: BaseException, delay_s: float | None) -> None:
         exc_info=None if is_nack else error,
     )
 
-
-log = logging.getLogger(__name__)
 
 # Of one request: the broker writes the copies of its messages as one entry.
 _MESSAGES_MAX = 200

@@ -44,7 +44,7 @@ _ALIVE = SubscribeRequest(alive=Alive()).SerializeToString()
 _HEARTBEAT_S = 10.0
 # A broker waits some seconds for a member whose stream broke, then others get its queues.
 ALONE_S_MAX = 4.0
-# How long a leader may be silent until others are asked which one leads: at first, and in the long
+# The silence of a leader after which others are asked which one leads: at first, and in the long
 # run. A new leader waits a little longer than that for the members of its groups, and gives none of
 # their queues to others meanwhile.
 CHECK_S_MIN, CHECK_S_MAX = 0.5, 2.0
@@ -106,7 +106,7 @@ class SetMembership:
         self.is_joined = False
         # Has had one on the current stream.
         self.is_connected = False
-        # Why no leader was found, since the last one was.
+        # The error of the search for a leader, since one was found last.
         self.trouble: Unreachable | None = None
         # Written by the session: calls that wait for all sets wait for this one.
         self.is_awaited = True
@@ -121,7 +121,7 @@ class SetMembership:
         self._closing = asyncio.Event()
         # The last stream has ended in good order: the broker knows that the member is gone.
         self._has_left = False
-        # When there was no stream any more; meaningless while there is one.
+        # The end of the last stream; meaningless while there is one.
         self._alone_since_s = now_s()
         self._alone_s_max = ALONE_S_MAX
         # Suspends the queues of the set when the consumer is alone for too long.

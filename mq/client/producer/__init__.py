@@ -1,1 +1,1 @@
-"""Messages on their way to the brokers."""
+"""Producers."""

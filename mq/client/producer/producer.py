@@ -1,23 +1,32 @@
-"""The public producer. Retries, routes and streams belong to its sender, in `sender`."""
+"""The public producers. Retries, routes and streams belong to their sender, in `sender`.
+
+The producer without asyncio is generated but for `send`, `send_async` and `send_one_way`, in
+`SyncSend`: a thread that sends a message does not wait for a turn of the background loop. It adds
+the message to the accumulator, from which the sender, on that loop, takes it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
+from mq import names
 from mq.client.cluster.connection import Connection
 from mq.client.encode import Encoded, delay_field, encode_message
-from mq.client.lifecycle import AsyncClient
+from mq.client.lifecycle import AsyncClient, StartedClient
 from mq.client.messages import Message, SendResult
 from mq.client.producer.batching import NOT_ADDED, AddResult, common_delay, priority_of, split_batch
 from mq.client.producer.options import GRACE_S, ProducerOptions, too_late
+from mq.client.producer.outcomes import SendFuture
 from mq.client.producer.queues import ResultFuture
-from mq.client.producer.recall import recall, recall_request
 from mq.client.producer.sender import Sender
 from mq.client.signatures import arguments_of
 from mq.errors import ClientClosed, IllegalRequest
+from mq.wire.v1.producer_pb2 import RecallRequest
 
 
 class Producer(AsyncClient):
@@ -197,7 +206,9 @@ class Producer(AsyncClient):
         >>> asyncio.run(main())
         """
         request = recall_request(result, topic, message_id, deliver_at_ms)
-        await recall(self._started().connection, request, self._options.timeout_s)
+        connection = self._started().connection
+        owner = await connection.named(names.parse_message_id(request.message_id)[0])
+        await owner.call("ProducerService", "Recall", request, self._options.timeout_s)
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Returns when everything that was sent before is stored, or has failed; with ack="none",
@@ -293,3 +304,146 @@ class Producer(AsyncClient):
             room = asyncio.Event()
             core.accumulator.call_when_room(room.set)
             await room.wait()
+
+
+def recall_request(
+    result: SendResult | None, topic: str, message_id: str, deliver_at_ms: int
+) -> RecallRequest:
+    """For the result of a send, or its parts. Raises IllegalRequest if the message was not delayed,
+    or not enough is known of it.
+    """
+    if result is not None:
+        topic, message_id, deliver_at_ms = result.topic, result.message_id, result.deliver_at_ms
+    if not (topic and message_id and deliver_at_ms):
+        raise IllegalRequest(
+            "to take a message back, its topic, id and deliver_at_ms must be known, as the send "
+            "returned them; a message without a delay, or sent with ack other than quorum, cannot "
+            "be taken back"
+        )
+    return RecallRequest(topic=topic, message_id=message_id, deliver_at_ms=deliver_at_ms)
+
+
+class ThreadedProducer(Producer):
+    """A producer that gives threads access to its sender."""
+
+    @property
+    def core(self) -> Sender:
+        return self._started()
+
+    @property
+    def options(self) -> ProducerOptions:
+        return self._options
+
+
+class SyncSend(StartedClient[ThreadedProducer]):
+    """The base of the generated producer."""
+
+    def __init__(self, client: ThreadedProducer) -> None:
+        super().__init__(client)
+        self._timeout_s = client.options.timeout_s
+        self._compress_above_bytes = client.options.compress_above_bytes
+        self._core = client.core
+        self._accumulator = self._core.accumulator
+
+    def send(
+        self,
+        topic: str,
+        message: Message | bytes | str,
+        *,
+        queue_id: int | None = None,
+        broker_set: str = "",
+        timeout_s: float | None = None,
+    ) -> SendResult:
+        """Returns when the message is stored, as safely as `ack` says."""
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        self._background.refuse_own_thread()
+        future = SendFuture()
+        deadline_s = time.monotonic() + timeout_s + GRACE_S
+        try:
+            self._add(topic, message, queue_id, broker_set, future, timeout_s, deadline_s)
+            return future.result(max(0.0, deadline_s - time.monotonic()))
+        except TimeoutError:
+            raise too_late(topic, timeout_s) from None
+
+    def send_async(
+        self,
+        topic: str,
+        message: Message | bytes | str,
+        *,
+        queue_id: int | None = None,
+        broker_set: str = "",
+    ) -> Future[SendResult]:
+        """Returns at once, with a future; waits only while the buffer is full, and for the first
+        message of a topic until it is known how many queues that has.
+        """
+        future = SendFuture()
+        self._add(topic, message, queue_id, broker_set, future, self._timeout_s)
+        return future
+
+    def send_one_way(
+        self,
+        topic: str,
+        message: Message | bytes | str,
+        *,
+        queue_id: int | None = None,
+        broker_set: str = "",
+    ) -> None:
+        """Like `send_async`, without a future: a failure is only a warning in the log."""
+        self._add(topic, message, queue_id, broker_set, None, self._timeout_s)
+
+    def _add(
+        self,
+        topic: str,
+        message: Message | bytes | str,
+        queue_id: int | None,
+        broker_set: str,
+        future: ResultFuture | None,
+        timeout_s: float,
+        deadline_s: float | None = None,
+    ) -> None:
+        """A message with a deadline does not linger. TimeoutError when the deadline has passed."""
+        encoded = encode_message(message, time.time_ns() // 1_000_000, self._compress_above_bytes)
+        delay = delay_field(message)
+        self._background.check_not_forked()
+        is_urgent = deadline_s is not None
+        while True:
+            try:
+                result = self._accumulator.add(
+                    topic,
+                    encoded,
+                    queue_id,
+                    future,
+                    timeout_s,
+                    is_urgent=is_urgent,
+                    delay=delay,
+                    priority=priority_of(message) if self._accumulator.has_priorities else 0,
+                    broker_set=broker_set,
+                )
+            except IllegalRequest:
+                if not self._background.run(self._core.is_route_newer(), _left_s(deadline_s)):
+                    raise
+                continue
+            if result is AddResult.ADDED:
+                return
+            if result is AddResult.WAKE:
+                self._background.loop.call_soon_threadsafe(self._core.wake)
+                return
+            self._make_way(topic, result, timeout_s, deadline_s)
+
+    def _make_way(
+        self, topic: str, result: AddResult, timeout_s: float, deadline_s: float | None
+    ) -> None:
+        """Waits until a message can be added."""
+        self._background.refuse_own_thread()
+        left_s = _left_s(deadline_s)
+        if result is AddResult.UNROUTED:
+            self._background.run(self._core.prepare(topic, timeout_s), left_s)
+        else:
+            room = threading.Event()
+            self._accumulator.call_when_room(room.set)
+            if not room.wait(left_s):
+                raise TimeoutError
+
+
+def _left_s(deadline_s: float | None) -> float | None:
+    return None if deadline_s is None else max(0.0, deadline_s - time.monotonic())

@@ -28,7 +28,7 @@ MESSAGE_OVERHEAD_BYTES = 12
 
 
 class BatchKind(enum.Enum):
-    """How the queue of a batch is chosen."""
+    """The way in which the queue of a batch is chosen."""
 
     ANY = enum.auto()  # by turn; a retry may go to another queue
     KEY = enum.auto()  # by the ordering keys of its messages

@@ -1,1 +1,1 @@
-"""Receive and acknowledge."""
+"""The consumer that receives and acknowledges single messages."""

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from mq.client.cluster.connection import Connection
 from mq.client.cluster.retry import CALL_TIMEOUT_S, call_repeatedly, now_s
 from mq.client.consumer.options import GroupOptions, Start, new_member_id, start_position
-from mq.client.consumer.topic_locations import TopicLocations
+from mq.client.consumer.subscribed_sets import SubscribedSets
 from mq.client.decode import Decoder, parse_receive_response
 from mq.client.lifecycle import AsyncClient
 from mq.client.messages import QueueRef, ReceivedMessage, wire_filter
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 _SERVICE = "ConsumerService"
 _LEAVE_S = 1.0
-# How often the sets of the topics are looked up; sooner while a topic is missing.
+# The interval of looking up the sets of the topics; sooner while a topic is missing.
 _LOOK_EVERY_S, _LOOK_SOON_S = 5.0, 1.0
 
 Messages = ReceivedMessage | Iterable[ReceivedMessage]
@@ -80,7 +80,7 @@ class SimpleConsumer(AsyncClient):
         self._receives = 0
         self._is_closed = False
 
-    # -- receiving --------------------------------------------------------------------------------
+    # Receiving
 
     async def receive(
         self, max_messages: int = 32, wait_s: float = 20.0, invisible_s: float = 60.0
@@ -102,14 +102,13 @@ class SimpleConsumer(AsyncClient):
             lambda: self._receiver.sources(turn), max_messages, left_s, invisible_s
         )
 
-    # -- handles ----------------------------------------------------------------------------------
+    # Handles
 
     async def ack(self, messages: Messages) -> None:
         """The messages are done, durably when it returns: they are not delivered again.
 
-        Raises IllegalHandle if some of them do not belong to this member any more, because their
-        time was over and another member has them, or they were acknowledged before; the others are
-        done.
+        Raises IllegalHandle if some of them no longer belong to this member, because their time
+        was over and another member has them, or they were acknowledged before; the others are done.
         """
         await self._send(messages, handles.ack(self._options.group))
 
@@ -144,11 +143,11 @@ class SimpleConsumer(AsyncClient):
                 "with a longer invisible_s, or hold them longer by change_invisible"
             )
 
-    # -- ending -----------------------------------------------------------------------------------
+    # Ending
 
     @property
     def unreadable_messages(self) -> int:
-        """How many messages could not be read and were passed over; the log names them."""
+        """The number of messages that could not be read and were skipped; the log names them."""
         return self._receiver.decoder.unreadable_messages
 
     def _check_open(self) -> None:
@@ -182,7 +181,7 @@ class _GroupReceiver:
         self._options = options
         self._retry_topic = retry_topic(options.group)
         self._sources: list[Source] = []
-        self._locations = TopicLocations(connection, options)
+        self._subscribed = SubscribedSets(connection, options)
         self._look_at_s = 0.0
         self._looking: asyncio.Task[None] | None = None
         self._asked: set[str] = set()
@@ -192,7 +191,7 @@ class _GroupReceiver:
     async def begin(self) -> None:
         """Idempotent."""
         if not self._sources:
-            await self._locations.look()
+            await self._subscribed.look()
             await self._look()
 
     def sources(self, turn: int) -> list[Source]:
@@ -213,8 +212,8 @@ class _GroupReceiver:
     async def _look(self) -> None:
         self._look_at_s = now_s() + _LOOK_EVERY_S
         response = await self._connection.brokers([*self._options.topics, self._retry_topic])
-        self._locations.learn_missing(response)
-        if self._locations.is_waiting:
+        self._subscribed.learn_missing(response)
+        if self._subscribed.is_waiting:
             self._look_at_s = now_s() + _LOOK_SOON_S
         topology = self._connection.topology
         sources: list[Source] = []
@@ -231,7 +230,9 @@ class _GroupReceiver:
 
     def _start(self, source: Source) -> Start:
         is_retry = source.topic == self._retry_topic
-        return "earliest" if is_retry else self._locations.start_in(source.broker_set, source.topic)
+        return (
+            "earliest" if is_retry else self._subscribed.start_in(source.broker_set, source.topic)
+        )
 
     # Calls
 

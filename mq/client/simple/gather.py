@@ -28,7 +28,7 @@ WAIT_S_MAX = 60.0
 CALL_WAIT_S = 2.0
 # Messages that were received so long ago are renewed before they are given out.
 _FRESH_S = 1.0
-# How long a silent source is waited for: if others had messages, and if not. After the latter it is
+# The wait for a silent source: if others had messages, and if not. After the latter it is
 # late, and not waited for until it answers.
 _GRACE_S, _LOOK_S = 0.05, 1.0
 _SOURCES_AGE_S_MAX = 5.0

@@ -21,7 +21,7 @@ from mq.wire.v1 import consumer_pb2 as wire
 from mq.wire.v1.status_pb2 import SEND_OK
 
 _HANDLES_MAX = 2_000
-# How long a call is repeated while brokers fail over.
+# The time for which a call is repeated while brokers fail over.
 _RETRY_S = 15.0
 
 

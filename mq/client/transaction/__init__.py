@@ -1,1 +1,1 @@
-"""Messages that are seen when a local transaction succeeds."""
+"""Transaction producers."""

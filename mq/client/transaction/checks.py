@@ -30,7 +30,7 @@ _CHECKS_AT_ONCE = 20
 
 
 class Resolution(enum.StrEnum):
-    """What becomes of a transaction. UNKNOWN: not decided yet, the broker asks later."""
+    """The decision about a transaction. UNKNOWN: not decided yet, the broker asks later."""
 
     COMMIT = "COMMIT"
     ROLLBACK = "ROLLBACK"
@@ -63,15 +63,15 @@ class HalfMessage:
 
 
 class TransactionResult(NamedTuple):
-    """What the broker has confirmed. `state` is "COMMIT": the message is on its topic; "ROLLBACK":
-    nobody ever sees it; "UNKNOWN": no decision was made, or none reached the broker in time
-    (`reason` says why), and it asks `check`.
+    """The end that the broker has confirmed. `state` is "COMMIT": the message is on its topic;
+    "ROLLBACK": it is never delivered; "UNKNOWN": no decision was made, or none reached the
+    broker in time (`reason` says why), and it asks `check`.
     """
 
     transaction_id: str
     state: str
     topic: str
-    # Where the message stands, when it is committed; otherwise empty and -1.
+    # The place of the message, when it is committed; otherwise empty and -1.
     message_id: str = ""
     queue_id: int = -1
     queue_offset: int = -1
@@ -84,7 +84,7 @@ class TransactionResult(NamedTuple):
 
 
 class Checks(NamedTuple):
-    """When and how often the broker asks about a transaction. None: as it is configured."""
+    """The times and number of checks of a transaction. None: as the broker is configured."""
 
     first_check_s: float | None = None
     check_interval_s: float | None = None
@@ -142,7 +142,7 @@ class TransactionOptions(ConnectionOptions):
 
 
 def resolution_of(answer: object, what: str) -> Resolution:
-    """What a function of the user's returned. Anything but a resolution is UNKNOWN, and logged."""
+    """The result of a handler as a resolution; any other value is UNKNOWN, and logged."""
     try:
         return Resolution(answer)  # type: ignore[arg-type]  # what it is not, it says
     except ValueError:

@@ -1,4 +1,4 @@
-"""The transaction producer that users see. Decides nothing: see `transactions`."""
+"""The public transaction producer. Streams and retries belong to its sender, in `sender`."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class SetTransactions:
         self._sequences = Sequences(None)
         self._ids = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
-        # What is to be written to the current stream; None: nothing more.
+        # Requests for the current stream; None ends it.
         self._out: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._is_closing = False
         self._streams = LeaderStream(broker_set, "TransactionService", "Transact", self, _PATIENCE)
@@ -416,7 +416,7 @@ class TransactionSender:
     async def end(
         self, half: HalfMessage, resolution: Resolution, timeout_s: float | None = None
     ) -> TransactionResult:
-        """What is confirmed. Raises what the broker has against it: the transaction is over by
+        """Returns the confirmed end. Raises the refusal of the broker: the transaction is over by
         another end, or its topic is gone.
         """
         transaction_id, topic = half.transaction_id, half.topic

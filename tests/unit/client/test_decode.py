@@ -1,4 +1,4 @@
-"""Messages out of deliveries: what is readable comes through, whatever stands beside it."""
+"""Messages out of deliveries: readable ones come through, unreadable neighbours are skipped."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from mq.client.decode import (
     Frames,
     Unreadable,
     decompressed,
+    parse_page,
     parse_pull_response,
     parse_subscribe_response,
 )
@@ -295,3 +296,59 @@ def test_a_run_without_its_first_messages_is_the_rest_of_the_run(behind: int, co
     kept = list(Decoder().messages(QUEUE, [frames.behind(behind)], "set-0"))
     everything = list(Decoder().messages(QUEUE, [frames], "set-0"))
     assert kept == [one for one in everything if one.queue_offset >= behind]
+
+
+# Answers to pulls as pages
+
+UINT64 = st.integers(0, (1 << 64) - 1)
+# Bodies beyond 127 and 16,383 bytes: lengths of one, two and three bytes.
+of_page = st.builds(Message, body=st.sampled_from([1, 100, 200, 20_000]).map(bytes))
+pages = st.builds(
+    PullResponse,
+    status=st.integers(0, 3),
+    next_offset=UINT64,
+    start=UINT64,
+    end=UINT64,
+    read_from=st.text(max_size=9),
+    runs=st.lists(
+        st.builds(Run, queue_offset=UINT64, messages=st.lists(of_page, max_size=2)),
+        max_size=5,
+    ),
+)
+
+
+@given(pages)
+def test_pages_have_what_protobuf_finds(response: PullResponse) -> None:
+    page = parse_page(response.SerializeToString())
+    for name in ("status", "next_offset", "start", "end", "read_from"):
+        assert getattr(page, name) == getattr(response, name)
+    assert page.has_messages == bool(response.runs)
+    places = zip(page.runs[::2], page.runs[1::2], strict=True)
+    assert [Run.FromString(page.data[at:end]) for at, end in places] == list(response.runs)
+
+
+@given(pages)
+def test_a_page_that_was_cut_is_refused(response: PullResponse) -> None:
+    data = response.SerializeToString()
+    if response.runs:
+        with pytest.raises(DecodeError):
+            parse_page(data[:-1])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x7a",
+        b"\x7a\x80",
+        b"\x7a\x05abc",
+        b"\x7a\x00\x08\x01",
+        b"\x7a" + b"\xff" * 11,
+        b"\x0d\x00\x00\x00\x00",
+        b"\x08",
+        b"\x2a\x05x",
+        b"\xff" * 12,
+    ],
+)
+def test_bytes_that_are_no_answer_are_refused(data: bytes) -> None:
+    with pytest.raises(DecodeError):
+        parse_page(data)

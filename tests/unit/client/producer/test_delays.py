@@ -14,8 +14,8 @@ from mq.client.messages import Message, SendResult
 from mq.client.producer import batching
 from mq.client.producer.batching import AddResult, common_delay, split_batch
 from mq.client.producer.outcomes import SendFuture
+from mq.client.producer.producer import recall_request
 from mq.client.producer.queues import Batch, BatchKind
-from mq.client.producer.recall import recall_request
 from mq.errors import IllegalDelay, IllegalRequest
 from mq.levels import DELAY_MS_MAX, LEVELS_MS
 from mq.store.batch import accept

@@ -1,7 +1,7 @@
-"""Which broker sets a consumer joins and leaves, and where it starts in a set new to it.
+"""The broker sets that a consumer joins and leaves, and its start in a set that is new to it.
 
-The topology keeps where the topics are, in sticky parts: a set is left on its own word only. A set
-without the topics counts as long as messages of the group wait there for their next attempt. A
+The topology knows the locations of topics, in sticky parts: a set is left on its own word only. A
+set without the topics counts as long as messages of the group wait there for their next attempt. A
 group that knows a topic elsewhere starts with the oldest message in a further set of that topic, so
 that it misses nothing.
 """
@@ -32,8 +32,8 @@ _CLOCKS_DIFFER_MS = 60_000
 _WARN_AFTER_S = 1.0
 
 
-class TopicLocations:
-    """Where the topics of one consumer are."""
+class SubscribedSets:
+    """The broker sets that one consumer should join, by what is known of its topics."""
 
     def __init__(
         self, connection: Connection, options: GroupOptions, kept: BroadcastOffsets | None = None
@@ -105,7 +105,7 @@ class TopicLocations:
         return bool(self._missing.missing)
 
     async def lost(self, names: Iterable[str]) -> list[str]:
-        """Those of these sets that have nothing for the consumer, by their own answer, while others
+        """Returns the sets that have nothing for the consumer, by their own answer, while others
         have.
         """
         answered = [name for name in names if await self._ask(name)]

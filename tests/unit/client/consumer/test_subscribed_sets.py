@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from mq.client.consumer.topic_locations import MissingTopics
+from mq.client.consumer.subscribed_sets import MissingTopics
 from mq.wire.v1.cluster_pb2 import MissingTopic, RouteResponse
 
 ORDERS = MissingTopic(topic="ordrs", similar=["orders", "order"])
