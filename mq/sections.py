@@ -132,6 +132,10 @@ class BrokerConfig(_Section, frozen=True, kw_only=True):
         int,
         Meta(ge=0, le=1_000, description="Retries of a message before it is a dead letter."),
     ] = 16
+    transport: Annotated[
+        Literal["grpcio", "mq"],
+        Meta(description="What speaks gRPC to clients: gRPC's own server, or the broker's."),
+    ] = "grpcio"
     connections_max: Annotated[
         int,
         Meta(

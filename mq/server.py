@@ -264,7 +264,7 @@ class Server:
             parts.broker.tick()
             is_ready = parts.raft.is_ready
             if is_ready != was_ready:
-                await parts.rpc.set_health(is_serving=is_ready)
+                parts.rpc.set_health(is_serving=is_ready)
                 was_ready = is_ready
             await asyncio.sleep(_TICK_S)
 

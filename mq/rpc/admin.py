@@ -11,7 +11,7 @@ from mq.admin.log_export import read_chunk
 from mq.admin.members import SetMembers
 from mq.broker.broker import Broker
 from mq.broker.consumer.filters import compile_filter
-from mq.rpc.methods import Context
+from mq.rpc.context import Context
 from mq.rpc.queues import add_positions, decode_offset_kind, start_offsets, topic_queues
 from mq.rpc.transaction import parse_transaction_id
 from mq.wire.v1 import admin_pb2 as pb

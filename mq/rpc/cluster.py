@@ -7,7 +7,7 @@ from __future__ import annotations
 from mq import names
 from mq.broker.broker import Broker
 from mq.rpc import listeners
-from mq.rpc.methods import Context
+from mq.rpc.context import Context
 from mq.store.identity import Identity
 from mq.wire.v1 import cluster_pb2 as pb
 

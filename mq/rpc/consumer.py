@@ -7,8 +7,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
-import grpc
-
 from mq import names
 from mq.broker.broker import Broker
 from mq.broker.consumer.filters import canonical, compile_filter
@@ -25,8 +23,8 @@ from mq.broker.receive.service import Receive
 from mq.broker.retry.retrying import Failed, MessagePosition, RetryResult
 from mq.errors import IllegalRequest, UnknownMember
 from mq.rpc import framing, limits, listeners
+from mq.rpc.context import Context
 from mq.rpc.limits import HANDLES_MAX, TOPICS_MAX
-from mq.rpc.methods import Context
 from mq.rpc.queues import (
     add_positions,
     decode_offset_kind,
@@ -108,7 +106,7 @@ class ConsumerService:
 
     async def _begin(self, context: Context) -> Subscriber:
         data = await context.read()
-        request = pb.SubscribeRequest() if data is grpc.aio.EOF else _read_subscribe(data)
+        request = pb.SubscribeRequest() if data is None else _read_subscribe(data)
         if request.WhichOneof("kind") != "start":
             raise IllegalRequest("the first message of the stream must be `start`")
         start = request.start
@@ -127,7 +125,7 @@ class ConsumerService:
 
     async def _listen(self, subscriber: Subscriber, context: Context) -> None:
         groups = self._broker.groups
-        while (data := await context.read()) is not grpc.aio.EOF:
+        while (data := await context.read()) is not None:
             request = _read_subscribe(data)
             match request.WhichOneof("kind"):
                 case "progress":
@@ -338,7 +336,7 @@ def _held(answer: bytes, context: Context, unsent: Unsent) -> bytes:
     far as the client reads, or the client has gone.
     """
     unsent.hold(len(answer))
-    context.add_done_callback(lambda _: unsent.release(len(answer)))
+    context.add_done_callback(lambda: unsent.release(len(answer)))
     return answer
 
 

@@ -1,8 +1,8 @@
 """Serving of a method: bytes in, bytes out, every error a typed status.
 
 A `Method` is one row of the table of services (`mq.rpc.services`). Requests are decoded here and
-not by gRPC, so that bytes which are no request get the same kind of answer as any other mistake,
-and the methods that move messages see the bytes as they came.
+not by the transport, so that bytes which are no request get the same kind of answer as any other
+mistake, and the methods that move messages see the bytes as they came.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-import grpc
 from google.protobuf.message import Message
 
 from mq.errors import FlowControl, MqError
+from mq.http2.calls import CallEnded
 from mq.rpc import limits, listeners, status
+from mq.rpc.context import Context, StreamHandler, UnaryHandler
 
-Context: TypeAlias = grpc.aio.ServicerContext
 M = TypeVar("M", bound=Message)
 # However long a client is ready to wait.
 UNARY_S_MAX = 90.0
@@ -64,7 +64,7 @@ class Explainer(Protocol):
 
 
 class Dispatcher(NamedTuple):
-    """Makes gRPC's handlers of methods: with what surrounds every call."""
+    """Makes handlers of methods, with what surrounds every call."""
 
     # Returns when this node leads and serves; NotLeader.
     until_leading: Callable[[], Awaitable[None]]
@@ -74,7 +74,7 @@ class Dispatcher(NamedTuple):
 
     def handler(
         self, service: str, method: Method, *, is_external: bool = False
-    ) -> grpc.RpcMethodHandler:
+    ) -> UnaryHandler | StreamHandler:
         """`is_external`: for the listener of clients that cannot use the other addresses."""
         name = f"{service}/{method.name}"
         if method.request is None:
@@ -83,7 +83,7 @@ class Dispatcher(NamedTuple):
 
     def _unary(
         self, name: str, method: Method, read: limits.Reader[Message], *, is_external: bool
-    ) -> grpc.RpcMethodHandler:
+    ) -> UnaryHandler:
         until_leading, observe, explained = self
 
         async def serve(data: bytes, context: Context) -> bytes:
@@ -92,31 +92,28 @@ class Dispatcher(NamedTuple):
             code = "OK"
             try:
                 async with asyncio.timeout(UNARY_S_MAX):
-                    request: Message | None = read(data)
+                    request = read(data)
                     if method.leader_only:
                         await until_leading()
                     response = await method.serve(request, context)
             except TimeoutError:
                 code = FlowControl.code.name
-                request, data = None, b""
-                await status.abort(context, FlowControl(f"{name} took longer than {UNARY_S_MAX} s"))
-                raise
-            except Exception as error:
+                late = FlowControl(f"{name} took longer than {UNARY_S_MAX} s")
+                raise status.aborted(late) from None
+            except Exception as error:  # noqa: BLE001 - `known_error` logs what it does not know
                 known = explained(status.known_error(error))
                 code = known.code.name
-                request, data = None, b""
-                await status.abort(context, known)
-                raise
+                raise status.aborted(known) from None
             finally:
                 observe(name, time.perf_counter() - began_s, code)
             return response if isinstance(response, bytes) else response.SerializeToString()
 
-        return grpc.unary_unary_rpc_method_handler(serve)
+        return UnaryHandler(serve)
 
-    def _stream(self, name: str, method: Method, *, is_external: bool) -> grpc.RpcMethodHandler:
+    def _stream(self, name: str, method: Method, *, is_external: bool) -> StreamHandler:
         until_leading, observe, explained = self
 
-        async def serve(_: object, context: Context) -> None:
+        async def serve(context: Context) -> None:
             listeners.IS_EXTERNAL.set(is_external)
             began_s = time.perf_counter()
             code = "OK"
@@ -127,15 +124,14 @@ class Dispatcher(NamedTuple):
             except asyncio.CancelledError:
                 code = "CANCELLED"
                 raise
-            except grpc.aio.InternalError:
-                # A write to a client that has gone: there is no receiver for a status.
+            except CallEnded:
+                # There is no receiver for a status.
                 code = "CANCELLED"
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - `known_error` logs what it does not know
                 known = explained(status.known_error(error))
                 code = known.code.name
-                await status.abort(context, known)
-                raise
+                raise status.aborted(known) from None
             finally:
                 observe(name, time.perf_counter() - began_s, code)
 
-        return grpc.stream_stream_rpc_method_handler(serve)
+        return StreamHandler(serve)

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple, cast
 
-import grpc
-
 from mq import names
 from mq.broker import held
 from mq.broker.atomic_sends import WorkStart
@@ -32,7 +30,7 @@ from mq.errors import (
 )
 from mq.hashing import text_hash
 from mq.rpc import framing, limits, status
-from mq.rpc.methods import Context
+from mq.rpc.context import Context
 from mq.rpc.queues import decode_positions
 from mq.store import batch as batches
 from mq.store.batch import Batch
@@ -155,7 +153,7 @@ class ProducerService:
         pending: asyncio.Queue[_Pending | None] = asyncio.Queue(_ANSWERS_MAX)
         writer = asyncio.ensure_future(self._answer(pending, context))
         try:
-            while (data := await context.read()) is not grpc.aio.EOF:
+            while (data := await context.read()) is not None:
                 request = await self._take(data)
                 if request.ack != ACK_NONE:
                     await _put(pending, request, writer)

@@ -9,6 +9,8 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from mq.errors import Code, FlowControl, IllegalRequest, Internal, MqError, NotLeader
+from mq.http2.calls import CallAborted
+from mq.http2.status import Status
 from mq.logging import get_logger
 from mq.rpc import listeners
 from mq.wire.v1 import status_pb2
@@ -21,7 +23,7 @@ RETRY_AFTER_MS = 50
 # It is sent twice as metadata, once percent-encoded, and clients accept 8 KiB of metadata.
 TEXT_BYTES_MAX = 1_500
 
-_S = grpc.StatusCode
+_S = Status
 GRPC_CODES = {
     Code.OUTCOME_UNKNOWN: _S.DEADLINE_EXCEEDED,
     Code.FLUSH_TIMEOUT: _S.DEADLINE_EXCEEDED,
@@ -110,9 +112,9 @@ def known_error(error: Exception) -> MqError:
 
 
 def _forget_frames(error: BaseException) -> None:
-    """gRPC keeps the exception that ends a call in a cycle with the call: the objects in the frames
-    of its traceback, such as the request, would live until the garbage collector runs, which is
-    seldom.
+    """grpcio keeps the exception that ends a call in a cycle with the call: the objects in the
+    frames of its traceback, such as the request, would live until the garbage collector runs, which
+    is seldom.
     """
     chain: BaseException | None = error
     while chain is not None:
@@ -120,14 +122,11 @@ def _forget_frames(error: BaseException) -> None:
         chain = chain.__context__
 
 
-async def abort(context: grpc.aio.ServicerContext, known: MqError) -> None:
-    """Ends the call. Does not return."""
+def aborted(known: MqError) -> CallAborted:
+    """Ends the call, with the details as metadata."""
     status = wire_status(known)
     metadata = (
         (CODE_KEY, status_pb2.Code.Name(status.code)),
         (STATUS_KEY, status.SerializeToString()),
     )
-    code = GRPC_CODES.get(known.code, grpc.StatusCode.INTERNAL)
-    # Control characters cannot be sent as a status text; the details have the text as it is.
-    text = "".join(each if each.isprintable() else " " for each in status.text)
-    await context.abort(code, text, metadata)
+    return CallAborted(GRPC_CODES.get(known.code, Status.INTERNAL), status.text, metadata)

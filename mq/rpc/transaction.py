@@ -12,7 +12,6 @@ import contextlib
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-import grpc
 from google.protobuf.message import DecodeError
 
 from mq import names
@@ -29,7 +28,7 @@ from mq.errors import (
     TransactionNotFound,
 )
 from mq.rpc import framing, limits, status
-from mq.rpc.methods import Context
+from mq.rpc.context import Context
 from mq.store.batch import Batch
 from mq.wire.v1 import transaction_pb2 as pb
 from mq.wire.v1.message_pb2 import Half
@@ -224,7 +223,7 @@ class _Stream:
     # -- requests ---------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
-        while (data := await self._context.read()) is not grpc.aio.EOF:
+        while (data := await self._context.read()) is not None:
             # All of it is legal before any of it is done.
             turn = TimeSlice()
             for request in await in_turns(framing.read_transact(data)):
@@ -301,7 +300,7 @@ def _failed(request_id: int, error: MqError) -> pb.TransactResponse:
 
 async def _begin(context: Context) -> tuple[int, pb.TransactStart]:
     data = await context.read()
-    requests = [] if data is grpc.aio.EOF else await in_turns(framing.read_transact(data))
+    requests = [] if data is None else await in_turns(framing.read_transact(data))
     if [one.kind for one in requests] != ["start"]:
         raise IllegalRequest("the first message of the stream must be `start`, and nothing else")
     start = pb.TransactStart.FromString(bytes(requests[0].content))

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import grpc
 import pytest
 
-from mq.rpc import server
+from mq.http2.limits import Limits
+from mq.rpc import grpcio
 from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse
 from tests.conformance.calls import path_of
 from tests.support import http2_frames as http2
@@ -191,9 +192,9 @@ def test_too_many_pings_are_ended_with_a_reason(brokers: BrokerSet) -> None:
 
 def test_clients_may_ping_as_often_as_they_are_told_they_may(brokers: BrokerSet) -> None:
     with Http2Client(brokers.address("n0")) as client:
-        client.send(http2.settings_ack() + http2.ping() * server.PINGS_FORGIVEN)
+        client.send(http2.settings_ack() + http2.ping() * grpcio.PINGS_FORGIVEN)
         answers = [one for one in client.frames(0.3) if one.kind in (http2.PING, http2.GOAWAY)]
-        assert [one.kind for one in answers] == [http2.PING] * server.PINGS_FORGIVEN
+        assert [one.kind for one in answers] == [http2.PING] * grpcio.PINGS_FORGIVEN
         assert client.is_open
 
 
@@ -231,5 +232,5 @@ def test_clients_are_told_the_limits_of_a_connection(brokers: BrokerSet) -> None
     with Http2Client(brokers.address("n0")) as client:
         told = next(one for one in client.frames(10.0) if one.kind == http2.SETTINGS)
     values = http2.settings_of(told)
-    assert values["max_concurrent_streams"] == server.CALLS_MAX
-    assert values["max_header_list_size"] == server.METADATA_BYTES_MAX
+    assert values["max_concurrent_streams"] == Limits().streams_max
+    assert values["max_header_list_size"] == Limits().header_list_bytes_max

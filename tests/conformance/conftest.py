@@ -1,6 +1,4 @@
-"""One broker for all of the suite: a test has topics and groups of its own, and does not disturb
-others.
-"""
+"""One broker for all of the suite, on each transport: a test has topics and groups of its own."""
 
 from __future__ import annotations
 
@@ -20,9 +18,12 @@ if TYPE_CHECKING:
 MISTAKE = "a request failed by a mistake of the broker"
 
 
-@pytest.fixture(scope="session")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("conformance") / "data") as process:
+@pytest.fixture(scope="session", params=["grpcio", "mq"])
+def broker(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[BrokerProcess]:
+    data = tmp_path_factory.mktemp("conformance") / "data"
+    with BrokerProcess(data, "--broker-transport", request.param) as process:
         yield process
         assert process.is_running, process.output()
         mistakes = [line["exception"] for line in process.log() if line["event"] == MISTAKE]

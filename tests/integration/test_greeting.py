@@ -7,12 +7,11 @@ import contextlib
 import functools
 from typing import TYPE_CHECKING
 
-import grpc
-
 from mq.broker.directory import Directory
 from mq.errors import IllegalRequest
 from mq.rpc import greeting, methods
 from mq.rpc.greeting import Greeter
+from mq.rpc.http2 import Http2Listener
 from mq.wire.v1.cluster_pb2 import GreetRequest, GreetResponse, PeerSet
 from tests.support.consensus import Node, eventually, on_loop
 from tests.support.raft_cluster import free_port
@@ -38,11 +37,9 @@ async def serving(answer: Answer, port: int = 0) -> AsyncIterator[str]:
 
     dispatcher = methods.Dispatcher(_leads, lambda *_: None, lambda error: error)
     method = methods.unary("Greet", GreetRequest, greet, leader_only=False)
-    handler = dispatcher.handler("ClusterService", method)
-    server = grpc.aio.server()
-    service = grpc.method_handlers_generic_handler("mq.v1.ClusterService", {"Greet": handler})
-    server.add_generic_rpc_handlers((service,))
-    bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    handlers = {"/mq.v1.ClusterService/Greet": dispatcher.handler("ClusterService", method)}
+    server = Http2Listener(handlers, 1 << 20, 100)
+    bound = server.bind("127.0.0.1", port)
     await server.start()
     try:
         yield f"127.0.0.1:{bound}"

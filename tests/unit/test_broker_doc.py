@@ -27,8 +27,9 @@ from mq.broker.state import dedup, transactions
 from mq.broker.transaction import transacting
 from mq.client import encode
 from mq.errors import MqError
+from mq.http2.limits import Limits
 from mq.limits import BESIDE_BODY_BYTES_MAX
-from mq.rpc import consumer, methods, producer, server, status
+from mq.rpc import consumer, grpcio, methods, producer, server, status
 from mq.rpc import limits as request
 from mq.sections import BrokerConfig, StoreConfig, TransactionsConfig
 from mq.store import lookup
@@ -157,15 +158,16 @@ def message_type_limits() -> dict[str, str]:
 
 
 def connection_limits() -> dict[str, str]:
+    of_connection = Limits()
     return {
         "metadata of a call; calls at once on a connection": (
-            f"{size(server.METADATA_BYTES_MAX)}; {server.CALLS_MAX:,}"
+            f"{size(of_connection.header_list_bytes_max)}; {of_connection.streams_max:,}"
         ),
         "between two pings without data; sooner ones forgiven": (
-            f"{seconds(server.PING_MS_MIN)}; {server.PINGS_FORGIVEN}"
+            f"{seconds(grpcio.PING_MS_MIN)}; {grpcio.PINGS_FORGIVEN}"
         ),
         "HTTP/2 greeting of a client; connection without calls": (
-            f"{seconds(server.GREETING_MS_MAX)}; {server.IDLE_MS_MAX // 60_000} min"
+            f"{of_connection.handshake_s:g} s; {of_connection.idle_s / 60:g} min"
         ),
     }
 

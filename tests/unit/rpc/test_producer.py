@@ -13,7 +13,7 @@ from mq.wire.v1.producer_pb2 import RawAtomicRequest
 from tests.support.consensus import Node, on_loop, soon, turns
 
 if TYPE_CHECKING:
-    from mq.rpc.methods import Context
+    from mq.rpc.context import Context
 
 CONTEXT = cast("Context", None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -9,7 +10,9 @@ from google.protobuf.descriptor_pb2 import MethodDescriptorProto
 
 from mq.admin.control import Control
 from mq.errors import IllegalTopic, MqError
+from mq.http2.calls import CallAborted
 from mq.rpc import services
+from mq.rpc.context import StreamHandler
 from mq.rpc.methods import Dispatcher, Method, stream, unary
 from mq.rpc.producer import ProducerService
 from mq.rpc.status import CODE_KEY
@@ -20,6 +23,8 @@ from tests.support.consensus import Node, on_loop
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import MethodDescriptor
+
+    from mq.rpc.context import Context
 
 FILES = (admin_pb2, cluster_pb2, consumer_pb2, producer_pb2, transaction_pb2)
 
@@ -57,18 +62,6 @@ async def test_every_method_of_the_protocol_is_served_with_its_own_request() -> 
             assert fits(rows[method.name], method), method.full_name
 
 
-class _Aborted(Exception):
-    pass
-
-
-class _Context:
-    """gRPC's, as far as a call that is refused needs it."""
-
-    async def abort(self, _: object, text: str, metadata: tuple[tuple[str, Any], ...]) -> None:
-        assert text
-        raise _Aborted(dict(metadata)[CODE_KEY])
-
-
 async def called(method: Method, data: bytes = b"") -> tuple[str, list[str]]:
     """By a client, on a node that follows: what it is answered, and what was observed."""
     node = Node()
@@ -84,13 +77,16 @@ async def called(method: Method, data: bytes = b"") -> tuple[str, list[str]]:
 
     dispatcher = Dispatcher(node.broker.leadership.settled, observe, explained)
     handler = dispatcher.handler("S", method)
+    context = cast("Context", None)
     try:
-        if method.request is None:
-            await handler.stream_stream(None, _Context())
+        if isinstance(handler, StreamHandler):
+            await handler.serve(context)
             return "", observed
-        return repr(await handler.unary_unary(data, _Context())), observed
-    except _Aborted as aborted:
-        return str(aborted), observed
+        answer = handler.serve(data, context)
+        assert inspect.isawaitable(answer)
+        return repr(await answer), observed
+    except CallAborted as aborted:
+        return str(dict(aborted.metadata)[CODE_KEY]), observed
 
 
 async def leave(*_: object) -> LeaveResponse:

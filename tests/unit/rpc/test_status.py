@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
-import grpc
 import pytest
 from google.protobuf.message import DecodeError
 
 from mq import errors
 from mq.errors import Code, FlowControl, IllegalRequest, Internal, MqError, NotLeader, SegmentFull
+from mq.http2.status import Status
 from mq.rpc.status import (
     GRPC_CODES,
     TEXT_BYTES_MAX,
-    abort,
+    aborted,
     known_error,
     wire_code,
     wire_status,
 )
 from mq.wire.v1 import status_pb2
-from tests.support.consensus import on_loop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,9 +41,9 @@ def test_every_code_of_the_protocol_has_a_grpc_code() -> None:
 def test_retryable_codes_are_those_that_clients_may_try_again() -> None:
     """gRPC's own retries, and people, go by the status: an error of the caller's is none of it."""
     temporary = {
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
+        Status.UNAVAILABLE,
+        Status.RESOURCE_EXHAUSTED,
+        Status.DEADLINE_EXCEEDED,
     }
     for error in all_errors():
         if error.code in GRPC_CODES:
@@ -87,28 +86,12 @@ def test_mistakes_are_not_told_to_clients(caplog: pytest.LogCaptureFixture) -> N
     assert caplog.text == "", "what is the client's is no news for operators"
 
 
-class _Aborted(Exception):
-    pass
-
-
-class _Context:
-    def __init__(self) -> None:
-        self.told: tuple[Any, ...] = ()
-
-    async def abort(self, *told: Any) -> NoReturn:
-        self.told = told
-        raise _Aborted
-
-
-@on_loop
-async def test_a_call_ends_with_a_status_and_both_trailers() -> None:
-    context = _Context()
-    with pytest.raises(_Aborted):
-        await abort(context, IllegalRequest("a\nb\x00ü"))
-    code, text, metadata = context.told
-    assert code == grpc.StatusCode.INVALID_ARGUMENT
-    assert text == "a b ü"
-    trailers = dict(metadata)
+def test_a_call_ends_with_a_status_and_both_trailers() -> None:
+    refusal = aborted(IllegalRequest("a\nb\x00ü"))
+    assert (refusal.code, refusal.text) == (Status.INVALID_ARGUMENT, "a\nb\x00ü")
+    trailers = dict(refusal.metadata)
     assert trailers["mq-code"] == "ILLEGAL_REQUEST"
-    status = status_pb2.Status.FromString(trailers["mq-status-bin"])
+    told = trailers["mq-status-bin"]
+    assert isinstance(told, bytes)
+    status = status_pb2.Status.FromString(told)
     assert (status.code, status.text) == (status_pb2.ILLEGAL_REQUEST, "a\nb\x00ü")

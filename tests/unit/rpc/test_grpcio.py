@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mq.rpc.connections import established
+from mq.rpc.grpcio import established
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n"
 TCP = """\
@@ -24,8 +24,9 @@ def test_established_connections_to_a_port_are_counted_in_both_tables(tmp_path: 
         tables.append(tmp_path / name)
         tables[-1].write_text(HEAD + rows, encoding="ascii")
     # Neither listeners, nor the client's side, nor closed connections.
-    assert established([0x1F91, 0xD2A4, 80], tables) == [2, 1, 0]
+    counts = [established(port, tables) for port in (0x1F91, 0xD2A4, 80)]
+    assert counts == [2, 1, 0]
 
 
 def test_a_system_that_does_not_tell_has_none(tmp_path: Path) -> None:
-    assert established([8081], [tmp_path / "tcp"]) == [0]
+    assert established(8081, [tmp_path / "tcp"]) == 0

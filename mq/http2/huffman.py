@@ -1,0 +1,112 @@
+"""The Huffman code of HPACK (RFC 7541, appendix B), decoding only: this server sends plain strings.
+
+The code is canonical: codes of one length are consecutive, in the order of their symbols, so that
+the lengths of all symbols say everything. From them a table is made once that takes four bits at a
+time.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+# Symbols by the length of their code in bits. 256 is the end of the string, which is never sent
+# whole: its first bits, all ones, pad the last byte.
+_SYMBOLS: Final = {
+    5: b"012aceiost",
+    6: b" %-./3456789=A_bdfghlmnpru",
+    7: b":BCDEFGHIJKLMNOPQRSTUVWYjkqvwxyz",
+    8: b"&*,;XZ",
+    10: b'!"()?',
+    11: b"'+|",
+    12: b"#>",
+    13: b"\0$@[]~",
+    14: b"^}",
+    15: b"<`{",
+    19: [92, 195, 208],
+    20: [128, 130, 131, 162, 184, 194, 224, 226],
+    21: [153, 161, 167, 172, 176, 177, 179, 209, 216, 217, 227, 229, 230],
+    22: [
+        *(129, 132, 133, 134, 136, 146, 154, 156, 160, 163, 164, 169, 170, 173, 178, 181, 185),
+        *(186, 187, 189, 190, 196, 198, 228, 232, 233),
+    ],
+    23: [
+        *(1, 135, 137, 138, 139, 140, 141, 143, 147, 149, 150, 151, 152, 155, 157, 158, 165, 166),
+        *(168, 174, 175, 180, 182, 183, 188, 191, 197, 231, 239),
+    ],
+    24: [9, 142, 144, 145, 148, 159, 171, 206, 215, 225, 236, 237],
+    25: [199, 207, 234, 235],
+    26: [192, 193, 200, 201, 202, 205, 210, 213, 218, 219, 238, 240, 242, 243, 255],
+    27: [
+        *(203, 204, 211, 212, 214, 221, 222, 223, 241, 244, 245, 246, 247, 248, 250, 251, 252),
+        *(253, 254),
+    ],
+    28: [*range(2, 9), 11, 12, *range(14, 22), *range(23, 32), 127, 220, 249],
+    30: [10, 13, 22, 256],
+}
+_END: Final = 256
+# Padding is shorter than a byte.
+_PADDING_BITS_MAX: Final = 7
+
+
+class _Step(NamedTuple):
+    """What four more bits lead to."""
+
+    node: int
+    symbol: bytes
+    # Whether the string may end here: what is read since the last symbol is padding.
+    may_end: bool
+
+
+def _codes() -> dict[tuple[int, int], int]:
+    """(bits, code) -> symbol."""
+    found, code, before = {}, 0, 0
+    for bits, symbols in _SYMBOLS.items():
+        code <<= bits - before
+        before = bits
+        for symbol in symbols:
+            found[bits, code] = symbol
+            code += 1
+    return found
+
+
+def _table() -> list[list[_Step | None]]:
+    """One row a node of the tree, and in it a step for each four bits; None: no string has them."""
+    codes = _codes()
+    # A node is a prefix of codes: its length, and its bits. The root is number 0.
+    nodes = sorted({(n, code >> (bits - n)) for bits, code in codes for n in range(bits)})
+    numbers = {node: number for number, node in enumerate(nodes)}
+
+    def walk(node: tuple[int, int], nibble: int) -> _Step | None:
+        symbol = b""
+        for shift in (3, 2, 1, 0):
+            node = (node[0] + 1, node[1] << 1 | (nibble >> shift & 1))
+            found = codes.get(node)
+            if found == _END:
+                return None
+            if found is not None:
+                symbol, node = symbol + bytes([found]), (0, 0)
+        bits, prefix = node
+        may_end = bits <= _PADDING_BITS_MAX and prefix == (1 << bits) - 1
+        return _Step(numbers[node], symbol, may_end)
+
+    return [[walk(node, nibble) for nibble in range(16)] for node in nodes]
+
+
+_TABLE: Final = _table()
+
+
+def decode(data: bytes) -> bytes:
+    """ValueError: not a Huffman-coded string."""
+    found = []
+    node, may_end = 0, True
+    for byte in data:
+        for nibble in (byte >> 4, byte & 15):
+            step = _TABLE[node][nibble]
+            if step is None:
+                raise ValueError("the end of a string is within it")
+            node, symbol, may_end = step
+            if symbol:
+                found.append(symbol)
+    if not may_end:
+        raise ValueError("a string ends within a symbol")
+    return b"".join(found)

@@ -1,0 +1,258 @@
+"""The asyncio side: listeners, connections on their transports, timers, and the stop.
+
+All frames of one turn of the loop go to the transport in one write. With TLS the context comes from
+outside, and clients have to agree on `h2`; certificates that it loads anew hold for the connections
+that come after. Nothing here needs uvloop, and everything runs on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final, cast
+
+from mq.http2.calls import Call, CallAcceptor, Handlers
+from mq.http2.connection import Connection
+from mq.http2.deadlines import TICK_S, Deadlines
+from mq.http2.frames import ErrorCode
+from mq.http2.limits import Limits, Usage
+
+# What is handed to the transport at once, and from where on it asks for a pause.
+_WRITE_BYTES: Final = 256 << 10
+_BUFFER_BYTES: Final = 256 << 10
+# Of the kernel; and how many connections are accepted in one turn of the loop.
+_BACKLOG: Final = 4_096
+_ACCEPTED_AT_ONCE: Final = 64
+# How long a peer has to read why its connection ends, before it ends for good.
+_LINGER_S: Final = 0.5
+_CLOSE_S: Final = 5.0
+# How long a stop waits for clients to see that it has begun.
+_NOTICE_S: Final = 0.5
+
+
+class Http2Server:
+    """Made on a running loop. `bind`, then `start`; `stop` ends everything."""
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        limits: Limits,
+        connections_max: int,
+        tls: ssl.SSLContext | None = None,
+        on_refused: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_refused` is called for every connection beyond the limit, which is closed at once."""
+        self.limits = limits
+        self.usage = Usage()
+        self.loop = asyncio.get_running_loop()
+        self.connections_max = connections_max
+        self.connections: set[ServerProtocol] = set()
+        self.deadlines = Deadlines()
+        self.acceptor = CallAcceptor(handlers, self.deadlines, self.loop, self._on_overload)
+        self._tls = tls
+        self._on_refused = on_refused
+        self._sockets: list[socket.socket] = []
+        self._listeners: list[asyncio.Server] = []
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._changed: asyncio.Future[None] | None = None
+
+    def bind(self, host: str, port: int) -> int:
+        """Returns the port. OSError. Clients are refused until `start`."""
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        bound = socket.socket(family, kind, protocol)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.setblocking(False)  # noqa: FBT003 - its name is its meaning
+            bound.bind(address)
+        except OSError:
+            bound.close()
+            raise
+        self._sockets.append(bound)
+        return int(bound.getsockname()[1])
+
+    async def start(self) -> None:
+        for bound in self._sockets:
+            listener = await self.loop.create_server(
+                lambda: ServerProtocol(self), sock=bound, ssl=self._tls, backlog=_ACCEPTED_AT_ONCE
+            )
+            # asyncio accepts as many connections in a turn as the backlog has.
+            bound.listen(_BACKLOG)
+            self._listeners.append(listener)
+        self._sweep()
+
+    async def stop(self, grace_s: float) -> None:
+        """Takes no new connections; calls in flight have so long to end."""
+        for listener in self._listeners:
+            listener.close()
+        if not self._listeners:
+            for bound in self._sockets:
+                bound.close()
+        for one in [*self.connections]:
+            one.drain()
+        deadline_s = self.loop.time() + grace_s
+        await self._until_empty(min(deadline_s, self.loop.time() + _NOTICE_S))
+        for one in [*self.connections]:
+            one.refuse_more()
+        await self._until_empty(deadline_s)
+        for one in [*self.connections]:
+            one.cancel_calls()
+        await self._until_empty(self.loop.time() + _NOTICE_S)
+        for one in [*self.connections]:
+            one.abort()
+        await self._until_empty(self.loop.time() + _NOTICE_S)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+
+    async def _until_empty(self, deadline_s: float) -> None:
+        while self.connections and self.loop.time() < deadline_s:
+            self._changed = self.loop.create_future()
+            await asyncio.wait([self._changed], timeout=deadline_s - self.loop.time())
+
+    def admit(self, protocol: ServerProtocol) -> bool:
+        """Returns False if there are too many connections."""
+        if len(self.connections) >= self.connections_max:
+            self._on_refused()
+            return False
+        self.connections.add(protocol)
+        return True
+
+    def forget(self, protocol: ServerProtocol) -> None:
+        self.connections.discard(protocol)
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+
+    def _sweep(self) -> None:
+        self.deadlines.sweep(self.loop.time())
+        self._sweeper = self.loop.call_later(TICK_S, self._sweep)
+
+    def _on_overload(self) -> None:
+        """The connection that costs most has to go: with a limit in all, and none for a client's
+        share, one client could use up the memory of all others.
+        """
+        largest = max(self.connections, key=lambda one: one.held_bytes, default=None)
+        if largest is not None:
+            largest.fail(ErrorCode.ENHANCE_YOUR_CALM, "too much of this connection is in memory")
+
+
+class ServerProtocol(asyncio.Protocol):
+    """One connection on its transport."""
+
+    def __init__(self, server: Http2Server) -> None:
+        self._server = server
+        self._loop = server.loop
+        self._transport: asyncio.Transport
+        self._connection: Connection
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closing = False
+
+    # -- asyncio's callbacks ----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport = cast(asyncio.Transport, transport)
+        now_s = self._loop.time()
+        server = self._server
+        self._connection = Connection(
+            server.acceptor, server.limits, server.usage, self._wake, now_s
+        )
+        self._connection.peer = _peer(transport)
+        if not server.admit(self) or not _speaks_h2(transport):
+            self._is_closing = True
+            transport.abort()
+            return
+        transport.set_write_buffer_limits(high=_BUFFER_BYTES)
+        self._on_time()
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_closing:
+            self._connection.receive(data, self._loop.time())
+            self._flush()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._is_closing = True
+        self._connection.lost()
+        self._server.forget(self)
+
+    def pause_writing(self) -> None:
+        self._connection.pause()
+
+    def resume_writing(self) -> None:
+        self._connection.resume()
+
+    # -- the server -------------------------------------------------------------------------------
+
+    @property
+    def held_bytes(self) -> int:
+        return self._connection.received_bytes + self._connection.unsent_bytes
+
+    def drain(self) -> None:
+        self._connection.drain()
+
+    def refuse_more(self) -> None:
+        self._connection.refuse_more()
+
+    def fail(self, code: ErrorCode, text: str) -> None:
+        self._connection.fail(code, text)
+
+    def cancel_calls(self) -> None:
+        for stream in [*self._connection.streams.values()]:
+            if isinstance(stream, Call):
+                stream.cancel()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    # -- sending and time -------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if self._is_closing:
+            return
+        connection = self._connection
+        while data := connection.take_output(_WRITE_BYTES):
+            self._transport.write(data)
+        if connection.is_closed:
+            self._close()
+
+    def _close(self) -> None:
+        """A connection that is closed with unread bytes is reset by the kernel, and the peer would
+        never see the last frame: it has a moment to read it.
+        """
+        self._is_closing = True
+        transport = self._transport
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._connection.has_failed and not transport.is_closing():
+            transport.pause_reading()
+            if transport.can_write_eof():
+                transport.write_eof()
+            self._timer = self._loop.call_later(_LINGER_S, transport.abort)
+        else:
+            transport.close()
+            self._timer = self._loop.call_later(_CLOSE_S, transport.abort)
+
+    def _on_time(self) -> None:
+        due_s = self._connection.on_time(self._loop.time())
+        if not self._connection.is_closed:
+            self._timer = self._loop.call_at(due_s, self._on_time)
+
+
+def _speaks_h2(transport: asyncio.Transport) -> bool:
+    encrypted = transport.get_extra_info("ssl_object")
+    return encrypted is None or encrypted.selected_alpn_protocol() == "h2"
+
+
+def _peer(transport: asyncio.Transport) -> str:
+    """As gRPC writes it."""
+    address = transport.get_extra_info("peername")
+    if not address:
+        return "unknown"
+    host, port = address[:2]
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"

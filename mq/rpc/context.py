@@ -1,0 +1,73 @@
+"""A call as its handler sees it, whichever transport it came by.
+
+`mq.http2.calls.Call` is one as it is; `mq.rpc.grpcio` adapts gRPC's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from mq.http2.status import Status
+
+
+class Context(Protocol):
+    """One task reads and one writes at a time. A handler that raises `CallAborted` ends the call
+    with its status.
+    """
+
+    def peer(self) -> str:
+        """Address of the client."""
+
+    def time_remaining(self) -> float | None:
+        """Seconds that the client still waits; None: for ever."""
+
+    def add_done_callback(self, callback: Callable[[], None], /) -> None:
+        """It is called when the call has ended, and its answer is not in memory any longer."""
+
+    async def read(self) -> bytes | None:
+        """The next request of a stream; None: there are no more."""
+
+    async def write(self, message: bytes, /) -> None:
+        """Returns when the client has room for more. CallEnded."""
+
+    def reply(self, message: bytes, /) -> None:
+        """The answer of a unary call. Without effect if the call has ended."""
+
+    def finish(
+        self, code: Status, text: str = "", metadata: Sequence[tuple[str, str | bytes]] = (), /
+    ) -> None:
+        """Ends the call. Without effect if it has ended."""
+
+
+class UnaryHandler(NamedTuple):
+    """`serve` returns the answer; or a coroutine for it, which runs as a task; or None, and answers
+    later by `Context.reply` or `Context.finish`.
+    """
+
+    serve: Callable[[bytes, Context], Coroutine[Any, Any, bytes] | bytes | None]
+
+
+class StreamHandler(NamedTuple):
+    """Runs as a task; the call ends when it returns."""
+
+    serve: Callable[[Context], Coroutine[Any, Any, None]]
+
+
+# By path, such as /mq.v1.ProducerService/Send.
+Handlers: TypeAlias = Mapping[str, UnaryHandler | StreamHandler]
+
+
+class Listener(Protocol):
+    """A transport that serves handlers. `bind`, then `start`; `stop` ends everything."""
+
+    def bind(self, host: str, port: int) -> int:
+        """Returns the port. OSError. Clients are served from `start` on."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self, grace_s: float) -> None:
+        """Takes no new calls; those in flight have so long to end."""
+
+    async def connections(self) -> int:
+        """How many clients are connected."""
