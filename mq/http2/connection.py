@@ -403,6 +403,8 @@ class Connection:
         position, end = 0, len(data)
         if not self._has_preface:
             position = self._read_preface(data)
+            if not position:
+                return 0
         head = frames.HEAD.unpack_from
         while end - position >= frames.HEAD_BYTES and not self.is_closed:
             high, low, kind, flags, stream_id = head(data, position)
