@@ -111,6 +111,6 @@ def test_a_closed_client_of_asyncio_says_so_at_once(name: str) -> None:
     assert time.monotonic() - began_s < AT_ONCE_S
 
 
-def test_who_expects_a_runtime_error_of_a_closed_client_gets_one() -> None:
+def test_the_error_of_a_closed_client_is_a_runtime_error() -> None:
     """As it was before the error had a class of its own."""
     assert issubclass(ClientClosed, RuntimeError)

@@ -143,7 +143,7 @@ def test_bodies_above_the_limit_are_compressed() -> None:
     assert (at_limit.compression, at_limit.body) == (COMPRESSION_NONE, b"x" * 4096)
 
 
-def test_what_compression_does_not_shrink_is_sent_as_it_is() -> None:
+def test_a_body_that_compression_does_not_shrink_is_sent_as_it_is() -> None:
     noise = bytes(text_hash(str(n)) % 256 for n in range(6000))
     message = wire_message(encode_message(noise, NOW_MS, 4096)[0])
     assert (message.compression, message.body) == (COMPRESSION_NONE, noise)

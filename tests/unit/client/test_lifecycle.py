@@ -134,7 +134,7 @@ def test_a_handler_runs_on_a_thread_of_its_client() -> None:
 
 
 @pytest.mark.parametrize("raised", [ValueError, StopIteration, SystemExit, asyncio.CancelledError])
-def test_whatever_a_handler_raises_is_an_exception_in_the_coroutine(
+def test_any_exception_of_a_handler_is_an_exception_in_the_coroutine(
     raised: type[BaseException],
 ) -> None:
     def fail() -> None:

@@ -94,7 +94,7 @@ def test_a_topic_that_is_drained_there_is_said_to_be_when_the_broker_refuses() -
     run(scenario())
 
 
-def test_what_is_known_of_a_topic_is_asked_again_after_a_while() -> None:
+def test_a_route_is_asked_for_again_after_a_while() -> None:
     async def scenario() -> None:
         made, brokers, connection = outputs("a")
         await connection.brokers()

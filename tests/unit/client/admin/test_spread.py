@@ -43,7 +43,7 @@ def test_all_queues_are_given_out_evenly(queues: int, loads: dict[str, int], lea
 
 
 @given(st.integers(1, 200), LOADS, st.integers(1, 10), st.data())
-def test_what_broke_off_is_completed_as_it_was_meant(
+def test_a_creation_that_broke_off_is_completed_as_planned(
     queues: int, loads: dict[str, int], least: int, data: st.DataObject
 ) -> None:
     whole = spread(queues, loads, least)
@@ -79,7 +79,7 @@ def test_no_more_larger_parts_than_the_remainder() -> None:
 
 
 @given(st.integers(1, 200), LOADS, st.integers(1, 10), st.data())
-def test_where_loads_are_not_needed_they_change_nothing(
+def test_loads_change_nothing_when_queues_divide_evenly(
     queues: int, loads: dict[str, int], least: int, data: st.DataObject
 ) -> None:
     if not needs_loads(queues, len(loads), least):

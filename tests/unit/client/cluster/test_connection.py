@@ -133,7 +133,7 @@ def test_pauses_grow_up_to_half_a_second() -> None:
     assert back_off_s(10_000) == 0.5
 
 
-def test_who_does_not_lead_says_who_does_and_that_is_remembered() -> None:
+def test_a_redirect_to_the_leader_is_remembered() -> None:
     connection = Asked(
         "a:1,b:2", lambda address, _: TopicInfo() if address == "c:3" else NotLeader("c", "c:3")
     )
@@ -147,7 +147,7 @@ def test_who_does_not_lead_says_who_does_and_that_is_remembered() -> None:
     assert connection.asked == ["a:1", "c:3", "c:3"]
 
 
-def test_who_is_not_reached_is_followed_by_the_next_one() -> None:
+def test_an_unreachable_broker_is_followed_by_the_next_one() -> None:
     connection = Asked(
         "a:1,b:2,c:3", lambda address, _: TopicInfo() if address == "c:3" else Unreachable(address)
     )
@@ -227,7 +227,7 @@ def test_the_leader_is_found_by_asking_anybody_and_waited_for() -> None:
 
 
 @pytest.mark.parametrize("hint", [None, "a:1", "b:1"])
-def test_who_does_not_know_its_topics_yet_is_followed_by_the_next_one(hint: str | None) -> None:
+def test_a_broker_without_topics_yet_is_followed_by_the_next_one(hint: str | None) -> None:
     """It has just started, and knows of no leader, or only of one that has just started."""
 
     def answer(address: str, _: Any) -> Any:
@@ -275,7 +275,7 @@ def test_a_leader_that_says_it_is_none_is_not_believed_any_more() -> None:
     run(scenario())
 
 
-def test_what_an_old_broker_says_does_not_replace_who_leads() -> None:
+def test_a_report_of_an_older_term_does_not_replace_the_leader() -> None:
     connection = Asked("a:1", lambda *_: routes("b", term=5))
 
     async def scenario() -> None:

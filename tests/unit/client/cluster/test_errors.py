@@ -32,7 +32,7 @@ def test_a_code_that_is_not_known_yet_is_named() -> None:
     assert str(error) == "999: something new"
 
 
-def test_who_leads_and_how_long_to_wait_come_along() -> None:
+def test_errors_carry_the_leader_and_the_retry_after() -> None:
     not_leader = error_of(wire.NOT_LEADER, "", "b:2")
     assert isinstance(not_leader, NotLeader)
     assert not_leader.address == "b:2"
@@ -142,7 +142,7 @@ def test_only_what_may_be_stored_is_in_doubt() -> None:
     assert doubtful == {wire.OUTCOME_UNKNOWN, wire.FLUSH_TIMEOUT, wire.REPLICATION_TIMEOUT}
 
 
-def test_what_the_broker_calls_retryable_is_retried_and_nothing_else() -> None:
+def test_only_retryable_errors_of_the_broker_are_retried() -> None:
     """Two that a new route or another name may help with are the exceptions."""
     for code in wire.Code.values():
         if code == wire.SEND_OK:

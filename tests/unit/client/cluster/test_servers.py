@@ -30,7 +30,7 @@ def test_one_slow_answer_moves_nobody_many_do() -> None:
     assert 0.08 < servers.latency_s("a") < 0.1
 
 
-def test_who_failed_is_asked_last_for_a_while_that_grows() -> None:
+def test_a_failed_broker_comes_last_during_a_growing_penalty() -> None:
     servers = Servers(["a", "b"])
     servers.succeeded("a", 0.001)
     servers.succeeded("b", 1.0)

@@ -48,7 +48,7 @@ def test_a_leader_knows_its_own_part_better_than_others_for_some_seconds() -> No
     assert topic.told(stale, both, 6.3) == {"a": 4, "b": 4}
 
 
-def test_what_a_leader_said_serves_for_half_a_minute_or_until_it_is_in_doubt() -> None:
+def test_the_word_of_a_leader_serves_for_half_a_minute_or_until_it_is_in_doubt() -> None:
     topic = Topic()
     topic.learn_from_leader("a", part(4, "a"), 0.0)
     assert topic.leader_said("a", ROUTE_AGE_S_MAX) == part(4, "a")
@@ -106,7 +106,7 @@ def test_a_sticky_part_stays_readable_until_the_set_itself_says_otherwise(less: 
     assert topic.sticky() == (less,)
 
 
-def test_what_a_set_says_of_itself_replaces_its_sticky_parts_and_those_of_no_other() -> None:
+def test_the_answer_of_a_set_replaces_its_own_sticky_parts_only() -> None:
     async def scenario() -> None:
         topology = Asked("a:1", lambda *_: None).topology
         topology.learn(["t", "u"], routes("a", ("t", "u"), sets="xy"))
@@ -156,7 +156,7 @@ def test_a_route_is_asked_for_once_in_half_a_minute() -> None:
     run(scenario())
 
 
-def test_what_was_learnt_is_believed_at_any_age_and_known_for_half_a_minute() -> None:
+def test_a_route_is_believed_at_any_age_and_known_for_half_a_minute() -> None:
     connection = Asked("a:1", lambda *_: routes("a"))
 
     async def scenario() -> None:

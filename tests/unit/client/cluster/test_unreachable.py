@@ -118,7 +118,7 @@ def test_a_node_alone_that_has_not_read_its_log_yet_says_the_same() -> None:
     run(scenario())
 
 
-def test_who_waits_for_a_leader_hears_the_same() -> None:
+def test_a_wait_for_a_leader_raises_the_same_error() -> None:
     connection = Asked("a:1,b:1,c:1", Cluster(up="bc"))
 
     async def scenario() -> None:

@@ -14,7 +14,7 @@ from mq.errors import IllegalConfig
 FIRST, SECOND = QueueRef("orders", 0, "a"), QueueRef("orders", 11, "b")
 
 
-def test_what_was_saved_is_there_again(tmp_path: Path) -> None:
+def test_saved_offsets_are_loaded_again(tmp_path: Path) -> None:
     path = tmp_path / "offsets.json"
     offsets = BroadcastOffsets("g", path)
     assert offsets.offsets == {}

@@ -46,7 +46,7 @@ def done_to(consumer: Consumer | SyncConsumer) -> int:
 # asyncio
 
 
-def test_what_was_polled_is_done_when_the_next_is_asked_for(connection: ScriptedConnection) -> None:
+def test_polled_messages_are_done_at_the_next_poll(connection: ScriptedConnection) -> None:
     async def story() -> None:
         async with Consumer("s:1", "g", TOPIC) as consumer:
             assert offsets(await consumer.poll(3, DEADLINE_S)) == [0, 1, 2]
@@ -154,7 +154,7 @@ def test_a_poll_in_vain_is_empty_after_its_time() -> None:
     run(story())
 
 
-def test_what_ended_the_consumer_is_raised_once_at_least_and_by_each_poll(
+def test_the_error_that_ended_the_consumer_is_raised_at_least_once_and_by_each_poll(
     connection: ScriptedConnection,
 ) -> None:
     connection.prepared = []

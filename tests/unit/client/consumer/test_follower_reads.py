@@ -92,7 +92,7 @@ async def resumed(call: ScriptedCall) -> tuple[int, int]:
         assert request.WhichOneof("kind") in ("progress", "alive"), request
 
 
-def test_what_is_redirected_is_pulled_there_until_it_is_sent_back() -> None:
+def test_a_redirected_queue_is_pulled_there_until_it_is_sent_back() -> None:
     async def story() -> None:
         scripted = RedirectedSession(25, zone="z")
         call = await scripted.join((0, 3))
@@ -164,7 +164,7 @@ def test_the_filter_of_the_topic_goes_along_and_what_it_leaves_out_is_passed_ove
         Internal("it has a problem"),
     ],
 )
-def test_what_is_odd_goes_back_to_the_stream_with_what_is_wanted_next(odd: Any) -> None:
+def test_an_unexpected_response_resumes_the_stream_at_the_next_wanted_message(odd: Any) -> None:
     async def story() -> None:
         scripted = RedirectedSession(100)
         # Ten messages come, and then this.
@@ -196,7 +196,7 @@ def test_a_mistake_of_ours_does_not_stop_the_queue(caplog: pytest.LogCaptureFixt
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_who_is_sent_to_a_dead_broker_again_and_again_takes_its_time(
+def test_repeated_redirects_to_a_dead_broker_back_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waits: list[int] = []
@@ -301,7 +301,7 @@ def test_it_ends_without_a_word_when_the_queue_is_not_ours_as_it_was(how: str) -
 
 
 @pytest.mark.parametrize("how", ["revoked", "broken", "closed"])
-def test_nobody_waits_for_a_broker_that_is_not_needed_any_more(how: str) -> None:
+def test_a_read_that_is_not_needed_is_cancelled(how: str) -> None:
     async def story() -> None:
         scripted = RedirectedSession(100)
         asked: list[asyncio.Event] = []
@@ -331,7 +331,7 @@ def test_nobody_waits_for_a_broker_that_is_not_needed_any_more(how: str) -> None
         run(story())
 
 
-def test_what_is_pulled_has_the_epoch_of_its_redirect() -> None:
+def test_pulled_messages_have_the_epoch_of_their_redirect() -> None:
     async def story() -> None:
         scripted = RedirectedSession(10)
         call = await scripted.join((0, 0, 3))

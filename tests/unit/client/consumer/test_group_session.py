@@ -142,7 +142,7 @@ def test_it_follows_the_leader() -> None:
 @pytest.mark.parametrize(
     "error", [UnknownMember("too long"), Internal("bug"), NotAssigned("late"), IllegalOffset("?")]
 )
-def test_what_passes_by_is_tried_again(error: MqError) -> None:
+def test_a_passing_error_is_retried(error: MqError) -> None:
     async def story() -> None:
         scripted = ScriptedSession()
         call = await scripted.join((0, 0))
@@ -165,7 +165,7 @@ def test_what_passes_by_is_tried_again(error: MqError) -> None:
         PermissionDenied("not you"),
     ],
 )
-def test_what_does_not_pass_ends_the_consumer(error: MqError) -> None:
+def test_a_permanent_error_ends_the_consumer(error: MqError) -> None:
     async def story() -> None:
         scripted = ScriptedSession()
         await scripted.session.start()
@@ -183,7 +183,7 @@ def test_what_does_not_pass_ends_the_consumer(error: MqError) -> None:
     run(story())
 
 
-def test_who_waits_for_messages_hears_of_the_end() -> None:
+def test_a_waiting_take_raises_the_error_that_ended_the_consumer() -> None:
     async def story() -> None:
         scripted = ScriptedSession()
         call = await scripted.join((0, 0))
@@ -219,7 +219,7 @@ def test_a_mistake_of_ours_is_not_a_silent_end(
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_what_cannot_be_read_at_all_breaks_the_stream() -> None:
+def test_an_unreadable_response_breaks_the_stream() -> None:
     async def story() -> None:
         scripted = ScriptedSession()
         call = await scripted.join((0, 0))

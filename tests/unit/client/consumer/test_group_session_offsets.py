@@ -184,7 +184,7 @@ def test_without_its_stream_it_says_that_it_leaves() -> None:
     run(story())
 
 
-def test_what_is_done_is_reported_on_the_stream_when_the_last_commit_is_refused() -> None:
+def test_progress_is_reported_on_the_stream_when_the_last_commit_is_refused() -> None:
     async def story() -> None:
         scripted = ScriptedSession()
         call = await scripted.join((0, 0))

@@ -162,7 +162,7 @@ def test_a_set_that_says_that_it_lost_the_topic_is_left() -> None:
     run(story())
 
 
-def test_nobody_else_says_that_a_set_lost_its_topic() -> None:
+def test_only_the_set_itself_says_that_it_lost_a_topic() -> None:
     """A broker that has just started has not heard of other sets."""
 
     async def story() -> None:
@@ -246,7 +246,7 @@ def test_a_set_is_attended_while_failed_messages_wait_there() -> None:
 
 
 @pytest.mark.parametrize("error", [TopicNotFound("orders"), PermissionDenied("not to be read")])
-def test_what_one_set_refuses_because_it_lost_the_topic_ends_nothing(error: MqError) -> None:
+def test_a_set_that_lost_the_topic_does_not_end_the_consumer(error: MqError) -> None:
     async def story() -> None:
         scripted = TwoSetSession()
         first, second = await scripted.join_both()
@@ -292,7 +292,7 @@ def test_a_topic_that_is_deleted_everywhere_keeps_the_streams() -> None:
     run(story())
 
 
-def test_what_does_not_pass_in_one_set_ends_the_consumer_in_all() -> None:
+def test_a_permanent_error_of_one_set_ends_the_consumer_in_all() -> None:
     async def story() -> None:
         scripted = TwoSetSession()
         first, second = await scripted.join_both()

@@ -99,7 +99,7 @@ def test_members_that_are_not_named_have_names_of_their_own() -> None:
         ({"offsets_file": "offsets.json"}, IllegalConfig, "mode='broadcast'"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_a_broker_is_asked(
+def test_illegal_options_are_refused_before_a_broker_is_asked(
     changes: dict[str, Any], error: type[MqError], text: str
 ) -> None:
     arguments = {"servers": "s:1", "group": "g", "subscriptions": "orders"} | changes

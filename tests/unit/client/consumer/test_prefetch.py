@@ -34,7 +34,7 @@ def test_queues_take_turns() -> None:
     assert len(buffered.take(100)) == 4
 
 
-def test_what_is_late_is_left_out() -> None:
+def test_stale_deliveries_are_dropped() -> None:
     buffered = ManualBuffer()
     buffered.assign((0, 0, 4), first=True)
     deliver(buffered.buffer, delivery(0, range(3), epoch=3))
@@ -162,7 +162,7 @@ def test_nothing_is_given_out_after_a_stop_and_what_is_at_work_may_be_finished()
     assert buffered.buffer.done_offsets() == {ref(0): 1}
 
 
-def test_who_takes_hears_what_has_ended_the_consumer() -> None:
+def test_a_take_raises_the_error_that_ended_the_consumer() -> None:
     buffered = ManualBuffer()
     buffered.buffer.fail(SubscriptionMismatch("a and b"))
     buffered.buffer.fail(SubscriptionMismatch("a later one"))
@@ -242,7 +242,7 @@ def test_half_of_the_cached_bytes_is_reported_at_once() -> None:
     assert True in buffered.reports
 
 
-def test_what_the_filter_left_out_is_progress_when_all_before_it_is_done() -> None:
+def test_filtered_messages_are_progress_when_all_before_them_are_done() -> None:
     buffered = ManualBuffer()
     buffered.assign((0, 0), first=True)
     deliver(buffered.buffer, delivery(0, [3, 5], next_offset=20))

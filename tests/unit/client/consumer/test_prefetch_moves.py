@@ -244,7 +244,7 @@ def test_all_that_is_done_of_a_lost_queue_is_reported_before_it_is_let_go_of() -
     assert buffered.told() == [("progress", [(0, 5, 0)]), ("released", [(0,)])]
 
 
-def test_what_was_released_on_a_stream_that_is_gone_counts_no_more() -> None:
+def test_releases_of_a_stream_that_has_ended_do_not_count() -> None:
     buffered = ManualBuffer()
     buffered.assign((0, 0), first=True)
     deliver(buffered.buffer, delivery(0, range(5)))

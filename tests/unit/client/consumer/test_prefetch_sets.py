@@ -120,7 +120,7 @@ def test_a_pair_is_enough_where_there_is_no_choice() -> None:
     assert len(buffered.take(99)) == 2
 
 
-def test_what_is_dropped_is_void_and_its_successor_does_not_suffer() -> None:
+def test_dropped_queues_are_void_and_their_successors_start_clean() -> None:
     buffered = both()
     taken = buffered.take(5)
     failed = taken.pop()
@@ -137,7 +137,7 @@ def test_what_is_dropped_is_void_and_its_successor_does_not_suffer() -> None:
     assert places(buffered, 9) == [("b", 0), ("b", 1), ("b", 2)]
 
 
-def test_what_is_durable_is_not_committed_again() -> None:
+def test_durable_progress_is_not_committed_again() -> None:
     buffered = both()
     buffered.buffer.done(buffered.take(4))
     done = buffered.buffer.to_commit("b")
@@ -150,7 +150,7 @@ def test_what_is_durable_is_not_committed_again() -> None:
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_what_was_durable_before_the_queue_moved_does_not_count(is_late: bool) -> None:
+def test_progress_that_was_durable_before_the_queue_moved_does_not_count(is_late: bool) -> None:
     """An operator may have reset the group to where it was before."""
     buffered = both()
     buffered.buffer.done(buffered.take(6))
@@ -165,7 +165,7 @@ def test_what_was_durable_before_the_queue_moved_does_not_count(is_late: bool) -
     assert [one.queue_offset for one in buffered.buffer.to_commit("b")] == [3]
 
 
-def test_what_was_durable_before_the_stream_broke_does_not_count() -> None:
+def test_progress_that_was_durable_before_the_stream_broke_does_not_count() -> None:
     """It may have been reset meanwhile, though the member goes on where it was."""
     buffered = both()
     buffered.buffer.done(buffered.take(6))

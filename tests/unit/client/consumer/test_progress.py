@@ -13,7 +13,7 @@ def test_it_starts_where_deliveries_start() -> None:
     assert QueueProgress(17).done_to == 17
 
 
-def test_what_is_taken_holds_it_back_until_it_is_finished() -> None:
+def test_a_taken_message_holds_progress_back_until_it_is_finished() -> None:
     progress = QueueProgress(5)
     progress.take(5)
     assert progress.done_to == 5

@@ -99,7 +99,9 @@ def test_the_leader_is_asked_when_another_one_fails(trouble: Any) -> None:
 
 
 @pytest.mark.parametrize("odd", [nothing(TOO_LARGE), nothing(read_from="a:1")])
-def test_what_is_not_there_is_the_leaders_to_say(odd: wire.PullResponse) -> None:
+def test_only_the_leader_says_that_a_position_is_outside_of_the_queue(
+    odd: wire.PullResponse,
+) -> None:
     async def scenario() -> None:
         script = Script(a=[found(read_from="f:1"), nothing(END, end=77)], f=[odd])
         consumer, brokers = puller(script, "a")
@@ -137,7 +139,7 @@ def test_brokers_that_name_each_other_are_not_asked_for_ever() -> None:
     run(scenario())
 
 
-def test_who_wants_the_leader_gets_it() -> None:
+def test_without_read_followers_the_leader_is_asked() -> None:
     async def scenario() -> None:
         consumer, brokers = puller(Script(a=[found()]), "a", read_followers=False)
         await pull(consumer)

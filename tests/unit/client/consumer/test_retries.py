@@ -90,7 +90,7 @@ def test_the_same_request_is_sent_until_it_is_answered(error: MqError) -> None:
     run(story())
 
 
-def test_what_fails_while_a_request_is_under_way_goes_with_the_next() -> None:
+def test_messages_that_fail_during_a_request_go_with_the_next() -> None:
     async def story() -> None:
         scripted, _, taken = await session_with()
         fail(scripted, *taken[:2])
@@ -132,7 +132,7 @@ def test_large_messages_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     run(story())
 
 
-def test_what_is_too_large_for_one_request_goes_in_several() -> None:
+def test_failures_that_exceed_one_request_go_in_several() -> None:
     async def story() -> None:
         scripted, _, taken = await session_with(3)
         answer = scripted.connection.answers["Retry"]
@@ -156,7 +156,7 @@ def test_what_is_too_large_for_one_request_goes_in_several() -> None:
 
 
 @pytest.mark.parametrize("error", [IllegalRequest(""), KeyError("a mistake")])
-def test_what_the_broker_refuses_is_tried_again_in_place(error: Exception) -> None:
+def test_refused_messages_are_retried_in_place(error: Exception) -> None:
     async def story() -> None:
         scripted, _, taken = await session_with(1)
 
@@ -207,7 +207,7 @@ def test_each_message_has_its_own_answer() -> None:
     run(story())
 
 
-def test_what_a_seek_made_void_is_not_sent() -> None:
+def test_messages_that_a_seek_made_void_are_not_sent() -> None:
     async def story() -> None:
         scripted, _, taken = await session_with(2)
         scripted.buffer.seek({QUEUE: 0})

@@ -118,7 +118,7 @@ def test_pages_without_messages_lead_on() -> None:
     run(scenario())
 
 
-def test_what_is_gone_is_the_end() -> None:
+def test_deleted_messages_end_a_scan() -> None:
     async def scenario() -> None:
         read, _ = range_read(lambda *_: nothing(wire.PULL_TOO_SMALL, 50), 0, 100)
         assert [page.status for page in await all_pages(read)] == [wire.PULL_TOO_SMALL]
@@ -144,7 +144,7 @@ def test_a_leader_that_stays_behind_is_believed() -> None:
     run(scenario())
 
 
-def test_what_does_not_come_is_waited_for_a_minute_of_asking() -> None:
+def test_a_scan_waits_a_minute_for_missing_messages() -> None:
     async def scenario() -> None:
         async def answer(*given: Any) -> Any:
             if given[2].queue_offset < 5:

@@ -55,7 +55,7 @@ def test_a_full_batch_waits_for_nothing() -> None:
     assert batch.size_bytes == 3 * SIZE
 
 
-def test_somebody_who_waits_for_his_message_does_not_wait_for_others() -> None:
+def test_an_urgent_message_does_not_linger() -> None:
     manual = ManualAccumulator()
     manual.add("a")
     assert manual.add("b", is_urgent=True) is AddResult.WAKE
@@ -168,7 +168,7 @@ def test_a_full_buffer_takes_no_more_until_something_is_done() -> None:
     assert manual.add() is not AddResult.FULL
 
 
-def test_who_asks_for_room_when_there_is_nothing_is_called_at_once() -> None:
+def test_a_wait_for_room_in_an_empty_buffer_ends_at_once() -> None:
     called: list[str] = []
     ManualAccumulator().accumulator.call_when_room(lambda: called.append("room"))
     assert called == ["room"]
@@ -214,7 +214,7 @@ def test_messages_with_a_key_and_messages_for_a_queue_do_not_share_a_batch() -> 
     assert found == [(BatchKind.KEY, ["a"]), (BatchKind.FIXED, ["b"]), (BatchKind.KEY, ["c"])]
 
 
-def test_nobody_calls_a_loop_that_cannot_send() -> None:
+def test_a_loop_that_cannot_send_is_not_woken() -> None:
     manual = ManualAccumulator(batch_bytes=SIZE)
     assert manual.accumulator.suspend_wakeups()
     assert manual.add() is AddResult.WAKE

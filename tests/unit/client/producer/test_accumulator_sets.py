@@ -104,7 +104,7 @@ def test_a_set_that_is_not_well_gets_only_what_has_to_go_there() -> None:
     assert {send_one(manual)[0] for _ in range(8)} == {"a", "b"}, "when none is, all are used"
 
 
-def test_what_has_to_go_to_a_set_waits_for_it_and_keeps_nothing_else_waiting() -> None:
+def test_messages_for_one_set_wait_for_it_and_delay_no_others() -> None:
     manual = two_sets()
     manual.free = manual.healthy = ["a"]
     key = next(key for key in map(str, range(99)) if text_hash(key) % 8 >= 4)

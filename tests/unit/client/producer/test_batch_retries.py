@@ -179,7 +179,7 @@ def test_a_batch_without_a_key_whose_queue_is_gone_takes_another() -> None:
     assert [(one.queue_id, bodies(one)) for one in manual.take()] == [(0, ["b"])]
 
 
-def test_what_is_not_with_the_broker_can_expire() -> None:
+def test_a_batch_that_was_not_sent_can_expire() -> None:
     manual = ManualAccumulator(queues=1)
     manual.add("a")
     [batch] = manual.take_lingered()

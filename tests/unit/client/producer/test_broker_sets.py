@@ -126,7 +126,7 @@ def test_messages_with_a_key_wait_for_their_set_or_fail_and_say_why() -> None:
     run(scenario())
 
 
-def test_what_is_in_doubt_waits_for_its_set_and_is_stored_once() -> None:
+def test_a_batch_in_doubt_waits_for_its_set_and_is_stored_once() -> None:
     async def scenario() -> None:
         sets = cluster("a", "b")
 
@@ -175,7 +175,7 @@ def test_without_idempotence_what_is_in_doubt_goes_elsewhere() -> None:
 @pytest.mark.parametrize(
     "code", [wire.DISK_FULL, wire.FLOW_CONTROL, wire.NODE_STOPPED, wire.NOT_LEADER]
 )
-def test_what_one_set_refuses_the_other_gets_at_once(code: int) -> None:
+def test_a_batch_that_one_set_refuses_goes_to_the_other_at_once(code: int) -> None:
     def refuses(brokers: ScriptedBrokers, _: Batch) -> BatchResult | None:
         return refusal(code, retry_after_ms=500) if brokers.name == "b" else None
 
@@ -398,7 +398,7 @@ def troubled(dice: random.Random, sets: list[ScriptedBrokers]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_happens_to_sets_what_is_acknowledged_is_stored_once(seed: int) -> None:
+def test_acknowledged_messages_are_stored_once_under_any_faults_of_sets(seed: int) -> None:
     dice = random.Random(seed)
 
     async def scenario() -> None:

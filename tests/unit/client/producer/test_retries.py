@@ -174,7 +174,7 @@ def test_a_busy_broker_is_waited_for_as_long_as_it_asks_and_that_does_not_count(
     run(scenario())
 
 
-def test_what_is_retried_is_not_overtaken_by_its_key() -> None:
+def test_a_retried_batch_is_not_overtaken_by_messages_of_its_key() -> None:
     async def scenario() -> ScriptedBrokers:
         brokers = ScriptedBrokers(script=answers(*[wire.OUTCOME_UNKNOWN] * 2))
         async with brokers.producer(batch_bytes=1) as producer:
@@ -320,7 +320,7 @@ def troubles(dice: random.Random) -> Script:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_happens_what_is_acknowledged_is_stored_once_and_in_order(seed: int) -> None:
+def test_acknowledged_messages_are_stored_once_and_in_order_under_any_faults(seed: int) -> None:
     dice = random.Random(seed)
     keys = ["", "k1", "k2", "k3"]
     sent = [Message(f"{n}".encode(), ordering_key=dice.choice(keys)) for n in range(300)]

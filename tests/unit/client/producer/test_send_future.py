@@ -34,7 +34,7 @@ def test_an_error_is_raised() -> None:
     assert isinstance(future.exception(0), DiskFull)
 
 
-def test_who_waits_too_shortly_is_told_so() -> None:
+def test_a_wait_that_is_too_short_times_out() -> None:
     with pytest.raises(TimeoutError):
         SendFuture().result(0.01)
 
@@ -49,7 +49,7 @@ def test_it_is_not_cancelled_and_not_set_twice() -> None:
         future.set_result(RESULT)
 
 
-def test_who_waits_is_woken() -> None:
+def test_a_waiting_thread_is_woken() -> None:
     """Waiting and setting meet at every moment: nobody waits for ever."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         for _ in range(500):

@@ -119,7 +119,7 @@ async def test_of_a_handle_that_is_refused_its_messages_are_tried_one_by_one() -
 
 
 @on_loop
-async def test_what_is_refused_after_an_attempt_without_an_answer_counts_as_done() -> None:
+async def test_a_handle_that_is_refused_after_an_unanswered_attempt_counts_as_done() -> None:
     answers: list[Any] = [OutcomeUnknown("who knows"), refusing(0)]
 
     def answer(name: str, method: str, request: Any) -> Any:
@@ -139,7 +139,7 @@ async def test_what_is_refused_after_an_attempt_without_an_answer_counts_as_done
 
 
 @on_loop
-async def test_what_cannot_get_better_is_told_at_once() -> None:
+async def test_a_permanent_error_is_raised_at_once() -> None:
     made, brokers = consumer(lambda *_: SubscriptionMismatch("others want something else"))
     with pytest.raises(SubscriptionMismatch):
         await made.receive()
@@ -253,7 +253,7 @@ async def test_messages_of_all_sets_come_with_the_name_of_theirs() -> None:
 
 
 @on_loop
-async def test_where_a_topic_came_to_since_the_group_begins_with_the_oldest() -> None:
+async def test_a_set_that_gets_the_topic_later_is_read_from_the_oldest_message() -> None:
     """The group knows it elsewhere."""
 
     def answer(name: str, method: str, _: Any) -> Any:

@@ -103,7 +103,7 @@ def numbers(messages: Sequence[ReceivedMessage]) -> list[int]:
     return sorted(one.queue_offset for one in messages)
 
 
-def test_what_is_there_comes_from_everywhere_and_fills_what_is_wanted() -> None:
+def test_present_messages_of_all_sources_fill_a_receive() -> None:
     async def scenario() -> None:
         receiver = ScriptedReceiver()
         gatherer = Gatherer(receiver)
@@ -171,7 +171,7 @@ def test_a_call_that_nobody_waits_for_ends_soon() -> None:
     run(scenario())
 
 
-def test_what_was_kept_for_long_is_held_anew_or_left_out() -> None:
+def test_messages_that_were_kept_for_long_are_renewed_or_left_out() -> None:
     async def scenario() -> None:
         receiver = ScriptedReceiver()
         gatherer = Gatherer(receiver)
@@ -190,7 +190,7 @@ def test_what_was_kept_for_long_is_held_anew_or_left_out() -> None:
     run(scenario())
 
 
-def test_what_was_received_for_another_time_is_held_for_the_one_that_is_wanted() -> None:
+def test_messages_of_another_invisible_time_are_renewed_for_the_wanted_one() -> None:
     async def scenario() -> None:
         receiver = ScriptedReceiver()
         gatherer = Gatherer(receiver)
@@ -238,7 +238,7 @@ def test_when_all_are_dead_it_is_said_after_the_wait() -> None:
     run(scenario())
 
 
-def test_what_a_place_refuses_is_told_unless_others_have_the_topic() -> None:
+def test_a_refusal_is_raised_unless_other_sources_have_the_topic() -> None:
     async def scenario() -> None:
         receiver = ScriptedReceiver()
         gatherer = Gatherer(receiver)
@@ -296,7 +296,7 @@ def test_a_message_that_comes_anywhere_is_heard_of_by_who_wants_one() -> None:
     run(scenario())
 
 
-def test_who_is_cancelled_leaves_no_call_open_and_loses_nothing() -> None:
+def test_a_cancelled_receive_leaves_no_call_open_and_loses_nothing() -> None:
     async def scenario() -> None:
         receiver = ScriptedReceiver()
         gatherer = Gatherer(receiver)
@@ -336,7 +336,7 @@ def test_receives_at_the_same_time_share_no_message() -> None:
     run(scenario())
 
 
-def test_what_was_never_given_out_is_told_at_the_end() -> None:
+def test_closing_returns_messages_that_were_never_given_out() -> None:
     async def scenario() -> None:
         receiver = ScriptedReceiver()
         gatherer = Gatherer(receiver)

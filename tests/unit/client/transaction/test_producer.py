@@ -67,7 +67,7 @@ def failing(kind: str, code: int, **fields: Any) -> Callable[..., Any]:
         lambda kind: failing(kind, wire.NOT_LEADER),
     ],
 )
-def test_what_may_succeed_later_is_sent_again_and_happens_once(kind: str, trouble: Any) -> None:
+def test_a_retryable_request_is_sent_again_and_takes_effect_once(kind: str, trouble: Any) -> None:
     async def main() -> None:
         brokers = ScriptedBrokers(script=trouble(kind))
         async with brokers.producer(commits) as producer:
@@ -308,7 +308,7 @@ def test_a_slow_or_broken_check_delays_no_other_and_is_not_run_twice() -> None:
     run(main())
 
 
-def test_where_a_message_goes_and_what_is_asked_about_it() -> None:
+def test_a_half_message_has_its_queue_and_its_checks() -> None:
     async def main() -> None:
         brokers = ScriptedBrokers()
         async with brokers.producer(commits, checks_max=3) as producer:
