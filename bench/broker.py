@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -277,11 +277,11 @@ class Bench:
         self._figures[name] = rates[0] / rates[1]
 
 
-def show(figures: Figures) -> None:
+def show(figures: Figures, goals: Mapping[str, tuple[float, str]] = GOALS) -> None:
     console = Console()
     table = Table("figure", "value", "goal", box=None, pad_edge=False)
     for name, value in figures.items():
-        goal, how = GOALS.get(name, (0.0, ""))
+        goal, how = goals.get(name, (0.0, ""))
         shown = f"{value:,.2f}" if value < 1000 else f"{value:,.0f}"
         table.add_row(name, shown, f"{how} {goal:g}" if goal else how)
     console.print(table)

@@ -19,9 +19,11 @@ _START_S = 60.0
 class BrokerSet:
     """`address` is the leader's. Stops with SIGKILL: nothing of it is kept."""
 
-    def __init__(self, directory: Path, nodes: int, flush: str) -> None:
+    def __init__(self, directory: Path, nodes: int, flush: str, *flags: str) -> None:
+        """`flags` are more of `mq server`."""
         self._directory = directory
         self._flush = flush
+        self._flags = flags
         self._names = [f"n{at}" for at in range(nodes)]
         self._processes: list[subprocess.Popen[bytes]] = []
         self.address = ""
@@ -32,7 +34,7 @@ class BrokerSet:
         for name in self._names:
             command = [sys.executable, "-m", "mq", "server", "--data", str(self._directory / name)]
             command += ["--node-node", name, "--port", "0", "--metrics-enabled", "no"]
-            command += ["--store-flush", self._flush, "--log-format", "json"]
+            command += ["--store-flush", self._flush, "--log-format", "json", *self._flags]
             command += ["--raft-members", members] if len(self._names) > 1 else []
             with self._log_path(name).open("wb") as log_file:
                 self._processes.append(
@@ -83,5 +85,5 @@ class BrokerSet:
         return self._directory / f"{name}.log"
 
 
-def single(directory: Path, flush: str) -> BrokerSet:
-    return BrokerSet(directory, 1, flush)
+def single(directory: Path, flush: str, *flags: str) -> BrokerSet:
+    return BrokerSet(directory, 1, flush, *flags)
