@@ -40,12 +40,15 @@ class Context(Protocol):
         """Ends the call. Without effect if it has ended."""
 
 
+UnaryServe: TypeAlias = Callable[[bytes, Context], Coroutine[Any, Any, bytes] | bytes | None]
+
+
 class UnaryHandler(NamedTuple):
     """`serve` returns the answer; or a coroutine for it, which runs as a task; or None, and answers
     later by `Context.reply` or `Context.finish`.
     """
 
-    serve: Callable[[bytes, Context], Coroutine[Any, Any, bytes] | bytes | None]
+    serve: UnaryServe
 
 
 class StreamHandler(NamedTuple):

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 
+from mq.broker.leading import Leadership
 from mq.errors import FlowControl, MqError
-from mq.http2.calls import CallEnded
+from mq.http2.calls import CallAborted, CallEnded
 from mq.rpc import limits, listeners, status
-from mq.rpc.context import Context, StreamHandler, UnaryHandler
+from mq.rpc.context import Context, StreamHandler, UnaryHandler, UnaryServe
 
 M = TypeVar("M", bound=Message)
 # However long a client is ready to wait.
@@ -32,6 +33,11 @@ class Method(NamedTuple):
     request: type[Message] | None
     serve: Callable[..., Awaitable[Any]]
     leader_only: bool
+    begin: Callable[..., bool] | None = None
+
+
+# Called once, with the response or with what is wrong.
+Answer: TypeAlias = Callable[[bytes | BaseException], None]
 
 
 def unary(
@@ -40,12 +46,16 @@ def unary(
     serve: Callable[[M, Context], Awaitable[Message | bytes]],
     *,
     leader_only: bool = True,
+    begin: Callable[[M, int, Answer], bool] | None = None,
 ) -> Method:
     """`request` may be another message of the same wire format. With `leader_only`, a node that
     does not lead refuses the call with the address of the one that does, after the request was
     found to be legal.
+
+    `begin` is asked first, on a node that leads: it gets the request, its size, and a callback for
+    the answer, and needs no task. It returns False for what it leaves to `serve`.
     """
-    return Method(name, request, serve, leader_only)
+    return Method(name, request, serve, leader_only, begin)
 
 
 def stream(
@@ -66,8 +76,7 @@ class Explainer(Protocol):
 class Dispatcher(NamedTuple):
     """Makes handlers of methods, with what surrounds every call."""
 
-    # Returns when this node leads and serves; NotLeader.
-    until_leading: Callable[[], Awaitable[None]]
+    leadership: Leadership
     observe: Observer
     # The error as it is told to the client.
     explained: Explainer
@@ -79,12 +88,57 @@ class Dispatcher(NamedTuple):
         name = f"{service}/{method.name}"
         if method.request is None:
             return self._stream(name, method, is_external=is_external)
-        return self._unary(name, method, limits.Reader(method.request), is_external=is_external)
+        read = limits.Reader(method.request)
+        served = self._unary(name, method, read, is_external=is_external)
+        if method.begin is None:
+            return served
+        return UnaryHandler(self._begun(name, method.begin, served.serve, read, is_external))
+
+    def _begun(
+        self,
+        name: str,
+        begin: Callable[..., bool],
+        serve: UnaryServe,
+        read: limits.Reader[Message],
+        is_external: bool,  # noqa: FBT001
+    ) -> UnaryServe:
+        leadership, observe, explained = self
+        now_s = time.perf_counter
+
+        def begun(data: bytes, context: Context) -> Coroutine[Any, Any, bytes] | bytes | None:
+            if not leadership.is_serving:
+                return serve(data, context)
+            began_s = now_s()
+
+            def answer(answer: bytes | BaseException) -> None:
+                if isinstance(answer, bytes):
+                    observe(name, now_s() - began_s, "OK")
+                    context.reply(answer)
+                else:
+                    refusal = refused(answer)
+                    context.finish(refusal.code, refusal.text, refusal.metadata)
+
+            def refused(error: BaseException) -> CallAborted:
+                # Not in a task of its own: addresses in the refusal are those of this listener.
+                token = listeners.IS_EXTERNAL.set(is_external)
+                known = explained(status.known_error(error))
+                observe(name, now_s() - began_s, known.code.name)
+                refusal = status.aborted(known)
+                listeners.IS_EXTERNAL.reset(token)
+                return refusal
+
+            try:
+                is_begun = begin(read(data), len(data), answer)
+            except Exception as error:  # noqa: BLE001 - `known_error` logs what it does not know
+                raise refused(error) from None
+            return None if is_begun else serve(data, context)
+
+        return begun
 
     def _unary(
         self, name: str, method: Method, read: limits.Reader[Message], *, is_external: bool
     ) -> UnaryHandler:
-        until_leading, observe, explained = self
+        leadership, observe, explained = self
 
         async def serve(data: bytes, context: Context) -> bytes:
             listeners.IS_EXTERNAL.set(is_external)
@@ -94,7 +148,7 @@ class Dispatcher(NamedTuple):
                 async with asyncio.timeout(UNARY_S_MAX):
                     request = read(data)
                     if method.leader_only:
-                        await until_leading()
+                        await leadership.settled()
                     response = await method.serve(request, context)
             except TimeoutError:
                 code = FlowControl.code.name
@@ -111,7 +165,7 @@ class Dispatcher(NamedTuple):
         return UnaryHandler(serve)
 
     def _stream(self, name: str, method: Method, *, is_external: bool) -> StreamHandler:
-        until_leading, observe, explained = self
+        leadership, observe, explained = self
 
         async def serve(context: Context) -> None:
             listeners.IS_EXTERNAL.set(is_external)
@@ -119,7 +173,7 @@ class Dispatcher(NamedTuple):
             code = "OK"
             try:
                 if method.leader_only:
-                    await until_leading()
+                    await leadership.settled()
                 await method.serve(context)
             except asyncio.CancelledError:
                 code = "CANCELLED"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterable
-from functools import partial
 from typing import NamedTuple, cast
 
 from mq import names
@@ -31,6 +30,7 @@ from mq.errors import (
 from mq.hashing import text_hash
 from mq.rpc import framing, limits, status
 from mq.rpc.context import Context
+from mq.rpc.methods import Answer
 from mq.rpc.queues import decode_positions
 from mq.store import batch as batches
 from mq.store.batch import Batch
@@ -67,13 +67,28 @@ class ProducerService:
 
     # -- Send -------------------------------------------------------------------------------------
 
+    def begin_send(self, request: producer_pb2.SendRequest, size: int, answer: Answer) -> bool:
+        """Joins a small send with others; False: `send` has to serve it."""
+
+        def placed(outcome: Placed | BaseException) -> None:
+            if isinstance(outcome, BaseException):
+                answer(outcome)
+                return
+            queue_id, queue_offset, stored_at_ms, log_offsets = outcome
+            response = producer_pb2.SendResponse(
+                queue_id=queue_id,
+                queue_offset=queue_offset,
+                stored_at_ms=stored_at_ms,
+                message_ids=[names.message_id(self._broker_set, at) for at in log_offsets],
+            )
+            answer(response.SerializeToString())
+
+        return self._broker.joined_sends.take(request, size, placed)
+
     async def send(
         self, request: producer_pb2.SendRequest, context: Context
     ) -> producer_pb2.SendResponse:
         broker = self._broker
-        joined: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
-        if broker.joined_sends.take(request, request.ByteSize(), partial(_fulfil, joined)):
-            return self._placed(await joined)
         _check_ack(request.ack)
         queue_id = await self._queue(request)
         wire = message_pb2.Batch(
@@ -104,15 +119,6 @@ class ProducerService:
             ids = [names.message_id(self._broker_set, at) for at in starts.tolist()]
             response.message_ids.extend(ids)
         return response
-
-    def _placed(self, placed: Placed) -> producer_pb2.SendResponse:
-        queue_id, queue_offset, stored_at_ms, log_offsets = placed
-        return producer_pb2.SendResponse(
-            queue_id=queue_id,
-            queue_offset=queue_offset,
-            stored_at_ms=stored_at_ms,
-            message_ids=[names.message_id(self._broker_set, at) for at in log_offsets],
-        )
 
     async def _queue(self, request: producer_pb2.SendRequest) -> int:
         if request.HasField("queue_id"):
@@ -336,15 +342,6 @@ async def _done_by(future: asyncio.Future[object], deadline_s: float) -> bool:
         timer.cancel()
         future.remove_done_callback(wake)
     return future.done()
-
-
-def _fulfil(future: asyncio.Future[Placed], placed: Placed | BaseException) -> None:
-    if future.done():
-        return  # the client has gone
-    if isinstance(placed, BaseException):
-        future.set_exception(placed)
-    else:
-        future.set_result(placed)
 
 
 def _retrieve(future: asyncio.Future[object]) -> None:

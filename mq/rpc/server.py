@@ -43,9 +43,7 @@ class RpcServer:
         names = [one.descriptor.full_name for one in self._services]
         self._health = Health(names)
         self._reflection = Reflection([*names, health.NAME])
-        self._dispatcher = Dispatcher(
-            broker.leadership.settled, observe, broker.missing_topics.explained
-        )
+        self._dispatcher = Dispatcher(broker.leadership, observe, broker.missing_topics.explained)
         self._listeners: list[Listener] = []
         self.connections = ClientConnections(connections_max, self._listeners)
 

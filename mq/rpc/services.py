@@ -46,7 +46,7 @@ def _producer(serving: ProducerService) -> Service:
     return Service(
         pb.DESCRIPTOR.services_by_name["ProducerService"],
         [
-            unary("Send", pb.SendRequest, serving.send),
+            unary("Send", pb.SendRequest, serving.send, begin=serving.begin_send),
             stream("Publish", serving.publish),
             unary("Recall", pb.RecallRequest, serving.recall),
             # Batches are read as the bytes they are.

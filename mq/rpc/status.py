@@ -92,7 +92,7 @@ def details(error: grpc.aio.AioRpcError) -> status_pb2.Status | None:
     return None
 
 
-def known_error(error: Exception) -> MqError:
+def known_error(error: BaseException) -> MqError:
     """The error as clients are told of it; an unexpected one is logged. The error loses its
     traceback.
     """
