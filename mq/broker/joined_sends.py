@@ -5,8 +5,9 @@ Messages that are joined keep all that is theirs: queue, order, offset, id, and 
 that is wrong. Sends without a queue and without an ordering key go to one queue a turn, the next
 one in the turn that follows.
 
-Not joined are sends with a producer id (their batch has a number), with a delay, with another
-acknowledgement than that of the quorum, large ones, and those that wait for room.
+Callers leave out sends with a producer id (their batch has a number), with a delay, and with
+another acknowledgement than that of the quorum. Large ones, and those that have to wait for room or
+for their topic, are not joined either.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from mq.errors import MqError
 from mq.hashing import text_hash
 from mq.store import batch as batches
 from mq.store.batch import Frame
-from mq.wire.v1.producer_pb2 import ACK_QUORUM, SendRequest
+from mq.wire.v1.message_pb2 import Message
 
 # What is larger does not gain by being joined.
 _MESSAGES_MAX = 16
@@ -106,33 +107,36 @@ class JoinedSends:
         self._submitted: deque[_Group] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
-    def take(self, request: SendRequest, size: int, answer: Answer) -> bool:
-        """False: this send is not one to be joined, and nothing was done. `size` is that of the
-        request; `answer` is called once, later. Raises what is wrong with the request.
+    def take(
+        self,
+        topic_name: str,
+        queue_id: int | None,
+        messages: Sequence[Message],
+        size: int,
+        answer: Answer,
+    ) -> bool:
+        """False: this send is not one to be joined, and nothing was done. Without a queue, this
+        broker chooses one. `size` is that of the request; `answer` is called once, later. Raises
+        what is wrong with a message.
         """
-        messages = request.messages
+        topic = self._topics.get(topic_name)
         if (
             not 0 < len(messages) <= _MESSAGES_MAX
             or size > _REQUEST_BYTES_MAX
-            or request.ack != ACK_QUORUM
-            or request.producer_id
-            or request.sequence
-            or request.delay_level
-            or request.delay_ms
-            or request.deliver_at_ms
+            or topic is None
+            or (queue_id or 0) >= topic.write_queues
             or not self._publisher.has_room(self._gathered_bytes + size)
             or any(len(message.keys) > _KEYS_MAX for message in messages)
         ):
             return False
-        topic = self._topics.get(request.topic)
-        if topic is None or request.queue_id >= topic.write_queues:
-            return False
-        queue = Queue(topic.name, self._queue_id(request, topic))
+        if queue_id is None:
+            queue_id = self._choose(topic, messages[0])
+        queue = Queue(topic_name, queue_id)
         frames = [
-            batches.frame(message, topic.name, self._message_bytes_max) for message in messages
+            batches.frame(message, topic_name, self._message_bytes_max) for message in messages
         ]
         if not self._gathering:
-            self._loop.call_soon(self._submit)
+            self._loop.call_soon(self.submit)
         group = self._gathering.get(queue)
         if group is None:
             group = self._gathering[queue] = _Group()
@@ -141,13 +145,10 @@ class JoinedSends:
         group.size_bytes += size
         self._gathered_bytes += size
         if group.size_bytes >= _BATCH_BYTES:
-            self._submit()
+            self.submit()
         return True
 
-    def _queue_id(self, request: SendRequest, topic: Topic) -> int:
-        if request.HasField("queue_id"):
-            return request.queue_id
-        first = request.messages[0]
+    def _choose(self, topic: Topic, first: Message) -> int:
         if first.ordering_key:
             queues = topic.queues_of(first.priority)
             return queues[text_hash(first.ordering_key) % len(queues)]
@@ -159,7 +160,8 @@ class JoinedSends:
             chosen = self._chosen[lane] = queues[self._turn % len(queues)]
         return chosen
 
-    def _submit(self) -> None:
+    def submit(self) -> None:
+        """Submits what this turn has gathered so far: before a batch that must not overtake it."""
         gathered, self._gathering = self._gathering, {}
         self._gathered_bytes = 0
         self._chosen.clear()

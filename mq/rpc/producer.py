@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 from collections.abc import Iterable
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
+
+from google.protobuf.message import DecodeError
 
 from mq import names
 from mq.broker import held
@@ -35,21 +38,33 @@ from mq.rpc.queues import decode_positions
 from mq.store import batch as batches
 from mq.store.batch import Batch
 from mq.wire.v1 import message_pb2, producer_pb2
-from mq.wire.v1.producer_pb2 import ACK_LEADER, ACK_NONE, Ack, BatchResult, PublishResponse
+from mq.wire.v1.producer_pb2 import (
+    ACK_LEADER,
+    ACK_NONE,
+    ACK_QUORUM,
+    Ack,
+    BatchResult,
+    PublishResponse,
+)
 
 _ACKS = frozenset(Ack.values())
 # Answers that a stream keeps for a client that does not read them; then it stops reading requests.
 _ANSWERS_MAX = 256
+# Of a batch that is joined with others: opening each message costs more than it gains.
+_JOINED_BYTES_MAX = 8 << 10
+
+
+# Of a batch: the slot, or where it is placed when it was joined, or the result if it was refused,
+# because an exception would keep alive everything that its traceback references.
+_Outcome: TypeAlias = Slot | asyncio.Future[Placed] | BatchResult
 
 
 class _Pending(NamedTuple):
-    """A request whose answer is due. Of each batch the slot, or the result if it was refused: an
-    exception would keep alive everything that its traceback references.
-    """
+    """A request whose answer is due."""
 
     request_id: int
     ack: int
-    slots: list[Slot | BatchResult]
+    slots: list[_Outcome]
     began_s: float
 
 
@@ -83,7 +98,18 @@ class ProducerService:
             )
             answer(response.SerializeToString())
 
-        return self._broker.joined_sends.take(request, size, placed)
+        if (
+            request.ack != ACK_QUORUM
+            or request.producer_id
+            or request.sequence
+            or request.delay_level
+            or request.delay_ms
+            or request.deliver_at_ms
+        ):
+            return False
+        queue_id = request.queue_id if request.HasField("queue_id") else None
+        take = self._broker.joined_sends.take
+        return take(request.topic, queue_id, request.messages, size, placed)
 
     async def send(
         self, request: producer_pb2.SendRequest, context: Context
@@ -182,11 +208,11 @@ class ProducerService:
     async def _take(self, data: bytes) -> _Pending:
         request_id, ack, blobs = framing.read_publish(data)
         _check_ack(ack)
-        slots: list[Slot | BatchResult] = []
+        slots: list[_Outcome] = []
         turn = TimeSlice()
         for blob in blobs:
             try:
-                slots.append(await self._submit(blob, ack))
+                slots.append(self._join(blob, ack) or await self._submit(blob, ack))
             except MqError as error:
                 # One-way: only the end of the stream can say that another node leads.
                 if ack == ACK_NONE and isinstance(error, NotLeader):
@@ -196,7 +222,35 @@ class ProducerService:
         # The time-out starts here: waiting for room does not count.
         return _Pending(request_id, ack, slots, asyncio.get_running_loop().time())
 
+    def _join(self, blob: memoryview, ack: int) -> asyncio.Future[Placed] | None:
+        """Joins a small plain batch with others; None: it is not one."""
+        if ack != ACK_QUORUM or len(blob) > _JOINED_BYTES_MAX:
+            return None
+        try:
+            batch = message_pb2.Batch.FromString(bytes(blob))
+        except DecodeError:
+            return None  # and `_submit` says why
+        if (
+            batch.frame_sizes
+            or batch.tag_hashes
+            or batch.key_hashes
+            or batch.key_counts
+            or batch.producer_id
+            or batch.sequence
+            or batch.delay_ms
+            or batch.deliver_at_ms
+            or batch.origin_log_offset
+            or batch.HasField("half")
+        ):
+            return None
+        joined: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
+        fulfil = functools.partial(_fulfil, joined)
+        take = self._broker.joined_sends.take
+        is_taken = take(batch.topic, batch.queue_id, batch.messages, len(blob), fulfil)
+        return joined if is_taken else None
+
     async def _submit(self, blob: memoryview, ack: int) -> Slot:
+        self._broker.joined_sends.submit()
         batch = limits.accept_batch(blob, self._message_bytes_max)
         await self._broker.publisher.room(len(blob), self._timeout_s)
         return await self._broker.submit(batch, tells_appended=ack == ACK_LEADER)
@@ -208,10 +262,18 @@ class ProducerService:
             response = PublishResponse(request_id=request.request_id, results=results)
             await context.write(response.SerializeToString())
 
-    async def _settled(self, slot: Slot | BatchResult, ack: int, deadline_s: float) -> BatchResult:
+    async def _settled(self, slot: _Outcome, ack: int, deadline_s: float) -> BatchResult:
         if isinstance(slot, BatchResult):
             return slot
         try:
+            if isinstance(slot, asyncio.Future):
+                queue_id, queue_offset, stored_at_ms, log_offsets = await slot
+                return BatchResult(
+                    queue_id=queue_id,
+                    queue_offset=queue_offset,
+                    log_offset=log_offsets[0],
+                    stored_at_ms=stored_at_ms,
+                )
             stored = await self._outcome(slot, ack, deadline_s)
         except MqError as error:
             return _failed(error)
@@ -344,7 +406,17 @@ async def _done_by(future: asyncio.Future[object], deadline_s: float) -> bool:
     return future.done()
 
 
-def _retrieve(future: asyncio.Future[object]) -> None:
+def _fulfil(joined: asyncio.Future[Placed], placed: Placed | BaseException) -> None:
+    if joined.done():
+        return  # the stream has ended
+    if isinstance(placed, BaseException):
+        joined.set_exception(placed)
+        _retrieve(joined)
+    else:
+        joined.set_result(placed)
+
+
+def _retrieve(future: asyncio.Future[Any]) -> None:
     """Retrieves the exception so that asyncio does not warn: the client may have gone."""
     if not future.cancelled():
         future.exception()

@@ -15,8 +15,7 @@ from mq.store.format import Kind
 from mq.store.reading import Found
 from mq.wire.v1.message_pb2 import Batch as WireBatch
 from mq.wire.v1.message_pb2 import Message
-from mq.wire.v1.producer_pb2 import ACK_LEADER, SendRequest
-from tests.support.consensus import Node, eventually, on_loop, soon, turns
+from tests.support.consensus import Node, batch, eventually, on_loop, soon, turns
 
 if TYPE_CHECKING:
     from mq.broker.joined_sends import Placed
@@ -34,12 +33,14 @@ class Sends:
         messages = [Message(body=body) for body in bodies]
         return self.take_messages(messages, **fields)
 
-    def take_messages(self, messages: list[Message], topic: str = "t", **fields: Any) -> bool:
-        request = SendRequest(topic=topic, messages=messages, **fields)
+    def take_messages(
+        self, messages: list[Message], topic: str = "t", queue_id: int | None = None
+    ) -> bool:
+        size = WireBatch(messages=messages).ByteSize()
         number = len(self.answers)
         self.answers[number] = RuntimeError("not answered")
         is_taken = self._joined.take(
-            request, request.ByteSize(), lambda one: self.answers.update({number: one})
+            topic, queue_id, messages, size, lambda one: self.answers.update({number: one})
         )
         if not is_taken:
             del self.answers[number]
@@ -151,12 +152,6 @@ async def test_what_is_wrong_with_one_is_told_to_that_one() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"producer_id": "p", "sequence": 1},
-        {"sequence": 1},
-        {"delay_ms": 5},
-        {"delay_level": 1},
-        {"deliver_at_ms": 1},
-        {"ack": ACK_LEADER},
         {"topic": "missing"},
         {"queue_id": 4},
         {"queue_id": 65_536},
@@ -176,6 +171,17 @@ async def test_large_sends_are_left_alone() -> None:
     assert not sends.take(*[b"x"] * 17)
     assert not sends.take()
     assert not sends.take_messages([Message(body=b"x", keys=map(str, range(17)))])
+
+
+@on_loop
+async def test_a_batch_of_its_own_does_not_overtake_what_is_gathered() -> None:
+    node, sends = await scene()
+    sends.take(b"first", queue_id=0)
+    node.broker.joined_sends.submit()
+    node.broker.publisher.submit(batch("t", b"second"))
+    sends.take(b"third", queue_id=0)
+    await turns()
+    assert bodies(node, 0) == [b"first", b"second", b"third"]
 
 
 @on_loop
