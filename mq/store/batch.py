@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
@@ -35,6 +35,8 @@ from mq.wire.v1.message_pb2 import Message, RawBatch
 
 _EMPTY_HALF = b"\x0a\x00"  # no producer group, said out loud
 _BATCH_TAG, _COMMAND_TAG = b"\x0a", b"\x12"
+# So many messages of a plain batch are opened sooner one by one than by columns.
+_FEW_MESSAGES, _SMALL_BYTES = 16, 64 << 10
 _NO_KEY_HASHES, _NO_KEY_COUNTS = np.empty(0, "<u8"), np.empty(0, "<u4")
 # The fields of a prepared batch that have an element for each message or key.
 _COLUMNS = range(5, 9)
@@ -69,6 +71,36 @@ class Batch(NamedTuple):
         return self.deliver_at_ms != 0 or bool(self.half)
 
 
+class Header(NamedTuple):
+    """The fields of a batch beside its topic, its queue and its messages."""
+
+    producer_id: str = ""
+    sequence: int = 0
+    deliver_at_ms: int = 0
+    delay_ms: int = 0
+    half: bytes = b""
+    origin_log_offset: int = 0
+
+    def encode(self, topic: str, queue_id: int, columns: Mapping[str, Any]) -> bytes:
+        """All that stands before the frames. An empty `half` is none."""
+        raw = RawBatch(
+            topic=topic,
+            queue_id=queue_id,
+            producer_id=self.producer_id,
+            sequence=self.sequence,
+            deliver_at_ms=self.deliver_at_ms,
+            delay_ms=self.delay_ms,
+            origin_log_offset=self.origin_log_offset,
+            **columns,
+        )
+        if self.half:
+            raw.half = self.half
+        return raw.SerializeToString()
+
+
+_PLAIN = Header()
+
+
 class Decoded(NamedTuple):
     """The payload of a MESSAGES entry. Each batch comes with its log offset."""
 
@@ -90,11 +122,47 @@ def accept(
     start = _region_start(data)
     batch = _parse(data, start) if start else None
     if batch is None or not len(batch.frame_sizes):
+        if len(data) <= _SMALL_BYTES and (small := _accept_small(data, message_bytes_max)):
+            return small
         if check_plain is not None:
             check_plain(data)
         batch = parse_stored(prepare(data))
     _check(batch, message_bytes_max, check_plain)
     return batch
+
+
+def _accept_small(data: bytes | memoryview, message_bytes_max: int) -> Batch | None:
+    """A plain batch of a few messages; None: it is not one, or not quite right."""
+    try:
+        wire = WireBatch.FromString(bytes(data))
+    except DecodeError:
+        return None
+    if (
+        not 0 < len(wire.messages) <= _FEW_MESSAGES
+        or wire.frame_sizes
+        or wire.tag_hashes
+        or wire.key_hashes
+        or wire.key_counts
+        or wire.origin_log_offset
+        or wire.queue_id > names.QUEUE_ID_MAX
+    ):
+        return None
+    names.check_topic(wire.topic)
+    half = b""
+    if wire.HasField("half"):
+        # One that says nothing is one all the same: it must not become visible.
+        half = wire.half.SerializeToString() or _EMPTY_HALF
+    # The bytes as they came: protobuf may write a message in another order.
+    raw = RawBatch.FromString(bytes(data)).messages
+    return join(
+        wire.topic,
+        wire.queue_id,
+        [
+            frame(message, wire.topic, message_bytes_max, one)
+            for message, one in zip(wire.messages, raw, strict=True)
+        ],
+        Header(wire.producer_id, wire.sequence, wire.deliver_at_ms, wire.delay_ms, half),
+    )
 
 
 def prepare(data: bytes | memoryview) -> bytes:
@@ -129,11 +197,14 @@ class Frame(NamedTuple):
     key_hashes: list[int]
 
 
-def frame(message: Message, topic: str, message_bytes_max: int) -> Frame:
-    """Of a message that protobuf has parsed. IllegalRequest (a tag), MessageTooLarge."""
+def frame(message: Message, topic: str, message_bytes_max: int, data: bytes | None = None) -> Frame:
+    """The frame of a message that protobuf has parsed, out of these bytes if they are given. Raises
+    IllegalRequest (a tag), MessageTooLarge.
+    """
     if message.tag:
         names.check_tag(message.tag)
-    data = message.SerializeToString()
+    if data is None:
+        data = message.SerializeToString()
     length = len(data)
     if length > message_bytes_max:
         _check_length(length, topic, message_bytes_max)
@@ -142,40 +213,34 @@ def frame(message: Message, topic: str, message_bytes_max: int) -> Frame:
     return Frame(_frame_head(length) + data, text_hash(message.tag), keys)
 
 
-def join(topic: str, queue_id: int, frames: Sequence[Frame]) -> Batch:
+def join(topic: str, queue_id: int, frames: Sequence[Frame], header: Header = _PLAIN) -> Batch:
     """The batch of a few messages, built without the checks of `accept`: topic and queue are known
     to be legal, and the frames were made here.
     """
     datas, tags, keys = zip(*frames, strict=True)
     count = len(datas)
     sizes = list(map(len, datas))
-    packed_sizes, packed_tags = struct.pack(f"<{count}I", *sizes), struct.pack(f"<{count}Q", *tags)
-    header = RawBatch(
-        topic=topic, queue_id=queue_id, frame_sizes=packed_sizes, tag_hashes=packed_tags
-    )
+    columns = {
+        "frame_sizes": struct.pack(f"<{count}I", *sizes),
+        "tag_hashes": struct.pack(f"<{count}Q", *tags),
+    }
     key_hashes, key_counts = _NO_KEY_HASHES, _NO_KEY_COUNTS
     if any(keys):
         key_hashes = np.fromiter(chain.from_iterable(keys), "<u8")
         key_counts = np.fromiter(map(len, keys), "<u4", count)
-        header.key_hashes, header.key_counts = key_hashes.tobytes(), key_counts.tobytes()
-    head = header.SerializeToString()
-    starts = np.fromiter(accumulate(sizes[:-1], initial=len(head)), np.int64, count)
+        columns |= {"key_hashes": key_hashes.tobytes(), "key_counts": key_counts.tobytes()}
+    head = header.encode(topic, queue_id, columns)
     return Batch(
         topic,
         queue_id,
-        np.frombuffer(packed_sizes, "<u4"),
-        starts,
-        np.frombuffer(packed_tags, "<u8"),
+        np.frombuffer(columns["frame_sizes"], "<u4"),
+        np.fromiter(accumulate(sizes[:-1], initial=len(head)), np.int64, count),
+        np.frombuffer(columns["tag_hashes"], "<u8"),
         key_hashes,
         key_counts,
         b"".join((head, *datas)),
         len(head),
-        producer_id="",
-        sequence=0,
-        deliver_at_ms=0,
-        delay_ms=0,
-        half=b"",
-        origin_log_offset=0,
+        *header,
     )
 
 
@@ -204,6 +269,29 @@ def encode_batch(
         **header,
     )
     return b"".join((head.SerializeToString(), *frames))
+
+
+def with_header(batch: Batch, topic: str, queue_id: int, header: Header) -> Batch:
+    """The messages of a batch as they stand, behind another header."""
+    columns = {
+        "frame_sizes": batch.frame_sizes.tobytes(),
+        "tag_hashes": batch.tag_hashes.tobytes(),
+        "key_hashes": batch.key_hashes.tobytes(),
+        "key_counts": batch.key_counts.tobytes(),
+    }
+    head = header.encode(topic, queue_id, columns)
+    return Batch(
+        topic,
+        queue_id,
+        batch.frame_sizes,
+        batch.frame_starts + (len(head) - batch.region_start),
+        batch.tag_hashes,
+        batch.key_hashes,
+        batch.key_counts,
+        b"".join((head, memoryview(batch.data)[batch.region_start :])),
+        len(head),
+        *header,
+    )
 
 
 def encode_payload(batches: Sequence[Batch], command: bytes = b"") -> list[bytes | memoryview]:

@@ -7,11 +7,12 @@ copies and does not open. Work is done for each batch, never for each message.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mq.store.batch import Batch, encode_batch, parse_stored
+from mq.store.batch import Batch, Header, encode_batch, parse_stored, with_header
 
 
 def placed(batch: Batch, topic: str, queue_id: int) -> Batch:
@@ -93,7 +94,9 @@ def without(batch: Batch, places: Iterable[int]) -> Batch | None:
     return parse_stored(data)
 
 
-def _rebuilt(batches: Sequence[Batch], topic: str, queue_id: int, **header: object) -> Batch:
+def _rebuilt(batches: Sequence[Batch], topic: str, queue_id: int, **header: Any) -> Batch:
+    if len(batches) == 1:
+        return with_header(batches[0], topic, queue_id, Header(**header))
     data = encode_batch(
         topic=topic,
         queue_id=queue_id,

@@ -105,6 +105,19 @@ class Puller:
         """One bounded step, without waiting. NOTHING_MATCHED: go on at `next_offset`."""
         return self.load(query, self.locate(query))
 
+    def peek(self, query: Query) -> ReadResult:
+        """As `read` of a query without a predicate; the messages do not count as delivered."""
+        found = self.locate(query)
+        if isinstance(found, Found):
+            found = found.read(self._store.log.read_ranges)
+        return _known(query, found)
+
+    def count(self, result: ReadResult) -> None:
+        """The messages are delivered."""
+        for run in result.runs:
+            self.messages_total += run.message_count
+            self.bytes_total += len(run.frames)
+
     def locate(self, query: Query) -> ReadResult | Found:
         """Finds messages by the queue alone; fewer of them while much is unsent. Returns a
         `ReadResult` if there are none.
@@ -155,19 +168,14 @@ class Puller:
         return self._store.log.end_offset - found.log_range[0]
 
     def _filtered(self, query: Query, result: ReadResult) -> ReadResult:
-        if result.status == Status.NO_QUEUE:
-            # There was no message for it yet.
-            status = Status.TOO_LARGE if query.queue_offset else Status.END
-            return ReadResult(status, [], 0, 0, 0)
+        result = _known(query, result)
         self.lost_total += result.lost
         predicate = query.filter.predicate
         if predicate and result.status == Status.FOUND:
             runs = select(result.runs, predicate)
             status = Status.FOUND if runs else Status.NOTHING_MATCHED
             result = result._replace(status=status, runs=runs)
-        for run in result.runs:
-            self.messages_total += run.message_count
-            self.bytes_total += len(run.frames)
+        self.count(result)
         return result
 
     # -- the long poll ----------------------------------------------------------------------------
@@ -257,3 +265,11 @@ class Puller:
                 or not await self._arrivals.wait(query.queue, left_s)
             ):
                 return pulled
+
+
+def _known(query: Query, result: ReadResult) -> ReadResult:
+    """A queue that has had no message yet is an empty one."""
+    if result.status != Status.NO_QUEUE:
+        return result
+    status = Status.TOO_LARGE if query.queue_offset else Status.END
+    return ReadResult(status, [], 0, 0, 0)

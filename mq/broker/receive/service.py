@@ -26,6 +26,7 @@ from mq.broker.receive import acks
 from mq.broker.receive.grants import Grant, GrantedRun, GrantTerms, give, give_in_order
 from mq.broker.receive.leases import AtomicBatches, Handle, LeaseTurn, NextTurn, parse_handles
 from mq.broker.receive.members import ReceiveGroup, ReceiveGroups, ReceiveSpec
+from mq.broker.receive.turn_reads import TurnReads
 from mq.broker.state.dedup import StoredAt
 from mq.errors import Internal, MqError, QueueDamaged, SubscriptionMismatch
 from mq.logging import get_logger
@@ -86,6 +87,7 @@ class ReceiveService(Service):
         self._core = core
         self._groups = groups
         self._puller = puller
+        self._reads = TurnReads(puller)  # of the current turn
         self._decider: BatchedDecider[LeaseRequest[object], object] = BatchedDecider(
             core.writer, core.leadership, self._decide
         )
@@ -205,7 +207,7 @@ class ReceiveService(Service):
         )
         lease = self._core.random_number() or 1
         until_ms = turn.now_ms + receive.invisible_ms
-        grant = Grant(terms, lease, until_ms, turn.draft, self._puller.read)
+        grant = Grant(terms, lease, until_ms, turn.draft, self._reads.read)
         for queue in group.first_ready(_QUEUES_MAX):
             if not grant.has_room:
                 break
@@ -348,6 +350,7 @@ class ReceiveService(Service):
             config.node.broker_set,
             config.store.entry_bytes_max,
         )
+        self._reads = TurnReads(self._puller)
         answers: list[object | MqError] = []
         for request in requests:
             if answers and turn.is_full:
