@@ -29,6 +29,7 @@ from mq.errors import (
 )
 from mq.rpc import framing, limits, status
 from mq.rpc.context import Context
+from mq.rpc.waiting import done_by
 from mq.store.batch import Batch
 from mq.wire.v1 import transaction_pb2 as pb
 from mq.wire.v1.message_pb2 import Half
@@ -108,8 +109,8 @@ class _Calls:
         return await self._broker.submit(batch)
 
     async def half_stored(self, slot: Slot) -> pb.HalfStored:
-        await asyncio.wait([slot.outcome], timeout=self._timeout_s)
-        if not slot.outcome.done():
+        deadline_s = asyncio.get_running_loop().time() + self._timeout_s
+        if not slot.outcome.done() and not await done_by(slot.outcome, deadline_s):
             raise self._broker.publisher.timed_out(slot)
         stored = slot.outcome.result()
         if stored.log_offset < 0:
