@@ -122,10 +122,10 @@ def accept(
     start = _region_start(data)
     batch = _parse(data, start) if start else None
     if batch is None or not len(batch.frame_sizes):
-        if len(data) <= _SMALL_BYTES and (small := _accept_small(data, message_bytes_max)):
-            return small
         if check_plain is not None:
             check_plain(data)
+        if len(data) <= _SMALL_BYTES and (small := _accept_small(data, message_bytes_max)):
+            return small
         batch = parse_stored(prepare(data))
     _check(batch, message_bytes_max, check_plain)
     return batch

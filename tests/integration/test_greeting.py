@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     Answer = Callable[[GreetRequest], Awaitable[GreetResponse | bytes]]
 
 
-async def _leads() -> None:
-    return
-
-
 @contextlib.asynccontextmanager
 async def serving(answer: Answer, port: int = 0) -> AsyncIterator[str]:
     """A broker that answers greetings so, and nothing else; its address."""
@@ -35,7 +31,7 @@ async def serving(answer: Answer, port: int = 0) -> AsyncIterator[str]:
     async def greet(request: GreetRequest, _: object) -> GreetResponse | bytes:
         return await answer(request)
 
-    dispatcher = methods.Dispatcher(_leads, lambda *_: None, lambda error: error)
+    dispatcher = methods.Dispatcher(Node().broker.leadership, lambda *_: None, lambda error: error)
     method = methods.unary("Greet", GreetRequest, greet, leader_only=False)
     handlers = {"/mq.v1.ClusterService/Greet": dispatcher.handler("ClusterService", method)}
     server = Http2Listener(handlers, 1 << 20, 100)

@@ -75,7 +75,7 @@ async def called(method: Method, data: bytes = b"") -> tuple[str, list[str]]:
     def explained(error: MqError) -> MqError:
         return error
 
-    dispatcher = Dispatcher(node.broker.leadership.settled, observe, explained)
+    dispatcher = Dispatcher(node.broker.leadership, observe, explained)
     handler = dispatcher.handler("S", method)
     context = cast("Context", None)
     try:
