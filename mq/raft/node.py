@@ -228,7 +228,7 @@ class Node:
         try:
             begin(partial(_end, future))
         except MqError as error:
-            future.set_exception(error)
+            _end(future, error)
         else:
             self._wake()
         return future
@@ -393,5 +393,7 @@ def _end(future: asyncio.Future[Committed], outcome: Outcome) -> None:
         return
     if isinstance(outcome, MqError):
         future.set_exception(outcome)
+        # Retrieve it so that asyncio does not warn: a caller may be cancelled in the same turn.
+        future.exception()
     else:
         future.set_result(outcome)

@@ -106,6 +106,7 @@ class Seat:
     def refuse(self, proposal: Proposal, error: MqError) -> None:
         if not proposal.future.done():
             proposal.future.set_exception(error)
+            proposal.future.exception()  # as a node does: the caller may be cancelled meanwhile
 
     def append(self, proposal: Proposal) -> None:
         """On this disk, and nowhere else yet. SegmentFull: nothing was written."""
