@@ -329,7 +329,7 @@ class Call(Stream):
         reader = self._reader
         if self._unary is not None or (reader is not None and not reader.done()):
             # The handler waits for them: this is as good as read.
-            self.credit(size)
+            self.credit_early(size)
         else:
             self.owe(size)
         if self.tail is not None:

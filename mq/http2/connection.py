@@ -35,6 +35,8 @@ _UPDATES_PER_FRAME: Final = 2
 _UPDATES_EARNED_MAX: Final = 8_192
 # Streams that this side has ended before the peer did: what still comes for them is legal.
 _ABANDONED_MAX: Final = 4_096
+# Part of the memory for requests that messages in the making share without taking turns.
+_SHARED_PARTS: Final = 4
 # Each may change the windows of all streams.
 _SETTINGS_BYTES_MAX: Final = 32 * frames.SETTING.size
 _KEEPALIVE_PING: Final = b"keepaliv"
@@ -94,6 +96,9 @@ class Connection:
         self._last_id = 0
         self._receive_window = limits.connection_window_bytes
         self._uncredited = 0
+        # Whose messages wait for their turn, and whose turn it is.
+        self._withheld: dict[Stream, None] = {}
+        self._favoured: Stream | None = None
         self._block: list[bytes] = []
         self._block_bytes = self._block_id = self._block_flags = 0
         self._reader = RequestReader(Decoder(TABLE_BYTES_DEFAULT, limits.header_list_bytes_max))
@@ -200,7 +205,8 @@ class Connection:
             if now_s >= due_s:
                 self.fail(ErrorCode.SETTINGS_TIMEOUT, "settings_timeout")
             return due_s
-        if not self.streams and now_s >= self._idle_since_s + limits.idle_s:
+        idle_s = limits.handshake_s if self._is_peer_leaving else limits.idle_s
+        if not self.streams and now_s >= self._idle_since_s + idle_s:
             self.refuse_more()
             return now_s + limits.handshake_s
         due_s = self._keep_alive(now_s)
@@ -282,12 +288,40 @@ class Connection:
             self._receive_window += self._uncredited
             self._uncredited = 0
 
-    def hold(self, size: int) -> bool:
+    def hold(self, stream: Stream, size: int) -> bool:
         self.received_bytes += size
         self._usage.received_bytes += size
-        if size > 0 and self._usage.received_bytes > self.limits.received_bytes_max_in_all:
+        if size < 0:
+            self.leave_turn(stream)
+        elif self._usage.received_bytes > self.limits.received_bytes_max_in_all:
             self._acceptor.on_overload()
         return self.received_bytes <= self.limits.received_bytes_max
+
+    def admits(self, stream: Stream) -> bool:
+        """Whether the stream may have more of its message in memory. With little in memory all
+        may; else one may, so that it gets done, and the others wait for their turn.
+        """
+        if self.received_bytes * _SHARED_PARTS <= self.limits.received_bytes_max:
+            return True
+        if self._favoured is None:
+            self._favoured = stream
+        if self._favoured is stream:
+            return True
+        self._withheld[stream] = None
+        return False
+
+    def leave_turn(self, stream: Stream) -> None:
+        """The stream has its message, or is closed."""
+        if self._favoured is stream:
+            self._favoured = None
+        if stream in self._withheld:
+            del self._withheld[stream]
+            stream.credit_withheld()
+        while self._withheld and self.admits(first := next(iter(self._withheld))):
+            del self._withheld[first]
+            first.credit_withheld()
+            if self._favoured is first:
+                return
 
     def end(self, stream: Stream) -> None:
         """This side has sent its last frame of the stream."""
@@ -326,7 +360,7 @@ class Connection:
                 self._close(stream, is_cancelled=True)
 
     def _close_if_done(self) -> None:
-        if (self._is_draining or self._is_peer_leaving) and not self.streams:
+        if self._is_draining and not self.streams:
             self.is_closed = True
             self._wake_up()
 
@@ -632,8 +666,8 @@ class Connection:
             case frames.GOAWAY:
                 if stream_id:
                     raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "GOAWAY is for a connection")
+                # The peer closes when it has its answers; if it does not, `on_time` does.
                 self._is_peer_leaving = True
-                self._close_if_done()
             case frames.PUSH_PROMISE:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "clients do not push")
             case _:

@@ -33,7 +33,7 @@ class Limits:
     # Frames of one header block, after the first.
     continuations_max: int = 16
     # What a peer may send before a handler has read it.
-    stream_window_bytes: int = 1 << 20
+    stream_window_bytes: int = 512 << 10
     connection_window_bytes: int = 16 << 20
     # Requests in memory that no handler has read, and answers that the peer does not take. Large
     # enough for several of the largest messages.

@@ -28,6 +28,7 @@ class Stream:
         "_is_in_line",
         "_owed_bytes",
         "_uncredited_bytes",
+        "_withheld_bytes",
         "connection",
         "finished_at_s",
         "is_ended_in",
@@ -58,6 +59,7 @@ class Stream:
         self._held_bytes = 0
         self._owed_bytes = 0
         self._uncredited_bytes = 0
+        self._withheld_bytes = 0
 
     # -- hooks ------------------------------------------------------------------------------------
 
@@ -103,11 +105,36 @@ class Stream:
             return
         connection.credit(size)
         if not self.is_ended_in:
-            self._uncredited_bytes += size
-            if self._uncredited_bytes * 2 >= connection.limits.stream_window_bytes:
-                connection.write(frames.window_update(self.stream_id, self._uncredited_bytes))
-                self.receive_window += self._uncredited_bytes
-                self._uncredited_bytes = 0
+            self._widen(connection, size)
+
+    def credit_early(self, size: int) -> None:
+        """As `credit`, for bytes of a message that the handler waits for and that is not complete:
+        it may be larger than the window. When too much of such messages is in memory, they take
+        turns: see `Connection.admits`.
+        """
+        connection = self.connection
+        if connection is None:
+            return
+        connection.credit(size)
+        if self.is_ended_in:
+            return
+        if connection.admits(self):
+            self._widen(connection, size)
+        else:
+            self._withheld_bytes += size
+
+    def credit_withheld(self) -> None:
+        """It is its turn."""
+        size, self._withheld_bytes = self._withheld_bytes, 0
+        if self.connection is not None and not self.is_ended_in:
+            self._widen(self.connection, size)
+
+    def _widen(self, connection: Connection, size: int) -> None:
+        self._uncredited_bytes += size
+        if self._uncredited_bytes * 2 >= connection.limits.stream_window_bytes:
+            connection.write(frames.window_update(self.stream_id, self._uncredited_bytes))
+            self.receive_window += self._uncredited_bytes
+            self._uncredited_bytes = 0
 
     def hold(self, size: int) -> bool:
         """Counts received bytes that stay in memory; negative: that are freed. Returns False if
@@ -117,7 +144,7 @@ class Stream:
         if connection is None:
             return True
         self._held_bytes += size
-        return connection.hold(size)
+        return connection.hold(self, size)
 
     def release(self) -> None:
         """None of the received bytes are in memory any longer."""
@@ -165,6 +192,7 @@ class Stream:
         """Returns the bytes whose credit is still owed. For the connection alone."""
         if self._held_bytes:
             self.release()
+        connection.leave_turn(self)
         owed, self._owed_bytes = self._owed_bytes, 0
         self.connection = None
         self.queue = None

@@ -1,9 +1,7 @@
-"""HTTP/2 floods against the client port of a leader, a second each, with what they cost.
+"""HTTP/2 floods against the client port of a leader, beside calls of another client.
 
-gRPC cuts off some of them. Of the others it is true today that memory stays bounded, calls are
-answered meanwhile, and the leader stays: the figures are printed (`pytest -s`). A transport of our
-own has to end each of these connections after a bounded number of frames, with GOAWAY and
-ENHANCE_YOUR_CALM; then `GOES_ON` moves into `CUT_OFF`.
+Each flood is cut off after a bounded number of frames, with GOAWAY and ENHANCE_YOUR_CALM, and the
+other client is answered meanwhile: the figures are printed (`pytest -s`).
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import grpc
 import pytest
 
 from mq.http2.limits import Limits
-from mq.rpc import grpcio
 from mq.wire.v1.cluster_pb2 import RouteRequest, RouteResponse
 from tests.conformance.calls import path_of
 from tests.support import http2_frames as http2
@@ -26,8 +23,9 @@ from tests.support.broker_set import BrokerSet
 from tests.support.http2_frames import Flood, Http2Client
 
 SECONDS = 1.0
-# Far above what was seen: 77 MB became 300 to 775 when the same floods lasted for minutes.
-GROWTH_BYTES_MAX = 200 << 20
+GROWTH_BYTES_MAX = 50 << 20
+# Far above what is taken: the buffers of the kernel.
+SENT_BYTES_MAX = 20 << 20
 ANSWER_S_MAX = 10.0
 PATH = path_of("ClusterService/Route")
 
@@ -35,8 +33,8 @@ PATH = path_of("ClusterService/Route")
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerSet]:
     # Patient: the flood, its client and three brokers share the cores of the machine.
-    patience = ("--raft-election-timeout-ms", "2000")
-    with BrokerSet(tmp_path_factory.mktemp("floods"), *patience) as started:
+    flags = ("--raft-election-timeout-ms", "2000", "--broker-transport", "mq")
+    with BrokerSet(tmp_path_factory.mktemp("floods"), *flags) as started:
         yield started
 
 
@@ -93,10 +91,23 @@ def priorities() -> Iterator[bytes]:
     return itertools.repeat(http2.frame(http2.PRIORITY, 0, 3, b"\0\0\0\0\x10") * 1_000)
 
 
-CUT_OFF = (pings, empty_continuations, empty_data)
-GOES_ON = (
+def made_resets() -> Iterator[bytes]:
+    """MadeYouReset, CVE-2025-8671: the server is made to reset each stream."""
+    block = http2.call_headers(PATH)
+    for first in itertools.count(1, 1_000):
+        yield b"".join(
+            http2.headers(stream_id, block) + http2.window_update(stream_id, 0)
+            for stream_id in range(first, first + 1_000, 2)
+        )
+
+
+FLOODS = (
+    pings,
+    empty_continuations,
+    empty_data,
     continuations,
     resets,
+    made_resets,
     streams_without_end,
     changed_settings,
     window_updates,
@@ -107,16 +118,17 @@ GOES_ON = (
 class Figures(NamedTuple):
     flood: Flood
     growth_bytes: int
-    answers: int
-    slowest_s: float
+    answer_times_s: list[float]
     has_same_leader: bool
 
     def show(self, name: str) -> None:
-        print(  # noqa: T201 - the figures are what the next transport is compared with
+        times = sorted(self.answer_times_s)
+        p99_s = times[len(times) * 99 // 100]
+        print(  # noqa: T201 - the figures are asked for
             f"{name}: {self.flood.bytes_sent / 1e6:.1f} MB in {self.flood.seconds:.2f} s, "
             f"{'cut off' if self.flood.was_cut_off else 'not cut off'}, "
-            f"RSS {self.growth_bytes / 1e6:+.0f} MB, {self.answers} calls answered meanwhile, "
-            f"the slowest in {self.slowest_s * 1000:.0f} ms"
+            f"RSS {self.growth_bytes / 1e6:+.0f} MB, {len(times)} calls answered meanwhile, "
+            f"p99 {p99_s * 1000:.1f} ms"
         )
 
 
@@ -137,8 +149,7 @@ def flooded(brokers: BrokerSet, chunks: Callable[[], Iterator[bytes]]) -> Figure
     figures = Figures(
         found[0],
         after.rss_bytes - before.rss_bytes,
-        len(times),
-        max(times),
+        times,
         (after.leader_id, after.term) == (leader, before.term),
     )
     figures.show(chunks.__name__)
@@ -153,30 +164,22 @@ def _asked_while(flood: threading.Thread, address: str) -> Iterator[float]:
             request_serializer=RouteRequest.SerializeToString,
             response_deserializer=RouteResponse.FromString,
         )
-        is_over = False
+        until, is_over = time.monotonic() + 0.5, False
         while not is_over:
-            is_over = not flood.is_alive()
+            is_over = not flood.is_alive() and time.monotonic() > until
             began = time.monotonic()
             ask(RouteRequest(), timeout=ANSWER_S_MAX)
             yield time.monotonic() - began
-            flood.join(0.02)
+            time.sleep(0.005)
 
 
-@pytest.mark.parametrize("chunks", CUT_OFF, ids=lambda chunks: chunks.__name__)
-def test_a_flood_that_grpc_knows_is_cut_off(
-    brokers: BrokerSet, chunks: Callable[[], Iterator[bytes]]
-) -> None:
+@pytest.mark.parametrize("chunks", FLOODS, ids=lambda chunks: chunks.__name__)
+def test_a_flood_is_cut_off(brokers: BrokerSet, chunks: Callable[[], Iterator[bytes]]) -> None:
     figures = flooded(brokers, chunks)
     assert figures.flood.was_cut_off
-    assert figures.growth_bytes < GROWTH_BYTES_MAX
-    assert figures.has_same_leader
-
-
-@pytest.mark.parametrize("chunks", GOES_ON, ids=lambda chunks: chunks.__name__)
-def test_a_flood_that_goes_on_costs_bounded_memory_and_no_leader(
-    brokers: BrokerSet, chunks: Callable[[], Iterator[bytes]]
-) -> None:
-    figures = flooded(brokers, chunks)
+    if figures.flood.goaway is not None:
+        assert figures.flood.goaway.error == http2.ENHANCE_YOUR_CALM
+    assert figures.flood.bytes_sent < SENT_BYTES_MAX
     assert figures.growth_bytes < GROWTH_BYTES_MAX
     assert figures.has_same_leader
 
@@ -192,30 +195,34 @@ def test_too_many_pings_are_ended_with_a_reason(brokers: BrokerSet) -> None:
 
 def test_clients_may_ping_as_often_as_they_are_told_they_may(brokers: BrokerSet) -> None:
     with Http2Client(brokers.address("n0")) as client:
-        client.send(http2.settings_ack() + http2.ping() * grpcio.PINGS_FORGIVEN)
+        allowed = Limits().pings.burst
+        client.send(http2.settings_ack() + http2.ping() * allowed)
         answers = [one for one in client.frames(0.3) if one.kind in (http2.PING, http2.GOAWAY)]
-        assert [one.kind for one in answers] == [http2.PING] * grpcio.PINGS_FORGIVEN
+        assert [one.kind for one in answers] == [http2.PING] * allowed
         assert client.is_open
 
 
-@pytest.mark.parametrize(("fields", "characters"), [(1, 17_000), (17, 1_000), (1, 1 << 20)])
+@pytest.mark.parametrize(
+    ("fields", "characters", "code"),
+    [
+        (1, 17_000, grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (17, 1_000, grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (1, 1 << 20, grpc.StatusCode.UNAVAILABLE),  # the connection ends
+    ],
+)
 def test_metadata_beyond_the_limit_is_refused(
-    brokers: BrokerSet, fields: int, characters: int
+    brokers: BrokerSet, fields: int, characters: int, code: grpc.StatusCode
 ) -> None:
     own_limit = [("grpc.max_metadata_size", 4 << 20), ("grpc.absolute_max_metadata_size", 4 << 20)]
     metadata = [(f"x-{at}", "y" * characters) for at in range(fields)]
     with grpc.insecure_channel(brokers.address("n0"), options=own_limit) as channel:
         with pytest.raises(grpc.RpcError) as refused:
             channel.unary_unary(PATH)(b"", metadata=metadata, timeout=ANSWER_S_MAX)
-        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "metadata size exceeds hard limit" in str(refused.value.details())
+        assert refused.value.code() is code
         channel.unary_unary(PATH)(b"", metadata=[("x", "y" * 15_000)], timeout=ANSWER_S_MAX)
 
 
 def test_a_client_that_does_not_greet_is_disconnected(brokers: BrokerSet) -> None:
-    """gRPC holds clients to its limits only once they have acknowledged its SETTINGS: 1 MB of
-    metadata passed before.
-    """
     began, reasons = time.monotonic(), []
     address = brokers.address("n0")
     with Http2Client(address, b"") as silent, Http2Client(address) as without_ack:
@@ -223,9 +230,7 @@ def test_a_client_that_does_not_greet_is_disconnected(brokers: BrokerSet) -> Non
             reasons += [one.text for one in client.frames(60.0) if one.kind == http2.GOAWAY]
             assert not client.is_open
     assert time.monotonic() - began < 30
-    # Two timers of gRPC run out at the same moment for the client that says nothing at all.
-    unheard = "Did not receive HTTP/2 settings before handshake timeout"
-    assert reasons in ([unheard, "settings_timeout"], ["settings_timeout"] * 2)
+    assert reasons == ["settings_timeout"] * 2
 
 
 def test_clients_are_told_the_limits_of_a_connection(brokers: BrokerSet) -> None:

@@ -1,18 +1,21 @@
-"""grpc.testing.TestService of gRPC's interoperability tests, served by `mq.http2`.
+"""grpc.testing.TestService of gRPC's interoperability tests, served by `mq.http2` in a process of
+its own, and an echo for other tests.
 
-    python -m tests.support.interop_service [certificate key]
+    with InteropServer() as server:
+        grpc.insecure_channel(server.address)
 
-prints the port. The messages are declared here as far as the tests use them: their numbers are
+The messages are declared here as far as the tests use them: their numbers are
 those of grpc/testing/messages.proto.
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import ssl
+import subprocess
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Self
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
@@ -157,19 +160,6 @@ HANDLERS: Handlers = dict(
 )
 
 
-async def serve(
-    until: Callable[[int], Awaitable[object]], tls: ssl.SSLContext | None = None
-) -> None:
-    """Until what is returned for the port is done."""
-    server = Http2Server(HANDLERS, Limits(), 1_000, tls)
-    port = server.bind("127.0.0.1", 0)
-    await server.start()
-    try:
-        await until(port)
-    finally:
-        await server.stop(0)
-
-
 def tls_context(certificate: str, key: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
@@ -177,14 +167,47 @@ def tls_context(certificate: str, key: str) -> ssl.SSLContext:
     return context
 
 
-async def _for_ever(port: int) -> None:
+class InteropServer:
+    def __init__(
+        self,
+        *,
+        header_table_bytes: int = Limits().header_table_bytes,
+        certificate: str = "",
+        key: str = "",
+    ) -> None:
+        self._arguments = [str(header_table_bytes), certificate, key]
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", __name__, *self._arguments]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.communicate(timeout=30)
+        assert self._process.returncode == -signal.SIGTERM
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+
+async def serve(header_table_bytes: int, tls: ssl.SSLContext | None) -> None:
+    """For ever. Prints the port."""
+    limits = Limits(header_table_bytes=header_table_bytes)
+    server = Http2Server(HANDLERS, limits, 1_000, tls)
+    port = server.bind("127.0.0.1", 0)
+    await server.start()
     sys.stdout.write(f"{port}\n")
     sys.stdout.flush()
     await asyncio.Event().wait()
 
 
-def main(*files: str) -> None:
-    asyncio.run(serve(_for_ever, tls_context(*files) if files else None))
+def main(header_table_bytes: str, certificate: str, key: str) -> None:
+    tls = tls_context(certificate, key) if certificate else None
+    asyncio.run(serve(int(header_table_bytes), tls))
 
 
 if __name__ == "__main__":

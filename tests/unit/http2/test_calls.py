@@ -208,6 +208,41 @@ async def test_requests_whose_end_does_not_come_are_limited() -> None:
     assert (await client.status())[0] == Status.RESOURCE_EXHAUSTED
 
 
+@on_loop
+async def test_large_requests_of_one_connection_take_turns_and_all_get_done() -> None:
+    limits = replace(LIMITS, stream_window_bytes=10_000, received_bytes_max=400_000)
+    client = Client(Unary(echo), limits)
+    request = http2.grpc_message(b"x" * 90_000)
+    streams = range(1, 41, 2)
+    client.open(*streams)
+    windows, sent = dict.fromkeys(streams, 10_000), dict.fromkeys(streams, 0)
+    finished: set[int] = set()
+    while len(finished) < len(streams):
+        before = len(finished)
+        for one in client.frames():
+            if one.kind == http2.WINDOW_UPDATE and one.stream_id:
+                windows[one.stream_id] += int.from_bytes(one.payload, "big")
+            elif one.kind == http2.HEADERS and one.flags & END:
+                finished.add(one.stream_id)
+        moved = 0
+        for stream_id in streams:
+            size = min(windows[stream_id], 1_000, len(request) - sent[stream_id])
+            if size > 0:
+                is_last = sent[stream_id] + size == len(request)
+                part = request[sent[stream_id] :][:size]
+                client.send(http2.data(stream_id, part, END if is_last else 0))
+                windows[stream_id] -= size
+                sent[stream_id] += size
+                moved += size
+        client.send(http2.window_update(0, 1_000_000))
+        for stream_id in streams:
+            client.send(http2.window_update(stream_id, 100_000))
+        client.now_s += 1
+        assert moved or len(finished) > before, "they wait for each other"
+        assert client.connection.received_bytes <= 400_000
+    assert client.connection.received_bytes == 0
+
+
 # -- statuses and metadata -------------------------------------------------------------------------
 
 

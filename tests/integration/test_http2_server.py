@@ -1,0 +1,212 @@
+"""The transport on real sockets, with gRPC's own client on the other side."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+import trustme
+import uvloop
+
+from mq.http2.calls import Call, Streaming, Unary
+from mq.http2.limits import Limits
+from mq.http2.server import Http2Server
+from tests.support import http2_frames as http2
+from tests.support.http2_frames import Http2Client
+from tests.support.interop_service import HANDLERS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+ANSWER_S = 30.0
+UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+
+def run(test: Callable[[], Awaitable[None]], loop: str = "asyncio") -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(120):
+            await test()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if loop == "uvloop" else None) as runner:
+        runner.run(limited())
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    limits: Limits | None = None, connections_max: int = 100, **options: Any
+) -> AsyncIterator[tuple[Http2Server, str]]:
+    """And the address."""
+    handlers = {**HANDLERS, **options.pop("handlers", {})}
+    server = Http2Server(handlers, limits or Limits(), connections_max, **options)
+    port = server.bind("127.0.0.1", 0)
+    await server.start()
+    try:
+        yield server, f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+        assert (server.usage.received_bytes, server.usage.unsent_bytes) == (0, 0)
+        assert not server.connections
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("method", ["Echo", "EchoLater"])
+def test_unary_calls_of_all_sizes_at_once(loop: str, method: str) -> None:
+    async def test() -> None:
+        limits = Limits(message_bytes_max=8 << 20)
+        async with (
+            serving(limits) as (_, address),
+            grpc.aio.insecure_channel(address, options=UNLIMITED) as channel,
+        ):
+            echo = channel.unary_unary(f"/test/{method}")
+            sent = [bytes([size % 256]) * size for size in (0, 1, 100, 70_000, 6_000_000) * 20]
+            answers = await asyncio.gather(*(echo(one, timeout=ANSWER_S) for one in sent))
+            assert answers == sent
+
+    run(test, loop)
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_streams_both_ways(loop: str) -> None:
+    async def test() -> None:
+        async with serving() as (_, address), grpc.aio.insecure_channel(address) as channel:
+            sent = [bytes(size) for size in (0, 1, 3_000_000, 5, 65_536) * 4]
+
+            async def echoed() -> None:
+                call = channel.stream_stream("/test/EchoStream")(iter(sent), timeout=ANSWER_S)
+                assert [len(one) async for one in call] == [len(one) for one in sent]
+
+            await asyncio.gather(*(echoed() for _ in range(8)))
+
+    run(test, loop)
+
+
+def test_tls_is_for_clients_that_agree_on_http2() -> None:
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+
+    async def test() -> None:
+        async with serving(tls=context) as (_, address):
+            port = address.rpartition(":")[2]
+            credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
+            async with grpc.aio.secure_channel(f"localhost:{port}", credentials) as channel:
+                answer = await channel.unary_unary("/test/Echo")(bytes(3_000_000), timeout=ANSWER_S)
+                assert len(answer) == 3_000_000
+            trusting.set_alpn_protocols(["http/1.1"])
+            reader, writer = await asyncio.open_connection("localhost", int(port), ssl=trusting)
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
+            with contextlib.suppress(ConnectionError, ssl.SSLError):
+                await writer.wait_closed()
+
+    run(test)
+
+
+def test_connections_beyond_the_limit_are_closed_at_once() -> None:
+    refused: list[bool] = []
+
+    async def test() -> None:
+        serving_two = serving(connections_max=2, on_refused=lambda: refused.append(True))
+        async with serving_two as (server, address):
+            host, _, port = address.rpartition(":")
+            writers = []
+            for _ in range(2):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                await reader.readexactly(9)
+                writers.append(writer)
+            reader, third = await asyncio.open_connection(host, int(port))
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            assert (refused, len(server.connections)) == ([True], 2)
+            for writer in (*writers, third):
+                writer.close()
+
+    run(test)
+
+
+def test_a_stop_lets_calls_in_flight_end() -> None:
+    release = asyncio.Event()
+
+    async def wait(data: bytes, _: Call) -> bytes:
+        await release.wait()
+        return data
+
+    async def test() -> None:
+        async with serving(handlers={b"/test/Wait": Unary(wait)}) as (server, address):
+            async with grpc.aio.insecure_channel(address) as channel:
+                call = channel.unary_unary("/test/Wait")(b"x", timeout=ANSWER_S)
+                await channel.unary_unary("/test/Echo")(b"x", timeout=ANSWER_S)
+                stopping = asyncio.ensure_future(server.stop(60))
+                await asyncio.sleep(0)
+                release.set()
+                assert await call == b"x"
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await channel.unary_unary("/test/Echo")(b"x", timeout=ANSWER_S)
+                assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+            await stopping
+
+    run(test)
+
+
+def test_a_stop_ends_calls_that_do_not() -> None:
+    ended: list[bool] = []
+
+    async def wait(call: Call) -> None:
+        await call.write(b"began")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    async def test() -> None:
+        handlers = {b"/test/Wait": Streaming(wait)}
+        async with (
+            serving(handlers=handlers) as (server, address),
+            grpc.aio.insecure_channel(address) as channel,
+        ):
+            call = channel.stream_stream("/test/Wait")(timeout=ANSWER_S)
+            assert await call.read() == b"began"
+            await server.stop(0.1)
+            assert await call.code() is grpc.StatusCode.UNAVAILABLE
+            assert ended == [True]
+
+    run(test)
+
+
+def test_a_handler_waits_for_a_client_that_does_not_read() -> None:
+    written: list[int] = []
+
+    async def pour(call: Call) -> None:
+        for number in range(1_000):
+            await call.write(bytes(100_000))
+            written.append(number)
+
+    async def test() -> None:
+        async with serving(handlers={b"/test/Pour": Streaming(pour)}) as (server, address):
+            call_headers = http2.headers(1, http2.call_headers("/test/Pour"))
+            windows = http2.settings(initial_window_size=0x7FFFFFFF)
+            silent = await asyncio.to_thread(Http2Client, address, http2.PREFACE + windows)
+            with silent:
+                silent.send(http2.settings_ack() + http2.window_update(0, 0x7000_0000))
+                silent.send(call_headers)
+                async with grpc.aio.insecure_channel(address) as channel:
+                    echo = channel.unary_unary("/test/Echo")
+                    while not written:
+                        await echo(b"x", timeout=ANSWER_S)
+                    before = -1
+                    while before != len(written):
+                        before = len(written)
+                        for _ in range(50):
+                            await echo(b"x", timeout=ANSWER_S)
+                assert 0 < len(written) < 200, "the buffers of the kernel, and little more"
+                assert server.usage.unsent_bytes <= 100_005
+
+    run(test)
