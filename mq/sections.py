@@ -135,7 +135,7 @@ class BrokerConfig(_Section, frozen=True, kw_only=True):
     transport: Annotated[
         Literal["grpcio", "mq"],
         Meta(description="What speaks gRPC to clients: gRPC's own server, or the broker's."),
-    ] = "grpcio"
+    ] = "mq"
     connections_max: Annotated[
         int,
         Meta(

@@ -18,15 +18,15 @@ from mq.http2.status import Status
 from mq.rpc.context import Handlers, StreamHandler, UnaryHandler
 
 _LIMITS = Limits()
-PING_MS_MIN = 5_000
-PINGS_FORGIVEN = 10
+_PING_MS_MIN = 5_000
+_PINGS_FORGIVEN = 10
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
 
 
 def _options(request_bytes_max: int, connections_max: int) -> list[tuple[str, int]]:
-    """Limits of a connection, as far as gRPC enforces them; `tests/cluster/test_floods.py` has the
-    floods that it does not cut off.
+    """Limits of a connection, as far as gRPC enforces them. It does not cut off floods of resets,
+    settings, window updates, priorities and header blocks without an end.
     """
     return [
         # Of each listener. A connection beyond it is closed as soon as it is accepted.
@@ -49,8 +49,8 @@ def _options(request_bytes_max: int, connections_max: int) -> list[tuple[str, in
         ("grpc.keepalive_time_ms", int(_LIMITS.keepalive_s * 1000)),
         ("grpc.keepalive_timeout_ms", int(_LIMITS.keepalive_timeout_s * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", PING_MS_MIN),
-        ("grpc.http2.max_ping_strikes", PINGS_FORGIVEN),
+        ("grpc.http2.min_ping_interval_without_data_ms", _PING_MS_MIN),
+        ("grpc.http2.max_ping_strikes", _PINGS_FORGIVEN),
     ]
 
 

@@ -29,7 +29,7 @@ from mq.client import encode
 from mq.errors import MqError
 from mq.http2.limits import Limits
 from mq.limits import BESIDE_BODY_BYTES_MAX
-from mq.rpc import consumer, grpcio, methods, producer, server, status
+from mq.rpc import consumer, methods, producer, server, status
 from mq.rpc import limits as request
 from mq.sections import BrokerConfig, StoreConfig, TransactionsConfig
 from mq.store import lookup
@@ -163,8 +163,8 @@ def connection_limits() -> dict[str, str]:
         "metadata of a call; calls at once on a connection": (
             f"{size(of_connection.header_list_bytes_max)}; {of_connection.streams_max:,}"
         ),
-        "between two pings without data; sooner ones forgiven": (
-            f"{seconds(grpcio.PING_MS_MIN)}; {grpcio.PINGS_FORGIVEN}"
+        "pings without data of a connection: at once; in the long run": (
+            f"{of_connection.pings.burst}; {of_connection.pings.per_s:g}/s"
         ),
         "HTTP/2 greeting of a client; connection without calls": (
             f"{of_connection.handshake_s:g} s; {of_connection.idle_s / 60:g} min"
