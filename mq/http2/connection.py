@@ -37,6 +37,8 @@ _UPDATES_EARNED_MAX: Final = 8_192
 _ABANDONED_MAX: Final = 4_096
 # Part of the memory for requests that messages in the making share without taking turns.
 _SHARED_PARTS: Final = 4
+# An older call is given up by its client, which is no flood: its number was limited all the time.
+_AGE_S_MIN: Final = 0.5
 # Each may change the windows of all streams.
 _SETTINGS_BYTES_MAX: Final = 32 * frames.SETTING.size
 _KEEPALIVE_PING: Final = b"keepaliv"
@@ -679,8 +681,9 @@ class Connection:
         if stream_id == 0 or stream_id > self._last_id:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "RST_STREAM for an idle stream")
         self._abandoned.pop(stream_id, None)
-        self._ration(self.limits.resets_by_peer, "too many resets")
         stream = self.streams.get(stream_id)
+        if stream is None or self.now_s - stream.opened_at_s < _AGE_S_MIN:
+            self._ration(self.limits.resets_by_peer, "too many resets")
         if stream is not None:
             self._close(stream, is_cancelled=True)
 

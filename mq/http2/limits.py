@@ -52,6 +52,7 @@ class Limits:
     # How long the answer of a call that has ended may wait for the peer to take it.
     answer_s: float = 60.0
     # -- rates of one connection
+    # Of calls that were open for less than half a second.
     resets_by_peer: Rate = field(default=Rate(burst=1_000, per_s=100))
     # Streams that this side resets or refuses because of what the peer did.
     resets_by_us: Rate = field(default=Rate(burst=500, per_s=50))

@@ -76,7 +76,11 @@ class Http2Server:
     async def start(self) -> None:
         for bound in self._sockets:
             listener = await self.loop.create_server(
-                lambda: ServerProtocol(self), sock=bound, ssl=self._tls, backlog=_ACCEPTED_AT_ONCE
+                lambda: ServerProtocol(self),
+                sock=bound,
+                ssl=self._tls,
+                ssl_handshake_timeout=self.limits.handshake_s if self._tls is not None else None,
+                backlog=_ACCEPTED_AT_ONCE,
             )
             # asyncio accepts as many connections in a turn as the backlog has.
             bound.listen(_BACKLOG)

@@ -32,6 +32,7 @@ class Stream:
         "connection",
         "finished_at_s",
         "is_ended_in",
+        "opened_at_s",
         "queue",
         "queued_bytes",
         "receive_window",
@@ -52,6 +53,7 @@ class Stream:
         self.queue: deque[bytes | memoryview] | None = None
         self.queued_bytes = 0
         self.tail: bytes | None = None
+        self.opened_at_s = connection.now_s
         self.finished_at_s = 0.0
         self._is_in_line = False
         self._content_left = content_length

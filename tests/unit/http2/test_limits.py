@@ -130,6 +130,16 @@ def test_the_same_at_its_rate_goes_on_for_ever(
     assert not peer.has_ended()
 
 
+def test_a_client_may_give_up_all_its_calls_at_their_deadline() -> None:
+    peer = Peer()
+    for first in range(1, 10_001, 2_000):
+        peer.open(*range(first, first + 2_000, 2))
+        peer.now_s += 1
+        for stream_id in range(first, first + 2_000, 2):
+            peer.send(http2.rst_stream(stream_id))
+    assert not peer.has_ended()
+
+
 def test_pings_are_free_while_there_is_data() -> None:
     """Clients measure bandwidth by them."""
     peer = Peer()
