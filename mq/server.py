@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import importlib.util
 import secrets
 import signal
 import socket
@@ -62,7 +63,17 @@ def run(config: Config) -> None:
     """Runs the node until SIGTERM or SIGINT. Raises MqError when it cannot start or has to stop."""
     memory.keep_freed_memory()
     memory.collect_seldom()
-    asyncio.run(_run(config))
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_run(config))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's where it is installed, as by the extra of that name; None: asyncio's."""
+    if importlib.util.find_spec("uvloop") is None:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop]
+    factory = importlib.import_module("uvloop").new_event_loop
+    return factory
 
 
 async def _run(config: Config) -> None:
