@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -44,6 +45,31 @@ def test_every_field_of_a_message_comes_back_as_it_was_sent(calls: Calls, topic:
     calls.send(topic, messages=[sent, Message()])
     pulled = calls("Pull", topic=topic)
     assert [message for run in pulled.runs for message in run.messages] == [sent, Message()]
+
+
+def test_sends_at_the_same_time_are_each_stored_once_and_answered_for_themselves(
+    calls: Calls, topic: str
+) -> None:
+    """They may be stored together; the one that is wrong is refused alone."""
+
+    def send(n: int) -> Any:
+        message = Message(body=b"%d" % n, tag="two words" if n % 50 == 7 else "one")
+        request = {"topic": topic, "queue_id": n % 2, "messages": [message]}
+        if n % 50 == 7:
+            return calls.refused("Send", **request).code
+        return calls("Send", **request)
+
+    with ThreadPoolExecutor(32) as pool:
+        answers = list(pool.map(send, range(200)))
+    assert [one for one in answers if isinstance(one, str)] == ["ILLEGAL_REQUEST"] * 4
+    places = {}
+    for n, answer in enumerate(answers):
+        if not isinstance(answer, str):
+            found = calls("GetMessage", message_id=answer.message_ids[0])
+            assert (found.message.body, found.queue_offset) == (b"%d" % n, answer.queue_offset)
+            places[answer.queue_id, answer.queue_offset] = n
+    assert sorted(places) == [(q, n) for q, end in enumerate((100, 96)) for n in range(end)]
+    assert calls.ends(topic) == [100, 96, 0, 0]
 
 
 @pytest.mark.parametrize("tag", ["two words", "a||b", "*", " paid", "paid\n"])
