@@ -33,7 +33,7 @@ from mq.wire.v1.message_pb2 import Message
 # What is larger does not gain by being joined.
 _MESSAGES_MAX = 16
 _REQUEST_BYTES_MAX = 64 << 10
-_KEYS_MAX = 16
+_KEYS_MAX = 64
 # A batch that has so much is closed.
 _BATCH_BYTES = 256 << 10
 _NONE = np.empty(0, np.int64)
@@ -126,15 +126,15 @@ class JoinedSends:
             or topic is None
             or (queue_id or 0) >= topic.write_queues
             or not self._publisher.has_room(self._gathered_bytes + size)
-            or any(len(message.keys) > _KEYS_MAX for message in messages)
         ):
+            return False
+        bytes_max = self._message_bytes_max
+        frames = [batches.frame(message, topic_name, bytes_max) for message in messages]
+        if sum([len(one.key_hashes) for one in frames]) > _KEYS_MAX:
             return False
         if queue_id is None:
             queue_id = self._choose(topic, messages[0])
         queue = Queue(topic_name, queue_id)
-        frames = [
-            batches.frame(message, topic_name, self._message_bytes_max) for message in messages
-        ]
         if not self._gathering:
             self._loop.call_soon(self.submit)
         group = self._gathering.get(queue)
