@@ -20,7 +20,7 @@ from mq.http2.frames import ErrorCode
 from mq.http2.limits import Limits, Usage
 
 # What is handed to the transport at once, and from where on it asks for a pause.
-_WRITE_BYTES: Final = 256 << 10
+_WRITE_BYTES: Final = 1 << 20
 _BUFFER_BYTES: Final = 256 << 10
 # Of the kernel; and how many connections are accepted in one turn of the loop.
 _BACKLOG: Final = 4_096
