@@ -423,9 +423,12 @@ class Group:
         has them.
         """
         changes: dict[Queue, str] = {}
-        for queue in () if self._is_stale or self.plan else sorted(self._moving):
-            lock, wanted = self._locks.get(queue, ""), ""
-            if self._is_ordered and queue in self._queues:
+        is_ordered, locks = self._is_ordered, self._locks
+        if self._is_stale or self.plan or not (is_ordered or locks):
+            return changes
+        for queue in self._moving:
+            lock, wanted = locks.get(queue, ""), ""
+            if is_ordered and queue in self._queues:
                 wanted = self._holders.get(queue) or self._targets.get(queue, "")
             if lock != wanted and lock not in self._awaited:
                 changes[queue] = wanted
