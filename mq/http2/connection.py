@@ -145,18 +145,22 @@ class Connection:
         else:
             self._rest = data[position:] if position < len(data) else b""
 
-    def take_output(self, bytes_max: int) -> bytes:
+    def take_output(self, bytes_max: int) -> list[bytes | memoryview]:
         """What is to be sent now; about so much of what is queued. Empty: nothing is left that the
-        windows allow.
+        windows allow. Large answers are not copied, small ones are one piece.
         """
         self._is_awake = False
+        is_large = False
         if self._line:
+            before = self.send_window
             self._pump(bytes_max)
+            is_large = before - self.send_window >= _QUANTUM_BYTES
         output = self._output
-        if not output:
-            return b""
-        self._output = []
-        return b"".join(output)
+        if output:
+            self._output = []
+            if not is_large:
+                return [b"".join(output)]
+        return output
 
     def pause(self) -> None:
         self.is_paused = True

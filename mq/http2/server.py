@@ -220,8 +220,8 @@ class ServerProtocol(asyncio.Protocol):
         if self._is_closing:
             return
         connection = self._connection
-        while data := connection.take_output(_WRITE_BYTES):
-            self._transport.write(data)
+        while pieces := connection.take_output(_WRITE_BYTES):
+            self._transport.writelines(pieces)
         if connection.is_closed:
             self._close()
 

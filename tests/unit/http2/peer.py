@@ -116,7 +116,7 @@ class Peer:
     def output(self, bytes_max: int = 1 << 20) -> bytes:
         """Everything that is to be sent."""
         found = []
-        while data := self.connection.take_output(bytes_max):
+        while data := b"".join(self.connection.take_output(bytes_max)):
             found.append(data)
         return b"".join(found)
 
