@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mq-bench-", dir=arguments.directory) as directory:
         figures = Bench(Path(directory), arguments).run()
     print(json.dumps(figures)) if arguments.json else show(figures)
+
+
+def run_parts(parts: Sequence[tuple[str, Callable[[], None]]], only: Collection[str]) -> None:
+    """Those with these names, or all; says how long each took."""
+    for name, part in parts:
+        if not only or name in only:
+            began = time.perf_counter()
+            part()
+            progress.print(f"{name}: {time.perf_counter() - began:.0f} s")
 
 
 def generate(what: str, address: str, **flags: Any) -> Figures:
@@ -121,11 +130,7 @@ class Bench:
             ("quorum", self.quorum),
             ("rss", self.rss),
         ]
-        for name, part in parts:
-            if not self._only or name in self._only:
-                began = time.perf_counter()
-                part()
-                progress.print(f"{name}: {time.perf_counter() - began:.0f} s")
+        run_parts(parts, self._only)
         return self._figures
 
     # -- parts ------------------------------------------------------------------------------------

@@ -26,12 +26,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.broker import Figures, create_topic, generate, progress, show
+from bench.broker import Figures, create_topic, generate, progress, run_parts, show
 from bench.broker_set import BrokerSet, single
 
 GOALS = {
@@ -101,11 +100,7 @@ class Bench:
             ("single", self.single_caller),
             ("connections", self.connections),
         ]
-        for name, part in parts:
-            if not self._only or name in self._only:
-                began = time.perf_counter()
-                part()
-                progress.print(f"{name}: {time.perf_counter() - began:.0f} s")
+        run_parts(parts, self._only)
         return self._figures
 
     # -- parts ------------------------------------------------------------------------------------
@@ -251,8 +246,9 @@ def _idle(address: str, count: int) -> Iterator[int]:
             for _ in range(count):
                 one = stack.enter_context(socket.create_connection((host, int(port))))
                 one.sendall(hello)
+                if not one.recv(1):
+                    break  # refused; else the server has greeted it
                 made += 1
-        time.sleep(1.0)  # it settles; nothing waits for a result here
         yield made
 
 

@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 import mq_spark
+from bench.broker import progress, run_parts
 from bench.broker_set import single
 from bench.spark.arrow_source import ArrowFiles, save_topic
 from mq.client import Admin, Message, Producer
@@ -51,7 +52,6 @@ _CONF = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
 }
-progress = Console(stderr=True)
 
 Figures = dict[str, float]
 
@@ -97,11 +97,7 @@ class Bench:
 
     def run(self) -> Figures:
         parts = [("source", self.source), ("sink", self.sink), ("trigger", self.trigger)]
-        for name, part in parts:
-            if not self._only or name in self._only:
-                began = time.perf_counter()
-                part()
-                progress.print(f"{name}: {time.perf_counter() - began:.0f} s")
+        run_parts(parts, self._only)
         return self._figures
 
     # -- parts ------------------------------------------------------------------------------------

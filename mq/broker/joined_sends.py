@@ -24,7 +24,6 @@ from mq.broker.publishing import Publisher, Slot
 from mq.broker.queue import Queue
 from mq.broker.state.dedup import StoredAt
 from mq.broker.state.topics import Topic, Topics
-from mq.errors import MqError
 from mq.hashing import text_hash
 from mq.store import batch as batches
 from mq.store.batch import Frame
@@ -169,13 +168,13 @@ class JoinedSends:
             self._submit_group(queue, group)
 
     def _submit_group(self, queue: Queue, group: _Group) -> None:
-        batch = batches.join(queue.topic, queue.queue_id, group.frames)
-        group.starts, group.frames = batch.frame_starts, []
         try:
+            batch = batches.join(queue.topic, queue.queue_id, group.frames)
             group.slot = slot = self._publisher.submit(batch)
-        except MqError as error:
+        except Exception as error:  # noqa: BLE001 - no caller must wait for an answer in vain
             group.fail(error)
             return
+        group.starts, group.frames = batch.frame_starts, []
         slot.outcome.add_done_callback(group.settle)
         group.deadline_s = self._loop.time() + self._timeout_s
         while self._submitted and not self._submitted[0].calls:

@@ -12,18 +12,18 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
 S = TypeVar("S")
-O = TypeVar("O")  # noqa: E741
+OptionsT = TypeVar("OptionsT")
 P = ParamSpec("P")
 
 
 def arguments_of(
-    options: Callable[P, O],
-) -> Callable[[Callable[[S, O], None]], Callable[Concatenate[S, P], None]]:
+    options: Callable[P, OptionsT],
+) -> Callable[[Callable[[S, OptionsT], None]], Callable[Concatenate[S, P], None]]:
     """The constructor takes the arguments of an options class, with their types and defaults, and
     its body is given the options. `help`, editors and type checkers see them one by one.
     """
 
-    def decorate(body: Callable[[S, O], None]) -> Callable[Concatenate[S, P], None]:
+    def decorate(body: Callable[[S, OptionsT], None]) -> Callable[Concatenate[S, P], None]:
         def construct(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:
             body(self, options(*args, **kwargs))
 

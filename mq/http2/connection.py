@@ -146,8 +146,9 @@ class Connection:
             self._rest = data[position:] if position < len(data) else b""
 
     def take_output(self, bytes_max: int) -> list[bytes | memoryview]:
-        """What is to be sent now; about so much of what is queued. Empty: nothing is left that the
-        windows allow. Large answers are not copied, small ones are one piece.
+        """The pieces to be sent now: all frames that are ready, and about `bytes_max` of queued
+        data; none when the windows allow no more. Large answers are not copied, small ones are
+        one piece.
         """
         self._is_awake = False
         is_large = False

@@ -49,7 +49,7 @@ _PADDING_BITS_MAX: Final = 7
 
 
 class _Step(NamedTuple):
-    """What four more bits lead to."""
+    """The state of the decoder after four more bits."""
 
     node: int
     symbol: bytes

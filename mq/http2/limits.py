@@ -1,4 +1,4 @@
-"""What one client, and all of them, may cost: bounds and rates.
+"""Bounds and rates: the cost that one client, and all of them together, may cause.
 
 A rate is a bucket of tokens: `burst` at once, `per_s` in the long run. An honest connection that
 lives for months is never near one; a flood ends within its burst. What is rationed are frames that

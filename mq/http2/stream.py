@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from mq.http2.connection import Connection
 
 
-class Stream:
-    """What every stream has; a subclass says what it carries.
+class Stream(abc.ABC):
+    """The state that every stream has; a subclass gives its content a meaning by the hooks.
 
     Once it is closed, `connection` is None, and nothing of it has any effect.
     """
@@ -65,27 +66,27 @@ class Stream:
 
     # -- hooks ------------------------------------------------------------------------------------
 
+    @abc.abstractmethod
     def on_open(self, timeout_s: float | None) -> None:
         """`timeout_s` is how long the peer waits for the answer."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def on_data(self, data: bytes, start: int, stop: int) -> None:
         """More of the request: `data[start:stop]`, not empty. `is_ended_in` is True already if
         these are the last. Owes credit for them.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def on_end(self) -> None:
         """The request is complete."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def on_drained(self) -> None:
         """The queue is empty again, or the transport takes more."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def on_closed(self, connection: Connection, *, is_cancelled: bool) -> None:
         """`is_cancelled`: by the peer, by a fault, or by the end of the connection."""
-        raise NotImplementedError
 
     # -- receiving --------------------------------------------------------------------------------
 

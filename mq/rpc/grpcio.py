@@ -192,7 +192,7 @@ class _Call:
             answer.set_exception(CallAborted(code, text, metadata))
 
     async def answered(self) -> bytes:
-        """What `reply` or `finish` were called with."""
+        """The message that `reply` was called with. Raises the status of `finish`."""
         return await self._future()
 
     def _future(self) -> asyncio.Future[bytes]:

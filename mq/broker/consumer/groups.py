@@ -52,7 +52,7 @@ class Start(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """What the queues of a group follow from."""
+    """The topics of a group as they are laid out: its queues follow from it."""
 
     # How many can be read of each topic, and its priorities.
     topics: tuple[tuple[str, int, int], ...]

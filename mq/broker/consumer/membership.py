@@ -82,8 +82,8 @@ class Member:
 
 
 class Plan(NamedTuple):
-    """What the shares of the members follow from. Nothing in it changes, so that a large one can be
-    carried out in another thread.
+    """The facts that the shares of the members follow from. None of them changes, so that the
+    shares of a large group can be computed in another thread.
     """
 
     queues: Mapping[Queue, str]
