@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 from mq.broker.leading import Leadership
 from mq.broker.state.machine import ProposedEntry
 from mq.broker.writing import EntryWriter
-from mq.errors import MqError, OutcomeUnknown
+from mq.errors import MqError, NodeStopped, OutcomeUnknown
 from mq.logging import get_logger
 
 log = get_logger(__name__)
@@ -35,6 +35,20 @@ class TurnDecision(NamedTuple, Generic[Answer]):
     over: Callable[[MqError | None], None] | None = None
 
 
+class Submitted(Generic[Request, Answer]):
+    """A request that waits for its answer."""
+
+    __slots__ = ("answer", "request")
+
+    def __init__(self, request: Request, answer: Callable[[Answer | Exception], None]) -> None:
+        self.request = request
+        self.answer: Callable[[Answer | Exception], None] | None = answer
+
+    def cancel(self) -> None:
+        """No answer is wanted; a request that is not decided yet is dropped."""
+        self.answer = None
+
+
 class BatchedDecider(Generic[Request, Answer]):
     def __init__(
         self,
@@ -51,18 +65,39 @@ class BatchedDecider(Generic[Request, Answer]):
         self._leadership = leadership
         self._decide = decide
         self._requests_max = requests_max
-        self._waiting: list[tuple[Request, asyncio.Future[Answer]]] = []
+        self._waiting: list[Submitted[Request, Answer]] = []
         self._task: asyncio.Task[None] | None = None
+
+    def begin(
+        self, request: Request, answer: Callable[[Answer | Exception], None]
+    ) -> Submitted[Request, Answer]:
+        """`answer` is called once, later, on the loop: with the answer when its entry is applied,
+        or with an error as `Consensus.propose` has. It must not raise. Raises NotLeader.
+        """
+        self._leadership.check()
+        submitted: Submitted[Request, Answer] = Submitted(request, answer)
+        self._waiting.append(submitted)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+        return submitted
 
     async def submit(self, request: Request) -> Answer:
         """The answer, when its entry is applied. Raises NotLeader; as `Consensus.propose`."""
-        self._leadership.check()
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Answer] = loop.create_future()
-        self._waiting.append((request, future))
-        if self._task is None:
-            self._task = loop.create_task(self._run())
-        return await future
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def fulfil(answer: Answer | Exception) -> None:
+            if future.done():
+                return
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+        submitted = self.begin(request, fulfil)
+        try:
+            return await future
+        finally:
+            submitted.cancel()
 
     async def _run(self) -> None:
         try:
@@ -73,19 +108,18 @@ class BatchedDecider(Generic[Request, Answer]):
         finally:
             self._task = None
             waiting, self._waiting = self._waiting, []
-            for _, future in waiting:  # only when the loop ends
-                future.cancel()
+            if waiting:  # only when the loop ends
+                _tell(waiting, [NodeStopped("the node is stopping")] * len(waiting))
 
-    async def _turn(self, submitted: list[tuple[Request, asyncio.Future[Answer]]]) -> None:
-        # Callers that were cancelled want nothing.
-        submitted = [one for one in submitted if not one[1].done()]
+    async def _turn(self, submitted: list[Submitted[Request, Answer]]) -> None:
+        submitted = [one for one in submitted if one.answer is not None]
         if not submitted:
             return
         try:
             self._leadership.check()
-            decision = self._decide([request for request, _ in submitted])
+            decision = self._decide([one.request for one in submitted])
         except Exception as error:  # noqa: BLE001 - told to the callers
-            _tell([future for _, future in submitted], [error] * len(submitted))
+            _tell(submitted, [error] * len(submitted))
             return
         answers: Sequence[Answer | Exception] = decision.answers
         self._waiting[:0] = submitted[len(answers) :]
@@ -103,14 +137,12 @@ class BatchedDecider(Generic[Request, Answer]):
                 answers = [one if isinstance(one, MqError) else failure for one in answers]
             if decision.over is not None:
                 decision.over(failure)
-        _tell([future for _, future in submitted], answers)
+        _tell(submitted, answers)
 
 
-def _tell(futures: Sequence[asyncio.Future[Answer]], answers: Sequence[Answer | Exception]) -> None:
-    for future, answer in zip(futures, answers, strict=True):
-        if future.done():
-            continue
-        if isinstance(answer, Exception):
-            future.set_exception(answer)
-        else:
-            future.set_result(answer)
+def _tell(
+    submitted: Sequence[Submitted[Request, Answer]], answers: Sequence[Answer | Exception]
+) -> None:
+    for one, answer in zip(submitted, answers, strict=True):
+        if one.answer is not None:
+            one.answer(answer)

@@ -169,3 +169,26 @@ async def test_what_is_left_over_comes_first_in_the_next_turn() -> None:
         node.consensus.commit()
     assert [await soon(one) for one in (*asked[:3], asked[4], late)] == ["a", "b", "c", "e", "late"]
     assert decided == [list("abcde"), ["c", "e", "late"], ["late"]]
+
+
+@on_loop
+async def test_answers_by_callback_come_with_their_entry_and_not_after_a_cancel() -> None:
+    node = Node()
+    counting = Counting(node)
+    node.consensus.is_held = True
+    told: list[int | Exception] = []
+    counting.line.begin("a", told.append)
+    in_flight = counting.line.begin("b", told.append)
+    await turns()
+    undecided = counting.line.begin("c", told.append)
+    counting.line.begin("bad", told.append)
+    in_flight.cancel()
+    undecided.cancel()
+    assert not told
+    node.consensus.is_held = False
+    node.consensus.commit()
+    await turns()
+    assert told[0] == 1
+    assert isinstance(told[1], IllegalRequest)
+    assert len(told) == 2
+    assert counting.decided == [["a", "b"], ["bad"]]
