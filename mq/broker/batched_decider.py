@@ -8,13 +8,14 @@ an unfinished entry will do, and a busy service writes few entries, each for man
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from mq.broker.leading import Leadership
 from mq.broker.state.machine import ProposedEntry
 from mq.broker.writing import EntryWriter
-from mq.errors import MqError, NodeStopped, OutcomeUnknown
+from mq.errors import MqError, OutcomeUnknown
 from mq.logging import get_logger
 
 log = get_logger(__name__)
@@ -66,19 +67,21 @@ class BatchedDecider(Generic[Request, Answer]):
         self._decide = decide
         self._requests_max = requests_max
         self._waiting: list[Submitted[Request, Answer]] = []
-        self._task: asyncio.Task[None] | None = None
+        # A turn is scheduled, or its entry is in flight.
+        self._is_busy = False
 
     def begin(
         self, request: Request, answer: Callable[[Answer | Exception], None]
     ) -> Submitted[Request, Answer]:
         """`answer` is called once, later, on the loop: with the answer when its entry is applied,
-        or with an error as `Consensus.propose` has. It must not raise. Raises NotLeader.
+        or with an error as `Consensus.propose` has. Raises NotLeader.
         """
         self._leadership.check()
         submitted: Submitted[Request, Answer] = Submitted(request, answer)
         self._waiting.append(submitted)
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run())
+        if not self._is_busy:
+            self._is_busy = True
+            asyncio.get_running_loop().call_soon(self._run)
         return submitted
 
     async def submit(self, request: Request) -> Answer:
@@ -99,50 +102,70 @@ class BatchedDecider(Generic[Request, Answer]):
         finally:
             submitted.cancel()
 
-    async def _run(self) -> None:
-        try:
-            while self._waiting:
-                submitted = self._waiting[: self._requests_max]
-                del self._waiting[: self._requests_max]
-                await self._turn(submitted)
-        finally:
-            self._task = None
-            waiting, self._waiting = self._waiting, []
-            if waiting:  # only when the loop ends
-                _tell(waiting, [NodeStopped("the node is stopping")] * len(waiting))
+    def _run(self) -> None:
+        """One turn after the other, until an entry is in flight or no request waits."""
+        while self._waiting:
+            submitted = self._waiting[: self._requests_max]
+            del self._waiting[: self._requests_max]
+            if self._turn([one for one in submitted if one.answer is not None]):
+                return
+        self._is_busy = False
 
-    async def _turn(self, submitted: list[Submitted[Request, Answer]]) -> None:
-        submitted = [one for one in submitted if one.answer is not None]
+    def _turn(self, submitted: list[Submitted[Request, Answer]]) -> bool:
+        """Returns whether an entry is in flight: `_over` goes on when it is applied."""
         if not submitted:
-            return
+            return False
         try:
             self._leadership.check()
             decision = self._decide([one.request for one in submitted])
         except Exception as error:  # noqa: BLE001 - told to the callers
             _tell(submitted, [error] * len(submitted))
-            return
+            return False
+        decided = len(decision.answers)
+        if decided < len(submitted):
+            self._waiting[:0] = submitted[decided:]
+            del submitted[decided:]
+        if decision.entry is None:
+            _tell(submitted, decision.answers)
+            return False
+        proposed = asyncio.ensure_future(self._writer.propose(decision.entry))
+        proposed.add_done_callback(functools.partial(self._over, submitted, decision))
+        return True
+
+    def _over(
+        self,
+        submitted: list[Submitted[Request, Answer]],
+        decision: TurnDecision[Answer],
+        proposed: asyncio.Future[object],
+    ) -> None:
+        failure = _failure(proposed)
         answers: Sequence[Answer | Exception] = decision.answers
-        self._waiting[:0] = submitted[len(answers) :]
-        submitted = submitted[: len(answers)]
-        if decision.entry is not None:
-            failure: MqError | None = None
-            try:
-                await self._writer.propose(decision.entry)
-            except MqError as error:
-                failure = error
-            except Exception:
-                log.exception("a mistake of the broker's in an entry of its own")
-                failure = OutcomeUnknown("the broker made a mistake; its log says more")
-            if failure is not None:
-                answers = [one if isinstance(one, MqError) else failure for one in answers]
-            if decision.over is not None:
-                decision.over(failure)
+        if failure is not None:
+            answers = [one if isinstance(one, MqError) else failure for one in answers]
+        if decision.over is not None:
+            decision.over(failure)
         _tell(submitted, answers)
+        self._run()
+
+
+def _failure(proposed: asyncio.Future[object]) -> MqError | None:
+    if proposed.cancelled():
+        return OutcomeUnknown("the node is stopping")
+    error = proposed.exception()
+    if error is None or isinstance(error, MqError):
+        return error
+    log.error("a mistake of the broker's in an entry of its own", exc_info=error)
+    return OutcomeUnknown("the broker made a mistake; its log says more")
 
 
 def _tell(
     submitted: Sequence[Submitted[Request, Answer]], answers: Sequence[Answer | Exception]
 ) -> None:
     for one, answer in zip(submitted, answers, strict=True):
-        if one.answer is not None:
+        if one.answer is None:
+            continue
+        try:
             one.answer(answer)
+        except Exception:
+            # One mistake must not leave the other callers without an answer.
+            log.exception("a caller failed on its answer")

@@ -46,14 +46,14 @@ def unary(
     serve: Callable[[M, Context], Awaitable[Message | bytes]],
     *,
     leader_only: bool = True,
-    begin: Callable[[M, int, Answer], bool] | None = None,
+    begin: Callable[[M, int, Context, Answer], bool] | None = None,
 ) -> Method:
     """`request` may be another message of the same wire format. With `leader_only`, a node that
     does not lead refuses the call with the address of the one that does, after the request was
     found to be legal.
 
-    `begin` is asked first, on a node that leads: it gets the request, its size, and a callback for
-    the answer, and needs no task. It returns False for what it leaves to `serve`.
+    `begin` is asked first, on a node that leads: it gets the request, its size, the call, and a
+    callback for the answer, and needs no task. It returns False for what it leaves to `serve`.
     """
     return Method(name, request, serve, leader_only, begin)
 
@@ -63,6 +63,42 @@ def stream(
 ) -> Method:
     """As `unary`; a node that does not lead refuses before it reads a request."""
     return Method(name, None, serve, leader_only)
+
+
+class _InFlight:
+    """Calls of one method that wait for their answer without a task. Those that take longer than
+    `UNARY_S_MAX` are refused, by one timer for all.
+    """
+
+    def __init__(self, method: str) -> None:
+        self._method = method
+        # When each began, the oldest first.
+        self._calls: dict[Context, tuple[float, Answer]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, call: Context, began_s: float, answer: Answer) -> None:
+        self._calls[call] = began_s, answer
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(UNARY_S_MAX, self._sweep)
+
+    def remove(self, call: Context) -> bool:
+        """Returns whether the call had no answer yet."""
+        return self._calls.pop(call, None) is not None
+
+    def _sweep(self) -> None:
+        self._timer = None
+        began_by_s = time.perf_counter() - UNARY_S_MAX
+        while self._calls:
+            began_s, answer = next(iter(self._calls.values()))
+            if began_s > began_by_s:
+                left_s = began_s - began_by_s
+                self._timer = asyncio.get_running_loop().call_later(left_s, self._sweep)
+                return
+            answer(_late(self._method))
+
+
+def _late(method: str) -> FlowControl:
+    return FlowControl(f"{method} took longer than {UNARY_S_MAX} s")
 
 
 class Observer(Protocol):
@@ -104,6 +140,7 @@ class Dispatcher(NamedTuple):
     ) -> UnaryServe:
         leadership, observe, explained = self
         now_s = time.perf_counter
+        in_flight = _InFlight(name)
 
         def begun(data: bytes, context: Context) -> Coroutine[Any, Any, bytes] | bytes | None:
             if not leadership.is_serving:
@@ -111,6 +148,8 @@ class Dispatcher(NamedTuple):
             began_s = now_s()
 
             def answer(answer: bytes | BaseException) -> None:
+                if not in_flight.remove(context):
+                    return  # it took too long, and was refused
                 if isinstance(answer, bytes):
                     observe(name, now_s() - began_s, "OK")
                     context.reply(answer)
@@ -128,10 +167,16 @@ class Dispatcher(NamedTuple):
                 return refusal
 
             try:
-                is_begun = begin(read(data), len(data), answer)
+                request = read(data)
+                in_flight.add(context, began_s, answer)
+                is_begun = begin(request, len(data), context, answer)
             except Exception as error:  # noqa: BLE001 - `known_error` logs what it does not know
+                in_flight.remove(context)
                 raise refused(error) from None
-            return None if is_begun else serve(data, context)
+            if is_begun:
+                return None
+            in_flight.remove(context)
+            return serve(data, context)
 
         return begun
 
@@ -152,8 +197,7 @@ class Dispatcher(NamedTuple):
                     response = await method.serve(request, context)
             except TimeoutError:
                 code = FlowControl.code.name
-                late = FlowControl(f"{name} took longer than {UNARY_S_MAX} s")
-                raise status.aborted(late) from None
+                raise status.aborted(_late(name)) from None
             except Exception as error:  # noqa: BLE001 - `known_error` logs what it does not know
                 known = explained(status.known_error(error))
                 code = known.code.name

@@ -83,7 +83,9 @@ class ProducerService:
 
     # -- Send -------------------------------------------------------------------------------------
 
-    def begin_send(self, request: producer_pb2.SendRequest, size: int, answer: Answer) -> bool:
+    def begin_send(
+        self, request: producer_pb2.SendRequest, size: int, context: Context, answer: Answer
+    ) -> bool:
         """Joins a small send with others; False: `send` has to serve it."""
 
         def placed(outcome: Placed | BaseException) -> None:

@@ -67,6 +67,28 @@ async def test_requests_that_gather_become_one_entry() -> None:
 
 
 @on_loop
+async def test_answers_come_by_callback_when_the_entry_is_applied() -> None:
+    node = Node()
+    counting = Counting(node)
+    node.consensus.is_held = True
+    answers: list[int | Exception] = []
+
+    def fail(_: object) -> None:
+        raise ZeroDivisionError
+
+    counting.line.begin("a", fail)
+    counting.line.begin("bad", answers.append)
+    counting.line.begin("b", answers.append)
+    await turns()
+    assert not answers
+    node.consensus.commit()
+    await turns()
+    # A caller that fails on its answer does not keep the others from theirs.
+    assert [type(one) for one in answers] == [IllegalRequest, int]
+    assert counting.decided == [["a", "bad", "b"]]
+
+
+@on_loop
 async def test_a_bad_request_is_refused_alone() -> None:
     counting = Counting(Node())
     results = await asyncio.gather(

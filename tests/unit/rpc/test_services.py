@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,17 +12,20 @@ from google.protobuf.descriptor_pb2 import MethodDescriptorProto
 from mq.admin.control import Control
 from mq.errors import IllegalTopic, MqError
 from mq.http2.calls import CallAborted
-from mq.rpc import services
-from mq.rpc.context import StreamHandler
-from mq.rpc.methods import Dispatcher, Method, stream, unary
+from mq.http2.status import Status
+from mq.rpc import methods, services
+from mq.rpc.context import StreamHandler, UnaryHandler
+from mq.rpc.methods import Answer, Dispatcher, Method, stream, unary
 from mq.rpc.producer import ProducerService
 from mq.rpc.status import CODE_KEY
 from mq.store.identity import Identity
 from mq.wire.v1 import admin_pb2, cluster_pb2, consumer_pb2, producer_pb2, transaction_pb2
 from mq.wire.v1.consumer_pb2 import JoinRequest, LeaveRequest, LeaveResponse
-from tests.support.consensus import Node, on_loop
+from tests.support.consensus import Node, on_loop, soon
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from google.protobuf.descriptor import MethodDescriptor
 
     from mq.rpc.context import Context
@@ -119,3 +123,58 @@ async def test_any_node_serves_the_rest_and_errors_are_typed() -> None:
 async def test_malformed_requests_are_refused_before_leadership_is_checked() -> None:
     method = unary("M", JoinRequest, reach)
     assert await called(method, b"\xff\xff") == ("ILLEGAL_REQUEST", ["S/M ILLEGAL_REQUEST"])
+
+
+class FakeCall:
+    """What a method that answers by callback does to its call."""
+
+    def __init__(self) -> None:
+        self.ended: asyncio.Future[bytes | Status] = asyncio.get_running_loop().create_future()
+
+    def reply(self, message: bytes) -> None:
+        self.ended.set_result(message)
+
+    def finish(self, code: Status, *_: object) -> None:
+        self.ended.set_result(code)
+
+
+def begun(begin: Callable[..., bool]) -> tuple[asyncio.Future[bytes | Status], list[str]]:
+    """Of a call on a node that leads: its end, and what is observed."""
+    observed: list[str] = []
+    dispatcher = Dispatcher(
+        Node().broker.leadership, lambda *one: observed.append(one[2]), lambda error: error
+    )
+    handler = dispatcher.handler("S", unary("M", LeaveRequest, reach, begin=begin))
+    assert isinstance(handler, UnaryHandler)
+    call = FakeCall()
+    assert handler.serve(b"", cast("Context", call)) is None
+    return call.ended, observed
+
+
+@on_loop
+async def test_an_answer_by_callback_counts_once() -> None:
+    def begin(_: object, size: int, _call: object, answer: Answer) -> bool:
+        answer(b"%d" % size)
+        answer(b"again")
+        return True
+
+    ended, observed = begun(begin)
+    assert (await ended, observed) == (b"0", ["OK"])
+
+
+@on_loop
+async def test_a_call_without_a_task_is_refused_when_it_takes_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(methods, "UNARY_S_MAX", 0.01)
+    late: list[Answer] = []
+
+    def begin(*begun: Any) -> bool:
+        answer: Answer = begun[-1]
+        late.append(answer)
+        return True
+
+    ended, observed = begun(begin)
+    assert await soon(ended) == Status.RESOURCE_EXHAUSTED
+    late[0](b"too late")
+    assert observed == ["FLOW_CONTROL"]
