@@ -420,9 +420,7 @@ class Processor(GroupClient):
         began_s = loop.time()
         for attempt in itertools.count():
             try:
-                await self._connection.of(broker_set).call(
-                    "ProducerService", "SendAtomically", request, _ATTEMPT_S
-                )
+                await self._connection.of(broker_set).call(request, _ATTEMPT_S)
             except MqError as error:
                 waited_s = loop.time() - began_s
                 is_early = isinstance(error, UnknownMember) and waited_s < _UNKNOWN_S_MAX

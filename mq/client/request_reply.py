@@ -155,7 +155,7 @@ class Requester(AsyncClient):
     async def _is_created_in(self, broker_set: SetConnection) -> bool:
         request = CreateTopicRequest(topic=self._reply_topic)
         try:
-            await broker_set.call("AdminService", "CreateTopic", request, _CREATE_S)
+            await broker_set.call(request, _CREATE_S)
         except TopicExists:
             return True
         except MqError as error:

@@ -104,22 +104,18 @@ class AdminCalls:
         return broker_set
 
     async def _ask(
-        self,
-        broker_set: str,
-        method: str,
-        request: WireMessage,
-        *,
-        service: str = "AdminService",
-        timeout_s: float | None = None,
+        self, broker_set: str, request: WireMessage, timeout_s: float | None = None
     ) -> Any:
         """The answer of the leader of the set."""
-        return await self._connection.of(broker_set).call(
-            service, method, request, self._timeout_s if timeout_s is None else timeout_s
-        )
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        return await self._connection.of(broker_set).call(request, timeout_s)
+
+    async def _ask_broker(self, server: str, request: WireMessage) -> Any:
+        """The answer of one broker; without an address, of any."""
+        return await self._connection.call(request, self._timeout_s, server=server)
 
     async def _ask_all(
         self,
-        method: str,
         requests: WireMessage | Mapping[str, WireMessage],
         *,
         absent: type[MqError] | tuple[type[MqError], ...] = (),
@@ -131,18 +127,12 @@ class AdminCalls:
         if not isinstance(requests, Mapping):
             requests = dict.fromkeys(await self._set_names(), requests)
         hurried = {*unexpected, *self._silent()}
-        answers = await asyncio.gather(
-            *(
-                self._ask(
-                    name,
-                    method,
-                    request,
-                    timeout_s=min(SHORT_S, self._timeout_s) if name in hurried else None,
-                )
-                for name, request in requests.items()
-            ),
-            return_exceptions=True,
-        )
+        short_s = min(SHORT_S, self._timeout_s)
+        asking = [
+            self._ask(name, request, short_s if name in hurried else None)
+            for name, request in requests.items()
+        ]
+        answers = await asyncio.gather(*asking, return_exceptions=True)
         replies = Replies({}, {}, {})
         for name, answer in zip(requests, answers, strict=True):
             if isinstance(answer, absent):
@@ -162,8 +152,8 @@ class AdminCalls:
 
     async def _change_each(
         self,
-        method: str,
-        requests: Mapping[str, WireMessage],
+        sets: Iterable[str],
+        request: WireMessage,
         done: str,
         *,
         absent: type[MqError] | tuple[type[MqError], ...] = (),
@@ -173,9 +163,9 @@ class AdminCalls:
         another client has deleted it, or an attempt of this one whose answer was lost.
         """
         answers: dict[str, Any] = {}
-        for name, request in requests.items():
+        for name in sets:
             try:
-                answers[name] = await self._ask(name, method, request)
+                answers[name] = await self._ask(name, request)
             except absent:
                 continue
             except MqError as error:

@@ -24,7 +24,7 @@ _LETTERS = 32
 class GroupAdmin(AdminCalls):
     async def list_groups(self) -> Answers[pb.GroupSummary]:
         """Lists the groups of all broker sets; a member of several sets counts once."""
-        replies = await self._ask_all("ListGroups", pb.ListGroupsRequest())
+        replies = await self._ask_all(pb.ListGroupsRequest())
         found: dict[str, list[pb.GroupSummary]] = {}
         for answer in replies.some().values():
             for one in answer.groups:
@@ -35,7 +35,7 @@ class GroupAdmin(AdminCalls):
     async def describe_group(self, group: str) -> pb.DescribeGroupResponse:
         """Describes a group with its queues in all broker sets. GroupNotFound."""
         request = pb.DescribeGroupRequest(group=group)
-        replies = await self._ask_all("DescribeGroup", request, absent=GroupNotFound)
+        replies = await self._ask_all(request, absent=GroupNotFound)
         found = list(replies.some().values())
         subscriptions = {one.topic: one for each in found for one in each.subscriptions}
         queues = [queue for each in found for queue in each.queues]
@@ -76,18 +76,14 @@ class GroupAdmin(AdminCalls):
         else:
             sets = await self._sets_to_reset(topic, request.queue_ids)
             described = pb.DescribeGroupRequest(group=group)
-            replies = await self._ask_all("DescribeGroup", described, absent=GroupNotFound)
+            replies = await self._ask_all(described, absent=GroupNotFound)
             # If one set knows the group, the others may create it.
             request.may_be_new = bool(replies.some())
-        replies = await self._ask_all(
-            "ResetOffsets", dict.fromkeys(sets, request), absent=TopicNotFound
-        )
+        replies = await self._ask_all(dict.fromkeys(sets, request), absent=TopicNotFound)
         found = replies.all()
         if not dry_run:
             request.is_dry_run = False
-            found = await self._change_each(
-                "ResetOffsets", dict.fromkeys(found, request), f"group {group} is reset"
-            )
+            found = await self._change_each(found, request, f"group {group} is reset")
         return pb.ResetOffsetsResponse(
             before=[one for each in found.values() for one in each.before],
             after=[one for each in found.values() for one in each.after],
@@ -107,30 +103,24 @@ class GroupAdmin(AdminCalls):
     async def delete_group(self, group: str) -> None:
         """Deletes a group in all broker sets. GroupNotEmpty while it has members in one."""
         request = pb.DescribeGroupRequest(group=group)
-        replies = await self._ask_all("DescribeGroup", request, absent=GroupNotFound)
+        replies = await self._ask_all(request, absent=GroupNotFound)
         found = replies.all()
         # Sets with members come first: they refuse, and nothing was changed then.
         sets = sorted(found, key=lambda name: -len(found[name].members))
-        await self._change_each(
-            "DeleteGroup",
-            dict.fromkeys(sets, pb.DeleteGroupRequest(group=group)),
-            f"group {group} is deleted",
-            absent=GroupNotFound,
-        )
+        deletion, done = pb.DeleteGroupRequest(group=group), f"group {group} is deleted"
+        await self._change_each(sets, deletion, done, absent=GroupNotFound)
 
     async def alter_group(self, group: str, *, retries_max: int | None = None) -> pb.GroupSettings:
         """Sets how often the group retries a message before it is a dead letter, in all broker
         sets. None leaves it as it is. Returns the settings that hold now.
         """
         check_count("retries_max", retries_max or 0)
-        replies = await self._ask_all("AlterGroup", pb.AlterGroupRequest(group=group))
+        replies = await self._ask_all(pb.AlterGroupRequest(group=group))
         if retries_max is None:
             found = replies.some()
         else:
             request = pb.AlterGroupRequest(group=group, retries_max=retries_max)
-            found = await self._change_each(
-                "AlterGroup", dict.fromkeys(replies.all(), request), f"group {group} is changed"
-            )
+            found = await self._change_each(replies.all(), request, f"group {group} is changed")
         # A set that was added later has the default.
         settings: pb.GroupSettings = min(found.values(), key=lambda one: one.is_default)
         settings.missing_sets[:] = replies.missing
@@ -140,7 +130,7 @@ class GroupAdmin(AdminCalls):
 
     async def count_dead_letters(self) -> Answers[pb.DeadLetterCount]:
         """Counts the dead letters of every group that has some, in all broker sets."""
-        replies = await self._ask_all("ListDeadLetters", pb.ListDeadLettersRequest())
+        replies = await self._ask_all(pb.ListDeadLettersRequest())
         found: dict[str, pb.DeadLetterCount] = {}
         for answer in replies.some().values():
             for one in answer.groups:
@@ -173,7 +163,7 @@ class GroupAdmin(AdminCalls):
             name: pb.ListDeadLettersRequest(group=group, queue_offset=at, messages_max=max_messages)
             for name, at in places.items()
         }
-        replies = await self._ask_all("ListDeadLetters", requests, absent=TopicNotFound)
+        replies = await self._ask_all(requests, absent=TopicNotFound)
         found = replies.some()
         if is_one_place:
             _check_one(group, found)
@@ -190,9 +180,7 @@ class GroupAdmin(AdminCalls):
         sets = await self._sets_with_letters(
             group, broker_set, is_single=bool(request.queue_offsets)
         )
-        answers = await self._change_each(
-            "ResendDeadLetters", dict.fromkeys(sets, request), "they are sent again"
-        )
+        answers = await self._change_each(sets, request, "they are sent again")
         return sum(one.messages for one in answers.values())
 
     async def purge_dead_letters(
@@ -204,9 +192,7 @@ class GroupAdmin(AdminCalls):
         check_count("before_offset", before_offset)
         request = pb.PurgeDeadLettersRequest(group=group, before_offset=before_offset)
         sets = await self._sets_with_letters(group, broker_set, is_single=before_offset > 0)
-        answers = await self._change_each(
-            "PurgeDeadLetters", dict.fromkeys(sets, request), "they are gone"
-        )
+        answers = await self._change_each(sets, request, "they are gone")
         return sum(one.messages for one in answers.values())
 
     async def _sets_with_letters(
@@ -218,7 +204,7 @@ class GroupAdmin(AdminCalls):
         if not group:
             raise IllegalRequest("whose dead letters? name a group")
         request = pb.ListDeadLettersRequest(group=group, messages_max=1)
-        replies = await self._ask_all("ListDeadLetters", request, absent=TopicNotFound)
+        replies = await self._ask_all(request, absent=TopicNotFound)
         found = replies.all()
         if is_single:
             _check_one(group, found)

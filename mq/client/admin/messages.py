@@ -31,9 +31,7 @@ class MessageAdmin(AdminCalls):
     async def get_message(self, message_id: str) -> pb.StoredMessage:
         """Returns the message with the id that a send returned. MessageNotFound."""
         request = pb.GetMessageRequest(message_id=message_id)
-        answer: pb.StoredMessage = await self._ask_owner(
-            message_id, "GetMessage", request, MessageNotFound
-        )
+        answer: pb.StoredMessage = await self._ask_owner(message_id, request, MessageNotFound)
         return answer
 
     async def query_messages(
@@ -41,7 +39,7 @@ class MessageAdmin(AdminCalls):
     ) -> Answers[pb.StoredMessage]:
         """Finds messages with this key, newest first, 64 at most; `end_ms` 0 is now."""
         request = pb.QueryMessagesRequest(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms)
-        replies = await self._ask_all("QueryMessages", request, absent=TopicNotFound)
+        replies = await self._ask_all(request, absent=TopicNotFound)
         found = heapq.merge(
             *(answer.messages for answer in replies.some().values()),
             key=lambda one: -one.stored_at_ms,
@@ -72,7 +70,7 @@ class MessageAdmin(AdminCalls):
             filter=wire_filter(filter),
         )
         broker_set = await self._set_of_queue(topic, queue_id, broker_set)
-        answer: pb.MessageList = await self._ask(broker_set, "BrowseMessages", request)
+        answer: pb.MessageList = await self._ask(broker_set, request)
         return answer
 
     async def _set_of_queue(self, topic: str, queue_id: int, broker_set: str) -> str:
@@ -82,7 +80,7 @@ class MessageAdmin(AdminCalls):
         if len(known) == 1:
             return known[0]
         request = pb.DescribeTopicRequest(topic=topic)
-        replies = await self._ask_all("DescribeTopic", request, absent=TopicNotFound)
+        replies = await self._ask_all(request, absent=TopicNotFound)
         sets = list(replies.some())
         if len(sets) > 1:
             raise IllegalRequest(
@@ -104,7 +102,7 @@ class MessageAdmin(AdminCalls):
         request = pb.ListTransactionsRequest(
             producer_group=producer_group, transactions_max=max_transactions
         )
-        replies = await self._ask_all("ListTransactions", request)
+        replies = await self._ask_all(request)
         found = list(replies.some().values())
         in_order = heapq.merge(
             *(one.transactions for one in found), key=lambda one: one.stored_at_ms
@@ -120,11 +118,7 @@ class MessageAdmin(AdminCalls):
         resolution = RESOLUTION_COMMIT if commit else RESOLUTION_ROLLBACK
         request = EndTransactionRequest(transaction_id=transaction_id, resolution=resolution)
         answer: EndTransactionResponse = await self._ask_owner(
-            transaction_id,
-            "EndTransaction",
-            request,
-            TransactionNotFound,
-            service="TransactionService",
+            transaction_id, request, TransactionNotFound
         )
         return answer
 
@@ -134,18 +128,12 @@ class MessageAdmin(AdminCalls):
         """
         request = pb.CheckTransactionNowRequest(transaction_id=transaction_id)
         answer: pb.CheckTransactionNowResponse = await self._ask_owner(
-            transaction_id, "CheckTransactionNow", request, TransactionNotFound
+            transaction_id, request, TransactionNotFound
         )
         return answer.producer_id
 
     async def _ask_owner(
-        self,
-        message_id: str,
-        method: str,
-        request: WireMessage,
-        missing: type[MqError],
-        *,
-        service: str = "AdminService",
+        self, message_id: str, request: WireMessage, missing: type[MqError]
     ) -> Any:
         """The answer of the set that the id names."""
         broker_set, _ = names.parse_message_id(message_id)
@@ -154,4 +142,4 @@ class MessageAdmin(AdminCalls):
             raise missing(
                 f"{message_id} is of broker set {broker_set}: the cluster has {', '.join(known)}"
             )
-        return await self._ask(broker_set, method, request, service=service)
+        return await self._ask(broker_set, request)

@@ -41,9 +41,7 @@ class SetAdmin(AdminCalls):
         set, or has a topic of another type.
         """
         ours = await self._directory()
-        theirs: RouteResponse = await self._connection.call(
-            "ClusterService", "Route", RouteRequest(), self._timeout_s, server=address
-        )
+        theirs: RouteResponse = await self._ask_broker(address, RouteRequest())
         new = _own(theirs, address)
         if theirs.cluster != ours.cluster:
             raise IllegalRequest(
@@ -67,7 +65,7 @@ class SetAdmin(AdminCalls):
             for other in sets:
                 if other != name:
                     request = pb.AddBrokerSetRequest(broker_set=peers[other])
-                    await self._tell(name, "AddBrokerSet", request)
+                    await self._tell(name, request)
         return await self._until_known(sets, lambda shown: shown.issuperset(sets))
 
     async def remove_broker_set(self, name: str, *, force: bool = False) -> None:
@@ -81,7 +79,7 @@ class SetAdmin(AdminCalls):
         if not others:
             raise IllegalRequest(f"{name} is the only broker set of the cluster")
         # All others must answer before anything is changed.
-        (await self._ask_all("BrokerStatus", dict.fromkeys(others, pb.BrokerStatusRequest()))).all()
+        (await self._ask_all(dict.fromkeys(others, pb.BrokerStatusRequest()))).all()
         is_there = True
         try:
             reasons = await self._left_in(name)
@@ -104,9 +102,9 @@ class SetAdmin(AdminCalls):
         # The removed set first: as long as another one knows it, the same call completes this.
         if is_there:
             for other in others:
-                await self._tell(name, "RemoveBrokerSet", pb.RemoveBrokerSetRequest(name=other))
+                await self._tell(name, pb.RemoveBrokerSetRequest(name=other))
         for other in others:
-            await self._tell(other, "RemoveBrokerSet", pb.RemoveBrokerSetRequest(name=name))
+            await self._tell(other, pb.RemoveBrokerSetRequest(name=name))
         left = await self._until_known(others, lambda shown: name not in shown)
         # Its brokers know only themselves now.
         nodes = [node for one in left.broker_sets for node in one.nodes]
@@ -116,20 +114,13 @@ class SetAdmin(AdminCalls):
 
     async def broker_status(self, server: str | None = None) -> pb.BrokerStatusResponse:
         """The status of `server`, or of any broker."""
-        answer: pb.BrokerStatusResponse = await self._connection.call(
-            "AdminService",
-            "BrokerStatus",
-            pb.BrokerStatusRequest(),
-            self._timeout_s,
-            server=server or "",
-        )
+        request = pb.BrokerStatusRequest()
+        answer: pb.BrokerStatusResponse = await self._ask_broker(server or "", request)
         return answer
 
     async def get_config(self, server: str | None = None) -> list[pb.ConfigOption]:
         """The options of `server`, or of any broker."""
-        answer: pb.ConfigList = await self._connection.call(
-            "AdminService", "GetConfig", pb.GetConfigRequest(), self._timeout_s, server=server or ""
-        )
+        answer: pb.ConfigList = await self._ask_broker(server or "", pb.GetConfigRequest())
         return list(answer.options)
 
     async def set_config(
@@ -137,9 +128,7 @@ class SetAdmin(AdminCalls):
     ) -> list[pb.ConfigOption]:
         """Sets a dynamic option on one broker, until that stops. Returns all options."""
         request = pb.SetConfigRequest(name=name, value=value)
-        answer: pb.ConfigList = await self._connection.call(
-            "AdminService", "SetConfig", request, self._timeout_s, server=server or ""
-        )
+        answer: pb.ConfigList = await self._ask_broker(server or "", request)
         return list(answer.options)
 
     async def route(self, topics: Sequence[str] = ()) -> RouteResponse:
@@ -159,17 +148,13 @@ class SetAdmin(AdminCalls):
         with the node as `joining`: the same call again shows its progress. IllegalMembership.
         """
         request = pb.AddMemberRequest(node_id=node_id, address=address)
-        answer: pb.MemberList = await self._ask(
-            await self._one_set(broker_set), "AddMember", request
-        )
+        answer: pb.MemberList = await self._ask(await self._one_set(broker_set), request)
         return answer
 
     async def remove_member(self, node_id: str, *, broker_set: str = "") -> pb.MemberList:
         """Removes a node other than the leader, or gives up adding it. IllegalMembership."""
         request = pb.RemoveMemberRequest(node_id=node_id)
-        answer: pb.MemberList = await self._ask(
-            await self._one_set(broker_set), "RemoveMember", request
-        )
+        answer: pb.MemberList = await self._ask(await self._one_set(broker_set), request)
         return answer
 
     async def transfer_leadership(
@@ -180,9 +165,7 @@ class SetAdmin(AdminCalls):
         """
         request = pb.TransferLeadershipRequest(node_id=node_id)
         name, timeout_s = await self._one_set(broker_set), max(self._timeout_s, _TRANSFER_S)
-        answer: pb.TransferLeadershipResponse = await self._ask(
-            name, "TransferLeadership", request, timeout_s=timeout_s
-        )
+        answer: pb.TransferLeadershipResponse = await self._ask(name, request, timeout_s)
         return answer
 
     @renamed(bytes_max="max_bytes")
@@ -191,9 +174,7 @@ class SetAdmin(AdminCalls):
         check_count("log_offset", log_offset)
         check_count("max_bytes", max_bytes)
         request = pb.ReadLogRequest(log_offset=log_offset, bytes_max=max_bytes)
-        answer: pb.LogChunk = await self._connection.call(
-            "AdminService", "ReadLog", request, self._timeout_s, server=server
-        )
+        answer: pb.LogChunk = await self._ask_broker(server, request)
         return answer
 
     async def _one_set(self, broker_set: str) -> str:
@@ -208,9 +189,7 @@ class SetAdmin(AdminCalls):
 
     async def _check_same(self, cluster: str, name: str, address: str) -> None:
         """IllegalRequest unless the known set of this name is that of the broker at `address`."""
-        theirs: GreetResponse = await self._connection.call(
-            "ClusterService", "Greet", _greeting(cluster, name), self._timeout_s, server=address
-        )
+        theirs: GreetResponse = await self._ask_broker(address, _greeting(cluster, name))
         try:
             known = (await self._peers(cluster, [name]))[name]
         except Unreachable as error:
@@ -228,9 +207,7 @@ class SetAdmin(AdminCalls):
         """The addresses of each set for other brokers; clients may use others."""
         peers: dict[str, PeerSet] = {}
         for name in sets:
-            answer: GreetResponse = await self._ask(
-                name, "Greet", _greeting(cluster, name), service="ClusterService"
-            )
+            answer: GreetResponse = await self._ask(name, _greeting(cluster, name))
             addresses = [node.address for node in answer.broker_set.nodes if node.address]
             peers[name] = PeerSet(name=name, addresses=addresses)
         return peers
@@ -239,7 +216,7 @@ class SetAdmin(AdminCalls):
         """IllegalRequest if a topic of both is of two kinds: it becomes one topic. Also raises when
         a set does not answer.
         """
-        answers = await self._ask_all("ListTopics", dict.fromkeys(sets, pb.ListTopicsRequest()))
+        answers = await self._ask_all(dict.fromkeys(sets, pb.ListTopicsRequest()))
         listed = {
             name: {one.info.topic: one.info for one in answer.topics}
             for name, answer in answers.all().items()
@@ -255,9 +232,9 @@ class SetAdmin(AdminCalls):
 
     async def _left_in(self, name: str) -> list[str]:
         """The topics and messages that clients would no longer find, as text."""
-        listed = await self._ask(name, "ListTopics", pb.ListTopicsRequest())
+        listed = await self._ask(name, pb.ListTopicsRequest())
         topics = [one.info.topic for one in listed.topics]
-        status = await self._ask(name, "BrokerStatus", pb.BrokerStatusRequest())
+        status = await self._ask(name, pb.BrokerStatusRequest())
         reasons = []
         if topics:
             shown = ", ".join(topics[:5]) + (", ..." if len(topics) > 5 else "")
@@ -277,9 +254,9 @@ class SetAdmin(AdminCalls):
             found.update(one.name for one in response.broker_sets)
         return sorted(found)
 
-    async def _tell(self, name: str, method: str, request: WireMessage) -> None:
+    async def _tell(self, name: str, request: WireMessage) -> None:
         try:
-            await self._ask(name, method, request)
+            await self._ask(name, request)
         except MqError as error:
             raise reworded(
                 error, f"broker set {name}: {error}; the same call again completes it"
@@ -310,9 +287,7 @@ class SetAdmin(AdminCalls):
     async def _of_leader(self, name: str) -> RouteResponse:
         address = await self._connection.of(name).leader(self._timeout_s)
         try:
-            answer: RouteResponse = await self._connection.call(
-                "ClusterService", "Route", RouteRequest(), self._timeout_s, server=address
-            )
+            answer: RouteResponse = await self._ask_broker(address, RouteRequest())
         except Unreachable:
             self._connection.of(name).failed(address)
             return RouteResponse()

@@ -87,7 +87,7 @@ class TopicAdmin(AdminCalls):
             topic=topic, queues=queues, type=_TYPES[type], priorities=priorities
         )
         if len(known) == 1:
-            answer: pb.TopicInfo = await self._ask(known[0], "CreateTopic", wanted)
+            answer: pb.TopicInfo = await self._ask(known[0], wanted)
             return answer
         found_parts = await self._parts_of(topic, needed=chosen)
         there = {name: one.info for name, one in found_parts.checked().items()}
@@ -158,9 +158,7 @@ class TopicAdmin(AdminCalls):
             is_readable=is_readable,
             is_writable=is_writable,
         )
-        answers = await self._change_each(
-            "AlterTopic", dict.fromkeys(sets, request), f"topic {topic} is changed"
-        )
+        answers = await self._change_each(sets, request, f"topic {topic} is changed")
         return merged_info(list(answers.values()))
 
     async def drain_topic(self, topic: str, broker_set: str) -> pb.TopicInfo:
@@ -178,7 +176,7 @@ class TopicAdmin(AdminCalls):
                 "to another one first"
             )
         request = pb.AlterTopicRequest(topic=topic, is_writable=False)
-        answer: pb.TopicInfo = await self._ask(broker_set, "AlterTopic", request)
+        answer: pb.TopicInfo = await self._ask(broker_set, request)
         return answer
 
     async def remove_part(self, topic: str, broker_set: str, *, force: bool = False) -> None:
@@ -202,23 +200,19 @@ class TopicAdmin(AdminCalls):
                     "it is removed all the same by force (--force)"
                 )
         request = pb.DeleteTopicRequest(topic=topic)
-        await self._change_each("DeleteTopic", {broker_set: request}, "", absent=TopicNotFound)
+        await self._change_each([broker_set], request, "", absent=TopicNotFound)
 
     async def delete_topic(self, topic: str) -> None:
         """Deletes the topic in all broker sets. Its messages are gone at once."""
         sets = (await self._parts_of(topic)).checked_some()
         request = pb.DeleteTopicRequest(topic=topic)
-        await self._change_each(
-            "DeleteTopic",
-            dict.fromkeys(sets, request),
-            f"topic {topic} is deleted",
-            absent=TopicNotFound,
-        )
+        done = f"topic {topic} is deleted"
+        await self._change_each(sets, request, done, absent=TopicNotFound)
 
     async def list_topics(self, *, include_internal: bool = False) -> Answers[pb.TopicSummary]:
         """Lists the topics of all broker sets."""
         request = pb.ListTopicsRequest(include_internal=include_internal)
-        replies = await self._ask_all("ListTopics", request)
+        replies = await self._ask_all(request)
         found: dict[str, list[pb.TopicSummary]] = {}
         for answer in replies.some().values():
             for one in answer.topics:
@@ -250,7 +244,6 @@ class TopicAdmin(AdminCalls):
         expected = {*needed, *(one.broker_set for one in (await self._directory([topic])).topics)}
         request = pb.DescribeTopicRequest(topic=topic)
         replies = await self._ask_all(
-            "DescribeTopic",
             dict.fromkeys(sets, request),
             absent=TopicNotFound,
             unexpected=() if len(sets) == 1 else set(sets) - expected,
@@ -271,7 +264,7 @@ class TopicAdmin(AdminCalls):
         loads = dict.fromkeys(chosen, 0)
         if needs_loads(wanted.queues, len(chosen), least):
             request = pb.ListTopicsRequest()
-            answers = (await self._ask_all("ListTopics", dict.fromkeys(chosen, request))).all()
+            answers = (await self._ask_all(dict.fromkeys(chosen, request))).all()
             for name, answer in answers.items():
                 loads[name] = sum(one.info.write_queues for one in answer.topics)
         if not there:
@@ -293,12 +286,10 @@ class TopicAdmin(AdminCalls):
         request.CopyFrom(wanted)
         request.queues = queues
         try:
-            info: pb.TopicInfo = await self._ask(broker_set, "CreateTopic", request)
+            info: pb.TopicInfo = await self._ask(broker_set, request)
         except TopicExists:
             # Perhaps by this very call, sent again after its answer was lost.
-            described = await self._ask(
-                broker_set, "DescribeTopic", pb.DescribeTopicRequest(topic=wanted.topic)
-            )
+            described = await self._ask(broker_set, pb.DescribeTopicRequest(topic=wanted.topic))
             info = described.info
             if not _is_as_created(info, wanted) or info.write_queues != queues:
                 raise
@@ -306,7 +297,7 @@ class TopicAdmin(AdminCalls):
 
     async def _alter_part(self, broker_set: str, topic: str, queues: int) -> pb.TopicInfo:
         request = pb.AlterTopicRequest(topic=topic, write_queues=queues, read_queues=queues)
-        info: pb.TopicInfo = await self._ask(broker_set, "AlterTopic", request)
+        info: pb.TopicInfo = await self._ask(broker_set, request)
         return info
 
     async def _why_kept(
@@ -317,11 +308,11 @@ class TopicAdmin(AdminCalls):
         unread = await self._unread(topic, broker_set, part)
         reasons += [f"group {group} has {count:,} to consume" for group, count in unread.items()]
         request = pb.ListTransactionsRequest(transactions_max=_TRANSACTIONS_MAX)
-        answer = await self._ask(broker_set, "ListTransactions", request)
+        answer = await self._ask(broker_set, request)
         half = sum(one.messages for one in answer.transactions if one.topic == topic)
         if half:
             reasons.append(f"{half:,} half messages wait for the end of their transaction")
-        status = await self._ask(broker_set, "BrokerStatus", pb.BrokerStatusRequest())
+        status = await self._ask(broker_set, pb.BrokerStatusRequest())
         if status.timing_messages:
             reasons.append(
                 f"{status.timing_messages:,} delayed messages wait in this broker set, perhaps "
@@ -335,7 +326,7 @@ class TopicAdmin(AdminCalls):
         """The messages of this part that each group has still to consume. Groups in broadcast mode
         keep their offsets to themselves.
         """
-        listed = (await self._ask_all("ListGroups", pb.ListGroupsRequest())).all()
+        listed = (await self._ask_all(pb.ListGroupsRequest())).all()
         groups = {
             one.group
             for answer in listed.values()
@@ -353,7 +344,7 @@ class TopicAdmin(AdminCalls):
     async def _lags(self, group: str, topic: str, broker_set: str) -> dict[int, int]:
         request = pb.DescribeGroupRequest(group=group)
         try:
-            answer = await self._ask(broker_set, "DescribeGroup", request)
+            answer = await self._ask(broker_set, request)
         except GroupNotFound:
             return {}
         return {one.queue_id: one.lag for one in answer.queues if one.topic == topic}
@@ -383,7 +374,7 @@ class TopicAdmin(AdminCalls):
         while now_s() < deadline_s:
             try:
                 answer: RouteResponse = await self._connection.call(
-                    "ClusterService", "Route", request, _ROUTE_S, server=address
+                    request, _ROUTE_S, server=address
                 )
             except NotLeader:
                 # A broker that has just started has not read its log yet.

@@ -8,11 +8,9 @@ streams are not made here. Everything runs on the event loop that uses it first.
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from types import ModuleType
 from typing import Any
 
 import grpc
@@ -21,7 +19,7 @@ from google.protobuf import message_factory
 from google.protobuf.message import Message as WireMessage
 
 from mq.client.cluster.errors import error_of_call
-from mq.client.cluster.retry import CALL_TIMEOUT_S, Retry, UnaryCall, call_until_answered, now_s
+from mq.client.cluster.retry import CALL_TIMEOUT_S, CallTarget, Retry, now_s
 from mq.client.cluster.servers import LOG_AFTER_S, Attempts, Servers
 from mq.client.cluster.topology import Topology
 from mq.errors import (
@@ -62,14 +60,6 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 
 _CLOSED = "the client is closed: make another one"
 
-_SERVICES: dict[str, ModuleType] = {
-    "AdminService": admin_pb2,
-    "ClusterService": cluster_pb2,
-    "ConsumerService": consumer_pb2,
-    "ProducerService": producer_pb2,
-    "TransactionService": transaction_pb2,
-}
-
 
 class Channels:
     """gRPC channels by address, used and closed on one event loop."""
@@ -88,17 +78,10 @@ class Channels:
         return channel
 
     async def ask(
-        self,
-        address: str,
-        service: str,
-        method: str,
-        request: WireMessage,
-        timeout_s: float,
-        *,
-        raw_response: bool = False,
+        self, address: str, request: WireMessage, timeout_s: float, *, raw_response: bool = False
     ) -> Any:
         """One attempt. Raises the error of the broker, Unreachable or ClientClosed."""
-        path, response_class = _method(service, method)
+        path, response_class = method_of(type(request))
         ask = self.channel(address).unary_unary(
             path,
             request_serializer=type(request).SerializeToString,
@@ -112,13 +95,9 @@ class Channels:
             # The channel was closed during the call.
             raise ClientClosed(_CLOSED) from None
 
-    def stream(self, address: str, service: str, method: str) -> grpc.aio.StreamStreamCall:
-        """Opens a bidirectional stream of bytes: `write`, `read`, `done_writing`, `cancel`.
-
-        Failures are grpc.aio.AioRpcError, which `mq.client.cluster.errors.error_of_call` turns into
-        an MqError.
-        """
-        path, _ = _method(service, method)
+    def stream(self, address: str, request_class: type[WireMessage]) -> grpc.aio.StreamStreamCall:
+        """Opens a bidirectional stream of bytes. Failures are grpc.aio.AioRpcError."""
+        path, _ = method_of(request_class)
         return self.channel(address).stream_stream(path)()
 
     async def close(self) -> None:
@@ -128,12 +107,21 @@ class Channels:
             await channel.close()
 
 
-@functools.cache
-def _method(service: str, method: str) -> tuple[str, type[WireMessage]]:
-    """The path of a method, and the class of its responses."""
-    descriptor = _SERVICES[service].DESCRIPTOR.services_by_name[service]
-    answer = descriptor.methods_by_name[method].output_type
-    return f"/{descriptor.full_name}/{method}", message_factory.GetMessageClass(answer)
+# By the name of the request: the path of the method that takes it, and the class of its responses.
+_METHODS = {
+    method.input_type.name: (
+        f"/{service.full_name}/{method.name}",
+        message_factory.GetMessageClass(method.output_type),
+    )
+    for module in (admin_pb2, cluster_pb2, consumer_pb2, producer_pb2, transaction_pb2)
+    for service in module.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+
+
+def method_of(request_class: type[WireMessage]) -> tuple[str, type[WireMessage]]:
+    # A raw request is the same on the wire, with some messages as bytes.
+    return _METHODS[request_class.DESCRIPTOR.name.removeprefix("Raw")]
 
 
 def parse_servers(servers: str | Sequence[str]) -> tuple[str, ...]:
@@ -157,7 +145,7 @@ class ConnectionOptions:
     zone: str = ""
 
 
-class Connection:
+class Connection(CallTarget):
     """The connection of one producer, consumer or admin; close it on the loop that used it.
 
     `call` asks any broker; `of(name).call` asks the leader of a set.
@@ -174,51 +162,13 @@ class Connection:
 
     # Single calls
 
-    async def call(
-        self,
-        service: str,
-        method: str,
-        request: WireMessage,
-        timeout_s: float = CALL_TIMEOUT_S,
-        *,
-        server: str = "",
-        attempt_timeout_s: float | None = None,
-        raw_response: bool = False,
+    async def attempt(
+        self, address: str, request: WireMessage, timeout_s: float, *, raw_response: bool = False
     ) -> Any:
-        """The response of any broker, or of `server` and no other; a raw one is the bytes of the
-        wire. Raises the error of the broker; Unreachable without an answer.
-        """
-        call = UnaryCall(
-            service, method, request, timeout_s, attempt_timeout_s, raw_response=raw_response
-        )
-        return await call_until_answered(self, call, server)
-
-    @property
-    def addresses(self) -> Iterable[str]:
-        return self.servers
-
-    def next_address(self, tried: list[str]) -> str:
-        return self.servers.best(now_s(), tried)
-
-    async def ask(self, address: str, call: UnaryCall, timeout_s: float) -> Any:
-        began_s = now_s()
-        answer = await self.attempt(address, call, timeout_s)
-        if call.service != "ConsumerService":
-            self.servers.succeeded(address, now_s() - began_s)
-        return answer
-
-    async def attempt(self, address: str, call: UnaryCall, timeout_s: float) -> Any:
         """One attempt, for any set. Its result is kept for errors and the log."""
         began_s = now_s()
         try:
-            answer = await self.channels.ask(
-                address,
-                call.service,
-                call.method,
-                call.request,
-                timeout_s,
-                raw_response=call.raw_response,
-            )
+            answer = await self.channels.ask(address, request, timeout_s, raw_response=raw_response)
         except Unreachable as error:
             self.attempts.failed(address, error, began_s, now_s())
             raise
@@ -230,26 +180,29 @@ class Connection:
         self.attempts.answered(address, now_s())
         return answer
 
-    async def gave_up(self, failure: MqError, timeout_s: float, server: str = "") -> MqError:
-        """Unreachable, unless a broker has answered: then NotLeader."""
-        asked = [server] if server else list(self.servers)
-        if not any(map(self.attempts.is_up, asked)):
-            return self.attempts.unreachable(asked, timeout_s)
-        return failure if isinstance(failure, NotLeader) else NotLeader(None, None)
+    def _next_address(self, tried: list[str]) -> str:
+        return self.servers.best(now_s(), tried)
 
-    def not_leader(self, address: str, leader: str = "") -> str:
-        """For a call to one broker that only a leader answers: the redirect is learnt."""
-        if leader:
-            self.servers.learn(leader)
-        return leader if leader != address else ""
+    def not_leader(self, address: str, leader: str = "") -> str:  # noqa: ARG002
+        """The broker has just started, and has not read its log yet. Any other broker may answer,
+        not only its leader, which may be down.
+        """
+        self.servers.learn(leader)
+        return ""
 
     def failed(self, address: str) -> None:
-        """The broker was not reached, or broke off."""
         self.servers.failed(address, now_s())
         # The next search for the leader of its set starts at another broker.
         for one in self._sets.values():
             if address in set(one.servers):
                 one.servers.failed(address, now_s())
+
+    async def _gave_up(self, failure: MqError, timeout_s: float, server: str) -> MqError:
+        """Unreachable, unless a broker has answered: then NotLeader."""
+        asked = [server] if server else list(self.servers)
+        if not any(map(self.attempts.is_up, asked)):
+            return self.attempts.unreachable(asked, timeout_s)
+        return failure if isinstance(failure, NotLeader) else NotLeader(None, None)
 
     # Broker sets
 
@@ -293,10 +246,10 @@ class Connection:
         """The view of one broker: the broker sets, and the routes of these topics. The brokers in
         `first` are asked before others.
         """
-        request = RouteRequest(topics=topics)
-        call = UnaryCall("ClusterService", "Route", request, timeout_s, _ROUTE_ATTEMPT_S)
         try:
-            response: RouteResponse = await call_until_answered(_InOrder(self, first), call)
+            response: RouteResponse = await self.call(
+                RouteRequest(topics=topics), timeout_s, attempt_s=_ROUTE_ATTEMPT_S, first=first
+            )
         except NotLeader as error:
             raise await self._without_topics(error) from None
         self.learn(response)
@@ -307,10 +260,9 @@ class Connection:
         """The error when the brokers that answer have just started, and their set has no leader:
         they know no topics yet, but they know the nodes of their set.
         """
-        call = UnaryCall("ClusterService", "Route", RouteRequest(), LAST_WORD_S)
         up = [one for one in self.servers if self.attempts.is_up(one)]
         try:
-            response: RouteResponse = await self.ask(up[0], call, LAST_WORD_S)
+            response: RouteResponse = await self.ask(up[0], RouteRequest(), LAST_WORD_S)
         except (MqError, IndexError):
             return error
         self.learn(response)
@@ -331,39 +283,9 @@ class Connection:
         await self.channels.close()
 
 
-class _InOrder:
-    """A call target: any broker, those of a list before others."""
-
-    def __init__(self, connection: Connection, first: Sequence[str]) -> None:
-        self._connection = connection
-        self._first = first
-        self._tried: list[str] = []
-        self.failed = connection.failed
-        self.ask = connection.ask
-        self.gave_up = connection.gave_up
-
-    @property
-    def addresses(self) -> Iterable[str]:
-        return self._connection.servers
-
-    def next_address(self, tried: list[str]) -> str:
-        self._tried = tried
-        left = [one for one in self._first if one not in tried]
-        return left[0] if left else self._connection.next_address(tried)
-
-    def not_leader(self, address: str, leader: str = "") -> str:
-        """The broker has just started, and has not read its log yet. Any other broker may answer,
-        not only its leader, which may be down.
-        """
-        self._connection.not_leader(address, leader)
-        others = [one for one in self.addresses if one not in (*self._tried, address)]
-        return others[0] if others else ""
-
-
-class SetConnection:
+class SetConnection(CallTarget):
     """The connection to one broker set. `call` is for single requests. Users of streams, which are
-    opened by `channels.stream` at the address from `leader`, report `succeeded`, `failed` and
-    `not_leader`.
+    opened by `channels.stream` at the address from `leader`, report `failed` and `not_leader`.
     """
 
     def __init__(self, name: str, cluster: Connection, seeds: Iterable[str] = ()) -> None:
@@ -380,10 +302,6 @@ class SetConnection:
         self._is_logged = False
         # The newest term in which the set was known to have a leader.
         self.term = 0
-
-    @property
-    def zone(self) -> str:
-        return self.cluster.zone
 
     def learn(self, broker_set: BrokerSet) -> None:
         """Takes over the view of a broker; a leader of an older term is ignored."""
@@ -404,40 +322,15 @@ class SetConnection:
 
     # Single calls
 
-    async def call(
-        self,
-        service: str,
-        method: str,
-        request: WireMessage,
-        timeout_s: float = CALL_TIMEOUT_S,
-        *,
-        attempt_timeout_s: float | None = None,
-        raw_response: bool = False,
+    async def attempt(
+        self, address: str, request: WireMessage, timeout_s: float, *, raw_response: bool = False
     ) -> Any:
-        """The response of the leader of the set. Repeated until the time is over, so that a
-        request may be carried out twice. Raises the error of the broker; Unreachable.
-        """
-        call = UnaryCall(
-            service, method, request, timeout_s, attempt_timeout_s, raw_response=raw_response
-        )
-        return await call_until_answered(self, call)
+        return await self.cluster.attempt(address, request, timeout_s, raw_response=raw_response)
 
-    @property
-    def addresses(self) -> Iterable[str]:
-        return self.servers
-
-    def next_address(self, tried: list[str]) -> str:
+    def _next_address(self, tried: list[str]) -> str:
         return self._leader or self.servers.best(now_s(), tried)
 
-    async def ask(self, address: str, call: UnaryCall, timeout_s: float) -> Any:
-        began_s = now_s()
-        answer = await self.cluster.attempt(address, call, timeout_s)
-        # Calls that wait for messages do not measure the latency of the network.
-        if call.service != "ConsumerService":
-            self.servers.succeeded(address, now_s() - began_s)
-        return answer
-
-    async def gave_up(self, failure: MqError, timeout_s: float, server: str = "") -> MqError:  # noqa: ARG002 # as CallTarget has it
+    async def _gave_up(self, failure: MqError, timeout_s: float, server: str) -> MqError:  # noqa: ARG002
         """Unreachable if the leader, or every broker, is down; NoLeader if the set has none."""
         await self._ask_unasked()
         attempts = self.cluster.attempts
@@ -459,9 +352,8 @@ class SetConnection:
 
     async def _ask_unasked(self) -> None:
         """Asks them briefly and at the same time, only to see whether they answer."""
-        call = UnaryCall("ClusterService", "Route", RouteRequest(), LAST_WORD_S)
         asking = [
-            self.cluster.attempt(one, call, LAST_WORD_S)
+            self.cluster.attempt(one, RouteRequest(), LAST_WORD_S)
             for one in {*self.servers, *self._nodes.values()}
             if one and not self.cluster.attempts.is_known(one)
         ]
@@ -513,7 +405,6 @@ class SetConnection:
         return await self.cluster.brokers((), timeout_s, first=ranking)
 
     def not_leader(self, address: str, leader: str = "") -> str:
-        """`address` does not lead, and reported `leader`. Returns the presumed leader."""
         if leader and leader != address:
             self.servers.learn(leader)
             self._leader = leader
@@ -538,10 +429,6 @@ class SetConnection:
             log.warning("%s; still trying", self._no_leader_so_far())
 
     def failed(self, address: str) -> None:
-        """The broker was not reached, or broke off."""
         self.servers.failed(address, now_s())
         if self._leader == address:
             self._leader = ""
-
-    def succeeded(self, address: str, latency_s: float) -> None:
-        self.servers.succeeded(address, latency_s)

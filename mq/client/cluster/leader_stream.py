@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message as WireMessage
 
 from mq.client.cluster.connection import SetConnection
 from mq.client.cluster.errors import error_of_call
@@ -76,13 +77,15 @@ class StreamUser(Protocol):
 class BrokerStream:
     """One stream to one broker. Failures are errors of `mq.errors`."""
 
-    def __init__(self, broker_set: SetConnection, address: str, service: str, method: str) -> None:
+    def __init__(
+        self, broker_set: SetConnection, address: str, request_class: type[WireMessage]
+    ) -> None:
         self.address = address
         # The newest term in which this broker may lead.
         self.term = broker_set.term
         self._loop = asyncio.get_running_loop()
         self.opened_s = self.heard_s = self._loop.time()
-        self._call = broker_set.channels.stream(address, service, method)
+        self._call = broker_set.channels.stream(address, request_class)
         self._cancelled_by: MqError | None = None
         self._ended = asyncio.Event()
 
@@ -175,8 +178,7 @@ class LeaderStream:
     def __init__(
         self,
         broker_set: SetConnection,
-        service: str,
-        method: str,
+        request_class: type[WireMessage],
         user: StreamUser,
         patience: Patience,
     ) -> None:
@@ -188,8 +190,7 @@ class LeaderStream:
         self.failures = 0
         # May be replaced at any time.
         self.patience = patience
-        self._service = service
-        self._method = method
+        self._request_class = request_class
         self._user = user
         self._loop = asyncio.get_running_loop()
         self._serving: dict[BrokerStream, asyncio.Task[None]] = {}
@@ -217,7 +218,7 @@ class LeaderStream:
             address = ""
             try:
                 address = await self.broker_set.leader(self.patience.search_s)
-                stream = BrokerStream(self.broker_set, address, self._service, self._method)
+                stream = BrokerStream(self.broker_set, address, self._request_class)
                 await stream.connect()
             except MqError as error:
                 log.debug("no stream to %s: %s", address or "a leader", error)

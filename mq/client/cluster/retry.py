@@ -1,20 +1,21 @@
 """Retries of requests: one loop with a deadline, the retry-after of the broker, and a back-off.
 
-`call_until_answered` sends one request to one broker after the other until one answers; what a
-refusal means for the choice of the next broker is known to its `CallTarget`. `repeat` is the loop
-for everything else. A request that is sent again may be carried out twice.
+`CallTarget.call` sends one request to one broker after the other until one answers; `repeat` is the
+loop for everything else. A request that is sent again may be carried out twice.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import Message as WireMessage
 
 from mq.client.cluster.errors import retry_after_s
+from mq.client.cluster.servers import Servers
 from mq.errors import MqError, NotLeader, Unreachable
 
 T = TypeVar("T")
@@ -66,68 +67,92 @@ async def repeat(attempt: Callable[[float], Awaitable[T]], timeout_s: float) -> 
                 raise
 
 
-class UnaryCall(NamedTuple):
-    """A request that has one response. A raw response is bytes as they came over the wire."""
-
-    service: str
-    method: str
-    request: WireMessage
-    timeout_s: float
-    # For one attempt; None: all of the time that is left.
-    attempt_s: float | None = None
-    raw_response: bool = False
-
-
-class CallTarget(Protocol):
-    """The brokers that may answer a call, and what a refusal says about them."""
-
-    @property
-    def addresses(self) -> Iterable[str]: ...
-
-    def next_address(self, tried: list[str]) -> str: ...
-
-    async def ask(self, address: str, call: UnaryCall, timeout_s: float) -> Any: ...
-
-    def not_leader(self, address: str, leader: str = "") -> str: ...
-
-    def failed(self, address: str) -> None: ...
-
-    async def gave_up(self, failure: MqError, timeout_s: float, server: str = "") -> MqError:
-        """Returns the error for a time-out; `failure` is that of the last attempt."""
-        ...
-
-
-async def call_until_answered(target: CallTarget, call: UnaryCall, server: str = "") -> Any:
-    """The response; of `server` and no other broker, if that is given.
-
-    A broker that does not lead, or is not reached, is followed by the next one until the time is
-    over. Raises the error of a broker; Unreachable or NoLeader when no broker answers.
+class CallTarget(ABC):
+    """The brokers that may answer a request, and what a refusal says about them. The type of a
+    request names its method.
     """
-    retry = Retry(call.timeout_s)
-    tried: list[str] = []
-    while True:
-        address = server or target.next_address(tried)
-        left_s = max(retry.left_s, 0.001)
-        try:
-            return await target.ask(address, call, min(left_s, call.attempt_s or left_s))
-        except NotLeader as error:
-            failure: MqError = error
-            hint = target.not_leader(address, error.address or "")
-            # A new hint is followed at once, a loop of hints with a pause. Without a hint all
-            # other brokers come first.
-            must_wait = hint in (*tried, address) if hint else _are_tried(target, tried, address)
-        except Unreachable as error:
-            failure = error
-            target.failed(address)
-            must_wait = bool(server) or _are_tried(target, tried, address)
-        tried = [] if must_wait else [*tried, address]
-        is_over = not await retry.pause() if must_wait else retry.left_s <= 0
-        if is_over:
-            raise await target.gave_up(failure, call.timeout_s, server) from None
 
+    servers: Servers
 
-def _are_tried(target: CallTarget, tried: list[str], last: str) -> bool:
-    return all(one in (*tried, last) for one in target.addresses)
+    async def call(
+        self,
+        request: WireMessage,
+        timeout_s: float = CALL_TIMEOUT_S,
+        *,
+        attempt_s: float = math.inf,
+        first: Sequence[str] = (),
+        server: str = "",
+        raw_response: bool = False,
+        unanswered: list[MqError] | None = None,
+    ) -> Any:
+        """The response; a raw one is the bytes of the wire. The brokers in `first` are asked before
+        others; `server`, and no other, if that is given. Errors of attempts without an answer,
+        which may have been carried out, are added to `unanswered`.
+
+        A broker that does not lead, or is not reached within `attempt_s`, is followed by the next
+        one until the time is over: a request may be carried out twice. Raises the error of a
+        broker; Unreachable, NotLeader or NoLeader when no broker answers.
+        """
+        retry = Retry(timeout_s)
+        tried: list[str] = []
+        while True:
+            preferred = [one for one in first if one not in tried]
+            address = server or (preferred[0] if preferred else self._next_address(tried))
+            left_s = max(retry.left_s, 0.001)
+            try:
+                return await self.ask(
+                    address, request, min(left_s, attempt_s), raw_response=raw_response
+                )
+            except NotLeader as error:
+                failure: MqError = error
+                hint = self.not_leader(address, error.address or "")
+            except Unreachable as error:
+                failure, hint = error, ""
+                self.failed(address)
+                if unanswered is not None:
+                    unanswered.append(error)
+            # A new hint is followed at once, a loop of hints with a pause. Without a hint all other
+            # brokers come first.
+            known = {*tried, address}
+            must_wait = bool(server) or (hint in known if hint else known.issuperset(self.servers))
+            tried = [] if must_wait else [*tried, address]
+            is_over = not await retry.pause() if must_wait else retry.left_s <= 0
+            if is_over:
+                raise await self._gave_up(failure, timeout_s, server) from None
+
+    async def ask(
+        self, address: str, request: WireMessage, timeout_s: float, *, raw_response: bool = False
+    ) -> Any:
+        """One attempt at one broker, which measures its latency."""
+        began_s = now_s()
+        answer = await self.attempt(address, request, timeout_s, raw_response=raw_response)
+        # Requests that wait for messages do not measure the latency of the network.
+        if not getattr(request, "wait_ms", 0):
+            self.servers.succeeded(address, now_s() - began_s)
+        return answer
+
+    @abstractmethod
+    async def attempt(
+        self, address: str, request: WireMessage, timeout_s: float, *, raw_response: bool = False
+    ) -> Any:
+        """One attempt at one broker."""
+
+    @abstractmethod
+    def _next_address(self, tried: list[str]) -> str: ...
+
+    @abstractmethod
+    def not_leader(self, address: str, leader: str = "") -> str:
+        """`address` does not lead, and reported `leader`. Returns the broker to ask next; empty:
+        any other.
+        """
+
+    @abstractmethod
+    def failed(self, address: str) -> None:
+        """The broker was not reached, or broke off."""
+
+    @abstractmethod
+    async def _gave_up(self, failure: MqError, timeout_s: float, server: str) -> MqError:
+        """Returns the error for a time-out; `failure` is that of the last attempt."""
 
 
 class Answer(NamedTuple):
@@ -139,41 +164,20 @@ class Answer(NamedTuple):
     is_repeated: bool
 
 
-async def call_repeatedly(
-    broker_set: CallTarget, service: str, method: str, request: WireMessage, timeout_s: float
-) -> Answer:
-    """The answer of the leader of a set. Repeated when no broker answers, when the outcome of an
-    attempt is unknown, and when the broker is busy, until the time is over; then raises why.
+async def call_repeatedly(target: CallTarget, request: WireMessage, timeout_s: float) -> Answer:
+    """Repeated when no broker answers, when the outcome of an attempt is unknown, and when the
+    broker is busy, until the time is over; then raises why.
     """
-    target = _CountingTarget(broker_set)
+    unanswered: list[MqError] = []
 
     async def attempt(left_s: float) -> bytes:
-        call = UnaryCall(service, method, request, left_s, raw_response=True)
         try:
-            data: bytes = await call_until_answered(target, call)
-        except MqError:
-            target.unanswered += 1
+            data: bytes = await target.call(
+                request, left_s, raw_response=True, unanswered=unanswered
+            )
+        except MqError as error:
+            unanswered.append(error)
             raise
         return data
 
-    return Answer(await repeat(attempt, timeout_s), target.unanswered > 0)
-
-
-class _CountingTarget:
-    """The brokers of a set, and how many attempts of one call had no answer."""
-
-    def __init__(self, broker_set: CallTarget) -> None:
-        self._broker_set = broker_set
-        self.next_address = broker_set.next_address
-        self.not_leader = broker_set.not_leader
-        self.gave_up = broker_set.gave_up
-        self.ask = broker_set.ask
-        self.unanswered = 0
-
-    @property
-    def addresses(self) -> Iterable[str]:
-        return self._broker_set.addresses
-
-    def failed(self, address: str) -> None:
-        self.unanswered += 1
-        self._broker_set.failed(address)
+    return Answer(await repeat(attempt, timeout_s), bool(unanswered))

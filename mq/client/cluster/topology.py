@@ -298,9 +298,7 @@ class Topology:
     ) -> RouteResponse:
         """The answer of the leader of a set, which knows its own part. NotLeader; Unreachable."""
         request = RouteRequest(topics=topics, create_missing=create)
-        response: RouteResponse = await broker_set.call(
-            "ClusterService", "Route", request, max(timeout_s, 0.001)
-        )
+        response: RouteResponse = await broker_set.call(request, max(timeout_s, 0.001))
         self._connection.learn(response)
         self.learn(topics, response, leader_of=broker_set.name)
         return response

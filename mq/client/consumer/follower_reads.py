@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 from google.protobuf.message import DecodeError
 
 from mq.client.cluster.connection import Connection
-from mq.client.cluster.retry import CALL_TIMEOUT_S, UnaryCall, back_off_s, now_s
+from mq.client.cluster.retry import CALL_TIMEOUT_S, back_off_s, now_s
 from mq.client.consumer.options import ConsumerOptions
 from mq.client.consumer.prefetch import PrefetchBuffer
 from mq.client.consumer.reports import Signal
@@ -36,7 +36,6 @@ from mq.wire.v1.consumer_pb2 import (
 
 log = logging.getLogger(__name__)
 
-_SERVICE = "ConsumerService"
 # One response of a follower to a stream, as one delivery of the leader.
 _BYTES_MAX = 1 << 20
 # The longest wait of a follower for messages, and the time-out of its answer after that.
@@ -309,12 +308,10 @@ class QueuePulls(Generic[A]):
         broker_set = self._connection.of(ref.broker_set)
         wait_s = request.wait_ms / 1000
         if address:
-            call = UnaryCall(_SERVICE, "Pull", request, 0.0, raw_response=True)
-            data: bytes = await broker_set.ask(address, call, wait_s + _PULL_ANSWER_S_MAX)
+            timeout_s = wait_s + _PULL_ANSWER_S_MAX
+            data: bytes = await broker_set.ask(address, request, timeout_s, raw_response=True)
         else:
-            data = await broker_set.call(
-                _SERVICE, "Pull", request, wait_s + CALL_TIMEOUT_S, raw_response=True
-            )
+            data = await broker_set.call(request, wait_s + CALL_TIMEOUT_S, raw_response=True)
         try:
             return self._parse(data)
         except DecodeError as error:

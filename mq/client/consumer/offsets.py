@@ -39,7 +39,6 @@ from mq.wire.v1.consumer_pb2 import (
 
 log = logging.getLogger(__name__)
 
-_SERVICE = "ConsumerService"
 _KINDS = {
     START_EARLIEST: OFFSET_EARLIEST,
     START_LATEST: OFFSET_LATEST,
@@ -169,9 +168,7 @@ async def find_in(
     request = FindOffsetsRequest(
         topic=topic, queue_ids=queue_ids, kind=_KINDS[position], at_ms=at_ms
     )
-    response: FindOffsetsResponse = await broker_set.call(
-        _SERVICE, "FindOffsets", request, timeout_s
-    )
+    response: FindOffsetsResponse = await broker_set.call(request, timeout_s)
     return from_positions(response.positions, broker_set.name)
 
 
@@ -186,7 +183,7 @@ async def commit_in(
     request = CommitOffsetsRequest(
         group=group, member_id=member_id, positions=to_positions(offsets)
     )
-    await broker_set.call(_SERVICE, "CommitOffsets", request, timeout_s)
+    await broker_set.call(request, timeout_s)
 
 
 async def query_in(
@@ -197,9 +194,7 @@ async def query_in(
 ) -> dict[QueueRef, int]:
     wanted = [QueueId(topic=topic, queue_id=queue_id) for topic, queue_id, _ in queues]
     request = QueryOffsetsRequest(group=group, queues=wanted)
-    response: QueryOffsetsResponse = await broker_set.call(
-        _SERVICE, "QueryOffsets", request, timeout_s
-    )
+    response: QueryOffsetsResponse = await broker_set.call(request, timeout_s)
     return from_positions(response.positions, broker_set.name)
 
 

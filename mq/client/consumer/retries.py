@@ -345,9 +345,7 @@ class _SetRetrySender:
         retry = Retry()
         while True:
             try:
-                response: RetryResponse = await self._broker_set.call(
-                    "ConsumerService", "Retry", request, CALL_TIMEOUT_S
-                )
+                response: RetryResponse = await self._broker_set.call(request, CALL_TIMEOUT_S)
             except MqError as error:
                 # A new leader knows the member as soon as there is a stream again.
                 is_passing = error.retryable or isinstance(error, UnknownMember | Unreachable)

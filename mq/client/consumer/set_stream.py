@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from mq.client.cluster.connection import SetConnection
 from mq.client.cluster.leader_stream import BrokerStream, LeaderStream, Patience
-from mq.client.cluster.retry import Retry, UnaryCall, now_s
+from mq.client.cluster.retry import Retry, now_s
 from mq.client.consumer.follower_reads import FollowerReads
 from mq.client.consumer.offsets import commit_in, to_positions
 from mq.client.consumer.options import ConsumerOptions, Start
@@ -38,7 +38,6 @@ from mq.wire.v1.consumer_pb2 import (
 
 log = logging.getLogger(__name__)
 
-_SERVICE = "ConsumerService"
 _ALIVE = SubscribeRequest(alive=Alive()).SerializeToString()
 # The broker tells its own with the first assignment.
 _HEARTBEAT_S = 10.0
@@ -115,7 +114,7 @@ class SetMembership:
         self._buffer = buffer
         self._callbacks = callbacks
         self._start = start
-        self._streams = LeaderStream(broker_set, _SERVICE, "Subscribe", self, patience())
+        self._streams = LeaderStream(broker_set, SubscribeRequest, self, patience())
         self._report_signal = ReportSignal()
         self._heartbeat_s = _HEARTBEAT_S
         self._closing = asyncio.Event()
@@ -257,8 +256,7 @@ class SetMembership:
 
     async def _pull(self, address: str, request: PullRequest, timeout_s: float) -> bytes:
         """From any broker of the set; one attempt."""
-        call = UnaryCall(_SERVICE, "Pull", request, timeout_s, raw_response=True)
-        answer: bytes = await self._broker_set.ask(address, call, timeout_s)
+        answer: bytes = await self._broker_set.ask(address, request, timeout_s, raw_response=True)
         return answer
 
     def _assigned(self, assignment: Assignment) -> None:
@@ -333,4 +331,4 @@ class SetMembership:
         if not self._has_left and self.is_joined and self._buffer.failure is None:
             request = LeaveRequest(group=self._options.group, member_id=self._options.member)
             with contextlib.suppress(MqError):
-                await self._broker_set.call(_SERVICE, "Leave", request, timeout_s=_LEAVE_S)
+                await self._broker_set.call(request, _LEAVE_S)

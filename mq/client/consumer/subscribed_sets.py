@@ -126,9 +126,7 @@ class SubscribedSets:
         """Asks a set about itself; its answer replaces what was known. False: it gave none."""
         request = RouteRequest(topics=self._asked)
         try:
-            response: RouteResponse = await self._connection.of(name).call(
-                "ClusterService", "Route", request, _ASK_S
-            )
+            response: RouteResponse = await self._connection.of(name).call(request, _ASK_S)
             said = {
                 part.topic
                 for part in response.topics

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from mq.client.cluster.connection import Connection
-from mq.client.cluster.retry import UnaryCall, call_until_answered, repeat
+from mq.client.cluster.retry import repeat
 from mq.client.lifecycle import AsyncClient, SyncClient
 from mq.client.messages import QueueRef
 from mq.client.priorities import queues_of
@@ -90,8 +90,7 @@ class AsyncExactSender(AsyncClient):
         request = RawAtomicRequest(batches=[shipment.data])
 
         async def attempt(left_s: float) -> AtomicResponse:
-            call = UnaryCall("ProducerService", "SendAtomically", request, left_s, _ATTEMPT_S)
-            response: AtomicResponse = await call_until_answered(broker_set, call)
+            response: AtomicResponse = await broker_set.call(request, left_s, attempt_s=_ATTEMPT_S)
             return response
 
         (result,) = (await repeat(attempt, timeout_s)).results

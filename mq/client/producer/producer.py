@@ -208,7 +208,7 @@ class Producer(AsyncClient):
         request = recall_request(result, topic, message_id, deliver_at_ms)
         connection = self._started().connection
         owner = await connection.named(names.parse_message_id(request.message_id)[0])
-        await owner.call("ProducerService", "Recall", request, self._options.timeout_s)
+        await owner.call(request, self._options.timeout_s)
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Returns when everything that was sent before is stored, or has failed; with ack="none",

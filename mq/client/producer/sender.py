@@ -29,7 +29,7 @@ from mq.client.producer.options import ACKS, ProducerOptions
 from mq.client.producer.outcomes import SLOW_S, Avoidance, ResultAction, action_for, is_in_doubt
 from mq.client.producer.queues import Batch, BatchKind
 from mq.errors import ClientClosed, Internal, MqError, Unreachable
-from mq.wire.v1.producer_pb2 import ACK_NONE, BatchResult, PublishResponse
+from mq.wire.v1.producer_pb2 import ACK_NONE, BatchResult, PublishRequest, PublishResponse
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class SetSender:
     ) -> None:
         self.broker_set = broker_set
         self.name = broker_set.name
-        self.streams = LeaderStream(broker_set, "ProducerService", "Publish", self, _PATIENCE)
+        self.streams = LeaderStream(broker_set, PublishRequest, self, _PATIENCE)
         self._loop = asyncio.get_running_loop()
         self.progress_s = self._loop.time()
         self._ack = ack
@@ -351,7 +351,7 @@ class Sender:
         results: Sequence[BatchResult] = response.results
         if any(result.code == 0 for result in results):
             sender.progress_s = now_s
-            sender.broker_set.succeeded(stream.address, now_s - request.sent_s)
+            sender.broker_set.servers.succeeded(stream.address, now_s - request.sent_s)
             self._avoidance.answered(sender.name, now_s - request.sent_s, now_s)
         for at, batch in enumerate(request.batches):
             if not batch.is_done:

@@ -33,7 +33,6 @@ from mq.wire.v1 import consumer_pb2 as wire
 
 log = logging.getLogger(__name__)
 
-_SERVICE = "ConsumerService"
 _LEAVE_S = 1.0
 # The interval of looking up the sets of the topics; sooner while a topic is missing.
 _LOOK_EVERY_S, _LOOK_SOON_S = 5.0, 1.0
@@ -255,9 +254,7 @@ class _GroupReceiver:
         broker_set = self._connection.of(source.broker_set)
         self._asked.add(source.broker_set)
         try:
-            answer = await call_repeatedly(
-                broker_set, _SERVICE, "Receive", request, wait_s + CALL_TIMEOUT_S
-            )
+            answer = await call_repeatedly(broker_set, request, wait_s + CALL_TIMEOUT_S)
             runs = parse_receive_response(answer.data)
         except DecodeError as error:
             raise Internal(f"what the broker sends cannot be read: {error}") from None
@@ -298,10 +295,7 @@ class _GroupReceiver:
         if self._looking is not None:
             self._looking.cancel()
         request = wire.LeaveRequest(group=self._options.group, member_id=self._options.member)
-        leaving = [
-            self._connection.of(name).call(_SERVICE, "Leave", request, _LEAVE_S)
-            for name in self._asked
-        ]
+        leaving = [self._connection.of(name).call(request, _LEAVE_S) for name in self._asked]
         # Without this the brokers find out by themselves.
         await asyncio.gather(*leaving, return_exceptions=True)
 

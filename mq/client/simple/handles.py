@@ -26,20 +26,18 @@ _RETRY_S = 15.0
 
 
 class HandleCall(NamedTuple):
-    """A method of the ConsumerService with its request. `is_final`: it spends the handles."""
+    """The request about some handles. `is_final`: it spends them."""
 
-    method: str
     request: Callable[[Sequence[wire.Handle]], WireMessage]
     is_final: bool = True
 
 
 def ack(group: str) -> HandleCall:
-    return HandleCall("Ack", lambda handles: wire.AckRequest(group=group, handles=handles))
+    return HandleCall(lambda handles: wire.AckRequest(group=group, handles=handles))
 
 
 def nack(group: str, delay_ms: int | None, reason: str) -> HandleCall:
     return HandleCall(
-        "Nack",
         lambda handles: wire.NackRequest(
             group=group, handles=handles, delay_ms=delay_ms, reason=reason
         ),
@@ -48,7 +46,6 @@ def nack(group: str, delay_ms: int | None, reason: str) -> HandleCall:
 
 def change_invisible(group: str, invisible_ms: int) -> HandleCall:
     return HandleCall(
-        "ChangeInvisible",
         lambda handles: wire.ChangeInvisibleRequest(
             group=group, handles=handles, invisible_ms=invisible_ms
         ),
@@ -101,13 +98,7 @@ class HandleCalls:
         asked = await self._connection.named(broker_set)
         for at in range(0, len(handles), _HANDLES_MAX):
             part = handles[at : at + _HANDLES_MAX]
-            answer = await call_repeatedly(
-                asked,
-                "ConsumerService",
-                call.method,
-                call.request(part),
-                timeout_s,
-            )
+            answer = await call_repeatedly(asked, call.request(part), timeout_s)
             if answer.is_repeated and call.is_final:
                 continue
             codes = wire.HandleResponse.FromString(answer.data).codes

@@ -134,7 +134,7 @@ class SetTransactions:
         # Requests for the current stream; None ends it.
         self._out: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._is_closing = False
-        self._streams = LeaderStream(broker_set, "TransactionService", "Transact", self, _PATIENCE)
+        self._streams = LeaderStream(broker_set, TransactRequest, self, _PATIENCE)
         self._streams.open()
 
     # Requests

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from mq.client.cluster.connection import method_of
 from mq.errors import Unreachable
 from mq.wire.v1 import cluster_pb2 as pb
 
@@ -58,15 +59,9 @@ class FakeChannels:
     # What a connection calls
 
     async def ask(
-        self,
-        address: str,
-        _: str,
-        method: str,
-        request: Any,
-        timeout_s: float,
-        *,
-        raw_response: bool = False,
+        self, address: str, request: Any, timeout_s: float, *, raw_response: bool = False
     ) -> Any:
+        method = method_of(type(request))[0].rpartition("/")[2]
         name = address.partition(":")[0]
         if method == "Route":
             return self._route(name, request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from mq.client.cluster.connection import Channels, Connection
+from mq.client.cluster.connection import Channels, Connection, method_of
 
 
 class ScriptedSet(Protocol):
@@ -24,17 +24,11 @@ class ScriptedChannels(Channels):
         self._sets = {address: one for one in sets for address in one.addresses}
 
     async def ask(
-        self,
-        address: str,
-        service: str,
-        method: str,
-        request: Any,
-        timeout_s: float,
-        *,
-        raw_response: bool = False,
+        self, address: str, request: Any, timeout_s: float, *, raw_response: bool = False
     ) -> Any:
         assert not raw_response
-        return await self._sets[address].answer(address, f"{service}/{method}", request, timeout_s)
+        method = method_of(type(request))[0].removeprefix("/mq.v1.")
+        return await self._sets[address].answer(address, method, request, timeout_s)
 
     def stream(self, address: str, *_: Any, **__: Any) -> Any:
         return self._sets[address].open(address)

@@ -62,7 +62,9 @@ class Cluster(Admin):
     async def _until_shown(self, topic: str, parts: Any) -> None:
         pass
 
-    async def _ask(self, broker_set: str, method: str, request: Any, **_: Any) -> Any:
+    async def _ask(self, broker_set: str, request: Any, timeout_s: float | None = None) -> Any:
+        assert timeout_s is None or timeout_s > 0
+        method = type(request).__name__.removesuffix("Request")
         self.asked.append((broker_set, method))
         error, is_done = self.troubles.pop((broker_set, method), (None, False))
         if error is not None and not is_done:

@@ -42,17 +42,8 @@ class Script(Channels):
         self._reply = answer
 
     async def ask(
-        self,
-        address: str,
-        service: str,
-        method: str,
-        request: Any,
-        timeout_s: float,
-        *,
-        raw_response: bool = False,
+        self, address: str, request: Any, timeout_s: float, *, raw_response: bool = False
     ) -> Any:
-        assert service.endswith("Service")
-        assert method
         assert not raw_response
         self.asked.append(address)
         self.timeouts.append(timeout_s)
@@ -79,7 +70,7 @@ class Asked(Connection):
 
 def create(connection: Connection | SetConnection, timeout_s: float = 5.0, **options: Any) -> Any:
     request = CreateTopicRequest(topic="t")
-    return connection.call("AdminService", "CreateTopic", request, timeout_s, **options)
+    return connection.call(request, timeout_s, **options)
 
 
 def routes(
@@ -214,7 +205,7 @@ def test_a_server_that_is_named_is_asked_and_no_other() -> None:
 
 def test_a_frozen_broker_is_left_after_one_attempt() -> None:
     connection = Asked("a:1,b:2", lambda address, _: None if address == "a:1" else TopicInfo())
-    run(create(connection.of("s"), attempt_timeout_s=0.5))
+    run(create(connection.of("s"), attempt_s=0.5))
     assert connection.asked == ["a:1", "b:2"]
     assert connection.script.timeouts[0] == 0.5
 

@@ -18,6 +18,7 @@ from mq.client.cluster.connection import Channels, Connection
 from mq.client.cluster.leader_stream import BrokerStream, LeaderStream, Patience
 from mq.errors import ClientClosed, Internal, MqError, NoLeader, NotLeader, Unreachable
 from mq.wire.v1.cluster_pb2 import BrokerSet, NodeRoute, RouteResponse
+from mq.wire.v1.producer_pb2 import PublishRequest
 from tests.unit.client.producer.scripted_brokers import rpc_error
 from tests.unit.client.virtual_time import run
 
@@ -121,7 +122,7 @@ class User:
         self.received: list[bytes] = []
         self.sent_s: dict[BrokerStream, float] = {}
         self.on_data: Callable[[bytes], None] = self._got
-        self.streams = LeaderStream(connection.of("s"), "S", "M", self, patience)
+        self.streams = LeaderStream(connection.of("s"), PublishRequest, self, patience)
         self.connection = connection
 
     async def send(self, data: bytes) -> None:
@@ -444,7 +445,7 @@ def test_a_closed_connection_ends_the_search() -> None:
         user = User(Cluster(), EAGER)
         user.connection.channels = Channels()
         await user.connection.close()
-        user.streams = LeaderStream(user.connection.of("t"), "S", "M", user, EAGER)
+        user.streams = LeaderStream(user.connection.of("t"), PublishRequest, user, EAGER)
         user.streams.open()
         await asyncio.sleep(10)
         ((_, error),) = user.failures

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import grpc
 import grpc.aio
 
+from mq.client.cluster.connection import method_of
 from mq.client.cluster.topology import Topology
 from mq.client.messages import QueueRef
 from mq.errors import MqError, NotLeader, Unreachable
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mq.client.cluster.connection import Connection
-    from mq.client.cluster.retry import UnaryCall
     from tests.unit.client.consumer.deliveries import Content
 
 DEADLINE_S = 10.0
@@ -185,21 +185,24 @@ class ScriptedSet:
     async def leader(self, _: float) -> str:
         return self.leaders[-1]
 
-    def stream(self, address: str, *_: str) -> ScriptedCall:
+    def stream(self, address: str, *_: Any) -> ScriptedCall:
         call = ScriptedCall(address)
         call.send(*self.prepared)
         self.opened.put_nowait(call)
         return call
 
-    async def call(self, _: str, method: str, request: Any, timeout_s: float = 0) -> Any:
+    async def call(self, request: Any, timeout_s: float = 0) -> Any:
         assert timeout_s >= 0
+        method = method_of(type(request))[0].rpartition("/")[2]
         if method not in ("Route", "QueryOffsets"):
             self.calls.append((method, request))
         return self.answers[method](request)
 
-    async def ask(self, address: str, call: UnaryCall, _: float) -> bytes:
+    async def ask(
+        self, address: str, request: wire.PullRequest, _: float, *, raw_response: bool
+    ) -> bytes:
+        assert raw_response
         await asyncio.sleep(0)
-        request = cast("wire.PullRequest", call.request)
         return self.pull(address, request).SerializeToString()
 
     def not_leader(self, _: str, leader: str) -> None:

@@ -306,7 +306,7 @@ def test_a_read_that_is_not_needed_is_cancelled(how: str) -> None:
         scripted = RedirectedSession(100)
         asked: list[asyncio.Event] = []
 
-        async def hang(*_: object) -> bytes:
+        async def hang(*_: object, **__: object) -> bytes:
             asked.append(over := asyncio.Event())
             try:
                 await asyncio.sleep(3_600)

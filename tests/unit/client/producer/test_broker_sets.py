@@ -449,7 +449,7 @@ def test_the_leader_of_a_set_is_asked_of_its_brokers_that_answer() -> None:
         connected(connection, [brokers])
         [line] = await connection.sets()
         for address, latency_s in (("a:1", 0.001), ("b:1", 0.01), ("c:1", 0.02)):
-            line.succeeded(address, latency_s)
+            line.servers.succeeded(address, latency_s)
         # The fastest is cut off, without a word.
         brokers.frozen.add("a:1")
         brokers.leading = "b:1"
