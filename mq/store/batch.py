@@ -38,6 +38,7 @@ _BATCH_TAG, _COMMAND_TAG = b"\x0a", b"\x12"
 # So many messages of a plain batch are opened sooner one by one than by columns.
 _FEW_MESSAGES, _SMALL_BYTES = 16, 64 << 10
 _NO_KEY_HASHES, _NO_KEY_COUNTS = np.empty(0, "<u8"), np.empty(0, "<u4")
+_ONE_SIZE, _ONE_HASH = struct.Struct("<I").pack, struct.Struct("<Q").pack
 # The fields of a prepared batch that have an element for each message or key.
 _COLUMNS = range(5, 9)
 
@@ -83,18 +84,11 @@ class Header(NamedTuple):
 
     def encode(self, topic: str, queue_id: int, columns: Mapping[str, Any]) -> bytes:
         """All that stands before the frames. An empty `half` is none."""
-        raw = RawBatch(
-            topic=topic,
-            queue_id=queue_id,
-            producer_id=self.producer_id,
-            sequence=self.sequence,
-            deliver_at_ms=self.deliver_at_ms,
-            delay_ms=self.delay_ms,
-            origin_log_offset=self.origin_log_offset,
-            **columns,
-        )
-        if self.half:
-            raw.half = self.half
+        raw = RawBatch(topic=topic, queue_id=queue_id, **columns)
+        if self is not _PLAIN:
+            for name, value in zip(self._fields, self, strict=True):
+                if value:
+                    setattr(raw, name, value)
         return raw.SerializeToString()
 
 
@@ -120,8 +114,10 @@ def accept(
     MalformedBatch, IllegalTopic, IllegalRequest (a tag) and MessageTooLarge say what is wrong.
     """
     start = _region_start(data)
-    batch = _parse(data, start) if start else None
-    if batch is None or not len(batch.frame_sizes):
+    header = _parse_header(data, start) if start else None
+    if header is not None and header.frame_sizes:
+        batch = _with_columns(header, data, start)
+    else:
         if check_plain is not None:
             check_plain(data)
         if len(data) <= _SMALL_BYTES and (small := _accept_small(data, message_bytes_max)):
@@ -133,8 +129,9 @@ def accept(
 
 def _accept_small(data: bytes | memoryview, message_bytes_max: int) -> Batch | None:
     """A plain batch of a few messages; None: it is not one, or not quite right."""
+    data = bytes(data)
     try:
-        wire = WireBatch.FromString(bytes(data))
+        wire = WireBatch.FromString(data)
     except DecodeError:
         return None
     if (
@@ -153,7 +150,7 @@ def _accept_small(data: bytes | memoryview, message_bytes_max: int) -> Batch | N
         # One that says nothing is one all the same: it must not become visible.
         half = wire.half.SerializeToString() or _EMPTY_HALF
     # The bytes as they came: protobuf may write a message in another order.
-    raw = RawBatch.FromString(bytes(data)).messages
+    raw = RawBatch.FromString(data).messages
     return join(
         wire.topic,
         wire.queue_id,
@@ -218,23 +215,19 @@ def join(topic: str, queue_id: int, frames: Sequence[Frame], header: Header = _P
     to be legal, and the frames were made here.
     """
     datas, tags, keys = zip(*frames, strict=True)
-    count = len(datas)
     sizes = list(map(len, datas))
-    columns = {
-        "frame_sizes": struct.pack(f"<{count}I", *sizes),
-        "tag_hashes": struct.pack(f"<{count}Q", *tags),
-    }
+    columns = {"frame_sizes": _pack_sizes(sizes), "tag_hashes": _pack_hashes(tags)}
     key_hashes, key_counts = _NO_KEY_HASHES, _NO_KEY_COUNTS
     if any(keys):
         key_hashes = np.fromiter(chain.from_iterable(keys), "<u8")
-        key_counts = np.fromiter(map(len, keys), "<u4", count)
+        key_counts = np.fromiter(map(len, keys), "<u4", len(keys))
         columns |= {"key_hashes": key_hashes.tobytes(), "key_counts": key_counts.tobytes()}
     head = header.encode(topic, queue_id, columns)
     return Batch(
         topic,
         queue_id,
         np.frombuffer(columns["frame_sizes"], "<u4"),
-        np.fromiter(accumulate(sizes[:-1], initial=len(head)), np.int64, count),
+        _frame_starts(sizes, len(head)),
         np.frombuffer(columns["tag_hashes"], "<u8"),
         key_hashes,
         key_counts,
@@ -242,6 +235,28 @@ def join(topic: str, queue_id: int, frames: Sequence[Frame], header: Header = _P
         len(head),
         *header,
     )
+
+
+def _pack_sizes(sizes: Sequence[int]) -> bytes:
+    return _ONE_SIZE(sizes[0]) if len(sizes) == 1 else struct.pack(f"<{len(sizes)}I", *sizes)
+
+
+def _pack_hashes(hashes: Sequence[int]) -> bytes:
+    return _ONE_HASH(hashes[0]) if len(hashes) == 1 else struct.pack(f"<{len(hashes)}Q", *hashes)
+
+
+def _frame_starts(sizes: Sequence[int], start: int) -> npt.NDArray[np.int64]:
+    if len(sizes) == 1:
+        return _one_start(start)
+    return np.fromiter(accumulate(sizes[:-1], initial=start), np.int64, len(sizes))
+
+
+# Headers are short, so the starts of the only frame of a batch are few.
+@functools.lru_cache(maxsize=4096)
+def _one_start(start: int) -> npt.NDArray[np.int64]:
+    starts = np.array([start], np.int64)
+    starts.flags.writeable = False
+    return starts
 
 
 @functools.lru_cache(maxsize=4096)
@@ -276,20 +291,23 @@ def with_header(batch: Batch, topic: str, queue_id: int, header: Header) -> Batc
     columns = {
         "frame_sizes": batch.frame_sizes.tobytes(),
         "tag_hashes": batch.tag_hashes.tobytes(),
-        "key_hashes": batch.key_hashes.tobytes(),
-        "key_counts": batch.key_counts.tobytes(),
     }
+    if len(batch.key_hashes):
+        columns["key_hashes"] = batch.key_hashes.tobytes()
+        columns["key_counts"] = batch.key_counts.tobytes()
     head = header.encode(topic, queue_id, columns)
+    start = len(head)
+    starts = batch.frame_starts
     return Batch(
         topic,
         queue_id,
         batch.frame_sizes,
-        batch.frame_starts + (len(head) - batch.region_start),
+        _one_start(start) if len(starts) == 1 else starts + (start - batch.region_start),
         batch.tag_hashes,
         batch.key_hashes,
         batch.key_counts,
         b"".join((head, memoryview(batch.data)[batch.region_start :])),
-        len(head),
+        start,
         *header,
     )
 
@@ -347,31 +365,37 @@ def parse_stored(data: bytes | memoryview) -> Batch:
     start = _region_start(data)
     if start == 0:
         raise MalformedBatch("not a prepared batch: its fields are cut short, or not in order")
-    return _parse(data, start)
+    return _with_columns(_parse_header(data, start), data, start)
 
 
-def _parse(data: bytes | memoryview, start: int) -> Batch:
+def _parse_header(data: bytes | memoryview, start: int) -> RawBatch:
     try:
-        header = RawBatch.FromString(bytes(data[:start]))
+        return RawBatch.FromString(bytes(data[:start]))
     except DecodeError as error:
         raise MalformedBatch(f"not a Batch: {error}") from None
+
+
+def _with_columns(header: RawBatch, data: bytes | memoryview, start: int) -> Batch:
     packed_sizes, tags = header.frame_sizes, header.tag_hashes
     keys, key_counts = header.key_hashes, header.key_counts
     if len(packed_sizes) % 4 or len(tags) % 8 or len(keys) % 8 or len(key_counts) % 4:
         raise MalformedBatch("a packed field of the batch does not hold whole elements")
     frame_sizes = np.frombuffer(packed_sizes, "<u4")
-    sizes = frame_sizes.astype(np.int64)
-    starts = np.add.accumulate(sizes)
-    starts += start
-    starts -= sizes
+    if len(frame_sizes) == 1:
+        starts = _one_start(start)
+    else:
+        sizes = frame_sizes.astype(np.int64)
+        starts = np.add.accumulate(sizes)
+        starts += start
+        starts -= sizes
     return Batch(
         header.topic,
         header.queue_id,
         frame_sizes,
         starts,
         np.frombuffer(tags, "<u8"),
-        np.frombuffer(keys, "<u8"),
-        np.frombuffer(key_counts, "<u4"),
+        np.frombuffer(keys, "<u8") if keys else _NO_KEY_HASHES,
+        np.frombuffer(key_counts, "<u4") if key_counts else _NO_KEY_COUNTS,
         data,
         start,
         header.producer_id,
