@@ -32,9 +32,9 @@ settings.load_profile("mq")
 settings.register_profile("quick", deadline=None, max_examples=20)
 
 _TESTS = Path(__file__).parent
-# Longer than in `pyproject.toml`: on a busy machine Java and sets of processes start slowly, and
-# many simulations are one test.
-_TIMEOUTS_S = {"cluster": 400, "spark": 400, "sim": 600, "chaos": 1000}
+# Longer than in `pyproject.toml`: on a busy machine Java and sets of processes start slowly, many
+# simulations are one test, and the first run on a machine builds clients in other languages.
+_TIMEOUTS_S = {"cluster": 400, "conformance": 400, "spark": 400, "sim": 600, "chaos": 1000}
 
 
 # Keeps all processors busy for minutes: beside tests of clusters, which mostly wait.

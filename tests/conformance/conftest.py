@@ -1,9 +1,11 @@
-"""One broker for all of the suite, on each transport: a test has topics and groups of its own."""
+"""One broker for all of the suite, for each client on each transport: a test has topics and groups
+of its own.
+"""
 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 import pytest
@@ -11,19 +13,54 @@ import pytest
 from tests.conformance.calls import CHANNEL_OPTIONS, Calls
 from tests.conformance.streams import SubscribeStream
 from tests.support.broker_process import BrokerProcess
+from tests.support.foreign import ForeignChannel, programs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MISTAKE = "a request failed by a mistake of the broker"
+# By default Python's channels to one address share a connection.
+OWN_CONNECTION = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
 
 
-@pytest.fixture(scope="session", params=["grpcio", "mq"])
-def broker(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[BrokerProcess]:
+class Ends(NamedTuple):
+    """Of a connection: the transport of the broker, and the language of the client."""
+
+    transport: str
+    client: str
+
+    def connect(self, address: str) -> grpc.Channel | ForeignChannel:
+        if self.client != "python":
+            return ForeignChannel(programs.command(self.client), address)
+        return grpc.insecure_channel(address, options=OWN_CONNECTION)
+
+
+ENDS = [
+    Ends("grpcio", "python"),
+    Ends("mq", "python"),
+    *(Ends("mq", language) for language in programs.LANGUAGES),
+]
+
+
+@pytest.fixture(scope="session", params=ENDS, ids="-".join)
+def ends(request: pytest.FixtureRequest) -> Ends:
+    """Skips the test where the client cannot be built."""
+    found: Ends = request.param
+    if found.client != "python":
+        programs.command(found.client)
+    return found
+
+
+@pytest.fixture(scope="session")
+def connect(ends: Ends) -> Callable[[str], grpc.Channel]:
+    """Opens a channel to an address, on a connection of its own."""
+    return ends.connect
+
+
+@pytest.fixture(scope="session")
+def broker(ends: Ends, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     data = tmp_path_factory.mktemp("conformance") / "data"
-    with BrokerProcess(data, "--broker-transport", request.param) as process:
+    with BrokerProcess(data, "--broker-transport", ends.transport) as process:
         yield process
         assert process.is_running, process.output()
         mistakes = [line["exception"] for line in process.log() if line["event"] == MISTAKE]
@@ -32,8 +69,8 @@ def broker(
 
 
 @pytest.fixture(scope="session")
-def channel(broker: BrokerProcess) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(broker.address, options=CHANNEL_OPTIONS) as opened:
+def channel(ends: Ends, broker: BrokerProcess) -> Iterator[grpc.Channel]:
+    with ends.connect(broker.address) as opened:
         yield opened
 
 

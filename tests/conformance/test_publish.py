@@ -98,7 +98,7 @@ def test_a_stream_without_a_word_ends_well(stream: PublishStream) -> None:
 
 
 def test_a_client_that_does_not_read_its_answers_is_not_read_either(
-    calls: Calls, broker: BrokerProcess, topic: str
+    calls: Calls, broker: BrokerProcess, connect: Callable[..., Any], topic: str
 ) -> None:
     """Its answers would fill the broker's memory. When it reads them, all come."""
     total = 800
@@ -106,8 +106,7 @@ def test_a_client_that_does_not_read_its_answers_is_not_read_either(
     batches = [plain(topic, b"x"), *[plain("ä" * 200, b"x")] * 20]
     request = publish_request(1, *batches).SerializeToString()
     # A connection of its own: what others have read has widened the window of theirs.
-    options = [("grpc.use_local_subchannel_pool", 1)]
-    with grpc.insecure_channel(broker.address, options=options) as own:
+    with connect(broker.address) as own:
         call = own.stream_stream(path_of("ProducerService/Publish"))(iter([request] * total))
         end = until(lambda: stable(lambda: calls.ends(topic)[0]), "nothing moves any more")
         assert 0 < end < total

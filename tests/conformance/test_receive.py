@@ -126,11 +126,11 @@ def test_a_receive_ends_before_its_client_gives_up(calls: Calls, topic: str, gro
 
 
 def test_what_was_given_to_a_client_that_is_gone_is_there_for_others(
-    calls: Calls, broker: Any, topic: str, group: str
+    calls: Calls, broker: Any, connect: Callable[..., Any], topic: str, group: str
 ) -> None:
     receive(calls, group, topic)
     request = consumer_pb2.ReceiveRequest(group=group, topic=topic, wait_ms=20_000)
-    with grpc.insecure_channel(broker.address) as channel:
+    with connect(broker.address) as channel:
         call = channel.unary_unary(path_of("ConsumerService/Receive")).future(
             request.SerializeToString()
         )

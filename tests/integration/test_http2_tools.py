@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trustme
 
-from tests.support import go_tools
+from tests.support.foreign import programs
 from tests.support.interop_service import InteropServer
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ CASES = [
 
 def specified(port: int) -> tuple[str, list[str]]:
     """The last line of h2spec, and the tests that failed."""
-    h2spec = go_tools.built("github.com/summerwind/h2spec/cmd/h2spec", "v2.2.1+incompatible")
+    h2spec = programs.installed("github.com/summerwind/h2spec/cmd/h2spec", "v2.2.1+incompatible")
     command = [str(h2spec), "-h", "127.0.0.1", "-p", str(port), "-o", "10"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     output = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", done.stdout)
@@ -79,7 +79,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=["plain", "tls"])
 def interop(request: pytest.FixtureRequest, certificate: Path) -> Iterator[list[str]]:
     """The command that runs a case against our server."""
-    client = go_tools.built("google.golang.org/grpc/interop/client", "v1.80.0")
+    client = programs.installed("google.golang.org/grpc/interop/client", "v1.80.0")
     is_tls = request.param == "tls"
     files = (str(certificate / "certificate"), str(certificate / "key")) if is_tls else ("", "")
     with InteropServer(certificate=files[0], key=files[1]) as server:

@@ -1,0 +1,138 @@
+"""The programs of this folder, and others in Go: built once on a machine, outside of the tree.
+
+Their toolchains fetch packages from the registries of their languages. A test is skipped where a
+toolchain or its registry cannot be had; source that does not compile fails.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+LANGUAGES = ("go", "java", "node")
+
+_BUILD_S_MAX = 600
+_SOURCES = Path(__file__).parent
+_PLACE = Path(tempfile.gettempdir()) / f"mq-programs-{os.getuid()}"
+# Go's installer puts it there and leaves the PATH to the user.
+_SEARCH_PATH = os.pathsep.join([os.environ["PATH"], "/usr/local/go/bin"])
+# Starts in half the time, and tests are short.
+_JAVA_FLAGS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-Xmx512m")
+
+
+def installed(package: str, version: str) -> Path:
+    """A program in Go, from the module proxy."""
+    go = _tool("go")
+    key = f"{package.rpartition('/')[2]}-{version}"
+
+    def build(place: Path) -> None:
+        environment = {"GOBIN": str(place), "GOFLAGS": "-buildvcs=false"}
+        _fetch([go, "install", f"{package}@{version}"], place, environment)
+
+    return _built(key, build) / package.rpartition("/")[2]
+
+
+def command(language: str) -> list[str]:
+    """The client in this language; arguments are the address and, for TLS, the file of the CA."""
+    source = _SOURCES / language
+    files = [path for path in sorted(source.iterdir()) if path.is_file()]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+    build, tools = _BUILDS[language]
+    found = [_tool(tool) for tool in tools]
+
+    def copy_and_build(place: Path) -> None:
+        for path in files:
+            shutil.copy(path, place)
+        build(place)
+
+    place = _built(f"client-{language}-{digest}", copy_and_build)
+    return {
+        "go": [str(place / "client")],
+        "java": [found[0], *_JAVA_FLAGS, "-cp", f"{place}:{place}/jars/*", "Client"],
+        "node": [found[0], str(place / "client.js")],
+    }[language]
+
+
+def _build_go(place: Path) -> None:
+    _fetch([_tool("go"), "mod", "download"], place)
+    _run([_tool("go"), "build", "-o", "client", "."], place)
+
+
+def _build_java(place: Path) -> None:
+    copy = ["dependency:copy-dependencies", "-DoutputDirectory=jars"]
+    _fetch([_tool("mvn"), "--quiet", "--batch-mode", *copy], place)
+    _run([_tool("javac"), "-Xlint:all", "-Werror", "-cp", "jars/*", "Client.java"], place)
+
+
+def _build_node(place: Path) -> None:
+    quiet = ["--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1"]
+    _fetch([_tool("npm"), "ci", "--fetch-timeout=30000", *quiet], place)
+
+
+# How each is built, and the programs that it takes, first the one that runs it.
+_BUILDS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
+    "go": (_build_go, ("go",)),
+    "java": (_build_java, ("java", "javac", "mvn")),
+    "node": (_build_node, ("node", "npm")),
+}
+
+
+def _tool(name: str) -> str:
+    found = shutil.which(name, path=_SEARCH_PATH)
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+def _built(key: str, build: Callable[[Path], None]) -> Path:
+    """The folder that `build` has filled, now or in an earlier run."""
+    _PLACE.mkdir(exist_ok=True)
+    place = _PLACE / key
+    with (_PLACE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.exists():
+            with tempfile.TemporaryDirectory(dir=_PLACE) as folder:
+                unfinished = Path(folder) / key
+                unfinished.mkdir()
+                build(unfinished)
+                unfinished.rename(place)
+    return place
+
+
+def _fetch(
+    arguments: Sequence[str], place: Path, environment: dict[str, str] | None = None
+) -> None:
+    try:
+        done = _completed(arguments, place, environment)
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"{arguments[0]} did not get its packages in {_BUILD_S_MAX} s")
+    if done.returncode != 0:
+        pytest.skip(f"{arguments[0]} cannot get what it needs: {done.stdout[-300:]}")
+
+
+def _run(arguments: Sequence[str], place: Path) -> None:
+    done = _completed(arguments, place, None)
+    assert done.returncode == 0, done.stdout
+
+
+def _completed(
+    arguments: Sequence[str], place: Path, environment: dict[str, str] | None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        arguments,
+        cwd=place,
+        env={**os.environ, "PATH": _SEARCH_PATH, **(environment or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=_BUILD_S_MAX,
+        check=False,
+    )
