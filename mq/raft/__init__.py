@@ -2,5 +2,5 @@
 
 `Core` decides and returns what there is to do; `Replica` does it, without sockets, threads and
 clocks, so that a simulation can run many of them in virtual time; `Node` puts a replica on an
-asyncio loop. PySyncObj elects and counts: `engine` is the only module that knows it.
+asyncio loop. PySyncObj elects: `engine` is the only module that knows it.
 """

@@ -1,11 +1,12 @@
-"""Raft without disk, network or clock: what goes in, and what there is to do about it.
+"""Raft without disk, network or clock: events go in, a `Ready` says what to do about them.
 
-`tick`, `step`, `propose` and `synced` take what happened and return a `Ready`. The node performs it
-in the order of its fields: a vote is durable before a message tells of it, entries are in the log
-before anything counts them. A `Ready` with `append` is answered with `appended` or `refused`.
+`tick`, `step`, `propose` and `synced` return a `Ready`. The node performs it in the order of its
+fields: a vote is durable before a message tells of it, entries are in the log before anything
+counts them. A `Ready` with `append` is answered with `appended` or `refused`.
 
-PySyncObj decides, behind `Engine`: roles, terms, votes, election timer, match indexes, what is
-committed. The follower's side of an append is ours (`_on_append`), and so are the guards:
+PySyncObj decides, behind `Engine`, which node leads: roles, terms, votes, election timer.
+Replication is decided here: which entries are sent, taken, answered for and committed. So are the
+guards around elections:
 
     pre-vote         a node asks whether it could win before it raises its term, so that one that
                      was away does not depose a healthy leader
@@ -16,15 +17,16 @@ committed. The follower's side of an append is ours (`_on_append`), and so are t
                      has more than the candidate: then no other node has what was forgotten
     prompt           a connection that the leader's machine reset is a reason to ask at once
     higher terms     any answer of a higher term ends a leadership, not only a request
+
+and the rules of replication:
+
     after the sync   a follower answers for what it has synced; the leader counts itself for what it
                      has synced; nothing is applied before both
-    trim             entries that a follower has already are taken out of an append, because
-                     PySyncObj would truncate the log there, committed or not
+    own term         a leader commits entries of its term, and by that all before
+    trim             entries that a follower has already are taken out of an append
     stamped answers  an answer of another term is dropped
-    next index       PySyncObj sets it back at each answer and sends everything again
-    flow             see `Progress`; a closed flow looks to PySyncObj like a lost connection, which
-                     is the only brake it knows
-    start over       in place of PySyncObj's snapshots, which commit unverified entries
+    flow             see `Progress`
+    start over       a follower too far behind takes the leader's log from its first entry on
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from typing import NamedTuple
 from mq.errors import MalformedEntries, MqError
 from mq.logging import get_logger
 from mq.raft.contracts import Leadership, Role, Timing
-from mq.raft.engine import REGION_BYTES_MAX, Engine, Peer, Slot, enter
+from mq.raft.engine import Engine, Peer, enter
 from mq.raft.frames import Frame
 from mq.raft.progress import Progress
 from mq.raft.raft_log import FIRST_INDEX, RaftLog
@@ -58,7 +60,9 @@ from mq.wire.v1.raft_pb2 import (
 
 log = get_logger(__name__)
 
-# Applied in one tick, so that heartbeats are not late while a long log is applied.
+# Entries of one append, when there are so many. Read from the log in one go, on the loop.
+REGION_BYTES_MAX = 1 << 20
+# Applied in one go, so that heartbeats are not late while a long log is applied.
 _APPLY_ENTRIES_MAX = 64
 # The longest wait before a node asks for votes when the leader's connection broke: random, so that
 # not all nodes ask at the same time.
@@ -67,7 +71,7 @@ _ROLES = tuple(Role)  # a look-up is quicker than Role(number)
 
 
 class Ready(NamedTuple):
-    """What there is to do, in this order. When `append` is refused, the rest is void."""
+    """Work for the node, in this order. When `append` is refused, the rest is void."""
 
     # Term and vote, to be made durable.
     vote: tuple[int, str | None] | None = None
@@ -80,7 +84,7 @@ class Ready(NamedTuple):
     messages: Sequence[tuple[str, Frame]] = ()
     # The leadership has changed; the address of the leader is not known here.
     role: Leadership | None = None
-    # A follower lacks more entries: call `replicate_more` when the messages are sent.
+    # A follower lacks more entries: call `replicate` when the messages are sent.
     has_more: bool = False
     # The log has to be replaced by the leader's: the message was a StartOver.
     must_start_over: bool = False
@@ -90,7 +94,7 @@ NOTHING = Ready()
 
 
 class _Answer(NamedTuple):
-    """What a leader was told, or has to be told: our log equals its log up to `raft_index`."""
+    """A statement to a leader: our log equals its log up to `raft_index`."""
 
     peer_id: str
     term: int
@@ -101,8 +105,6 @@ class Core:
     """For one thread. Each call that returns a `Ready` takes the time, of a monotonic clock; the
     next call comes when that `Ready` is performed.
     """
-
-    engine_class = Engine
 
     def __init__(  # noqa: PLR0913 - all that it may see of the world
         self,
@@ -122,12 +124,13 @@ class Core:
         self.log = raft_log
         self.timing = timing
         self.is_voter = node_id in members
+        self.applied_index = applied_index
         self.elections_total = 0
         self._vote = vote
         self._has_room = has_room
         self._rng = rng
         self._now_s = now_s
-        # What the next Ready has.
+        # The next Ready.
         self._vote_due: tuple[int, str | None] | None = None
         self._truncate_due: int | None = None
         self._append_due: memoryview | Sequence[NewEntry] | None = None
@@ -136,13 +139,11 @@ class Core:
         self._has_more = False
         self._must_start_over = False
         self._told: tuple[int, int, Peer | None] = Role.FOLLOWER, vote.term, None
-        # What `appended` and `refused` are about.
+        # The append that `appended` or `refused` will answer.
         self._was_truncated = False
         self._noop_pending = False
         self._append_pending: tuple[Peer, int] | None = None  # leader, its commit index
-        self._last_index_before = 0
-        self._is_further_pass = False
-        # Up to where our log is known to be the leader's, and what the leader was told of it.
+        # The answer that waits for a sync, and the last one that was sent.
         self._owed: _Answer | None = None
         self._given = _Answer("", 0, 0)
         self._given_s = 0.0
@@ -167,24 +168,22 @@ class Core:
             "timeout_now": self._on_timeout_now,
         }
         self._enter(now_s)
-        self._engine = self.engine_class(
-            node_id, members, raft_log, vote, timing, self, applied_index=applied_index
-        )
+        self._engine = Engine(node_id, members, raft_log, vote, timing, self)
+        self._engine.commit_index = min(applied_index, raft_log.last_index)
+        self._learners: set[Peer] = set()
+        self._receivers: list[Peer] = []
+        self._refresh_receivers()
 
-    # -- what happened -----------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> Ready:
-        """Now and then, and when `wants_tick`. Counts answers, sends heartbeats, stands for
-        election, says what to apply.
-        """
+        """Now and then, and when `wants_tick`: elections, heartbeats, entries to apply."""
         self._enter(now_s)
         self._decide_election()
         term = self.term
         self._engine.tick()
         self.elections_total += self.term > term
-        if self.has_more_to_apply:
-            target = min(self.commit_index, self.log.durable_index)
-            self._commit_due = min(target, self.applied_index + _APPLY_ENTRIES_MAX)
+        self._commit_due = self._appliable()
         return self._leave()
 
     def step(self, peer_id: str, frame: Frame, now_s: float) -> Ready:
@@ -199,16 +198,14 @@ class Core:
             receive(self._engine.peer(peer_id), message, memoryview(body))
         return self._leave()
 
-    def propose(self, entries: Sequence[NewEntry], now_s: float) -> Ready:
+    def propose(self, entries: Sequence[NewEntry]) -> Ready:
         """The leader's own entries, of its term, in one append."""
-        if self.role != Role.LEADER:
+        if self._engine.state != Role.LEADER:
             raise RuntimeError(f"{self.node_id} does not lead")
-        self._enter(now_s)
-        self._append_due = entries
-        return self._leave()
+        return Ready(append=entries)
 
     def appended(self, now_s: float) -> Ready:
-        """The log has what the last Ready brought."""
+        """The log has the entries of the last Ready."""
         self._enter(now_s)
         self._refresh_log()
         pending, self._append_pending = self._append_pending, None
@@ -217,7 +214,8 @@ class Core:
             leader, commit_index = pending
             self._matched(leader, commit_index, self.log.last_index)
         else:
-            self._send_own_entries()
+            self._send_entries()
+            self._commit()
         return self._leave()
 
     def refused(self, error: MqError, now_s: float) -> Ready:
@@ -235,45 +233,28 @@ class Core:
             self._engine.step_down()
             self._postpone()
         else:
-            self._send_own_entries()
+            self._send_entries()
+            self._commit()
         return self._leave()
-
-    def _send_own_entries(self) -> None:
-        """Those that were written: possibly none, when the segment is full."""
-        if self.role == Role.LEADER and self.log.last_index > self._last_index_before:
-            self._engine.send_appends()
 
     def synced(self, raft_index: int, now_s: float) -> Ready:
         """Entries up to this one are on disk."""
         self._enter(now_s)
         self.log.refresh_durable(raft_index)
         self._pay(is_sign_of_life=False)
+        self._commit()
         return self._leave()
-
-    def applied(self, raft_index: int) -> None:
-        """Not necessarily all that `Ready.commit` allowed."""
-        self._engine.applied_index = raft_index
 
     def replicate(self, now_s: float) -> Ready:
-        """A connection has room again: entries or a heartbeat to all followers that take some."""
+        """A connection has room again, or the last Ready had `has_more`."""
         self._enter(now_s)
-        if self.role == Role.LEADER:
-            self._engine.send_appends()
+        self._send_entries()
         return self._leave()
-
-    def replicate_more(self, now_s: float) -> Ready:
-        """Right after a Ready with `has_more`: entries to those that lack some."""
-        self._is_further_pass = True
-        ready = self.replicate(now_s)
-        self._is_further_pass = False
-        return ready
 
     def connected(self, peer_id: str) -> None:
         progress = self._engine.peer(peer_id).progress
         progress.is_connected = True
         progress.start_probing()
-        # It may have come back with less than it had: in async flush mode that is legal.
-        progress.match_index = 0
 
     def disconnected(self, peer_id: str, now_s: float, *, was_lost: bool) -> Ready:
         """`was_lost`: by the other side or the network, not by a decision of this node."""
@@ -310,26 +291,37 @@ class Core:
     # -- members -----------------------------------------------------------------------------------
 
     def set_members(self, members: Collection[str], now_s: float) -> None:
-        """From now on these vote and are counted. What is known of learners is kept."""
-        self._enter(now_s)
-        others = [self._engine.peer(member) for member in sorted(members) if member != self.node_id]
-        known = [
-            (peer.progress, peer.progress.next_index, peer.progress.match_index) for peer in others
-        ]
-        self._engine.set_others(others)
-        for progress, next_index, match_index in known:
-            progress.match_index = match_index
-            progress.next_index = next_index or self.log.last_index + 1
+        """From now on these vote and are counted. The progress of learners is kept."""
+        engine = self._engine
+        others = {engine.peer(member) for member in members if member != self.node_id}
+        for peer in engine.others - others:
+            peer.progress.next_index = peer.progress.match_index = 0
+        for peer in others:
+            progress = peer.progress
+            progress.next_index = progress.next_index or self.log.last_index + 1
             progress.heard_s = progress.heard_s or now_s
+        engine.others = others
+        self._learners -= others
+        self._refresh_receivers()
         self.is_voter = self.node_id in members
 
     def add_learner(self, peer_id: str) -> None:
         """Entries are sent to it, but it is not counted."""
-        self._engine.add_learner(self._engine.peer(peer_id))
+        peer = self._engine.peer(peer_id)
+        peer.progress.next_index, peer.progress.match_index = self.log.last_index + 1, 0
+        self._learners.add(peer)
+        self._refresh_receivers()
 
     def remove_learner(self, peer_id: str) -> None:
-        if self._engine.peer(peer_id) in self._engine.learners:
-            self._engine.remove_learner(self._engine.peer(peer_id))
+        peer = self._engine.peer(peer_id)
+        if peer in self._learners:
+            peer.progress.next_index = peer.progress.match_index = 0
+            self._learners.discard(peer)
+            self._refresh_receivers()
+
+    def _refresh_receivers(self) -> None:
+        receivers = self._engine.others | self._learners
+        self._receivers = sorted(receivers, key=lambda peer: str(peer.id))
 
     # -- facts -------------------------------------------------------------------------------------
 
@@ -355,10 +347,6 @@ class Core:
     def commit_index(self) -> int:
         return self._engine.commit_index
 
-    @property
-    def applied_index(self) -> int:
-        return self._engine.applied_index
-
     def progress(self, peer_id: str) -> Progress:
         """To be read."""
         return self._engine.peer(peer_id).progress
@@ -374,23 +362,13 @@ class Core:
     @property
     def has_more_to_apply(self) -> bool:
         """Committed entries that are durable here wait for the next tick."""
-        engine = self._engine
-        return engine.applied_index < min(engine.commit_index, self.log.durable_index)
+        return self.applied_index < min(self._engine.commit_index, self.log.durable_index)
 
     @property
     def wants_tick(self) -> bool:
-        """The next tick cannot wait for its time: on a leader it may commit or apply something, on
-        other nodes it begins an election. A follower applies when it has time.
-        """
+        """The next tick cannot wait for its time: it begins an election."""
         engine = self._engine
-        if engine.state != Role.LEADER:
-            return not engine.election_deadline_s
-        commit_index = engine.commit_index
-        if commit_index < self.log.durable_index:
-            others = engine.others
-            if not others or any(peer.progress.match_index > commit_index for peer in others):
-                return True
-        return self.has_more_to_apply
+        return engine.state != Role.LEADER and not engine.election_deadline_s
 
     @property
     def has_all_committed(self) -> bool:
@@ -558,23 +536,31 @@ class Core:
         prompt_s = self._now_s + _PROMPT_S * self._rng.random()
         engine.election_deadline_s = min(engine.election_deadline_s, prompt_s)
 
-    # -- leader: sending ---------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------
 
-    def may_send(self, peer: Peer) -> bool:
-        """Asked by the engine. In further passes only peers that lack entries get more. None gets
-        anything while our own log lacks an entry that is to be sent.
-        """
-        if self._append_due is not None:
-            return False
-        is_due = not self._is_further_pass or peer.progress.next_index <= self.log.last_index
-        return is_due and self._has_open_flow(peer)
+    def send_appends(self) -> None:
+        """Entries or a heartbeat to each peer that may get one."""
+        for peer in self._receivers:
+            self._send_append(peer)
+
+    def _send_entries(self) -> None:
+        """To each peer that lacks some and may get them."""
+        if self._engine.state == Role.LEADER:
+            last_index = self.log.last_index
+            for peer in self._receivers:
+                if peer.progress.next_index <= last_index:
+                    self._send_append(peer)
 
     def _has_open_flow(self, peer: Peer) -> bool:
         has_room, period_s = self._has_room(peer.id), self.timing.heartbeat_s
         return peer.progress.may_send(self._now_s, period_s, has_room=has_room)
 
-    def append_noop(self, term: int) -> None:
-        """The node stamps the time."""
+    def lead(self, term: int) -> None:
+        """This node was elected. The node stamps the time of its first entry."""
+        for peer in self._engine.peers.values():
+            peer.progress.start_probing()
+        for peer in self._receivers:
+            peer.progress.next_index = self.log.last_index + 1
         self._append_due = [NewEntry(Kind.NOOP, term, 0, [])]
         self._noop_pending = True
 
@@ -592,14 +578,30 @@ class Core:
     def grant_vote(self, peer: Peer) -> None:
         self._send_frame(peer.id, vote_response=VoteResponse())
 
-    def send_append(self, peer: Peer, prev: Slot, commit_index: int, region: Slot | None) -> None:
-        append = Append(prev_index=prev.raft_index, prev_term=prev.term, commit_index=commit_index)
-        self._send_frame(peer.id, b"" if region is None else region.command, append=append)
-        peer.progress.sent(prev.raft_index + 1, self._now_s)
-        if region is not None and region.raft_index < self.log.last_index:
-            self._has_more = True
+    def _send_append(self, peer: Peer) -> None:
+        """Nothing is sent while our own log lacks an entry that is to be sent."""
+        if self._append_due is not None or not self._has_open_flow(peer):
+            return
+        raft_log, progress = self.log, peer.progress
+        next_index = progress.next_index
+        if next_index <= raft_log.first_index:
+            self._send_start_over(peer)
+            return
+        body = b""
+        if next_index <= raft_log.last_index:
+            region = raft_log.region(next_index, REGION_BYTES_MAX)
+            body, progress.next_index = region.data, region.last_index + 1
+            self._has_more |= region.last_index < raft_log.last_index
+        append = Append(
+            prev_index=next_index - 1,
+            prev_term=raft_log.term_at(next_index - 1),
+            commit_index=self._engine.commit_index,
+        )
+        self._send_frame(peer.id, body, append=append)
+        progress.sent(next_index, self._now_s)
 
-    def send_start_over(self, peer: Peer) -> None:
+    def _send_start_over(self, peer: Peer) -> None:
+        """The entries that this peer needs next are gone from the log."""
         region = self.log.region(self.log.first_index, REGION_BYTES_MAX)
         start = StartOver(
             first_index=region.first_index,
@@ -625,26 +627,52 @@ class Core:
         is_current = self.role == Role.LEADER and self._is_current(message.term)
         if not is_current or not progress.next_index:
             return
-        next_before, heard_s = progress.next_index, progress.heard_s
+        counts = self._counts(answer) or peer not in self._engine.others
         progress.is_voter = not answer.must_catch_up
-        self._engine.answered(peer, answer.next_index, success=answer.success)
+        next_index = max(FIRST_INDEX, min(answer.next_index, self.log.last_index + 1))
+        if counts:
+            progress.heard_s = self._now_s
         if answer.success:
-            self._keep_next_index(progress, next_before)
-            progress.matched()
-        elif progress.refused(answer.next_index):
-            self.log.verify(answer.next_index)
-        if peer in self._engine.others and not self._counts(answer):
+            progress.matched(next_index)
+        elif progress.refused(next_index):
+            self.log.verify(next_index)
+        if not counts:
             progress.match_index = 0
-            progress.heard_s = heard_s
+        self._commit()
 
     def _is_current(self, term: int) -> bool:
         return term == self.term
 
-    def _keep_next_index(self, progress: Progress, next_before: int) -> None:
-        progress.next_index = max(progress.next_index, next_before)
-
     def _counts(self, answer: AppendAnswer) -> bool:
         return not answer.must_catch_up
+
+    # -- commit ------------------------------------------------------------------------------------
+
+    def _commit(self) -> None:
+        """A leader commits what a majority has, this node included. Callers wait for it, so that it
+        is applied at once; a follower applies with the next tick.
+        """
+        engine, raft_log = self._engine, self.log
+        if engine.state != Role.LEADER:
+            return
+        index = self._own_index()
+        others = engine.others
+        if others:
+            matches = sorted([peer.progress.match_index for peer in others])
+            index = min(index, matches[len(matches) // 2])
+        if index > engine.commit_index and raft_log.term_at(index) == engine.term:
+            engine.commit_index = index
+        self._commit_due = self._appliable()
+
+    def _own_index(self) -> int:
+        """Up to here a leader counts itself."""
+        return self.log.durable_index
+
+    def _appliable(self) -> int:
+        """The last entry to apply next; 0: none."""
+        target = min(self._engine.commit_index, self.log.durable_index)
+        applied_index = self.applied_index
+        return min(target, applied_index + _APPLY_ENTRIES_MAX) if applied_index < target else 0
 
     # -- follower: receiving -----------------------------------------------------------------------
 
@@ -792,7 +820,6 @@ class Core:
         )
         if self._append_due is not None:
             self._was_truncated = self._truncate_due is not None
-            self._last_index_before = self.log.last_index
         self._vote_due = self._truncate_due = self._append_due = None
         self._messages = []
         self._commit_due = 0

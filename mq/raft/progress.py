@@ -1,4 +1,4 @@
-"""What a node knows of one peer: where its log is, and how fast it is fed.
+"""The progress of one peer, as this node knows it: where its log is, and how fast it is fed.
 
 A follower is *probed* until it has answered that its log matches ours: one append in flight,
 because where its log ends is a guess. From then on entries are sent as they come, without waiting
@@ -37,7 +37,10 @@ class Progress:
     refusals: int = 0
 
     def start_probing(self) -> None:
-        """Nothing is known of the follower's log: a new leader or a new connection."""
+        """Nothing is known of the follower's log: a new leader or a new connection, after which a
+        follower may have less than before: in async flush mode that is legal.
+        """
+        self.match_index = 0
         self.is_probing = True
         self.probed_at_s = None
         self.probed_index = 0
@@ -56,7 +59,12 @@ class Progress:
             self.probed_at_s = now_s
             self.probed_index = next_index
 
-    def matched(self) -> None:
+    def matched(self, next_index: int) -> None:
+        """The peer has the log before `next_index`. What was sent behind it is on its way, so that
+        the next index never goes back.
+        """
+        self.match_index = max(self.match_index, next_index - 1)
+        self.next_index = max(self.next_index, next_index)
         self.is_probing = False
         self.probed_at_s = None
 
@@ -66,6 +74,7 @@ class Progress:
         damaged; asking again at once would make two machines spin. Returns True when our own
         entries there should be verified: the first time, and now and then.
         """
+        self.next_index = next_index
         self.is_probing = True
         if next_index != self.probed_index:
             self.probed_at_s = None

@@ -240,6 +240,8 @@ class Replica:
         self._perform(core, ready)
         if core.wants_tick:
             self._tick(core)
+        else:
+            self._write(core)
 
     def _perform(self, core: Core, ready: Ready) -> None:
         if ready is NOTHING:
@@ -273,7 +275,7 @@ class Replica:
         now_s = self._driver.now_s()
         end_s = now_s + self._settings.timing.heartbeat_s
         while now_s < end_s:
-            ready = core.replicate_more(now_s)
+            ready = core.replicate(now_s)
             for peer_id, frame in ready.messages:
                 self._links.send(peer_id, frame)
             if not ready.has_more:
@@ -307,7 +309,7 @@ class Replica:
         applied_index = self._machine.applied_index
         self._proposals.applied(applied_index)
         self._changes.applied(applied_index)
-        core.applied(applied_index)
+        core.applied_index = applied_index
 
     def _set_leadership(self, leadership: Leadership) -> None:
         before, self.leadership = self.leadership, leadership
@@ -361,15 +363,13 @@ class Replica:
         try:
             checkpoint = self._writer.checkpoint(core.term)
             if checkpoint is not None:
-                self._perform(core, core.propose([checkpoint], now_s))
+                self._perform(core, core.propose([checkpoint]))
             entries = self._writer.take(core.term, now_s)
         except DiskFull as error:
             self._refuse_writes(core, error)
             return
         if entries:
-            self._perform(core, core.propose(entries, now_s))
-            if core.wants_tick:  # alone with async flush, what is written is committed
-                self._perform(core, core.tick(now_s))
+            self._perform(core, core.propose(entries))
 
     def _refuse_writes(self, core: Core, error: MqError) -> None:
         """The disk is full. Others may have room; entries in flight keep this node from leaving."""

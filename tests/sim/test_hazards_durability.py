@@ -6,12 +6,12 @@ does by itself, it breaks.
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mq.raft.core import Core
-from mq.raft.engine import Engine
+from mq.raft.core import Core, Ready
 from mq.raft.vote import Vote, VoteFile, encode
 from tests.sim.ledger import Violation
 from tests.sim.machine import CountingMachine
@@ -79,13 +79,9 @@ def test_a_follower_whose_disk_is_slow_still_says_that_it_lives() -> None:
 # -- the leader counts itself after its sync -------------------------------------------------------
 
 
-class CountsUnsynced(Engine):
-    def _counts_itself(self, raft_index: int) -> bool:  # noqa: ARG002
-        return True
-
-
 class CountsItselfAtOnce(Core):
-    engine_class = CountsUnsynced
+    def _own_index(self) -> int:
+        return self.log.last_index
 
 
 def propose_to_a_leader_that_does_not_sync(world: World) -> SimNode:
@@ -180,23 +176,20 @@ def test_a_vote_without_sync_is_given_twice() -> None:
 # -- a commit index that outlives its entries ------------------------------------------------------
 
 
-class KeepsTheCommitIndex(Engine):
+class BelievesTheCommitIndex(Core):
     """As PySyncObj's file journal: in the file's header, without sync, believed as it is."""
 
     kept: dict[int, int]
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        self._disk = id(self._log.commitlog._vfs)
-        self.commit_index = self.kept.get(self._disk, 1)
+        self._disk = id(self.log.commitlog._vfs)
+        self._engine.commit_index = self.kept.get(self._disk, 1)
 
-    def tick(self) -> None:
-        super().tick()
+    def tick(self, now_s: float) -> Ready:
+        ready = super().tick(now_s)
         self.kept[self._disk] = self.commit_index
-
-
-class BelievesTheCommitIndex(Core):
-    engine_class = KeepsTheCommitIndex
+        return ready
 
 
 def lose_the_end_of_every_log(world: World) -> tuple[SimNode, SimNode]:
@@ -231,7 +224,7 @@ def test_a_commit_index_beyond_the_log_is_not_believed() -> None:
 
 
 def test_a_commit_index_beyond_the_log_applies_what_is_not_committed() -> None:
-    KeepsTheCommitIndex.kept = {}
+    BelievesTheCommitIndex.kept = {}
     with (
         World(1, 5, Setup(BelievesTheCommitIndex, counts_unsynced=True)) as world,
         pytest.raises(Violation, match="in the logs of 1 of 5"),
@@ -245,8 +238,18 @@ def test_what_was_applied_is_committed_as_far_as_the_log_has_it() -> None:
         assert node.replica is not None
         core, vote = node.core, node.replica.vote
         for applied_index, commit_index in ((0, 0), (1, 1), (1 << 40, node.log.last_index)):
-            engine = Engine("n0", ["n0"], core.log, vote, TIMING, core, applied_index=applied_index)
-            assert engine.commit_index == commit_index
+            made = Core(
+                "n0",
+                ["n0"],
+                core.log,
+                vote,
+                TIMING,
+                applied_index=applied_index,
+                has_room=lambda _: True,
+                rng=random.Random(1),
+                now_s=0.0,
+            )
+            assert made.commit_index == commit_index
 
 
 # -- what was applied is not applied again ---------------------------------------------------------

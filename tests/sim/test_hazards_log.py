@@ -1,5 +1,5 @@
-"""The content of logs: hazards of PySyncObj around truncation, stale answers, large entries,
-snapshots and memory.
+"""The content of logs: hazards around truncation, stale answers, large entries, starting over and
+memory.
 
 Each promise is shown twice: it holds, and with the guard taken out, so that PySyncObj does what it
 does by itself, it breaks.
@@ -8,7 +8,7 @@ does by itself, it breaks.
 from __future__ import annotations
 
 import tracemalloc
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from pysyncobj.journal import createJournal
@@ -16,7 +16,6 @@ from pysyncobj.journal import createJournal
 from mq.errors import MalformedEntries
 from mq.raft.contracts import Limits
 from mq.raft.core import Core
-from mq.raft.engine import Engine
 from mq.raft.raft_log import RaftLog
 from mq.store.commitlog import CommitLog, NewEntry
 from mq.store.format import Kind
@@ -30,7 +29,6 @@ from tests.support.naive_wire import varint
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mq.raft.engine import Peer, Slot
     from mq.wire.v1.raft_pb2 import StartOver
     from tests.sim.network import Sent
     from tests.sim.node import SimNode
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def one_entry_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.raft.engine.REGION_BYTES_MAX", 1)
+    monkeypatch.setattr("mq.raft.core.REGION_BYTES_MAX", 1)
 
 
 # -- entries that are there already are trimmed ----------------------------------------------------
@@ -205,9 +203,9 @@ def test_an_answer_of_an_old_term_that_counts_commits_what_two_of_five_have() ->
         answer_in_an_old_term(world)
 
 
-# -- entries larger than PySyncObj's batches -------------------------------------------------------
+# -- large entries ---------------------------------------------------------------------------------
 
-BATCH_BYTES = 1 << 16  # PySyncObj's
+CHUNK_BYTES = 1 << 16
 LARGE = Setup(
     limits=Limits(),
     segment_bytes=64 << 20,
@@ -215,56 +213,15 @@ LARGE = Setup(
 )
 
 
-class SendsInChunks(Engine):
-    """PySyncObj's own path for large entries, which pickles them. Our frames cannot carry it."""
-
-    world: World
-
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
-        self.conf.appendEntriesBatchSizeBytes = BATCH_BYTES
-
-    def _to_send(self, raft_index: int) -> Slot:
-        slot = super()._to_send(raft_index)
-        return slot._replace(command=bytes(slot.command))
-
-    def _send(self, peer: Peer, message: dict[str, Any]) -> None:
-        if "transmission" in message:
-            deliver_raw(self.world, self, peer, message)
-        elif message["type"] != "next_node_idx":
-            super()._send(peer, message)
-
-
-def deliver_raw(world: World, sender: Engine, peer: Peer, message: dict[str, Any]) -> None:
-    """From one PySyncObj to another."""
-    receiver = world.nodes[peer.id].core._engine
-    receiver.deliver(receiver.peer(sender.selfNode.id), message)
-
-
-def core_on(engine: type[Engine]) -> type[Core]:
-    class OnAnotherEngine(Core):
-        engine_class = engine
-
-    return OnAnotherEngine
-
-
 def test_entries_of_any_legal_size_are_replicated() -> None:
     with World(1, setup=LARGE) as world:
         world.settle()
-        # Around the batch size, where the chunked path ends at the wrong length, and the largest.
-        for size in (BATCH_BYTES - 1, BATCH_BYTES, 2 * BATCH_BYTES - 60, 4 << 20):
+        # Around the size from which PySyncObj itself would send in chunks, and the largest.
+        for size in (CHUNK_BYTES - 1, CHUNK_BYTES, 2 * CHUNK_BYTES - 60, 4 << 20):
             world.commit(bytes(size))
         leader = world.settle()
         assert {node.log.end_offset for node in world.nodes.values()} == {leader.log.end_offset}
         world.converge()
-
-
-def test_the_chunked_path_of_pysyncobj_fails_at_an_unlucky_size() -> None:
-    with World(1, setup=LARGE._replace(core_class=core_on(SendsInChunks))) as world:
-        SendsInChunks.world = world
-        world.settle()
-        with pytest.raises(Violation, match=r"pickle data was truncated|EOFError"):
-            world.commit(bytes(2 * BATCH_BYTES - 60))
 
 
 class LargeState(CountingMachine):
@@ -285,21 +242,7 @@ def test_a_checkpoint_larger_than_any_batch_is_replicated() -> None:
         world.converge()
 
 
-# -- no snapshots ----------------------------------------------------------------------------------
-
-
-class SendsSnapshots(Engine):
-    """PySyncObj's snapshot for a follower that is too far behind, sent also without a dump."""
-
-    world: World
-
-    def _send(self, peer: Peer, message: dict[str, Any]) -> None:
-        if "serialized" in message:
-            assert message["serialized"] is None
-            deliver_raw(self.world, self, peer, message)
-            self.world.nodes[peer.id].tick()
-        else:
-            super()._send(peer, message)
+# -- a follower too far behind -------------------------------------------------------------------
 
 
 def come_back_when_the_log_has_moved_on(world: World) -> SimNode:
@@ -325,26 +268,6 @@ def test_a_follower_too_far_behind_starts_over() -> None:
         assert away.replica.start_overs == 1
         assert away.log.first_index > 20
         world.converge()
-
-
-def test_a_snapshot_message_commits_unchecked_entries() -> None:
-    with World(1, setup=Setup(core_on(SendsSnapshots))) as world:
-        SendsSnapshots.world = world
-        with pytest.raises(Violation, match="state machine safety: entry 3"):
-            come_back_when_the_log_has_moved_on(world)
-
-
-def test_pysyncobj_never_removes_entries() -> None:
-    with World(1) as world:
-        leader = world.settle()
-        engine = leader.core._engine
-        journal = engine._SyncObj__raftLog
-        for remove in (journal.clear, journal.deleteEntriesTo, journal.deleteEntriesFrom):
-            with pytest.raises(RuntimeError, match="never removes"):
-                remove(1)
-        with pytest.raises(RuntimeError, match="no snapshots"):
-            engine._SyncObj__loadDumpFile(clearJournal=True)
-        assert leader.log.last_index == 2
 
 
 # -- start over ------------------------------------------------------------------------------------

@@ -143,7 +143,7 @@ def test_a_node_that_is_behind_gets_time_and_then_the_leader_goes_on() -> None:
         outcomes: list[Outcome] = []
         replica.propose(Kind.COMMAND, [b"x"], outcomes.append)
         assert world.run_until(lambda: bool(outcomes), 0.5)
-        assert world.run_until(lambda: not replica.transfer.is_under_way, 1.0)
+        assert world.run_until(lambda: not replica.transfer.is_under_way, 1.1)
         assert slow.name in replica.transfer.failure
         assert world.leader() is leader
         world.heal()

@@ -8,8 +8,7 @@ import pytest
 
 from mq.errors import DiskFull
 from mq.raft.contracts import Leadership, Role, Timing
-from mq.raft.core import Core, Ready
-from mq.raft.engine import REGION_BYTES_MAX
+from mq.raft.core import REGION_BYTES_MAX, Core, Ready
 from mq.raft.frames import Frame
 from mq.raft.raft_log import RaftLog
 from mq.raft.vote import VoteFile
@@ -237,7 +236,7 @@ def test_a_new_leader_whose_log_refuses_its_first_entry_is_none() -> None:
     assert ready.role == Leadership(Role.FOLLOWER, 2, None, None)
     assert not ready.messages
     with pytest.raises(RuntimeError, match="does not lead"):
-        made.core.propose([], made.now_s)
+        made.core.propose([])
 
 
 def test_an_entry_is_committed_when_a_majority_has_it_the_leader_included() -> None:
@@ -247,9 +246,9 @@ def test_an_entry_is_committed_when_a_majority_has_it_the_leader_included() -> N
     assert not made.tick().commit  # one of three: the leader has not synced it
     made.sync()
     assert made.tick().commit == 3
-    made.core.applied(3)
+    made.core.applied_index = 3
     entries = [NewEntry(Kind.COMMAND, 2, 0, [b"x"]), NewEntry(Kind.COMMAND, 2, 0, [b"y"])]
-    ready = made.core.propose(entries, made.now_s)
+    ready = made.core.propose(entries)
     assert ready.append == entries
     assert not ready.messages
     # Only a follower that has answered is fed without waiting.
@@ -278,7 +277,7 @@ def test_a_follower_far_behind_gets_one_region_a_ready() -> None:
     made = Made(1)
     made.perform(made.lead())
     large = [NewEntry(Kind.COMMAND, 2, 0, [bytes(REGION_BYTES_MAX)]) for _ in range(3)]
-    ready = made.perform(made.core.propose(large, made.now_s))
+    ready = made.perform(made.core.propose(large))
     assert not ready.messages  # both are being probed
     made.step("b", 2, append_answer=AppendAnswer(next_index=4, success=True))
     ready = made.core.replicate(made.now_s)
@@ -287,7 +286,7 @@ def test_a_follower_far_behind_gets_one_region_a_ready() -> None:
         assert [peer_id for peer_id, _ in ready.messages] == ["b"]
         sent += [frame.message.append.prev_index for _, frame in ready.messages]
         assert ready.has_more == (len(sent) < 3)
-        ready = made.core.replicate_more(made.now_s)
+        ready = made.core.replicate(made.now_s)
     assert sent == [3, 4, 5]
 
 
@@ -307,6 +306,4 @@ def test_a_node_alone_elects_itself_and_commits_what_it_has_synced() -> None:
     assert ready.vote == (1, "a")
     made.perform(ready)
     assert not made.tick().commit
-    made.sync()
-    assert made.core.wants_tick
-    assert made.tick().commit == 2
+    assert made.sync().commit == 2

@@ -11,7 +11,7 @@ import pytest
 from pysyncobj import syncobj
 
 from mq.raft import engine
-from mq.raft.engine import Engine, Peer, _Column, _private_names, check_pysyncobj, enter
+from mq.raft.engine import Engine, Peer, _HeardTable, _private_names, check_pysyncobj, enter
 
 
 def test_a_peer_is_its_id_and_hashes_the_same_in_every_process() -> None:
@@ -50,13 +50,11 @@ def test_time_and_randomness_are_those_of_the_engine_that_runs() -> None:
         assert syncobj.random.random() == random.Random(seed).random()
 
 
-def test_a_table_of_pysyncobj_is_a_field_of_all_progress_records() -> None:
+def test_the_table_of_pysyncobj_is_a_field_of_all_progress_records() -> None:
     one, other = peers = [Peer("n1"), Peer("n2")]
-    column = _Column(peers, "match_index")
-    column[one] = 5
-    other.progress.match_index = 6
-    assert [column[peer] for peer in peers] == [5, 6]
-    column.pop(one, None)
-    assert [peer.progress.match_index for peer in peers] == [0, 6]
-    column.clear()
-    assert other.progress.match_index == 0
+    table = _HeardTable(peers)
+    table[one] = 5.0
+    other.progress.heard_s = 6.0
+    assert [table[peer] for peer in peers] == [5.0, 6.0]
+    table.clear()
+    assert [peer.progress.heard_s for peer in peers] == [0.0, 0.0]

@@ -36,10 +36,19 @@ def test_a_follower_is_probed_with_one_append_a_heartbeat() -> None:
 def test_a_follower_that_matches_is_fed_without_waiting() -> None:
     progress = connected()
     progress.sent(7, 1.0)
-    progress.matched()
+    progress.matched(8)
     assert not progress.is_probing
+    assert (progress.match_index, progress.next_index) == (7, 8)
     progress.sent(8, 1.0)
     assert may_send(progress, 1.0)
+
+
+def test_an_answer_for_less_than_was_sent_or_matched_takes_nothing_back() -> None:
+    progress = connected()
+    progress.matched(8)
+    progress.next_index = 20
+    progress.matched(5)
+    assert (progress.match_index, progress.next_index) == (7, 20)
 
 
 def test_a_follower_that_wants_to_start_elsewhere_is_asked_there_at_once() -> None:
@@ -47,6 +56,7 @@ def test_a_follower_that_wants_to_start_elsewhere_is_asked_there_at_once() -> No
     progress.sent(7, 1.0)
     progress.refused(3)
     assert progress.is_probing
+    assert progress.next_index == 3
     assert may_send(progress, 1.0)
 
 
@@ -60,7 +70,7 @@ def test_a_follower_that_refuses_the_same_place_again_is_asked_later() -> None:
 
 def test_a_refusal_ends_the_feeding_without_waiting() -> None:
     progress = connected()
-    progress.matched()
+    progress.matched(8)
     progress.refused(3)
     assert progress.is_probing
     progress.sent(3, 1.0)
@@ -70,9 +80,10 @@ def test_a_refusal_ends_the_feeding_without_waiting() -> None:
 def test_a_new_connection_starts_with_nothing_known() -> None:
     progress = connected()
     progress.sent(7, 1.0)
-    progress.matched()
+    progress.matched(8)
     progress.start_probing()
     assert progress.is_probing
+    assert progress.match_index == 0
     assert may_send(progress, 1.0)
     progress.sent(7, 1.0)
     assert not may_send(progress, 1.0)
