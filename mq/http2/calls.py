@@ -244,6 +244,16 @@ class Call(Stream):
         if not self.is_open:
             raise CallEnded
 
+    def try_write(self, message: bytes) -> bool:
+        """As `write`, without waiting. Returns False and writes nothing if the client has no room
+        now, or the call has ended.
+        """
+        connection = self.connection
+        if connection is None or self.tail is not None or self.queue or connection.is_paused:
+            return False
+        self._send(connection, message)
+        return True
+
     def reply(self, message: bytes) -> None:
         """The answer of a unary call, and its end. Without effect if the call has ended."""
         connection = self.connection

@@ -31,6 +31,11 @@ class Context(Protocol):
     async def write(self, message: bytes, /) -> None:
         """Returns when the client has room for more. CallEnded."""
 
+    def try_write(self, message: bytes, /) -> bool:
+        """As `write`, without waiting. Returns False and writes nothing if the client has no room
+        now, or the transport has to wait for every message.
+        """
+
     def reply(self, message: bytes, /) -> None:
         """The answer of a unary call. Without effect if the call has ended."""
 

@@ -203,11 +203,6 @@ def transact_more(responses: Sequence[bytes]) -> bytes:
     return b"".join(parts)
 
 
-def is_check(response: bytes) -> bool:
-    """Whether the TransactResponse is a question of the broker, which has no request id."""
-    return response.startswith(_CHECK_FIELD)
-
-
 def transact_check(head: bytes, frames: bytes | memoryview) -> bytes:
     """A TransactResponse with a question: a CheckTransaction whose messages stand as they are
     stored.

@@ -2,15 +2,16 @@
 
 A stream reads, carries out and answers at the same time; the requests in flight on it are bounded.
 However it ends, every request that it took gets its answer before. It decides nothing: halves are
-batches for the publisher, ends and questions belong to `mq.broker.transaction.transacting`.
+batches for the publisher, ends and questions belong to `mq.broker.transaction.transacting`. Both
+answer by callback, and one timer serves all time-outs: a request costs no task.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Coroutine, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import TypeAlias
 
 from google.protobuf.message import DecodeError
 
@@ -29,15 +30,22 @@ from mq.errors import (
 )
 from mq.rpc import framing, limits, status
 from mq.rpc.context import Context
-from mq.rpc.waiting import done_by
+from mq.rpc.waiting import Pending, Timeouts
 from mq.store.batch import Batch
 from mq.wire.v1 import transaction_pb2 as pb
 from mq.wire.v1.message_pb2 import Half
 
-# Requests of one stream that are in flight, and answers that wait for its client to read them.
+# Requests of one stream that are in flight, or whose answers wait for its client to read them.
 _REQUESTS_MAX = 256
 # Answers are written together, up to about so many bytes: fewer messages of gRPC.
 _WRITE_BYTES = 256 << 10
+# A request of this size is read in one turn of the loop.
+_SHORT_BYTES = 4 << 10
+
+_NOWHERE = StoredAt(0, -1, -1, 0)
+
+# Of a half or an end: where its messages are stored; None: it was rolled back.
+_Place: TypeAlias = StoredAt | None
 
 
 class TransactionService:
@@ -48,7 +56,12 @@ class TransactionService:
     async def end_transaction(
         self, request: pb.EndTransactionRequest, context: Context
     ) -> pb.EndTransactionResponse:
-        return await self._calls.end(request, "")
+        ended: asyncio.Future[_Place | Exception] = asyncio.get_running_loop().create_future()
+        self._calls.begin_end(request, "", functools.partial(_fulfil, ended))
+        place = await ended
+        if isinstance(place, Exception):
+            raise place
+        return _ended(place)
 
     async def transact(self, context: Context) -> None:
         request_id, start = await _begin(context)
@@ -71,58 +84,55 @@ class _Calls:
         self._broker_set = broker_set
         config = broker.settings.config
         self._timeout_s = config.broker.send_timeout_ms / 1000
+        self._timeouts = Timeouts(self._timeout_s)
         self._message_bytes_max = config.store.message_bytes_max
 
-    async def end(
-        self, request: pb.EndTransactionRequest, producer_group: str
-    ) -> pb.EndTransactionResponse:
+    def begin_end(
+        self,
+        request: pb.EndTransactionRequest,
+        producer_group: str,
+        tell: Callable[[_Place | Exception], None],
+    ) -> None:
+        """Raises if the request makes no sense, or this node does not lead."""
         if request.resolution not in (pb.RESOLUTION_COMMIT, pb.RESOLUTION_ROLLBACK):
             raise IllegalRequest(
                 f"resolution = {request.resolution} ends no transaction: use commit (1) or "
                 "rollback (2)"
             )
         transaction_id = parse_transaction_id(request.transaction_id, self._broker_set)
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                stored = await self._broker.transacting.end(
-                    transaction_id,
-                    commits=request.resolution == pb.RESOLUTION_COMMIT,
-                    producer_group=producer_group,
-                )
-        except TimeoutError:
-            raise ReplicationTimeout(
-                f"no majority of the broker set had the end of transaction "
-                f"{request.transaction_id} in time: it may become part of the log or not"
-            ) from None
-        stored = stored or StoredAt(0, -1, -1, 0)
-        return pb.EndTransactionResponse(
-            queue_id=stored.queue_id,
-            queue_offset=stored.queue_offset,
-            log_offset=stored.log_offset,
-            stored_at_ms=stored.stored_at_ms,
+        pending = Pending(tell)
+        submitted = self._broker.transacting.begin_end(
+            transaction_id,
+            commits=request.resolution == pb.RESOLUTION_COMMIT,
+            producer_group=producer_group,
+            answer=pending.settle,
         )
 
-    async def submit(self, data: memoryview, producer_group: str) -> Slot:
+        def too_late() -> MqError:
+            submitted.cancel()
+            return ReplicationTimeout(
+                f"no majority of the broker set had the end of transaction "
+                f"{request.transaction_id} in time: it may become part of the log or not"
+            )
+
+        self._timeouts.add(pending, too_late)
+
+    async def begin_half(
+        self, data: memoryview, producer_group: str, tell: Callable[[StoredAt | Exception], None]
+    ) -> None:
+        """Returns when the batch is submitted: waits for room, and for a topic that is created.
+        Raises if the batch is illegal.
+        """
+        broker = self._broker
         batch = limits.accept_batch(data, self._message_bytes_max)
         _check_half(batch, producer_group)
-        await self._broker.publisher.room(len(data), self._timeout_s)
-        return await self._broker.submit(batch)
+        await broker.publisher.room(len(data), self._timeout_s)
+        slot = await broker.submit(batch)
+        pending: Pending[StoredAt] = Pending(tell)
+        slot.outcome.add_done_callback(functools.partial(_half_done, slot, pending))
+        self._timeouts.add(pending, functools.partial(broker.publisher.timed_out, slot))
 
-    async def half_stored(self, slot: Slot) -> pb.HalfStored:
-        deadline_s = asyncio.get_running_loop().time() + self._timeout_s
-        if not slot.outcome.done() and not await done_by(slot.outcome, deadline_s):
-            raise self._broker.publisher.timed_out(slot)
-        stored = slot.outcome.result()
-        if stored.log_offset < 0:
-            raise TransactionNotFound(
-                "the half batch was stored before, so long ago that its sequence no longer "
-                "identifies its transaction"
-            )
-        if stored.queue_offset >= 0 or stored.deliver_at_ms:
-            raise IllegalRequest(
-                f"sequence = {slot.batch.sequence} of producer {slot.batch.producer_id} is a batch "
-                "that is no half one"
-            )
+    def half_stored(self, stored: StoredAt) -> pb.HalfStored:
         return pb.HalfStored(
             transaction_id=names.message_id(self._broker_set, stored.log_offset),
             stored_at_ms=stored.stored_at_ms,
@@ -144,90 +154,115 @@ class _Calls:
 
 class _Stream:
     def __init__(
-        self,
-        calls: _Calls,
-        respondent: Respondent,
-        context: Context,
-        *,
-        reads_more: bool,
+        self, calls: _Calls, respondent: Respondent, context: Context, *, reads_more: bool
     ) -> None:
         self._calls = calls
         self._respondent = respondent
         self._context = context
         self._reads_more = reads_more
-        self._free = asyncio.Semaphore(_REQUESTS_MAX)
-        self._out: asyncio.Queue[bytes | None] = asyncio.Queue(_REQUESTS_MAX)
-        self._under_way: set[asyncio.Task[None]] = set()
+        # Requests that were taken, and whose answers are not written yet.
+        self._taken = 0
+        self._room = asyncio.Event()
+        # Answers that wait to be written; a failure is encoded on the task of the stream, which
+        # knows the addresses for this client.
+        self._answers: list[bytes | tuple[int, MqError]] = []
+        self._news = asyncio.Event()
+        # One message at a time: answers and questions come from two tasks.
+        self._writing = asyncio.Lock()
+        # No more requests are taken; no more answers are written.
+        self._is_ending = self._is_over = False
 
     async def run(self, request_id: int) -> None:
         started = pb.TransactResponse(request_id=request_id, started=pb.TransactStarted())
-        self._out.put_nowait(started.SerializeToString())
-        writer = asyncio.ensure_future(self._write())
-        others = [asyncio.ensure_future(self._listen()), asyncio.ensure_future(self._ask())]
+        await self._context.write(started.SerializeToString())
+        listener = asyncio.ensure_future(self._listen())
+        asker = asyncio.ensure_future(self._ask())
+        # The one that ends first ends the other.
+        listener.add_done_callback(lambda _: self._end(asker))
+        asker.add_done_callback(lambda _: self._end(listener))
         try:
-            await asyncio.wait([writer, *others], return_when=asyncio.FIRST_COMPLETED)
-            await self._finish(writer, others)
+            while not (listener.done() and asker.done()) or self._taken:
+                await self._write()
         finally:
-            tasks = [writer, *others, *self._under_way]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            self._is_over = True
+            listener.cancel()
+            asker.cancel()
+            await asyncio.gather(listener, asker, return_exceptions=True)
+        for task in (listener, asker):
+            if not task.cancelled():
+                task.result()
 
-    async def _finish(
-        self, writer: asyncio.Future[None], others: Sequence[asyncio.Future[None]]
-    ) -> None:
-        """Every request that was taken gets its answer; then the error of the stream is raised."""
-        for task in others:
-            task.cancel()
-        # Answers to questions are not read any longer.
+    def _end(self, other: asyncio.Future[None]) -> None:
+        self._is_ending = True
+        other.cancel()
         self._respondent.end(NodeStopped("the stream is over"))
-        await asyncio.gather(*others, return_exceptions=True)
-        answered = asyncio.ensure_future(self._answer_all())
-        try:
-            await asyncio.wait([writer, answered], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            answered.cancel()
-        if writer.done():
-            writer.result()
-        await writer
-        for task in others:
-            if not task.cancelled() and (error := task.exception()) is not None:
-                raise error
+        self._news.set()
 
-    async def _answer_all(self) -> None:
-        while self._under_way:
-            await asyncio.wait(self._under_way)
-        await self._out.put(None)
+    # -- writing ----------------------------------------------------------------------------------
 
     async def _write(self) -> None:
-        while (data := await self._out.get()) is not None:
-            responses, size = [data], len(data)
-            while self._reads_more and size < _WRITE_BYTES and not self._out.empty():
-                more = self._out.get_nowait()
-                if more is None:
-                    self._out.put_nowait(None)  # last, and there is room for it
-                    break
-                responses.append(more)
-                size += len(more)
-            # A question carries a message that was never parsed: if it is malformed, the client
-            # must lose that question alone.
-            questions = [one for one in responses if framing.is_check(one)]
-            answers = [one for one in responses if not framing.is_check(one)]
-            for message in ([framing.transact_more(answers)] if answers else []) + questions:
-                await self._context.write(message)
+        """Writes the answers that wait, or waits until something happens."""
+        waiting, self._answers = self._answers, []
+        if not waiting:
+            self._news.clear()
+            await self._news.wait()
+            return
+        bundle, size = [], 0
+        for one in waiting:
+            answer = one if isinstance(one, bytes) else _failed(*one)
+            bundle.append(answer)
+            size += len(answer)
+            if size >= _WRITE_BYTES or not self._reads_more:
+                await self._write_bundle(bundle)
+                bundle, size = [], 0
+        if bundle:
+            await self._write_bundle(bundle)
+
+    async def _write_bundle(self, answers: list[bytes]) -> None:
+        async with self._writing:
+            await self._context.write(framing.transact_more(answers))
+        self._release(len(answers))
 
     async def _ask(self) -> None:
+        """A question is written alone: it carries a message that was never parsed, and a client
+        that cannot read that must lose this question only.
+        """
         while True:
-            question = await self._respondent.next()
-            await self._out.put(self._calls.question(question))
+            question = self._calls.question(await self._respondent.next())
+            async with self._writing:
+                await self._context.write(question)
+
+    def _answer(self, response: bytes) -> None:
+        if self._is_over:
+            return
+        # Answers that may travel together wait for the others of this turn.
+        is_alone = not self._reads_more and not self._answers and not self._writing.locked()
+        if is_alone and self._context.try_write(response):
+            self._release(1)
+        else:
+            self._answers.append(response)
+            self._news.set()
+
+    def _fail(self, request_id: int, error: Exception) -> None:
+        self._answers.append((request_id, status.known_error(error)))
+        self._news.set()
+
+    def _release(self, count: int) -> None:
+        self._taken -= count
+        self._room.set()
+        if self._is_ending:
+            self._news.set()
 
     # -- requests ---------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
         while (data := await self._context.read()) is not None:
             # All of it is legal before any of it is done.
+            requests = framing.read_transact(data)
+            if len(data) > _SHORT_BYTES:
+                requests = iter(await in_turns(requests))
             turn = TimeSlice()
-            for request in await in_turns(framing.read_transact(data)):
+            for request in list(requests):
                 await self._take(request)
                 await turn.over()
 
@@ -236,53 +271,46 @@ class _Stream:
         if kind == "start":
             raise IllegalRequest("only the first message of the stream is `start`")
         end = pb.EndTransactionRequest() if kind == "half" else _parse_end(content)
-        await self._free.acquire()
-        if kind == "half":
-            await self._take_half(request_id, content)
-        elif kind == "end":
-            self._start(self._end(request_id, end))
-        else:
-            self._start(self._checked(end))
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._under_way.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._under_way.discard(task)
-        self._free.release()
-
-    async def _take_half(self, request_id: int, content: memoryview) -> None:
-        """Submits in the order of the stream; answers come in any order."""
+        while self._taken >= _REQUESTS_MAX:
+            self._room.clear()
+            await self._room.wait()
+        self._taken += 1
+        group = self._respondent.group
         try:
-            slot = await self._calls.submit(content, self._respondent.group)
+            if kind == "half":
+                # In the order of the stream; answers come in any order.
+                tell = functools.partial(self._half_told, request_id)
+                await self._calls.begin_half(content, group, tell)
+            elif kind == "end":
+                tell = functools.partial(self._end_told, request_id)
+                self._calls.begin_end(end, group, tell)
+            elif end.resolution == pb.RESOLUTION_UNKNOWN:
+                self._release(1)
+            else:
+                self._calls.begin_end(end, group, self._checked)
         except MqError as error:
-            self._start(self._out.put(_failed(request_id, error).SerializeToString()))
-        else:
-            self._start(self._half(request_id, slot))
+            if kind == "checked":
+                self._checked(error)
+            else:
+                self._fail(request_id, error)
 
-    async def _half(self, request_id: int, slot: Slot) -> None:
-        try:
-            stored = await self._calls.half_stored(slot)
-            response = pb.TransactResponse(request_id=request_id, half=stored)
-        except MqError as error:
-            response = _failed(request_id, error)
-        await self._out.put(response.SerializeToString())
+    def _half_told(self, request_id: int, stored: StoredAt | Exception) -> None:
+        if isinstance(stored, Exception):
+            self._fail(request_id, stored)
+            return
+        half = self._calls.half_stored(stored)
+        self._answer(pb.TransactResponse(request_id=request_id, half=half).SerializeToString())
 
-    async def _end(self, request_id: int, request: pb.EndTransactionRequest) -> None:
-        try:
-            ended = await self._calls.end(request, self._respondent.group)
-            response = pb.TransactResponse(request_id=request_id, ended=ended)
-        except MqError as error:
-            response = _failed(request_id, error)
-        await self._out.put(response.SerializeToString())
+    def _end_told(self, request_id: int, place: _Place | Exception) -> None:
+        if isinstance(place, Exception):
+            self._fail(request_id, place)
+            return
+        ended = _ended(place)
+        self._answer(pb.TransactResponse(request_id=request_id, ended=ended).SerializeToString())
 
-    async def _checked(self, request: pb.EndTransactionRequest) -> None:
+    def _checked(self, _: object) -> None:
         """Has no answer. The question is asked again when it is due, if this failed."""
-        if request.resolution != pb.RESOLUTION_UNKNOWN:
-            with contextlib.suppress(MqError):
-                await self._calls.end(request, self._respondent.group)
+        self._release(1)
 
 
 def parse_transaction_id(text: str, broker_set: str) -> int:
@@ -295,8 +323,48 @@ def parse_transaction_id(text: str, broker_set: str) -> int:
     return transaction_id
 
 
-def _failed(request_id: int, error: MqError) -> pb.TransactResponse:
-    return pb.TransactResponse(request_id=request_id, failed=status.wire_status(error))
+def _ended(place: _Place) -> pb.EndTransactionResponse:
+    stored = place or _NOWHERE
+    return pb.EndTransactionResponse(
+        queue_id=stored.queue_id,
+        queue_offset=stored.queue_offset,
+        log_offset=stored.log_offset,
+        stored_at_ms=stored.stored_at_ms,
+    )
+
+
+def _fulfil(ended: asyncio.Future[_Place | Exception], place: _Place | Exception) -> None:
+    if not ended.done():
+        ended.set_result(place)
+
+
+def _half_done(slot: Slot, pending: Pending[StoredAt], outcome: asyncio.Future[StoredAt]) -> None:
+    error = outcome.exception()
+    if isinstance(error, Exception):
+        pending.settle(error)
+        return
+    stored = outcome.result()
+    if stored.log_offset < 0:
+        pending.settle(
+            TransactionNotFound(
+                "the half batch was stored before, so long ago that its sequence no longer "
+                "identifies its transaction"
+            )
+        )
+    elif stored.queue_offset >= 0 or stored.deliver_at_ms:
+        pending.settle(
+            IllegalRequest(
+                f"sequence = {slot.batch.sequence} of producer {slot.batch.producer_id} is a batch "
+                "that is no half one"
+            )
+        )
+    else:
+        pending.settle(stored)
+
+
+def _failed(request_id: int, error: MqError) -> bytes:
+    failed = status.wire_status(error)
+    return pb.TransactResponse(request_id=request_id, failed=failed).SerializeToString()
 
 
 async def _begin(context: Context) -> tuple[int, pb.TransactStart]:

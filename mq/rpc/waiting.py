@@ -1,9 +1,13 @@
-"""Waiting for one future until a deadline."""
+"""Waiting with a time-out: for one future, or for many requests with one timer."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
 
 
 async def done_by(future: asyncio.Future[Any], deadline_s: float) -> bool:
@@ -25,3 +29,56 @@ async def done_by(future: asyncio.Future[Any], deadline_s: float) -> bool:
         timer.cancel()
         future.remove_done_callback(wake)
     return future.done()
+
+
+class Pending(Generic[T]):
+    """A request without an outcome so far: `tell` is called once, with the outcome or an error."""
+
+    __slots__ = ("_tell",)
+
+    def __init__(self, tell: Callable[[T | Exception], None]) -> None:
+        self._tell: Callable[[T | Exception], None] | None = tell
+
+    @property
+    def is_settled(self) -> bool:
+        return self._tell is None
+
+    def settle(self, outcome: T | Exception) -> None:
+        """Only the first outcome counts."""
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            tell(outcome)
+
+
+class Timeouts:
+    """Requests that all have the same time-out: they expire in the order in which they came, so
+    that one timer serves all.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[tuple[float, Pending[Any], Callable[[], Exception]]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, pending: Pending[Any], too_late: Callable[[], Exception]) -> None:
+        """The request gets the error of `too_late` if it is not settled in time."""
+        waiting = self._waiting
+        while waiting and waiting[0][1].is_settled:
+            waiting.popleft()
+        deadline_s = self._loop.time() + self._timeout_s
+        waiting.append((deadline_s, pending, too_late))
+        if self._timer is None:
+            self._timer = self._loop.call_at(deadline_s, self._sweep)
+
+    def _sweep(self) -> None:
+        self._timer = None
+        now_s = self._loop.time()
+        while self._waiting:
+            deadline_s, pending, too_late = self._waiting[0]
+            if not pending.is_settled and deadline_s > now_s:
+                self._timer = self._loop.call_at(deadline_s, self._sweep)
+                return
+            self._waiting.popleft()
+            if not pending.is_settled:
+                pending.settle(too_late())

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from mq.broker.batched_decider import BatchedDecider, TurnDecision
+from mq.broker.batched_decider import BatchedDecider, Submitted, TurnDecision
 from mq.broker.core import Core, Service
 from mq.broker.state.dedup import StoredAt
 from mq.broker.state.machine import ProposedEntry
@@ -86,6 +86,22 @@ class Transacting(Service):
                 "allowed"
             )
 
+    def begin_end(
+        self,
+        transaction_id: int,
+        *,
+        commits: bool,
+        producer_group: str,
+        answer: Callable[[StoredAt | Exception | None], None],
+    ) -> Submitted[TransactionRequest, _SettledEntry]:
+        """As `end`; `answer` is called once, later. Raises NotLeader."""
+        outcome = TransactionOutcome.COMMITTED if commits else TransactionOutcome.ROLLED_BACK
+
+        def settled(outcome: _SettledEntry | Exception) -> None:
+            answer(outcome if isinstance(outcome, Exception) else _place(*outcome))
+
+        return self._decider.begin(End(transaction_id, outcome, producer_group), settled)
+
     async def end(
         self, transaction_id: int, *, commits: bool, producer_group: str = ""
     ) -> StoredAt | None:
@@ -94,13 +110,7 @@ class Transacting(Service):
         not of this group; TopicNotFound if the topic of a commit is gone; as `Consensus.propose`.
         """
         outcome = TransactionOutcome.COMMITTED if commits else TransactionOutcome.ROLLED_BACK
-        request = End(transaction_id, outcome, producer_group)
-        settled, entry = await self._decider.submit(request)
-        if settled.before is not None:
-            return settled.before.stored
-        if entry is None or settled.batch_at < 0:
-            return None
-        return entry.stored[settled.batch_at]
+        return _place(*await self._decider.submit(End(transaction_id, outcome, producer_group)))
 
     async def check_now(self, transaction_id: int) -> str:
         """Asks a producer, and counts it as any other question. Returns the producer's id. Raises
@@ -239,3 +249,12 @@ class Transacting(Service):
         if not held.batch.half or held.batch.message_count != one.messages:
             raise Internal(f"what stands at {one.log_offset} is not the batch of {one.id}")
         return held.batch
+
+
+def _place(settled: Settled, entry: ProposedEntry | None) -> StoredAt | None:
+    """Of the messages of a commit."""
+    if settled.before is not None:
+        return settled.before.stored
+    if entry is None or settled.batch_at < 0:
+        return None
+    return entry.stored[settled.batch_at]

@@ -415,6 +415,29 @@ async def test_a_writer_waits_for_its_client() -> None:
 
 
 @on_loop
+async def test_a_message_is_tried_as_long_as_the_client_has_room() -> None:
+    tried: list[bool] = []
+
+    async def write(call: Call) -> None:
+        # The third one does not fit whole, and goes when there is room.
+        tried.extend(call.try_write(bytes(1_000)) for _ in range(5))
+        await call.write(b"")
+        tried.append(call.try_write(bytes(1_000)))
+        client.send(http2.rst_stream(1))
+        tried.append(call.try_write(b"x"))
+
+    client = Client(Streaming(write), settings=http2.settings(initial_window_size=2_500))
+    client.open(1, is_end=True)
+    await turns()
+    assert tried == [True, True, True, False, False]
+    client.output()
+    client.send(http2.window_update(1, 1 << 20))
+    client.output()
+    await turns()
+    assert tried[5:] == [True, False]
+
+
+@on_loop
 async def test_an_answer_is_done_when_the_client_took_it() -> None:
     done: list[bool] = []
 
