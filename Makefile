@@ -91,7 +91,7 @@ bench-raft: .venv/.run ## replication against PySyncObj alone, and the time of a
 bench-broker: .venv/.run ## the broker against a bare gRPC server
 	$(BIN)/python -m bench.broker
 
-bench-calls: .venv/.run ## one message a call, from a Go client, on either transport
+bench-calls: .venv/.dev ## one message a call, from a Go client, on either transport
 	$(BIN)/python -m bench.calls
 
 bench-backlog: .venv/.run ## producers beside a reader of an old backlog; ends with a line of JSON

@@ -103,9 +103,13 @@ def ceiling() -> Iterator[str]:
         process.kill()
 
 
-def create_topic(address: str, topic: str, queues: int) -> None:
+def create_topic(address: str, topic: str, queues: int, ca: str | None = None) -> None:
+    """`ca` is the authority of a broker with TLS."""
     request = admin_pb2.CreateTopicRequest(topic=topic, queues=queues)
-    with grpc.insecure_channel(address) as channel:
+    security = grpc.experimental.insecure_channel_credentials()
+    if ca is not None:
+        security = grpc.ssl_channel_credentials(Path(ca).read_bytes())
+    with grpc.secure_channel(address, security) as channel:
         channel.unary_unary("/mq.v1.AdminService/CreateTopic")(
             request.SerializeToString(), timeout=30
         )

@@ -1,7 +1,8 @@
 """Small calls: one message a call, from a Go client, on our own transport and on grpcio.
 
     unary          Sends of 128 B from 64 callers, both transports in turns; flush: synchronous
-                   against asynchronous; quorum: three nodes against one
+                   against asynchronous; quorum: three nodes against one; tls: with TLS against
+                   without
     stream         one message a request, on 8 Publish streams with 4 in flight each
     up, down       large batches in, a backlog out, on both transports
     transactions   half message and commit, 64 at a time
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import resource
 import shutil
@@ -30,8 +32,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from bench.broker import Figures, create_topic, generate, progress, run_parts, show
 from bench.broker_set import BrokerSet, single
+from tests.support.certificates import Authority
 
 GOALS = {
     "unary_vs_grpcio": (10.0, "at least"),
@@ -40,6 +45,7 @@ GOALS = {
     "stream1_vs_grpcio": (5.0, "at least"),
     "up_vs_grpcio": (1.0, "at least"),
     "down_vs_grpcio": (1.0, "at least"),
+    "tls_vs_plain": (0.0, "printed"),
     "transactions_vs_unary": (0.4, "at least"),
     "receive_ack_vs_unary": (0.4, "at least"),
     "single_caller_p50_ms": (0.0, "printed"),
@@ -87,12 +93,15 @@ class Bench:
         self._load = build(directory / "load")
         self._figures: Figures = {}
         self._count = 0
+        # Of brokers with TLS, by address.
+        self._authorities: dict[str, str] = {}
 
     def run(self) -> Figures:
         parts = [
             ("unary", self.unary),
             ("flush", self.flush),
             ("quorum", self.quorum),
+            ("tls", self.tls),
             ("stream", self.stream),
             ("up", self.up_and_down),
             ("transactions", self.transactions),
@@ -117,6 +126,14 @@ class Bench:
         three = BrokerSet(self._next(), 3, "async", *_OURS)
         with three, self._broker(*_OURS) as one:
             self._compare("unary3_vs_unary1", "unary", three, one)
+
+    def tls(self) -> None:
+        files = Authority(self._next()).files()
+        flags = {"--broker-tls": "required", **files.flags("broker")}
+        encrypted = self._broker(*_OURS, *itertools.chain.from_iterable(flags.items()))
+        with encrypted as ours, self._broker(*_OURS) as theirs:
+            self._authorities[ours.address] = files.ca
+            self._compare("tls_vs_plain", "unary", ours, theirs)
 
     def stream(self) -> None:
         with self._broker(*_OURS) as ours, self._broker(*_GRPCIO) as theirs:
@@ -190,8 +207,8 @@ class Bench:
         """
         other_mode = "unary" if ours is theirs else mode
         for broker in {ours.address: ours, theirs.address: theirs}.values():
-            with contextlib.suppress(Exception):
-                create_topic(broker.address, "bench", 8)
+            with contextlib.suppress(grpc.RpcError):  # it exists
+                create_topic(broker.address, "bench", 8, self._authorities.get(broker.address))
         mine, other = [], []
         for _ in range(self._rounds):
             other.append(self._run(other_mode, theirs, **flags))
@@ -207,6 +224,7 @@ class Bench:
     def _run(self, mode: str, broker: BrokerSet, **flags: int) -> Figures:
         command = [str(self._load), "-mode", mode, "-address", broker.address]
         command += ["-seconds", str(self._seconds)]
+        command += ["-ca", self._authorities.get(broker.address, "")]
         for name, value in flags.items():
             command += [f"-{name.replace('_', '-')}", str(value)]
         cpu_s = broker.cpu_s()

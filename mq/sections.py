@@ -76,6 +76,14 @@ _Host = Annotated[
     ),
 ]
 
+_File = Annotated[
+    str,
+    Meta(
+        pattern=r"^[^\x00-\x1f\x7f\ud800-\udfff]*\Z",
+        extra={"legal": "a path, or empty", "metavar": "FILE"},
+    ),
+]
+
 
 class BrokerConfig(_Section, frozen=True, kw_only=True):
     host: Annotated[
@@ -136,6 +144,16 @@ class BrokerConfig(_Section, frozen=True, kw_only=True):
         Literal["grpcio", "mq"],
         Meta(description="What speaks gRPC to clients: gRPC's own server, or the broker's."),
     ] = "mq"
+    tls: Annotated[
+        Literal["off", "required"],
+        Meta(description="required: clients and other brokers connect with TLS 1.2 or later."),
+    ] = "off"
+    tls_cert: Annotated[_File, Meta(description="Certificate that clients are shown.")] = ""
+    tls_key: Annotated[_File, Meta(description="Private key of the certificate.")] = ""
+    tls_ca: Annotated[
+        _File,
+        Meta(description="Authority of the other brokers' certificates; empty: the public ones."),
+    ] = ""
     connections_max: Annotated[
         int,
         Meta(
@@ -260,13 +278,6 @@ _Members = Annotated[
     Meta(
         pattern=rf"^(?:{_MEMBER}(?:,{_MEMBER})*)?\Z",
         extra={"legal": "node=host:port of each member, with commas", "metavar": "MEMBERS"},
-    ),
-]
-_File = Annotated[
-    str,
-    Meta(
-        pattern=r"^[^\x00-\x1f\x7f\ud800-\udfff]*\Z",
-        extra={"legal": "a path, or empty", "metavar": "FILE"},
     ),
 ]
 

@@ -38,9 +38,11 @@ from mq.raft.handshake import Presence
 from mq.raft.node import Disk
 from mq.raft.node import Node as RaftNode
 from mq.raft.vote import VoteFile
+from mq.rpc import tls as rpc_tls
 from mq.rpc.greeting import Greeter
 from mq.rpc.mending import Mender, Others
 from mq.rpc.server import RpcServer
+from mq.rpc.tls import Connect
 from mq.store.damage import DamageLog
 from mq.store.flush import Flusher
 from mq.store.format import Kind
@@ -151,7 +153,8 @@ class Server:
         """A node that follows or leads; everything is on disk at the end."""
         node = self._config.node
         identity = Identity(node.cluster, node.broker_set, node.node)
-        settings, listen, tls = raft_settings.from_config(self._config)
+        settings, listen, raft_tls = raft_settings.from_config(self._config)
+        tls, connect = rpc_tls.from_config(self._config.broker)
         vfs = RealVfs()
         async with contextlib.AsyncExitStack() as stack:
             state = State()
@@ -173,7 +176,7 @@ class Server:
             stack.callback(flusher.close)
             machine = Machine(state, store)
             disk = Disk(store.log, vote, flusher)
-            raft = RaftNode(settings, identity, disk, self._clock, tls=tls)
+            raft = RaftNode(settings, identity, disk, self._clock, tls=raft_tls)
             consensus = _Consensus(raft)
             until_durable = None if is_async else _until_durable(flusher)
             broker = Broker(
@@ -186,7 +189,8 @@ class Server:
             )
             metrics = Metrics()
             control = Control(broker, raft, vfs)
-            rpc = RpcServer(broker, identity, control, metrics.observe, self._connections_max())
+            limit = self._connections_max()
+            rpc = RpcServer(broker, identity, control, metrics.observe, limit, tls)
             scrubber = self._scrubber(store)
             metrics.watch(broker, raft.status, rpc.connections, scrubber)
             options = self._config.broker
@@ -202,8 +206,9 @@ class Server:
             stack.push_async_callback(raft.step_aside)
             # And before that, their progress is in the log.
             stack.push_async_callback(broker.commits.flush)
-            greeter = Greeter(broker.directory, broker.steady_ms)
-            mender = _mender(store, vfs, node.node, raft, consensus)
+            greeter = Greeter(broker.directory, broker.steady_ms, connect)
+            others = _others(raft, consensus, connect)
+            mender = Mender(store, vfs, node.node, others)
             for work in (greeter.run(), rpc.connections.run(), mender.run(), _scrub(scrubber)):
                 stack.callback(asyncio.create_task(work).cancel)
             metrics_port = self._serve_metrics(metrics, stack)
@@ -311,7 +316,7 @@ class Server:
             entries=store.log.last_index,
             log_bytes=store.log.end_offset - store.log.start_offset,
         )
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and self._config.broker.tls == "off":  # else the commands fail
             sys.stderr.write(hints.first_steps(parts.address, hints.program()))
 
     async def _do_housekeeping(self, parts: Parts) -> None:
@@ -368,13 +373,13 @@ class Server:
             store.finish_checkpoint(plan)
 
 
-def _mender(
-    store: Store, vfs: RealVfs, node_id: str, raft: RaftNode, consensus: _Consensus
-) -> Mender:
-    others = Others(
-        lambda: consensus.peers, lambda: bool(consensus.leading_term), raft.transfer_leadership
+def _others(raft: RaftNode, consensus: _Consensus, connect: Connect) -> Others:
+    return Others(
+        lambda: consensus.peers,
+        connect,
+        lambda: bool(consensus.leading_term),
+        raft.transfer_leadership,
     )
-    return Mender(store, vfs, node_id, others)
 
 
 async def _scrub(scrubber: Scrubber) -> None:

@@ -1,13 +1,17 @@
 """The asyncio side: listeners, connections on their transports, timers, and the stop.
 
-All frames of one turn of the loop go to the transport in one write. With TLS the context comes from
-outside, and clients have to agree on `h2`; certificates that it loads anew hold for the connections
-that come after. Nothing here needs uvloop, and everything runs on it.
+All frames of one turn of the loop go to the transport in one write. Nothing here needs uvloop, and
+everything runs on it.
+
+With TLS the context comes from outside, another one holds for the connections that come after it,
+and clients have to agree on `h2`. A handshake counts as a connection from its first byte: those
+that never end take places among `connections_max` for `handshake_s` at most.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import Callable
@@ -28,6 +32,8 @@ _ACCEPTED_AT_ONCE: Final = 64
 # How long a peer has to read why its connection ends, before it ends for good.
 _LINGER_S: Final = 0.5
 _CLOSE_S: Final = 5.0
+# The pause after an accept that failed, as it does while there are no descriptors.
+_ACCEPT_AGAIN_S: Final = 1.0
 # How long a stop waits for clients to see that it has begun.
 _NOTICE_S: Final = 0.5
 
@@ -51,10 +57,12 @@ class Http2Server:
         self.connections: set[ServerProtocol] = set()
         self.deadlines = Deadlines()
         self.acceptor = CallAcceptor(handlers, self.deadlines, self.loop, self._on_overload)
-        self._tls = tls
+        self.tls = tls
         self._on_refused = on_refused
         self._sockets: list[socket.socket] = []
         self._listeners: list[asyncio.Server] = []
+        self._acceptors: list[asyncio.Task[None]] = []
+        self._handshakes: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.TimerHandle | None = None
         self._changed: asyncio.Future[None] | None = None
 
@@ -75,22 +83,57 @@ class Http2Server:
 
     async def start(self) -> None:
         for bound in self._sockets:
-            listener = await self.loop.create_server(
-                lambda: ServerProtocol(self),
-                sock=bound,
-                ssl=self._tls,
-                ssl_handshake_timeout=self.limits.handshake_s if self._tls is not None else None,
-                backlog=_ACCEPTED_AT_ONCE,
-            )
-            # asyncio accepts as many connections in a turn as the backlog has.
-            bound.listen(_BACKLOG)
-            self._listeners.append(listener)
+            if self.tls is None:
+                await self._listen(bound)
+            else:
+                bound.listen(_BACKLOG)
+                self._acceptors.append(self.loop.create_task(self._accept_encrypted(bound)))
         self._sweep()
+
+    async def _listen(self, bound: socket.socket) -> None:
+        listener = await self.loop.create_server(
+            lambda: ServerProtocol(self), sock=bound, backlog=_ACCEPTED_AT_ONCE
+        )
+        # asyncio accepts as many connections in a turn as the backlog has.
+        bound.listen(_BACKLOG)
+        self._listeners.append(listener)
+
+    async def _accept_encrypted(self, bound: socket.socket) -> None:
+        """One connection a turn: a handshake takes about a millisecond. A server of the loop would
+        tell nothing of handshakes that have begun, nor of those that fail.
+        """
+        while True:
+            try:
+                accepted, _ = await self.loop.sock_accept(bound)
+            except OSError:
+                await asyncio.sleep(_ACCEPT_AGAIN_S)
+                continue
+            if len(self.connections) + len(self._handshakes) >= self.connections_max:
+                self._on_refused()
+                accepted.close()
+            else:
+                task = self.loop.create_task(self._encrypt(accepted))
+                self._handshakes.add(task)
+                task.add_done_callback(self._handshakes.discard)
+            await asyncio.sleep(0)
+
+    async def _encrypt(self, accepted: socket.socket) -> None:
+        # Such as ssl.SSLError, and a handshake that takes too long.
+        with contextlib.suppress(OSError):
+            await self.loop.connect_accepted_socket(
+                lambda: ServerProtocol(self),
+                accepted,
+                ssl=self.tls,
+                ssl_handshake_timeout=self.limits.handshake_s,
+            )
 
     async def stop(self, grace_s: float) -> None:
         """Takes no new connections; calls in flight have so long to end."""
         for listener in self._listeners:
             listener.close()
+        for task in (*self._acceptors, *self._handshakes):
+            task.cancel()
+        await asyncio.gather(*self._acceptors, *self._handshakes, return_exceptions=True)
         if not self._listeners:
             for bound in self._sockets:
                 bound.close()

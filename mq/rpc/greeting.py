@@ -19,6 +19,7 @@ from mq.broker.directory import Directory
 from mq.errors import MqError
 from mq.logging import get_logger
 from mq.rpc.status import details
+from mq.rpc.tls import Connect
 from mq.wire.v1.cluster_pb2 import GreetRequest, GreetResponse
 
 log = get_logger(__name__)
@@ -42,9 +43,10 @@ _OPTIONS = (
 class Greeter:
     """`run` it on the loop of the broker."""
 
-    def __init__(self, directory: Directory, now_ms: Callable[[], int]) -> None:
+    def __init__(self, directory: Directory, now_ms: Callable[[], int], connect: Connect) -> None:
         """`now_ms` is the monotonic clock of the directory."""
         self._directory = directory
+        self._connect = connect
         self._now_ms = now_ms
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._periods = 0
@@ -117,7 +119,7 @@ class Greeter:
     async def _ask(self, address: str, request: GreetRequest) -> GreetResponse:
         channel = self._channels.get(address)
         if channel is None:
-            channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+            channel = self._connect(address, _OPTIONS)
             self._channels[address] = channel
         ask = channel.unary_unary(_GREET, request_serializer=GreetRequest.SerializeToString)
         return GreetResponse.FromString(await ask(request, timeout=_ANSWER_S_MAX))

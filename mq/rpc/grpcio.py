@@ -16,6 +16,7 @@ from mq.http2.calls import CallAborted, CallEnded
 from mq.http2.limits import Limits
 from mq.http2.status import Status
 from mq.rpc.context import Handlers, StreamHandler, UnaryHandler
+from mq.rpc.tls import ServerTls
 
 _LIMITS = Limits()
 _PING_MS_MIN = 5_000
@@ -57,7 +58,14 @@ def _options(request_bytes_max: int, connections_max: int) -> list[tuple[str, in
 class GrpcioListener:
     """Made on a running loop."""
 
-    def __init__(self, handlers: Handlers, request_bytes_max: int, connections_max: int) -> None:
+    def __init__(
+        self,
+        handlers: Handlers,
+        request_bytes_max: int,
+        connections_max: int,
+        tls: ServerTls | None = None,
+    ) -> None:
+        self._tls = tls
         self._server = grpc.aio.server(options=_options(request_bytes_max, connections_max))
         self._server.add_generic_rpc_handlers((_Table(handlers),))
         self._port = 0
@@ -66,10 +74,15 @@ class GrpcioListener:
         _probe(host, port)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            self._port = cast(int, self._server.add_insecure_port(address))
+            self._port = cast(int, self._add_port(address))
         except RuntimeError as error:
             raise OSError(errno.EADDRNOTAVAIL, str(error)) from None
         return self._port
+
+    def _add_port(self, address: str) -> object:
+        if self._tls is None:
+            return self._server.add_insecure_port(address)
+        return self._server.add_secure_port(address, self._tls.credentials)
 
     async def start(self) -> None:
         await self._server.start()

@@ -6,12 +6,19 @@ from mq.http2.calls import Streaming, Unary
 from mq.http2.limits import Limits
 from mq.http2.server import Http2Server
 from mq.rpc.context import Handlers, UnaryHandler
+from mq.rpc.tls import ServerTls
 
 
 class Http2Listener:
     """Made on a running loop."""
 
-    def __init__(self, handlers: Handlers, request_bytes_max: int, connections_max: int) -> None:
+    def __init__(
+        self,
+        handlers: Handlers,
+        request_bytes_max: int,
+        connections_max: int,
+        tls: ServerTls | None = None,
+    ) -> None:
         served: dict[bytes, Unary | Streaming] = {}
         for path, handler in handlers.items():
             if isinstance(handler, UnaryHandler):
@@ -19,7 +26,8 @@ class Http2Listener:
             else:
                 served[path.encode()] = Streaming(handler.serve)
         limits = Limits(message_bytes_max=request_bytes_max)
-        self._server = Http2Server(served, limits, connections_max)
+        context = tls.context if tls is not None else None
+        self._server = Http2Server(served, limits, connections_max, context)
 
     def bind(self, host: str, port: int) -> int:
         return self._server.bind(host, port)

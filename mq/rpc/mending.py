@@ -23,6 +23,7 @@ from mq.broker.contracts import Peer
 from mq.errors import MqError
 from mq.logging import get_logger
 from mq.rpc.status import details
+from mq.rpc.tls import Connect
 from mq.store.damage import Damage, DamageKind
 from mq.store.segment import Segment
 from mq.store.segment_mending import (
@@ -60,6 +61,7 @@ class Others(NamedTuple):
     """The rest of the broker set, as the mender needs it."""
 
     peers: Callable[[], Sequence[Peer]]
+    connect: Connect
     is_leading: Callable[[], bool]
     hand_over: Callable[[], bool]
 
@@ -305,7 +307,7 @@ class Mender:
     async def _read_log(self, address: str, request: ReadLogRequest) -> LogChunk:
         channel = self._channels.get(address)
         if channel is None:
-            channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+            channel = self._others.connect(address, _OPTIONS)
             self._channels[address] = channel
         ask = channel.unary_unary(
             _READ_LOG,

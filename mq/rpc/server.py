@@ -16,6 +16,7 @@ from mq.rpc.http2 import Http2Listener
 from mq.rpc.methods import Dispatcher, Observer
 from mq.rpc.producer import ProducerService
 from mq.rpc.reflection import Reflection
+from mq.rpc.tls import ServerTls
 from mq.store.identity import Identity
 
 # A request beside its batches.
@@ -36,8 +37,10 @@ class RpcServer:
         control: Control,
         observe: Observer,
         connections_max: int,
+        tls: ServerTls | None,
     ) -> None:
         self._broker = broker
+        self._tls = tls
         self._producer = ProducerService(broker, identity.broker_set)
         self._services = services.table(broker, identity, control, self._producer)
         names = [one.descriptor.full_name for one in self._services]
@@ -76,7 +79,10 @@ class RpcServer:
         # As much as one entry of the log may hold; a batch beyond that gets a typed answer.
         request_bytes_max = 2 * config.store.entry_bytes_max + _REQUEST_OVERHEAD_BYTES
         listener = _TRANSPORTS[config.broker.transport](
-            self._handlers(is_external=is_external), request_bytes_max, self.connections.limit
+            self._handlers(is_external=is_external),
+            request_bytes_max,
+            self.connections.limit,
+            self._tls,
         )
         try:
             bound = listener.bind(host, port)

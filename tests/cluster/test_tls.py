@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import trustme
 
 from tests.cluster.judgement import SMALL, judge
 from tests.cluster.load import Load
+from tests.support.certificates import Authority
 from tests.support.raft_cluster import Cluster, Process, poll
 
 if TYPE_CHECKING:
@@ -16,19 +16,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def certificate_flags(authority: trustme.CA, directory: Path) -> dict[str, str]:
-    directory.mkdir()
-    certificate = authority.issue_cert("127.0.0.1")
-    certificate.private_key_pem.write_to_path(str(directory / "key"))
-    certificate.cert_chain_pems[0].write_to_path(str(directory / "cert"))
-    authority.cert_pem.write_to_path(str(directory / "ca"))
-    return {f"--raft-tls-{name}": str(directory / name) for name in ("cert", "key", "ca")}
-
-
 @pytest.mark.parametrize("impostor", ["plain", "of another authority"])
 def test_nodes_of_one_authority_talk_and_refuse_others(tmp_path: Path, impostor: str) -> None:
-    flags = certificate_flags(trustme.CA(), tmp_path / "ours")
-    foreign = certificate_flags(trustme.CA(), tmp_path / "foreign")
+    flags = Authority(tmp_path / "ours").files().flags("raft")
+    foreign = Authority(tmp_path / "foreign").files().flags("raft")
     if impostor == "plain":
         foreign = dict.fromkeys(flags, "")
     with Cluster(tmp_path, flags=SMALL | flags) as cluster:

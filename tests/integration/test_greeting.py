@@ -12,6 +12,7 @@ from mq.errors import IllegalRequest
 from mq.rpc import greeting, methods
 from mq.rpc.greeting import Greeter
 from mq.rpc.http2 import Http2Listener
+from mq.rpc.tls import plain_channel
 from mq.wire.v1.cluster_pb2 import GreetRequest, GreetResponse, PeerSet
 from tests.support.consensus import Node, eventually, on_loop
 from tests.support.raft_cluster import free_port
@@ -50,7 +51,7 @@ async def greeting_to(monkeypatch: pytest.MonkeyPatch, *seeds: str) -> AsyncIter
     node = Node(seeds=",".join(seeds))
     directory = node.broker.directory
     # Its own set has another node, which is not there.
-    task = asyncio.create_task(Greeter(directory, node.broker.steady_ms).run())
+    task = asyncio.create_task(Greeter(directory, node.broker.steady_ms, plain_channel).run())
     try:
         yield directory
         assert not task.done()
@@ -135,7 +136,9 @@ async def test_that_is_so_in_the_first_round_already(monkeypatch: pytest.MonkeyP
     async with serving(good("b")) as alive:
         places = [f"127.0.0.1:{free_port()}", alive]
         node.machine.state.sets.put(PeerSet(name="b", addresses=places))
-        task = asyncio.create_task(Greeter(node.broker.directory, node.broker.steady_ms).run())
+        task = asyncio.create_task(
+            Greeter(node.broker.directory, node.broker.steady_ms, plain_channel).run()
+        )
         await eventually(lambda: known(node.broker.directory) == ["b", "set-0"])
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

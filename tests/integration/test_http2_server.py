@@ -84,7 +84,8 @@ def test_streams_both_ways(loop: str) -> None:
     run(test, loop)
 
 
-def test_tls_is_for_clients_that_agree_on_http2() -> None:
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_tls_is_for_clients_that_agree_on_http2(loop: str) -> None:
     authority = trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(context)
@@ -107,7 +108,39 @@ def test_tls_is_for_clients_that_agree_on_http2() -> None:
             with contextlib.suppress(ConnectionError, ssl.SSLError):
                 await writer.wait_closed()
 
-    run(test)
+    run(test, loop)
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_handshakes_that_have_begun_are_connections_until_their_time_is_over(loop: str) -> None:
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    context.set_alpn_protocols(["h2"])
+    refused: list[bool] = []
+
+    async def test() -> None:
+        few = serving(
+            Limits(handshake_s=2.0), 3, tls=context, on_refused=lambda: refused.append(True)
+        )
+        async with few as (_, address):
+            host, _, port = address.rpartition(":")
+            opened = [await asyncio.open_connection(host, int(port)) for _ in range(4)]
+            for _, writer in opened[:3]:
+                writer.write(b"\x16\x03\x01")
+            with contextlib.suppress(ConnectionError):
+                assert await opened[3][0].read() == b""
+            assert refused == [True]
+            for reader, writer in opened:
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+                writer.close()
+            credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
+            async with grpc.aio.secure_channel(f"localhost:{port}", credentials) as channel:
+                assert await channel.unary_unary("/test/Echo")(b"x", timeout=ANSWER_S) == b"x"
+            assert refused == [True]
+
+    run(test, loop)
 
 
 def test_connections_beyond_the_limit_are_closed_at_once() -> None:

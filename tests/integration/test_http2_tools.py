@@ -7,14 +7,13 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-import trustme
 
+from tests.support.certificates import Authority, Files
 from tests.support.foreign import programs
 from tests.support.interop_service import InteropServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.timeout(900)  # the first run on a machine builds the programs
 
@@ -64,29 +63,19 @@ def test_without_a_table_of_headers_h2spec_misses_nothing_but_the_table() -> Non
     ]
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a certificate, its key and its authority."""
-    place = tmp_path_factory.mktemp("tls")
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(str(place / "authority"))
-    issued = authority.issue_cert("localhost")
-    issued.private_key_pem.write_to_path(str(place / "key"))
-    issued.cert_chain_pems[0].write_to_path(str(place / "certificate"))
-    return place
-
-
 @pytest.fixture(scope="module", params=["plain", "tls"])
-def interop(request: pytest.FixtureRequest, certificate: Path) -> Iterator[list[str]]:
+def interop(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[str]]:
     """The command that runs a case against our server."""
     client = programs.installed("google.golang.org/grpc/interop/client", "v1.80.0")
-    is_tls = request.param == "tls"
-    files = (str(certificate / "certificate"), str(certificate / "key")) if is_tls else ("", "")
-    with InteropServer(certificate=files[0], key=files[1]) as server:
+    files = Files("", "", "")
+    if request.param == "tls":
+        files = Authority(tmp_path_factory.mktemp("tls")).files("localhost")
+    with InteropServer(certificate=files.cert, key=files.key) as server:
         command = [str(client), "-server_host", "localhost", "-server_port", str(server.port)]
-        if is_tls:
-            authority = str(certificate / "authority")
-            command += ["-use_tls", "-use_test_ca", "-ca_file", authority]
+        if files.ca:
+            command += ["-use_tls", "-use_test_ca", "-ca_file", files.ca]
             command += ["-server_host_override", "localhost"]
         yield command
 

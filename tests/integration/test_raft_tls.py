@@ -8,13 +8,13 @@ import asyncio
 import os
 import ssl
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
-import trustme
 
 from mq.errors import IllegalConfig
 from mq.raft.tls import TlsContexts, explain, load
+from tests.support import certificates
 from tests.support.raft_peers import (
     DEADLINE_S,
     NOWHERE,
@@ -41,29 +41,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     return Lines(caplog)
 
 
-class Files(NamedTuple):
-    cert: str
-    key: str
-    ca: str
-
-
-class Authority:
-    """Issues certificates into files."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._ca = trustme.CA()
-        self._count = 0
-
-    def files(self, *names: str) -> Files:
-        self._count += 1
-        found = Files(*(str(self._directory / f"{self._count}.{part}") for part in Files._fields))
-        issued = self._ca.issue_cert(*(names or ("127.0.0.1",)))
-        Path(found.cert).write_bytes(b"".join(each.bytes() for each in issued.cert_chain_pems))
-        issued.private_key_pem.write_to_path(found.key)
-        self._ca.cert_pem.write_to_path(found.ca)
-        return found
-
+class Authority(certificates.Authority):
     def contexts(self, *names: str) -> TlsContexts:
         return load(*self.files(*names))
 
@@ -75,7 +53,6 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> Authority:
-    (tmp_path / "foreign").mkdir()
     return Authority(tmp_path / "foreign")
 
 
@@ -326,7 +303,7 @@ def test_stopping_in_the_middle_of_handshakes_leaves_nothing_behind(
 # -- files -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("part", Files._fields)
+@pytest.mark.parametrize("part", certificates.Files._fields)
 @pytest.mark.parametrize(
     "spoil",
     [
