@@ -17,14 +17,18 @@ from mq.broker.consumer.subscriber import Assigned, CacheLimits, Position, Redir
 from mq.broker.consumer.unsent import Unsent
 from mq.broker.long_work import in_turns
 from mq.broker.queue import Queue
+from mq.broker.receive import acks
 from mq.broker.receive.grants import GrantedRun
+from mq.broker.receive.leases import Handle, parse_handles
 from mq.broker.receive.members import ReceiveSpec
 from mq.broker.receive.service import Receive
 from mq.broker.retry.retrying import Failed, MessagePosition, RetryResult
 from mq.errors import IllegalRequest, UnknownMember
+from mq.http2.calls import CallEnded
 from mq.rpc import framing, limits, listeners
 from mq.rpc.context import Context
 from mq.rpc.limits import HANDLES_MAX, TOPICS_MAX
+from mq.rpc.methods import Answer
 from mq.rpc.queues import (
     add_positions,
     decode_offset_kind,
@@ -51,6 +55,10 @@ INVISIBLE_MS_MIN, INVISIBLE_MS_DEFAULT, INVISIBLE_MS_MAX = 10_000, 60_000, 12 * 
 _REASON_CHARACTERS_MAX = 1_000
 # Time for an answer to reach its client.
 _ANSWER_S = 1.0
+
+# What most acknowledgements are.
+_ONE_DONE = acks.HandlesSettled([True])
+_ONE_DONE_RESPONSE = pb.HandleResponse(codes=[Code.SEND_OK]).SerializeToString()
 
 _read_subscribe = limits.Reader(pb.SubscribeRequest)
 
@@ -259,23 +267,37 @@ class ConsumerService:
 
     # -- Receive and its handles ------------------------------------------------------------------
 
+    def begin_receive(
+        self, request: pb.ReceiveRequest, size: int, context: Context, answer: Answer
+    ) -> bool:
+        """Serves a receive from a topic that exists; False: `receive` waits for the topic."""
+        if request.topic not in self._broker.state.topics:
+            return False
+        unsent = self._broker.unsent
+        held_bytes = 0
+
+        def answered(runs: list[GrantedRun] | Exception) -> None:
+            nonlocal held_bytes
+            if isinstance(runs, Exception):
+                answer(runs)
+                return
+            response = framing.receive_response(runs)
+            held_bytes = len(response)
+            unsent.hold(held_bytes)
+            answer(response)
+
+        def ended() -> None:
+            # The answer is not in memory any longer, or the client has gone before it.
+            unsent.release(held_bytes)
+            if call.cancel():
+                answer(CallEnded())
+
+        call = self._broker.receiving.begin_receive(_wanted(request, context), answered)
+        context.add_done_callback(ended)
+        return True
+
     async def receive(self, request: pb.ReceiveRequest, context: Context) -> bytes:
-        names.check_group(request.group)
-        spec = ReceiveSpec(canonical(request.filter), request.is_ordered)
-        # Calls without a member id that want different things are not of one member.
-        unnamed = f"{context.peer()} {hash(spec) & 0xFFFF:04x}"
-        wanted = Receive(
-            request.group,
-            request.topic,
-            _member_id(request.member_id) or unnamed,
-            spec,
-            compile_filter(request.filter),
-            min(request.messages_max or MESSAGES_DEFAULT, MESSAGES_MAX),
-            min(request.bytes_max or READ_BYTES_MAX, READ_BYTES_MAX),
-            _invisible_ms(request.invisible_ms or INVISIBLE_MS_DEFAULT),
-            _wait_s(request.wait_ms, context.time_remaining()),
-            decode_start(request),
-        )
+        wanted = _wanted(request, context)
         await self._broker.expect([request.topic])
         answer = framing.receive_response(await self._received(wanted))
         return _held(answer, context, self._broker.unsent)
@@ -293,31 +315,60 @@ class ConsumerService:
             )
         return await self._broker.receiving.receive(wanted)
 
-    async def ack(self, request: pb.AckRequest, context: Context) -> pb.HandleResponse:
-        _check_handles(request.group, request.handles)
-        good = await self._broker.receiving.ack(request.group, request.handles)
-        return pb.HandleResponse(codes=_codes(good))
+    def begin_ack(
+        self, request: pb.AckRequest, size: int, context: Context, answer: Answer
+    ) -> bool:
+        handles = _handles(request.group, request.handles)
+        self._begin_settling(acks.Ack(request.group, handles), answer)
+        return True
 
-    async def nack(self, request: pb.NackRequest, context: Context) -> pb.HandleResponse:
-        _check_handles(request.group, request.handles)
+    async def ack(self, request: pb.AckRequest, context: Context) -> bytes:
+        handles = _handles(request.group, request.handles)
+        return await self._settled(acks.Ack(request.group, handles))
+
+    def begin_nack(
+        self, request: pb.NackRequest, size: int, context: Context, answer: Answer
+    ) -> bool:
+        """False: `nack` sees to the topic of dead letters first."""
+        nack = self._nack(request)
+        if self._broker.receiving.makes_dead_letters(nack):
+            return False
+        self._begin_settling(nack, answer)
+        return True
+
+    async def nack(self, request: pb.NackRequest, context: Context) -> bytes:
+        nack = self._nack(request)
+        await self._broker.receiving.ensure_dead_letters(nack)
+        return await self._settled(nack)
+
+    def _nack(self, request: pb.NackRequest) -> acks.Nack:
+        handles = _handles(request.group, request.handles)
         delay_ms = request.delay_ms if request.HasField("delay_ms") else None
         if delay_ms is not None and delay_ms > INVISIBLE_MS_MAX:
             raise IllegalRequest(
                 f"delay_ms = {delay_ms}: at most 12 h, which are {INVISIBLE_MS_MAX}"
             )
         reason = request.reason[:_REASON_CHARACTERS_MAX]
-        good = await self._broker.receiving.nack(request.group, request.handles, delay_ms, reason)
-        return pb.HandleResponse(codes=_codes(good))
+        retries_max = self._broker.receiving.retries_max(request.group)
+        return acks.Nack(request.group, handles, delay_ms, retries_max, reason)
 
-    async def change_invisible(
-        self, request: pb.ChangeInvisibleRequest, context: Context
-    ) -> pb.HandleResponse:
-        _check_handles(request.group, request.handles)
-        invisible_ms = _invisible_ms(request.invisible_ms)
-        good, until_ms = await self._broker.receiving.change_invisible(
-            request.group, request.handles, invisible_ms
-        )
-        return pb.HandleResponse(codes=_codes(good), invisible_until_ms=until_ms)
+    def begin_change_invisible(
+        self, request: pb.ChangeInvisibleRequest, size: int, context: Context, answer: Answer
+    ) -> bool:
+        self._begin_settling(_change_invisible(request), answer)
+        return True
+
+    async def change_invisible(self, request: pb.ChangeInvisibleRequest, context: Context) -> bytes:
+        return await self._settled(_change_invisible(request))
+
+    def _begin_settling(self, request: acks.HandleRequest, answer: Answer) -> None:
+        def settled(outcome: acks.HandlesSettled | Exception) -> None:
+            answer(outcome if isinstance(outcome, Exception) else _handle_response(outcome))
+
+        self._broker.receiving.begin(request, settled)
+
+    async def _settled(self, request: acks.HandleRequest) -> bytes:
+        return _handle_response(await self._broker.receiving.submit(request))
 
     # -- Retry ------------------------------------------------------------------------------------
 
@@ -390,14 +441,44 @@ def _cache_limits(start: pb.SubscribeStart) -> CacheLimits:
     )
 
 
-def _check_handles(group: str, handles: Sequence[pb.Handle]) -> None:
+def _wanted(request: pb.ReceiveRequest, context: Context) -> Receive:
+    """Raises IllegalGroup, IllegalRequest, IllegalFilter."""
+    names.check_group(request.group)
+    spec = ReceiveSpec(canonical(request.filter), request.is_ordered)
+    # Calls without a member id that want different things are not of one member.
+    unnamed = f"{context.peer()} {hash(spec) & 0xFFFF:04x}"
+    return Receive(
+        request.group,
+        request.topic,
+        _member_id(request.member_id) or unnamed,
+        spec,
+        compile_filter(request.filter),
+        min(request.messages_max or MESSAGES_DEFAULT, MESSAGES_MAX),
+        min(request.bytes_max or READ_BYTES_MAX, READ_BYTES_MAX),
+        _invisible_ms(request.invisible_ms or INVISIBLE_MS_DEFAULT),
+        _wait_s(request.wait_ms, context.time_remaining()),
+        decode_start(request),
+    )
+
+
+def _handles(group: str, handles: Sequence[pb.Handle]) -> list[Handle | None]:
     names.check_group(group)
     if not handles:
         raise IllegalRequest(f"no handles in the request: 1 to {HANDLES_MAX}")
+    return parse_handles(handles)
 
 
-def _codes(good: Sequence[bool]) -> list[Code]:
-    return [Code.SEND_OK if one else Code.ILLEGAL_HANDLE for one in good]
+def _change_invisible(request: pb.ChangeInvisibleRequest) -> acks.ChangeInvisible:
+    handles = _handles(request.group, request.handles)
+    return acks.ChangeInvisible(request.group, handles, _invisible_ms(request.invisible_ms))
+
+
+def _handle_response(settled: acks.HandlesSettled) -> bytes:
+    if settled == _ONE_DONE:
+        return _ONE_DONE_RESPONSE
+    codes = [Code.SEND_OK if one else Code.ILLEGAL_HANDLE for one in settled.valid]
+    until_ms = settled.invisible_until_ms
+    return pb.HandleResponse(codes=codes, invisible_until_ms=until_ms).SerializeToString()
 
 
 def _invisible_ms(invisible_ms: int) -> int:

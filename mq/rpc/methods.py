@@ -153,6 +153,9 @@ class Dispatcher(NamedTuple):
                 if isinstance(answer, bytes):
                     observe(name, now_s() - began_s, "OK")
                     context.reply(answer)
+                elif isinstance(answer, CallEnded):
+                    # There is no receiver for an answer.
+                    observe(name, now_s() - began_s, "CANCELLED")
                 else:
                     refusal = refused(answer)
                     context.finish(refusal.code, refusal.text, refusal.metadata)

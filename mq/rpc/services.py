@@ -81,10 +81,15 @@ def _consumer(serving: ConsumerService) -> Service:
             unary("QueryOffsets", pb.QueryOffsetsRequest, serving.query_offsets),
             unary("FindOffsets", pb.FindOffsetsRequest, serving.find_offsets),
             unary("Retry", pb.RetryRequest, serving.retry),
-            unary("Receive", pb.ReceiveRequest, serving.receive),
-            unary("Ack", pb.AckRequest, serving.ack),
-            unary("Nack", pb.NackRequest, serving.nack),
-            unary("ChangeInvisible", pb.ChangeInvisibleRequest, serving.change_invisible),
+            unary("Receive", pb.ReceiveRequest, serving.receive, begin=serving.begin_receive),
+            unary("Ack", pb.AckRequest, serving.ack, begin=serving.begin_ack),
+            unary("Nack", pb.NackRequest, serving.nack, begin=serving.begin_nack),
+            unary(
+                "ChangeInvisible",
+                pb.ChangeInvisibleRequest,
+                serving.change_invisible,
+                begin=serving.begin_change_invisible,
+            ),
         ],
     )
 

@@ -65,10 +65,9 @@ def _joined(handles: Sequence[Handle | None]) -> list[tuple[int, int, Handle]]:
 
 
 class HandlesSettled(NamedTuple):
-    """Whether each handle was valid, and the time of the decision."""
-
-    valid: list[bool]
-    now_ms: int
+    valid: list[bool]  # of each handle
+    # Where that was asked for: until when the messages of the valid ones are.
+    invisible_until_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class HandleRequest:
 
     def decide(self, turn: LeaseTurn) -> HandlesSettled:
         turn.check_fits(changes_bytes(self.handles))
-        return HandlesSettled(self._settle(turn, self.handles), turn.now_ms)
+        return HandlesSettled(self._settle(turn, self.handles))
 
     def _settle(self, turn: LeaseTurn, handles: Sequence[Handle | None]) -> list[bool]:
         valid = [False] * len(handles)
@@ -114,6 +113,10 @@ class ChangeInvisible(HandleRequest):
     """The messages stay invisible for so long, from the decision on."""
 
     invisible_ms: int
+
+    def decide(self, turn: LeaseTurn) -> HandlesSettled:
+        settled = HandleRequest.decide(self, turn)
+        return settled._replace(invisible_until_ms=turn.now_ms + self.invisible_ms)
 
     def _change(self, turn: LeaseTurn, queue: Queue, one: Range) -> None:
         value = one.lease, turn.now_ms + self.invisible_ms, one.attempts

@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from mq.broker.consumer.arrivals import Arrivals
 from mq.broker.queue import Queue, queues_of
@@ -104,9 +104,17 @@ class ReceiveSpec(NamedTuple):
         return f"filter {self.filter}{', in order' if self.is_ordered else ''}"
 
 
-class _Waiter(NamedTuple):
-    woken: asyncio.Future[None]
-    messages_max: int
+class WaitingCall(Protocol):
+    """A receive that waits for messages."""
+
+    @property
+    def messages_max(self) -> int: ...
+
+    def wake(self, error: MqError | None = None, /) -> None:
+        """So many messages are reserved for the call, which looks again; or it fails with the
+        error. Must not call back at once.
+        """
+        ...
 
 
 class _Receiver:
@@ -141,7 +149,9 @@ class ReceiveGroup:
         self.reserved = 0
         self.exhausted_queues: set[Queue] = set()
         self._members: dict[str, _Receiver] = {}
-        self._waiting: deque[_Waiter] = deque()
+        self._waiting: OrderedDict[WaitingCall, None] = OrderedDict()
+        # The messages that they want.
+        self._waiting_messages = 0
         self._receives = 0
         self.renew(topic)
 
@@ -173,7 +183,9 @@ class ReceiveGroup:
                 # The new filter may let messages through that the old one left out.
                 self.renew(self.topic)
             self.spec = spec
-        member = self._members.setdefault(member_id, _Receiver())
+        member = self._members.get(member_id)
+        if member is None:
+            member = self._members[member_id] = _Receiver()
         member.seen_ms = now_ms
         member.calls += 1
 
@@ -297,48 +309,39 @@ class ReceiveGroup:
         if self._waiting:
             self.wake()
 
-    async def wait(self, messages_max: int, seconds: float) -> bool:
-        """Returns whether the call was woken; then so many messages are reserved for it."""
-        waiter = _Waiter(asyncio.get_running_loop().create_future(), messages_max)
-        self._waiting.append(waiter)
-        try:
-            await asyncio.wait([waiter.woken], timeout=seconds)
-        except asyncio.CancelledError:
-            if not self._forget(waiter) and waiter.woken.exception() is None:
-                self.release(messages_max)
-            raise
-        if self._forget(waiter):
-            return False
-        waiter.woken.result()
-        return True
+    def wait(self, call: WaitingCall) -> None:
+        """The call is woken once, unless it is forgotten before."""
+        self._waiting[call] = None
+        self._waiting_messages += call.messages_max
 
-    def _forget(self, waiter: _Waiter) -> bool:
-        """Returns whether the waiter had not been woken."""
-        if waiter.woken.done():
-            return False
-        self._waiting.remove(waiter)
-        return True
+    def forget(self, call: WaitingCall) -> None:
+        """The call waits no longer."""
+        del self._waiting[call]
+        self._waiting_messages -= call.messages_max
 
     def release(self, messages_max: int) -> None:
         """Ends the reservation of a call."""
         self.reserved -= messages_max
-        self.wake()
+        if self._waiting:
+            self.wake()
 
     def wake(self, *, is_all: bool = False) -> None:
         """Wakes as many waiting calls as there are messages for."""
         if not self._waiting:
             return
-        asked = self.reserved + sum(waiter.messages_max for waiter in self._waiting)
+        asked = self.reserved + self._waiting_messages
         wanted = _NEVER_MS if is_all else self._available(asked) - self.reserved
         while self._waiting and wanted > 0:
-            waiter = self._waiting.popleft()
-            wanted -= waiter.messages_max
-            self.reserved += waiter.messages_max
-            waiter.woken.set_result(None)
+            call = next(iter(self._waiting))
+            self.forget(call)
+            wanted -= call.messages_max
+            self.reserved += call.messages_max
+            call.wake()
 
     def dismiss(self, error: MqError) -> None:
-        while self._waiting:
-            self._waiting.popleft().woken.set_exception(error)
+        for call in list(self._waiting):
+            self.forget(call)
+            call.wake(error)
 
     def _available(self, asked: int) -> int:
         """An estimate of the messages there are, exact only below `asked`: a woken call that finds

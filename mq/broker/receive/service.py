@@ -12,7 +12,7 @@ that says it is done.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from mq import errors, names
@@ -65,25 +65,142 @@ class Receive(NamedTuple):
     start: Start = Start()
 
 
-class _ReceiveCall:
-    """A receive in flight: a `LeaseRequest`. Its caller may have gone."""
+class ReceiveCall:
+    """A receive in flight, as a `LeaseRequest` and as a `WaitingCall`. It ends once: answered, or
+    cancelled because its caller has gone.
+    """
 
-    __slots__ = ("_service", "is_cancelled", "receive", "receive_group")
+    __slots__ = (
+        "_answer",
+        "_began_s",
+        "_deadline_s",
+        "_is_reserved",
+        "_service",
+        "_timer",
+        "is_over",
+        "receive",
+        "receive_group",
+    )
 
     def __init__(
-        self, service: ReceiveService, receive_group: ReceiveGroup, receive: Receive
+        self,
+        service: ReceiveService,
+        receive_group: ReceiveGroup,
+        receive: Receive,
+        answer: Callable[[list[GrantedRun] | Exception], None],
     ) -> None:
         self._service = service
+        self._answer = answer
         self.receive_group = receive_group
         self.receive = receive
-        self.is_cancelled = False
+        self.is_over = False
+        self._began_s = service.loop.time()
+        self._deadline_s = self._began_s + min(receive.wait_s, _WAIT_S_MAX)
+        # While it waits for messages.
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_reserved = True
+        receive_group.reserved += receive.messages_max
+
+    @property
+    def messages_max(self) -> int:
+        return self.receive.messages_max
+
+    def look(self) -> None:
+        """Submits the receive, or waits if no queue has messages. Raises NotLeader."""
+        group = self.receive_group
+        if group.ready or not group.is_begun:
+            self._service.begin(self, self._decided)
+        else:
+            self._rest()
 
     def decide(self, turn: LeaseTurn) -> list[GrantedRun]:
-        return [] if self.is_cancelled else self._service.grant(turn, self)
+        return [] if self.is_over else self._service.grant(turn, self)
+
+    def _decided(self, runs: list[GrantedRun] | Exception) -> None:
+        group = self.receive_group
+        if isinstance(runs, Exception):
+            # Ranges may have left the heap without being given out.
+            group.renew(group.topic)
+            self._end(runs)
+            return
+        runs = self._service.granted(group, runs)
+        if self.is_over:
+            self._service.give_back(group.group, runs)
+        elif runs:
+            self._end(runs)
+        else:
+            self._rest()
+
+    def _rest(self) -> None:
+        """There was nothing: looks again in the next turn of the loop, waits, or ends."""
+        group, now_s = self.receive_group, self._service.loop.time()
+        is_searching = group.ready and now_s < max(self._deadline_s, self._began_s + _SEARCH_S)
+        if is_searching or not group.is_begun:
+            self._service.loop.call_soon(self._look_again)
+        elif now_s >= self._deadline_s or group.is_dropped:
+            self._end([])
+        else:
+            self._release()
+            self._timer = self._service.loop.call_at(self._deadline_s, self._waited_in_vain)
+            group.wait(self)
+
+    def wake(self, error: MqError | None = None) -> None:
+        self._stop_timer()
+        self._is_reserved = error is None
+        self._service.loop.call_soon(self._look_again, error)
+
+    def _look_again(self, error: MqError | None = None) -> None:
+        if self.is_over:
+            return
+        try:
+            if error is not None:
+                raise error
+            self._service.check(self.receive)
+            self.look()
+        except MqError as failure:
+            self._end(failure)
+
+    def _waited_in_vain(self) -> None:
+        self.receive_group.forget(self)
+        self._timer = None
+        self._end([])
+
+    def cancel(self) -> bool:
+        """The caller has gone: what the call may be given goes to others. Returns False if it was
+        over already.
+        """
+        if self.is_over:
+            return False
+        if self._timer is not None:
+            self._stop_timer()
+            self.receive_group.forget(self)
+        self._leave()
+        return True
+
+    def _end(self, answer: list[GrantedRun] | Exception) -> None:
+        if not self.is_over:
+            self._leave()
+            self._answer(answer)
+
+    def _leave(self) -> None:
+        self.is_over = True
+        self._release()
+        self._service.exit(self)
+
+    def _release(self) -> None:
+        if self._is_reserved:
+            self._is_reserved = False
+            self.receive_group.release(self.receive.messages_max)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class ReceiveService(Service):
     def __init__(self, core: Core, groups: Groups, puller: Puller) -> None:
+        self.loop = asyncio.get_running_loop()
         self._core = core
         self._groups = groups
         self._puller = puller
@@ -100,48 +217,48 @@ class ReceiveService(Service):
     # -- receive ----------------------------------------------------------------------------------
 
     async def receive(self, wanted: Receive) -> list[GrantedRun]:
-        """Messages that are leased to the caller for the invisible time, durably; none if there
-        were none in time. Raises TopicNotFound, PermissionDenied, SubscriptionMismatch; as
-        `Consensus.propose`.
+        """As `begin_receive`."""
+        future: asyncio.Future[list[GrantedRun]] = self.loop.create_future()
+
+        def answer(runs: list[GrantedRun] | Exception) -> None:
+            if isinstance(runs, Exception):
+                if not future.done():
+                    future.set_exception(runs)
+            elif future.done():
+                self.give_back(wanted.group, runs)
+            else:
+                future.set_result(runs)
+
+        call = self.begin_receive(wanted, answer)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if not call.cancel() and not future.cancelled() and future.exception() is None:
+                self.give_back(wanted.group, future.result())
+            raise
+
+    def begin_receive(
+        self, wanted: Receive, answer: Callable[[list[GrantedRun] | Exception], None]
+    ) -> ReceiveCall:
+        """Answers with messages that are leased to the caller for the invisible time, durably; none
+        if there were none in time; an error as `Consensus.propose` has. Raises TopicNotFound,
+        PermissionDenied, SubscriptionMismatch.
         """
-        self._check(wanted)
+        self.check(wanted)
         group = self._receive_groups.of(wanted.group, wanted.topic)
         group.enter(wanted.member_id, wanted.spec, self._steady_ms(), self._expires_ms)
+        call = ReceiveCall(self, group, wanted, answer)
         try:
-            return await self._receive(group, wanted)
-        finally:
-            group.exit(wanted.member_id, self._steady_ms())
+            call.look()
+        except MqError:
+            call.cancel()
+            raise
+        return call
 
-    async def _receive(self, group: ReceiveGroup, wanted: Receive) -> list[GrantedRun]:
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
-        deadline_s = began_s + min(wanted.wait_s, _WAIT_S_MAX)
-        group.reserved += wanted.messages_max
-        is_reserved = True
-        try:
-            while True:
-                if group.ready or not group.is_begun:
-                    runs = await self._granted(group, wanted)
-                    if runs:
-                        return runs
-                now_s = loop.time()
-                is_searching = group.ready and now_s < max(deadline_s, began_s + _SEARCH_S)
-                if is_searching or not group.is_begun:
-                    self._check(wanted)
-                    continue
-                if now_s >= deadline_s or group.is_dropped:
-                    return []
-                is_reserved = False
-                group.release(wanted.messages_max)
-                is_reserved = await group.wait(wanted.messages_max, deadline_s - now_s)
-                if not is_reserved:
-                    return []
-                self._check(wanted)
-        finally:
-            if is_reserved:
-                group.release(wanted.messages_max)
+    def exit(self, call: ReceiveCall) -> None:
+        call.receive_group.exit(call.receive.member_id, self._steady_ms())
 
-    def _check(self, wanted: Receive) -> None:
+    def check(self, wanted: Receive) -> None:
         self._core.leadership.check()
         self._core.state.topics.readable(wanted.topic)
         live = self._groups.live(wanted.group)
@@ -152,28 +269,13 @@ class ReceiveService(Service):
                 "others first"
             )
 
-    async def _granted(self, group: ReceiveGroup, wanted: Receive) -> list[GrantedRun]:
-        call = _ReceiveCall(self, group, wanted)
-        work = self._begin_task(self._submit_call(call))
-        try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            call.is_cancelled = True
-            work.add_done_callback(lambda done: self._return(wanted.group, done))
-            raise
-
-    async def _submit_call(self, call: _ReceiveCall) -> list[GrantedRun]:
-        group = call.receive_group
-        try:
-            runs = await self._submit(call)
-        except MqError:
-            # Ranges may have left the heap without being given out.
-            group.renew(group.topic)
-            raise
+    def granted(self, group: ReceiveGroup, runs: list[GrantedRun]) -> list[GrantedRun]:
+        """The turn of a receive is over. Returns those of its runs that the group has now: it may
+        have been moved while the entry was in flight.
+        """
         if not group.is_begun and not group.missing:
             group.missing = self._missing(group)
             group.is_begun = not group.missing
-        # The group may have been moved while the entry was in flight.
         return [one for one in runs if self._is_leased(group.group, one)]
 
     def _is_leased(self, group: str, granted: GrantedRun) -> bool:
@@ -181,19 +283,15 @@ class ReceiveService(Service):
         found = leases.at(granted.run.queue_offset) if leases else None
         return found is not None and found.lease == granted.lease
 
-    def _return(self, group: str, done: asyncio.Future[list[GrantedRun]]) -> None:
+    def give_back(self, group: str, runs: list[GrantedRun]) -> None:
         """The receiver of these messages is gone: other receivers get them at once."""
-        if done.cancelled() or done.exception() is not None or not done.result():
-            return
-        handles = [
-            Handle(one.queue, one.lease, one.run.queue_offset, _end_of(one))
-            for one in done.result()
-        ]
-        self._begin_task(self._quietly(self._submit(acks.Return(group, handles)), group))
+        handles = [Handle(one.queue, one.lease, one.run.queue_offset, _end_of(one)) for one in runs]
+        if handles:
+            self._begin_task(self._quietly(self.submit(acks.Return(group, handles)), group))
 
     # -- one decision of a receive ----------------------------------------------------------------
 
-    def grant(self, turn: LeaseTurn, call: _ReceiveCall) -> list[GrantedRun]:
+    def grant(self, turn: LeaseTurn, call: ReceiveCall) -> list[GrantedRun]:
         group, receive = call.receive_group, call.receive
         self._core.state.topics.readable(receive.topic)
         self._begin(turn, group, receive.start)
@@ -270,8 +368,7 @@ class ReceiveService(Service):
         """Returns which handles were valid: their messages are done, durably. The others change
         nothing.
         """
-        settled = await self._submit(acks.Ack(group, parse_handles(shown)))
-        return settled.valid
+        return (await self.submit(acks.Ack(group, parse_handles(shown)))).valid
 
     async def ack_atomically(
         self, group: str, shown: Sequence[consumer_pb2.Handle], atomic: AtomicBatches
@@ -280,7 +377,7 @@ class ReceiveService(Service):
         the batches. Raises IllegalHandle, MessageTooLarge, and what `atomic` raises: nothing was
         written.
         """
-        return await self._submit(acks.AtomicAck(group, parse_handles(shown), atomic))
+        return await self.submit(acks.AtomicAck(group, parse_handles(shown), atomic))
 
     async def nack(
         self,
@@ -293,25 +390,31 @@ class ReceiveService(Service):
         that was given out too often is a dead letter, with the reason.
         """
         handles = parse_handles(shown)
-        retries_max = self.retries_max(group)
-        if any(one and self._is_exhausted(group, one, retries_max) for one in handles):
-            self._core.leadership.check()
-            await self._core.catalog.ensure_internal(names.dead_letter_topic(group))
-        settled = await self._submit(acks.Nack(group, handles, delay_ms, retries_max, reason))
-        return settled.valid
+        nack = acks.Nack(group, handles, delay_ms, self.retries_max(group), reason)
+        await self.ensure_dead_letters(nack)
+        return (await self.submit(nack)).valid
 
     async def change_invisible(
         self, group: str, shown: Sequence[consumer_pb2.Handle], invisible_ms: int
     ) -> tuple[list[bool], int]:
         """Returns which handles were valid, and until when their messages are invisible."""
-        request = acks.ChangeInvisible(group, parse_handles(shown), invisible_ms)
-        valid, now_ms = await self._submit(request)
-        return valid, now_ms + invisible_ms
+        return await self.submit(acks.ChangeInvisible(group, parse_handles(shown), invisible_ms))
 
-    def _is_exhausted(self, group: str, handle: Handle, retries_max: int) -> bool:
-        leases = self._core.state.leases.get(group, handle.queue)
-        found = leases.at(handle.start) if leases else None
-        return found is not None and found.attempts > retries_max
+    def makes_dead_letters(self, nack: acks.Nack) -> bool:
+        """Whether some of the messages were given out so often that they become dead letters."""
+        leases = self._core.state.leases
+        for handle in nack.handles:
+            known = leases.get(nack.group, handle.queue) if handle else None
+            found = known.at(handle.start) if known and handle else None
+            if found is not None and found.attempts > nack.retries_max:
+                return True
+        return False
+
+    async def ensure_dead_letters(self, nack: acks.Nack) -> None:
+        """Creates the topic of the group's dead letters if the request makes some."""
+        if self.makes_dead_letters(nack):
+            self._core.leadership.check()
+            await self._core.catalog.ensure_internal(names.dead_letter_topic(nack.group))
 
     def leave(self, group: str, member_id: str) -> None:
         """The member stops receiving. Its leases last for their time."""
@@ -338,7 +441,13 @@ class ReceiveService(Service):
 
     # -- deciding ---------------------------------------------------------------------------------
 
-    async def _submit(self, request: LeaseRequest[Result]) -> Result:
+    def begin(
+        self, request: LeaseRequest[Result], answer: Callable[[Result | Exception], None]
+    ) -> None:
+        """As `BatchedDecider.begin`."""
+        self._decider.begin(request, cast("Callable[[object], None]", answer))
+
+    async def submit(self, request: LeaseRequest[Result]) -> Result:
         return cast(Result, await self._decider.submit(request))
 
     def _decide(self, requests: list[LeaseRequest[object]]) -> TurnDecision[object]:
@@ -409,7 +518,7 @@ class ReceiveService(Service):
                 skipped[queue] = leases.next, memory.passed
         if skipped:
             request = acks.SkipFiltered(group.group, skipped)
-            self._begin_task(self._quietly(self._submit(request), group.group))
+            self._begin_task(self._quietly(self.submit(request), group.group))
 
     async def _drop_exhausted(self, exhausted: list[ReceiveGroup]) -> None:
         try:
@@ -423,7 +532,7 @@ class ReceiveService(Service):
         await self._core.catalog.ensure_internal(names.dead_letter_topic(name))
         queues = sorted(group.exhausted_queues)
         request = acks.DropExhausted(name, queues, self.retries_max(name))
-        for queue in await self._submit(request):
+        for queue in await self.submit(request):
             group.look_again(queue)
         group.wake()
 
@@ -432,7 +541,7 @@ class ReceiveService(Service):
 
     def _steady_ms(self) -> int:
         """Monotonic clock, for time-outs."""
-        return int(asyncio.get_running_loop().time() * 1000)
+        return int(self.loop.time() * 1000)
 
 
 def _end_of(granted: GrantedRun) -> int:

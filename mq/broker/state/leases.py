@@ -10,7 +10,7 @@ that are given out together stay one record until they are acknowledged one by o
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -57,17 +57,22 @@ class QueueLeases:
 
     def at(self, queue_offset: int) -> Range | None:
         """The range that has the message; None: it is done, or was never given out."""
-        at = bisect_right(self.ranges, queue_offset, key=lambda one: one.start) - 1
+        at = self._last_from(queue_offset)
         if at < 0 or self.ranges[at].end <= queue_offset:
             return None
         return self.ranges[at]
 
     def within(self, start: int, end: int) -> list[Range]:
         """The ranges that have some of these messages."""
-        first = bisect_right(self.ranges, start, key=lambda one: one.start) - 1
+        first = self._last_from(start)
         if first < 0 or self.ranges[first].end <= start:
             first += 1
-        return self.ranges[first : bisect_left(self.ranges, end, key=lambda one: one.start)]
+        return self.ranges[first : bisect_left(self.ranges, (end,))]
+
+    def _last_from(self, queue_offset: int) -> int:
+        """The index of the last range that starts here or before; -1: none does."""
+        # A tuple is less than the longer ones that begin with it.
+        return bisect_left(self.ranges, (queue_offset + 1,)) - 1
 
     def put(self, start: int, end: int, value: tuple[int, int, int] | None) -> None:
         """[start, end) is done (None), or is (lease, visible_at_ms, attempts) from now on. What
@@ -76,7 +81,19 @@ class QueueLeases:
         if start >= end:
             return
         ranges = self.ranges
-        first = bisect_right(ranges, start, key=lambda one: one.start) - 1
+        if start >= self.next:  # new messages: they stand behind all others
+            self.next = end
+            if value is None:
+                return
+            if ranges and ranges[-1][1:] == (start, *value):
+                ranges[-1] = ranges[-1]._replace(end=end)
+            else:
+                ranges.append(Range(start, end, *value))
+            return
+        first = self._last_from(start)
+        if value is None and first >= 0 and ranges[first][:2] == (start, end):
+            del ranges[first]  # which leaves no neighbours that could be joined
+            return
         first = first if first >= 0 and ranges[first].end > start else first + 1
         last = first
         replacement: list[Range] = []

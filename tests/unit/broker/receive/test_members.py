@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,8 +9,7 @@ from mq.broker.queue import Queue
 from mq.broker.receive.members import ReceiveGroup, ReceiveSpec, Redeliveries
 from mq.broker.state.leases import QueueLeases, Range
 from mq.broker.state.topics import Topic
-from mq.errors import NotLeader
-from tests.support.consensus import on_loop, soon, turns
+from mq.errors import MqError, NotLeader
 
 END = 30
 SPANS = st.tuples(st.integers(0, END), st.integers(1, 8))
@@ -74,36 +71,37 @@ def test_queues_with_priorities_are_ordered_and_each_of_the_lower_comes_first_at
     assert orders.count([0, 0, 2, 2, 1, 1]) == 1
 
 
-@on_loop
-async def test_as_many_are_woken_as_there_is_something_for() -> None:
+class Call:
+    """A receive of two messages that waits."""
+
+    messages_max = 2
+
+    def __init__(self) -> None:
+        self.woken: list[MqError | None] = []
+
+    def wake(self, error: MqError | None = None) -> None:
+        self.woken.append(error)
+
+
+def test_as_many_are_woken_as_there_is_something_for() -> None:
     one = receive_group(queues=1)
     queue = Queue("t", 0)
     one.ready.clear()
     one.memory(queue, QueueLeases(4))
-    calls = [asyncio.ensure_future(one.wait(2, 60)) for _ in range(9)]
-    await turns()
+    calls = [Call() for _ in range(10)]
+    for call in calls:
+        one.wait(call)
+    one.forget(calls.pop(0))
     one.arrived(queue)  # six messages, from 4 to 10
-    await turns()
-    assert sum(call.done() for call in calls) == 3
+    assert [len(call.woken) for call in calls] == [1] * 3 + [0] * 6
     one.arrived(queue)
-    await turns()
-    assert sum(call.done() for call in calls) == 3
+    assert sum(len(call.woken) for call in calls) == 3
     # One of them wants nothing now: another one may have it.
     one.release(2)
-    await turns()
-    assert sum(call.done() for call in calls) == 4
-    one.dismiss(NotLeader(None, None))
-    failed = await soon(asyncio.gather(*calls, return_exceptions=True))
-    assert [isinstance(each, NotLeader) for each in failed] == [False] * 4 + [True] * 5
-
-
-@on_loop
-async def test_a_receive_that_waited_in_vain_is_forgotten() -> None:
-    one = receive_group(queues=1)
-    one.ready.clear()
-    assert await one.wait(2, 0) is False
-    assert not one._waiting
-    assert one.reserved == 0
+    assert [len(call.woken) for call in calls] == [1] * 4 + [0] * 5
+    error = NotLeader(None, None)
+    one.dismiss(error)
+    assert [call.woken for call in calls] == [[None]] * 4 + [[error]] * 5
 
 
 def test_a_member_that_was_silent_for_long_is_gone() -> None:
