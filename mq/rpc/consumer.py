@@ -18,10 +18,9 @@ from mq.broker.consumer.unsent import Unsent
 from mq.broker.long_work import in_turns
 from mq.broker.queue import Queue
 from mq.broker.receive import acks
-from mq.broker.receive.grants import GrantedRun
+from mq.broker.receive.grants import GrantedRun, Receive
 from mq.broker.receive.leases import Handle, parse_handles
 from mq.broker.receive.members import ReceiveSpec
-from mq.broker.receive.service import Receive
 from mq.broker.retry.retrying import Failed, MessagePosition, RetryResult
 from mq.errors import IllegalRequest, UnknownMember
 from mq.http2.calls import CallEnded

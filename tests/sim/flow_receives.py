@@ -20,9 +20,9 @@ from mq import names
 from mq.broker.consumer.filters import compile_filter
 from mq.broker.consumer.groups import Start
 from mq.broker.queue import Queue
+from mq.broker.receive.grants import Receive
 from mq.broker.receive.leases import lease_bytes
 from mq.broker.receive.members import ReceiveSpec
-from mq.broker.receive.service import Receive
 from mq.errors import MqError
 from mq.wire.v1.consumer_pb2 import Filter, Handle
 from tests.sim.flow_checks import visible

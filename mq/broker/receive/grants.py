@@ -16,10 +16,11 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from mq.broker.consumer.filters import CompiledFilter
+from mq.broker.consumer.groups import Start
 from mq.broker.consumer.pulling import Query
 from mq.broker.queue import Queue
-from mq.broker.receive.leases import LeaseDraft
-from mq.broker.receive.members import QueueMemory
+from mq.broker.receive.leases import LeaseTurn
+from mq.broker.receive.members import QueueMemory, ReceiveSpec
 from mq.broker.retry.origins import opened
 from mq.broker.state.leases import QueueLeases, Range
 from mq.store.reading import ReadResult, Run, Status
@@ -34,17 +35,22 @@ _LOOK_MESSAGES = 64
 _SEARCH_MESSAGES = 512
 _EVERYTHING = CompiledFilter(frozenset(), None)
 _PUT_OFF = (0, 0, 0)
+_READABLE = (Status.FOUND, Status.NOTHING_MATCHED)
 
 
-class GrantTerms(NamedTuple):
-    """The terms of a receive."""
+class Receive(NamedTuple):
+    """A request for messages."""
 
     group: str
+    topic: str
+    member_id: str
+    spec: ReceiveSpec
     filter: CompiledFilter
-    is_ordered: bool
     messages_max: int
     bytes_max: int
-    retries_max: int
+    invisible_ms: int
+    wait_s: float = 0.0
+    start: Start = Start()
 
 
 class GrantedRun(NamedTuple):
@@ -62,20 +68,24 @@ class Grant:
 
     def __init__(
         self,
-        terms: GrantTerms,
+        receive: Receive,
+        bytes_max: int,
+        retries_max: int,
         lease: int,
-        visible_at_ms: int,
-        draft: LeaseDraft,
+        turn: LeaseTurn,
         read: Callable[[Query], ReadResult],
     ) -> None:
-        self.terms = terms
+        self.receive = receive
+        self.bytes_max = bytes_max
+        self.retries_max = retries_max
         self.runs: list[GrantedRun] = []
-        self.messages_left = terms.messages_max
+        self.messages_left = receive.messages_max
         self.size_bytes = 0
+        self.now_ms = turn.now_ms
+        self.read = read
         self._lease = lease
-        self._visible_at_ms = visible_at_ms
-        self._draft = draft
-        self._read = read
+        self._visible_at_ms = turn.now_ms + receive.invisible_ms
+        self._draft = turn.draft
         self._is_full = False
 
     @property
@@ -84,41 +94,41 @@ class Grant:
 
     def leases(self, queue: Queue) -> QueueLeases:
         """The leases of a queue that the group receives from."""
-        found = self._draft.get(self.terms.group, queue)
+        found = self._draft.get(self.receive.group, queue)
         if found is None:
-            raise ValueError(f"group {self.terms.group} does not receive from {queue}")
+            raise ValueError(f"group {self.receive.group} does not receive from {queue}")
         return found
 
-    def read(self, query: Query) -> ReadResult:
-        return self._read(query)
-
     def put(self, queue: Queue, start: int, end: int, value: tuple[int, int, int] | None) -> None:
-        self._draft.put(self.terms.group, queue, start, end, value)
+        self._draft.put(self.receive.group, queue, start, end, value)
 
     def take(self, queue: Queue, one: Range, messages_max: int) -> int:
         """Gives so many messages of the range, as far as they fit. Returns the queue offset that it
         reached: messages before it are given or left out.
         """
-        filter_ = self.terms.filter
+        filter_ = self.receive.filter
         count = min(messages_max, self.messages_left, one.end - one.start)
         # With a predicate, `messages_max` limits the messages that are parsed, passing or not.
         looked = max(count, _SEARCH_MESSAGES) if filter_.predicate else count
-        left_bytes = self.terms.bytes_max - self.size_bytes
-        result = self._read(Query(queue, one.start, filter_, left_bytes, looked))
+        left_bytes = self.bytes_max - self.size_bytes
+        result = self.read(Query(queue, one.start, filter_, left_bytes, looked))
         if result.status == Status.TOO_SMALL:
             return min(result.start, one.end)  # dropped by retention
-        if result.status not in (Status.FOUND, Status.NOTHING_MATCHED):
+        if result.status not in _READABLE:
             return one.start
-        runs, cut_at = first_of(clipped(result.runs, one.end), count)
-        size_bytes = sum(len(run.frames) for run in runs)
-        if self.runs and self.size_bytes + size_bytes > self.terms.bytes_max:
+        runs, reached = result.runs, result.next_offset
+        if filter_.predicate or reached > one.end:
+            runs, cut_at = first_of(clipped(runs, one.end), count)
+            reached = min(reached, one.end) if cut_at is None else cut_at
+        size_bytes = sum([len(run.frames) for run in runs])
+        if self.runs and self.size_bytes + size_bytes > self.bytes_max:
             self._is_full = True  # a read returns one message, however large
             return one.start
         for run in runs:
             self._give(queue, run, one.attempts + 1)
         self.size_bytes += size_bytes
-        self._is_full = self.size_bytes >= self.terms.bytes_max
-        return min(result.next_offset, one.end) if cut_at is None else cut_at
+        self._is_full = self.size_bytes >= self.bytes_max
+        return reached
 
     def _give(self, queue: Queue, run: Run, attempt: int) -> None:
         value = self._lease, self._visible_at_ms, attempt
@@ -127,25 +137,16 @@ class Grant:
         self.messages_left -= run.message_count
 
 
-def give(grant: Grant, queue: Queue, memory: QueueMemory, end: int, now_ms: int) -> bool:
+def give(grant: Grant, queue: Queue, memory: QueueMemory, end: int) -> bool:
     """Gives messages of the queue, which ends at `end`, in any order. Returns whether there may be
     more.
     """
-    redeliveries, terms = memory.redeliveries, grant.terms
-    while grant.has_room and (found := redeliveries.pop(now_ms, grant.leases(queue))) is not None:
-        if found.attempts > terms.retries_max:
-            memory.exhausted = True
-            continue
-        reached = grant.take(queue, found, found.end - found.start)
-        _leave_out(grant, queue, found._replace(end=reached))
-        if reached < found.end:
-            redeliveries.push(found._replace(start=reached))
-            if reached == found.start:
-                break
-    memory.passed = max(memory.passed, grant.leases(queue).next)
+    _give_again(grant, queue, memory)
+    leases = grant.leases(queue)
+    memory.passed = max(memory.passed, leases.next)
     memory.is_full = False
     if grant.has_room and memory.passed < end:
-        room = _room(grant.leases(queue))
+        room = _room(leases)
         memory.is_full = room <= 0
         if room > 0:
             fresh = Range(memory.passed, end, 0, 0, 0)
@@ -154,7 +155,24 @@ def give(grant: Grant, queue: Queue, memory: QueueMemory, end: int, now_ms: int)
                 # Messages that the filter left out behind it go with the same entry.
                 grant.put(queue, grant.leases(queue).next, memory.passed, None)
     is_waiting = memory.passed < end and not memory.is_full
-    return is_waiting or redeliveries.is_due(now_ms, grant.leases(queue))
+    return is_waiting or memory.redeliveries.is_due(grant.now_ms, grant.leases(queue))
+
+
+def _give_again(grant: Grant, queue: Queue, memory: QueueMemory) -> None:
+    redeliveries, now_ms = memory.redeliveries, grant.now_ms
+    while redeliveries.next_ms <= now_ms and grant.has_room:
+        found = redeliveries.pop(now_ms, grant.leases(queue))
+        if found is None:
+            break
+        if found.attempts > grant.retries_max:
+            memory.exhausted = True
+            continue
+        reached = grant.take(queue, found, found.end - found.start)
+        _leave_out(grant, queue, found._replace(end=reached))
+        if reached < found.end:
+            redeliveries.push(found._replace(start=reached))
+            if reached == found.start:
+                break
 
 
 def _room(leases: QueueLeases) -> int:
@@ -175,15 +193,15 @@ def _leave_out(grant: Grant, queue: Queue, stretch: Range) -> None:
 # -- in the order of keys -------------------------------------------------------------------------
 
 
-def give_in_order(grant: Grant, queue: Queue, memory: QueueMemory, end: int, now_ms: int) -> bool:
+def give_in_order(grant: Grant, queue: Queue, memory: QueueMemory, end: int) -> bool:
     """As `give`, and messages with the same key one at a time, in their order."""
     keys = _FreeKeys(grant, queue, memory)
     chosen: list[Range] = []
-    left = grant.messages_left
+    left, now_ms = grant.messages_left, grant.now_ms
     for one in list(grant.leases(queue).ranges):
         is_due = one.visible_at_ms <= now_ms
         for queue_offset in keys.free(one):
-            if is_due and one.attempts > grant.terms.retries_max:
+            if is_due and one.attempts > grant.retries_max:
                 memory.exhausted = True
             elif is_due and left > 0:
                 left -= 1
@@ -222,10 +240,10 @@ def _look_ahead(
     """
     left = grant.messages_left - sum(one.end - one.start for one in chosen)
     count = min(ahead.end - ahead.start, max(_LOOK_MESSAGES, 4 * left))
-    result = grant.read(Query(queue, ahead.start, grant.terms.filter, messages_max=count))
+    result = grant.read(Query(queue, ahead.start, grant.receive.filter, messages_max=count))
     if result.status == Status.TOO_SMALL:
         return min(result.start, ahead.end)
-    if result.status not in (Status.FOUND, Status.NOTHING_MATCHED):
+    if result.status not in _READABLE:
         return ahead.start
     for run in clipped(result.runs, ahead.end):
         if left <= 0:

@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from mq import errors, names
 from mq.broker.batched_decider import BatchedDecider, TurnDecision
-from mq.broker.consumer.filters import CompiledFilter
 from mq.broker.consumer.groups import Groups, Start
 from mq.broker.consumer.pulling import READ_BYTES_MAX, Puller
 from mq.broker.core import Core, Service
 from mq.broker.queue import Queue
 from mq.broker.receive import acks
-from mq.broker.receive.grants import Grant, GrantedRun, GrantTerms, give, give_in_order
+from mq.broker.receive.grants import Grant, GrantedRun, Receive, give, give_in_order
 from mq.broker.receive.leases import AtomicBatches, Handle, LeaseTurn, NextTurn, parse_handles
-from mq.broker.receive.members import ReceiveGroup, ReceiveGroups, ReceiveSpec
+from mq.broker.receive.members import ReceiveGroup, ReceiveGroups
 from mq.broker.receive.turn_reads import TurnReads
 from mq.broker.state.dedup import StoredAt
 from mq.errors import Internal, MqError, QueueDamaged, SubscriptionMismatch
@@ -50,19 +49,6 @@ class LeaseRequest(Protocol[Result_co]):
     """A request that changes leases. MqError and NextTurn may be raised; nothing changed then."""
 
     def decide(self, turn: LeaseTurn, /) -> Result_co: ...
-
-
-class Receive(NamedTuple):
-    group: str
-    topic: str
-    member_id: str
-    spec: ReceiveSpec
-    filter: CompiledFilter
-    messages_max: int
-    bytes_max: int
-    invisible_ms: int
-    wait_s: float = 0.0
-    start: Start = Start()
 
 
 class ReceiveCall:
@@ -204,12 +190,16 @@ class ReceiveService(Service):
         self._core = core
         self._groups = groups
         self._puller = puller
-        self._reads = TurnReads(puller)  # of the current turn
+        # Of the current turn.
+        self._reads = TurnReads(puller)
+        self._turn = 0
         self._decider: BatchedDecider[LeaseRequest[object], object] = BatchedDecider(
             core.writer, core.leadership, self._decide
         )
         self._expires_ms = core.settings.config.broker.member_expires_ms
-        self._receive_groups = ReceiveGroups(core.state, core.arrivals, self._end, self._expires_ms)
+        self._receive_groups = ReceiveGroups(
+            core.state, core.arrivals, puller.end, self._expires_ms
+        )
         self._skipped_at_ms = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_dropping = False
@@ -295,39 +285,36 @@ class ReceiveService(Service):
         group, receive = call.receive_group, call.receive
         self._core.state.topics.readable(receive.topic)
         self._begin(turn, group, receive.start)
-        terms = GrantTerms(
-            receive.group,
-            receive.filter,
-            receive.spec.is_ordered,
-            receive.messages_max,
+        grant = Grant(
+            receive,
             self._puller.unsent.share(min(receive.bytes_max, READ_BYTES_MAX)),
             self.retries_max(receive.group),
+            self._core.random_number() or 1,
+            turn,
+            self._reads.read,
         )
-        lease = self._core.random_number() or 1
-        until_ms = turn.now_ms + receive.invisible_ms
-        grant = Grant(terms, lease, until_ms, turn.draft, self._reads.read)
-        for queue in group.first_ready(_QUEUES_MAX):
+        for queue in group.first_ready(_QUEUES_MAX, self._turn):
             if not grant.has_room:
                 break
             if turn.draft.get(receive.group, queue) is not None:
-                self._look_at(group, queue, grant, turn.now_ms)
+                self._look_at(group, queue, grant)
         turn.read_bytes += grant.size_bytes
         return grant.runs
 
-    def _look_at(self, group: ReceiveGroup, queue: Queue, grant: Grant, now_ms: int) -> None:
-        group.ready.pop(queue, None)
+    def _look_at(self, group: ReceiveGroup, queue: Queue, grant: Grant) -> None:
         memory = group.memory(queue, grant.leases(queue))
-        decide = give_in_order if grant.terms.is_ordered else give
+        decide = give_in_order if grant.receive.spec.is_ordered else give
         try:
-            has_more = decide(grant, queue, memory, self._end(queue), now_ms)
+            has_more = decide(grant, queue, memory, self._puller.end(queue))
         except (errors.MessagesDamaged, errors.Rebuilding, QueueDamaged) as error:
+            group.ready.pop(queue, None)
             group.set_aside(queue, is_mended=error.retryable)
             return
         if memory.exhausted:
             group.exhausted_queues.add(queue)
-        if has_more:
-            group.ready[queue] = None
-        group.sleep(memory, now_ms)
+        if not has_more:
+            group.ready.pop(queue, None)
+        group.sleep(memory, grant.now_ms)
 
     def _begin(self, turn: LeaseTurn, group: ReceiveGroup, start: Start) -> None:
         """The first receive of a topic fixes the group's position in all of its queues.
@@ -460,6 +447,7 @@ class ReceiveService(Service):
             config.store.entry_bytes_max,
         )
         self._reads = TurnReads(self._puller)
+        self._turn += 1
         answers: list[object | MqError] = []
         for request in requests:
             if answers and turn.is_full:
@@ -535,9 +523,6 @@ class ReceiveService(Service):
         for queue in await self.submit(request):
             group.look_again(queue)
         group.wake()
-
-    def _end(self, queue: Queue) -> int:
-        return self._groups.extent(queue)[1]
 
     def _steady_ms(self) -> int:
         """Monotonic clock, for time-outs."""

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from mq.broker.consumer.filters import canonical, compile_filter
 from mq.broker.consumer.groups import Start
-from mq.broker.receive.grants import GrantedRun
+from mq.broker.receive.grants import GrantedRun, Receive
 from mq.broker.receive.leases import lease_bytes
 from mq.broker.receive.members import ReceiveSpec
-from mq.broker.receive.service import Receive
 from mq.broker.retry.origins import opened
 from mq.wire.v1.consumer_pb2 import Filter, Handle
 from mq.wire.v1.message_pb2 import Message
