@@ -35,7 +35,7 @@ from mq.client import encode
 from mq.client.cluster.connection import Connection
 from mq.client.cluster.errors import retry_after_s
 from mq.client.cluster.retry import back_off_s
-from mq.client.cluster.topology import is_writable, topic_not_found
+from mq.client.cluster.topology import is_writable, queues_of, topic_not_found
 from mq.client.consumer.group_session import JOIN_S, GroupClient, GroupSession
 from mq.client.consumer.offsets import query_offsets
 from mq.client.consumer.options import (
@@ -46,7 +46,6 @@ from mq.client.consumer.options import (
 )
 from mq.client.consumer.prefetch import InFlight, PrefetchQueue
 from mq.client.messages import Message, QueueRef, ReceivedMessage
-from mq.client.priorities import queue_for
 from mq.client.signatures import arguments_of
 from mq.errors import (
     ClientClosed,
@@ -494,9 +493,10 @@ class Outputs:
         queues: dict[tuple[str, int], list[encode.Encoded]] = {}
         size_bytes = 0
         for at, (topic, message) in enumerate(outputs):
-            if encode.delay_field(message):
-                raise IllegalDelay("what a processor sends is delivered at once")
             encoded = encode.encode_message(message, born_at_ms, self._compress_above_bytes)
+            *_, key_hash, delay, priority = encoded
+            if delay:
+                raise IllegalDelay("what a processor sends is delivered at once")
             size_bytes += len(encoded[0])
             if at > 0 and size_bytes > ENTRY_BYTES_MAX:
                 raise MessageTooLarge(
@@ -504,13 +504,8 @@ class Outputs:
                     "an entry of the broker's log"
                 )
             part = await self._part(topic, broker_set)
-            key_hash = encoded[3]
-            queue_id = queue_for(
-                turn if key_hash is None else key_hash,
-                message.priority if isinstance(message, Message) else 0,
-                part.priorities,
-                part.write_queues,
-            )
+            candidates = queues_of(part, priority)
+            queue_id = candidates[(turn if key_hash is None else key_hash) % len(candidates)]
             queues.setdefault((topic, queue_id), []).append(encoded)
         return [
             Batch.FromString(

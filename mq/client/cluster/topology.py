@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from mq import names
@@ -321,10 +321,7 @@ class Topology:
             return QueueRef(topic, queue_id, (await self._connection.named(broker_set)).name)
         sets = (await self.locate(topic)).sets
         if len(sets) > 1:
-            raise IllegalRequest(
-                f"queue {queue_id} of topic {topic} is in {', '.join(sets)}: say which broker set "
-                "(broker_set, --set)"
-            )
+            raise in_several_sets(topic, queue_id, sets)
         return QueueRef(topic, queue_id, sets[0])
 
 
@@ -334,6 +331,30 @@ def is_readable(part: TopicRoute) -> bool:
 
 def is_writable(part: TopicRoute) -> bool:
     return part.is_writable and part.write_queues > 0
+
+
+def queues_of(part: TopicRoute, priority: int) -> range:
+    """The queues of a priority that take messages. Queue i of a topic with priorities has priority
+    i modulo their number, 0 the lowest. Raises IllegalRequest if the topic does not have it.
+    """
+    if part.priorities <= 1:
+        return range(part.write_queues)
+    if not 0 <= priority < part.priorities:
+        raise unknown_priority(priority, part.priorities)
+    return range(priority, part.write_queues, part.priorities)
+
+
+def unknown_priority(priority: int, priorities: int) -> IllegalRequest:
+    return IllegalRequest(
+        f"priority {priority}: the topic has {priorities}, 0 (the lowest) to {priorities - 1}"
+    )
+
+
+def in_several_sets(topic: str, queue_id: int, sets: Iterable[str]) -> IllegalRequest:
+    return IllegalRequest(
+        f"queue {queue_id} of topic {topic} is in {', '.join(sets)}: say which broker set "
+        "(broker_set, --set)"
+    )
 
 
 def topic_not_found(topic: str, response: RouteResponse) -> TopicNotFound:

@@ -25,7 +25,6 @@ from typing import NamedTuple
 from mq.client.consumer.reports import SetReports, Signal
 from mq.client.decode import Decoded, Decoder, Frames
 from mq.client.messages import QueueRef, ReceivedMessage
-from mq.client.priorities import FairTurns
 from mq.errors import IllegalRequest, MqError, NotAssigned
 from mq.wire.v1.consumer_pb2 import Assignment, Delivery, SubscribeRequest
 
@@ -315,6 +314,28 @@ class PrefetchQueue:
     def take_postponed(self) -> list[InFlight]:
         postponed, self._postponed = self._postponed, []
         return postponed
+
+
+# Every tenth turn goes to the queue that has waited longest, whatever its priority.
+_FAIR_EACH = 10
+
+
+class FairTurns:
+    """Chooses among queues that have messages, given in the order in which they began to wait."""
+
+    __slots__ = ("_count",)
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def choose(self, ranks: Sequence[int]) -> int:
+        """An index of `ranks`, which must not be empty; a rank is the distance of a queue from the
+        highest priority.
+        """
+        self._count += 1
+        if self._count % _FAIR_EACH == 0:
+            return 0
+        return min(range(len(ranks)), key=ranks.__getitem__)
 
 
 class Backlog(NamedTuple):

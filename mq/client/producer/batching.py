@@ -17,10 +17,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
 
-from mq.client.encode import Encoded, delay_field
-from mq.client.messages import Message
+from mq.client.encode import Encoded
 from mq.client.producer.queues import (
     MESSAGE_OVERHEAD_BYTES,
     Batch,
@@ -50,13 +48,8 @@ class AddResult(enum.Enum):
     UNROUTED = enum.auto()  # not added: set the route of the topic first
 
 
-NOT_ADDED = (AddResult.FULL, AddResult.UNROUTED)
-
-
 class Drain:
     """The batches of one `take`, and the time of the next one."""
-
-    __slots__ = ("batches", "healthy", "next_poll_s", "now_s", "room", "room_bytes")
 
     def __init__(
         self, now_s: float, room_bytes: int, free: Collection[str], healthy: Collection[str]
@@ -125,8 +118,6 @@ class Accumulator:
         # Per broker set: a set knows only the sequences that it has stored itself.
         self._sequences: dict[str, Sequences] = {}
         self._bytes = 0
-        # Whether any topic has priorities; if not, callers need not read that of a message.
-        self.has_priorities = False
         self._is_closed = False
         self._room_callbacks: list[Callable[[], object]] = []
         # The loop takes batches at this time by itself; only an earlier one has to wake it.
@@ -134,24 +125,21 @@ class Accumulator:
 
     # From any thread
 
-    def add(  # noqa: PLR0913 # exceptions to the rule, by name
+    def add(
         self,
         topic_name: str,
         message: Encoded,
         queue_id: int | None,
         future: ResultFuture | None,
         timeout_s: float,
-        *,
-        is_urgent: bool = False,
-        delay: bytes = b"",
-        priority: int = 0,
         broker_set: str = "",
+        is_urgent: bool = False,  # noqa: FBT001, FBT002 # by position: called for each message
     ) -> AddResult:
-        """An urgent message does not linger. `delay`: see `encode.delay_field`. Raises
-        IllegalRequest for a priority that the topic does not have, or a queue without its set when
-        several sets have the topic.
+        """An urgent message does not linger. Raises IllegalRequest for a priority that the topic
+        does not have, or a queue without its set when several sets have the topic.
         """
         size = len(message[0]) + MESSAGE_OVERHEAD_BYTES
+        delay = message[4]
         with self._lock:
             topic = self._topics.get(topic_name)
             if topic is None:
@@ -159,14 +147,12 @@ class Accumulator:
             if queue_id is None and message[3] is None and not delay and topic.priorities < 2:
                 queue, kind, priority = topic.shared, BatchKind.ANY, 0
             else:
-                queue, kind, priority = topic.choose_buffer(
-                    message[3], queue_id, broker_set, delay, priority
-                )
+                queue, kind, priority = topic.choose_buffer(message, queue_id, broker_set)
             if not self._reserve(size):
                 return AddResult.FULL
             if kind is BatchKind.DELAYED:
                 return self._add_delayed(
-                    topic, message, future, timeout_s, delay, priority, is_urgent=is_urgent
+                    topic, message, future, timeout_s, priority, is_urgent=is_urgent
                 )
             batch, due_s = queue.open, math.inf
             if (
@@ -191,13 +177,12 @@ class Accumulator:
         message: Encoded,
         future: ResultFuture | None,
         timeout_s: float,
-        delay: bytes,
         priority: int,
         *,
         is_urgent: bool,
     ) -> AddResult:
         """Adds a message of any queue that is delivered later."""
-        size = len(message[0]) + MESSAGE_OVERHEAD_BYTES
+        size, delay = len(message[0]) + MESSAGE_OVERHEAD_BYTES, message[4]
         key, delayed = (delay, timeout_s, priority), topic.delayed
         batch = delayed.open.get(key)
         is_due = batch is not None and batch.size_bytes + size > self._batch_bytes
@@ -212,37 +197,65 @@ class Accumulator:
             is_due = True
         return self._added(0.0 if is_due else batch.ready_s)
 
-    def add_batch(  # noqa: PLR0913 # exceptions to the rule, by name
+    def add_batch(
         self,
         topic_name: str,
         messages: Sequence[Encoded],
-        queue: QueueBuffer | None,
+        queue_id: int | None,
         futures: Sequence[ResultFuture],
         timeout_s: float,
-        *,
-        kind: BatchKind,
-        delay: bytes = b"",
-        priority: int = 0,
+        broker_set: str = "",
     ) -> AddResult:
-        """Adds all messages as one batch of their own, behind those that were added before.
-        `queue` None: any queue.
+        """Adds messages as one batch for each queue that their keys lead to, behind those that were
+        added before; all of them or none. Raises MessageTooLarge for a batch above the limit,
+        IllegalDelay if delays differ, IllegalRequest as `add`.
         """
+        delay = messages[0][4]
+        if any(message[4] != delay for message in messages):
+            raise IllegalDelay(
+                "messages of one batch are delivered at the same time: send them apart"
+            )
         sizes = [len(message[0]) + MESSAGE_OVERHEAD_BYTES for message in messages]
         with self._lock:
             topic = self._topics.get(topic_name)
-            if topic is None or not self._reserve(sum(sizes)):
-                return AddResult.UNROUTED if topic is None else AddResult.FULL
-            if queue is None and delay:
-                batch = self._begin(topic, None, BatchKind.DELAYED, timeout_s, delay, priority)
-                topic.delayed.waiting.append(batch)
+            if topic is None:
+                return AddResult.UNROUTED
+            if queue_id is None:
+                parts = _by_queue(topic, messages)
             else:
-                queue = queue or topic.by_priority[priority].shared
-                batch = self._open(topic, queue, kind, timeout_s, delay, priority)
-                queue.waiting.append(batch)
-                queue.open = None
-            for message, future, size in zip(messages, futures, sizes, strict=True):
-                batch.add(message, future, size)
+                queue = topic.fixed_queue(queue_id, broker_set)
+                parts = {(0, queue): list(range(len(messages)))}
+            for indices in parts.values():
+                _check_size(topic_name, [sizes[at] for at in indices])
+            if not self._reserve(sum(sizes)):
+                return AddResult.FULL
+            for (priority, found), indices in parts.items():
+                batch = self._begin_apart(topic, found, queue_id, timeout_s, delay, priority)
+                for at in indices:
+                    batch.add(messages[at], futures[at], sizes[at])
             return self._added(0.0)
+
+    def _begin_apart(
+        self,
+        topic: TopicQueues,
+        queue: QueueBuffer | None,
+        queue_id: int | None,
+        timeout_s: float,
+        delay: bytes,
+        priority: int,
+    ) -> Batch:
+        """A batch that takes no further messages. `queue` None: any queue."""
+        if queue is None and delay:
+            batch = self._begin(topic, None, BatchKind.DELAYED, timeout_s, delay, priority)
+            topic.delayed.waiting.append(batch)
+            return batch
+        keyed = BatchKind.KEY if queue_id is None else BatchKind.FIXED
+        kind = BatchKind.ANY if queue is None else keyed
+        queue = queue or topic.by_priority[priority].shared
+        batch = self._open(topic, queue, kind, timeout_s, delay, priority)
+        queue.waiting.append(batch)
+        queue.open = None
+        return batch
 
     def topic(self, topic_name: str) -> TopicQueues | None:
         """Returns None if the route of the topic was not set."""
@@ -305,10 +318,10 @@ class Accumulator:
             now_s,
             timeout_s,
             delay,
-            broker_set="" if queue is None else queue.broker_set,
-            priority=priority,
+            "" if queue is None else queue.broker_set,
+            priority,
+            ready_s=now_s + self._linger_s,
         )
-        batch.ready_s = now_s + self._linger_s
         self._unfinished[batch] = None
         topic.unfinished += 1
         self._active[topic] = None
@@ -324,7 +337,6 @@ class Accumulator:
             topic = self._topics.get(topic_name) or TopicQueues(topic_name, turn)
             topic.set_parts(parts)
             self._topics[topic_name] = topic
-            self.has_priorities = self.has_priorities or topic.priorities > 1
 
     def needs(self, broker_set: str) -> bool:
         """Returns whether a batch has to go to that set, or a topic in use could use it."""
@@ -592,94 +604,20 @@ class Accumulator:
 BATCH_BYTES_MAX = 4 << 20
 
 
-class BatchPart(NamedTuple):
-    topic: str
-    # None: any queue.
-    queue: QueueBuffer | None
-    kind: BatchKind
-    messages: list[Encoded]
-    # The positions of the messages in the call of the user.
-    indices: list[int]
-    delay: bytes
-    priority: int = 0
-
-    def add(
-        self, accumulator: Accumulator, futures: Sequence[ResultFuture], timeout_s: float
-    ) -> AddResult:
-        return accumulator.add_batch(
-            self.topic,
-            self.messages,
-            self.queue,
-            futures,
-            timeout_s,
-            kind=self.kind,
-            delay=self.delay,
-            priority=self.priority,
-        )
-
-
-def common_delay(messages: Sequence[Message | bytes | str]) -> bytes:
-    """The delay of messages that are sent as one batch. Raises IllegalDelay if delays differ."""
-    delays = {delay_field(message) for message in messages}
-    if len(delays) > 1:
-        raise IllegalDelay("messages of one batch are delivered at the same time: send them apart")
-    return delays.pop() if delays else b""
-
-
-def split_batch(
-    accumulator: Accumulator,
-    topic_name: str,
-    messages: Sequence[Encoded],
-    queue_id: int | None,
-    delay: bytes = b"",
-    priorities: Sequence[int] = (),
-    broker_set: str = "",
-) -> list[BatchPart] | None:
-    """Groups messages by the queue that their keys lead to. Returns None if the route of the topic
-    is not set. `priorities`: of each message, or empty. Raises MessageTooLarge for a group above
-    the limit of a batch; IllegalRequest for a priority that the topic does not have, or a queue
-    without its set when several sets have the topic.
-    """
-    if not messages:
-        return []
-    topic = accumulator.topic(topic_name)
-    if topic is None:
-        return None
-    if queue_id is not None:
-        queue, every = topic.fixed_queue(queue_id, broker_set), list(range(len(messages)))
-        groups = [BatchPart(topic_name, queue, BatchKind.FIXED, list(messages), every, delay)]
-    else:
-        groups = [
-            BatchPart(
-                topic_name,
-                queue,
-                BatchKind.ANY if queue is None else BatchKind.KEY,
-                [messages[at] for at in indices],
-                indices,
-                delay,
-                priority,
-            )
-            for (priority, queue), indices in _by_queue(topic, messages, priorities).items()
-        ]
-    for group in groups:
-        _check_size(group)
-    return groups
-
-
 def _by_queue(
-    topic: TopicQueues, messages: Sequence[Encoded], priorities: Sequence[int]
+    topic: TopicQueues, messages: Sequence[Encoded]
 ) -> dict[tuple[int, QueueBuffer | None], list[int]]:
     """Indices of messages by priority and queue; those without a key join the first key."""
     found: dict[tuple[int, QueueBuffer | None], list[int]] = {}
     free: dict[int, list[int]] = {}
     firsts: dict[int, QueueBuffer] = {}
-    for at, message in enumerate(messages):
-        priority = priorities[at] if priorities and topic.priorities > 1 else 0
-        if message[3] is None:
+    for at, (*_, ordering_hash, _, own) in enumerate(messages):
+        priority = own if topic.priorities > 1 else 0
+        if ordering_hash is None:
             topic.of_priority(priority)
             free.setdefault(priority, []).append(at)
         else:
-            queue = topic.queue_for_key(message[3], priority)
+            queue = topic.queue_for_key(ordering_hash, priority)
             firsts.setdefault(priority, queue)
             found.setdefault((priority, queue), []).append(at)
     for priority, indices in free.items():
@@ -689,14 +627,9 @@ def _by_queue(
     return found
 
 
-def priority_of(message: Message | bytes | str) -> int:
-    return message.priority if isinstance(message, Message) else 0
-
-
-def _check_size(group: BatchPart) -> None:
-    size = sum(len(message[0]) + MESSAGE_OVERHEAD_BYTES for message in group.messages)
-    if len(group.messages) > 1 and size > BATCH_BYTES_MAX:
+def _check_size(topic: str, sizes: Sequence[int]) -> None:
+    if len(sizes) > 1 and sum(sizes) > BATCH_BYTES_MAX:
         raise MessageTooLarge(
-            f"a batch of {len(group.messages)} messages and {size} bytes for topic {group.topic}: "
-            f"at most {BATCH_BYTES_MAX} are allowed; send them in parts"
+            f"a batch of {len(sizes)} messages and {sum(sizes)} bytes for topic {topic}: at most "
+            f"{BATCH_BYTES_MAX} are allowed; send them in parts"
         )

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from mq.client.cluster.connection import Connection
 from mq.client.cluster.retry import repeat
+from mq.client.cluster.topology import queues_of
 from mq.client.lifecycle import AsyncClient, SyncClient
 from mq.client.messages import QueueRef
-from mq.client.priorities import queues_of
 from mq.wire.v1.producer_pb2 import AtomicResponse, RawAtomicRequest
 
 # Long enough for a fail-over on a busy machine, or a node that is started again.
@@ -64,7 +64,7 @@ class AsyncExactSender(AsyncClient):
             QueueRef(topic, queue_id, part.broker_set)
             for part in route.parts
             if part.is_writable
-            for queue_id in queues_of(0, part.priorities, part.write_queues)
+            for queue_id in queues_of(part, 0)
         ]
 
     async def send(self, shipment: Shipment, timeout_s: float = SEND_S) -> Stored:

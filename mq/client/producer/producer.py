@@ -8,25 +8,26 @@ the message to the accumulator, from which the sender, on that loop, takes it.
 from __future__ import annotations
 
 import asyncio
-import threading
+import functools
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 from mq import names
 from mq.client.cluster.connection import Connection
-from mq.client.encode import Encoded, delay_field, encode_message
+from mq.client.encode import encode_message
 from mq.client.lifecycle import AsyncClient, StartedClient
 from mq.client.messages import Message, SendResult
-from mq.client.producer.batching import NOT_ADDED, AddResult, common_delay, priority_of, split_batch
-from mq.client.producer.options import GRACE_S, ProducerOptions, too_late
+from mq.client.producer.batching import AddResult
 from mq.client.producer.outcomes import SendFuture
 from mq.client.producer.queues import ResultFuture
-from mq.client.producer.sender import Sender
+from mq.client.producer.sender import ProducerOptions, Sender
 from mq.client.signatures import arguments_of
-from mq.errors import ClientClosed, IllegalRequest
+from mq.errors import ClientClosed, IllegalRequest, Unreachable
 from mq.wire.v1.producer_pb2 import RecallRequest
+
+# `send` waits a little longer than the time-out of its message, for the error with the reason.
+GRACE_S = 0.3
 
 
 class Producer(AsyncClient):
@@ -76,8 +77,6 @@ class Producer(AsyncClient):
         self._connection = Connection(options.servers, options.zone)
         self._core: Sender | None = None
         self._is_closed = False
-        # By topic, while there are some: messages that cannot be added yet, in their order.
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def start(self) -> None:
         """From now on it belongs to the running loop. Otherwise its first use starts it."""
@@ -106,8 +105,7 @@ class Producer(AsyncClient):
         orders SEND_OK False
         """
         timeout_s = self._options.timeout_s if timeout_s is None else timeout_s
-        core = self._started()
-        future: asyncio.Future[SendResult] = core.loop.create_future()
+        future: asyncio.Future[SendResult] = self._started().loop.create_future()
         try:
             async with asyncio.timeout(timeout_s + GRACE_S):
                 await self._add(
@@ -136,27 +134,11 @@ class Producer(AsyncClient):
         1
         """
         core, timeout_s = self._started(), self._options.timeout_s
-        encoded = [self._encode(message) for message in messages]
-        delay = common_delay(messages)
-        given = [priority_of(message) for message in messages]
-        groups = None
-        while groups is None:
-            try:
-                groups = split_batch(
-                    core.accumulator, topic, encoded, queue_id, delay, given, broker_set
-                )
-            except IllegalRequest:
-                if not await core.is_route_newer():
-                    raise
-                continue
-            if groups is None:
-                await core.prepare(topic, timeout_s)
         futures: list[asyncio.Future[SendResult]] = [core.loop.create_future() for _ in messages]
-        for group in groups:
-            awaited = [futures[at] for at in group.indices]
-            while (result := group.add(core.accumulator, awaited, timeout_s)) in NOT_ADDED:
-                await self._make_way(core, topic, result, timeout_s)
-            core.wake()
+        if messages:
+            encoded = [core.encode(message) for message in messages]
+            args = topic, encoded, queue_id, futures, timeout_s, broker_set
+            await core.added(topic, functools.partial(core.accumulator.add_batch, *args), timeout_s)
         return await asyncio.gather(*futures)
 
     async def send_async(
@@ -230,10 +212,6 @@ class Producer(AsyncClient):
             self._core = Sender(self._connection, self._options)
         return self._core
 
-    def _encode(self, message: Message | bytes | str) -> Encoded:
-        born_at_ms = time.time_ns() // 1_000_000
-        return encode_message(message, born_at_ms, self._options.compress_above_bytes)
-
     async def _add(
         self,
         topic: str,
@@ -245,65 +223,17 @@ class Producer(AsyncClient):
         *,
         is_urgent: bool = False,
     ) -> None:
-        core, encoded, delay = self._started(), self._encode(message), delay_field(message)
-        accumulator = core.accumulator
+        core = self._started()
+        args = topic, core.encode(message), queue_id, future, timeout_s, broker_set, is_urgent
+        await core.added(topic, functools.partial(core.accumulator.add, *args), timeout_s)
 
-        def add() -> AddResult:
-            return accumulator.add(
-                topic,
-                encoded,
-                queue_id,
-                future,
-                timeout_s,
-                is_urgent=is_urgent,
-                delay=delay,
-                priority=priority_of(message) if accumulator.has_priorities else 0,
-                broker_set=broker_set,
-            )
 
-        if topic not in self._waiting and await self._try(core, add) is None:
-            return
-        # No message overtakes those of its topic that wait: an ordering key depends on it.
-        line = self._waiting.setdefault(topic, deque())
-        added = asyncio.get_running_loop().create_future()
-        line.append(added)
-        try:
-            if accumulator.topic(topic) is None:
-                # One look-up for all that wait: they go on together, in their order.
-                await core.prepare(topic, timeout_s)
-            while line[0] is not added:
-                await asyncio.wait([line[0]])
-            while (result := await self._try(core, add)) is not None:
-                await self._make_way(core, topic, result, timeout_s)
-        finally:
-            line.remove(added)
-            added.set_result(None)
-            if not line:
-                del self._waiting[topic]
-
-    async def _try(self, core: Sender, add: Callable[[], AddResult]) -> AddResult | None:
-        """Returns None if the message was added, else why it has to wait."""
-        while True:
-            try:
-                result = add()
-            except IllegalRequest:
-                if not await core.is_route_newer():
-                    raise
-                continue
-            if result is AddResult.WAKE:
-                core.wake()
-            return None if result in (AddResult.ADDED, AddResult.WAKE) else result
-
-    async def _make_way(
-        self, core: Sender, topic: str, result: AddResult, timeout_s: float
-    ) -> None:
-        """Waits until a message can be added."""
-        if result is AddResult.UNROUTED:
-            await core.prepare(topic, timeout_s)
-        else:
-            room = asyncio.Event()
-            core.accumulator.call_when_room(room.set)
-            await room.wait()
+def too_late(topic: str, timeout_s: float) -> Unreachable:
+    """The error of a `send` whose message waits behind others that are still answered."""
+    return Unreachable(
+        f"no answer for a message to {topic} within {timeout_s:g} s: too many were sent before it; "
+        "it may still be stored"
+    )
 
 
 def recall_request(
@@ -330,20 +260,16 @@ class ThreadedProducer(Producer):
     def core(self) -> Sender:
         return self._started()
 
-    @property
-    def options(self) -> ProducerOptions:
-        return self._options
-
 
 class SyncSend(StartedClient[ThreadedProducer]):
     """The base of the generated producer."""
 
     def __init__(self, client: ThreadedProducer) -> None:
         super().__init__(client)
-        self._timeout_s = client.options.timeout_s
-        self._compress_above_bytes = client.options.compress_above_bytes
         self._core = client.core
         self._accumulator = self._core.accumulator
+        self._timeout_s = self._core.options.timeout_s
+        self._compress_above_bytes = self._core.options.compress_above_bytes
 
     def send(
         self,
@@ -402,48 +328,19 @@ class SyncSend(StartedClient[ThreadedProducer]):
         deadline_s: float | None = None,
     ) -> None:
         """A message with a deadline does not linger. TimeoutError when the deadline has passed."""
-        encoded = encode_message(message, time.time_ns() // 1_000_000, self._compress_above_bytes)
-        delay = delay_field(message)
         self._background.check_not_forked()
-        is_urgent = deadline_s is not None
-        while True:
-            try:
-                result = self._accumulator.add(
-                    topic,
-                    encoded,
-                    queue_id,
-                    future,
-                    timeout_s,
-                    is_urgent=is_urgent,
-                    delay=delay,
-                    priority=priority_of(message) if self._accumulator.has_priorities else 0,
-                    broker_set=broker_set,
-                )
-            except IllegalRequest:
-                if not self._background.run(self._core.is_route_newer(), _left_s(deadline_s)):
-                    raise
-                continue
-            if result is AddResult.ADDED:
-                return
-            if result is AddResult.WAKE:
-                self._background.loop.call_soon_threadsafe(self._core.wake)
-                return
-            self._make_way(topic, result, timeout_s, deadline_s)
-
-    def _make_way(
-        self, topic: str, result: AddResult, timeout_s: float, deadline_s: float | None
-    ) -> None:
-        """Waits until a message can be added."""
-        self._background.refuse_own_thread()
-        left_s = _left_s(deadline_s)
-        if result is AddResult.UNROUTED:
-            self._background.run(self._core.prepare(topic, timeout_s), left_s)
-        else:
-            room = threading.Event()
-            self._accumulator.call_when_room(room.set)
-            if not room.wait(left_s):
-                raise TimeoutError
-
-
-def _left_s(deadline_s: float | None) -> float | None:
-    return None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+        encoded = encode_message(message, time.time_ns() // 1_000_000, self._compress_above_bytes)
+        urgent = deadline_s is not None
+        try:
+            result = self._accumulator.add(
+                topic, encoded, queue_id, future, timeout_s, broker_set, urgent
+            )
+        except IllegalRequest:
+            result = AddResult.UNROUTED  # by a route that may be stale
+        if result is AddResult.WAKE:
+            self._background.loop.call_soon_threadsafe(self._core.wake)
+        elif result is not AddResult.ADDED:
+            args = topic, encoded, queue_id, future, timeout_s, broker_set, urgent
+            add = functools.partial(self._accumulator.add, *args)
+            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            self._background.run(self._core.added(topic, add, timeout_s), left_s)

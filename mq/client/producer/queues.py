@@ -14,9 +14,11 @@ import heapq
 import uuid
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mq.client.cluster.errors import fresh
+from mq.client.cluster.topology import in_several_sets, unknown_priority
 from mq.client.encode import Encoded, columns, place
 from mq.client.messages import SendResult
 from mq.errors import IllegalRequest, MqError, NoLeader, Unreachable
@@ -44,74 +46,36 @@ class ResultFuture(Protocol):
     def set_exception(self, error: BaseException, /) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class Batch:
     """Messages of one queue. `futures`: one per message, None for a one-way message."""
 
-    __slots__ = (
-        "broker_set",
-        "columns",
-        "delay",
-        "error",
-        "free_retries",
-        "futures",
-        "in_doubt",
-        "is_done",
-        "is_in_flight",
-        "kind",
-        "messages",
-        "opened_s",
-        "priority",
-        "producer_id",
-        "queue_id",
-        "ready_s",
-        "refused_by",
-        "retries",
-        "retry_s",
-        "sent_s",
-        "sequence",
-        "size_bytes",
-        "timeout_s",
-        "topic",
-    )
-
-    def __init__(  # noqa: PLR0913 # exceptions to the rule, by name
-        self,
-        topic: str,
-        kind: BatchKind,
-        queue_id: int,
-        opened_s: float,
-        timeout_s: float,
-        delay: bytes = b"",
-        *,
-        broker_set: str = "",
-        priority: int = 0,
-    ) -> None:
-        self.topic = topic
-        self.kind = kind
-        self.delay = delay  # see `encode.delay_field`
-        self.priority = priority  # 0 in a topic without priorities
-        self.queue_id = queue_id  # -1: not assigned yet, ...
-        self.broker_set = broker_set  # ... and then this is empty
-        self.messages: list[Encoded] = []
-        self.futures: list[ResultFuture | None] = []
-        self.size_bytes = 0
-        self.opened_s = opened_s
-        self.ready_s = opened_s  # end of the linger time
-        self.timeout_s = timeout_s
-        self.columns = b""
-        self.producer_id = ""
-        self.sequence = 0
-        self.is_done = False  # futures are set; a late answer is ignored
-        self.is_in_flight = False  # taken, and neither retried nor released since
-        self.sent_s = 0.0  # of the first attempt; 0: not sent yet
-        self.retry_s = 0.0
-        self.retries = 0  # those that count against the option `retries`
-        self.free_retries = 0  # those that do not count: no leader, not reached
-        # An attempt may have been stored: the sequence must not be used for another batch.
-        self.in_doubt = False
-        # Broker sets that refused it because its queue is removed or closed.
-        self.refused_by: tuple[str, ...] = ()
-        self.error: MqError | None = None
+    topic: str
+    kind: BatchKind
+    queue_id: int  # -1: not assigned yet, ...
+    opened_s: float
+    timeout_s: float
+    delay: bytes = b""  # see `encode.delay_field`
+    broker_set: str = ""  # ... and then this is empty
+    priority: int = 0  # 0 in a topic without priorities
+    ready_s: float = 0.0  # end of the linger time
+    messages: list[Encoded] = field(default_factory=list)
+    futures: list[ResultFuture | None] = field(default_factory=list)
+    size_bytes: int = 0
+    columns: bytes = b""
+    producer_id: str = ""
+    sequence: int = 0
+    is_done: bool = False  # futures are set; a late answer is ignored
+    is_in_flight: bool = False  # taken, and neither retried nor released since
+    sent_s: float = 0.0  # of the first attempt; 0: not sent yet
+    retry_s: float = 0.0
+    retries: int = 0  # those that count against the option `retries`
+    free_retries: int = 0  # those that do not count: no leader, not reached
+    # An attempt may have been stored: the sequence must not be used for another batch.
+    in_doubt: bool = False
+    # Broker sets that refused it because its queue is removed or closed.
+    refused_by: tuple[str, ...] = ()
+    error: MqError | None = None
 
     def add(self, message: Encoded, future: ResultFuture | None, size: int) -> None:
         self.messages.append(message)
@@ -121,21 +85,20 @@ class Batch:
     def empty_copy(self, queue: QueueBuffer | None) -> Batch:
         """A batch for a part of the messages, in another queue; None: any queue."""
         is_unpinned = queue is None and self.kind is BatchKind.KEY
-        copy = Batch(
+        return Batch(
             self.topic,
             BatchKind.ANY if is_unpinned else self.kind,
             -1 if queue is None else queue.queue_id,
             self.opened_s,
             self.timeout_s,
             self.delay,
-            broker_set="" if queue is None else queue.broker_set,
-            priority=self.priority,
+            "" if queue is None else queue.broker_set,
+            self.priority,
+            sent_s=self.sent_s,
+            retries=self.retries,
+            free_retries=self.free_retries,
+            refused_by=self.refused_by,
         )
-        copy.ready_s = 0.0
-        copy.refused_by = self.refused_by
-        copy.sent_s = self.sent_s
-        copy.retries, copy.free_retries = self.retries, self.free_retries
-        return copy
 
     def assign(self, queue: QueueBuffer, producer_id: str, sequence: int) -> None:
         self.broker_set, self.queue_id = queue.broker_set, queue.queue_id
@@ -226,17 +189,15 @@ class Batch:
         return (self.sent_s or max(self.opened_s, progress_s)) + self.timeout_s
 
 
+@dataclass(slots=True, eq=False)
 class QueueBuffer:
     """The batches of one queue; without a queue id, those that take the next idle queue."""
 
-    __slots__ = ("broker_set", "in_flight", "open", "queue_id", "waiting")
-
-    def __init__(self, broker_set: str = "", queue_id: int = -1) -> None:
-        self.broker_set = broker_set
-        self.queue_id = queue_id
-        self.in_flight: Batch | None = None
-        self.waiting: deque[Batch] = deque()
-        self.open: Batch | None = None
+    broker_set: str = ""
+    queue_id: int = -1
+    in_flight: Batch | None = None
+    open: Batch | None = None
+    waiting: deque[Batch] = field(default_factory=deque)
 
     def next(self) -> Batch | None:
         return self.waiting[0] if self.waiting else self.open
@@ -264,17 +225,15 @@ class QueueBuffer:
         yield from self.waiting
 
 
+@dataclass(slots=True, eq=False)
 class DelayedBuffer:
     """Batches that are delivered later, in any queue. They need no order, but the messages of a
     batch share a delivery time: each time has an open batch of its own.
     """
 
-    __slots__ = ("open", "waiting")
-
-    def __init__(self) -> None:
-        self.waiting: deque[Batch] = deque()
-        # Keyed by delay, time-out and priority; the oldest comes first.
-        self.open: dict[tuple[bytes, float, int], Batch] = {}
+    # Keyed by delay, time-out and priority; the oldest comes first.
+    open: dict[tuple[bytes, float, int], Batch] = field(default_factory=dict)
+    waiting: deque[Batch] = field(default_factory=deque)
 
     def __bool__(self) -> bool:
         return bool(self.waiting or self.open)
@@ -301,19 +260,17 @@ class DelayedBuffer:
             self.waiting.remove(batch)
 
 
+@dataclass(slots=True, eq=False)
 class WritableQueues:
     """The queues of a topic, or of one of its priorities, that take messages."""
 
-    __slots__ = ("by_turn", "queues", "sets", "shared", "turn")
-
-    def __init__(self, turn: int) -> None:
-        self.sets: frozenset[str] = frozenset()
-        self.queues: list[QueueBuffer] = []  # indexed by the hash of ordering keys
-        # The same queues, interleaved so that any few in a row belong to all sets.
-        self.by_turn: list[QueueBuffer] = []
-        self.turn = turn
-        # Batches that may go to any of these queues.
-        self.shared = QueueBuffer()
+    turn: int
+    sets: frozenset[str] = frozenset()
+    queues: list[QueueBuffer] = field(default_factory=list)  # indexed by the hash of ordering keys
+    # The same queues, interleaved so that any few in a row belong to all sets.
+    by_turn: list[QueueBuffer] = field(default_factory=list)
+    # Batches that may go to any of these queues.
+    shared: QueueBuffer = field(default_factory=QueueBuffer)
 
     def set_queues(self, queues: list[QueueBuffer]) -> None:
         self.queues = queues
@@ -338,44 +295,32 @@ class WritableQueues:
         return None
 
 
+@dataclass(slots=True, eq=False)
 class TopicQueues:
-    """The buffers of a topic: `pinned` has the queues with batches that may go unplaced else,
+    """The buffers of a topic: `pinned` has the queues with batches that may go nowhere else,
     `delayed` the batches that occupy no queue. All others wait in the shared buffer of their
     priority.
     """
 
-    __slots__ = (
-        "by_priority",
-        "delayed",
-        "name",
-        "parts",
-        "pinned",
-        "priorities",
-        "queues",
-        "sets",
-        "shared",
-        "turn",
-        "unfinished",
-        "writable",
-        "write_sets",
-    )
+    name: str
+    turn: int = 0
+    parts: list[TopicRoute] = field(default_factory=list)
+    priorities: int = 0
+    # The sets that have queues of the topic, and those that take messages.
+    sets: tuple[str, ...] = ()
+    write_sets: frozenset[str] = frozenset()
+    queues: dict[tuple[str, int], QueueBuffer] = field(default_factory=dict)
+    pinned: dict[QueueBuffer, None] = field(default_factory=dict)
+    writable: list[QueueBuffer] = field(default_factory=list)
+    delayed: DelayedBuffer = field(default_factory=DelayedBuffer)
+    unfinished: int = 0  # batches
+    by_priority: list[WritableQueues] = field(init=False)
+    # That of the lowest priority; kept here because every message reads it.
+    shared: QueueBuffer = field(init=False)
 
-    def __init__(self, name: str, turn: int = 0) -> None:
-        self.name = name
-        self.parts: list[TopicRoute] = []
-        self.priorities = 0
-        # The sets that have queues of the topic, and those that take messages.
-        self.sets: tuple[str, ...] = ()
-        self.write_sets: frozenset[str] = frozenset()
-        self.turn = turn
-        self.queues: dict[tuple[str, int], QueueBuffer] = {}
-        self.pinned: dict[QueueBuffer, None] = {}
-        self.by_priority = [WritableQueues(turn)]
-        # That of the lowest priority; kept here because every message reads it.
+    def __post_init__(self) -> None:
+        self.by_priority = [WritableQueues(self.turn)]
         self.shared = self.by_priority[0].shared
-        self.writable: list[QueueBuffer] = []
-        self.delayed = DelayedBuffer()
-        self.unfinished = 0  # batches
 
     def set_parts(self, parts: Sequence[TopicRoute]) -> None:
         """Sets the queues of the topic in each set; at least one part must be writable. The
@@ -405,10 +350,7 @@ class TopicQueues:
     def queue(self, broker_set: str, queue_id: int) -> QueueBuffer:
         queue = self.queues.get((broker_set, queue_id))
         if queue is None:
-            # Atomic: `split_batch` calls this on other threads without the lock.
-            queue = self.queues.setdefault(
-                (broker_set, queue_id), QueueBuffer(broker_set, queue_id)
-            )
+            queue = self.queues[broker_set, queue_id] = QueueBuffer(broker_set, queue_id)
         return queue
 
     def buffer_of(self, batch: Batch) -> QueueBuffer | DelayedBuffer:
@@ -428,10 +370,7 @@ class TopicQueues:
                 f"in {', '.join(self.sets)}"
             )
         if not broker_set and len(self.sets) > 1:
-            raise IllegalRequest(
-                f"queue {queue_id} of topic {self.name} is in {', '.join(self.sets)}: say which "
-                "broker set (broker_set, --set)"
-            )
+            raise in_several_sets(self.name, queue_id, self.sets)
         return self.queue(broker_set or self.sets[0], queue_id)
 
     def queue_for_key(self, ordering_hash: int, priority: int) -> QueueBuffer:
@@ -444,27 +383,22 @@ class TopicQueues:
         if self.priorities < 2:
             return self.by_priority[0]
         if not 0 <= priority < self.priorities or not self.by_priority[priority].queues:
-            raise IllegalRequest(
-                f"priority {priority}: the topic has {self.priorities}, 0 (the lowest) to "
-                f"{self.priorities - 1}"
-            )
+            raise unknown_priority(priority, self.priorities)
         return self.by_priority[priority]
 
     def choose_buffer(
         self,
-        ordering_hash: int | None,
+        message: Encoded,
         queue_id: int | None,
         broker_set: str,
-        delay: bytes,
-        priority: int,
     ) -> tuple[QueueBuffer, BatchKind, int]:
         """The buffer in which a message waits, how it was chosen, and the priority, 0 in a topic
         without priorities. Delayed messages use no such buffer. Raises IllegalRequest.
         """
         if queue_id is not None:
             return self.fixed_queue(queue_id, broker_set), BatchKind.FIXED, 0
-        if self.priorities < 2:
-            priority = 0
+        ordering_hash, delay = message[3], message[4]
+        priority = message[5] if self.priorities > 1 else 0
         if ordering_hash is not None:
             return self.queue_for_key(ordering_hash, priority), BatchKind.KEY, priority
         return (

@@ -15,23 +15,73 @@ import itertools
 import logging
 import math
 import random
-from collections.abc import Coroutine, Iterable, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
+from mq import names
 from mq.client import encode
-from mq.client.cluster.connection import Connection, SetConnection
+from mq.client.cluster.connection import Connection, ConnectionOptions, SetConnection
 from mq.client.cluster.errors import error_of, retry_after_s
 from mq.client.cluster.leader_stream import BrokerStream, LeaderStream, Patience
 from mq.client.cluster.retry import back_off_s
 from mq.client.cluster.topology import Route, is_writable
-from mq.client.producer.batching import Accumulator
-from mq.client.producer.options import ACKS, ProducerOptions
+from mq.client.messages import AckName, Message
+from mq.client.producer.batching import Accumulator, AddResult
 from mq.client.producer.outcomes import SLOW_S, Avoidance, ResultAction, action_for, is_in_doubt
 from mq.client.producer.queues import Batch, BatchKind
-from mq.errors import ClientClosed, Internal, MqError, Unreachable
-from mq.wire.v1.producer_pb2 import ACK_NONE, BatchResult, PublishRequest, PublishResponse
+from mq.errors import ClientClosed, IllegalConfig, IllegalRequest, Internal, MqError, Unreachable
+from mq.wire.v1.producer_pb2 import (
+    ACK_LEADER,
+    ACK_NONE,
+    ACK_QUORUM,
+    BatchResult,
+    PublishRequest,
+    PublishResponse,
+)
 
 log = logging.getLogger(__name__)
+
+_ACKS: dict[str, int] = {"quorum": ACK_QUORUM, "leader": ACK_LEADER, "none": ACK_NONE}
+
+
+@dataclass(frozen=True)
+class ProducerOptions(ConnectionOptions):
+    """Documented at `Producer`. Raises IllegalConfig for illegal options."""
+
+    servers: str | Sequence[str] = "127.0.0.1:8081"
+    _: KW_ONLY
+    ack: AckName = "quorum"
+    timeout_s: float = 3.0
+    retries: int = 2
+    linger_ms: float = 2
+    batch_bytes: int = 256 << 10
+    compress_above_bytes: int = 4096
+    idempotent: bool = True
+    producer_id: str | None = None
+    buffer_bytes: int = 64 << 20
+    in_flight_max: int = 32
+
+    def __post_init__(self) -> None:
+        if self.ack not in _ACKS:
+            raise IllegalConfig(f"ack {self.ack!r}: use one of {', '.join(_ACKS)}")
+        for name in ("timeout_s", "batch_bytes", "buffer_bytes", "in_flight_max"):
+            if getattr(self, name) <= 0:
+                raise IllegalConfig(f"{name} is {getattr(self, name)}: it must be more than 0")
+        for name in ("retries", "linger_ms", "compress_above_bytes"):
+            if getattr(self, name) < 0:
+                raise IllegalConfig(f"{name} is {getattr(self, name)}: it must not be negative")
+        if self.producer_id is not None and not (
+            0 < len(self.producer_id) <= names.NAME_CHARACTERS_MAX
+            and self.producer_id.isprintable()
+        ):
+            raise IllegalConfig(
+                f"producer_id {self.producer_id[:200]!r}: use 1 to {names.NAME_CHARACTERS_MAX} "
+                "printable characters"
+            )
+
 
 # A leader that owes an answer for this time may be frozen, and replaced by another one.
 _PATIENCE = Patience(owed_s=1.0, search_s=1.0)
@@ -174,6 +224,8 @@ class Sender:
             buffer_bytes=options.buffer_bytes,
             clock=self.loop.time,
         )
+        # By topic, while there are some: messages that cannot be added yet, in their order.
+        self._adding: dict[str, deque[asyncio.Future[None]]] = {}
         self._senders: dict[str, SetSender] = {}
         self._avoidance = Avoidance()
         connection.topology.subscribe(self._route_changed)
@@ -189,7 +241,54 @@ class Sender:
 
     # For the producers
 
-    async def prepare(self, topic: str, timeout_s: float) -> None:
+    def encode(self, message: Message | bytes | str) -> encode.Encoded:
+        born_at_ms = time.time_ns() // 1_000_000
+        return encode.encode_message(message, born_at_ms, self.options.compress_above_bytes)
+
+    async def added(self, topic: str, add: Callable[[], AddResult], timeout_s: float) -> None:
+        """Calls `add` until it succeeds. No message overtakes those of its topic that wait: an
+        ordering key depends on it.
+        """
+        if topic not in self._adding and await self._try_adding(add) is None:
+            return
+        line = self._adding.setdefault(topic, deque())
+        place: asyncio.Future[None] = self.loop.create_future()
+        line.append(place)
+        try:
+            if self.accumulator.topic(topic) is None:
+                # One look-up for all that wait: they go on together, in their order.
+                await self._prepare(topic, timeout_s)
+            while line[0] is not place:
+                await asyncio.wait([line[0]])
+            while (obstacle := await self._try_adding(add)) is not None:
+                if obstacle is AddResult.UNROUTED:
+                    await self._prepare(topic, timeout_s)
+                else:
+                    room = asyncio.Event()
+                    self.accumulator.call_when_room(room.set)
+                    await room.wait()
+        finally:
+            line.remove(place)
+            place.set_result(None)
+            if not line:
+                del self._adding[topic]
+
+    async def _try_adding(self, add: Callable[[], AddResult]) -> AddResult | None:
+        """Returns None if the message was added, else why it has to wait. Raises IllegalRequest if
+        the newest route does not allow it.
+        """
+        while True:
+            try:
+                result = add()
+            except IllegalRequest:
+                if not await self._is_route_newer():
+                    raise
+                continue
+            if result is AddResult.WAKE:
+                self.wake()
+            return None if result in (AddResult.ADDED, AddResult.WAKE) else result
+
+    async def _prepare(self, topic: str, timeout_s: float) -> None:
         """Finds the queues of a topic, which the broker may create: messages for it can be added
         then. Raises ClientClosed.
         """
@@ -197,7 +296,7 @@ class Sender:
             raise ClientClosed("the producer is closed: make another one")
         self._set_route(await self.connection.topology.locate_writable(topic, timeout_s))
 
-    async def is_route_newer(self) -> bool:
+    async def _is_route_newer(self) -> bool:
         """After a message was refused by the known route of its topic: refreshes the route.
         Returns False if that was done a moment ago, so that another attempt is useless.
         """
@@ -484,7 +583,7 @@ class Sender:
             if part.broker_set not in self._senders:
                 self._senders[part.broker_set] = SetSender(
                     self.connection.of(part.broker_set),
-                    ACKS[self.options.ack],
+                    _ACKS[self.options.ack],
                     self.options.in_flight_max,
                     self,
                 )

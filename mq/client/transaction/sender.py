@@ -29,7 +29,7 @@ from mq.client.cluster.errors import error_of, fresh, retry_after_s
 from mq.client.cluster.leader_stream import BrokerStream, LeaderStream, Patience
 from mq.client.cluster.retry import Retry, back_off_s
 from mq.client.cluster.topology import Route, is_writable
-from mq.client.encode import Encoded, delay_field, encode_message
+from mq.client.encode import Encoded, encode_message
 from mq.client.messages import Message
 from mq.client.producer.outcomes import SLOW_S, Avoidance, ResultAction, action_for, is_in_doubt
 from mq.client.producer.queues import BatchKind, QueueBuffer, Sequences, TopicQueues
@@ -348,7 +348,6 @@ class _Half(NamedTuple):
     checks: Checks
     queue_id: int | None
     broker_set: str
-    priority: int
 
 
 class TransactionSender:
@@ -389,12 +388,11 @@ class TransactionSender:
         timeout_s = self.options.timeout_s if timeout_s is None else timeout_s
         born_at_ms = time.time_ns() // 1_000_000
         encoded = encode_message(message, born_at_ms, self.options.compress_above_bytes)
-        if delay_field(message):
+        if encoded[4]:
             raise IllegalRequest("a message of a transaction cannot be delayed as well")
         async with self._free:
             deadline_s = self._loop.time() + timeout_s
-            priority = message.priority if isinstance(message, Message) else 0
-            wanted = _Half(topic, encoded, checks, queue_id, broker_set, priority)
+            wanted = _Half(topic, encoded, checks, queue_id, broker_set)
             response, used_queue = await self._begin(wanted, deadline_s)
         stored = response.half
         sent = message if isinstance(message, Message) else Message(_body(message))
@@ -490,9 +488,7 @@ class TransactionSender:
 
     def _choose(self, queues: TopicQueues, half: _Half) -> tuple[QueueBuffer, frozenset[str]]:
         """A queue, and the other sets that may take it instead."""
-        queue, kind, priority = queues.choose_buffer(
-            half.encoded[3], half.queue_id, half.broker_set, b"", half.priority
-        )
+        queue, kind, priority = queues.choose_buffer(half.encoded, half.queue_id, half.broker_set)
         if kind is not BatchKind.ANY:
             return queue, frozenset()
         candidates = queues.by_priority[priority]
@@ -597,7 +593,7 @@ def half_batch(
     message: Encoded,
 ) -> bytes:
     """A prepared batch of one message."""
-    frame, tag_hash, key_hashes, _ = message
+    frame, tag_hash, key_hashes, *_ = message
     half = Half(
         producer_group=producer_group,
         first_check_ms=_ms(checks.first_check_s),

@@ -6,10 +6,12 @@ from collections import Counter
 
 import pytest
 
-from mq.client.encode import encode_message
+from mq.client.cluster.topology import queues_of
+from mq.client.consumer.prefetch import FairTurns
+from mq.client.encode import Encoded, encode_message
 from mq.client.messages import Message
-from mq.client.priorities import FairTurns, queue_for, queues_of
-from mq.client.producer.batching import priority_of, split_batch
+from mq.client.producer.batching import AddResult
+from mq.client.producer.outcomes import SendFuture
 from mq.client.producer.queues import BatchKind
 from mq.errors import IllegalRequest
 from mq.wire.v1.cluster_pb2 import TopicRoute
@@ -21,24 +23,24 @@ from tests.unit.client.producer.manual_accumulator import SET as SET_0
 from tests.unit.client.producer.manual_accumulator import (
     TIMEOUT_S,
     ManualAccumulator,
+    bodies,
     encoded,
     part,
 )
 
 
 def test_each_priority_has_its_share_of_the_queues() -> None:
-    assert [list(queues_of(at, 3, 8)) for at in range(3)] == [[0, 3, 6], [1, 4, 7], [2, 5]]
-    assert list(queues_of(9, 0, 4)) == [0, 1, 2, 3], "without priorities it means nothing"
-    assert [queue_for(turn, 2, 3, 8) for turn in range(4)] == [2, 5, 2, 5]
+    ranks = part(8, priorities=3)
+    assert [list(queues_of(ranks, at)) for at in range(3)] == [[0, 3, 6], [1, 4, 7], [2, 5]]
+    assert list(queues_of(part(4), 9)) == [0, 1, 2, 3], "without priorities it means nothing"
     for priority in (3, -1):
         with pytest.raises(IllegalRequest):
-            queues_of(priority, 3, 8)
+            queues_of(ranks, priority)
 
 
 def test_a_priority_is_a_field_of_the_message() -> None:
-    frame, *_ = encode_message(Message(b"x", priority=7), 1, 4096)
-    assert Batch.FromString(frame).messages[0].priority == 7
-    assert (priority_of(Message(b"x", priority=7)), priority_of(b"x")) == (7, 0)
+    frame, *_, priority = encode_message(Message(b"x", priority=7), 1, 4096)
+    assert Batch.FromString(frame).messages[0].priority == priority == 7
     for priority in (-1, 10):
         with pytest.raises(IllegalRequest):
             encode_message(Message(b"x", priority=priority), 1, 4096)
@@ -55,8 +57,8 @@ def ranked(*parts: TopicRoute) -> ManualAccumulator:
 
 
 def add(manual: ManualAccumulator, text: str, priority: int, key: str = "") -> None:
-    message = encoded(text, key)
-    manual.accumulator.add("t", message, None, None, TIMEOUT_S, priority=priority)
+    message = encoded(text, key, priority=priority)
+    manual.accumulator.add("t", message, None, None, TIMEOUT_S)
 
 
 def test_messages_of_a_priority_fill_one_batch_and_the_next_goes_to_the_next_queue() -> None:
@@ -119,20 +121,23 @@ def test_each_set_has_queues_of_each_priority_and_takes_its_share() -> None:
 
 def test_a_batch_is_parted_by_priority_alone() -> None:
     manual = ranked()
-    messages = [encoded(str(n)) for n in range(6)]
-    groups = split_batch(manual.accumulator, "t", messages, None, b"", [0, 2, 0, 2, 2, 0])
-    assert groups is not None
-    assert [(group.priority, group.indices) for group in groups] == [(0, [0, 2, 5]), (2, [1, 3, 4])]
-    assert {(group.kind, group.queue) for group in groups} == {(BatchKind.ANY, None)}
-    alike = split_batch(manual.accumulator, "t", messages, None, b"", [1] * 6)
-    assert alike is not None
-    assert len(alike) == 1
-    alike[0].add(manual.accumulator, [None] * 6, TIMEOUT_S)  # type: ignore[list-item]
+    accumulator = manual.accumulator
+    futures = [SendFuture() for _ in range(6)]
+
+    def batch_of(*priorities: int) -> list[Encoded]:
+        return [encoded(str(at), priority=one) for at, one in enumerate(priorities)]
+
+    accumulator.add_batch("t", batch_of(0, 2, 0, 2, 2, 0), None, futures, TIMEOUT_S)
+    high, low = manual.take()
+    assert (high.kind, high.priority, bodies(high)) == (BatchKind.ANY, 2, ["1", "3", "4"])
+    assert (low.kind, low.priority, bodies(low)) == (BatchKind.ANY, 0, ["0", "2", "5"])
+    accumulator.add_batch("t", batch_of(*[1] * 6), None, futures, TIMEOUT_S)
     (batch,) = manual.take()
     assert (batch.queue_id % 3, len(batch.messages)) == (1, 6)
-    assert split_batch(manual.accumulator, "new", messages, None) is None, "not known yet"
+    outcome = accumulator.add_batch("new", batch_of(1), None, futures[:1], TIMEOUT_S)
+    assert outcome is AddResult.UNROUTED, "not known yet"
     with pytest.raises(IllegalRequest, match="has 3"):
-        split_batch(manual.accumulator, "t", messages, None, b"", [3] * 6)
+        accumulator.add_batch("t", batch_of(*[3] * 6), None, futures, TIMEOUT_S)
 
 
 # -- taking ----------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def expected(row: dict[str, Any], compress_above: int) -> tuple[WireMessage, int
         ordering_key=row["ordering_key"] or "",
     )
     born_at_ms = NOW_MS if row["born_at"] is None else row["born_at"]
-    frame, tag_hash, key_hashes, _ = encode_message(message, born_at_ms, compress_above)
+    frame, tag_hash, key_hashes, *_ = encode_message(message, born_at_ms, compress_above)
     return Batch.FromString(frame).messages[0], tag_hash, list(key_hashes)
 
 

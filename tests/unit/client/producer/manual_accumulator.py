@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mq.client.encode import Encoded, columns, encode_message
 from mq.client.messages import Message
 from mq.client.producer.batching import Accumulator, AddResult
@@ -23,8 +25,9 @@ class Clock:
         return self.now_s
 
 
-def encoded(text: str = "x" * 10, key: str = "") -> Encoded:
-    return encode_message(Message(text.encode(), ordering_key=key), 1_700_000_000_000, 4096)
+def encoded(text: str = "x" * 10, key: str = "", **fields: Any) -> Encoded:
+    message = Message(text.encode(), ordering_key=key, **fields)
+    return encode_message(message, 1_700_000_000_000, 4096)
 
 
 def bodies(batch: Batch) -> list[str]:

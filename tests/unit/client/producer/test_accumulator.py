@@ -237,7 +237,7 @@ def test_messages_sent_as_one_are_one_batch_behind_what_was_sent_before() -> Non
     manual.add("a")
     parts = [encoded("b"), encoded("c"), encoded("d")]
     accumulator = manual.accumulator
-    outcome = accumulator.add_batch("t", parts, None, [None] * 3, TIMEOUT_S, kind=BatchKind.ANY)  # type: ignore[list-item]
+    outcome = accumulator.add_batch("t", parts, None, [None] * 3, TIMEOUT_S)  # type: ignore[list-item]
     assert outcome is AddResult.WAKE
     manual.add("e")
     order = []

@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.client.cluster.topology import Route
-from mq.client.encode import delay_field
-from mq.client.messages import Message
-from mq.client.producer.batching import split_batch
+from mq.client.producer.outcomes import SendFuture
 from mq.client.producer.queues import Batch, BatchKind
 from mq.errors import IllegalRequest
 from mq.hashing import text_hash
@@ -24,8 +22,6 @@ from tests.unit.client.producer.manual_accumulator import (
     encoded,
     part,
 )
-
-SOON = delay_field(Message(b"", delay_s=5))
 
 
 def two_sets(a: int = 4, b: int = 4, **options: int) -> ManualAccumulator:
@@ -132,10 +128,11 @@ def test_memory_is_bounded_over_all_sets() -> None:
     assert [outcome.name for outcome in outcomes].count("FULL") == 1
 
 
-@pytest.mark.parametrize("delay", [b"", SOON])
-def test_a_batch_that_is_certainly_not_stored_moves_to_a_set_that_is_well(delay: bytes) -> None:
+@pytest.mark.parametrize("delay_s", [0, 5])
+def test_a_batch_that_is_certainly_not_stored_moves_to_a_set_that_is_well(delay_s: int) -> None:
     manual = two_sets()
-    manual.accumulator.add("t", encoded("x"), None, None, TIMEOUT_S, is_urgent=True, delay=delay)
+    message = encoded("x", delay_s=delay_s)
+    manual.accumulator.add("t", message, None, None, TIMEOUT_S, is_urgent=True)
     [batch] = manual.take()
     before, other = batch.broker_set, {"a": "b", "b": "a"}[batch.broker_set]
     manual.accumulator.retry(batch, manual.clock.now_s + 60)
@@ -147,7 +144,8 @@ def test_a_batch_that_is_certainly_not_stored_moves_to_a_set_that_is_well(delay:
     manual.done(batch)
     # Its line and its number there are free again.
     manual.healthy = [before]
-    manual.accumulator.add("t", encoded("y"), None, None, TIMEOUT_S, is_urgent=True, delay=delay)
+    message = encoded("y", delay_s=delay_s)
+    manual.accumulator.add("t", message, None, None, TIMEOUT_S, is_urgent=True)
     [batch] = manual.take()
     assert (batch.broker_set, batch.sequence) == (before, 1)
     manual.done(batch)
@@ -242,13 +240,11 @@ def test_a_queue_needs_its_set_when_several_have_the_topic() -> None:
     with pytest.raises(IllegalRequest, match="it has some in a, b"):
         manual.accumulator.add("t", encoded(), 1, None, TIMEOUT_S, broker_set="c")
     with pytest.raises(IllegalRequest, match="say which"):
-        split_batch(manual.accumulator, "t", [encoded()], 1)
-    groups = split_batch(manual.accumulator, "t", [encoded()], 1, broker_set="b")
-    assert groups is not None
+        manual.accumulator.add_batch("t", [encoded()], 1, [SendFuture()], TIMEOUT_S)
     assert manual.accumulator.is_empty
-    assert groups[0].kind is BatchKind.FIXED
-    groups[0].add(manual.accumulator, [None], TIMEOUT_S)  # type: ignore[list-item]
-    assert place(manual.take()[0]) == ("b", 1)
+    manual.accumulator.add_batch("t", [encoded()], 1, [SendFuture()], TIMEOUT_S, "b")
+    [batch] = manual.take()
+    assert (place(batch), batch.kind) == (("b", 1), BatchKind.FIXED)
 
 
 def test_a_set_is_needed_by_waiting_batches_and_by_topics_in_use() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from mq.client.encode import columns, delay_field, place
+from mq.client.encode import columns, delay_field, encode_message, place
 from mq.client.messages import Message, SendResult
 from mq.client.producer import batching
-from mq.client.producer.batching import AddResult, common_delay, split_batch
+from mq.client.producer.batching import AddResult
 from mq.client.producer.outcomes import SendFuture
 from mq.client.producer.producer import recall_request
 from mq.client.producer.queues import Batch, BatchKind
@@ -41,8 +41,8 @@ def add(
 ) -> AddResult:
     key, queue_id = options.pop("key", ""), options.pop("queue_id", None)
     timeout_s = options.pop("timeout_s", TIMEOUT_S)
-    message = encoded(text, key)
-    return manual.accumulator.add("t", message, queue_id, None, timeout_s, delay=delay, **options)
+    message = (*encoded(text, key)[:4], delay, 0)
+    return manual.accumulator.add("t", message, queue_id, None, timeout_s, **options)
 
 
 # What a message says of its time.
@@ -63,7 +63,7 @@ def add(
 def test_a_batch_says_when_it_is_delivered(
     message: Message | str, deliver_at_ms: int, delay_ms: int
 ) -> None:
-    content = columns([encoded(key="k"), encoded()], delay_field(message))
+    content = columns([encoded(key="k"), encoded()], encode_message(message, 1, 4096)[4])
     data = place("t", 3, "p", 7) + content
     wire = WireBatch.FromString(data)
     assert (wire.deliver_at_ms, wire.delay_ms) == (deliver_at_ms, delay_ms)
@@ -240,18 +240,16 @@ def test_a_flush_waits_for_nothing_to_linger() -> None:
 
 def test_messages_that_are_sent_as_one_are_delivered_as_one() -> None:
     manual = ManualAccumulator()
-    sent = [Message(b"a", delay_s=5), Message(b"b", delay_s=5.0)]
-    assert common_delay(sent) == SOON
-    assert common_delay([]) == common_delay(["x", b"y"]) == b""
-    with pytest.raises(IllegalDelay, match="apart"):
-        common_delay([*sent, Message(b"c")])
-    groups = split_batch(manual.accumulator, "t", [encoded("a"), encoded("b")], None, SOON)
-    assert groups is not None
+    sent = [encoded("a", delay_s=5), encoded("b", delay_s=5.0)]
     futures = [SendFuture(), SendFuture()]
-    assert groups[0].add(manual.accumulator, futures, TIMEOUT_S) is AddResult.WAKE
+    with pytest.raises(IllegalDelay, match="apart"):
+        manual.accumulator.add_batch("t", [*sent, encoded()], None, futures, TIMEOUT_S)
+    assert manual.accumulator.is_empty
+    outcome = manual.accumulator.add_batch("t", sent, None, futures, TIMEOUT_S)
+    assert outcome is AddResult.WAKE
     add(manual, "c")
     [batch] = manual.take(ROOM)
-    assert (batch.kind, bodies(batch)) == (BatchKind.DELAYED, ["a", "b"])
+    assert (batch.kind, batch.delay, bodies(batch)) == (BatchKind.DELAYED, SOON, ["a", "b"])
 
 
 # What is said of them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mq.client.producer.options import ProducerOptions
+from mq.client.producer.sender import ProducerOptions
 from mq.errors import IllegalConfig
 
 
