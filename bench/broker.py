@@ -106,10 +106,11 @@ def ceiling() -> Iterator[str]:
 def create_topic(address: str, topic: str, queues: int, ca: str | None = None) -> None:
     """`ca` is the authority of a broker with TLS."""
     request = admin_pb2.CreateTopicRequest(topic=topic, queues=queues)
-    security = grpc.experimental.insecure_channel_credentials()
-    if ca is not None:
-        security = grpc.ssl_channel_credentials(Path(ca).read_bytes())
-    with grpc.secure_channel(address, security) as channel:
+    if ca is None:
+        opened = grpc.insecure_channel(address)
+    else:
+        opened = grpc.secure_channel(address, grpc.ssl_channel_credentials(Path(ca).read_bytes()))
+    with opened as channel:
         channel.unary_unary("/mq.v1.AdminService/CreateTopic")(
             request.SerializeToString(), timeout=30
         )
