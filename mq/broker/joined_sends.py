@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from mq.broker.publishing import Publisher, Slot
-from mq.broker.queue import Queue
 from mq.broker.state.dedup import StoredAt
 from mq.broker.state.topics import Topic, Topics
 from mq.hashing import text_hash
@@ -98,7 +97,7 @@ class JoinedSends:
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
         # Of this turn.
-        self._gathering: dict[Queue, _Group] = {}
+        self._gathering: dict[tuple[str, int], _Group] = {}
         self._gathered_bytes = 0
         self._chosen: dict[tuple[str, int], int] = {}
         self._turn = 0
@@ -119,27 +118,30 @@ class JoinedSends:
         what is wrong with a message.
         """
         topic = self._topics.get(topic_name)
+        count = len(messages)
         if (
-            not 0 < len(messages) <= _MESSAGES_MAX
+            not 0 < count <= _MESSAGES_MAX
             or size > _REQUEST_BYTES_MAX
             or topic is None
             or (queue_id or 0) >= topic.write_queues
             or not self._publisher.has_room(self._gathered_bytes + size)
         ):
             return False
-        bytes_max = self._message_bytes_max
-        frames = [batches.frame(message, topic_name, bytes_max) for message in messages]
-        if sum([len(one.key_hashes) for one in frames]) > _KEYS_MAX:
+        first, bytes_max = messages[0], self._message_bytes_max
+        frames = [batches.frame(first, topic_name, bytes_max)]
+        if count > 1:
+            frames += [batches.frame(one, topic_name, bytes_max) for one in messages[1:]]
+        if sum([len(one.key_hashes) for one in frames if one.key_hashes]) > _KEYS_MAX:
             return False
         if queue_id is None:
-            queue_id = self._choose(topic, messages[0])
-        queue = Queue(topic_name, queue_id)
+            queue_id = self._choose(topic, first)
         if not self._gathering:
             self._loop.call_soon(self.submit)
+        queue = topic_name, queue_id
         group = self._gathering.get(queue)
         if group is None:
             group = self._gathering[queue] = _Group()
-        group.calls.append((len(group.frames), len(frames), answer))
+        group.calls.append((len(group.frames), count, answer))
         group.frames += frames
         group.size_bytes += size
         self._gathered_bytes += size
@@ -164,12 +166,12 @@ class JoinedSends:
         gathered, self._gathering = self._gathering, {}
         self._gathered_bytes = 0
         self._chosen.clear()
-        for queue, group in gathered.items():
-            self._submit_group(queue, group)
+        for (topic, queue_id), group in gathered.items():
+            self._submit_group(topic, queue_id, group)
 
-    def _submit_group(self, queue: Queue, group: _Group) -> None:
+    def _submit_group(self, topic: str, queue_id: int, group: _Group) -> None:
         try:
-            batch = batches.join(queue.topic, queue.queue_id, group.frames)
+            batch = batches.join(topic, queue_id, group.frames)
             group.slot = slot = self._publisher.submit(batch)
         except Exception as error:  # noqa: BLE001 - no caller must wait for an answer in vain
             group.fail(error)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from mq.http2 import frames, status
 from mq.http2.connection import Connection
@@ -116,6 +116,16 @@ class _Refused(Stream):
         )
         self.send_data([_NOT_GRPC])
         self.send_tail(b"")
+
+    def on_whole(
+        self,
+        timeout_s: float | None,  # noqa: ARG002
+        data: bytes,
+        start: int,
+        stop: int,
+    ) -> None:
+        self.on_data(data, start, stop)
+        self.on_end()
 
     def on_drained(self) -> None:
         pass
@@ -278,7 +288,7 @@ class Call(Stream):
                 status.TRAILERS_OK,
             )
         )
-        connection.write_answer(self, answer, size)
+        connection.write_data(self, answer, size)
         connection.end(self)
 
     def finish(
@@ -305,7 +315,7 @@ class Call(Stream):
         if size <= _COPIED_BYTES_MAX:
             if connection.fits(self, size):
                 head = _pack(0, size, frames.DATA, 0, self.stream_id)
-                connection.write_answer(self, b"".join((head, prefix, message)), size)
+                connection.write_data(self, b"".join((head, prefix, message)), size)
                 return
             self.send_data([prefix + message])
         else:
@@ -326,13 +336,46 @@ class Call(Stream):
             self.finish(Status.UNIMPLEMENTED, text, _IDENTITY)
             return
         if timeout_s is not None:
-            self._deadline_s = self._acceptor.loop.time() + timeout_s
-            self._due = self._acceptor.deadlines.add(self, self._deadline_s)
+            self._limit(timeout_s)
         if isinstance(handler, Unary):
             self._unary = handler.serve
         else:
             self._inbox = deque()
             self._run(self._stream(handler.serve))
+
+    def on_whole(self, timeout_s: float | None, data: bytes, start: int, stop: int) -> None:
+        connection = cast("Connection", self.connection)  # it has just been opened
+        handler = self._acceptor.handlers.get(self.request.path)
+        size = stop - start
+        if (
+            not isinstance(handler, Unary)
+            or self.request.is_encoded
+            or size < _PREFIX_BYTES
+            or size - _PREFIX_BYTES > connection.limits.message_bytes_max
+            or data[start]
+            or frames.UINT32.unpack_from(data, start + 1)[0] != size - _PREFIX_BYTES
+        ):
+            self._take_in_steps(connection, timeout_s, data, start, stop)
+            return
+        connection.credit(size)
+        if timeout_s is not None:
+            self._limit(timeout_s)
+        self._serve_unary(handler.serve, data[start + _PREFIX_BYTES : stop])
+
+    def _take_in_steps(
+        self, connection: Connection, timeout_s: float | None, data: bytes, start: int, stop: int
+    ) -> None:
+        self.on_open(timeout_s)
+        if self.connection is None:
+            connection.credit(stop - start)
+            return
+        self.on_data(data, start, stop)
+        if self.is_open:
+            self.on_end()
+
+    def _limit(self, timeout_s: float) -> None:
+        self._deadline_s = self._acceptor.loop.time() + timeout_s
+        self._due = self._acceptor.deadlines.add(self, self._deadline_s)
 
     def on_data(self, data: bytes, start: int, stop: int) -> None:
         size = stop - start

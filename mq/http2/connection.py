@@ -103,6 +103,8 @@ class Connection:
         self._favoured: Stream | None = None
         self._block: list[bytes] = []
         self._block_bytes = self._block_id = self._block_flags = 0
+        # No window of a stream has less, and no frame more.
+        self._whole_bytes_max = min(frames.FRAME_BYTES_MAX, limits.stream_window_bytes)
         self._reader = RequestReader(Decoder(TABLE_BYTES_DEFAULT, limits.header_list_bytes_max))
         self._abandoned: dict[int, None] = {}
         self._buckets: dict[Rate, TokenBucket] = {}
@@ -254,14 +256,14 @@ class Connection:
         self._has_sent_since_ping = True
         self.write(frames.header_frames(stream_id, block, self.peer_frame_bytes, is_end=is_end))
 
-    def write_answer(self, stream: Stream, answer: bytes, size: int) -> None:
-        """Frames that are a whole answer, of which `size` bytes count for the windows, which have
-        room for them: see `fits`.
+    def write_data(self, stream: Stream, data: bytes, size: int) -> None:
+        """Frames of which `size` bytes count for the windows, which have room for them: see
+        `fits`.
         """
         stream.send_window -= size
         self.send_window -= size
         self._has_sent_since_ping = True
-        self._output.append(answer)
+        self._output.append(data)
         if not self._is_awake:
             self._wake_up()
 
@@ -352,6 +354,8 @@ class Connection:
         if stream.queued_bytes:
             self.unsent_bytes -= stream.queued_bytes
             self._usage.unsent_bytes -= stream.queued_bytes
+        if self._favoured is stream or self._withheld:
+            self.leave_turn(stream)
         owed = stream.close(self, is_cancelled=is_cancelled)
         if self.is_closed:
             return
@@ -458,12 +462,55 @@ class Connection:
             if start + size > end:
                 break
             position = start + size
+            if kind == frames.HEADERS and flags == frames.END_HEADERS:
+                stop = self._take_whole(stream_id, data[start:position], data, position, end)
+                if stop:
+                    position = stop
+                    continue
             try:
                 self._on_frame(kind, flags, stream_id & frames.STREAM_ID_MAX, data, start, position)
             except StreamFault as fault:
                 self._ration(self.limits.resets_by_us, "too many faults")
                 self.reset(fault.stream_id, fault.code)
         return position
+
+    def _take_whole(
+        self, stream_id: int, block: bytes, data: bytes, position: int, end: int
+    ) -> int:
+        """Opens and completes a stream in one go, when all of a small request is there: a header
+        block that is known, and then one frame of data at `position`. It is what most calls are.
+        Returns where that frame ends; 0: these frames are to be taken one by one.
+        """
+        start = position + frames.HEAD_BYTES
+        if start >= end:
+            return 0
+        high, size, kind, flags, data_id = frames.HEAD.unpack_from(data, position)
+        stop: int = start + size
+        if (
+            kind != frames.DATA
+            or flags != frames.END_STREAM
+            or data_id != stream_id
+            or stop > end
+            or high
+            or not 0 < size <= self._whole_bytes_max
+            or size > self._receive_window
+            or stream_id <= self._last_id
+            or not stream_id & 1
+            or len(self.streams) + self.lingering >= self.limits.streams_max
+            or self._is_draining
+        ):
+            return 0
+        known = self._reader.known(block)
+        if known is None or known[0].content_length is not None:
+            return 0
+        request, timeout_s = known
+        self._last_id = stream_id
+        self._updates_earned += _UPDATES_PER_CALL
+        stream = self.streams[stream_id] = self._acceptor.open(self, stream_id, request)
+        stream.is_ended_in = True
+        self._receive_window -= size
+        stream.on_whole(timeout_s, data, start, stop)
+        return stop
 
     def _read_preface(self, data: bytes) -> int:
         size = len(frames.PREFACE)

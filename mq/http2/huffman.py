@@ -2,7 +2,7 @@
 
 The code is canonical: codes of one length are consecutive, in the order of their symbols, so that
 the lengths of all symbols say everything. From them a table is made once that takes four bits at a
-time.
+time, and from that one the steps of whole bytes that are in use.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _PADDING_BITS_MAX: Final = 7
 
 
 class _Step(NamedTuple):
-    """The state of the decoder after four more bits."""
+    """The state of the decoder after more bits, and the symbols that they complete."""
 
     node: int
-    symbol: bytes
+    symbols: bytes
     # Whether the string may end here: what is read since the last symbol is padding.
     may_end: bool
 
@@ -77,22 +77,24 @@ def _table() -> list[list[_Step | None]]:
     numbers = {node: number for number, node in enumerate(nodes)}
 
     def walk(node: tuple[int, int], nibble: int) -> _Step | None:
-        symbol = b""
+        symbols = b""
         for shift in (3, 2, 1, 0):
             node = (node[0] + 1, node[1] << 1 | (nibble >> shift & 1))
             found = codes.get(node)
             if found == _END:
                 return None
             if found is not None:
-                symbol, node = symbol + bytes([found]), (0, 0)
+                symbols, node = symbols + bytes([found]), (0, 0)
         bits, prefix = node
         may_end = bits <= _PADDING_BITS_MAX and prefix == (1 << bits) - 1
-        return _Step(numbers[node], symbol, may_end)
+        return _Step(numbers[node], symbols, may_end)
 
     return [[walk(node, nibble) for nibble in range(16)] for node in nodes]
 
 
 _TABLE: Final = _table()
+# Steps of whole bytes, by node and byte, made of two steps of `_TABLE` when they are first needed.
+_BYTE_STEPS: Final[dict[int, _Step]] = {}
 
 
 def decode(data: bytes) -> bytes:
@@ -100,13 +102,19 @@ def decode(data: bytes) -> bytes:
     found = []
     node, may_end = 0, True
     for byte in data:
-        for nibble in (byte >> 4, byte & 15):
-            step = _TABLE[node][nibble]
-            if step is None:
-                raise ValueError("the end of a string is within it")
-            node, symbol, may_end = step
-            if symbol:
-                found.append(symbol)
+        step = _BYTE_STEPS.get(node << 8 | byte)
+        if step is None:
+            step = _BYTE_STEPS[node << 8 | byte] = _byte_step(node, byte)
+        node, symbols, may_end = step
+        found.append(symbols)
     if not may_end:
         raise ValueError("a string ends within a symbol")
     return b"".join(found)
+
+
+def _byte_step(node: int, byte: int) -> _Step:
+    first = _TABLE[node][byte >> 4]
+    last = _TABLE[first.node][byte & 15] if first is not None else None
+    if first is None or last is None:
+        raise ValueError("the end of a string is within it")
+    return _Step(last.node, first.symbols + last.symbols, last.may_end)

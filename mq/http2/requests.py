@@ -11,8 +11,9 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
+from mq.http2 import huffman
 from mq.http2.hpack import Decoder, Field, HeaderFault
 
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
@@ -21,7 +22,9 @@ BAD_REQUEST: Final = 400
 METHOD_NOT_ALLOWED: Final = 405
 UNSUPPORTED_MEDIA_TYPE: Final = 415
 
-_CACHED_MAX: Final = 128
+# Blocks that are remembered as a whole; and those with a timeout, which are looked through.
+_BLOCKS_MAX: Final = 128
+_KNOWN_MAX: Final = 16
 _PSEUDO: Final = frozenset((b":method", b":scheme", b":path", b":authority"))
 # Of a single hop in HTTP/1: here they make a request malformed.
 _OF_A_HOP: Final = frozenset(
@@ -29,14 +32,14 @@ _OF_A_HOP: Final = frozenset(
 )
 _ILLEGAL_IN_VALUES: Final = re.compile(rb"[\0\r\n]")
 _LENGTH: Final = re.compile(rb"[0-9]{1,18}")
-_TIMEOUT: Final = re.compile(rb"[0-9]{1,8}[HMSmun]")
+_TIMEOUT_DIGITS_MAX: Final = 8
 _UNITS_S: Final = {
-    ord("H"): 3_600.0,
-    ord("M"): 60.0,
-    ord("S"): 1.0,
-    ord("m"): 1e-3,
-    ord("u"): 1e-6,
-    ord("n"): 1e-9,
+    b"H": 3_600.0,
+    b"M": 60.0,
+    b"S": 1.0,
+    b"m": 1e-3,
+    b"u": 1e-6,
+    b"n": 1e-9,
 }
 # `grpc-timeout` as a literal name, Huffman-coded or plain.
 _TIMEOUT_NAME: Final = re.compile(
@@ -147,67 +150,92 @@ def check_field(name: bytes, value: bytes) -> None:
 
 def parse_timeout(value: bytes) -> float | None:
     """Seconds; None if it is no timeout."""
-    if _TIMEOUT.fullmatch(value) is None:
+    digits = value[:-1]
+    unit_s = _UNITS_S.get(value[-1:])
+    # `isdigit` of bytes knows the digits of ASCII alone.
+    if unit_s is None or not digits.isdigit() or len(digits) > _TIMEOUT_DIGITS_MAX:
         return None
-    return int(value[:-1]) * _UNITS_S[value[-1]]
+    return int(digits) * unit_s
+
+
+class _Known(NamedTuple):
+    """Blocks that differ in the value of their timeout alone."""
+
+    before: bytes
+    after: bytes
+    request: Request
 
 
 class RequestReader:
     """Of one connection."""
 
-    __slots__ = ("_by_block", "_by_rest", "decoder")
+    __slots__ = ("_by_block", "_known", "decoder")
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
         self._by_block: dict[bytes, tuple[Request, float | None]] = {}
-        # By what stands before and after the timeout.
-        self._by_rest: dict[tuple[bytes, bytes], Request] = {}
+        self._known: list[_Known] = []
+
+    def known(self, block: bytes) -> tuple[Request, float | None] | None:
+        """What such a block said before; None: it has to be read."""
+        for before, after, request in self._known:
+            if block.startswith(before):
+                timeout_s, stop = _read_timeout(block, len(before))
+                if timeout_s is not None and block[stop:] == after:
+                    return request, timeout_s
+        return self._by_block.get(block)
 
     def read(self, block: bytes) -> tuple[Request, float | None]:
         """MalformedRequest, HeaderFault, HeadersTooLarge."""
-        known = self._by_block.get(block)
+        known = self.known(block)
         if known is not None:
             return known
-        if self.decoder.table_bytes:
-            return parse_request(self.decoder.decode(block))
-        found = _TIMEOUT_NAME.search(block)
-        if found is None:
-            known = parse_request(self.decoder.decode(block))
-            if len(self._by_block) >= _CACHED_MAX:
-                self._by_block.clear()
-            self._by_block[block] = known
-            return known
-        return self._read_around(block, found.start(), found.end())
-
-    def _read_around(self, block: bytes, start: int, end: int) -> tuple[Request, float | None]:
-        try:
-            text, stop = self.decoder.read_string(block, end)
-        except (HeaderFault, IndexError):
-            # The name may stand within a value.
-            return parse_request(self.decoder.decode(block))
-        rest = (block[:start], block[stop:])
-        request = self._by_rest.get(rest)
-        if request is not None:
-            timeout_s = parse_timeout(text)
-            if timeout_s is not None:
-                return request, timeout_s
         fields = self.decoder.decode(block)
         parsed = parse_request(fields)
-        if not parsed[0].refusal and self._is_field(rest, text, fields):
-            if len(self._by_rest) >= _CACHED_MAX:
-                self._by_rest.clear()
-            self._by_rest[rest] = parsed[0]
+        if not self.decoder.table_bytes:
+            self._remember(block, fields, parsed)
         return parsed
 
-    def _is_field(self, rest: tuple[bytes, bytes], text: bytes, fields: list[Field]) -> bool:
+    def _remember(
+        self, block: bytes, fields: list[Field], parsed: tuple[Request, float | None]
+    ) -> None:
+        name = _TIMEOUT_NAME.search(block)
+        if name is None:
+            if len(self._by_block) >= _BLOCKS_MAX:
+                self._by_block.clear()
+            self._by_block[block] = parsed
+            return
+        timeout_s, stop = _read_timeout(block, name.end())
+        if timeout_s is None or parsed[0].refusal:
+            return
+        if self._is_field(block[: name.start()], block[stop:], fields):
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            self._known.append(_Known(block[: name.end()], block[stop:], parsed[0]))
+
+    def _is_field(self, before: bytes, after: bytes, fields: list[Field]) -> bool:
         """Whether this is the only timeout, and its name was found where a field starts, not within
         a value. Then every block with the same start has a field there.
         """
-        if [name for name, _ in fields].count(b"grpc-timeout") != 1:
+        names = [name for name, _ in fields]
+        if names.count(b"grpc-timeout") != 1:
             return False
-        before, after = rest
+        at = names.index(b"grpc-timeout")
         try:
-            around = [*self.decoder.decode(before), (b"grpc-timeout", text)]
-            return [*around, *self.decoder.decode(after)] == fields
+            before_it, after_it = self.decoder.decode(before), self.decoder.decode(after)
         except HeaderFault:
             return False
+        return before_it == fields[:at] and after_it == fields[at + 1 :]
+
+
+def _read_timeout(block: bytes, position: int) -> tuple[float | None, int]:
+    """Of a value that starts here; and where it ends. None: it is no timeout."""
+    size = block[position] & 0x7F if position < len(block) else 0
+    start = position + 1
+    text = block[start : start + size]
+    if size and block[position] & 0x80:
+        try:
+            text = huffman.decode(text)
+        except ValueError:
+            return None, start
+    return parse_timeout(text), start + size

@@ -81,6 +81,10 @@ class Stream(abc.ABC):
         """The request is complete."""
 
     @abc.abstractmethod
+    def on_whole(self, timeout_s: float | None, data: bytes, start: int, stop: int) -> None:
+        """All of a request at once: as `on_open`, `on_data` and `on_end`."""
+
+    @abc.abstractmethod
     def on_drained(self) -> None:
         """The queue is empty again, or the transport takes more."""
 
@@ -195,7 +199,6 @@ class Stream(abc.ABC):
         """Returns the bytes whose credit is still owed. For the connection alone."""
         if self._held_bytes:
             self.release()
-        connection.leave_turn(self)
         owed, self._owed_bytes = self._owed_bytes, 0
         self.connection = None
         self.queue = None

@@ -157,17 +157,8 @@ class Dispatcher(NamedTuple):
                     # There is no receiver for an answer.
                     observe(name, now_s() - began_s, "CANCELLED")
                 else:
-                    refusal = refused(answer)
+                    refusal = refused(answer, began_s)
                     context.finish(refusal.code, refusal.text, refusal.metadata)
-
-            def refused(error: BaseException) -> CallAborted:
-                # Not in a task of its own: addresses in the refusal are those of this listener.
-                token = listeners.IS_EXTERNAL.set(is_external)
-                known = explained(status.known_error(error))
-                observe(name, now_s() - began_s, known.code.name)
-                refusal = status.aborted(known)
-                listeners.IS_EXTERNAL.reset(token)
-                return refusal
 
             try:
                 request = read(data)
@@ -175,11 +166,20 @@ class Dispatcher(NamedTuple):
                 is_begun = begin(request, len(data), context, answer)
             except Exception as error:  # noqa: BLE001 - `known_error` logs what it does not know
                 in_flight.remove(context)
-                raise refused(error) from None
+                raise refused(error, began_s) from None
             if is_begun:
                 return None
             in_flight.remove(context)
             return serve(data, context)
+
+        def refused(error: BaseException, began_s: float) -> CallAborted:
+            # Not in a task of its own: addresses in the refusal are those of this listener.
+            token = listeners.IS_EXTERNAL.set(is_external)
+            known = explained(status.known_error(error))
+            observe(name, now_s() - began_s, known.code.name)
+            refusal = status.aborted(known)
+            listeners.IS_EXTERNAL.reset(token)
+            return refusal
 
         return begun
 

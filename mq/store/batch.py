@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError
 
 from mq import names
 from mq.errors import IllegalTopic, MalformedBatch, MessageTooLarge
-from mq.hashing import text_hash
+from mq.hashing import NO_TAG, text_hash
 from mq.limits import BESIDE_BODY_BYTES_MAX
 from mq.store.frame_check import FRAME_TAG, prefix_width
 from mq.store.message_check import check_messages
@@ -198,16 +198,20 @@ def frame(message: Message, topic: str, message_bytes_max: int, data: bytes | No
     """The frame of a message that protobuf has parsed, out of these bytes if they are given. Raises
     IllegalRequest (a tag), MessageTooLarge.
     """
-    if message.tag:
-        names.check_tag(message.tag)
+    tag, keys = message.tag, message.keys
+    if tag:
+        names.check_tag(tag)
     if data is None:
         data = message.SerializeToString()
     length = len(data)
     if length > message_bytes_max:
         _check_length(length, topic, message_bytes_max)
         _check_body(message, topic, message_bytes_max)
-    keys = [text_hash(key) for key in message.keys] if message.keys else []
-    return Frame(_frame_head(length) + data, text_hash(message.tag), keys)
+    return Frame(
+        _frame_head(length) + data,
+        text_hash(tag) if tag else NO_TAG,
+        [text_hash(key) for key in keys] if keys else [],
+    )
 
 
 def join(topic: str, queue_id: int, frames: Sequence[Frame], header: Header = _PLAIN) -> Batch:

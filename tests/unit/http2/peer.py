@@ -48,6 +48,11 @@ class Recorder(Stream):
     def on_end(self) -> None:
         self.has_end = True
 
+    def on_whole(self, timeout_s: float | None, data: bytes, start: int, stop: int) -> None:
+        self.on_open(timeout_s)
+        self.on_data(data, start, stop)
+        self.on_end()
+
     def on_drained(self) -> None:
         self.drained += 1
 
