@@ -135,6 +135,57 @@ async def test_a_stream_that_is_cut_short_ends_with_an_error() -> None:
     assert (await client.status())[0] == Status.INTERNAL
 
 
+ONE = http2.grpc_message(b"one")
+CALL = http2.call_headers("/s/M")
+LIMITED = http2.call_headers("/s/M", ("grpc-timeout", "5S"))
+
+
+@pytest.mark.parametrize(
+    ("block", "content"),
+    [
+        pytest.param(CALL, ONE, id="plain"),
+        pytest.param(LIMITED, ONE, id="with a deadline"),
+        pytest.param(CALL, http2.grpc_message(b""), id="empty message"),
+        pytest.param(CALL, ONE + ONE, id="two messages"),
+        pytest.param(CALL, ONE[:-1], id="message cut short"),
+        pytest.param(CALL, ONE[:3], id="prefix cut short"),
+        pytest.param(CALL, b"\1" + ONE[1:], id="compressed"),
+        pytest.param(CALL, http2.grpc_message(b"x" * 1_001), id="too large"),
+        pytest.param(http2.call_headers("/s/Other"), ONE, id="unknown method"),
+        pytest.param(http2.call_headers("/s/M", ("grpc-encoding", "gzip")), ONE, id="encoded"),
+        pytest.param(http2.call_headers("/s/M", ("content-length", "8")), ONE, id="length"),
+        pytest.param(http2.call_headers("/s/M", ("content-length", "7")), ONE, id="wrong length"),
+        pytest.param(http2.call_headers("/s/M", ("content-type", "text/html")), ONE, id="http"),
+    ],
+)
+@pytest.mark.parametrize("serve", [Unary(echo), Unary(echo_by_callback), Streaming(echo_stream)])
+@on_loop
+async def test_a_request_that_comes_whole_is_served_as_one_in_pieces(
+    block: bytes, content: bytes, serve: Unary | Streaming
+) -> None:
+    limits = replace(LIMITS, message_bytes_max=1_000)
+    whole, pieces = Client(serve, limits), Client(serve, limits)
+    # The peer does without a table, so that the second block of the same bytes is known.
+    without_table = b"\x20"
+    stream_id = 1
+    for head in (without_table + block, block, block):
+        request = http2.headers(stream_id, head) + http2.data(stream_id, content, END)
+        whole.send(request)
+        for at in range(len(request)):
+            pieces.send(request[at : at + 1])
+        for _ in range(5):
+            await turns()
+        # A refusal that came before the end of the request asks for no more of it.
+        no_more = http2.rst_stream(stream_id, ErrorCode.NO_ERROR)
+        answers = [one.output().replace(no_more, b"") for one in (whole, pieces)]
+        assert answers[0] == answers[1]
+        assert not whole.connection.streams
+        stream_id += 2
+    for one in (whole.connection, pieces.connection):
+        assert one.received_bytes == 0
+        assert one._receive_window + one._uncredited == limits.connection_window_bytes
+
+
 @on_loop
 async def test_an_unknown_method_and_compression_are_not_implemented() -> None:
     client = Client(Unary(echo))
