@@ -8,7 +8,6 @@ scrapes.
 from __future__ import annotations
 
 import asyncio
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
@@ -22,7 +21,6 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from mq.admin.control import rss_bytes
 from mq.broker.broker import Broker
@@ -158,7 +156,7 @@ def _latency(latencies: Mapping[tuple[str, str], _Latency]) -> Metric:
         "Time of a unary call, or of a whole stream.",
         labels=["method", "code"],
     )
-    names = [floatToGoString(bound) for bound in (*_LATENCY_BUCKETS_S, math.inf)]
+    names = [*map(str, map(float, _LATENCY_BUCKETS_S)), "+Inf"]
     for labels, one in latencies.items():
         buckets = [*zip(names, accumulate(one.counts), strict=True)]
         family.add_metric(labels, buckets, one.seconds)

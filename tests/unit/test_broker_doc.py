@@ -29,7 +29,7 @@ from mq.client import encode
 from mq.errors import MqError
 from mq.http2.limits import Limits
 from mq.limits import BESIDE_BODY_BYTES_MAX
-from mq.rpc import consumer, methods, producer, server, status
+from mq.rpc import consumer, methods, publish_stream, server, status
 from mq.rpc import limits as request
 from mq.sections import BrokerConfig, StoreConfig, TransactionsConfig
 from mq.store import lookup
@@ -208,7 +208,7 @@ def test_numbers_in_the_text_are_those_of_the_code() -> None:
         f"after {seconds(BrokerConfig().member_expires_ms)}",
         f"the {dedup.PRODUCERS_MAX:,} producers",
         f"up to {dedup.RANGES_MAX} ranges",
-        f"at most {producer._ANSWERS_MAX} requests",
+        f"at most {publish_stream._REQUESTS_MAX} requests",
         f"at most {size(cache.delivery_bytes)}",
         f"{size(server._REQUEST_OVERHEAD_BYTES)}; a larger one",
         f"`broker.drain_ms` ({seconds(BrokerConfig().drain_ms)})",

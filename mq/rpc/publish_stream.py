@@ -1,0 +1,297 @@
+"""A Publish stream: requests in, their results out, in the order of the requests.
+
+Most requests are one small plain batch, which is joined with others: its answer is written by the
+callback that says where it is stored, as long as the client has room. All other answers are
+written by a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any, Final, NamedTuple, TypeAlias, cast
+
+from google.protobuf.message import DecodeError
+
+from mq.broker.broker import Broker
+from mq.broker.joined_sends import Placed
+from mq.broker.long_work import TimeSlice
+from mq.broker.publishing import Slot
+from mq.broker.state.dedup import StoredAt
+from mq.errors import IllegalRequest, MqError, NotLeader
+from mq.rpc import framing, limits, status
+from mq.rpc.context import Context
+from mq.rpc.waiting import done_by
+from mq.wire.v1.producer_pb2 import (
+    ACK_LEADER,
+    ACK_NONE,
+    ACK_QUORUM,
+    Ack,
+    BatchResult,
+    PublishRequest,
+    PublishResponse,
+)
+
+_ACKS: Final = frozenset(Ack.values())
+# Requests without an answer; also when the client does not read the answers. No more are read then.
+_REQUESTS_MAX: Final = 256
+# Of a request that is joined with others: opening each message costs more than it gains.
+_JOINED_BYTES_MAX: Final = 8 << 10
+
+# Of a batch: the slot, or the result if it was refused, because an exception would keep alive
+# everything that its traceback references.
+_Outcome: TypeAlias = Slot | BatchResult
+
+
+class _Submitted(NamedTuple):
+    """A request whose batches are in flight."""
+
+    request_id: int
+    ack: int
+    outcomes: list[_Outcome]
+    deadline_s: float
+
+
+class _Joined:
+    """A request whose batch was joined with others; it is called with what became of it."""
+
+    __slots__ = ("_stream", "placed", "request_id")
+
+    def __init__(self, stream: PublishStream, request_id: int) -> None:
+        self._stream = stream
+        self.request_id = request_id
+        self.placed: Placed | BaseException | None = None
+
+    def __call__(self, placed: Placed | BaseException) -> None:
+        self.placed = placed
+        self._stream.answer()
+
+
+class PublishStream:
+    def __init__(self, broker: Broker, context: Context) -> None:
+        self._broker = broker
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        config = broker.settings.config
+        self._message_bytes_max = config.store.message_bytes_max
+        self._timeout_s = config.broker.send_timeout_ms / 1000
+        # The requests without an answer, the oldest first.
+        self._requests: deque[_Submitted | _Joined] = deque()
+        self._room = asyncio.Event()
+        # There is something for the writer, or nothing comes any more; and it has the first one.
+        self._news = asyncio.Event()
+        self._is_writing = False
+        self._is_ending = False
+        self._writer = asyncio.ensure_future(self._write())
+
+    async def run(self) -> None:
+        """Returns when the client has sent all of its requests. `finish` comes next."""
+        read, requests, writer = self._context.read, self._requests, self._writer
+        while (data := await read()) is not None:
+            if not self._join(data):
+                await self._take(data)
+            while len(requests) >= _REQUESTS_MAX and not writer.done():
+                self._room.clear()
+                await self._room.wait()
+            if writer.done():
+                writer.result()
+
+    async def finish(self) -> None:
+        """Returns when every request has its answer."""
+        self._is_ending = True
+        self._news.set()
+        await self._writer
+
+    def close(self) -> None:
+        self._writer.cancel()
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def _join(self, data: bytes) -> bool:
+        """Joins a request that is one small plain batch; False: it is not."""
+        if len(data) > _JOINED_BYTES_MAX:
+            return False
+        try:
+            request = PublishRequest.FromString(data)
+        except DecodeError:
+            return False  # and `_take` says why
+        batches = request.batches
+        if len(batches) != 1 or request.ack != ACK_QUORUM:
+            return False
+        batch = batches[0]
+        if (
+            batch.frame_sizes
+            or batch.tag_hashes
+            or batch.key_hashes
+            or batch.key_counts
+            or batch.producer_id
+            or batch.sequence
+            or batch.delay_ms
+            or batch.deliver_at_ms
+            or batch.origin_log_offset
+            or batch.HasField("half")
+        ):
+            return False
+        joined = _Joined(self, request.request_id)
+        try:
+            is_taken = self._broker.joined_sends.take(
+                batch.topic, batch.queue_id, batch.messages, len(data), joined
+            )
+        except MqError:
+            return False  # and `_take` says it
+        if is_taken:
+            self._requests.append(joined)
+        return is_taken
+
+    async def _take(self, data: bytes) -> None:
+        request_id, ack, blobs = framing.read_publish(data)
+        check_ack(ack)
+        # What was joined before is not overtaken.
+        self._broker.joined_sends.submit()
+        outcomes: list[_Outcome] = []
+        turn = TimeSlice()
+        for blob in blobs:
+            outcomes.append(await self._submit(blob, ack))
+            await turn.over()
+        if ack == ACK_NONE:
+            return
+        # The time-out starts here: waiting for room does not count.
+        deadline_s = self._loop.time() + self._timeout_s
+        self._requests.append(_Submitted(request_id, ack, outcomes, deadline_s))
+        self._news.set()
+
+    async def _submit(self, blob: memoryview, ack: int) -> _Outcome:
+        try:
+            batch = limits.accept_batch(blob, self._message_bytes_max)
+            await self._broker.publisher.room(len(blob), self._timeout_s)
+            return await self._broker.submit(batch, tells_appended=ack == ACK_LEADER)
+        except MqError as error:
+            # One-way: only the end of the stream can say that another node leads.
+            if ack == ACK_NONE and isinstance(error, NotLeader):
+                raise
+            return _failed(error)
+
+    # -- answers ----------------------------------------------------------------------------------
+
+    def answer(self) -> None:
+        """Answers requests that were joined, from the oldest on, as far as they are stored and the
+        client has room. The rest is for the writer.
+        """
+        requests = self._requests
+        while requests and not self._is_writing:
+            first = requests[0]
+            if isinstance(first, _Joined):
+                if first.placed is None:
+                    return
+                if isinstance(first.placed, Placed) and self._context.try_write(
+                    _placed_response(first.request_id, first.placed)
+                ):
+                    self._answered()
+                    continue
+            self._news.set()
+            return
+
+    def _answered(self) -> None:
+        self._requests.popleft()
+        self._room.set()
+        if self._is_ending:
+            self._news.set()
+
+    async def _write(self) -> None:
+        requests = self._requests
+        try:
+            while requests or not self._is_ending:
+                first = requests[0] if requests else None
+                if first is None or (isinstance(first, _Joined) and first.placed is None):
+                    self._news.clear()
+                    await self._news.wait()
+                    continue
+                self._is_writing = True
+                await self._context.write(await self._response(first))
+                self._is_writing = False
+                self._answered()
+                self.answer()
+        finally:
+            # Nothing makes room any more.
+            self._room.set()
+
+    async def _response(self, request: _Submitted | _Joined) -> bytes:
+        if isinstance(request, _Joined):
+            placed = request.placed
+            if isinstance(placed, Placed):
+                return _placed_response(request.request_id, placed)
+            results = [_failed(status.known_error(cast("BaseException", placed)))]
+        else:
+            _, ack, outcomes, deadline_s = request
+            results = [await self._settled(one, ack, deadline_s) for one in outcomes]
+        response = PublishResponse(request_id=request.request_id, results=results)
+        return response.SerializeToString()
+
+    async def _settled(self, slot: _Outcome, ack: int, deadline_s: float) -> BatchResult:
+        if isinstance(slot, BatchResult):
+            return slot
+        try:
+            return stored_result(await outcome(self._broker, slot, ack, deadline_s))
+        except MqError as error:
+            return _failed(error)
+
+
+def check_ack(ack: int) -> None:
+    """IllegalRequest."""
+    if ack not in _ACKS:
+        raise IllegalRequest(f"unknown ack {ack}: use 0 (quorum), 1 (leader) or 2 (none)")
+
+
+async def outcome(broker: Broker, slot: Slot, ack: int, deadline_s: float) -> StoredAt:
+    """Raises FlushTimeout, ReplicationTimeout, or the error of the batch."""
+    waited: asyncio.Future[object] = slot.outcome  # type: ignore[assignment]
+    if ack == ACK_LEADER and not slot.outcome.done():
+        waited = asyncio.ensure_future(broker.on_leader(slot))
+        waited.add_done_callback(_retrieve)
+    if not waited.done() and not await done_by(waited, deadline_s):
+        raise broker.publisher.timed_out(slot)
+    if waited is slot.outcome or slot.outcome.done():
+        return slot.outcome.result()
+    waited.result()
+    return StoredAt(slot.batch.queue_id, -1, -1, 0, deliver_at_ms=slot.batch.deliver_at_ms)
+
+
+def stored_result(stored: StoredAt) -> BatchResult:
+    return BatchResult(
+        queue_id=stored.queue_id,
+        queue_offset=stored.queue_offset,
+        log_offset=stored.log_offset,
+        stored_at_ms=stored.stored_at_ms,
+        is_duplicate=stored.is_duplicate,
+        deliver_at_ms=stored.deliver_at_ms,
+    )
+
+
+def _placed_response(request_id: int, placed: Placed) -> bytes:
+    queue_id, queue_offset, stored_at_ms, log_offsets = placed
+    response = PublishResponse(request_id=request_id)
+    response.results.add(
+        queue_id=queue_id,
+        queue_offset=queue_offset,
+        log_offset=log_offsets[0],
+        stored_at_ms=stored_at_ms,
+    )
+    return response.SerializeToString()
+
+
+def _failed(error: MqError) -> BatchResult:
+    details = status.wire_status(error)
+    return BatchResult(
+        code=details.code,
+        text=details.text,
+        queue_offset=-1,
+        log_offset=-1,
+        leader_address=details.leader_address,
+        retry_after_ms=details.retry_after_ms,
+    )
+
+
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    """Retrieves the exception so that asyncio does not warn: the client may have gone."""
+    if not future.cancelled():
+        future.exception()
