@@ -35,6 +35,7 @@ from mq.sections import (
     RaftConfig,
     RetentionConfig,
     StoreConfig,
+    TransactionsConfig,
 )
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ __all__ = [
     "RaftConfig",
     "RetentionConfig",
     "StoreConfig",
+    "TransactionsConfig",
     "check_variables",
     "given",
     "load",

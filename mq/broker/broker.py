@@ -338,8 +338,8 @@ class Broker:
             self.on_leadership()
         for queue in applied.arrivals:
             self.arrivals.arrived(queue)
-        for held_batch in applied.held:
-            self.delays.on_held(held_batch)
+        for one in applied.held:
+            (self.transacting if one.batch.half else self.delays).on_held(one)
         for command in applied.commands:
             self._on_command(command)
 

@@ -7,10 +7,13 @@ stands in the log says all, so that replicas agree whatever their clocks and con
 
 from __future__ import annotations
 
+import functools
+
 from google.protobuf.message import DecodeError
 
 from mq import names
-from mq.config import Config
+from mq.broker.state.transactions import HalfTerms, half_terms
+from mq.config import Config, TransactionsConfig
 from mq.errors import IllegalDelay, IllegalRequest, MalformedBatch, MessageTooLarge
 from mq.levels import DELAY_MS_MAX, LEVELS_MS
 from mq.store import rebatch
@@ -38,7 +41,8 @@ def normalize_held(batch: Batch, now_ms: int, config: Config) -> Batch:
     if batch.half:
         if has_delay:
             raise IllegalRequest("half messages cannot be delayed as well")
-        return rebatch.halved(batch, _half(batch, config).SerializeToString())
+        half = _normal_half(batch.half, config.transactions)
+        return batch if half == batch.half else rebatch.halved(batch, half)
     if has_delay:
         deliver_at_ms = delivery_time(batch.deliver_at_ms, batch.delay_ms, now_ms)
         bytes_max = config.store.entry_bytes_max - DELIVERY_ROOM_BYTES
@@ -63,18 +67,26 @@ def delivery_time(deliver_at_ms: int, delay_ms: int, now_ms: int) -> int:
     return at_ms
 
 
-def _half(batch: Batch, config: Config) -> Half:
+def _normal_half(half: bytes, options: TransactionsConfig) -> bytes:
     try:
-        half = Half.FromString(batch.half)
+        group, first_check_ms, check_interval_ms, checks_max = half_terms(half)
     except DecodeError as error:
         raise MalformedBatch(f"half is no Half: {error}") from None
-    names.check_group(half.producer_group)
-    options = config.transactions
-    half.first_check_ms = half.first_check_ms or options.first_check_ms
-    half.check_interval_ms = half.check_interval_ms or options.check_interval_ms
-    half.checks_max = half.checks_max or options.checks_max
-    if max(half.first_check_ms, half.check_interval_ms) > _CHECK_MS_MAX:
+    names.check_group(group)
+    terms = HalfTerms(
+        group,
+        first_check_ms or options.first_check_ms,
+        check_interval_ms or options.check_interval_ms,
+        checks_max or options.checks_max,
+    )
+    if max(terms.first_check_ms, terms.check_interval_ms) > _CHECK_MS_MAX:
         raise IllegalRequest(f"checks of a transaction are at most {_CHECK_MS_MAX} ms apart")
-    if half.checks_max > _CHECKS_MAX:
-        raise IllegalRequest(f"checks_max = {half.checks_max}: at most {_CHECKS_MAX}")
-    return half
+    if terms.checks_max > _CHECKS_MAX:
+        raise IllegalRequest(f"checks_max = {terms.checks_max}: at most {_CHECKS_MAX}")
+    return _encode_terms(terms)
+
+
+# Names of groups are short, so that what is kept is small.
+@functools.lru_cache(maxsize=4096)
+def _encode_terms(terms: HalfTerms) -> bytes:
+    return Half(**terms._asdict()).SerializeToString()

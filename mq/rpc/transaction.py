@@ -20,6 +20,7 @@ from mq.broker.broker import Broker
 from mq.broker.long_work import TimeSlice, in_turns
 from mq.broker.publishing import Slot
 from mq.broker.state.dedup import StoredAt
+from mq.broker.state.transactions import half_terms
 from mq.broker.transaction.questions import Question, Respondent
 from mq.errors import (
     IllegalRequest,
@@ -33,7 +34,6 @@ from mq.rpc.context import Context
 from mq.rpc.waiting import Pending, Timeouts
 from mq.store.batch import Batch
 from mq.wire.v1 import transaction_pb2 as pb
-from mq.wire.v1.message_pb2 import Half
 
 # Requests of one stream that are in flight, or whose answers wait for its client to read them.
 _REQUESTS_MAX = 256
@@ -390,7 +390,7 @@ def _check_half(batch: Batch, producer_group: str) -> None:
     if not batch.half:
         raise IllegalRequest("the batch has no `half`: it is for Publish, or say whose it is")
     try:
-        group = Half.FromString(batch.half).producer_group
+        group = half_terms(batch.half).producer_group
     except DecodeError:
         return  # the publisher refuses it
     if group != producer_group:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
@@ -41,6 +41,7 @@ _NO_KEY_HASHES, _NO_KEY_COUNTS = np.empty(0, "<u8"), np.empty(0, "<u4")
 _ONE_SIZE, _ONE_HASH = struct.Struct("<I").pack, struct.Struct("<Q").pack
 # The fields of a prepared batch that have an element for each message or key.
 _COLUMNS = range(5, 9)
+_HALF = 11
 
 
 class Batch(NamedTuple):
@@ -72,6 +73,15 @@ class Batch(NamedTuple):
         return self.deliver_at_ms != 0 or bool(self.half)
 
 
+class Columns(NamedTuple):
+    """The packed fields of a batch, in the order of their numbers."""
+
+    tag_hashes: bytes
+    frame_sizes: bytes
+    key_hashes: bytes = b""
+    key_counts: bytes = b""
+
+
 class Header(NamedTuple):
     """The fields of a batch beside its topic, its queue and its messages."""
 
@@ -82,14 +92,24 @@ class Header(NamedTuple):
     half: bytes = b""
     origin_log_offset: int = 0
 
-    def encode(self, topic: str, queue_id: int, columns: Mapping[str, Any]) -> bytes:
+    def encode(self, topic: str, queue_id: int, columns: Columns) -> bytes:
         """All that stands before the frames. An empty `half` is none."""
-        raw = RawBatch(topic=topic, queue_id=queue_id, **columns)
-        if self is not _PLAIN:
-            for name, value in zip(self._fields, self, strict=True):
-                if value:
-                    setattr(raw, name, value)
-        return raw.SerializeToString()
+        parts = [_queue_fields(topic, queue_id)]
+        if self.producer_id or self.sequence:
+            producer = RawBatch(producer_id=self.producer_id, sequence=self.sequence)
+            parts.append(producer.SerializeToString())
+        for number, column in zip(_COLUMNS, columns, strict=True):
+            if column:
+                parts += (_field_head(number, len(column)), column)
+        if self.deliver_at_ms or self.delay_ms:
+            delay = RawBatch(deliver_at_ms=self.deliver_at_ms, delay_ms=self.delay_ms)
+            parts.append(delay.SerializeToString())
+        if self.half:
+            parts += (_field_head(_HALF, len(self.half)), self.half)
+        if self.origin_log_offset:
+            origin = RawBatch(origin_log_offset=self.origin_log_offset)
+            parts.append(origin.SerializeToString())
+        return b"".join(parts)
 
 
 _PLAIN = Header()
@@ -120,46 +140,63 @@ def accept(
     else:
         if check_plain is not None:
             check_plain(data)
-        if len(data) <= _SMALL_BYTES and (small := _accept_small(data, message_bytes_max)):
-            return small
+        if header is not None and len(data) <= _SMALL_BYTES:
+            small = _accept_small(header, bytes(data[start:]), message_bytes_max)
+            if small is not None:
+                return small
         batch = parse_stored(prepare(data))
     _check(batch, message_bytes_max, check_plain)
     return batch
 
 
-def _accept_small(data: bytes | memoryview, message_bytes_max: int) -> Batch | None:
+def _accept_small(header: RawBatch, region: bytes, message_bytes_max: int) -> Batch | None:
     """A plain batch of a few messages; None: it is not one, or not quite right."""
-    data = bytes(data)
-    try:
-        wire = WireBatch.FromString(data)
-    except DecodeError:
-        return None
     if (
-        not 0 < len(wire.messages) <= _FEW_MESSAGES
-        or wire.frame_sizes
-        or wire.tag_hashes
-        or wire.key_hashes
-        or wire.key_counts
-        or wire.origin_log_offset
-        or wire.queue_id > names.QUEUE_ID_MAX
+        header.tag_hashes
+        or header.key_hashes
+        or header.key_counts
+        or header.origin_log_offset
+        or header.queue_id > names.QUEUE_ID_MAX
     ):
         return None
-    names.check_topic(wire.topic)
-    half = b""
-    if wire.HasField("half"):
-        # One that says nothing is one all the same: it must not become visible.
-        half = wire.half.SerializeToString() or _EMPTY_HALF
-    # The bytes as they came: protobuf may write a message in another order.
-    raw = RawBatch.FromString(data).messages
-    return join(
-        wire.topic,
-        wire.queue_id,
-        [
-            frame(message, wire.topic, message_bytes_max, one)
-            for message, one in zip(wire.messages, raw, strict=True)
-        ],
-        Header(wire.producer_id, wire.sequence, wire.deliver_at_ms, wire.delay_ms, half),
-    )
+    topic = header.topic
+    try:
+        frames = _frames(region, topic, message_bytes_max)
+    except DecodeError:
+        return None
+    # Otherwise other fields stand behind the first frame.
+    if not frames or sum([len(one.data) for one in frames]) != len(region):
+        return None
+    names.check_topic(topic)
+    half = _half_of(header)
+    producer_id, sequence = header.producer_id, header.sequence
+    if half or sequence or producer_id or header.deliver_at_ms or header.delay_ms:
+        kept = Header(producer_id, sequence, header.deliver_at_ms, header.delay_ms, half)
+        return join(topic, header.queue_id, frames, kept)
+    return join(topic, header.queue_id, frames)
+
+
+def _frames(region: bytes, topic: str, message_bytes_max: int) -> list[Frame]:
+    """The frames of a few messages; none: there are too many. The bytes are kept as they came,
+    because protobuf may write a message in another order. DecodeError; as `frame`.
+    """
+    length, start = read_varint(region, 1)
+    if start + length == len(region):
+        data = region[start:]
+        return [frame(Message.FromString(data), topic, message_bytes_max, data)]
+    messages = WireBatch.FromString(region).messages
+    if len(messages) > _FEW_MESSAGES:
+        return []
+    raw = RawBatch.FromString(region).messages
+    return [
+        frame(message, topic, message_bytes_max, data)
+        for message, data in zip(messages, raw, strict=True)
+    ]
+
+
+def _half_of(header: RawBatch) -> bytes:
+    """One that says nothing is one all the same: it must not become visible."""
+    return header.half or (_EMPTY_HALF if header.HasField("half") else b"")
 
 
 def prepare(data: bytes | memoryview) -> bytes:
@@ -220,19 +257,19 @@ def join(topic: str, queue_id: int, frames: Sequence[Frame], header: Header = _P
     """
     datas, tags, keys = zip(*frames, strict=True)
     sizes = list(map(len, datas))
-    columns = {"frame_sizes": _pack_sizes(sizes), "tag_hashes": _pack_hashes(tags)}
+    columns = Columns(_pack_hashes(tags), _pack_sizes(sizes))
     key_hashes, key_counts = _NO_KEY_HASHES, _NO_KEY_COUNTS
     if any(keys):
         key_hashes = np.fromiter(chain.from_iterable(keys), "<u8")
         key_counts = np.fromiter(map(len, keys), "<u4", len(keys))
-        columns |= {"key_hashes": key_hashes.tobytes(), "key_counts": key_counts.tobytes()}
+        columns = Columns(*columns[:2], key_hashes.tobytes(), key_counts.tobytes())
     head = header.encode(topic, queue_id, columns)
     return Batch(
         topic,
         queue_id,
-        np.frombuffer(columns["frame_sizes"], "<u4"),
+        np.frombuffer(columns.frame_sizes, "<u4"),
         _frame_starts(sizes, len(head)),
-        np.frombuffer(columns["tag_hashes"], "<u8"),
+        np.frombuffer(columns.tag_hashes, "<u8"),
         key_hashes,
         key_counts,
         b"".join((head, *datas)),
@@ -253,6 +290,18 @@ def _frame_starts(sizes: Sequence[int], start: int) -> npt.NDArray[np.int64]:
     if len(sizes) == 1:
         return _one_start(start)
     return np.fromiter(accumulate(sizes[:-1], initial=start), np.int64, len(sizes))
+
+
+# Callers choose topics, and a known one is seldom new.
+@functools.lru_cache(maxsize=4096)
+def _queue_fields(topic: str, queue_id: int) -> bytes:
+    return RawBatch(topic=topic, queue_id=queue_id).SerializeToString()
+
+
+@functools.lru_cache(maxsize=4096)
+def _field_head(number: int, length: int) -> bytes:
+    """Of a length-delimited field with a number below 16."""
+    return bytes([number << 3 | 2]) + varint.encode(length)
 
 
 # Headers are short, so the starts of the only frame of a batch are few.
@@ -292,13 +341,9 @@ def encode_batch(
 
 def with_header(batch: Batch, topic: str, queue_id: int, header: Header) -> Batch:
     """The messages of a batch as they stand, behind another header."""
-    columns = {
-        "frame_sizes": batch.frame_sizes.tobytes(),
-        "tag_hashes": batch.tag_hashes.tobytes(),
-    }
+    columns = Columns(batch.tag_hashes.tobytes(), batch.frame_sizes.tobytes())
     if len(batch.key_hashes):
-        columns["key_hashes"] = batch.key_hashes.tobytes()
-        columns["key_counts"] = batch.key_counts.tobytes()
+        columns = Columns(*columns[:2], batch.key_hashes.tobytes(), batch.key_counts.tobytes())
     head = header.encode(topic, queue_id, columns)
     start = len(head)
     starts = batch.frame_starts
@@ -406,8 +451,7 @@ def _with_columns(header: RawBatch, data: bytes | memoryview, start: int) -> Bat
         header.sequence,
         header.deliver_at_ms,
         header.delay_ms,
-        # One that says nothing is one all the same: it must not become visible.
-        header.half or (_EMPTY_HALF if header.HasField("half") else b""),
+        _half_of(header),
         header.origin_log_offset,
     )
 

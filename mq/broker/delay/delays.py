@@ -119,7 +119,7 @@ class Delays(Service):
 
     def on_held(self, held: NewlyHeld) -> None:
         """A batch was held back by an entry that was applied."""
-        if not self._is_leading or held.batch.half:
+        if not self._is_leading:
             return
         due_ms = held.queue.mark
         unit = DueUnit(due_ms, held.log_offset, len(held.batch.data))

@@ -14,6 +14,7 @@ How the last ones ended is remembered: a producer that missed the answer asks ag
 
 from __future__ import annotations
 
+import functools
 import heapq
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -67,6 +68,36 @@ class Transaction(NamedTuple):
         return self.checks >= self.checks_max
 
 
+class HalfTerms(NamedTuple):
+    """The decoded `half` of a batch."""
+
+    producer_group: str
+    first_check_ms: int
+    check_interval_ms: int
+    checks_max: int
+
+
+# A producer says the same with each of its half messages; what is longer is not kept.
+_CACHED_BYTES_MAX = 256
+
+
+def half_terms(half: bytes) -> HalfTerms:
+    """Raises DecodeError."""
+    return _cached_terms(half) if len(half) <= _CACHED_BYTES_MAX else _decode_terms(half)
+
+
+def _decode_terms(half: bytes) -> HalfTerms:
+    wire = Half.FromString(half)
+    return HalfTerms(
+        wire.producer_group, wire.first_check_ms, wire.check_interval_ms, wire.checks_max
+    )
+
+
+_cached_terms = functools.lru_cache(maxsize=4096)(_decode_terms)
+
+_HALF_QUEUE = HeldQueue(HALF_TOPIC, 0, 0)
+
+
 class Transactions:
     def __init__(self) -> None:
         self.open: dict[int, Transaction] = {}
@@ -100,32 +131,31 @@ class Transactions:
 
     def begin(self, batch: Batch, log_offset: int, stored_at_ms: int) -> HeldQueue:
         """A half batch was stored, or written again."""
-        held = HeldQueue(HALF_TOPIC, 0, 0)
         if batch.origin_log_offset:
             known = self.open.get(batch.origin_log_offset)
             if known is not None:
                 self.open[known.id] = known._replace(log_offset=log_offset, size=len(batch.data))
-            return held
+            return _HALF_QUEUE
         try:
-            half = Half.FromString(batch.half)
+            group, first_check_ms, check_interval_ms, checks_max = half_terms(batch.half)
         except DecodeError:  # only a leader writes it; it changes nothing
-            return held
+            return _HALF_QUEUE
         one = Transaction(
-            id=log_offset + batch.region_start,
-            log_offset=log_offset,
-            size=len(batch.data),
-            messages=batch.message_count,
-            stored_at_ms=stored_at_ms,
-            topic=batch.topic,
-            producer_group=half.producer_group,
-            checks=0,
-            next_check_ms=stored_at_ms + half.first_check_ms,
-            check_interval_ms=half.check_interval_ms,
-            checks_max=half.checks_max,
+            log_offset + batch.region_start,
+            log_offset,
+            len(batch.data),
+            batch.message_count,
+            stored_at_ms,
+            batch.topic,
+            group,
+            0,
+            stored_at_ms + first_check_ms,
+            check_interval_ms,
+            checks_max,
         )
         self._put(one)
         self.messages += one.messages
-        return held
+        return _HALF_QUEUE
 
     def change(self, command: ChangeTransactions, placed: Sequence[StoredAt] = ()) -> None:
         """`placed`: the places of the committed messages, in their order."""

@@ -9,12 +9,13 @@ streams: an open one registers a `Respondent`.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable
 
 from mq.broker.batched_decider import BatchedDecider, Submitted, TurnDecision
 from mq.broker.core import Core, Service
 from mq.broker.state.dedup import StoredAt
-from mq.broker.state.machine import ProposedEntry
+from mq.broker.state.machine import NewlyHeld, ProposedEntry
 from mq.broker.state.transactions import Transaction, TransactionOutcome
 from mq.broker.transaction.questions import Question, Respondent, Respondents
 from mq.broker.transaction.resolving import (
@@ -46,6 +47,9 @@ OPEN_MAX = 100_000
 _ENTRY_BYTES = 1 << 20
 # Bytes that an entry needs beside the batch of one transaction.
 _OVERHEAD_BYTES = 256
+# Half batches that are kept in memory beside the log, and the largest of them.
+_RECENT_BYTES_MAX = 4 << 20
+_RECENT_BATCH_BYTES_MAX = 64 << 10
 # Back-off after an error of the log.
 _PAUSE_TICKS = 20
 
@@ -66,6 +70,8 @@ class Transacting(Service):
             core.writer, core.leadership, self._decide
         )
         self._respondents = Respondents()
+        # On a leader.
+        self._recent: _RecentHalves | None = None
         self._sweeping: asyncio.Task[None] | None = None
         self._pause_ticks = 0
         # Questions about transactions that this node counted as leader, also without a producer.
@@ -151,14 +157,21 @@ class Transacting(Service):
         self._time_ms = log_.ref(log_.last_index).stored_at_ms
         self._time_read_ms = self._steady_ms()
         self._pause_ticks = 0
+        self._recent = _RecentHalves()
 
     def step_down(self, error: MqError) -> None:
+        self._recent = None
         self._respondents.end_all(error)
 
     def tick(self) -> None:
         self._pause_ticks = max(0, self._pause_ticks - 1)
         if self._sweeping is None and not self._pause_ticks and self._is_due():
             self._sweeping = asyncio.ensure_future(self._sweep())
+
+    def on_held(self, held: NewlyHeld) -> None:
+        """A half batch was stored by an entry that was applied."""
+        if self._recent is not None:
+            self._recent.add(held.log_offset, held.batch)
 
     def needs_log_before(self, log_offset: int) -> bool:
         transactions = self._core.state.transactions.open.values()
@@ -245,10 +258,38 @@ class Transacting(Service):
         return TurnDecision(answers, entry)
 
     def _read(self, one: Transaction) -> Batch:
+        recent = self._recent.take(one.log_offset) if self._recent is not None else None
+        if recent is not None:
+            return recent
         (held,) = read_held(self._core.store.log, [(one.log_offset, one.size)])
         if not held.batch.half or held.batch.message_count != one.messages:
             raise Internal(f"what stands at {one.log_offset} is not the batch of {one.id}")
         return held.batch
+
+
+class _RecentHalves:
+    """Half batches that were stored a moment ago, by their log offset: most transactions end soon,
+    and their batch need not be read from the log then. The oldest ones are forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._batches: OrderedDict[int, Batch] = OrderedDict()
+        self._bytes = 0
+
+    def add(self, log_offset: int, batch: Batch) -> None:
+        if len(batch.data) > _RECENT_BATCH_BYTES_MAX:
+            return
+        self._batches[log_offset] = batch
+        self._bytes += len(batch.data)
+        while self._bytes > _RECENT_BYTES_MAX:
+            _, oldest = self._batches.popitem(last=False)
+            self._bytes -= len(oldest.data)
+
+    def take(self, log_offset: int) -> Batch | None:
+        batch = self._batches.pop(log_offset, None)
+        if batch is not None:
+            self._bytes -= len(batch.data)
+        return batch
 
 
 def _place(settled: Settled, entry: ProposedEntry | None) -> StoredAt | None:

@@ -354,3 +354,24 @@ async def test_a_leader_with_a_late_clock_goes_on_from_the_time_of_the_log() -> 
         steady[0] += ms
         await pass_time(node, 0)
         assert len(questions(living)) == count
+
+
+@on_loop
+async def test_halves_are_committed_whether_they_are_in_memory_or_in_the_log_alone() -> None:
+    node = await new_node()
+    # The last ones push the first ones out, and the largest is never kept.
+    sent = [bytes([at]) * (60 << 10) for at in range(100)] + [b"large" * (20 << 10)]
+    ids = [await begin(node, body) for body in sent]
+    recent = node.broker.transacting._recent
+    assert recent is not None
+    assert 60 < len(recent._batches) < 80
+    for one in ids[:2] + ids[-2:]:
+        await commit(node, one)
+    assert bodies(node) == sent[:2] + sent[-2:]
+    node.consensus.depose()
+    node.broker.tick()
+    assert node.broker.transacting._recent is None
+    node.consensus.elect()
+    node.broker.tick()
+    await commit(node, ids[50])
+    assert bodies(node)[-1] == sent[50]
