@@ -144,7 +144,7 @@ def test_a_broken_promise_is_counted_and_named(
     assert ledger.details()
 
 
-def test_what_is_allowed_is_not_wrong() -> None:
+def test_the_checker_allows_redelivery_and_uncertain_sends() -> None:
     ledger, work = good()
     # Again, and again from an earlier place: at least once.
     for name in ("red.2", "red.4", "a", "a"):

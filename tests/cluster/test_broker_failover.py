@@ -217,7 +217,9 @@ def test_an_ordered_group_keeps_its_queues_over_a_fail_over(scene: Scene) -> Non
         scene.finish("ordered")
 
 
-def test_what_only_the_leader_had_may_be_lost_but_never_comes_twice(scene: Scene) -> None:
+def test_messages_that_only_the_leader_had_may_be_lost_but_are_never_stored_twice(
+    scene: Scene,
+) -> None:
     fast, many = scene.producer("fast", ack="leader"), scene.producer("many", ack="leader")
     works = [
         sending_one_by_one(fast, QUEUES, SEED),
@@ -269,7 +271,7 @@ def sending_by_hand(scene: Scene) -> Callable[[], None]:
 # -- what the next leader knows --------------------------------------------------------------------
 
 
-def test_what_a_leader_answered_is_known_to_the_next(brokers: BrokerSet, topic: str) -> None:
+def test_results_of_a_leader_are_known_to_the_next(brokers: BrokerSet, topic: str) -> None:
     batches = [
         prepared(topic, b"%d" % at, queue_id=at % QUEUES, producer_id=topic, sequence=at)
         for at in range(1, 21)

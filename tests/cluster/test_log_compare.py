@@ -44,7 +44,7 @@ def test_copies_are_the_same(replicas: list[Path]) -> None:
     assert compare(replicas, Replica(replicas[0]).last_index, index_slots=SLOTS) == []
 
 
-def test_what_was_dropped_at_the_front_of_one_is_not_missed(replicas: list[Path]) -> None:
+def test_entries_dropped_at_the_front_of_one_log_are_not_missed(replicas: list[Path]) -> None:
     store = Store(RealVfs(), str(replicas[1]), SMALL, Identity("mq", "set-0", "node-0"))
     store.drop_front(2)
     store.close()

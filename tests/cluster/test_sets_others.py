@@ -206,7 +206,7 @@ def test_a_topic_that_only_one_set_has_and_then_another_one_too(
         consumer.ack(two)
 
 
-def test_what_was_received_and_never_given_out_is_given_back_at_the_end(
+def test_messages_received_but_not_returned_are_given_back_at_the_end(
     cluster: BrokerCluster,
 ) -> None:
     name = "kept"

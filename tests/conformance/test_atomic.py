@@ -165,7 +165,7 @@ def test_a_request_that_asks_for_nothing_or_too_much_is_refused(
     assert calls.ends(out) == [0] * 4
 
 
-def test_what_was_received_is_acknowledged_with_its_output(
+def test_received_messages_are_acknowledged_with_their_output(
     calls: Calls, topic: str, out: str, group: str
 ) -> None:
     calls.send(topic, *numbers(3))

@@ -131,7 +131,7 @@ def test_a_set_that_cannot_be_is_not_added(
 
 
 @pytest.mark.parametrize("name", ["", "no name", "set-0", "x" * 5_000])
-def test_what_cannot_be_removed_is_refused(calls: Calls, name: str) -> None:
+def test_an_illegal_removal_is_refused(calls: Calls, name: str) -> None:
     assert calls.refused("RemoveBrokerSet", name=name).code == "ILLEGAL_REQUEST"
 
 

@@ -155,7 +155,7 @@ def test_a_message_is_taken_back_alone(calls: Calls, stream: PublishStream, topi
         assert refused.code == "MESSAGE_NOT_FOUND"
 
 
-def test_what_cannot_be_taken_back_is_said(
+def test_a_recall_that_is_impossible_says_why(
     calls: Calls, topic: str, new_name: Callable[[], str]
 ) -> None:
     other = calls.create(new_name())

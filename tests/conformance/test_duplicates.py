@@ -134,7 +134,7 @@ def test_a_broker_that_comes_back_knows_what_it_has(tmp_path: Path, is_killed: b
                 assert calls.bodies("t") == numbers(40)
 
 
-def test_what_comes_after_a_topic_was_deleted_and_made_anew_outlives_a_kill(
+def test_messages_after_a_topic_was_deleted_and_recreated_survive_a_kill(
     tmp_path: Path,
 ) -> None:
     with BrokerProcess(tmp_path / "data") as broker:

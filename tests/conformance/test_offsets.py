@@ -34,7 +34,7 @@ def offsets(answer: Any) -> list[tuple[int, int]]:
     return [(one.queue_id, one.queue_offset) for one in answer.positions]
 
 
-def test_what_is_committed_is_found_and_the_rest_is_left_out(
+def test_committed_offsets_are_found_and_others_are_left_out(
     calls: Calls, topic: str, group: str
 ) -> None:
     calls.send(topic, *numbers(5), queue_id=1)

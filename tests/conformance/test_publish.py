@@ -56,7 +56,7 @@ def test_a_batch_is_answered_with_where_it_is(
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_what_the_broker_finds_messages_by_is_the_same_for_both_kinds(
+def test_messages_are_found_by_tag_and_key_whichever_side_prepared_them(
     calls: Calls, stream: PublishStream, topic: str, make: Callable[..., Batch]
 ) -> None:
     messages = [Message(body=b"1", tag="new", keys=["a", "b"]), Message(body=b"2", tag="paid")]

@@ -205,7 +205,7 @@ def test_a_pull_waits_as_long_as_it_says(calls: Calls, topic: str) -> None:
         assert time.monotonic() - began_s >= wait_ms / 1000
 
 
-def test_what_the_filter_leaves_out_does_not_end_the_wait(calls: Calls, topic: str) -> None:
+def test_filtered_messages_do_not_end_the_wait(calls: Calls, topic: str) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(
             calls, "Pull", topic=topic, wait_ms=15_000, filter={"sql": "wanted = 'yes'"}

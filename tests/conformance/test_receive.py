@@ -125,7 +125,7 @@ def test_a_receive_ends_before_its_client_gives_up(calls: Calls, topic: str, gro
     assert ask(request.SerializeToString(), timeout=1.5) == b""
 
 
-def test_what_was_given_to_a_client_that_is_gone_is_there_for_others(
+def test_messages_granted_to_a_client_that_is_gone_go_to_others(
     calls: Calls, broker: Any, connect: Callable[..., Any], topic: str, group: str
 ) -> None:
     receive(calls, group, topic)

@@ -80,7 +80,7 @@ def test_a_topic_is_described_with_its_queues_and_groups(
 # -- changes ---------------------------------------------------------------------------------------
 
 
-def test_what_is_left_out_of_a_change_stays(calls: Calls, topic: str) -> None:
+def test_omitted_fields_of_a_change_stay(calls: Calls, topic: str) -> None:
     before = calls("DescribeTopic", topic=topic).info
     assert calls("AlterTopic", topic=topic) == before
     changed = calls("AlterTopic", topic=topic, is_writable=False)

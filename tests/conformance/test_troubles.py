@@ -180,7 +180,7 @@ def test_without_a_majority_the_outcome_is_not_known_and_a_retry_is_stored_once(
     until(is_stored, "it is there, once")
 
 
-def test_what_waits_for_the_others_is_bounded_and_the_rest_is_told_to_wait(pair: Pair) -> None:
+def test_sends_that_wait_for_a_quorum_are_bounded_and_others_get_flow_control(pair: Pair) -> None:
     batches = [
         prepared("t", bytes(3 << 20), queue_id=1, producer_id="q", sequence=number)
         for number in range(1, 5)

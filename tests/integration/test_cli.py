@@ -96,7 +96,7 @@ def poll(question: Callable[[], Any]) -> Any:
 # -- messages in and out ---------------------------------------------------------------------------
 
 
-def test_what_is_produced_is_consumed(mq: Program) -> None:
+def test_produced_messages_are_consumed(mq: Program) -> None:
     text = mq("produce", "hello-topic", "hello", "second").stdout.decode()
     assert "SEND_OK" in text
     assert max(map(len, text.splitlines())) <= 80

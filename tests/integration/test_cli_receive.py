@@ -38,7 +38,7 @@ def mq(server: str, *arguments: str, code: int = 0) -> str:
     return done.stdout if code == 0 else done.stderr
 
 
-def test_what_is_printed_is_acknowledged_unless_one_does_not_want_it(server: str) -> None:
+def test_a_printed_message_is_acknowledged_unless_no_ack_is_given(server: str) -> None:
     create_topic(server, "t", 1)
     send(server, "t", 0, [b"a", b"b", b"c"])
     assert mq(server, "receive", "t", "--group", "g", "--count", "2") == "a\nb\n"

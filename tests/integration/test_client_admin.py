@@ -65,7 +65,7 @@ def test_a_topic_without_a_number_of_queues_gets_eight(admin: Admin) -> None:
     assert admin.create_topic("in-order", 2, "ordered").type == TOPIC_ORDERED
 
 
-def test_what_makes_no_sense_is_refused_before_or_by_the_broker(admin: Admin) -> None:
+def test_illegal_admin_requests_are_refused_by_client_or_broker(admin: Admin) -> None:
     with pytest.raises(IllegalTopic):
         admin.create_topic("no spaces")
     with pytest.raises(IllegalRequest, match="type"):

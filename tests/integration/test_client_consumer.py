@@ -120,7 +120,7 @@ def test_latest_is_what_comes_after_the_first_visit_also_when_nothing_was_consum
         assert bodies(take(consumer, 1)) == [b"between"]
 
 
-def test_what_failed_is_seen_by_the_next_of_the_group(server: str, name: str) -> None:
+def test_uncommitted_messages_are_redelivered_to_the_next_consumer(server: str, name: str) -> None:
     fill(server, name, queues=1, each=5)
 
     def fail() -> None:

@@ -167,7 +167,7 @@ def test_a_delay_that_makes_no_sense_is_refused(broker: BrokerProcess) -> None:
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-def test_what_waits_survives_the_end_of_the_broker(tmp_path: Path, how: str) -> None:
+def test_delayed_messages_survive_a_broker_restart(tmp_path: Path, how: str) -> None:
     """Some of it is due while the broker is down, some is being delivered when it ends."""
     topic = "waiting"
     with BrokerProcess(tmp_path / "data", *SMALL_LOG) as broker:
@@ -193,7 +193,7 @@ def test_what_waits_survives_the_end_of_the_broker(tmp_path: Path, how: str) -> 
             check_on_time(found_in(admin, topic), sent)
 
 
-def test_what_waits_outlives_the_log_that_it_was_written_to(tmp_path: Path) -> None:
+def test_delayed_messages_survive_retention_of_their_segment(tmp_path: Path) -> None:
     topic, traffic = "outlives", "traffic"
     with (
         BrokerProcess(tmp_path / "data", *SMALL_LOG) as broker,

@@ -259,7 +259,7 @@ def test_a_broker_that_comes_back_finds_its_members_where_they_were(
         assert all(one == list(range(110)) for one in ledger.order.values())
 
 
-def test_what_was_in_hand_over_a_restart_is_committed_though_nothing_new_comes(
+def test_messages_in_flight_over_a_broker_restart_are_committed_when_done(
     broker: BrokerProcess,
 ) -> None:
     fill(broker.address, "t", 1, 10)

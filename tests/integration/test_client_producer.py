@@ -224,7 +224,7 @@ def test_without_idempotence_it_is_stored_again(broker: BrokerProcess, admin: Ad
     assert bodies(read_all(admin, "twice")) == {b"a": 2}
 
 
-def test_what_cannot_be_sent_is_refused_with_its_own_error(
+def test_an_unsendable_message_is_refused_with_its_own_error(
     broker: BrokerProcess, admin: Admin
 ) -> None:
     admin.create_topic("read-only", 2)

@@ -108,7 +108,7 @@ def test_of_neighbours_only_those_are_refused_that_are_done(server: str, name: s
         assert committed(server, name, name) == {0: 6}
 
 
-def test_what_a_consumer_had_that_was_killed_comes_to_another_one(server: str, name: str) -> None:
+def test_messages_of_a_killed_consumer_go_to_another_one(server: str, name: str) -> None:
     create_topic(server, name, 1)
     send(server, name, 0, [b"a", b"b", b"c"])
     script = (
@@ -267,7 +267,7 @@ def test_messages_that_cannot_be_read_are_passed_over_and_done(server: str, name
     eventually(lambda: committed(server, name, name) == {0: 3})
 
 
-def test_what_a_user_gets_wrong_is_said_by_name(server: str, name: str) -> None:
+def test_misuse_raises_an_error_that_names_it(server: str, name: str) -> None:
     create_topic(server, name, 1)
     with SimpleConsumer(server, name, name) as one, SimpleConsumer(server, name, name) as other:
         one.receive(wait_s=0)

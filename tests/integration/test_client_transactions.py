@@ -115,7 +115,7 @@ def test_the_message_is_there_when_execute_says_so(broker: BrokerProcess, admin:
     assert (gone.message_id, gone.queue_offset) == ("", -1)
 
 
-def test_what_execute_leaves_open_check_decides(
+def test_check_decides_transactions_that_execute_left_open(
     broker: BrokerProcess, admin: Admin, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked: dict[str, HalfMessage] = {}

@@ -187,7 +187,7 @@ def wait_until_committed(server: str, topic: str, count: int) -> None:
             time.sleep(0.02)
 
 
-def test_what_is_sent_is_received_and_the_next_run_goes_on_behind_it(
+def test_a_sent_message_is_received_once_and_the_next_run_continues(
     programs: Programs, server: str
 ) -> None:
     topic = f"orders-{programs.language}"

@@ -98,7 +98,7 @@ def consume_until_interrupted(server: str, topic: str, count: int) -> list[tuple
     return [match.groups() for match in lines if match]
 
 
-def test_what_send_sends_consume_prints_once_over_two_runs(server: str) -> None:
+def test_the_consume_example_prints_each_sent_message_once_over_two_runs(server: str) -> None:
     sent = []
     for texts in (["first order", "zweiter: ü"], ["third"]):
         done = run(server, "send.py", "orders", *texts)

@@ -131,7 +131,7 @@ def entries(count: int, size: int = 100) -> Iterator[list[bytes]]:
 # -- proposing -------------------------------------------------------------------------------------
 
 
-def test_what_is_proposed_to_the_leader_is_applied_by_all(tmp_path: Path) -> None:
+def test_an_entry_proposed_to_the_leader_is_applied_by_all_nodes(tmp_path: Path) -> None:
     async def test() -> None:
         async with group(tmp_path, 3) as nodes:
             leader = await leader_of(nodes)

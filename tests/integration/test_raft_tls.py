@@ -361,6 +361,6 @@ def test_contexts_ask_both_sides_for_certificates(authority: Authority) -> None:
     assert contexts.client.check_hostname
 
 
-def test_what_openssl_says_otherwise_is_passed_on() -> None:
+def test_unknown_openssl_errors_are_passed_on() -> None:
     assert "something new" in explain(ssl.SSLError(1, "something new"))
     assert "something new" in explain(ssl.SSLCertVerificationError(1, "something new"))

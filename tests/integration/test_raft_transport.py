@@ -325,7 +325,7 @@ def test_the_core_can_send_whatever_it_has_whenever_there_is_room(loop: str) -> 
     run(scenario(), loop)
 
 
-def test_what_cannot_be_sent_is_dropped_and_said_so(loop: str, lines: Lines) -> None:
+def test_an_unsendable_frame_is_dropped_and_logged(loop: str, lines: Lines) -> None:
     async def scenario() -> None:
         async with pair() as (a, b):
             assert not a.transport.send("nobody", append(1))

@@ -72,7 +72,7 @@ def test_a_message_with_all_that_belongs_to_it_comes_and_goes(server: str, name:
     assert reply.topic == "REPLIES"
 
 
-def test_what_a_handler_raises_is_raised_where_it_was_asked(server: str, name: str) -> None:
+def test_an_exception_of_the_handler_is_raised_by_the_request(server: str, name: str) -> None:
     def answer(request: ReceivedMessage) -> object:
         if request.body == b"odd":
             raise ValueError("only even ones")

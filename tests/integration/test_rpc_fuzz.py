@@ -444,7 +444,9 @@ def test_silent_connections_disturb_no_client(
             assert response.status == 200
 
 
-def test_what_all_this_left_behind_outlives_a_kill(broker: BrokerProcess, calls: Calls) -> None:
+def test_the_log_survives_a_kill_after_all_this_fuzzing(
+    broker: BrokerProcess, calls: Calls
+) -> None:
     """The last test: whatever came into the log can be read back."""
 
     def listed() -> list[tuple[str, int]]:

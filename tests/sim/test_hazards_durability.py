@@ -232,7 +232,7 @@ def test_a_commit_index_beyond_the_log_applies_what_is_not_committed() -> None:
         lose_the_end_of_every_log(world)
 
 
-def test_what_was_applied_is_committed_as_far_as_the_log_has_it() -> None:
+def test_the_commit_index_starts_at_the_applied_index_within_the_log() -> None:
     with World(1, 1) as world:
         node = world.settle()
         assert node.replica is not None

@@ -178,7 +178,7 @@ def load_a_slow_link(world: World) -> None:
 BUFFER_BYTES = 20_000
 
 
-def test_what_is_on_its_way_to_a_slow_follower_is_bounded() -> None:
+def test_bytes_in_flight_to_a_slow_follower_are_bounded() -> None:
     with World(1, setup=Setup(buffer_bytes=BUFFER_BYTES)) as world:
         load_a_slow_link(world)
         # What has room is a whole region, which is at most a segment here.

@@ -141,7 +141,7 @@ def test_pysyncobj_answers_the_proposer_of_a_discarded_entry_with_the_result_of_
         assert world.ledger.committed[outcome.raft_index] != outcome.term
 
 
-def test_what_was_not_written_is_refused_when_the_leadership_ends() -> None:
+def test_unwritten_proposals_are_refused_when_the_leadership_ends() -> None:
     with World(1) as world:
         leader = world.settle()
         outcomes: list[Outcome] = []

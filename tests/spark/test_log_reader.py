@@ -244,7 +244,7 @@ def test_a_mistake_is_told_in_one_line(
     assert "\n" not in explain(raised.value)
 
 
-def test_what_is_no_log_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_path_without_a_log_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(PySparkException) as raised:
         _read(spark, tmp_path).collect()
     assert f"path = '{tmp_path}' is no backup, data directory or commitlog" in explain(raised.value)

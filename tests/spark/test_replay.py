@@ -319,7 +319,7 @@ def test_a_dry_run_counts_and_leaves_no_trace(
         [("--rate", "100000"), ("--rate", "20"), ("--speed", "0.01x")],
     ],
 )
-def test_what_was_stored_and_not_written_down_is_stored_once_whatever_the_pace(
+def test_messages_stored_but_not_recorded_are_stored_once_at_any_pace(
     replays: Replays,
     broker: BrokerProcess,
     archived: Archived,
@@ -414,7 +414,7 @@ def test_an_error_is_one_line(replays: Replays, arguments: str, told: str) -> No
     assert told in lines[0]
 
 
-def test_what_is_no_archive_is_told(replays: Replays, tmp_path: Path) -> None:
+def test_a_path_without_an_archive_is_refused(replays: Replays, tmp_path: Path) -> None:
     failed = replays.run("--to-topic", "dry", source=tmp_path)
     assert f"{tmp_path} has no topic=.../date=.../*.parquet" in failed.stderr
     assert not list(tmp_path.iterdir())

@@ -277,7 +277,7 @@ def test_rows_that_a_failing_task_holds_are_not_stored_as_if_they_were_all(
         ),
     ],
 )
-def test_what_is_wrong_with_a_job_is_told_in_one_line(
+def test_an_error_of_a_job_is_one_line(
     spark: SparkSession,
     broker: BrokerProcess,
     columns: list[str],
@@ -330,7 +330,7 @@ def test_a_stream_goes_from_topic_to_topic_and_on_where_it_was(
     assert len(copies) == 40
 
 
-def test_what_is_wrong_with_a_stream_is_told_in_one_line(
+def test_an_error_of_a_stream_is_one_line(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
     rates = spark.readStream.format("rate").load()

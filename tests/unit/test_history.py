@@ -66,7 +66,7 @@ def test_a_message_at_its_acknowledged_place_is_no_problem() -> None:
     history.check()
 
 
-def test_what_was_acknowledged_and_is_nowhere_is_lost() -> None:
+def test_an_acknowledged_message_that_is_nowhere_is_lost() -> None:
     history = new()
     send(history, b"a", b"b")
     hold(history, b"a")
@@ -80,7 +80,7 @@ def test_an_acknowledged_message_without_a_place_is_lost_as_well() -> None:
     assert kinds(history) == ["lost"]
 
 
-def test_what_a_majority_was_not_asked_for_may_vanish_but_not_come_twice() -> None:
+def test_a_message_without_quorum_may_vanish_but_not_be_stored_twice() -> None:
     history = new()
     for body in (b"a", b"b"):
         history.acknowledged(history.sending("", body, may_vanish=True), Q, -1)
@@ -109,7 +109,7 @@ def test_an_id_that_is_not_the_one_that_was_said() -> None:
     assert kinds(history) == ["wrong id"]
 
 
-def test_what_is_in_doubt_may_be_there_or_not() -> None:
+def test_a_message_in_doubt_may_be_stored_or_not() -> None:
     history = new()
     history.failed(history.sending("p0", b"there"), "time out", is_sure=False)
     history.failed(history.sending("p0", b"not there"), "time out", is_sure=False)
@@ -119,7 +119,7 @@ def test_what_is_in_doubt_may_be_there_or_not() -> None:
     assert history.count(Outcome.IN_DOUBT) == 3
 
 
-def test_what_was_refused_must_not_be_there() -> None:
+def test_a_refused_message_must_not_be_stored() -> None:
     history = new()
     history.failed(history.sending("p0", b"a"), "too large", is_sure=True)
     hold(history, b"a")
@@ -222,7 +222,7 @@ def test_only_parallel_handlers_see_a_queue_in_any_order(order: Order, expected:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_what_was_not_committed_may_come_again_and_is_counted(order: Order) -> None:
+def test_an_uncommitted_message_may_come_again_and_is_counted(order: Order) -> None:
     history = new(order)
     see(history, 0, 1, 2)
     history.committed(GROUP, {Q: 1})
@@ -233,7 +233,7 @@ def test_what_was_not_committed_may_come_again_and_is_counted(order: Order) -> N
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_what_was_committed_must_not_come_again(order: Order) -> None:
+def test_a_committed_message_must_not_come_again(order: Order) -> None:
     history = new(order)
     see(history, 0, 1, 2)
     history.committed(GROUP, {Q: 2})

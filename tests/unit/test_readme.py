@@ -53,7 +53,7 @@ def test_every_target_of_make_that_is_named_exists() -> None:
 @pytest.mark.parametrize(
     ("language", "source"), [("js", "node/send.js"), ("go", "go/send/main.go")]
 )
-def test_what_is_quoted_stands_in_the_example(language: str, source: str) -> None:
+def test_code_quoted_in_the_readme_stands_in_the_example(language: str, source: str) -> None:
     found = re.search(rf"```{language}\n(.*?)```", README, re.DOTALL)
     assert found is not None
     example = (ROOT / "examples" / source).read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ async def read(node: Node, log_offset: int = 0, bytes_max: int = 0) -> pb.LogChu
 
 
 @on_loop
-async def test_what_is_not_committed_is_not_shown() -> None:
+async def test_uncommitted_entries_are_not_exported() -> None:
     node = Node()
     await node.topic("t")
     before = await read(node)

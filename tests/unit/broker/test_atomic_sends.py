@@ -123,7 +123,7 @@ async def test_a_part_of_what_was_sent_is_refused() -> None:
 
 
 @on_loop
-async def test_what_a_stream_sends_meanwhile_is_the_same_batch() -> None:
+async def test_a_batch_of_a_stream_and_of_an_atomic_send_is_stored_once() -> None:
     one = await scene()
     one.node.consensus.is_held = True
     atom = asyncio.create_task(send(one, output(1), **move(0, 7)))

@@ -39,7 +39,7 @@ async def settle(one: World, shown: list[Handle], *batches: Batch) -> list[Store
 
 
 @on_loop
-async def test_what_was_received_is_acknowledged_with_its_output() -> None:
+async def test_received_messages_are_acknowledged_with_their_output() -> None:
     one, shown = await received()
     before = written(one)
     first = await settle(one, shown, output(1, b"a", b"b"), output(2, queue_id=3))

@@ -109,7 +109,7 @@ async def test_a_mistake_is_told_to_those_of_its_turn_and_the_line_goes_on() -> 
 
 
 @on_loop
-async def test_what_cannot_be_written_is_told_and_changes_nothing() -> None:
+async def test_a_failed_write_is_reported_and_changes_nothing() -> None:
     node = Node()
     counting = Counting(node)
     node.consensus.failure = DiskFull("no")
@@ -168,7 +168,7 @@ async def test_requests_that_wait_when_leadership_is_lost_are_sent_away() -> Non
 
 
 @on_loop
-async def test_what_is_left_over_comes_first_in_the_next_turn() -> None:
+async def test_requests_left_over_come_first_in_the_next_turn() -> None:
     node = Node()
     decided: list[list[str]] = []
 

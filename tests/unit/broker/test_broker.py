@@ -14,7 +14,9 @@ from tests.support.consensus import Node, on_loop, soon
 
 
 @on_loop
-async def test_what_retention_drops_is_lost_once_for_each_group_that_had_not_consumed_it() -> None:
+async def test_messages_dropped_by_retention_are_counted_once_for_each_group_that_missed_them() -> (
+    None
+):
     node = Node()
     await node.topic("t")
     await node.send("t", *[b"x"] * 30)
@@ -84,7 +86,7 @@ async def test_a_member_that_joined_before_the_first_tick_of_a_new_leader_stays(
 
 
 @on_loop
-async def test_what_a_group_received_and_is_done_with_is_not_lost_to_retention() -> None:
+async def test_received_and_settled_messages_are_not_lost_to_retention() -> None:
     node = Node()
     await node.topic("t")
     changes = [

@@ -70,7 +70,7 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[MqError]]] = [
 
 @pytest.mark.parametrize(("method", "args", "fields", "error"), BAD)
 @on_loop
-async def test_what_makes_no_sense_is_refused_before_it_is_written(
+async def test_an_illegal_change_is_refused_before_it_is_written(
     method: str, args: tuple[Any, ...], fields: dict[str, Any], error: type[MqError]
 ) -> None:
     node = Node()
@@ -98,7 +98,7 @@ async def test_only_the_leader_changes_topics() -> None:
 
 
 @on_loop
-async def test_what_cannot_be_written_changes_nothing() -> None:
+async def test_a_failed_write_changes_nothing() -> None:
     node = Node()
     await node.topic("t")
     node.consensus.failure = DiskFull("no space")

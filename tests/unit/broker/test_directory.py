@@ -91,7 +91,7 @@ def test_a_set_that_moved_says_where_it_is_now() -> None:
     assert dict(a.directory.targets())["b"][0] == "b-moved:1"
 
 
-def test_what_a_lagging_broker_says_does_not_replace_what_is_newer() -> None:
+def test_a_greeting_of_a_lagging_broker_does_not_replace_newer_news() -> None:
     a, b = known("a", "b")
     b.log.term, b.log.leader = 5, "n0"
     a.greet(b)

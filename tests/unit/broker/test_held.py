@@ -60,7 +60,7 @@ def test_the_levels_are_those_that_users_know() -> None:
             held.level_ms(level)
 
 
-def test_what_a_half_leaves_open_is_as_configured() -> None:
+def test_a_half_message_takes_its_defaults_from_the_configuration() -> None:
     found = held.normalize_held(batch("t", b"x", half=Half(producer_group="g")), NOW_MS, Config())
     half = Half.FromString(found.half)
     assert (half.first_check_ms, half.check_interval_ms, half.checks_max) == (6_000, 30_000, 15)
@@ -93,7 +93,7 @@ def test_a_half_that_cannot_be_read_is_malformed() -> None:
 
 
 @on_loop
-async def test_what_is_refused_changes_nothing() -> None:
+async def test_a_refused_delay_changes_nothing() -> None:
     node = Node()
     await node.topic("t")
     applied = node.store.applied_index
@@ -106,7 +106,7 @@ async def test_what_is_refused_changes_nothing() -> None:
 
 
 @on_loop
-async def test_what_is_held_is_not_on_its_topic_and_known_when_it_comes_again() -> None:
+async def test_a_held_message_is_not_in_its_topic_and_its_duplicate_is_recognized() -> None:
     node = Node()
     await node.topic("t")
     first = await node.send("t", b"x", delay_ms=5_000, producer_id="p", sequence=1)

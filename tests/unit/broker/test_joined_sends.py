@@ -137,7 +137,7 @@ async def test_a_priority_decides_among_which_queues() -> None:
 
 
 @on_loop
-async def test_what_is_wrong_with_one_is_told_to_that_one() -> None:
+async def test_an_illegal_send_is_refused_alone() -> None:
     node, sends = await scene()
     sends.take(b"good", queue_id=0)
     with pytest.raises(IllegalRequest, match="two words"):

@@ -38,7 +38,7 @@ async def results(slots: list[Slot]) -> list[tuple[int, int]]:
 
 
 @on_loop
-async def test_what_comes_in_one_turn_is_one_entry_in_its_order() -> None:
+async def test_batches_of_one_turn_are_one_entry_in_their_order() -> None:
     node = Node()
     await node.topic("t")
     publisher = node.broker.publisher

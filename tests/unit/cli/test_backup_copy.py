@@ -75,7 +75,7 @@ def test_a_backup_is_the_log_byte_for_byte_and_the_next_one_copies_what_is_new(
     opened.close()
 
 
-def test_what_comes_while_it_is_copied_is_left_to_the_next_run(
+def test_entries_written_during_a_copy_are_left_to_the_next_run(
     node: LogNode, tmp_path: Path
 ) -> None:
     end = node.store.log.end_offset
@@ -295,7 +295,7 @@ def test_missing_and_short_files_are_found(node: LogNode, tmp_path: Path) -> Non
     assert raised.value.path == str(first)
 
 
-def test_whole_entries_in_place_of_others_are_found(node: LogNode, tmp_path: Path) -> None:
+def test_intact_entries_of_another_log_are_found(node: LogNode, tmp_path: Path) -> None:
     """Each of them intact: it is the manifest that tells."""
     node.write(20)
     manifest = back_up(node, tmp_path / "b")

@@ -159,7 +159,7 @@ def test_reading_ends_where_the_queue_ended_at_the_start() -> None:
     assert backlog(puller, wanted_options()) == (["0/0", "0/1", "0/2"], {QueueRef("t", 0): 3})
 
 
-def test_what_a_filter_leaves_out_is_passed_over() -> None:
+def test_filtered_messages_are_skipped() -> None:
     puller = FakePuller({0: [message(0, 0), message(0, 7)]}, ends={0: 9})
     found, positions = backlog(puller, wanted_options(place=1, wanted="a"))
     assert found == ["0/7"]
@@ -331,7 +331,9 @@ def test_ctrl_c_is_quiet_and_what_was_written_is_done() -> None:
     assert made[0].did == [message(0, 0)]
 
 
-def test_what_could_not_be_written_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_could_not_be_written_is_not_acknowledged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -384,7 +386,7 @@ def test_options_that_make_no_sense_are_a_usage_error(flags: tuple[str, ...]) ->
     assert receive(*flags).exit_code == 2
 
 
-def test_what_is_left_is_bounded_by_a_step() -> None:
+def test_the_next_poll_is_bounded_by_the_step_and_by_what_is_left() -> None:
     endless = ConsumeOptions(("t",), "earliest", None, None, None)
     assert endless.left(10**9) == 500
     assert ConsumeOptions(("t",), "earliest", None, 600, None).left(200) == 400

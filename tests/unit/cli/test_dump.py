@@ -383,7 +383,7 @@ def test_an_empty_log_gets_a_friendly_line(tmp_path: Path) -> None:
         ("data/commitlog", "name the data directory"),
     ],
 )
-def test_what_is_no_data_directory_is_refused(data: Path, name: str, text: str) -> None:
+def test_a_path_that_is_no_data_directory_is_refused(data: Path, name: str, text: str) -> None:
     other = data.parent / "other"
     other.mkdir()
     (other / "file").touch()

@@ -228,7 +228,7 @@ def test_a_description_of_several_sets_fits(columns: int) -> None:
     assert "another-set" in text
 
 
-def test_what_a_silent_set_has_is_not_shown_and_the_command_fails() -> None:
+def test_a_list_without_an_unreachable_set_is_shown_and_the_command_fails() -> None:
     found = described()
     found.missing_sets.append("b")
     admin = FakeAdmin(describe_group=found, alter_group=SETTINGS)

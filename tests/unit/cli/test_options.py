@@ -156,7 +156,7 @@ def test_a_time_without_a_zone_is_in_utc_wherever_one_is(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("text", ["yesterday", "", "10m", "-10", "-10y", "2026-13-01", "first"])
-def test_what_is_no_place_in_time_is_refused_with_examples(text: str) -> None:
+def test_an_illegal_time_is_refused_with_examples(text: str) -> None:
     with pytest.raises(click.BadParameter, match="use earliest, latest, 2026-"):
         PlaceInTime(lambda: NOW_MS).convert(text, None, None)
 

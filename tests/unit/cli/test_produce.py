@@ -71,7 +71,7 @@ def test_a_json_line_has_its_own_values_and_the_stamp_for_the_rest() -> None:
     assert second.place == "line 3"
 
 
-def test_what_consume_prints_can_be_sent_again() -> None:
+def test_the_output_of_consume_can_be_sent_again() -> None:
     line = json.dumps(
         {
             "topic": "a",

@@ -171,7 +171,7 @@ def test_a_damaged_backup_is_refused_with_file_and_position(backup: Backup, dama
     assert not (backup.directory / "x").exists()
 
 
-def test_what_an_interrupted_restore_leaves_is_no_data_directory_and_is_cleared_away(
+def test_the_remains_of_an_interrupted_restore_are_no_data_directory_and_are_removed(
     backup: Backup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in ("_copy", "_open_new_segment", "_keep_vote", "_move"):
@@ -214,7 +214,7 @@ def _no_space(*_: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_what_stands_behind_the_end_of_the_manifest_is_left_out(backup: Backup) -> None:
+def test_entries_behind_the_end_of_the_manifest_are_left_out(backup: Backup) -> None:
     """It comes from a run that did not end."""
     first, *_, last = sorted((backup.path / "commitlog").glob("*.log"))
     with last.open("ab") as file:

@@ -250,7 +250,7 @@ def test_a_part_is_deleted_alone() -> None:
     assert run(topic, "delete", "orders", "--yes", "--force", admin=admin).exit_code == 2
 
 
-def test_what_a_silent_set_has_is_not_shown_and_the_command_fails() -> None:
+def test_a_list_without_an_unreachable_set_is_shown_and_the_command_fails() -> None:
     found = Answers([pb.TopicSummary(info=info(), messages=5)], ["set-b", "set-c"])
     result = run(topic, "list", "--json", admin=FakeAdmin(list_topics=found))
     assert result.exit_code == 1

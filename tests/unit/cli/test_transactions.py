@@ -96,7 +96,7 @@ def test_check_names_the_producer() -> None:
         ("check", "check_transaction"),
     ],
 )
-def test_what_the_broker_refuses_is_one_line(command: str, method: str) -> None:
+def test_a_refusal_of_the_broker_is_one_line(command: str, method: str) -> None:
     for error in (TransactionNotFound("it was rolled back"), GroupNotFound("nobody")):
         result = run(transaction, command, ID, admin=FakeAdmin(**{method: error}))
         assert result.exit_code == 1

@@ -39,7 +39,7 @@ def test_a_client_is_told_the_limits() -> None:
 
 
 @pytest.mark.parametrize("first", [b"GET / HTTP/1.1\r\n\r\n", http2.PREFACE[:-1] + b"\0", b"\0"])
-def test_what_is_not_http2_is_ended(first: bytes) -> None:
+def test_bytes_other_than_http2_end_the_connection(first: bytes) -> None:
     peer = Peer(settings=b"", acknowledges=False)
     peer.send(first)
     assert peer.goaway().error == ErrorCode.PROTOCOL_ERROR
@@ -131,7 +131,7 @@ def test_a_header_block_may_come_in_several_frames() -> None:
     assert 1 in peer.connection.streams
 
 
-def test_what_still_comes_for_a_stream_that_was_ended_here_is_passed_over() -> None:
+def test_frames_for_a_stream_ended_by_the_server_are_ignored() -> None:
     peer = Peer(SMALL)
     peer.open(1)
     peer[1].send_headers(b"done", is_end=True)

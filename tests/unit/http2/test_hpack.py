@@ -141,7 +141,7 @@ def test_a_table_may_not_be_larger_than_allowed() -> None:
 
 
 @given(st.sampled_from(NAMES), st.binary(max_size=300))
-def test_what_is_encoded_here_is_read_there(name: bytes, value: bytes) -> None:
+def test_encoded_fields_are_decoded_by_the_hpack_package(name: bytes, value: bytes) -> None:
     decoder = theirs()
     assert plain(decoder.decode(encode_field(name, value), raw=True)) == [(name, value)]
     assert not decoder.header_table.dynamic_entries

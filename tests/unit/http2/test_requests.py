@@ -30,7 +30,7 @@ def test_a_timeout_has_one_of_six_units(text: bytes, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"5", b"S", b"5s", b"-1S", b"123456789S", b"1.5S"])
-def test_what_is_no_timeout_is_a_bad_request(text: bytes) -> None:
+def test_an_illegal_timeout_is_a_bad_request(text: bytes) -> None:
     assert parse_request([*CALL, (b"grpc-timeout", text)])[0].refusal == 400
 
 

@@ -137,7 +137,7 @@ def test_a_follower_answers_for_entries_when_they_are_in_the_log_and_synced() ->
     assert made.tick().commit == 3
 
 
-def test_what_a_follower_has_already_is_trimmed_and_what_conflicts_is_truncated() -> None:
+def test_a_follower_trims_entries_it_has_and_truncates_conflicting_ones() -> None:
     made, leader = Made(1, 1, 1, 1), Made(1, 1, 2, 2)
     append = Append(prev_index=1, prev_term=0)
     ready = made.step("b", 2, region(leader, 2), append=append)

@@ -150,7 +150,7 @@ def test_limits_change_between_two_frames_that_arrive_together() -> None:
 @pytest.mark.parametrize(
     "message", [b"\xff" * 10, b"\x12\x7f", Frame(RaftFrame(term=4)).message.SerializeToString()]
 )
-def test_what_is_no_frame_or_has_no_content_is_malformed(message: bytes) -> None:
+def test_a_malformed_or_empty_frame_is_refused(message: bytes) -> None:
     with pytest.raises(Malformed):
         feed(established(), PREFIX.pack(len(message), 0) + message)
 

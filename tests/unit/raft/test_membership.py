@@ -129,7 +129,7 @@ def test_a_new_segment_with_the_same_members_is_no_news() -> None:
     assert membership.roster().checkpoint_index == index
 
 
-def test_what_others_tell_of_later_members_makes_links_and_no_members() -> None:
+def test_a_roster_of_others_adds_links_but_no_members() -> None:
     log = open_log()
     roll(log, TWO)
     membership, links = made(log)
@@ -146,7 +146,7 @@ def test_what_others_tell_of_later_members_makes_links_and_no_members() -> None:
     assert set(links.peers) == {"b", "e"}
 
 
-def test_what_others_told_is_dropped_when_the_own_log_is_as_far() -> None:
+def test_a_roster_of_others_is_dropped_when_the_own_log_reaches_it() -> None:
     log = open_log()
     roll(log, TWO)
     membership, links = made(log)

@@ -73,7 +73,7 @@ def test_as_many_are_taken_as_fit_but_at_least_one() -> None:
     assert not waiting.proposals.has_queued
 
 
-def test_what_is_put_back_comes_first_and_in_order() -> None:
+def test_proposals_that_are_put_back_come_first_and_in_order() -> None:
     waiting = Waiting()
     for name in "abc":
         waiting.put(name)

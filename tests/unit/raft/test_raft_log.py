@@ -38,7 +38,7 @@ class Made:
         self.raft_log.refresh(was_truncated=True)
 
 
-def test_what_was_found_in_the_log_is_durable_before_it_counts() -> None:
+def test_entries_found_at_start_are_durable_before_they_count() -> None:
     made = Made()
     assert made.raft_log.durable_index == made.log.durable_index == 6
     made.vfs.crash(1, keep=0)
@@ -70,7 +70,7 @@ def test_it_has_an_entry_only_with_its_term_and_within_its_ends() -> None:
 
 
 @pytest.mark.parametrize("counts_unsynced", [False, True])
-def test_what_is_added_counts_after_the_sync_or_at_once_in_async_flush_mode(
+def test_an_appended_entry_counts_after_its_sync_or_at_once_with_async_flush(
     *, counts_unsynced: bool
 ) -> None:
     made = Made(counts_unsynced=counts_unsynced)
@@ -123,7 +123,7 @@ def test_damage_is_found_where_a_follower_refuses_what_is_sent(raft_index: int) 
     assert [one.start for one in made.log.damage.records()] == [ref.log_offset]
 
 
-def test_what_was_mended_is_read_again_for_followers() -> None:
+def test_a_mended_entry_is_read_again_for_followers() -> None:
     made = Made()
     ref, path = made.log.ref(6), "/data/log/00000000000000000000.log"
     right = made.log.read(ref.log_offset, ref.end_log_offset - ref.log_offset)

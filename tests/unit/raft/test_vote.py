@@ -55,7 +55,7 @@ def test_a_node_without_a_file_has_seen_no_term() -> None:
     assert vfs.file_size(PATH) == FILE_BYTES
 
 
-def test_what_was_saved_is_read() -> None:
+def test_a_saved_vote_is_read_back() -> None:
     vfs = disk()
     states: list[State] = [
         (1, None, False),
@@ -86,7 +86,7 @@ def test_a_term_never_goes_backwards() -> None:
 
 
 @pytest.mark.parametrize("node_id", ["", "n" * 128, "ä" * 64])
-def test_what_is_no_node_id_is_refused(node_id: str) -> None:
+def test_an_illegal_node_id_is_refused(node_id: str) -> None:
     vote = saved(disk(), (5, "a", False))
     with pytest.raises(ValueError, match="1 to 127 bytes"):
         vote.save(6, node_id, must_catch_up=False)
@@ -168,7 +168,7 @@ def one_life(seed: int) -> None:
             vfs.kill()
 
 
-def test_what_save_returned_for_is_there_after_a_crash() -> None:
+def test_a_saved_vote_survives_a_crash() -> None:
     for seed in range(500):
         one_life(seed)
 
@@ -192,7 +192,7 @@ def test_a_crash_while_the_file_is_made_leaves_it_whole_or_none(keep: float) -> 
 
 
 @pytest.mark.parametrize("sectors", range(1, 8))
-def test_what_was_found_once_is_kept(sectors: int) -> None:
+def test_a_vote_that_was_read_at_start_survives_a_power_loss(sectors: int) -> None:
     """A save that was killed between its write and its sync, or torn: the next start has seen it,
     and a power loss after that must not bring back what was before.
     """
@@ -365,7 +365,7 @@ DAMAGE: dict[str, tuple[bytes, State | int]] = {
 
 
 @pytest.mark.parametrize(("data", "wanted"), DAMAGE.values(), ids=DAMAGE.keys())
-def test_what_may_hide_a_newer_vote_is_refused(data: bytes, wanted: State | int) -> None:
+def test_damage_that_may_hide_a_newer_vote_is_refused(data: bytes, wanted: State | int) -> None:
     vfs = disk()
     vfs.write_all(PATH, data)
     if isinstance(wanted, int):

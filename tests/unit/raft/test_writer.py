@@ -94,7 +94,7 @@ def test_everything_that_waits_is_one_append() -> None:
     assert made.outcomes == {"a": Committed(2, 1), "b": Committed(3, 1)}
 
 
-def test_what_does_not_fit_an_append_waits_for_the_next() -> None:
+def test_entries_beyond_one_append_wait_for_the_next() -> None:
     made = Made(append_bytes_max=25)
     for name in "abc":
         made.put(name)

@@ -72,7 +72,7 @@ def test_bytes_that_are_no_request_are_refused(data: bytes, text: str) -> None:
         read_publish(data)
 
 
-def test_what_protobuf_cannot_read_is_never_read_as_something_else() -> None:
+def test_malformed_protobuf_is_never_read_as_another_message() -> None:
     rng = random.Random(1)
     good = PublishRequest(request_id=rng.getrandbits(64), batches=[Batch(topic="t")] * 2)
     compared = 0

@@ -77,7 +77,7 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mending, "_LEADS_S", 0.0)
 
 
-def test_what_a_node_that_is_away_may_have_is_not_lost() -> None:
+def test_messages_that_an_absent_node_may_have_are_not_lost() -> None:
     scene = Scene()
     scene.run_until(functools.partial(scene.has_tried, 3))
     assert not scene.store.damage.is_lost(scene.start)

@@ -50,7 +50,7 @@ def test_retryable_codes_are_those_that_clients_may_try_again() -> None:
             assert (GRPC_CODES[error.code] in temporary) == error.retryable, error
 
 
-def test_what_is_not_for_clients_is_the_brokers_own_trouble() -> None:
+def test_errors_that_clients_never_see_are_internal() -> None:
     for error in all_errors():
         # Without its initialiser: some classes build their text from other parts.
         name = status_pb2.Code.Name(wire_code(error.__new__(error)))

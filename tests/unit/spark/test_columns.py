@@ -105,7 +105,7 @@ def test_rows_are_the_messages_that_protobuf_can_read(
             assert row["properties"] == message["properties"]
 
 
-def test_what_cannot_be_read_is_named_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_messages_are_named_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
     good = Message(body=b"good", tag="täg", keys=["ä"])
     # Text of two messages that is whole only together is no text.
     halves = [b"\x12\x01\xc3", b"\x12\x01\xa4"]

@@ -135,7 +135,7 @@ def test_batch_ids_that_are_too_large_for_a_number_make_another_producer() -> No
     assert again.data == batches[2]
 
 
-def test_what_differs_has_another_number_and_time_makes_no_difference() -> None:
+def test_different_batches_have_different_sequences_whenever_they_were_made() -> None:
     (one,) = cut([(50, "a")], [])
     (later,) = cut([(50, "a")], [], born_at_ms=NOW_MS + 1)
     assert (later.sequence, later.data == one.data) == (one.sequence, False)

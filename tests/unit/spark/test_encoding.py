@@ -208,7 +208,7 @@ def test_times_before_1971_and_without_a_zone() -> None:
         ),
     ],
 )
-def test_what_cannot_be_a_message_is_named(columns: dict[str, Any], text: str) -> None:
+def test_a_column_that_fits_no_message_is_named(columns: dict[str, Any], text: str) -> None:
     with pytest.raises(MqSparkError, match=text):
         encode(pa.RecordBatch.from_pydict(columns), "t", 4096)
 

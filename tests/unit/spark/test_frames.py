@@ -137,7 +137,7 @@ def client_frame(number: int) -> bytes:
     return encode_message(message, 1_700_000_000_000 + number, 1 << 30)[0]
 
 
-def test_what_our_clients_write_is_never_left_to_protobuf() -> None:
+def test_messages_of_our_clients_are_never_left_to_protobuf() -> None:
     rows = rows_with([client_frame(number) for number in range(300)])
     with patch.object(frames, "Message", None):
         opened = opened_of(rows)

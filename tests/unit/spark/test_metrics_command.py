@@ -46,7 +46,7 @@ def test_wrong_options_are_told(tmp_path: Path, arguments: str, told: str) -> No
     assert not list(tmp_path.iterdir())
 
 
-def test_what_was_written_is_shown_and_drawn_without_spark(tmp_path: Path) -> None:
+def test_written_metrics_are_shown_and_drawn_without_spark(tmp_path: Path) -> None:
     files = FigureFiles(tmp_path)
     files.add(table(*(row(minute) for minute in range(30))), "q", 0)
     files.replace_open(table(row(30, is_complete=False)))

@@ -108,7 +108,7 @@ def test_new_queues_begin_at_their_earliest_message() -> None:
     ]
 
 
-def test_what_is_lost_is_told_and_passed_over() -> None:
+def test_lost_messages_are_reported_and_skipped() -> None:
     start = places(5, 50, 5)
     earliest, latest = {A: 10, B: 0}, {A: 12, B: 2}
     assert losses(start, earliest, latest) == [Loss(A, 5, 10, 12), Loss(B, 50, 0, 2), Loss(C, 5)]

@@ -19,7 +19,7 @@ from mq_spark.options import (
 LEAST = {"servers": "a:1", "subscribe": "t"}
 
 
-def test_what_is_not_said_is_the_default() -> None:
+def test_omitted_options_have_their_defaults() -> None:
     assert read_options(LEAST) == ReadOptions(("a:1",), Topics(names=("t",)))
     assert read_options(LEAST).fail_on_data_loss
     assert read_options(LEAST).exact_tags is None
@@ -128,7 +128,9 @@ def test_a_mistake_is_named(given: dict[str, str], told: str) -> None:
         ({"endingOffsets": "earliest"}, "endingOffsets: 'earliest' leaves nothing"),
     ],
 )
-def test_what_makes_no_sense_in_a_batch_is_refused(given: dict[str, str], told: str) -> None:
+def test_offsets_that_leave_nothing_are_refused_in_a_batch(
+    given: dict[str, str], told: str
+) -> None:
     options = read_options(LEAST | given)
     with pytest.raises(MqSparkError) as caught:
         check_batch(options)

@@ -53,7 +53,7 @@ def test_a_stall_is_made_up_by_one_second_only() -> None:
     assert np.allclose(sent_at_s, [0, 1, 11, 11, 12, 13, 14, 15])
 
 
-def test_what_an_earlier_run_had_stored_takes_no_time() -> None:
+def test_messages_stored_by_an_earlier_run_take_no_time() -> None:
     schedule = Schedule(Pace(rate=1), 0.0)
     for _ in range(5):
         assert schedule.wait_s(0, 0.0) == 0.0

@@ -83,7 +83,7 @@ def test_an_error_that_stays_is_told_at_once() -> None:
     assert script.places == [10]
 
 
-def test_what_is_dropped_meanwhile_is_lost_and_the_rest_is_read() -> None:
+def test_messages_dropped_while_reading_are_lost_and_the_rest_is_read() -> None:
     def dropped(start: int) -> Script:
         gone = page(start, wire.PULL_TOO_SMALL, start, 60)
         return Script([page(20), gone], [page(40)])
@@ -99,7 +99,7 @@ def test_what_is_dropped_meanwhile_is_lost_and_the_rest_is_read() -> None:
     assert script.places == [10]
 
 
-def test_what_is_behind_the_end_is_lost() -> None:
+def test_messages_behind_the_end_are_lost() -> None:
     def short() -> Script:
         return Script([page(20), page(20, wire.PULL_TOO_LARGE, 0, 15)])
 

@@ -37,6 +37,6 @@ def test_one_topic_for_all_needs_no_column() -> None:
         ),
     ],
 )
-def test_what_names_no_topic_is_told(topics: pa.Array, told: str) -> None:
+def test_rows_without_a_legal_topic_are_refused(topics: pa.Array, told: str) -> None:
     with pytest.raises(MqSparkError, match=told):
         list(by_topic(batch(topics)))

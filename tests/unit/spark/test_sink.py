@@ -67,7 +67,7 @@ def test_a_function_makes_messages_bytes_or_texts() -> None:
         (Message(b"", tag="\ud800"), "what `message` gave is no message"),
     ],
 )
-def test_what_is_no_message_is_told(made: Any, told: str) -> None:
+def test_an_illegal_message_is_refused_with_its_reason(made: Any, told: str) -> None:
     with pytest.raises(MqSparkError) as caught:
         _record_batch([b"good", made])
     assert told in str(caught.value)

@@ -100,7 +100,7 @@ def test_an_end_that_stays_before_what_was_read_is_a_loss(
     assert (found.queues, found.begins) == ({A: 8}, {A: 0})
 
 
-def test_what_comes_between_the_end_and_the_beginning_of_a_stream_is_not_lost(
+def test_messages_between_the_end_and_the_start_of_a_stream_are_not_lost(
     cluster: FakeCluster,
 ) -> None:
     # Spark asks a query that is to end (availableNow) for its end first, then where it begins.
@@ -119,7 +119,7 @@ def test_queues_that_no_broker_reports_stay_where_they_are(cluster: FakeCluster)
     assert (found.queues, found.begins) == ({A: 12, B: 3}, {})
 
 
-def test_what_is_gone_is_asked_for_once_and_until_it_is_there_again(cluster: FakeCluster) -> None:
+def test_a_missing_queue_is_asked_for_once_until_it_is_back(cluster: FakeCluster) -> None:
     cluster.removed = {B}
     cluster.ends = [{A: 10}]
     start = StreamOffset({A: 10, B: 3})

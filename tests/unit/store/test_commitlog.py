@@ -52,7 +52,7 @@ def log(vfs: FaultyVfs) -> CommitLog:
 # -- writing
 
 
-def test_what_is_appended_is_read(vfs: FaultyVfs) -> None:
+def test_an_appended_entry_is_read_back(vfs: FaultyVfs) -> None:
     log = new_log(vfs)
     kinds = [Kind.NOOP, Kind.MESSAGES, Kind.COMMAND, Kind.MEMBERSHIP]
     news = [NewEntry(kind, 1, 1000, [b"x" * kind, memoryview(b"yz")]) for kind in kinds]
@@ -291,7 +291,7 @@ def test_every_byte_belongs_to_an_entry(log: CommitLog) -> None:
             assert log.index_at(log_offset) == index
 
 
-def test_what_is_outside_of_the_log_is_out_of_range(log: CommitLog) -> None:
+def test_an_offset_outside_of_the_log_is_out_of_range(log: CommitLog) -> None:
     log.drop_front(1)
     start, end = log.start_offset, log.end_offset
     for index in (0, 3, 10):
@@ -362,7 +362,7 @@ def test_a_truncated_log_goes_on_with_other_entries(
 
 
 @pytest.mark.parametrize("keep", [0, 0.5, 1])
-def test_what_was_truncated_never_comes_back(keep: float) -> None:
+def test_a_truncated_entry_never_comes_back(keep: float) -> None:
     """Not even behind the entries in its place, of the same size, when those are not synced."""
     old, new = ([bytes([letter]) * 600 for letter in letters] for letters in (b"abcd", b"wxyz"))
     for seed in range(20):

@@ -69,7 +69,7 @@ def test_it_follows_every_step_of_a_log() -> None:
 
 
 @pytest.mark.parametrize("from_index", range(2, 10))
-def test_what_takes_the_place_of_durable_entries_is_not_durable(from_index: int) -> None:
+def test_replacements_of_durable_entries_are_not_durable(from_index: int) -> None:
     vfs = disk()
     log = open_log(vfs)
     segments_of(log, [b"a", b"bb"], [b"ccc", b"dddd"], [b"eeeee", b"ffffff"])
@@ -95,7 +95,7 @@ def test_what_takes_the_place_of_durable_entries_is_not_durable(from_index: int)
 
 
 @pytest.mark.parametrize("is_rolled", [False, True])
-def test_what_comes_in_while_a_sync_runs_is_not_durable(
+def test_entries_appended_during_a_sync_are_not_durable(
     monkeypatch: pytest.MonkeyPatch, is_rolled: bool
 ) -> None:
     """At each place of a sync where the owner may be in the middle of an append."""

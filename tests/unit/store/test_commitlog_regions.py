@@ -234,7 +234,7 @@ def refuses(vfs: FaultyVfs, log: CommitLog, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED.keys())
-def test_what_is_not_the_entries_that_follow_is_refused(
+def test_a_region_other_than_the_next_entries_is_refused(
     log: CommitLog, vfs: FaultyVfs, data: bytes
 ) -> None:
     log.truncate(9)

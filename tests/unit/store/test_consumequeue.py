@@ -161,7 +161,7 @@ def test_no_tags_match_nothing() -> None:
     assert matching(units_of(rows(0, 5)), []).tolist() == [False] * 5
 
 
-def test_what_waits_longest_is_written_first_and_not_more_than_asked_for() -> None:
+def test_the_oldest_pending_units_are_written_first_up_to_the_limit() -> None:
     queues = ConsumeQueues(disk(), DIRECTORY, PER_FILE)
     for queue_id in (3, 1, 2):
         queues.append("t", queue_id, units_of(rows(0, 10)))

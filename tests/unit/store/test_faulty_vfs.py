@@ -86,7 +86,7 @@ def test_after_a_crash_each_sector_is_one_that_was_there_before(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_is_synced_survives_every_crash(seed: int) -> None:
+def test_synced_bytes_survive_every_crash(seed: int) -> None:
     vfs = faulty_with_data()
     synced = random.Random(seed).randbytes(5000)
     write(vfs, "/data/a", synced, sync=True)

@@ -62,7 +62,7 @@ def truncate(log: CommitLog) -> None:
 
 
 @pytest.mark.parametrize("happens", [drop, start_over, truncate, CommitLog.close])
-def test_what_is_taken_apart_can_be_read_whatever_happens_to_the_log(
+def test_a_reader_apart_can_read_whatever_happens_to_the_log(
     disk: Disk, happens: Callable[[CommitLog], None]
 ) -> None:
     log = three_segments(disk)

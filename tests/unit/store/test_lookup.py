@@ -69,7 +69,7 @@ def test_every_byte_that_starts_no_message_is_not_found() -> None:
                 store.lookup.by_id(log_offset)
 
 
-def test_what_is_not_applied_is_not_found() -> None:
+def test_unapplied_messages_are_not_found() -> None:
     _, store = new_store(ONE_SEGMENT)
     put(store, batch(messages_of(1, keys=["k"])))
     ref = append(store, batch(messages_of(1, keys=["k"])))
@@ -94,7 +94,7 @@ def test_a_message_keeps_its_id_and_place_over_a_rebuild() -> None:
     assert [store.lookup.by_id(one.log_offset) for one in before] == before
 
 
-def test_what_was_dropped_is_not_found() -> None:
+def test_dropped_messages_are_not_found() -> None:
     _, store = new_store()
     fill(store, 4)
     oldest, *_, newest = ids_of(store)

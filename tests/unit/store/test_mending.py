@@ -138,7 +138,7 @@ def test_a_file_that_is_gone_or_short_is_made_again(is_removed: bool) -> None:
     assert content(vfs, QUEUE) == before
 
 
-def test_what_comes_in_behind_a_damaged_block_is_checked_as_ever() -> None:
+def test_units_behind_a_damaged_block_are_checked() -> None:
     """The last block of a file is mended while it is incomplete, and goes on to be filled."""
     vfs, store = filled(160)
     queue = store.queues.get("orders", 0)

@@ -305,7 +305,7 @@ def test_more_keys_than_a_batch_may_have_are_refused_before_they_are_hashed() ->
         accept(prepared([message, more], **hashes, key_counts=counts), LIMIT)
 
 
-def test_what_has_to_be_opened_one_by_one_is_counted_first(way: str) -> None:
+def test_batches_that_need_parsing_message_by_message_are_counted_first(way: str) -> None:
     odd = field(3, b"k") + field(2, b"tag")
     contents = [odd, field(1, b"b") + odd] * 3
     data = prepared(contents, **right_columns([Message.FromString(one) for one in contents]))

@@ -66,7 +66,7 @@ def open_room(
 
 
 @both_ways
-def test_what_is_ensured_can_be_written_on_a_full_disk(zeros: bool) -> None:
+def test_ensured_room_can_be_written_on_a_full_disk(zeros: bool) -> None:
     vfs = disk()
     file, room = open_room(vfs, zeros=zeros)
     room.ensure(500, LIMIT)
@@ -161,7 +161,7 @@ def test_a_cut_file_is_prepared_again_from_the_cut(zeros: bool) -> None:
     is_background=st.booleans(),
     steps=st.lists(st.tuples(st.integers(0, 700), st.booleans(), st.booleans()), max_size=30),
 )
-def test_what_the_owner_wrote_is_never_zeroed(
+def test_bytes_of_the_owner_are_never_zeroed(
     zeros: bool, step: int, is_background: bool, steps: list[tuple[int, bool, bool]]
 ) -> None:
     """The background runs as late as it may, or at once, or not at all."""

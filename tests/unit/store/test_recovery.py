@@ -393,7 +393,7 @@ def test_an_idx_that_lies_about_an_end_of_its_segment_is_not_trusted(record: int
 
 
 @pytest.mark.parametrize("path", [*LOGS, *IDXES])
-def test_what_the_disk_cannot_read_is_an_error_and_is_not_cut(path: str) -> None:
+def test_a_read_error_stops_recovery_and_nothing_is_cut(path: str) -> None:
     vfs, everything = build()
     before = files(vfs)
     vfs.fail("pread", path)
@@ -420,7 +420,7 @@ def test_sealed_segments_are_not_read_again_at_every_start(is_synced_before_the_
     assert log.last_index == 9
 
 
-def test_what_a_crash_left_unsealed_is_sealed_by_the_start() -> None:
+def test_a_segment_left_unsealed_by_a_crash_is_sealed_at_start() -> None:
     vfs = disk()
     log = new_log(vfs)
     append(log, *PAYLOADS[0])
@@ -459,7 +459,7 @@ def test_any_single_flipped_bit_is_refused_or_cut_but_never_served() -> None:
             assert content(log) == everything[:8]
 
 
-def test_what_a_killed_process_left_survives_a_power_loss_after_the_next_start() -> None:
+def test_entries_of_a_killed_process_survive_a_power_loss_after_the_next_start() -> None:
     vfs = disk()
     log = new_log(vfs)
     append(log, b"one", b"two")

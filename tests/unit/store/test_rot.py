@@ -44,7 +44,7 @@ class Rotten:
         self.vfs.flip_bit(self.path, self.position)
 
 
-def test_what_stands_before_the_rot_is_served_and_the_rot_is_not() -> None:
+def test_messages_before_the_damage_are_served_and_damaged_ones_are_not() -> None:
     rotten = Rotten()
     store = rotten.store
     result = store.read("orders", 0, 0)
@@ -89,7 +89,7 @@ def lose(rotten: Rotten) -> None:
     rotten.store.damage.lose(rotten.path, rotten.ref.log_offset, "orders/0: 20 to 29")
 
 
-def test_what_is_lost_is_passed_over_and_counted() -> None:
+def test_lost_messages_are_skipped_and_counted() -> None:
     rotten = Rotten()
     lose(rotten)
     result = rotten.store.read("orders", 0, 25)
@@ -99,7 +99,7 @@ def test_what_is_lost_is_passed_over_and_counted() -> None:
     assert (found.is_open, found.is_lost, found.affected) == (True, True, "orders/0: 20 to 29")
 
 
-def test_what_is_lost_is_passed_over_by_filters() -> None:
+def test_lost_messages_are_skipped_by_filters() -> None:
     rotten = Rotten()
     lose(rotten)
     even, at = [], 0
@@ -119,7 +119,7 @@ def test_a_lost_end_of_a_queue_is_passed_over() -> None:
     assert (result.status, result.next_offset) == (Status.NOTHING_MATCHED, 50)
 
 
-def test_what_the_disk_does_not_give_is_damage_of_its_entry() -> None:
+def test_a_read_error_of_the_disk_is_damage_of_its_entry() -> None:
     rotten = Rotten()
     # The read of all, then the entries one by one: the second of those.
     rotten.vfs.fail("pread", ".log", errno.EIO)
@@ -143,7 +143,7 @@ def test_an_entry_is_checked_once_while_it_is_known() -> None:
         log.check(first.log_offset, first.log_offset + 1)
 
 
-def test_what_this_process_wrote_is_trusted_while_it_is_in_memory() -> None:
+def test_own_writes_are_trusted_while_they_are_in_memory() -> None:
     rotten = Rotten(is_fresh=True)
     assert rotten.store.read("orders", 0, 20).next_offset == 50
     rotten.vfs.is_cold = True

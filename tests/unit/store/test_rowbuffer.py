@@ -51,7 +51,7 @@ def test_a_buffer_is_a_list_that_loses_its_front(
         assert numbers(buffer, start - 3, middle) == list(range(start, middle))
 
 
-def test_what_was_read_never_changes_whatever_comes_after_it() -> None:
+def test_rows_that_were_read_never_change() -> None:
     buffer = RowBuffer(ROW, 0)
     buffer.append(rows(0, 3))
     [seen] = buffer.read(0, 3)

@@ -168,7 +168,7 @@ def test_a_log_that_was_replaced_is_walked_from_its_start() -> None:
     assert schedule.passes == 0
 
 
-def test_what_is_not_applied_is_left_alone(scene: Scene) -> None:
+def test_unapplied_entries_are_not_scrubbed(scene: Scene) -> None:
     store = scene.store
     applied_end = store.log.end_offset
     append(store, batch(messages_of(5)))
@@ -279,7 +279,7 @@ def test_where_entry_and_record_are_gone_the_rest_of_the_segment_is_damaged(scen
     assert second.start == scene.place(3, 1)[0], "the next segment is looked at as ever"
 
 
-def test_what_the_disk_does_not_give_is_damage_of_its_entry(scene: Scene) -> None:
+def test_a_read_error_of_the_disk_is_damage_of_its_entry(scene: Scene) -> None:
     scene.step()
     number = scene.scrubber._at[1]
     # The read of both; header and whole of the first are read, and the header of the second not.
@@ -330,7 +330,7 @@ def test_its_space_is_given_back_at_the_end_of_the_step(scene: Scene) -> None:
     assert step.twin._idx_file is None
 
 
-def test_what_is_mended_during_a_step_is_looked_at_again(scene: Scene) -> None:
+def test_a_segment_mended_during_a_step_is_scrubbed_again(scene: Scene) -> None:
     whole = scene.vfs.read_all(scene.infos[0].path)
     scene.rot(1)
     step = scene.scrubber.begin()
@@ -366,7 +366,7 @@ def test_the_page_cache_is_left_to_readers(scene: Scene) -> None:
     assert sum(length for *_, length in scene.vfs.let_go_of) == scene.store.log.end_offset
 
 
-def test_what_comes_from_the_disk_does_not_pass_for_what_this_process_wrote(
+def test_bytes_read_from_the_disk_do_not_count_as_own_writes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scene = Scene(monkeypatch, is_fresh=True)

@@ -73,7 +73,7 @@ def test_neighbours_are_one_gap() -> None:
     assert [start for _, start, _ in gaps[0].entries(0)] == [scene.place(n)[0] for n in (1, 2)]
 
 
-def test_what_cannot_be_read_is_a_gap() -> None:
+def test_an_unreadable_range_is_a_gap() -> None:
     scene = Scene()
     scene.vfs.fail("pread", ".log", errno.EIO)  # all in one
     scene.vfs.fail("pread", ".log", errno.EIO, after=1)  # the second by itself

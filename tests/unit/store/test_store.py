@@ -55,7 +55,7 @@ def test_a_new_log_opens_with_a_checkpoint() -> None:
     assert (ref.raft_index, store.log.ref(1).kind) == (2, Kind.CHECKPOINT)
 
 
-def test_what_is_appended_is_visible_when_it_is_applied() -> None:
+def test_an_appended_entry_is_visible_when_it_is_applied() -> None:
     _, store = new_store()
     first, second = (batch(messages_of(count)) for count in (3, 4))
     other = batch(messages_of(2), "bills", 5)
@@ -68,7 +68,7 @@ def test_what_is_appended_is_visible_when_it_is_applied() -> None:
     assert apply_through(store, 1 << 40) == []
 
 
-def test_what_is_applied_is_never_forgotten() -> None:
+def test_an_applied_entry_is_never_forgotten() -> None:
     _, store = new_store(ONE_SEGMENT)
     put(store, batch(messages_of(1)))
     hidden = append(store, batch(messages_of(1)))
@@ -156,7 +156,7 @@ def test_retention_drops_what_expired_and_says_which_queues_moved(
     assert store.retain(POLICY, NOW_MS).segments == 0
 
 
-def test_what_is_needed_is_not_dropped_and_its_rescue_is_let_in() -> None:
+def test_a_needed_segment_is_kept_and_its_rescue_may_exceed_the_disk_limit() -> None:
     vfs, later_ms = Disk(), NOW_MS + 1_000_000
     store = open_store(vfs)
     fill(store, 4)
@@ -176,7 +176,7 @@ def test_what_is_needed_is_not_dropped_and_its_rescue_is_let_in() -> None:
     assert store.expiring_before(POLICY, NOW_MS - 1) == 0
 
 
-def test_what_is_not_applied_is_not_dropped() -> None:
+def test_an_unapplied_entry_is_not_dropped() -> None:
     vfs, store = new_store()
     sent = fill(store, 4)
     store.close()

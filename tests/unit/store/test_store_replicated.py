@@ -93,7 +93,7 @@ def test_a_new_segment_that_is_not_committed_can_be_truncated() -> None:
     assert read_all(apply_all(open_store(vfs))) == [*sent, *news]
 
 
-def test_what_was_remembered_is_not_read_again() -> None:
+def test_remembered_batches_are_not_read_again() -> None:
     vfs, store = new_store(ONE_SEGMENT)
     put(store, batch(messages_of(1)))
     groups = [messages_of(count, seed=count) for count in (2, 3, 4, 5)]
@@ -115,7 +115,7 @@ def test_what_was_remembered_is_not_read_again() -> None:
     assert store._unapplied == {}
 
 
-def test_what_left_the_log_is_forgotten() -> None:
+def test_truncated_batches_are_forgotten() -> None:
     _, store = new_store(ONE_SEGMENT)
     put(store, batch(messages_of(1)))
     old = [messages_of(1, seed=seed) for seed in (1, 2, 3)]

@@ -60,7 +60,7 @@ def test_many_small_ranges_take_little_memory() -> None:
     assert verified.covers(3998, 3999)
 
 
-def test_what_was_just_appended_is_known_and_is_not_for_ever() -> None:
+def test_appended_bytes_are_verified_for_a_while() -> None:
     verified = VerifiedRanges(hot_bytes=1000)
     verified.start_at(500)
     verified.appended(1200)
@@ -73,7 +73,7 @@ def test_what_was_just_appended_is_known_and_is_not_for_ever() -> None:
     assert verified.covers(100, 110)
 
 
-def test_what_this_process_wrote_is_trusted_from_where_nothing_has_left_memory() -> None:
+def test_own_writes_are_trusted_behind_the_last_byte_that_left_memory() -> None:
     verified = VerifiedRanges(hot_bytes=10)
     verified.start_at(500)
     verified.appended(100 << 20)
@@ -97,7 +97,7 @@ def test_a_sealed_segment_is_not_taken_for_intact_without_a_look() -> None:
     assert verified.covers(900, 1200)
 
 
-def test_what_is_cut_or_replaced_has_to_be_read_again() -> None:
+def test_truncated_or_replaced_bytes_have_to_be_read_again() -> None:
     verified = ranges((0, 10), (CHUNK_BYTES, CHUNK_BYTES + 10))
     verified.discard(CHUNK_BYTES + 5, CHUNK_BYTES + 6)
     assert verified.covers(0, 10)

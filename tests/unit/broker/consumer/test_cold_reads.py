@@ -71,7 +71,7 @@ class Gate:
 
 
 @on_loop
-async def test_what_is_far_behind_is_read_on_a_thread_and_the_rest_at_once() -> None:
+async def test_a_distant_backlog_is_read_on_a_thread_and_recent_messages_at_once() -> None:
     node = await filled()
     puller = node.broker.puller
     cold = puller._cold

@@ -29,7 +29,7 @@ async def test_a_commit_is_durable_when_it_returns() -> None:
 
 
 @on_loop
-async def test_what_many_report_within_a_moment_is_one_entry() -> None:
+async def test_progress_of_many_members_is_one_entry() -> None:
     node = Node()
     await node.topic("t")
     before = commands(node)
@@ -165,7 +165,7 @@ async def test_waiting_commits_of_a_dropped_group_are_answered() -> None:
 
 
 @on_loop
-async def test_what_is_noted_of_a_dropped_topic_is_not_committed() -> None:
+async def test_progress_in_a_deleted_topic_is_not_committed() -> None:
     node = Node()
     await node.topic("t")
     await node.topic("u")
@@ -190,7 +190,7 @@ async def test_a_client_that_gives_up_waiting_disturbs_no_other() -> None:
 
 
 @on_loop
-async def test_what_was_noted_is_durable_after_a_flush() -> None:
+async def test_noted_progress_is_durable_after_a_flush() -> None:
     node = Node()
     await node.topic("t")
     commits = node.broker.commits

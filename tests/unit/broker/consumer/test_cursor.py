@@ -25,7 +25,7 @@ def test_progress_ends_the_deliveries_before_it_and_tells_their_bytes() -> None:
     assert cursor.cached() == (0, 0)
 
 
-def test_what_came_from_another_node_counts_as_messages_without_bytes() -> None:
+def test_messages_from_another_node_count_without_bytes() -> None:
     cursor = cursor_with(Sent(10, 10, 1_000))
     cursor.advance(4)
     cursor.has_in_hand(50)

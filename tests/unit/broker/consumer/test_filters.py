@@ -93,7 +93,7 @@ def test_tags_are_chosen_by_their_hashes(text: str, tags: list[str]) -> None:
         ("a" * (TAGS_CHARACTERS_MAX + 1), "tags of 4097 characters: at most 4096"),
     ],
 )
-def test_what_is_no_tag_is_refused(text: str, reason: str) -> None:
+def test_an_illegal_tag_is_refused(text: str, reason: str) -> None:
     for use in (compile_filter, canonical):
         with pytest.raises(IllegalFilter, match=reason) as error:
             use(Filter(tags=text))

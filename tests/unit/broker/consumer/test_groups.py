@@ -168,7 +168,7 @@ async def test_a_member_is_told_to_leave() -> None:
 
 
 @on_loop
-async def test_what_does_not_fit_is_refused_and_leaves_no_trace() -> None:
+async def test_a_mismatching_member_is_refused_and_leaves_no_trace() -> None:
     here = await world(auto_create_topics="no")
     with pytest.raises(TopicNotFound):
         here.subscribe("m", topic="gone")

@@ -87,7 +87,7 @@ async def test_members_that_pull_may_wait_for_a_topic_of_another_set_too() -> No
 
 
 @on_loop
-async def test_what_comes_here_while_a_group_consumes_is_its_own_from_the_beginning() -> None:
+async def test_a_queue_created_while_its_group_consumes_is_read_from_the_beginning() -> None:
     """Also when it stops before its first message, and comes back as one that wants the newest."""
     here = await world()
     tell(here.node, far=4)

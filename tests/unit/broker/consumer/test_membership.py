@@ -251,7 +251,7 @@ def test_a_heartbeat_of_an_unknown_member_is_refused(is_known: bool) -> None:
 
 
 @pytest.mark.parametrize("mode", SAME_OWNER_MODES)
-def test_what_a_leaver_had_is_free_at_once(mode: int) -> None:
+def test_queues_of_a_leaving_member_are_free_at_once(mode: int) -> None:
     driven = two_members(mode, is_moved=True)
     generation = driven.group.generation
     driven.leave("A")

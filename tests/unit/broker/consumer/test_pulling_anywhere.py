@@ -176,7 +176,7 @@ async def test_a_follower_shows_nothing_that_is_not_committed() -> None:
 
 @pytest.mark.parametrize("queue_offset", [101, 5000])
 @on_loop
-async def test_what_a_follower_does_not_have_yet_is_no_error(queue_offset: int) -> None:
+async def test_a_message_that_a_follower_lacks_is_no_error(queue_offset: int) -> None:
     node = deposed(await filled())
     pulled = await pull(node, query(queue_offset), LONG_S, "east")
     result = pulled.result
@@ -188,7 +188,7 @@ async def test_what_a_follower_does_not_have_yet_is_no_error(queue_offset: int) 
 
 
 @on_loop
-async def test_what_a_follower_alone_has_dropped_is_read_from_the_leader() -> None:
+async def test_messages_dropped_by_the_follower_alone_are_read_from_the_leader() -> None:
     node = await filled()
     node.store.derived.trim("t", 0, 50)
     pulled = await pull(deposed(node), query(20), LONG_S, "east")

@@ -205,7 +205,7 @@ async def test_after_a_resume_the_stream_goes_on_from_there() -> None:
 
 
 @on_loop
-async def test_what_the_client_has_from_elsewhere_counts_against_its_cache() -> None:
+async def test_messages_from_a_follower_count_against_the_clients_cache() -> None:
     found = await redirected(CacheLimits(messages=50))
     found.resume(90)
     await found.nothing()
@@ -216,7 +216,7 @@ async def test_what_the_client_has_from_elsewhere_counts_against_its_cache() -> 
 
 
 @on_loop
-async def test_what_came_before_the_redirect_is_not_counted_twice() -> None:
+async def test_messages_from_before_a_redirect_are_not_counted_twice() -> None:
     found = await stream(CacheLimits(messages=20))
     follower = found.node.consensus.seen[1:]
     found.sees()

@@ -184,7 +184,7 @@ NO_NUMBERS = ["", " 1", "1 ", "1_0", "nan", "Infinity", "0x1", "٣", "1e", "1e99
 
 
 @pytest.mark.parametrize("text", NO_NUMBERS)
-def test_what_only_some_languages_call_a_number_is_unknown(text: str) -> None:
+def test_texts_that_are_numbers_in_some_languages_only_are_unknown(text: str) -> None:
     assert verdict("x > 0", {"x": text}) is None
 
 

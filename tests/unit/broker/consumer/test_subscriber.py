@@ -91,7 +91,7 @@ async def test_an_assignment_comes_before_what_it_is_about() -> None:
 
 
 @on_loop
-async def test_what_arrives_goes_out_by_itself() -> None:
+async def test_arriving_messages_are_delivered_at_once() -> None:
     one = await stream({})
     one.subscriber.assign(1, {A: 0})
     await one.assigned()
@@ -184,7 +184,7 @@ async def test_a_cache_that_is_full_to_the_byte_is_full() -> None:
 
 
 @on_loop
-async def test_what_a_filter_left_out_takes_no_room() -> None:
+async def test_filtered_messages_take_no_room_in_the_cache() -> None:
     one = await stream({A: 40}, CacheLimits(messages=5), Filter(tags="a"), tags="abcd")
     one.subscriber.assign(1, {A: 0})
     await one.assigned()

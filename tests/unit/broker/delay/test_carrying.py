@@ -119,7 +119,7 @@ async def test_only_what_stands_before_is_carried_in_bounded_entries(
 
 
 @on_loop
-async def test_what_is_due_while_it_is_carried_is_delivered_once() -> None:
+async def test_a_message_due_while_it_is_carried_is_delivered_once() -> None:
     node = await new_node()
     for at in range(5):
         await node.send("t", b"%d" % at, delay_ms=100)
@@ -190,7 +190,7 @@ async def test_messages_of_a_topic_that_is_gone_are_not_carried() -> None:
 
 
 @on_loop
-async def test_what_comes_after_it_is_not_taken_for_carried() -> None:
+async def test_a_message_sent_after_carrying_is_not_taken_for_carried() -> None:
     node = await new_node()
     await node.send("t", b"before", delay_ms=1_000)
     await soon(node.broker.delays.carry(1 << 60))

@@ -188,7 +188,7 @@ async def test_a_follower_delivers_nothing_and_a_new_leader_all() -> None:
 
 
 @on_loop
-async def test_what_is_on_its_way_into_the_log_is_not_passed_over() -> None:
+async def test_a_delivery_does_not_skip_an_earlier_message_still_on_its_way_into_the_log() -> None:
     """A batch that is due before others, and is applied after they were looked at: the entry that
     delivers those must not say that all before them is gone.
     """
@@ -211,7 +211,9 @@ async def test_what_is_on_its_way_into_the_log_is_not_passed_over() -> None:
 
 @pytest.mark.parametrize("is_stored", [True, False])
 @on_loop
-async def test_what_waited_for_others_on_their_way_goes_when_they_land(is_stored: bool) -> None:
+async def test_a_delivery_that_waited_for_an_earlier_message_goes_when_that_one_settles(
+    is_stored: bool,
+) -> None:
     node = await new_node()
     await node.send("t", b"second", delay_ms=50)
     node.consensus.is_held = True
@@ -255,7 +257,7 @@ async def test_an_entry_that_may_still_come_is_not_written_again() -> None:
 
 @pytest.mark.parametrize("error", [FlowControl("busy"), DiskFull("full")])
 @on_loop
-async def test_what_cannot_be_written_is_tried_again(error: MqError) -> None:
+async def test_a_delivery_that_cannot_be_written_is_tried_again(error: MqError) -> None:
     node = await new_node()
     await node.send("t", b"x", delay_ms=100)
     node.consensus.failure = error

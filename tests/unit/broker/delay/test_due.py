@@ -41,7 +41,7 @@ def test_units_leave_in_the_order_of_time_and_log_and_never_early() -> None:
     assert (window.first_ms, window.has_first) == (NEVER_MS, False)
 
 
-def test_what_comes_later_finds_its_place() -> None:
+def test_units_added_later_are_taken_in_order_of_time() -> None:
     window = filled((20, 1), (40, 2))
     for due_ms, at in ((30, 5), (10, 6), (20, 7), (50, 8)):
         window.add(DueUnit(due_ms, at, 10))
@@ -59,7 +59,7 @@ def test_a_new_window_knows_only_a_time() -> None:
     assert taken(window, 1_000) == []
 
 
-def test_what_comes_while_it_is_filled_is_kept() -> None:
+def test_units_added_while_the_window_is_filled_are_kept() -> None:
     window = Window(5)
     window.open()
     window.add(DueUnit(7, 100, 10))
@@ -178,7 +178,7 @@ def test_the_longest_overdue_lane_comes_first() -> None:
     assert (agenda.first_ms(), Agenda().first_ms()) == (NEVER_MS, NEVER_MS)
 
 
-def test_what_comes_or_goes_changes_what_is_due_next() -> None:
+def test_adding_and_dropping_units_changes_the_next_due_time() -> None:
     agenda = agenda_of(l1=50, l2=20)
     agenda.add(1, DueUnit(10, 5, 1))
     agenda.add(1, DueUnit(15, 6, 1))

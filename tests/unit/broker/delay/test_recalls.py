@@ -40,7 +40,7 @@ async def test_a_message_that_was_taken_back_is_not_delivered() -> None:
 
 
 @on_loop
-async def test_what_cannot_be_taken_back() -> None:
+async def test_a_recall_with_a_wrong_place_time_or_topic_is_refused() -> None:
     node = await new_node()
     await node.topic("u")
     stored = await node.send("t", b"a", b"bb", delay_ms=1_000)
@@ -226,7 +226,7 @@ async def test_a_recall_survives_a_restart() -> None:
 
 
 @on_loop
-async def test_what_was_taken_back_is_forgotten_when_its_time_is_over() -> None:
+async def test_a_recall_is_forgotten_when_its_time_is_over() -> None:
     node = await new_node()
     early = await node.send("t", b"early", delay_ms=100)
     await node.send("t", b"late", delay_ms=200)

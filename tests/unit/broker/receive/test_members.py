@@ -48,7 +48,7 @@ def span(one: Range) -> range:
     return range(one.start, one.end)
 
 
-def test_what_is_over_long_before_its_time_does_not_pile_up() -> None:
+def test_redeliveries_of_ended_leases_do_not_pile_up() -> None:
     leases, redeliveries = QueueLeases(), Redeliveries()
     for at in range(5_000):
         leases.put(at, at + 1, (at + 1, 10**12, 1))

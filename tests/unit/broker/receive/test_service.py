@@ -62,7 +62,7 @@ async def test_a_receive_gets_less_from_all_queues_while_clients_have_not_taken_
 
 
 @on_loop
-async def test_what_one_member_has_no_other_is_given() -> None:
+async def test_a_message_leased_by_one_member_is_given_to_no_other() -> None:
     node = Node()
     await node.topic(TOPIC, 1)
     await node.send(TOPIC, *[b"%d" % i for i in range(10)])
@@ -75,7 +75,7 @@ async def test_what_one_member_has_no_other_is_given() -> None:
 
 
 @on_loop
-async def test_what_is_acknowledged_never_comes_again() -> None:
+async def test_an_acknowledged_message_never_comes_again() -> None:
     node = Node()
     await node.topic(TOPIC, 1)
     await node.send(TOPIC, b"a", b"b", b"c")
@@ -185,7 +185,7 @@ async def test_handles_of_others_and_forged_ones_change_nothing() -> None:
 
 
 @on_loop
-async def test_what_is_put_off_in_order_cannot_be_acknowledged_by_a_lease_of_zero() -> None:
+async def test_a_lease_of_zero_does_not_acknowledge_a_message_that_waits_for_its_key() -> None:
     node = Node()
     await node.topic(TOPIC, 1)
     await send_keyed(node, ("k", b"1"), ("k", b"2"))
@@ -231,7 +231,7 @@ async def test_a_lease_can_be_held_longer_and_keeps_its_handles() -> None:
 
 
 @on_loop
-async def test_what_the_filter_leaves_out_is_done_at_once() -> None:
+async def test_filtered_messages_are_done_at_once() -> None:
     node = Node()
     await node.topic(TOPIC, 1)
     for tag in ("x", "y", "x", "y", "y"):
@@ -383,7 +383,7 @@ async def test_a_call_that_is_cancelled_while_it_waits_takes_nothing_away() -> N
 
 
 @on_loop
-async def test_what_was_given_to_a_call_that_is_cancelled_is_there_for_others_at_once() -> None:
+async def test_messages_granted_to_a_cancelled_call_are_free_at_once() -> None:
     node = Node()
     await node.topic(TOPIC, 1)
     await receive(node)

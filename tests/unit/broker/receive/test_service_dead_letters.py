@@ -44,7 +44,7 @@ async def dead(node: Node) -> list[Message]:
 
 
 @on_loop
-async def test_what_failed_too_often_is_a_dead_letter_with_its_reason() -> None:
+async def test_a_message_that_failed_too_often_is_a_dead_letter_with_its_reason() -> None:
     node = Node()
     await node.topic(TOPIC, 1)
     await node.send(TOPIC, b"a", b"b")
@@ -69,7 +69,7 @@ async def test_what_failed_too_often_is_a_dead_letter_with_its_reason() -> None:
 
 
 @on_loop
-async def test_what_was_never_acknowledged_in_time_is_a_dead_letter_once() -> None:
+async def test_a_message_never_acknowledged_in_time_is_a_dead_letter_once() -> None:
     node = Node(retries_max=1)
     await node.topic(TOPIC, 1)
     await node.send(TOPIC, *[b"%d" % i for i in range(5)])
@@ -91,7 +91,7 @@ async def test_what_was_never_acknowledged_in_time_is_a_dead_letter_once() -> No
 
 
 @on_loop
-async def test_what_is_allowed_more_attempts_meanwhile_is_no_dead_letter() -> None:
+async def test_a_message_whose_group_allows_more_retries_meanwhile_is_no_dead_letter() -> None:
     node = Node(retries_max=0)
     await node.topic(TOPIC, 1)
     await node.send(TOPIC, b"a")

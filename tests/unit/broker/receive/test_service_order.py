@@ -143,7 +143,7 @@ async def test_messages_that_cannot_be_granted_wake_no_receive(
 
 
 @on_loop
-async def test_what_a_filter_leaves_out_does_not_fill_the_window(
+async def test_filtered_messages_do_not_fill_the_window(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("mq.broker.receive.grants.WINDOW_MESSAGES", 50)

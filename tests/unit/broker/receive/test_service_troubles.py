@@ -172,7 +172,7 @@ async def test_an_acknowledgement_in_the_log_counts_also_without_an_answer() -> 
 
 
 @on_loop
-async def test_what_retention_dropped_is_done() -> None:
+async def test_messages_dropped_by_retention_are_done() -> None:
     node = Node()
     await node.topic(TOPIC, 1)
     await node.send(TOPIC, *[b"%d" % i for i in range(10)])
@@ -191,7 +191,7 @@ async def test_what_retention_dropped_is_done() -> None:
 
 
 @on_loop
-async def test_what_retention_dropped_holds_no_key() -> None:
+async def test_a_message_dropped_by_retention_holds_no_key() -> None:
     node = Node()
     await node.topic(TOPIC, 1)
     await send_keyed(node, ("k", b"k1"), ("k", b"k2"), ("k", b"k3"))

@@ -75,7 +75,7 @@ async def test_many_receives_of_a_turn_read_the_log_once(monkeypatch: pytest.Mon
 
 
 @on_loop
-async def test_what_is_read_ahead_does_not_count_as_delivered() -> None:
+async def test_messages_read_ahead_do_not_count_as_delivered() -> None:
     node = await scene()
     puller = node.broker.puller
     before = puller.messages_total

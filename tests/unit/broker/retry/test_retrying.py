@@ -183,7 +183,7 @@ async def test_a_message_twice_in_a_request_is_one() -> None:
 
 
 @on_loop
-async def test_what_is_not_there_is_told_and_the_others_go_on() -> None:
+async def test_a_missing_message_is_reported_and_the_others_are_retried() -> None:
     scene = await scene_with(b"0")
     results = await retry(scene, at(5), at(0, delay_ms=0), at(1))
     assert [type(one.error) for one in results] == [MessageNotFound, type(None), MessageNotFound]
@@ -430,7 +430,7 @@ def test_ordered_and_broadcast_groups_do_not_have_it(mode: int) -> None:
 
 
 @on_loop
-async def test_what_comes_back_passes_whatever_filter_from_the_beginning() -> None:
+async def test_retries_pass_every_filter_and_are_read_from_the_beginning() -> None:
     scene = await scene_with()
     await retry(scene, at(0, delay_ms=0))
     scene.groups.leave("g", "a")

@@ -177,7 +177,7 @@ def test_a_machine_that_starts_again_has_the_same(seed: int) -> None:
     assert again.summary() == before
 
 
-def test_what_follows_the_end_of_a_topic_is_not_part_of_it() -> None:
+def test_messages_after_the_deletion_of_a_topic_do_not_belong_to_it() -> None:
     """Also when all of it is applied in one go."""
     leader, follower = Replica().open(), Replica()
     for work in (put("t"), [batch("t", b"old")], drop("t"), put("t"), [batch("t", b"new")]):
@@ -300,7 +300,7 @@ def test_commands_do_what_they_say() -> None:
     assert "g" not in offsets
 
 
-def test_what_another_leader_wrote_takes_the_place_of_what_is_taken_back() -> None:
+def test_entries_of_another_leader_replace_truncated_ones() -> None:
     leader, replica = Replica().open(), Replica()
     send(leader.store.log, replica.store.log, 1 << 20)
     replica.apply()

@@ -48,7 +48,7 @@ def test_lanes_cover_more_than_forty_days() -> None:
     assert {lane_of(at * LANE_MS) for at in range(LANES)} == set(range(LANES))
 
 
-def test_what_waits_is_behind_the_place_and_not_written_again() -> None:
+def test_messages_behind_the_place_of_a_lane_wait_unless_they_were_carried() -> None:
     schedule = Schedule()
     for _ in range(6):
         waits(schedule)
@@ -70,7 +70,7 @@ def test_an_empty_lane_begins_anew() -> None:
     assert waits(schedule, DUE_MS - 500) == DUE_MS - 500
 
 
-def test_what_comes_for_a_time_that_is_over_in_its_lane_is_late_and_not_early() -> None:
+def test_a_message_for_a_time_that_its_lane_has_passed_is_late_not_early() -> None:
     schedule = Schedule()
     waits(schedule)
     waits(schedule, DUE_MS + 900)

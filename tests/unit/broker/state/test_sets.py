@@ -17,7 +17,7 @@ def drop(name: str) -> Command:
     return Command(drop_broker_set=DropBrokerSet(name=name))
 
 
-def test_what_was_removed_is_remembered_until_it_is_added_again() -> None:
+def test_a_removed_set_is_remembered_until_it_is_added_again() -> None:
     sets = KnownSets()
     assert (len(sets), sets.added(), sets.is_removed("b")) == (0, {}, False)
     sets.put(PeerSet(name="b", addresses=["b:1"]))

@@ -116,7 +116,7 @@ def test_a_transaction_ends_once_and_the_same_end_again_is_the_same(
     )
 
 
-def test_what_never_began_is_not_found_and_nothing_is_written() -> None:
+def test_a_transaction_that_never_began_is_not_found_and_nothing_is_written() -> None:
     turn = Scene().turn()
     for request in (End(5, COMMIT), End(5, ROLL_BACK), CheckNow(5)):
         assert "never began" in refused(turn.decide(request))
@@ -190,7 +190,7 @@ def test_questions_are_counted_then_it_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("bytes_max", [1_000, 2_000, 100_000])
-def test_what_is_given_up_fits_its_entry_with_what_is_said_of_it(bytes_max: int) -> None:
+def test_abandoned_transactions_fit_one_entry_with_their_origins(bytes_max: int) -> None:
     scene = Scene()
     ids = [scene.begin(1_000 * at, body=b"x" * size) for at, size in enumerate((1, 900, 100, 1), 1)]
     now_ms = 100_000
@@ -260,7 +260,9 @@ def test_a_commit_to_a_queue_that_takes_no_more_goes_to_another() -> None:
         assert [each.queue_id for each in entry.batches] == [expected]
 
 
-def test_what_is_written_again_is_the_same_transaction_and_one_that_ended_stays_so() -> None:
+def test_a_half_that_is_written_again_is_the_same_transaction_and_an_ended_one_stays_ended() -> (
+    None
+):
     scene = Scene()
     one, other = scene.begin(1_000), scene.begin(5_000)
     turn = scene.turn()

@@ -235,7 +235,7 @@ def test_a_broker_without_topics_yet_is_followed_by_the_next_one(hint: str | Non
     run(scenario())
 
 
-def test_a_leader_that_fails_is_not_believed_any_more() -> None:
+def test_a_leader_that_fails_is_not_believed_again() -> None:
     connection = Asked("a:1", lambda *_: routes("b"))
 
     async def scenario() -> None:
@@ -252,7 +252,7 @@ def test_a_leader_that_fails_is_not_believed_any_more() -> None:
     run(scenario())
 
 
-def test_a_leader_that_says_it_is_none_is_not_believed_any_more() -> None:
+def test_a_leader_that_denies_its_leadership_is_not_believed_again() -> None:
     connection = Asked("a:1", lambda *_: routes("b"))
 
     async def scenario() -> None:

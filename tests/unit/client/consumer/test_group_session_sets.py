@@ -212,7 +212,7 @@ def test_a_broker_of_the_set_that_lags_behind_does_not_say_so_either() -> None:
     run(story())
 
 
-def test_a_set_that_nobody_knows_any_more_is_left_in_the_end(
+def test_a_set_that_left_the_cluster_is_left_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(session_module, "FORGOTTEN_S", 0.05)
