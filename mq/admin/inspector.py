@@ -118,7 +118,7 @@ class Inspector:
                     address=one.spec.address,
                     last_seen_at_ms=self._broker.now_ms() - self._broker.groups.silent_ms(one),
                     is_streaming=one.spec.is_streaming,
-                    queues=len(live.assigned(member_id)) if live else 0,
+                    queues=live.assigned_count(member_id) if live else 0,
                     broker_sets=[self._broker_set],
                 )
                 for member_id, one in sorted(members.items())
@@ -153,11 +153,7 @@ class Inspector:
     def _group_queues(self, name: str) -> Iterator[pb.GroupQueue]:
         live = self._broker.groups.live(name)
         committed = self._broker.state.offsets.positions(name)
-        owned = {
-            queue: member_id
-            for member_id in (live.members if live else ())
-            for queue in (live.assigned(member_id) if live else ())
-        }
+        owned = live.assignees() if live else {}
         # Failed messages wait for the group even before a member has taken any of them.
         failed = Queue(names.retry_topic(name), 0)
         waiting = [failed] if failed.topic in self._broker.state.topics else []

@@ -123,9 +123,11 @@ class ConsumerService:
         positions = await decode_positions(start.positions)
         await self._broker.expect(filters)
         self._broker.receiving.check_inactive(start.group)
-        subscriber = self._broker.groups.subscribe(
-            start.group, spec, filters, limits, first, positions
+        groups = self._broker.groups
+        claims = await in_turns(
+            (queue, groups.claim(start.group, queue, at)) for queue, at in positions.items()
         )
+        subscriber = groups.subscribe(start.group, spec, filters, limits, first, dict(claims))
         if start.takes_redirects:
             subscriber.allow_redirects(self._broker.replicas, spec.zone)
         return subscriber

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
 from mq.broker.queue import Queue
@@ -51,11 +52,14 @@ class Commits:
                 return found
         return self._machine.state.offsets.positions(group).get(queue)
 
-    def topics(self, group: str) -> set[str]:
-        """Those in which the group has a position."""
+    def has_position(self, group: str, topic: str) -> bool:
+        """Whether the group has one in some queue of the topic."""
         committed = self._machine.state.offsets.positions(group)
-        every = (committed, self._noted.get(group, {}), self._under_way.get(group, {}))
-        return {queue.topic for positions in every for queue in positions}
+        every = (self._noted.get(group, {}), self._under_way.get(group, {}), committed)
+        # Mostly in all of its queues.
+        return any(Queue(topic, 0) in positions for positions in every) or any(
+            queue.topic == topic for positions in every for queue in positions
+        )
 
     def reached(self, group: str, queue: Queue) -> int:
         """The same, or the position in an atomic send that is in flight. No member may start there:
@@ -109,9 +113,8 @@ class Commits:
 
     def forget(self) -> None:
         """This node steps down: members report to the next leader what they have."""
-        self._noted.clear()
-        self._under_way.clear()
-        self._elsewhere = {}
+        # Not emptied: what is under way may be read by the task that writes it.
+        self._noted, self._under_way, self._elsewhere = {}, {}, {}
         waiters, self._waiters = self._waiters, []
         _tell(waiters, NotLeader(None, None))
 
@@ -139,10 +142,7 @@ class Commits:
         self._is_writing = True
         waiters, self._waiters = self._waiters, []
         self._under_way, self._noted = self._noted, {}
-        # Copied here: `forget` may come before the task begins, which would then write nothing and
-        # tell its waiters that it is durable.
-        copied = [(group, list(queues.items())) for group, queues in self._under_way.items()]
-        self._task = self._loop.create_task(self._propose(_commands(copied), waiters))
+        self._task = self._loop.create_task(self._propose(_commands(self._under_way), waiters))
 
     async def _propose(
         self, commands: Iterable[Command], waiters: list[asyncio.Future[None]]
@@ -171,14 +171,12 @@ def _tell(waiters: Iterable[asyncio.Future[None]], error: MqError | None) -> Non
             waiter.set_exception(error)
 
 
-def _commands(positions: Iterable[tuple[str, list[tuple[Queue, int]]]]) -> Iterator[Command]:
+def _commands(positions: Positions) -> Iterator[Command]:
     """Each one is made when the one before it is written: very many would hold up the loop."""
     commit, count = CommitPositions(), 0
-    for group, queues in positions:
-        at = 0
-        while at < len(queues):
-            chunk = queues[at : at + _POSITIONS_MAX - count]
-            at += len(chunk)
+    for group, queues in positions.items():
+        left = iter(queues.items())
+        while chunk := list(itertools.islice(left, _POSITIONS_MAX - count)):
             wire = [
                 QueuePosition(topic=queue.topic, queue_id=queue.queue_id, queue_offset=queue_offset)
                 for queue, queue_offset in chunk

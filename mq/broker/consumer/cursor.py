@@ -22,6 +22,7 @@ class Sent(NamedTuple):
 
 class Cursor:
     __slots__ = (
+        "_sent",
         "done",
         "epoch",
         "has_unsent_gap",
@@ -29,7 +30,6 @@ class Cursor:
         "is_told",
         "is_told_of_end",
         "next_offset",
-        "sent",
         "stays_until_s",
     )
 
@@ -38,19 +38,25 @@ class Cursor:
         self.epoch = epoch
         # The client knows that it has the queue under this epoch; and that it has to release it.
         self.is_told = self.is_told_of_end = False
-        self.sent: deque[Sent] = deque()
+        # Made when something is sent: of very many queues most are idle.
+        self._sent: deque[Sent] | None = None
         # The filter left something out at the end of the queue: the client has to hear of it.
         self.has_unsent_gap = False
         # The client reads on elsewhere, from `next_offset` on; and not before this time again.
         self.is_redirected = False
         self.stays_until_s = 0.0
 
+    def add_sent(self, *deliveries: Sent) -> None:
+        if self._sent is None:
+            self._sent = deque()
+        self._sent.extend(deliveries)
+
     def has_in_hand(self, next_offset: int) -> None:
         """The client has, from elsewhere, what stands between `done` and here."""
         self.next_offset = next_offset
-        self.sent.clear()
+        self._sent = None
         if self.done < next_offset:
-            self.sent.append(Sent(next_offset, next_offset - self.done, 0))
+            self.add_sent(Sent(next_offset, next_offset - self.done, 0))
 
     def advance(self, done: int) -> int:
         """The client is done with what stands before. Returns the bytes of deliveries that are done
@@ -58,18 +64,29 @@ class Cursor:
         """
         self.done = done
         size_bytes = 0
-        while self.sent and self.sent[0].end <= done:
-            size_bytes += self.sent.popleft().size_bytes
+        while self._sent and self._sent[0].end <= done:
+            size_bytes += self._sent.popleft().size_bytes
         return size_bytes
 
     def cached(self) -> tuple[int, int]:
         """Messages and bytes that the client has and did not report as done."""
         messages = size_bytes = 0
-        for end, count, size in self.sent:
+        for end, count, size in self._sent or ():
             left = min(count, end - self.done)  # of one that is done in part
             messages += left
             size_bytes += size * left // count
         return messages, size_bytes
+
+
+def claimed(next_offset: int, done: int, end: int) -> Cursor:
+    """For a queue that a member came back with: it has the messages up to `next_offset`, and is
+    done with those before `done`. Behind the `end`, it has the messages of another topic, which had
+    the name before.
+    """
+    cursor = Cursor(min(done, next_offset, end), 0)
+    cursor.has_in_hand(min(next_offset, end))
+    cursor.is_told, cursor.is_told_of_end = True, next_offset > end
+    return cursor
 
 
 def returned(former: Cursor | None, queue_offset: int) -> Cursor:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from mq.broker.consumer.arrivals import Arrivals
 from mq.broker.consumer.commits import Commits
+from mq.broker.consumer.cursor import Cursor, claimed
 from mq.broker.consumer.filters import CompiledFilter, compile_filter
 from mq.broker.consumer.membership import Group, Member, Plan, Spec
 from mq.broker.consumer.pulling import Puller
@@ -68,6 +69,20 @@ class _Layout(NamedTuple):
         return found
 
 
+class _Stream:
+    """A member's stream, and where it starts in a queue that it gets."""
+
+    __slots__ = ("claims", "start", "subscriber")
+
+    def __init__(
+        self, subscriber: Subscriber, start: Start, claims: Mapping[Queue, Cursor]
+    ) -> None:
+        self.subscriber = subscriber
+        self.start = start
+        # Queues that it came back with, until it is told which of them it keeps.
+        self.claims = claims
+
+
 class _Live:
     """A group that has, or just had, members."""
 
@@ -78,12 +93,12 @@ class _Live:
         "group",
         "is_locking",
         "layout",
-        "subscribers",
+        "streams",
     )
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self.subscribers: dict[str, tuple[Subscriber, Start, Mapping[Queue, int]]] = {}
+        self.streams: dict[str, _Stream] = {}
         self.broken: dict[str, int] = {}  # members without their stream, and since when
         self.arranged_for = -1, -1  # versions of the topics here and elsewhere
         self.layout: _Layout | None = None
@@ -127,6 +142,11 @@ class Groups:
 
     # -- streams ----------------------------------------------------------------------------------
 
+    def claim(self, name: str, queue: Queue, next_offset: int) -> Cursor:
+        """For `subscribe`: a member comes back with this queue in hand."""
+        done = self._commits.position(name, queue) or 0
+        return claimed(next_offset, done, self.extent(queue)[1])
+
     def subscribe(
         self,
         name: str,
@@ -134,14 +154,14 @@ class Groups:
         filters: Mapping[str, CompiledFilter],
         limits: CacheLimits,
         start: Start,
-        positions: Mapping[Queue, int],
+        claims: Mapping[Queue, Cursor],
     ) -> Subscriber:
         """Joins the group with a stream. SubscriptionMismatch; TopicNotFound and others for what
         cannot be read.
         """
         self._leadership.check()
         self._check_readable(spec.subscriptions)
-        live = self._join(name, spec, positions)
+        live = self._join(name, spec, claims)
         self._dismiss(live, spec.member_id, f"{spec.member_id} has a newer stream in group {name}")
         if live.group.retry_topic is not None:
             # Messages that failed here once passed the filters then.
@@ -155,19 +175,13 @@ class Groups:
             self._arrivals,
             on_untold=self.released,
         )
-        live.subscribers[spec.member_id] = subscriber, start, positions
+        live.streams[spec.member_id] = _Stream(subscriber, start, claims)
         if spec.mode != MODE_BROADCAST:
             self._fix_positions(name, spec.subscriptions, start)
-            for queue, in_hand in positions.items():
-                if live.group.owner(queue) == spec.member_id:
-                    done = self._commits.position(name, queue) or 0
-                    subscriber.claim(queue, in_hand, done, self.extent(queue)[1])
+            held = claims.keys() & live.group.in_hand(spec.member_id) if claims else ()
+            subscriber.claim({queue: claims[queue] for queue in held})
         self._arrange(name, live)
-        if spec.mode != MODE_BROADCAST:
-            # Its positions count only now: a queue that is assigned to it later may have had
-            # another holder in between.
-            live.subscribers[spec.member_id] = subscriber, start, {}
-        if not live.subscribers[spec.member_id][0].queues:
+        if not subscriber.queues:
             subscriber.assign(live.group.generation, {})  # nothing yet: say so
         return subscriber
 
@@ -175,10 +189,10 @@ class Groups:
         """The stream has ended; `is_over`: because the client wanted it to."""
         subscriber.detach()
         live = self._live.get(subscriber.group)
-        known = live.subscribers.get(subscriber.member_id) if live else None
-        if live is None or known is None or known[0] is not subscriber:
+        known = live.streams.get(subscriber.member_id) if live else None
+        if live is None or known is None or known.subscriber is not subscriber:
             return  # there is a newer stream, or this node has stepped down
-        del live.subscribers[subscriber.member_id]
+        del live.streams[subscriber.member_id]
         if is_over:
             live.group.leave(subscriber.member_id)
         else:
@@ -270,10 +284,10 @@ class Groups:
         self._arrange(name, live)
 
     def _dismiss(self, live: _Live, member_id: str, why: str) -> None:
-        former = live.subscribers.pop(member_id, None)
+        former = live.streams.pop(member_id, None)
         if former is not None:
-            former[0].end(UnknownMember(why))
-            former[0].detach()
+            former.subscriber.end(UnknownMember(why))
+            former.subscriber.detach()
 
     def _check_readable(self, topics: Iterable[str]) -> None:
         """Raises TopicNotFound or PermissionDenied if no set has it. A topic of another set, and
@@ -325,8 +339,12 @@ class Groups:
                 f"group {name} has members, which commit for themselves: "
                 "commit as one of them, or stop them first"
             )
+        last_ids: dict[str, int] = {}
+        for topic, queue_id in positions:
+            last_ids[topic] = max(queue_id, last_ids.get(topic, 0))
+        for topic, queue_id in last_ids.items():
+            self._machine.state.topics.readable(topic, queue_id)
         for queue, queue_offset in positions.items():
-            self._machine.state.topics.readable(*queue)
             if live and member_id and live.group.owner(queue) != member_id:
                 raise NotAssigned(
                     f"queue {queue.queue_id} of {queue.topic} is not assigned to {member_id} in "
@@ -337,7 +355,7 @@ class Groups:
     async def reset(self, name: str, positions: Mapping[Queue, int]) -> None:
         """Moves the group, also while it consumes by streams."""
         live = self._live.get(name)
-        pulling = [one for one in live.group.members if one not in live.subscribers] if live else []
+        pulling = [one for one in live.group.members if one not in live.streams] if live else []
         if pulling:
             raise GroupNotEmpty(
                 f"{', '.join(sorted(pulling)[:5])} of group {name} would not hear of it: "
@@ -352,34 +370,33 @@ class Groups:
         committed = []
         while part := dict(itertools.islice(left, _MOVED_MAX)):
             live = self._live.get(name)
-            for subscriber, *_ in live.subscribers.values() if live else ():
-                subscriber.move(part)
+            for stream in live.streams.values() if live else ():
+                stream.subscriber.move(part)
             committed.append(self._commits.commit(name, part))
             await turn.over()
         await asyncio.gather(*committed)
 
-    def _position(self, name: str, queue: Queue, member_id: str, live: _Live) -> int:
-        _, start, claimed = live.subscribers[member_id]
+    def _position(self, name: str, queue: Queue, stream: _Stream, *, is_broadcast: bool) -> int:
+        claim = stream.claims.get(queue)
+        if is_broadcast:
+            return self.start_offset(queue, stream.start) if claim is None else claim.next_offset
         first, end = self.extent(queue)
-        in_hand = claimed.get(queue)
-        if _is_broadcast(live.group):
-            return self.start_offset(queue, start) if in_hand is None else min(in_hand, end)
         committed = self._commits.position(name, queue)
         if committed is None:
             committed = first  # a queue that came later: from its beginning
-        if in_hand is not None and committed <= in_hand <= end:
-            return in_hand  # it has come back, and has what stands before
+        if claim and not claim.is_told_of_end and committed <= claim.next_offset <= end:
+            return claim.next_offset  # it has come back, and has what stands before
         return min(max(committed, first), end)
 
     def _fix_positions(self, name: str, topics: Iterable[str], start: Start) -> None:
         """The first sight of a topic fixes the group's position in all of its queues. So a consumer
         that stops before its first commit misses nothing, nor does one when queues are added.
         """
-        known = self._commits.topics(name)
         for topic in topics:
-            queues = queues_of(topic, self._read_queues(topic))
-            if queues and topic not in known:
-                self._commits.note(name, self._start_offsets(topic, queues, start))
+            count = self._read_queues(topic)
+            if count and not self._commits.has_position(name, topic):
+                offsets = self._start_offsets(topic, queues_of(topic, count), start)
+                self._commits.note(name, offsets)
 
     def _check_offset(self, queue: Queue, queue_offset: int) -> None:
         _, end = self.extent(queue)
@@ -404,21 +421,38 @@ class Groups:
         # After a start the other sets have not reported yet: queues would move, and move back.
         group.wait(is_waiting=self._is_early and not self._directory.is_complete)
         group.rebalance(self._now_ms())
-        for member_id, (subscriber, *_) in live.subscribers.items():
-            assigned = group.assigned(member_id)
-            if assigned is not subscriber.queues and assigned != subscriber.queues:
-                more = assigned - subscriber.queues
-                positions = {one: self._position(name, one, member_id, live) for one in more}
-                subscriber.assign(group.generation, positions, assigned)
+        self._tell(name, live)
         self._lock(name, live)
-        if live.arranged.is_set() and (group.has_more or group.plan is not None):
+        if group.has_more:
+            self._arrange_soon(name, live)
+        elif group.plan is not None and live.arranged.is_set():
             live.arranged.clear()
-            if group.plan is None:
-                asyncio.get_running_loop().call_soon(self._arrange_more, name, live)
-            else:
-                self._start(self._carry_out(name, live, group.plan))
+            self._start(self._carry_out(name, live, group.plan))
         if group.is_idle and not live.is_locking:
             self._live.pop(name, None)
+
+    def _tell(self, name: str, live: _Live) -> None:
+        """Tells the streams which queues are theirs."""
+        group, is_broadcast = live.group, _is_broadcast(live.group)
+        for member_id, (gained, lost) in group.take_changes().items():
+            if stream := live.streams.get(member_id):
+                positions = {
+                    queue: self._position(name, queue, stream, is_broadcast=is_broadcast)
+                    for queue in gained
+                }
+                stream.subscriber.assign(group.generation, positions, lost)
+        is_waiting = group.has_more or group.plan is not None
+        for stream in live.streams.values():
+            stream.subscriber.wait(is_waiting=is_waiting)
+            if not is_waiting and not is_broadcast:
+                # A queue that it gets later may have had another holder in between.
+                stream.claims = {}
+
+    def _arrange_soon(self, name: str, live: _Live) -> None:
+        """In a turn of its own."""
+        if live.arranged.is_set():
+            live.arranged.clear()
+            asyncio.get_running_loop().call_soon(self._arrange_more, name, live)
 
     async def _carry_out(self, name: str, live: _Live, plan: Plan) -> None:
         targets = await asyncio.to_thread(plan.targets)
@@ -452,7 +486,7 @@ class Groups:
         if layout == live.layout:
             return
         live.layout = layout
-        if live.subscribers and not _is_broadcast(group):
+        if live.streams and not _is_broadcast(group):
             # What comes to this set while the group consumes it elsewhere, it has from the
             # beginning, also when it stops before the first message.
             self._fix_positions(name, group.topics, Start(is_earliest=True))
@@ -524,7 +558,10 @@ class Groups:
                     self._arrange(name, live)
             case "put_topic":
                 for name, live in list(self._live.items()):
-                    self._arrange(name, live)
+                    if live.group.is_large:
+                        self._arrange_soon(name, live)
+                    else:
+                        self._arrange(name, live)
             case "drop_topic":  # its locks went with it
                 for name, live in list(self._live.items()):
                     live.group.set_locks(self._machine.state.offsets.locks(name), self._now_ms())
@@ -538,9 +575,9 @@ class Groups:
     def step_down(self, refusal: MqError) -> None:
         """Its members go to the next leader."""
         for live in self._live.values():
-            for subscriber, *_ in live.subscribers.values():
-                subscriber.end(refusal)
-                subscriber.detach()
+            for stream in live.streams.values():
+                stream.subscriber.end(refusal)
+                stream.subscriber.detach()
         self._live.clear()
         self._commits.forget()
 
@@ -610,7 +647,8 @@ class Groups:
     def in_flight(self, name: str) -> int:
         """Messages that members have and did not report as done."""
         live = self._live.get(name)
-        return sum(one.cached_messages for one, *_ in live.subscribers.values()) if live else 0
+        streams = live.streams.values() if live else ()
+        return sum(one.subscriber.cached_messages for one in streams)
 
     @property
     def member_count(self) -> int:

@@ -6,6 +6,9 @@ assignment of its holder first, and goes to the next one when no member has it i
 groups the replicated lock must name the member as well, before and as long as it is assigned.
 In broadcast groups every member has all queues, and no queue is ever in hand.
 
+A group may have very many queues: what is known of each stands in arrays, a row a queue, with
+numbers in place of the names of members.
+
 Decides only: `now_ms` comes in; members, locks and queues are told by the driver, which calls
 `rebalance` after it. Knows nothing of streams, of offsets, or of the log.
 """
@@ -13,13 +16,16 @@ Decides only: `now_ms` comes in; members, locks and queues are told by the drive
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
+import numpy as np
+
 from mq import names
 from mq.broker.consumer.assignment import Candidate, assign
+from mq.broker.consumer.queue_table import NONE, Flags, Numbers, QueueTable, Rows, at
 from mq.broker.consumer.shares import ALONE, Surroundings
 from mq.broker.queue import Queue
 from mq.errors import SubscriptionMismatch, UnknownMember
@@ -34,7 +40,9 @@ _MODES = {
 _DEPARTED_MAX = 1_024
 # Queues that change hands in one rebalance. A larger move takes several, so that the driver can
 # serve other groups in between.
-HANDED_OVER_MAX = 4_096
+HANDED_OVER_MAX = 2_048
+# Names without a member or a lock that may be remembered.
+_NUMBERS_SPARE = 256
 
 
 class Spec(NamedTuple):
@@ -72,13 +80,56 @@ class Subscriptions:
         return ", ".join([_MODES.get(self.mode, f"mode {self.mode}"), *parts])
 
 
+class Change(NamedTuple):
+    """Queues that an assignment has more, and those that it has no longer."""
+
+    gained: list[Queue]
+    lost: list[Queue]
+
+
+class Broadcast:
+    """The queues that are assigned to one member of a broadcast group."""
+
+    __slots__ = ("_change", "_readable", "_seen", "queues")
+
+    def __init__(self) -> None:
+        self.queues: set[Queue] = set()
+        # Since the driver asked.
+        self._change = Change([], [])
+        # All of the first of these, so many, are assigned.
+        self._readable: Mapping[Queue, str] = {}
+        self._seen = 0
+
+    def assign(self, readable: Mapping[Queue, str], most: int) -> Change:
+        """All of these, but only so many at a time."""
+        gained: list[Queue] = []
+        lost: list[Queue] = []
+        if readable is not self._readable:
+            self._readable, self._seen = readable, 0
+            lost += self.queues - readable.keys()
+        for queue in itertools.islice(readable, self._seen, None):
+            if len(gained) == most:
+                break
+            self._seen += 1
+            if queue not in self.queues:
+                gained.append(queue)
+        self.queues.difference_update(lost)
+        self.queues.update(gained)
+        self._change.gained.extend(gained)
+        self._change.lost.extend(lost)
+        return Change(gained, lost)
+
+    def take_change(self) -> Change:
+        change, self._change = self._change, Change([], [])
+        return change
+
+
 @dataclass(slots=True)
 class Member:
     spec: Spec
     last_seen_ms: int
-    in_hand: set[Queue] = field(default_factory=set)
-    # Never more than what is in hand, except in broadcast groups.
-    assigned: frozenset[Queue] = frozenset()
+    number: int
+    broadcast: Broadcast = field(default_factory=Broadcast)
 
 
 class Plan(NamedTuple):
@@ -87,23 +138,31 @@ class Plan(NamedTuple):
     """
 
     queues: Mapping[Queue, str]
-    candidates: list[Candidate]
-    pins: Mapping[Queue, str]
+    # The number and the zone of each member.
+    members: Mapping[str, tuple[int, str]]
+    # By row: the member that has it, and the member that should keep it.
+    owners: Numbers
+    pins: Numbers
     priorities: Mapping[str, int]
     quotas: Mapping[str, int] | None
 
     @property
     def is_large(self) -> bool:
-        return len(self.candidates) > 1 and len(self.queues) > HANDED_OVER_MAX
+        return len(self.members) > 1 and len(self.queues) > HANDED_OVER_MAX
 
-    def targets(self) -> dict[Queue, str]:
-        """The member that each queue should have."""
-        if len(self.candidates) == 1:
-            return dict.fromkeys(self.queues, self.candidates[0].member_id)
-        found: dict[Queue, str] = {}
-        for name, hand in assign(*self).items():
-            found.update(dict.fromkeys(hand, name))
-        return found
+    def targets(self) -> Numbers:
+        """By row: the member that should have it."""
+        if len(self.members) == 1:
+            ((number, _),) = self.members.values()
+            return np.full(len(self.queues), number, np.int32)
+        order = list(self.queues)
+        candidates, pins = [], {}
+        for name, (number, zone) in self.members.items():
+            candidates.append(Candidate(name, zone, frozenset(at(order, self.owners == number))))
+            pins.update(dict.fromkeys(at(order, self.pins == number), name))
+        shares = assign(self.queues, candidates, pins, self.priorities, self.quotas)
+        found = {q: self.members[name][0] for name, hand in shares.items() for q in hand}
+        return np.fromiter(map(found.__getitem__, order), np.int32, len(order))
 
 
 class Group:
@@ -130,17 +189,12 @@ class Group:
         self._revoke_timeout_ms = revoke_timeout_ms
         self._members: dict[str, Member] = {}
         self._subscriptions = Subscriptions(int(MODE_CLUSTERING), ())
-        self._queues: Mapping[Queue, str] = {}
+        self._table = QueueTable({})
+        # The names of members and of holders of locks, by their numbers.
+        self._names = [""]
+        self._numbers = {"": NONE}
         self._priorities: Mapping[str, int] = {}
         self._surroundings = ALONE
-        # By queue: the member that has it in hand, and the member that should.
-        self._holders: dict[Queue, str] = {}
-        self._targets: dict[Queue, str] = {}
-        # The queues where holder, target and lock are not yet the same; of those whose holder
-        # shall let go, when it has to.
-        self._moving: dict[Queue, None] = {}
-        self._deadlines: dict[Queue, int] = {}
-        self._locks: dict[Queue, str] = {}
         # Holders of locks that this leader has not met: when they count as gone. And those of whom
         # it knows that they are.
         self._awaited: dict[str, int] = {}
@@ -154,8 +208,10 @@ class Group:
         self._has_news = False
         # A large one, whose targets are to come: see `adopt`. No queue changes hands meanwhile.
         self.plan: Plan | None = None
-        # Some assignment changed since the last rebalance.
-        self._has_changed = False
+        # Some assignment may have changed since the last rebalance; since the driver asked.
+        self._may_have_changed = self._has_changes = False
+        # The earliest of the table.
+        self._next_deadline_ms = self._table.next_deadline_ms
 
     # -- what is so -------------------------------------------------------------------------------
 
@@ -172,26 +228,28 @@ class Group:
         """Nothing is lost when it is forgotten: no members, and no locks of former ones, for which
         the next member would have to wait.
         """
-        return not self._members and not self._locks and not self._buried
+        return not self._members and not self._buried and not self._table.locks.any()
 
     @property
     def is_rebalancing(self) -> bool:
         """Assignments are about to change, when a member releases a queue or a time is over."""
-        return (
-            self._is_stale
-            or self._is_settling
-            or self._has_news
-            or any(
-                self._holders.get(queue) != self._targets.get(queue)
-                or (self._is_ordered and self._locks.get(queue) != self._targets.get(queue))
-                for queue in self._moving
-            )
-        )
+        if self._is_stale or self._is_settling or self._has_news:
+            return True
+        table = self._table
+        is_moving = table.holders != table.targets
+        if self._is_ordered:
+            is_moving |= table.locks != table.targets
+        return bool(is_moving.any())
 
     @property
     def topics(self) -> frozenset[str]:
         """Those that the members subscribe to."""
         return self._subscriptions.topics if self._members else frozenset()
+
+    @property
+    def is_large(self) -> bool:
+        """One rebalance is a noticeable piece of work."""
+        return self._table.count > HANDED_OVER_MAX
 
     @property
     def has_more(self) -> bool:
@@ -208,20 +266,66 @@ class Group:
 
     def assigned(self, member_id: str) -> frozenset[Queue]:
         """The queues that it may consume, as of the last rebalance; none for an unknown member."""
-        member = self._members.get(member_id)
-        return member.assigned if member else frozenset()
+        return frozenset(self.assigned_in_order(member_id))
 
-    def assigned_in_order(self, member_id: str) -> Iterator[Queue]:
-        """The same, by topic and queue id, as of now: it may be read while the group changes."""
-        assigned = self.assigned(member_id)
-        # Both are replaced and never changed.
-        return (queue for queue in self._queues if queue in assigned)
+    def assigned_in_order(self, member_id: str) -> list[Queue]:
+        """The same, by topic and queue id."""
+        member, table = self._members.get(member_id), self._table
+        if member is None:
+            return []
+        if self._is_broadcast:
+            return [queue for queue in table.readable if queue in member.broadcast.queues]
+        return at(table.queues, table.assigned == member.number)
+
+    def assigned_count(self, member_id: str) -> int:
+        member = self._members.get(member_id)
+        if member is None:
+            return 0
+        if self._is_broadcast:
+            return len(member.broadcast.queues)
+        return int(np.count_nonzero(self._table.assigned == member.number))
+
+    def assignees(self) -> dict[Queue, str]:
+        """By queue the member that it is assigned to; the last one in broadcast groups."""
+        return {
+            queue: member_id
+            for member_id in self._members
+            for queue in self.assigned_in_order(member_id)
+        }
+
+    def in_hand(self, member_id: str) -> list[Queue]:
+        """What is assigned to it, and what it still has to let go of."""
+        number = self._numbers.get(member_id, NONE)
+        return at(self._table.queues, self._table.holders == number) if number else []
 
     def owner(self, queue: Queue) -> str | None:
         """The member that has the queue in hand and may report progress, also while it has to
         release it. None in broadcast groups.
         """
-        return self._holders.get(queue)
+        row = self._table.row(queue)
+        return None if row is None else self._names[self._table.holders[row]] or None
+
+    def take_changes(self) -> dict[str, Change]:
+        """How the assignments of members with streams have changed since the last call. A member
+        that joins with another stream gets all of its queues again.
+        """
+        if not self._has_changes:
+            return {}
+        self._has_changes = False
+        if self._is_broadcast:
+            return {name: one.broadcast.take_change() for name, one in self._members.items()}
+        table = self._table
+        rows = np.flatnonzero(table.reported != table.assigned)
+        before, after = table.reported[rows], table.assigned[rows]
+        table.reported[rows] = after
+        return {
+            name: Change(
+                at(table.queues, rows[after == number]), at(table.queues, rows[before == number])
+            )
+            for number in np.union1d(before, after).tolist()
+            if (name := self._names[number]) in self._members
+            and self._members[name].spec.is_streaming
+        }
 
     # -- members come and go ----------------------------------------------------------------------
 
@@ -239,8 +343,11 @@ class Group:
             self._resubscribe(wanted)
         member = self._members.get(spec.member_id)
         if member is None:
-            member = self._members[spec.member_id] = Member(spec, now_ms)
+            number = self._number(spec.member_id)
+            member = self._members[spec.member_id] = Member(spec, now_ms, number)
             self._is_stale = True
+        elif spec.is_streaming:
+            self._assign_anew(member)
         member.spec, member.last_seen_ms = spec, now_ms
         self._awaited.pop(spec.member_id, None)
         self._claim(member, owned)
@@ -270,20 +377,24 @@ class Group:
         """
         member = self._members.get(member_id)
         if member is not None:
-            self._let_go(member.in_hand.intersection(queues) - member.assigned)
+            table = self._table
+            rows = table.rows_of(queues)
+            is_let_go = (table.holders[rows] == member.number) & (table.assigned[rows] == NONE)
+            self._let_go(rows[is_let_go])
 
     def leave(self, member_id: str) -> None:
         """Its queues are free at once. Nothing happens when it is not there."""
         member = self._members.pop(member_id, None)
         if member is None:
             return
-        for queue in member.in_hand:
-            del self._holders[queue]
-            self._deadlines.pop(queue, None)
-        self._has_news |= bool(member.in_hand)
-        self._has_changed |= bool(member.assigned)
+        table, number = self._table, member.number
+        self._may_have_changed |= bool(member.broadcast.queues or (table.assigned == number).any())
+        self._let_go(np.flatnonzero(table.holders == number))
+        table.forget(number)
         self._is_stale = True
         self._depart(member_id)
+        if len(self._names) > _NUMBERS_SPARE + 2 * len(self._members):
+            self._renumber()
 
     def expire(self, now_ms: int) -> list[str]:
         """Removes members that were not heard of for too long, and returns those removed since the
@@ -309,8 +420,11 @@ class Group:
         or elsewhere.
         """
         self._priorities = dict(priorities or {})
-        if (queues, surroundings) != (self._queues, self._surroundings):
-            self._queues, self._surroundings = queues, surroundings
+        if queues != self._table.readable:
+            self._table = self._table.with_readable(queues)
+            self._is_stale = True
+        if surroundings != self._surroundings:
+            self._surroundings = surroundings
             self._is_stale = True
 
     def wait(self, *, is_waiting: bool) -> None:
@@ -335,39 +449,66 @@ class Group:
         """There is one member at the most, and it is the one that wants this."""
         before, self._subscriptions = self._subscriptions, wanted
         dropped = before.topics - wanted.topics
-        self._let_go(
-            [
-                queue
-                for queue in self._holders
-                if before.mode != wanted.mode or queue.topic in dropped
-            ]
-        )
-        self._queues = {queue: z for queue, z in self._queues.items() if queue.topic not in dropped}
+        table = self._table
+        is_dropped = [queue.topic in dropped for queue in table.queues]
+        is_let_go = np.array(is_dropped, np.bool_) | (before.mode != wanted.mode)
+        self._let_go(np.flatnonzero(is_let_go & (table.holders != NONE)))
+        if dropped:
+            left = {queue: z for queue, z in table.readable.items() if queue.topic not in dropped}
+            self._table = table.with_readable(left)
         for member in self._members.values():
-            self._refresh(member)
+            member.broadcast = Broadcast()
+        self._revoke()
         self._is_stale = True
 
+    def _assign_anew(self, member: Member) -> None:
+        """Nothing is assigned to it until the next rebalance. What it has in hand stays so."""
+        table = self._table
+        for numbers in (table.assigned, table.reported):
+            numbers[numbers == member.number] = NONE
+        member.broadcast = Broadcast()
+        self._has_news = self._may_have_changed = True
+
     def _claim(self, member: Member, owned: Iterable[Queue]) -> None:
-        if self._subscriptions.mode == MODE_BROADCAST:
+        if self._is_broadcast:
             return
-        member_id, topics = member.spec.member_id, {*member.spec.subscriptions, self.retry_topic}
-        for queue in owned:
-            if queue in self._holders or queue.topic not in topics:
-                continue
-            if self._locked_by(queue) in ("", member_id):
-                self._holders[queue] = member_id
-                member.in_hand.add(queue)
-                self._is_stale = True
+        topics = {*member.spec.subscriptions, self.retry_topic}
+        rows = self._table.add(queue for queue in owned if queue.topic in topics)
+        locks = self._valid_locks()[rows]
+        is_free = (locks == NONE) | (locks == member.number)
+        rows = rows[is_free & (self._table.holders[rows] == NONE)]
+        self._table.holders[rows] = member.number
+        self._is_stale |= bool(len(rows))
 
     def _keep_only(self, member: Member, owned: Collection[Queue]) -> None:
-        if len(member.in_hand) > len(member.assigned):
-            self._let_go(member.in_hand.difference(owned) - member.assigned)
+        table = self._table
+        is_let_go = (table.holders == member.number) & (table.assigned == NONE)
+        if is_let_go.any():
+            is_let_go[table.rows_of(owned)] = False
+            self._let_go(np.flatnonzero(is_let_go))
 
-    def _let_go(self, queues: Collection[Queue]) -> None:
-        for queue in list(queues):
-            self._members[self._holders.pop(queue)].in_hand.discard(queue)
-            self._deadlines.pop(queue, None)
-            self._has_news = True
+    def _let_go(self, rows: Rows) -> None:
+        self._table.holders[rows] = NONE
+        self._table.deadlines_ms[rows] = 0
+        self._has_news |= bool(len(rows))
+
+    def _number(self, name: str) -> int:
+        """The number of a member, or of the holder of a lock."""
+        if name not in self._numbers:
+            self._numbers[name] = len(self._names)
+            self._names.append(name)
+        return self._numbers[name]
+
+    def _renumber(self) -> None:
+        """Forgets the names of those that have left and have no locks."""
+        is_used = self._table.used(len(self._names))
+        is_used[[NONE, *(one.number for one in self._members.values())]] = True
+        self._table.renumber((np.cumsum(is_used) - 1).astype(np.int32))
+        self._names = list(itertools.compress(self._names, is_used.tolist()))
+        self._numbers = {name: number for number, name in enumerate(self._names)}
+        for name, member in self._members.items():
+            member.number = self._numbers[name]
+        self.plan, self._is_stale = None, True  # a plan has the old numbers
 
     def _bury(self, now_ms: int, but: str = "") -> None:
         self._buried = [member_id for member_id in self._buried if member_id != but]
@@ -392,56 +533,62 @@ class Group:
         that this leader has not met is respected for `expires_ms` from now on; that one may be at
         work.
         """
-        self.change_locks(dict.fromkeys(self._locks, "") | dict(locks), now_ms)
+        held = at(self._table.queues, self._table.locks != NONE)
+        self.change_locks({**dict.fromkeys(held, ""), **locks}, now_ms)
 
     def change_locks(self, changes: Mapping[Queue, str], now_ms: int) -> None:
         """Locks that are others from now on; an empty name: the queue is free."""
-        losers: set[str] = set()
-        for queue, name in changes.items():
-            if self._locks.get(queue, "") == name:
-                continue
-            if name:
-                self._locks[queue] = name
-            else:
-                del self._locks[queue]
-            self._moving[queue] = None
-            self._has_news = True
-            if queue in self._holders:
-                losers.add(self._holders[queue])
-        for member_id in losers:
-            # It may have lost the lock. It has the queue in hand all the same, so that no other
-            # member gets it before it is released.
-            self._refresh(self._members[member_id])
-        names = set(self._locks.values())
-        self._awaited = {name: ms for name, ms in self._awaited.items() if name in names}
-        for name in sorted(names - self._members.keys() - self._departed.keys()):
+        if not changes:
+            return
+        numbers = {name: self._number(name) for name in set(changes.values())}
+        table, rows = self._table, self._table.add(changes)
+        after = np.fromiter(map(numbers.__getitem__, changes.values()), np.int32, len(rows))
+        self._has_news |= bool((table.locks[rows] != after).any())
+        table.locks[rows] = after
+        # A member that has lost the lock has the queue in hand all the same, so that no other
+        # member gets it before it is released.
+        self._revoke()
+        lockers = {self._names[number] for number in np.unique(table.locks).tolist()} - {""}
+        self._awaited = {name: ms for name, ms in self._awaited.items() if name in lockers}
+        for name in sorted(lockers - self._members.keys() - self._departed.keys()):
             self._awaited.setdefault(name, now_ms + self._expires_ms)
 
     def lock_changes(self) -> dict[Queue, str]:
         """The lock commands to replicate so that the locks name the present or next member of each
-        queue; an empty name frees it. As of the last rebalance; the same again until `set_locks`
-        has them.
+        queue; an empty name frees it. As of the last rebalance; the same again until the locks are
+        told. Very many come in several calls.
         """
-        changes: dict[Queue, str] = {}
-        is_ordered, locks = self._is_ordered, self._locks
-        if self._is_stale or self.plan or not (is_ordered or locks):
-            return changes
-        for queue in self._moving:
-            lock, wanted = locks.get(queue, ""), ""
-            if is_ordered and queue in self._queues:
-                wanted = self._holders.get(queue) or self._targets.get(queue, "")
-            if lock != wanted and lock not in self._awaited:
-                changes[queue] = wanted
-        return changes
+        table = self._table
+        if self._is_stale or self.plan or not (self._is_ordered or table.locks.any()):
+            return {}
+        wanted = np.zeros(len(table.locks), np.int32)
+        if self._is_ordered:
+            wanted = np.where(table.holders, table.holders, table.targets)
+            wanted[table.count :] = NONE
+        is_awaited = self._flags(self._awaited)[table.locks]
+        rows = np.flatnonzero((table.locks != wanted) & ~is_awaited)[:HANDED_OVER_MAX]
+        members = map(self._names.__getitem__, wanted[rows].tolist())
+        return dict(zip(at(table.queues, rows), members, strict=True))
 
     @property
     def _is_ordered(self) -> bool:
         return self._subscriptions.mode == MODE_ORDERED
 
-    def _locked_by(self, queue: Queue) -> str:
+    @property
+    def _is_broadcast(self) -> bool:
+        return self._subscriptions.mode == MODE_BROADCAST
+
+    def _valid_locks(self) -> Numbers:
         """The lock of a member that is gone does not count."""
-        name = self._locks.get(queue, "")
-        return name if name in self._members or name in self._awaited else ""
+        locks = self._table.locks
+        counts = self._flags(self._members) | self._flags(self._awaited)
+        return np.where(counts[locks], locks, np.int32(NONE))
+
+    def _flags(self, names: Iterable[str]) -> Flags:
+        """By number, whether its name is one of these."""
+        found = np.zeros(len(self._names), np.bool_)
+        found[[self._numbers[name] for name in names]] = True
+        return found
 
     # -- assignment -------------------------------------------------------------------------------
 
@@ -458,15 +605,21 @@ class Group:
             self.plan = plan if plan and plan.is_large else None
             self._has_news = True
             if self.plan is None:
-                self._aim(plan.targets() if plan else {}, now_ms)
-        is_due = self._has_news or any(ms <= now_ms for ms in self._deadlines.values())
-        if self.plan is None and is_due:
+                self._aim(plan.targets() if plan else None, now_ms)
+        if self.plan is None and (self._has_news or self._next_deadline_ms <= now_ms):
             self._hand_over(now_ms)
-        has_changed, self._has_changed = self._has_changed, False
+        if not self._may_have_changed:
+            return False
+        self._may_have_changed = False
+        self._has_changes = True
+        table = self._table
+        is_same = np.array_equal(table.assigned, table.assigned_before)
+        has_changed = self._is_broadcast or not is_same
+        table.assigned_before[:] = table.assigned
         self.generation += has_changed
         return has_changed
 
-    def adopt(self, plan: Plan, targets: dict[Queue, str], now_ms: int) -> None:
+    def adopt(self, plan: Plan, targets: Numbers, now_ms: int) -> None:
         """The targets of a large plan, to be followed by a rebalance. They are dropped if members,
         queues or claims are others by now: there is another plan then, or will be.
         """
@@ -483,122 +636,84 @@ class Group:
         self._is_settling = is_early or self._is_waiting
         if self._is_waiting or (is_early and mode == MODE_CLUSTERING):
             return None
+        table, home = self._table, self._surroundings.home
         zones = {name: one.spec.zone for name, one in self._members.items()}
         return Plan(
-            self._queues,
-            self._candidates(),
-            self._pins() if len(self._members) > 1 else {},
+            table.readable,
+            {name: (one.number, home(one.spec.zone)) for name, one in self._members.items()},
+            # A free queue is as good as in the hand of the member that is to get it.
+            np.where(table.holders, table.holders, table.targets)[: table.count],
+            self._pins()[: table.count],
             self._priorities,
-            self._surroundings.quotas(zones, len(self._queues)),
+            self._surroundings.quotas(zones, table.count),
         )
 
-    def _aim(self, targets: dict[Queue, str], now_ms: int) -> None:
-        """Sets the target of each queue, and the queues that have to move for it."""
-        self._targets = targets
+    def _aim(self, targets: Numbers | None, now_ms: int) -> None:
+        """Sets the target of each queue, and how long the holder may keep one that is to move."""
+        table = self._table
+        table.targets[:] = NONE
+        if targets is not None:
+            table.targets[: table.count] = targets
         if self._is_settling:
-            self._targets |= self._kept()
-        self._moving = self._out_of_place()
-        deadline_ms = now_ms + self._revoke_timeout_ms
-        self._deadlines = {
-            queue: self._deadlines.get(queue, deadline_ms)
-            for queue in (() if self._is_ordered else self._moving)
-            if queue in self._holders and self._holders[queue] != self._targets.get(queue)
-        }
-        for member in self._members.values():
-            self._refresh(member)
+            kept = np.where(table.holders, table.holders, self._locked())[: table.count]
+            np.copyto(table.targets[: table.count], kept, where=kept != NONE)
+        is_moving = (table.holders != NONE) & (table.holders != table.targets)
+        if self._is_ordered:
+            is_moving[:] = False
+        deadlines_ms = np.where(
+            table.deadlines_ms, table.deadlines_ms, now_ms + self._revoke_timeout_ms
+        )
+        table.deadlines_ms = np.where(is_moving, deadlines_ms, 0)
+        self._next_deadline_ms = table.next_deadline_ms
+        self._revoke()
 
-    def _out_of_place(self) -> dict[Queue, None]:
-        """The queues where holder, target and lock are not the same."""
-        targets, holders, locks = self._targets, self._holders, self._locks
-        wanted = targets if self._is_ordered else {}
-        found = dict.fromkeys(queue for queue, one in targets.items() if holders.get(queue) != one)
-        found.update(dict.fromkeys(holders.keys() - targets.keys()))
-        if locks or wanted:
-            known = locks.keys() | wanted.keys()
-            found.update((q, None) for q in known if locks.get(q) != wanted.get(q))
-        return found
+    def _locked(self) -> Numbers:
+        """Of queues that no member has in hand and only one member can get: that one."""
+        table = self._table
+        if not self._is_ordered:
+            return np.zeros_like(table.locks)
+        is_member = self._flags(self._members)[table.locks]
+        return np.where(is_member & (table.holders == NONE), table.locks, np.int32(NONE))
 
-    def _kept(self) -> dict[Queue, str]:
-        """By queue the member that has it, or is to have it by the lock."""
-        found = self._locked() | self._holders
-        return {queue: name for queue, name in found.items() if queue in self._queues}
-
-    def _locked(self) -> dict[Queue, str]:
-        """Queues that no member has in hand, and only one member can get."""
-        locks = self._locks.items() if self._is_ordered else ()
-        return {q: one for q, one in locks if one in self._members and q not in self._holders}
-
-    def _candidates(self) -> list[Candidate]:
-        home = self._surroundings.home
-        return [
-            Candidate(member_id, home(member.spec.zone), frozenset(member.in_hand))
-            for member_id, member in self._members.items()
-        ]
-
-    def _pins(self) -> dict[Queue, str]:
+    def _pins(self) -> Numbers:
         """A queue that a member may consume weighs more than one it was told to release. A lock
         weighs the same if its member lives and no other member holds the queue.
         """
-        pins = self._locked()
-        for member_id, member in self._members.items():
-            pins.update(dict.fromkeys(member.assigned & member.in_hand, member_id))
-        return pins
+        return np.where(self._table.assigned, self._table.assigned, self._locked())
 
     def _hand_over(self, now_ms: int) -> None:
         self._has_news = False
-        is_ordered = self._is_ordered
-        self._let_go([queue for queue, ms in self._deadlines.items() if ms <= now_ms])
-        if self._subscriptions.mode == MODE_BROADCAST:
+        table = self._table
+        if self._next_deadline_ms <= now_ms:
+            is_late = (table.deadlines_ms > 0) & (table.deadlines_ms <= now_ms)
+            self._let_go(np.flatnonzero(is_late))
+            self._next_deadline_ms = table.next_deadline_ms
+        if self._is_broadcast:
             self._hand_to_all()
             return
-        received: dict[str, list[Queue]] = {}
-        left = HANDED_OVER_MAX
-        for queue in list(self._moving):
-            target, holder = self._targets.get(queue), self._holders.get(queue)
-            if holder is None and target is not None and self._may_have(target, queue):
-                if not left:
-                    self._has_news = True
-                    break
-                left -= 1
-                holder = self._holders[queue] = target
-                received.setdefault(target, []).append(queue)
-            if holder == target and self._locks.get(queue) == (target if is_ordered else None):
-                del self._moving[queue]
-        for member_id, queues in received.items():
-            # Target, holder and lock are the same, so the member may consume them.
-            member = self._members[member_id]
-            member.in_hand.update(queues)
-            self._assign_more(member, queues)
+        locks = table.locks if self._is_ordered else self._valid_locks()
+        may_have = (locks == table.targets) | ((locks == NONE) & (not self._is_ordered))
+        may_have &= (table.holders == NONE) | (table.holders == table.targets)
+        rows = np.flatnonzero(may_have & (table.assigned != table.targets))
+        self._has_news = len(rows) > HANDED_OVER_MAX
+        self._may_have_changed |= bool(len(rows))
+        rows = rows[:HANDED_OVER_MAX]
+        table.holders[rows] = table.assigned[rows] = table.targets[rows]
 
     def _hand_to_all(self) -> None:
-        left = HANDED_OVER_MAX
+        readable, left = self._table.readable, HANDED_OVER_MAX
         for member in self._members.values():
-            missing = self._queues.keys() - member.assigned
-            self._assign_more(member, itertools.islice(missing, left))
-            left -= min(left, len(missing))
-            self._has_news |= len(member.assigned) < len(self._queues)
+            change = member.broadcast.assign(readable, left)
+            left -= len(change.gained)
+            self._may_have_changed |= change != ([], [])
+            self._has_news |= len(member.broadcast.queues) < len(readable)
 
-    def _assign_more(self, member: Member, queues: Iterable[Queue]) -> None:
-        assigned = member.assigned.union(queues)
-        self._has_changed |= len(assigned) > len(member.assigned)
-        member.assigned = assigned
-
-    def _may_have(self, member_id: str, queue: Queue) -> bool:
+    def _revoke(self) -> None:
+        """Takes queues out of assignments that have another target, or not the lock, by now."""
+        table = self._table
+        is_wrong = (table.assigned != table.targets) | (table.assigned != table.holders)
         if self._is_ordered:
-            return self._locks.get(queue) == member_id
-        return self._locked_by(queue) in ("", member_id)
-
-    def _refresh(self, member: Member) -> None:
-        if self._subscriptions.mode == MODE_BROADCAST:
-            assigned = member.assigned.intersection(self._queues)
-        else:
-            member_id = member.spec.member_id
-            assigned = frozenset(
-                queue
-                for queue in member.in_hand
-                if self._targets.get(queue) == member_id
-                and (not self._is_ordered or self._locks.get(queue) == member_id)
-            )
-        if assigned != member.assigned:
-            member.assigned = assigned
-            self._has_changed = True
+            is_wrong |= table.assigned != table.locks
+        is_wrong &= table.assigned != NONE
+        self._may_have_changed |= bool(is_wrong.any())
+        table.assigned[is_wrong] = NONE

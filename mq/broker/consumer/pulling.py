@@ -8,6 +8,7 @@ there is for the leader to tell: the follower may only be behind.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from mq.broker.consumer.filters import CompiledFilter, select
 from mq.broker.consumer.replicas import Reader, Replicas
 from mq.broker.consumer.unsent import Unsent
 from mq.broker.contracts import Peer
+from mq.broker.long_work import in_turns
 from mq.broker.queue import Queue
 from mq.broker.state.topics import Topics
 from mq.errors import MessagesDamaged, MqError
@@ -88,7 +90,8 @@ class Puller:
         node reach them, or after the time in which they should.
         """
         deadline = asyncio.get_running_loop().time() + _AHEAD_S
-        for queue, queue_offset in positions.items():
+        are_ahead = await in_turns(0 < self.end(queue) < at for queue, at in positions.items())
+        for queue, queue_offset in itertools.compress(positions.items(), are_ahead):
             while 0 < self.end(queue) < queue_offset:
                 left_s = deadline - asyncio.get_running_loop().time()
                 if left_s <= 0 or not await self._arrivals.wait(queue, left_s):

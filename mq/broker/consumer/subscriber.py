@@ -15,7 +15,8 @@ A queue that cannot be read because a file is damaged is set aside for a while; 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from mq.broker.consumer.replicas import Reader, Replicas
 from mq.broker.consumer.setting_aside import SetAside
 from mq.broker.consumer.unsent import Allowance
 from mq.broker.contracts import Peer
+from mq.broker.long_work import in_turns
 from mq.broker.queue import Queue
 from mq.errors import IllegalOffset, MessagesDamaged, MqError, QueueDamaged, Rebuilding
 from mq.store.reading import ReadResult, Status
@@ -36,6 +38,8 @@ _FAIR_EACH = 10
 # A queue that came back from another node is delivered here for a while, wherever it stands: the
 # other node may be one that cannot serve it, and looks well from here.
 _STAYS_S = 5.0
+# Queues of a stream that is gone, in one turn of the loop.
+_UNWATCHED_MAX = 8_192
 
 
 class CacheLimits(NamedTuple):
@@ -98,8 +102,6 @@ class Subscriber:
         self._puller = puller
         self._arrivals = arrivals
         self._generation = 0
-        # The keys of the cursors, as a set that others may keep.
-        self._queues: frozenset[Queue] = frozenset()
         self._cursors: dict[Queue, Cursor] = {}
         # Revoked, and not released yet: the client may still report progress.
         self._leaving: dict[Queue, Cursor] = {}
@@ -110,7 +112,7 @@ class Subscriber:
         self._ready: dict[Queue, None] = {}
         self._ranks: dict[Queue, int] = {}
         self._deliveries = 0
-        self._is_assignment_due = False
+        self._is_assignment_due = self._is_waiting = False
         self._error: Exception | None = None
         self._wake = asyncio.Event()
         self._allowance = Allowance()
@@ -126,8 +128,8 @@ class Subscriber:
         self._replicas, self._zone = replicas, zone
 
     @property
-    def queues(self) -> frozenset[Queue]:
-        return self._queues
+    def queues(self) -> AbstractSet[Queue]:
+        return self._cursors.keys()
 
     @property
     def cached_messages(self) -> int:
@@ -139,40 +141,44 @@ class Subscriber:
         self,
         generation: int,
         positions: Mapping[Queue, int],
-        queues: frozenset[Queue] | None = None,
+        lost: Collection[Queue] | None = None,
     ) -> None:
-        """`queues` are all that it has from now on, by default those of `positions`, which says
-        where to start in those that are new.
+        """`positions` says where to start in the queues that are new. Those that are `lost`, by
+        default all others, leave its assignment.
         """
-        queues = frozenset(positions) if queues is None else queues
-        for queue in () if queues.issuperset(self._queues) else self._queues - queues:
-            self._arrivals.unwatch(queue, self._arrived)
-            self._leaving[queue] = self._cursors.pop(queue)
-            self._ready.pop(queue, None)
-            self._ranks.pop(queue, None)
-            self._fetched.pop(queue, None)
+        cursors = self._cursors
+        lost = list(cursors.keys() - positions.keys()) if lost is None else lost
+        self._arrivals.unwatch(lost, self._arrived)
+        for queue in lost:
+            self._leaving[queue] = cursors.pop(queue)
             self._aside.forget(queue)
-        for queue in sorted(positions.keys() - self._cursors.keys()):
-            former = self._leaving.pop(queue, None)
-            self._cursors[queue] = returned(former, positions[queue])
-            self._arrivals.watch(queue, self._arrived)
-            self._ready[queue] = None
+        for known in (self._ready, self._ranks, self._fetched):
+            if known:
+                for queue in lost:
+                    known.pop(queue, None)
+        gained = sorted(positions.keys() - cursors.keys())
+        self._arrivals.watch(gained, self._arrived)
+        for queue in gained:
+            cursors[queue] = returned(self._leaving.pop(queue, None), positions[queue])
             if rank := self._puller.rank(queue):
                 self._ranks[queue] = rank
-        self._queues = queues
+        self._ready.update(dict.fromkeys(gained))
         self._generation = generation
         self._is_assignment_due = True
         self._wake.set()
 
-    def claim(self, queue: Queue, next_offset: int, done: int, end: int) -> None:
-        """It came back with this queue in hand, and is done with what stands before `done`. Unless
-        the queue is in the first assignment, it is one to finish and to release, under epoch 0.
-        Behind the `end`, it has the messages of another topic, which had the name before.
+    def wait(self, *, is_waiting: bool) -> None:
+        """The assignment is told as a whole: not before all parts of it are known."""
+        if is_waiting != self._is_waiting:
+            self._is_waiting = is_waiting
+            self._wake.set()
+
+    def claim(self, in_hand: Mapping[Queue, Cursor]) -> None:
+        """It came back with these queues in hand. One that is not in the first assignment is one to
+        finish and to release, under epoch 0.
         """
-        cursor = self._leaving[queue] = Cursor(min(done, next_offset, end), 0)
-        cursor.has_in_hand(min(next_offset, end))
-        cursor.is_told, cursor.is_told_of_end = True, next_offset > end
-        self._told.add(queue)
+        self._leaving.update(in_hand)
+        self._told.update(in_hand)
 
     def move(self, positions: Mapping[Queue, int]) -> None:
         """A seek of the client's or a reset by an operator: what was sent before is void."""
@@ -195,15 +201,20 @@ class Subscriber:
 
     def detach(self) -> None:
         """The stream is gone."""
-        for queue in self._cursors:
-            self._arrivals.unwatch(queue, self._arrived)
+        self._unwatch(list(self._cursors))
         for task in self._fetching.values():
             task.cancel()
         self._aside.clear()
-        self._queues = frozenset()
         self._cursors.clear()
         self._ready.clear()
         self._fetched.clear()
+
+    def _unwatch(self, queues: list[Queue]) -> None:
+        """In several turns of the loop, if they are very many."""
+        self._arrivals.unwatch(queues[-_UNWATCHED_MAX:], self._arrived)
+        del queues[-_UNWATCHED_MAX:]
+        if queues:
+            asyncio.get_running_loop().call_soon(self._unwatch, queues)
 
     # -- from the client --------------------------------------------------------------------------
 
@@ -285,8 +296,8 @@ class Subscriber:
             self._wake.clear()
             if self._error is not None:
                 raise self._error
-            if self._is_assignment_due:
-                return self._assignment()
+            if self._is_assignment_due and not self._is_waiting:
+                return await self._assignment()
             while self._ready and not self._is_assignment_due:
                 queue = self._next_queue()
                 del self._ready[queue]
@@ -305,20 +316,22 @@ class Subscriber:
         # The first one of those with the best rank.
         return min(self._ready, key=lambda queue: self._ranks.get(queue, 0))
 
-    def _assignment(self) -> Assigned:
+    async def _assignment(self) -> Assigned:
         self._is_assignment_due = False
-        positions = []
-        for queue, cursor in self._cursors.items():
-            positions.append(Position(queue, cursor.next_offset, cursor.epoch))
+        generation, ranks, cursors = self._generation, dict(self._ranks), dict(self._cursors)
+        for cursor in cursors.values():
             cursor.is_told = True
         for cursor in self._leaving.values():
             cursor.is_told_of_end = True
-        assigned = Assigned(self._generation, positions, dict(self._ranks))
         untold = [queue for queue in self._leaving if queue not in self._told]
-        self._told = {*self._cursors, *(self._leaving.keys() - untold)}
+        self._told = {*cursors, *(self._leaving.keys() - untold)}
         if untold:
             self._on_untold(self, untold)
-        return assigned
+        # A cursor that is replaced meanwhile makes another assignment due.
+        positions = await in_turns(
+            Position(queue, cursor.next_offset, cursor.epoch) for queue, cursor in cursors.items()
+        )
+        return Assigned(generation, positions, ranks)
 
     def _try_to_deliver(self, queue: Queue, cursor: Cursor) -> Delivered | Redirected | None:
         try:
@@ -384,7 +397,7 @@ class Subscriber:
         cursor.has_unsent_gap = False
         count = sum(run.message_count for run in result.runs)
         size_bytes = sum(len(run.frames) for run in result.runs)
-        cursor.sent.append(Sent(result.next_offset, count, size_bytes))
+        cursor.add_sent(Sent(result.next_offset, count, size_bytes))
         if result.next_offset < result.end:
             self._ready[queue] = None
         return Delivered(queue, cursor.epoch, result)
@@ -441,7 +454,8 @@ class Subscriber:
         return result
 
     def _arrived(self, queue: Queue) -> None:
-        if not self._cursors[queue].is_redirected:
+        cursor = self._cursors.get(queue)
+        if cursor is not None and not cursor.is_redirected:
             self._is_ready(queue)
 
     def _is_ready(self, queue: Queue) -> None:

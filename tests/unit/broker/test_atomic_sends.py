@@ -274,7 +274,7 @@ async def test_the_next_owner_may_begin_before_the_outcome_is_known(is_in_log: b
 async def test_messages_that_needed_no_work_may_be_reported_in_between() -> None:
     """A filter left out those before 5: the stream may say so before the atom does."""
     one = await scene()
-    member = one.groups._live["g"].subscribers["m"][0]
+    member = one.groups._live["g"].streams["m"].subscriber
     await drain(member)
     one.groups.progress(member, [Position(IN_0, 4, 0)])
     await send(one, output(1), **move(0, 7, first=5))
@@ -290,7 +290,7 @@ async def test_messages_that_needed_no_work_may_be_reported_in_between() -> None
 async def test_a_report_that_was_overtaken_does_not_undo_it() -> None:
     """One that waits for its entry, and one that comes while the atom is under way."""
     one = await scene()
-    member = one.groups._live["g"].subscribers["m"][0]
+    member = one.groups._live["g"].streams["m"].subscriber
     await drain(member)
     one.groups.progress(member, [Position(IN_0, 5, 0)])
     with pytest.raises(IllegalOffset):

@@ -64,7 +64,10 @@ class World:
     ) -> Subscriber:
         wanted = spec(member_id, mode, **fields)
         filters = {topic: compile_filter(Filter()) for topic in wanted.subscriptions}
-        return self.groups.subscribe("g", wanted, filters, CacheLimits(), start, positions or {})
+        claims = {
+            queue: self.groups.claim("g", queue, at) for queue, at in (positions or {}).items()
+        }
+        return self.groups.subscribe("g", wanted, filters, CacheLimits(), start, claims)
 
     def hand_over(self, one: Subscriber) -> frozenset[Queue]:
         """Lets go of whatever left its assignment; what that is."""

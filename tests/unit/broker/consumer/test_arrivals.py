@@ -15,18 +15,18 @@ def test_watchers_are_told_of_their_queue_in_the_order_they_came() -> None:
     arrivals, told = Arrivals(), []
     watchers = {name: lambda queue, name=name: told.append((name, queue)) for name in "abc"}
     for name in "cab":
-        arrivals.watch(HERE, watchers[name])
-    arrivals.watch(HERE, watchers["c"])  # again: once is enough
+        arrivals.watch([HERE], watchers[name])
+    arrivals.watch([HERE], watchers["c"])  # again: once is enough
     arrivals.arrived(HERE)
     arrivals.arrived(THERE)
     assert told == [("c", HERE), ("a", HERE), ("b", HERE)]
     assert len(arrivals) == 3
-    arrivals.unwatch(HERE, watchers["a"])
-    arrivals.unwatch(THERE, watchers["a"])
+    arrivals.unwatch([HERE], watchers["a"])
+    arrivals.unwatch([THERE], watchers["a"])
     arrivals.arrived(HERE)
     assert told[3:] == [("c", HERE), ("b", HERE)]
     for name in "cb":
-        arrivals.unwatch(HERE, watchers[name])
+        arrivals.unwatch([HERE], watchers[name])
     assert len(arrivals) == 0
     assert arrivals._watchers == {}, "queues that nobody watches any more take no room"
 
@@ -36,9 +36,9 @@ def test_a_watcher_may_stop_watching() -> None:
 
     def once(queue: Queue) -> None:
         told.append(queue)
-        arrivals.unwatch(queue, once)
+        arrivals.unwatch([queue], once)
 
-    arrivals.watch(HERE, once)
+    arrivals.watch([HERE], once)
     arrivals.arrived(HERE)
     arrivals.arrived(HERE)
     assert told == [HERE]

@@ -9,7 +9,7 @@ from mq.broker.consumer.cursor import Cursor, Sent, returned
 
 def cursor_with(*sent: Sent) -> Cursor:
     cursor = Cursor(0, 0)
-    cursor.sent.extend(sent)
+    cursor.add_sent(*sent)
     cursor.next_offset = sent[-1].end
     return cursor
 

@@ -277,7 +277,7 @@ def settled(name: str, steps: list[tuple[str, bool]], mode: int) -> Group:
             locks |= group.lock_changes()
             group.set_locks(locks, 0)
             for one in list(group.members.values()):
-                group.release(one.spec.member_id, one.in_hand - one.assigned)
+                group.release(one.spec.member_id, group.in_hand(one.spec.member_id))
     given_here = [queue for one in group.members for queue in group.assigned(one)]
     assert sorted(given_here) == sorted(queues)
     return group

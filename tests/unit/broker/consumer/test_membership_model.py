@@ -63,6 +63,10 @@ class GroupMachine(RuleBasedStateMachine):
         self.lost_ms: dict[tuple[str, Queue], int] = {}
         # Queues that were taken from a member that did not release them in time, and works on.
         self.doubled: set[Queue] = set()
+        # What the streams of members were told.
+        self.streams: dict[str, set[Queue]] = {}
+        # As of the last rebalance.
+        self.assigned: dict[str, frozenset[Queue]] = {}
         self.group = self._new_group(settle_until_ms=0)
 
     def _new_group(self, settle_until_ms: int) -> Group:
@@ -73,11 +77,19 @@ class GroupMachine(RuleBasedStateMachine):
     def _arrange(self) -> None:
         """The driver's work after each step."""
         self.group.set_queues(self.queues)
-        before = {name: self.group.assigned(name) for name in self.group.members}
         generation = self.group.generation
         has_changed = self.group.rebalance(self.now_ms)
-        after = {name: self.group.assigned(name) for name in self.group.members}
-        assert has_changed or before == after
+        before, self.assigned = self.assigned, {}
+        for name in self.group.members:
+            self.assigned[name] = self.group.assigned(name)
+            assert has_changed or before.get(name, frozenset()) == self.assigned[name]
+        for name, (gained, lost) in self.group.take_changes().items():
+            known = self.streams[name]
+            assert known.isdisjoint(gained)
+            assert known.issuperset(lost)
+            self.streams[name] = (known - set(lost)) | set(gained)
+        for name, member in self.group.members.items():
+            assert not member.spec.is_streaming or self.streams[name] == self.assigned[name]
         assert self.group.generation == generation + has_changed
         for name, client in self.clients.items():
             if client.is_streaming and not client.is_cut_off and name in self.group.members:
@@ -87,12 +99,16 @@ class GroupMachine(RuleBasedStateMachine):
         zone = "xyz"[ord(client.name) % 3]
         return Spec(client.name, zone, self.mode, {"t": "*"}, "host:1", client.is_streaming)
 
+    def _join(self, client: Client) -> None:
+        self.group.join(self._spec(client), client.hand, self.now_ms)
+        self.streams[client.name] = set()  # it gets its queues anew
+
     def _contact(self, client: Client) -> None:
         try:
             owned = None if client.is_streaming else client.hand
             self.group.heartbeat(client.name, self.now_ms, owned)
         except UnknownMember:
-            self.group.join(self._spec(client), client.hand, self.now_ms)
+            self._join(client)
         self._arrange()
         client.hear(self.group.assigned(client.name), self.now_ms)
 
@@ -102,14 +118,14 @@ class GroupMachine(RuleBasedStateMachine):
     def start(self, name: str, is_streaming: bool) -> None:
         """Or starts anew, under the name of one that runs or was there before."""
         client = self.clients[name] = Client(name, is_streaming, self.now_ms)
-        self.group.join(self._spec(client), (), self.now_ms)
+        self._join(client)
         self._arrange()
         client.hear(self.group.assigned(name), self.now_ms)
 
     @rule(name=NAMES)
     def reconnect(self, name: str) -> None:
         if client := self.clients.get(name):
-            self.group.join(self._spec(client), client.hand, self.now_ms)
+            self._join(client)
             self._arrange()
             client.hear(self.group.assigned(name), self.now_ms)
 
@@ -192,6 +208,7 @@ class GroupMachine(RuleBasedStateMachine):
             self.locks |= changes
         self.on_their_way.clear()
         self.group = self._new_group(self.now_ms + EXPIRES_MS)
+        self.assigned = {}
         self.lost_ms.clear()
 
     @rule()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mq.broker.consumer.cursor import claimed
 from mq.broker.consumer.filters import compile_filter
 from mq.broker.consumer.subscriber import Assigned, CacheLimits, Delivered, Position, Subscriber
 from mq.broker.queue import Queue
@@ -366,18 +367,18 @@ async def test_an_epoch_that_the_client_was_not_told_of_is_not_used_up() -> None
 @on_loop
 async def test_a_claim_holds_until_the_first_assignment_whatever_comes_between() -> None:
     one = await stream({A: 10})
-    one.subscriber.claim(A, 5, 2, 10)
+    one.subscriber.claim({A: claimed(5, 2, 10)})
     one.subscriber.assign(1, {})
     one.subscriber.assign(2, {A: 2})
     (position,) = (await one.assigned()).positions
     assert (position.queue, position.queue_offset) == (A, 5)
     # Not one of a topic that was made anew, which is shorter.
     other = await stream({A: 10})
-    other.subscriber.claim(A, 15, 2, 10)
+    other.subscriber.claim({A: claimed(15, 2, 10)})
     other.subscriber.assign(1, {A: 2})
     assert (await other.assigned()).positions == [Position(A, 2, 1)]
     late = await stream({A: 10})
-    late.subscriber.claim(A, 5, 2, 10)
+    late.subscriber.claim({A: claimed(5, 2, 10)})
     late.subscriber.assign(1, {})
     await late.assigned()
     late.subscriber.assign(2, {A: 2})
@@ -387,7 +388,7 @@ async def test_a_claim_holds_until_the_first_assignment_whatever_comes_between()
 @on_loop
 async def test_a_claim_counts_against_the_cache_and_can_be_finished() -> None:
     one = await stream({A: 10}, CacheLimits(messages=6))
-    one.subscriber.claim(A, 5, 2, 10)
+    one.subscriber.claim({A: claimed(5, 2, 10)})
     assert one.done(4) == {A: 4}
     one.subscriber.assign(1, {A: 5})
     assert (await one.assigned()).positions == [Position(A, 5, 1)]

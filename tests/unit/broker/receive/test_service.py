@@ -377,7 +377,7 @@ async def test_a_call_that_is_cancelled_while_it_waits_takes_nothing_away() -> N
     def cancel(_: Queue) -> None:
         first.cancel()
 
-    node.broker.arrivals.watch(Queue(TOPIC, 0), cancel)
+    node.broker.arrivals.watch([Queue(TOPIC, 0)], cancel)
     await node.send(TOPIC, b"a")
     assert bodies(await soon(second)) == [b"a"]
 

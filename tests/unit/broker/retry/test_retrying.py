@@ -154,7 +154,7 @@ async def test_a_group_that_was_set_back_stays_there() -> None:
     scene = await scene_with(b"0", b"1", b"2")
     queue = Queue("t", 0)
     await soon(scene.groups.commit("g", "a", {queue: 2}))
-    subscriber = scene.groups._live["g"].subscribers["a"][0]
+    subscriber = scene.groups._live["g"].streams["a"].subscriber
     scene.groups.seek(subscriber, {queue: 0})
     await retry(scene, at(2, delay_ms=0))
     await soon(scene.node.broker.commits.flush())
