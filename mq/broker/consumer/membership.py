@@ -25,7 +25,7 @@ import numpy as np
 
 from mq import names
 from mq.broker.consumer.assignment import Candidate, assign
-from mq.broker.consumer.queue_table import NONE, Flags, Numbers, QueueTable, Rows, at
+from mq.broker.consumer.queue_table import NONE, Flags, Numbers, QueueTable, Rows, at, rows_where
 from mq.broker.consumer.shares import ALONE, Surroundings
 from mq.broker.queue import Queue
 from mq.errors import SubscriptionMismatch, UnknownMember
@@ -315,7 +315,7 @@ class Group:
         if self._is_broadcast:
             return {name: one.broadcast.take_change() for name, one in self._members.items()}
         table = self._table
-        rows = np.flatnonzero(table.reported != table.assigned)
+        rows = rows_where(table.reported != table.assigned)
         before, after = table.reported[rows], table.assigned[rows]
         table.reported[rows] = after
         return {
@@ -389,7 +389,7 @@ class Group:
             return
         table, number = self._table, member.number
         self._may_have_changed |= bool(member.broadcast.queues or (table.assigned == number).any())
-        self._let_go(np.flatnonzero(table.holders == number))
+        self._let_go(rows_where(table.holders == number))
         table.forget(number)
         self._is_stale = True
         self._depart(member_id)
@@ -452,7 +452,7 @@ class Group:
         table = self._table
         is_dropped = [queue.topic in dropped for queue in table.queues]
         is_let_go = np.array(is_dropped, np.bool_) | (before.mode != wanted.mode)
-        self._let_go(np.flatnonzero(is_let_go & (table.holders != NONE)))
+        self._let_go(rows_where(is_let_go & (table.holders != NONE)))
         if dropped:
             left = {queue: z for queue, z in table.readable.items() if queue.topic not in dropped}
             self._table = table.with_readable(left)
@@ -469,8 +469,8 @@ class Group:
         member.broadcast = Broadcast()
         self._has_news = self._may_have_changed = True
 
-    def _claim(self, member: Member, owned: Iterable[Queue]) -> None:
-        if self._is_broadcast:
+    def _claim(self, member: Member, owned: Collection[Queue]) -> None:
+        if self._is_broadcast or not owned:
             return
         topics = {*member.spec.subscriptions, self.retry_topic}
         rows = self._table.add(queue for queue in owned if queue.topic in topics)
@@ -485,7 +485,7 @@ class Group:
         is_let_go = (table.holders == member.number) & (table.assigned == NONE)
         if is_let_go.any():
             is_let_go[table.rows_of(owned)] = False
-            self._let_go(np.flatnonzero(is_let_go))
+            self._let_go(rows_where(is_let_go))
 
     def _let_go(self, rows: Rows) -> None:
         self._table.holders[rows] = NONE
@@ -566,7 +566,7 @@ class Group:
             wanted = np.where(table.holders, table.holders, table.targets)
             wanted[table.count :] = NONE
         is_awaited = self._flags(self._awaited)[table.locks]
-        rows = np.flatnonzero((table.locks != wanted) & ~is_awaited)[:HANDED_OVER_MAX]
+        rows = rows_where((table.locks != wanted) & ~is_awaited)[:HANDED_OVER_MAX]
         members = map(self._names.__getitem__, wanted[rows].tolist())
         return dict(zip(at(table.queues, rows), members, strict=True))
 
@@ -581,6 +581,8 @@ class Group:
     def _valid_locks(self) -> Numbers:
         """The lock of a member that is gone does not count."""
         locks = self._table.locks
+        if not locks.any():
+            return locks
         counts = self._flags(self._members) | self._flags(self._awaited)
         return np.where(counts[locks], locks, np.int32(NONE))
 
@@ -686,7 +688,7 @@ class Group:
         table = self._table
         if self._next_deadline_ms <= now_ms:
             is_late = (table.deadlines_ms > 0) & (table.deadlines_ms <= now_ms)
-            self._let_go(np.flatnonzero(is_late))
+            self._let_go(rows_where(is_late))
             self._next_deadline_ms = table.next_deadline_ms
         if self._is_broadcast:
             self._hand_to_all()
@@ -694,7 +696,7 @@ class Group:
         locks = table.locks if self._is_ordered else self._valid_locks()
         may_have = (locks == table.targets) | ((locks == NONE) & (not self._is_ordered))
         may_have &= (table.holders == NONE) | (table.holders == table.targets)
-        rows = np.flatnonzero(may_have & (table.assigned != table.targets))
+        rows = rows_where(may_have & (table.assigned != table.targets))
         self._has_news = len(rows) > HANDED_OVER_MAX
         self._may_have_changed |= bool(len(rows))
         rows = rows[:HANDED_OVER_MAX]

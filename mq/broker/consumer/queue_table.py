@@ -8,6 +8,7 @@ a claim or a lock alone. Decides nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,10 +38,14 @@ class QueueTable:
     def _set_columns(self, columns: Numbers) -> None:
         self._columns = columns
         # The member that has the queue in hand, that should have it, and that has its lock.
-        self.holders, self.targets, self.locks = columns[:3]
+        self.holders: Numbers = columns[0]
+        self.targets: Numbers = columns[1]
+        self.locks: Numbers = columns[2]
         # The member that it is assigned to: now, in the last generation, and when the driver last
         # asked for changes.
-        self.assigned, self.assigned_before, self.reported = columns[3:]
+        self.assigned: Numbers = columns[3]
+        self.assigned_before: Numbers = columns[4]
+        self.reported: Numbers = columns[5]
 
     @property
     def next_deadline_ms(self) -> int:
@@ -70,7 +75,7 @@ class QueueTable:
     def with_readable(self, queues: Mapping[Queue, str]) -> QueueTable:
         """The same members, of other queues that can be read."""
         table = QueueTable(queues)
-        kept = np.flatnonzero(self._columns.any(axis=0))
+        kept = rows_where(np.any(self._columns, axis=0))
         rows = table.add(at(self.queues, kept))
         table._columns[:, rows] = self._columns[:, kept]
         table.deadlines_ms[rows] = self.deadlines_ms[kept]
@@ -93,7 +98,11 @@ class QueueTable:
         self._set_columns(numbers[self._columns])
 
 
+def rows_where(flags: npt.NDArray[Any]) -> Rows:
+    return flags.nonzero()[0]
+
+
 def at(queues: Sequence[Queue], rows: Flags | Rows) -> list[Queue]:
     """The queues of these rows."""
-    wanted = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+    wanted = rows_where(rows) if rows.dtype == np.bool_ else rows
     return list(map(queues.__getitem__, wanted.tolist()))
