@@ -10,14 +10,16 @@ from __future__ import annotations
 import functools
 import logging
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import lz4.frame
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as WireMessage
 
 from mq.client.messages import Origin, QueueRef, ReceivedMessage
+from mq.errors import Internal
 from mq.limits import BODY_BYTES_MAX
 from mq.names import DEAD_LETTER_PREFIX, GIVE_UP_TOPIC, RETRY_PREFIX, message_id
 from mq.wire import varint
@@ -32,6 +34,8 @@ from mq.wire.v1.consumer_pb2 import (
 from mq.wire.v1.message_pb2 import COMPRESSION_LZ4, COMPRESSION_NONE, Message
 
 log = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=WireMessage)
 
 
 class Unreadable(NamedTuple):
@@ -72,49 +76,56 @@ class Decoded(NamedTuple):
 
 
 def parse_subscribe_response(data: bytes) -> tuple[SubscribeResponse, list[Frames]]:
-    """Raises DecodeError if more is broken than single messages."""
-    try:
-        response = SubscribeResponse.FromString(data)
-    except DecodeError:
-        raw = _raw_class("SubscribeResponse").FromString(data)
-        runs = [_parse_one_by_one(run) for run in raw.delivery.runs]
-        del raw.delivery.runs[:]
-        return SubscribeResponse.FromString(raw.SerializeToString()), runs
-    return response, [_frames(run) for run in response.delivery.runs]
+    """Raises Internal if more is broken than single messages."""
+    return _parse_runs(SubscribeResponse, data, lambda response: response.delivery.runs)
 
 
 def parse_pull_response(data: bytes) -> tuple[PullResponse, list[Frames]]:
     """As `parse_subscribe_response`."""
-    try:
-        response = PullResponse.FromString(data)
-    except DecodeError:
-        raw = _raw_class("PullResponse").FromString(data)
-        runs = [_parse_one_by_one(run) for run in raw.runs]
-        del raw.runs[:]
-        return PullResponse.FromString(raw.SerializeToString()), runs
-    return response, [_frames(run) for run in response.runs]
+    return _parse_runs(PullResponse, data, lambda response: response.runs)
 
 
 def parse_receive_response(data: bytes) -> list[tuple[ReceivedRun, Frames]]:
     """As `parse_subscribe_response`."""
+    response, frames = _parse_runs(
+        ReceiveResponse, data, lambda response: [one.run for one in response.runs]
+    )
+    return list(zip(response.runs, frames, strict=True))
+
+
+def _parse_runs(
+    kind: type[R], data: bytes, runs_of: Callable[[Any], Iterable[Any]]
+) -> tuple[R, list[Frames]]:
+    """The response and its runs, of which the messages of a broken one are missing in it."""
     try:
-        response = ReceiveResponse.FromString(data)
+        response = kind.FromString(data)
     except DecodeError:
-        raw = _raw_class("ReceiveResponse").FromString(data)
-        frames = [_parse_one_by_one(one.run) for one in raw.runs]
-        for one in raw.runs:
-            one.ClearField("run")
-        response = ReceiveResponse.FromString(raw.SerializeToString())
-        return list(zip(response.runs, frames, strict=True))
-    return [(one, _frames(one.run)) for one in response.runs]
+        return _parse_broken(kind, data, runs_of)
+    return response, [_frames(run) for run in runs_of(response)]
+
+
+def _parse_broken(
+    kind: type[R], data: bytes, runs_of: Callable[[Any], Iterable[Any]]
+) -> tuple[R, list[Frames]]:
+    try:
+        raw = _raw_class(kind.DESCRIPTOR.name).FromString(data)
+        frames = [
+            _frames(run)._replace(messages=[_parse(frame) for frame in run.messages])
+            for run in runs_of(raw)
+        ]
+        for run in runs_of(raw):
+            del run.messages[:]
+        return kind.FromString(raw.SerializeToString()), frames
+    except DecodeError as error:
+        raise unreadable(error) from None
+
+
+def unreadable(error: object) -> Internal:
+    return Internal(f"what the broker sends cannot be read: {error}")
 
 
 def _frames(run: Run) -> Frames:
     return Frames(run.queue_offset, run.log_offset, run.stored_at_ms, run.frame_sizes, run.messages)
-
-
-def _parse_one_by_one(run: Any) -> Frames:
-    return _frames(run)._replace(messages=[_parse(frame) for frame in run.messages])
 
 
 def _parse(frame: bytes) -> Message | Unreadable:
@@ -272,15 +283,15 @@ class Page(NamedTuple):
 
 
 def parse_page(data: bytes) -> Page:
-    """Raises DecodeError if it is no PullResponse; the content of its runs is not checked."""
+    """Raises Internal if it is no PullResponse; the content of its runs is not checked."""
     try:
         at = _head_end(data)
         runs = _runs(data, at)
+        head = PullResponse.FromString(data[:at])
     except IndexError:
-        raise DecodeError("it ends in the middle of a field") from None
-    except ValueError as error:
-        raise DecodeError(str(error)) from None
-    head = PullResponse.FromString(data[:at])
+        raise unreadable("it ends in the middle of a field") from None
+    except (DecodeError, ValueError) as error:
+        raise unreadable(error) from None
     return Page(data, runs, head.status, head.next_offset, head.start, head.end, head.read_from)
 
 

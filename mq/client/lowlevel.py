@@ -8,17 +8,24 @@ are as proto/mq/v1 describes them. Everything runs on the `background` loop of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
 
 from mq.client.cluster.connection import Connection, parse_servers
+from mq.client.cluster.retry import now_s, repeat
+from mq.client.cluster.topology import queues_of
+from mq.client.consumer.follower_reads import QueuePulls
 from mq.client.consumer.offsets import find_offsets
 from mq.client.consumer.options import Start, split_tags
-from mq.client.consumer.scan import QueueScanner
 from mq.client.decode import Page, Unreadable, decompressed
 from mq.client.encode import MESSAGE_BYTES_MAX, PROPERTIES_BYTES_MAX, PROPERTIES_MAX, place
-from mq.client.lifecycle import background
-from mq.client.messages import QueueRef
-from mq.client.producer.exact import ExactSender, Shipment, Stored
+from mq.client.lifecycle import AsyncClient, SyncClient, background
+from mq.client.messages import FilterLike, QueueRef, wire_filter
+from mq.errors import Unreachable
+from mq.wire.v1 import consumer_pb2 as wire
+from mq.wire.v1.producer_pb2 import AtomicResponse, RawAtomicRequest
 
 __all__ = [
     "MESSAGE_BYTES_MAX",
@@ -39,8 +46,23 @@ __all__ = [
     "split_tags",
 ]
 
+# A new leader may not know yet that the messages of a range are committed: how long one pull waits
+# for them, and all.
+_WAIT_MS = 500
+_PATIENCE_S = 60.0
+# A new leader may say for a moment that messages which another broker has shown are behind the end
+# of its queue. It is believed if it still says so after this time.
+_BEHIND_END_S, _PAUSE_S = 2.0, 0.1
+_MESSAGES_MAX = (1 << 32) - 1
 
-class QueueOffsets:
+# Long enough for a fail-over on a busy machine, or a node that is started again.
+SEND_S = 120.0
+ROUTE_S = 30.0
+# A broker that holds a request for longer is frozen, or gone.
+_ATTEMPT_S = 15.0
+
+
+class QueueOffsets(AsyncClient):
     """The first and last offsets of queues. For one event loop, that of `background`."""
 
     def __init__(self, servers: str | Sequence[str], *, zone: str = "") -> None:
@@ -60,3 +82,211 @@ class QueueOffsets:
 
     async def close(self) -> None:
         await self._connection.close()
+
+
+# Ranges of queues, as pages of raw responses
+
+
+class RangeRead:
+    """One range, read page by page. It may be read again: there is no membership and no offset."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        reads: QueuePulls,
+        ref: QueueRef,
+        start: int,
+        end: int,
+        chosen: FilterLike = None,
+    ) -> None:
+        self._connection = connection
+        self._reads = reads
+        self._ref = ref
+        self._place, self._end = start, end
+        self._filter = wire_filter(chosen)
+        # Since when a pull has brought no progress; None while none waits: readers may be slow.
+        self._stuck_s: float | None = None
+
+    async def next(self) -> Page | None:
+        """The next page; None at the end."""
+        if self._place >= self._end:
+            return None
+        if self._stuck_s is None:
+            self._stuck_s = now_s()
+        await self._find_set()
+        page = await self._pull()
+        while page.status == wire.PULL_TOO_LARGE and now_s() < self._stuck_s + _BEHIND_END_S:
+            await asyncio.sleep(_PAUSE_S)
+            page = await self._pull()
+        if page.status in (wire.PULL_TOO_SMALL, wire.PULL_TOO_LARGE):
+            self._place = self._end
+        elif page.next_offset > self._place:
+            self._place, self._stuck_s = page.next_offset, None
+        elif now_s() > self._stuck_s + _PATIENCE_S:
+            topic, queue_id, broker_set = self._ref
+            raise Unreachable(
+                f"queue {queue_id} of topic {topic} in broker set {broker_set} had messages before "
+                f"{self._end}, and shows none at {self._place}, for {_PATIENCE_S:g} s"
+            )
+        return page
+
+    async def _find_set(self) -> None:
+        """A broker takes every queue for one of its own set: only brokers of the right set may be
+        asked.
+        """
+        broker_set = self._ref.broker_set
+        if broker_set not in self._connection.known_sets:
+            await self._connection.brokers()
+        if broker_set not in self._connection.known_sets:
+            raise Unreachable(f"no broker knows broker set {broker_set}")
+
+    async def _pull(self) -> Page:
+        request = wire.PullRequest(
+            topic=self._ref.topic,
+            queue_id=self._ref.queue_id,
+            queue_offset=self._place,
+            filter=self._filter,
+            messages_max=min(self._end - self._place, _MESSAGES_MAX),
+            wait_ms=_WAIT_MS,
+            any_replica=True,
+            zone=self._connection.zone,
+        )
+        return await self._reads.pull(self._ref, request)
+
+
+class _Ranges(AsyncClient):
+    """The connection of all ranges of a scanner."""
+
+    def __init__(self, servers: str | Sequence[str], zone: str) -> None:
+        self._connection = Connection(servers, zone)
+        self._reads = QueuePulls(self._connection)
+
+    def read(self, ref: QueueRef, start: int, end: int, chosen: FilterLike) -> RangeRead:
+        return RangeRead(self._connection, self._reads, ref, start, end, chosen)
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+class QueueScanner(SyncClient[_Ranges]):
+    """Reads ranges for programs without asyncio, one thread at a time. The next page is fetched
+    while the last one is worked on.
+    """
+
+    def __init__(self, servers: str | Sequence[str], *, zone: str = "") -> None:
+        super().__init__(_Ranges(servers, zone))
+
+    def scan(
+        self,
+        ref: QueueRef,
+        start: int,
+        end: int,
+        filter: FilterLike = None,  # noqa: A002
+    ) -> Iterator[Page]:
+        """Pages of [start, end); with a filter the last one may go beyond, and some have no
+        messages. A page with status TOO_SMALL or TOO_LARGE is the last one: messages of the range
+        do not exist. Raises Unreachable if messages of the range do not come for a minute.
+        """
+        read = self._client.read(ref, start, end, filter)
+        coming = self._background.submit(read.next())
+        try:
+            while (page := coming.result()) is not None:
+                coming = self._background.submit(read.next())
+                yield page
+        finally:
+            coming.cancel()
+
+
+# Prepared batches under numbers of the caller
+
+
+class Shipment(NamedTuple):
+    """One batch for one queue, as `mq.client.encode` makes them."""
+
+    queue: QueueRef
+    data: bytes
+
+
+class Stored(NamedTuple):
+    queue: QueueRef
+    # Of its first message; -1: stored so long ago that the broker has forgotten it.
+    queue_offset: int
+    # By an earlier attempt.
+    is_duplicate: bool
+
+
+class AsyncExactSender(AsyncClient):
+    """Sends batches to queues, for writers that make the same batches again after a crash and want
+    them stored once. The content of a batch, and the meaning of its number, are the caller's. Used
+    on one event loop.
+    """
+
+    def __init__(self, servers: str | Sequence[str], *, zone: str = "") -> None:
+        self._connection = Connection(servers, zone)
+        # The newest request to each queue: the next one waits for it, so that order holds.
+        self._newest: dict[QueueRef, asyncio.Task[Stored]] = {}
+
+    async def layout(self, topic: str, timeout_s: float = ROUTE_S) -> list[QueueRef]:
+        """The queues that take messages, those of all sets: a key goes to the one that the hash of
+        it, modulo their number, names, as with a producer. In a topic with priorities, those of the
+        lowest. A missing topic is created if the brokers do that. TopicNotFound, PermissionDenied,
+        IllegalTopic; Unreachable.
+        """
+        topology = self._connection.topology
+        topology.forget(topic)
+        route = await topology.locate_writable(topic, timeout_s)
+        return [
+            QueueRef(topic, queue_id, part.broker_set)
+            for part in route.parts
+            if part.is_writable
+            for queue_id in queues_of(part, 0)
+        ]
+
+    async def send(self, shipment: Shipment, timeout_s: float = SEND_S) -> Stored:
+        """Stored behind what was handed over for its queue before; when that fails, this does, too.
+        Durable when it returns. Raises what the broker answers, or what kept it from answering
+        until the time was over; the same may be sent again.
+        """
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101
+        before = self._newest.get(shipment.queue)
+        self._newest[shipment.queue] = task
+        try:
+            if before is not None:
+                await asyncio.shield(before)
+            return await self._send(shipment, timeout_s)
+        finally:
+            if self._newest.get(shipment.queue) is task:
+                del self._newest[shipment.queue]
+
+    async def _send(self, shipment: Shipment, timeout_s: float) -> Stored:
+        broker_set = self._connection.of(shipment.queue.broker_set)
+        # One batch: requests of several would have to be made again in the same company.
+        request = RawAtomicRequest(batches=[shipment.data])
+
+        async def attempt(left_s: float) -> AtomicResponse:
+            response: AtomicResponse = await broker_set.call(request, left_s, attempt_s=_ATTEMPT_S)
+            return response
+
+        (result,) = (await repeat(attempt, timeout_s)).results
+        return Stored(shipment.queue, result.queue_offset, result.is_duplicate)
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+class ExactSender(SyncClient[AsyncExactSender]):
+    """The same for programs without asyncio."""
+
+    def __init__(self, servers: str | Sequence[str], *, zone: str = "") -> None:
+        super().__init__(AsyncExactSender(servers, zone=zone))
+
+    def layout(self, topic: str, timeout_s: float = ROUTE_S) -> list[QueueRef]:
+        """As `AsyncExactSender.layout`."""
+        return self._run(self._client.layout(topic, timeout_s))
+
+    def submit(self, shipment: Shipment, timeout_s: float = SEND_S) -> Future[Stored]:
+        """As `AsyncExactSender.send`, of which this is the outcome. For one thread at a time: the
+        order of the calls is that in the queues.
+        """
+        return self._background.submit(self._client.send(shipment, timeout_s))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mq.client import QueueRef, Tags
-from mq.client.consumer.scan import QueueScanner
+from mq.client.lowlevel import QueueScanner
 from mq.errors import TopicNotFound
 from mq.wire.v1 import consumer_pb2 as wire
 from mq.wire.v1.consumer_pb2 import PullResponse

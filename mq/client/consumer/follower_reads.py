@@ -11,16 +11,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Generic, Protocol, TypeVar
-
-from google.protobuf.message import DecodeError
 
 from mq.client.cluster.connection import Connection
 from mq.client.cluster.retry import CALL_TIMEOUT_S, back_off_s, now_s
 from mq.client.consumer.options import ConsumerOptions
 from mq.client.consumer.prefetch import PrefetchBuffer
-from mq.client.consumer.reports import Signal
-from mq.client.decode import Frames, parse_pull_response
+from mq.client.consumer.reports import Signal, position
+from mq.client.decode import Frames, Page, parse_page, parse_pull_response
 from mq.client.messages import QueueRef, wire_filter
 from mq.errors import Internal, MqError
 from mq.wire.v1 import consumer_pb2 as wire
@@ -122,7 +119,9 @@ class FollowerReads:
     async def _run(self, read: _QueueRead) -> None:
         try:
             while await self._has_room(read):
-                response, runs = await self._ask(read)
+                timeout_s = _WAIT_MS / 1000 + _ANSWER_S_MAX
+                data = await self._pull(read.address, read.request(), timeout_s)
+                response, runs = parse_pull_response(data)
                 is_wanted = read.deliver(response, runs)
                 self._failures.pop(read.ref, None)
                 if not is_wanted:
@@ -150,13 +149,6 @@ class FollowerReads:
                 return bool(has_room)
             await self._progress.wait()
 
-    async def _ask(self, read: _QueueRead) -> tuple[PullResponse, list[Frames]]:
-        data = await self._pull(read.address, read.request(), _WAIT_MS / 1000 + _ANSWER_S_MAX)
-        try:
-            return parse_pull_response(data)
-        except DecodeError as error:
-            raise Internal(f"what the broker sends cannot be read: {error}") from None
-
     async def _failed(self, read: _QueueRead, error: MqError) -> None:
         failures = self._failures.get(read.ref, 0)
         self._failures[read.ref] = failures + 1
@@ -166,14 +158,7 @@ class FollowerReads:
 
     def _resume(self, read: _QueueRead) -> None:
         del self._reads[read.ref]
-        self._resumes.append(
-            QueuePosition(
-                topic=read.ref.topic,
-                queue_id=read.ref.queue_id,
-                queue_offset=read.queue_offset,
-                epoch=read.epoch,
-            )
-        )
+        self._resumes.append(position(read.ref, read.queue_offset, read.epoch))
         self._signal.tell(is_urgent=True)
 
 
@@ -249,31 +234,15 @@ class _QueueRead:
 # Single pulls
 
 
-class PullAnswer(Protocol):
-    """As much of a response as decides where to read on."""
-
-    @property
-    def status(self) -> int: ...
-    @property
-    def read_from(self) -> str: ...
-    @property
-    def has_messages(self) -> bool: ...
-
-
-A = TypeVar("A", bound=PullAnswer)
-
-
-class QueuePulls(Generic[A]):
+class QueuePulls:
     """The pulls of one client."""
 
-    def __init__(self, connection: Connection, parse: Callable[[bytes], A]) -> None:
-        """`parse` raises DecodeError for bytes that are no response to a pull."""
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._parse = parse
         # Addresses of the followers from which queues are read; all others at the leader.
         self._addresses: dict[QueueRef, str] = {}
 
-    async def pull(self, ref: QueueRef, request: wire.PullRequest) -> A:
+    async def pull(self, ref: QueueRef, request: PullRequest) -> Page:
         """The response of a follower, or of the leader if it has no messages."""
         deadline_s = now_s() + request.wait_ms / 1000
         for _ in range(_HOPS_MAX if request.any_replica else 0):
@@ -303,7 +272,7 @@ class QueuePulls(Generic[A]):
         else:
             self._addresses.pop(ref, None)
 
-    async def _ask(self, ref: QueueRef, request: wire.PullRequest, address: str = "") -> A:
+    async def _ask(self, ref: QueueRef, request: PullRequest, address: str = "") -> Page:
         """One attempt at the address; without one, the leader of the set."""
         broker_set = self._connection.of(ref.broker_set)
         wait_s = request.wait_ms / 1000
@@ -312,10 +281,7 @@ class QueuePulls(Generic[A]):
             data: bytes = await broker_set.ask(address, request, timeout_s, raw_response=True)
         else:
             data = await broker_set.call(request, wait_s + CALL_TIMEOUT_S, raw_response=True)
-        try:
-            return self._parse(data)
-        except DecodeError as error:
-            raise Internal(f"what the broker sends cannot be read: {error}") from None
+        return parse_page(data)
 
 
 def _is_usual(status: int) -> bool:

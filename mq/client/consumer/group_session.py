@@ -18,11 +18,12 @@ from collections.abc import Mapping, Sequence
 from mq.client.cluster.connection import Connection
 from mq.client.cluster.errors import fresh
 from mq.client.cluster.retry import back_off_s
+from mq.client.cluster.topology import in_several_sets
 from mq.client.consumer.offsets import BroadcastOffsets, find_offsets, in_sets
 from mq.client.consumer.options import ConsumerOptions, Start
 from mq.client.consumer.prefetch import InFlight, PrefetchBuffer
 from mq.client.consumer.retries import RetrySender
-from mq.client.consumer.set_stream import MembershipCallbacks, SetMembership
+from mq.client.consumer.set_stream import SetMembership
 from mq.client.consumer.subscribed_sets import SubscribedSets
 from mq.client.decode import Decoder
 from mq.client.lifecycle import AsyncClient
@@ -31,7 +32,6 @@ from mq.errors import (
     ClientClosed,
     Code,
     IllegalOffset,
-    IllegalRequest,
     Internal,
     MqError,
     Unreachable,
@@ -91,7 +91,9 @@ class GroupSession:
         self._saving: asyncio.Task[None] | None = None
         # Broker sets that are being left, all of them still in `_memberships`.
         self._leaving: dict[str, asyncio.Task[None]] = {}
-        self._look_now, self._changed = asyncio.Event(), asyncio.Event()
+        self._look_now = asyncio.Event()
+        # A membership has joined, or is in trouble.
+        self.changed = asyncio.Event()
         self._has_looked = self._is_closing = self._has_left = False
         self._is_failure_told = False
         # The error of looking up the sets of the topics, before the first success.
@@ -126,8 +128,8 @@ class GroupSession:
                         is_first = False
                         moment_s = asyncio.get_running_loop().time() + OTHERS_S
                         limit.reschedule(min(limit.when() or moment_s, moment_s))
-                    self._changed.clear()
-                    await self._changed.wait()
+                    self.changed.clear()
+                    await self.changed.wait()
         if self.buffer.failure is not None:
             self.told()
             raise self.buffer.failure
@@ -141,12 +143,6 @@ class GroupSession:
         for one in missing:
             # The next call does not wait for it again.
             one.is_awaited = False
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether there is a stream to each set of its topics."""
-        known = self._memberships.values()
-        return bool(known) and all(one.is_connected for one in known)
 
     @property
     def is_joined(self) -> bool:
@@ -226,7 +222,7 @@ class GroupSession:
                     pause_s = back_off_s(failures)
                     failures += 1
                     self._trouble = error
-                    self._changed.set()
+                    self.changed.set()
                 log.log(
                     # The connection has logged already, once, that no broker answers.
                     logging.DEBUG if isinstance(error, Unreachable) else logging.WARNING,
@@ -258,7 +254,7 @@ class GroupSession:
         for name in sorted(subscribed.sets - self._memberships.keys()):
             self._join(name)
         self._has_looked = True
-        self._changed.set()
+        self.changed.set()
         staying = sorted(self._memberships.keys() - self._leaving.keys())
         # One broker is not enough to leave a set: it may not have heard of the set yet.
         for name in await subscribed.lost(one for one in staying if one not in subscribed.told):
@@ -270,17 +266,13 @@ class GroupSession:
                     self._leave_set(name)
 
     def _join(self, name: str) -> None:
-        membership = SetMembership(
-            self._connection.of(name),
-            self.options,
-            self.buffer,
-            MembershipCallbacks(self._refused, self._changed.set, self._kept_offsets),
-            self._subscribed.start_in(name),
-        )
+        start = self._subscribed.start_in(name)
+        membership = SetMembership(self._connection.of(name), self, start)
         self._memberships = {**self._memberships, name: membership}
         membership.start()
 
-    def _kept_offsets(self, broker_set: str) -> Mapping[QueueRef, int]:
+    def kept_offsets(self, broker_set: str) -> Mapping[QueueRef, int]:
+        """Those by which a broadcast consumer starts; of others none."""
         return self._offsets.of(broker_set) if self.options.is_broadcast else {}
 
     def _leave_set(self, name: str) -> None:
@@ -304,10 +296,10 @@ class GroupSession:
             self.buffer.drop(name)
             self._memberships = {at: one for at, one in self._memberships.items() if at != name}
             del self._leaving[name]
-            self._changed.set()
+            self.changed.set()
 
-    async def _refused(self, membership: SetMembership, error: MqError) -> bool:
-        """Returns whether the membership tries again."""
+    async def refused(self, membership: SetMembership, error: MqError) -> bool:
+        """A set has refused the consumer. Returns whether it tries again, after a pause."""
         if error.code in _OF_ONE_SET and not self._is_closing:
             subscribed = self._subscribed
             if await subscribed.lost([membership.name]):
@@ -324,7 +316,7 @@ class GroupSession:
         self.buffer.fail(error)
         for one in self._memberships.values():
             one.end()
-        self._changed.set()
+        self.changed.set()
 
     def resolve(self, topic: str, queue_id: int, broker_set: str = "") -> QueueRef:
         """A queue as users name it: the set may be left out if only one has the topic. Raises
@@ -337,9 +329,7 @@ class GroupSession:
         topology = self._connection.topology
         sets = sorted(self._memberships) if is_own else topology.sticky(topic).sets
         if len(sets) > 1:
-            raise IllegalRequest(
-                f"queue {queue_id} of topic {topic} is in {', '.join(sets)}: say which broker set"
-            )
+            raise in_several_sets(topic, queue_id, sets)
         return QueueRef(topic, queue_id, sets[0] if sets else "")
 
     # Offsets

@@ -55,76 +55,56 @@ T = TypeVar("T")
 
 
 async def find_offsets(
-    connection: Connection,
-    topic: str,
-    to: Start,
-    queues: Iterable[QueueRef] = (),
-    timeout_s: float = CALL_TIMEOUT_S,
+    connection: Connection, topic: str, to: Start, queues: Iterable[QueueRef] = ()
 ) -> dict[QueueRef, int]:
     """The offsets of these queues of the topic, or of all. Raises TopicNotFound."""
-    parted = by_set(await resolved(connection, queues))
+    parted = _by_set(queues)
     if not parted:
         parted = {name: [] for name in (await connection.topology.locate(topic)).sets}
-    found = await in_sets(
+    return await _merged(
         {
-            name: find_in(connection.of(name), topic, to, [one.queue_id for one in refs], timeout_s)
+            name: find_in(connection.of(name), topic, to, [one.queue_id for one in refs])
             for name, refs in parted.items()
         }
     )
-    return _merged(found)
 
 
 async def commit_offsets(
-    connection: Connection,
-    group: str,
-    offsets: Mapping[QueueRef, int],
-    *,
-    member_id: str = "",
-    timeout_s: float = CALL_TIMEOUT_S,
+    connection: Connection, group: str, offsets: Mapping[QueueRef, int]
 ) -> None:
     """Durable in all sets when it returns; when it raises, perhaps in some."""
-    refs = dict(zip(offsets, await resolved(connection, offsets), strict=True))
-    parted = by_set(refs.values())
-    whole = {refs[given]: queue_offset for given, queue_offset in offsets.items()}
     await in_sets(
         {
-            name: commit_in(
-                connection.of(name), group, {one: whole[one] for one in mine}, member_id, timeout_s
-            )
-            for name, mine in parted.items()
+            name: commit_in(connection.of(name), group, {ref: offsets[ref] for ref in refs})
+            for name, refs in _by_set(offsets).items()
         }
     )
 
 
 async def query_offsets(
-    connection: Connection,
-    group: str,
-    queues: Iterable[QueueRef] = (),
-    timeout_s: float = CALL_TIMEOUT_S,
+    connection: Connection, group: str, queues: Iterable[QueueRef] = ()
 ) -> dict[QueueRef, int]:
     """The offsets of these queues, or all of the group; queues without one are left out."""
-    parted = by_set(await resolved(connection, queues))
+    parted = _by_set(queues)
     if not parted:
-        parted = {one.name: [] for one in await connection.sets(timeout_s)}
-    found = await in_sets(
-        {
-            name: query_in(connection.of(name), group, refs, timeout_s)
-            for name, refs in parted.items()
-        }
+        parted = {one.name: [] for one in await connection.sets()}
+    return await _merged(
+        {name: query_in(connection.of(name), group, refs) for name, refs in parted.items()}
     )
-    return _merged(found)
 
 
-def by_set(refs: Iterable[QueueRef]) -> dict[str, list[QueueRef]]:
+def _by_set(refs: Iterable[QueueRef]) -> dict[str, list[QueueRef]]:
     parted: dict[str, list[QueueRef]] = {}
     for ref in refs:
         parted.setdefault(ref.broker_set, []).append(ref)
     return parted
 
 
-async def resolved(connection: Connection, refs: Iterable[QueueRef]) -> list[QueueRef]:
-    """The same with their sets. Raises IllegalRequest if several sets have a queue."""
-    return [ref if ref.broker_set else await connection.topology.queue(*ref) for ref in refs]
+async def _merged(
+    work: Mapping[str, Coroutine[object, object, dict[QueueRef, int]]],
+) -> dict[QueueRef, int]:
+    found = await in_sets(work)
+    return {ref: at for name in sorted(found) for ref, at in found[name].items()}
 
 
 async def in_sets(work: Mapping[str, Coroutine[object, object, T]]) -> dict[str, T]:
@@ -135,22 +115,13 @@ async def in_sets(work: Mapping[str, Coroutine[object, object, T]]) -> dict[str,
     found: dict[str, T] = {}
     for name, answer in zip(work, answers, strict=True):
         if isinstance(answer, MqError) and len(work) > 1:
-            raise named(answer, name) from answer
+            copy = fresh(answer)
+            copy.args = (f"broker set {name}: {answer}",)
+            raise copy from answer
         if isinstance(answer, BaseException):
             raise answer
         found[name] = answer
     return found
-
-
-def named(error: MqError, broker_set: str) -> MqError:
-    """A copy of the error that names the broker set."""
-    copy = fresh(error)
-    copy.args = (f"broker set {broker_set}: {error}",)
-    return copy
-
-
-def _merged(found: Mapping[str, Mapping[QueueRef, int]]) -> dict[QueueRef, int]:
-    return {ref: at for name in sorted(found) for ref, at in found[name].items()}
 
 
 # Of one set

@@ -22,10 +22,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from mq.client.cluster.topology import in_several_sets
 from mq.client.consumer.reports import SetReports, Signal
 from mq.client.decode import Decoded, Decoder, Frames
 from mq.client.messages import QueueRef, ReceivedMessage
-from mq.errors import IllegalRequest, MqError, NotAssigned
+from mq.errors import MqError, NotAssigned
 from mq.wire.v1.consumer_pb2 import Assignment, Delivery, SubscribeRequest
 
 
@@ -729,8 +730,7 @@ class PrefetchBuffer:
             of_set = f" in broker set {named.broker_set}" if named.broker_set else ""
             raise NotAssigned(f"{where}{of_set} is not assigned to this consumer")
         if len(found) > 1:
-            sets = ", ".join(sorted(ref.broker_set for ref in found))
-            raise IllegalRequest(f"{where} is in {sets}: say which broker set")
+            raise in_several_sets(*named[:2], sorted(ref.broker_set for ref in found))
         return found[0]
 
     # Ending

@@ -8,13 +8,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from mq.client.cluster.connection import Connection
 from mq.client.consumer.follower_reads import QueuePulls
 from mq.client.consumer.offsets import commit_offsets, find_offsets, query_offsets
 from mq.client.consumer.options import Start, split_tags
-from mq.client.decode import Decoder, Frames, parse_pull_response
+from mq.client.decode import Decoder, parse_pull_response
 from mq.client.lifecycle import AsyncClient
 from mq.client.messages import FilterLike, QueueRef, ReceivedMessage, wire_filter
 from mq.client.signatures import renamed
@@ -42,27 +41,6 @@ class PullResult:
     next_offset: int
     start: int
     end: int
-
-
-class _Answer(NamedTuple):
-    response: wire.PullResponse
-    runs: list[Frames]
-
-    @property
-    def status(self) -> int:
-        return self.response.status
-
-    @property
-    def read_from(self) -> str:
-        return self.response.read_from
-
-    @property
-    def has_messages(self) -> bool:
-        return bool(self.runs)
-
-
-def _parse(data: bytes) -> _Answer:
-    return _Answer(*parse_pull_response(data))
 
 
 # A queue as users name it: the broker set may be left out if only one has the topic.
@@ -99,7 +77,7 @@ class PullConsumer(AsyncClient):
         self._group = group
         self._connection = Connection(servers, zone)
         self._read_followers = read_followers
-        self._reads = QueuePulls(self._connection, _parse)
+        self._reads = QueuePulls(self._connection)
         self._unreadable = 0
 
     async def queues(self, topic: str) -> list[QueueRef]:
@@ -135,7 +113,8 @@ class PullConsumer(AsyncClient):
             any_replica=self._read_followers,
             zone=self._connection.zone,
         )
-        response, runs = await self._reads.pull(ref, request)
+        page = await self._reads.pull(ref, request)
+        response, runs = parse_pull_response(page.data)
         decoder = Decoder(_wanted_tags(topic, filter))
         decoded = decoder.messages(ref, runs, ref.broker_set)
         messages = [one.message for one in decoded if one.message is not None]

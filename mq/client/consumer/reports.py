@@ -104,9 +104,9 @@ class SetReports:
         gone: list[QueueRef] = []
         for queue in pending:
             if (sought := queue.next_seek()) is not None:
-                seek.positions.append(_position(queue.ref, sought))
+                seek.positions.append(position(queue.ref, sought))
             if (done_to := queue.next_progress()) is not None:
-                progress.positions.append(_position(queue.ref, done_to, queue.epoch))
+                progress.positions.append(position(queue.ref, done_to, queue.epoch))
             if queue.is_leaving and not queue.running:
                 released.queues.append(QueueId(topic=queue.ref.topic, queue_id=queue.ref.queue_id))
                 self._released[queue.ref] = Released(queue.epoch, queue.progress.done_to)
@@ -132,7 +132,7 @@ class SetReports:
         return released
 
 
-def _position(ref: QueueRef, queue_offset: int, epoch: int = 0) -> QueuePosition:
+def position(ref: QueueRef, queue_offset: int, epoch: int = 0) -> QueuePosition:
     return QueuePosition(
         topic=ref.topic, queue_id=ref.queue_id, queue_offset=queue_offset, epoch=epoch
     )

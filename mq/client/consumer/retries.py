@@ -21,12 +21,12 @@ import logging
 import random
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from mq.client.cluster.connection import Connection, SetConnection
-from mq.client.cluster.retry import CALL_TIMEOUT_S, Retry
+from mq.client.cluster.retry import Retry
 from mq.client.consumer.options import ConsumerOptions
 from mq.client.consumer.prefetch import InFlight, PrefetchBuffer
 from mq.errors import (
@@ -198,7 +198,10 @@ class RetrySender:
         self._buffer = buffer
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._sets: dict[str, _SetRetrySender] = {}
+        # By broker set.
+        self._waiting: defaultdict[str, deque[Failure]] = defaultdict(deque)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._is_closed = False
         # Numbers of requests: greater than those of a former consumer with the same member id, and
         # different from them even if the clock was set back.
         self._numbers = itertools.count(
@@ -211,106 +214,66 @@ class RetrySender:
 
     def add(self, failure: Failure) -> None:
         """The message is sent soon; `flush` waits for that."""
-        mine = self._of(failure.taken.queue.ref.broker_set)
-        mine.append(failure)
+        name = failure.taken.queue.ref.broker_set
+        with self._lock:
+            self._waiting[name].append(failure)
         if self._loop is not None:
             # A closed loop sends nothing: the group gets the message again.
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(mine.begin)
-
-    def _of(self, name: str) -> _SetRetrySender:
-        with self._lock:
-            found = self._sets.get(name)
-            if found is None:
-                broker_set = self._connection.of(name)
-                found = _SetRetrySender(broker_set, self._options, self._buffer, self._numbers)
-                self._sets[name] = found
-            return found
+                self._loop.call_soon_threadsafe(self._begin, name)
 
     async def flush(self, broker_set: str, timeout_s: float) -> None:
         """Waits until the set has all that was added so far, or the time is over."""
-        await self._of(broker_set).flush(timeout_s)
+        self._begin(broker_set)
+        if (task := self._tasks.get(broker_set)) is not None:
+            await asyncio.wait([task], timeout=max(timeout_s, 0.0))
 
     async def drop(self, broker_set: str) -> None:
         """The consumer has left the set: its messages are given up."""
+        if (task := self._tasks.get(broker_set)) is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         with self._lock:
-            dropped = self._sets.pop(broker_set, None)
-        if dropped is not None:
-            await dropped.close()
+            left = self._waiting.pop(broker_set, deque())
+        self._buffer.give_up(one.taken for one in left)
 
     async def close(self) -> None:
         """Messages that the broker does not have yet are given up: the group gets them again."""
-        await asyncio.gather(*(one.close() for one in self._sets.values()))
-
-
-class _SetRetrySender:
-    def __init__(
-        self,
-        broker_set: SetConnection,
-        options: ConsumerOptions,
-        buffer: PrefetchBuffer,
-        numbers: Iterator[int],
-    ) -> None:
-        self._broker_set = broker_set
-        self._options = options
-        self._buffer = buffer
-        self._lock = threading.Lock()
-        self._waiting: deque[Failure] = deque()
-        self._task: asyncio.Task[None] | None = None
-        self._is_closed = False
-        self._numbers = numbers
-
-    def append(self, failure: Failure) -> None:
-        """On any thread; `begin` must follow, on the loop."""
-        with self._lock:
-            self._waiting.append(failure)
-
-    async def flush(self, timeout_s: float) -> None:
-        self.begin()
-        if self._task is not None:
-            await asyncio.wait([self._task], timeout=max(timeout_s, 0.0))
-
-    async def close(self) -> None:
         self._is_closed = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        with self._lock:
-            left, self._waiting = self._waiting, deque()
-        self._buffer.give_up(one.taken for one in left)
+        await asyncio.gather(*map(self.drop, {*self._waiting, *self._tasks}))
 
     # On the loop
 
-    def begin(self) -> None:
-        if self._task is None and self._waiting and not self._is_closed:
-            self._task = asyncio.create_task(self._run())
+    def _begin(self, name: str) -> None:
+        task = self._tasks.get(name)
+        is_idle = task is None or task.done()
+        if is_idle and self._waiting.get(name) and not self._is_closed:
+            self._tasks[name] = asyncio.create_task(self._run(name))
 
-    async def _run(self) -> None:
-        try:
-            while batch := self._next():
-                await self._send(batch)
-        finally:
-            self._task = None
+    async def _run(self, name: str) -> None:
+        while batch := self._next(name):
+            await self._send(self._connection.of(name), batch)
 
-    def _next(self) -> list[Failure]:
+    def _next(self, name: str) -> list[Failure]:
         batch: list[Failure] = []
         size = 0
         with self._lock:
-            while self._waiting and len(batch) < _MESSAGES_MAX:
-                size += self._waiting[0].taken.frame_bytes + _COPY_BYTES
+            waiting = self._waiting[name]
+            while waiting and len(batch) < _MESSAGES_MAX:
+                size += waiting[0].taken.frame_bytes + _COPY_BYTES
                 if batch and size > _BYTES_MAX:
                     break
-                batch.append(self._waiting.popleft())
+                batch.append(waiting.popleft())
         return batch
 
-    async def _send(self, batch: list[Failure]) -> None:
+    async def _send(self, broker_set: SetConnection, batch: list[Failure]) -> None:
         # A seek has made them void.
         self._buffer.give_up(one.taken for one in batch if one.taken.is_void)
         batch = [one for one in batch if not one.taken.is_void]
         if not batch:
             return
         try:
-            self._settle(batch, await self._ask(batch))
+            self._settle(batch, await self._ask(broker_set, batch))
         except asyncio.CancelledError:
             self._buffer.give_up(one.taken for one in batch)
             raise
@@ -318,7 +281,7 @@ class _SetRetrySender:
             if len(batch) == 1:
                 self._in_place(batch, error)
             for one in batch if len(batch) > 1 else ():
-                await self._send([one])
+                await self._send(broker_set, [one])
         except MqError as error:
             if self._is_over:
                 self._buffer.give_up(one.taken for one in batch)
@@ -334,7 +297,7 @@ class _SetRetrySender:
         """The consumer is closed or ended: another member gets the messages."""
         return self._is_closed or self._buffer.failure is not None
 
-    async def _ask(self, batch: list[Failure]) -> list[RetryResult]:
+    async def _ask(self, broker_set: SetConnection, batch: list[Failure]) -> list[RetryResult]:
         """Repeats the request until it is answered, however long that takes."""
         request = RetryRequest(
             group=self._options.group,
@@ -345,7 +308,7 @@ class _SetRetrySender:
         retry = Retry()
         while True:
             try:
-                response: RetryResponse = await self._broker_set.call(request, CALL_TIMEOUT_S)
+                response: RetryResponse = await broker_set.call(request)
             except MqError as error:
                 # A new leader knows the member as soon as there is a stream again.
                 is_passing = error.retryable or isinstance(error, UnknownMember | Unreachable)

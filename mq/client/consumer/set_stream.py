@@ -12,21 +12,16 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple
-
-from google.protobuf.message import DecodeError
+from typing import TYPE_CHECKING
 
 from mq.client.cluster.connection import SetConnection
 from mq.client.cluster.leader_stream import BrokerStream, LeaderStream, Patience
 from mq.client.cluster.retry import Retry, now_s
 from mq.client.consumer.follower_reads import FollowerReads
 from mq.client.consumer.offsets import commit_in, to_positions
-from mq.client.consumer.options import ConsumerOptions, Start
-from mq.client.consumer.prefetch import PrefetchBuffer
+from mq.client.consumer.options import Start
 from mq.client.consumer.reports import ReportSignal
 from mq.client.decode import parse_subscribe_response
-from mq.client.messages import QueueRef
 from mq.errors import Code, Internal, MqError, UnknownMember, Unreachable
 from mq.wire.v1.consumer_pb2 import (
     Alive,
@@ -35,6 +30,9 @@ from mq.wire.v1.consumer_pb2 import (
     PullRequest,
     SubscribeRequest,
 )
+
+if TYPE_CHECKING:
+    from mq.client.consumer.group_session import GroupSession
 
 log = logging.getLogger(__name__)
 
@@ -79,24 +77,13 @@ def patience(heartbeat_s: float = _HEARTBEAT_S) -> Patience:
     )
 
 
-class MembershipCallbacks(NamedTuple):
-    # The set has refused the consumer. Returns whether to try again, after a pause.
-    refused: Callable[[SetMembership, MqError], Awaitable[bool]]
-    # The membership has joined, or is troubled.
-    changed: Callable[[], None]
-    # Offsets of a broadcast consumer in the set, by which it starts; of others none.
-    kept_offsets: Callable[[str], Mapping[QueueRef, int]]
-
-
 class SetMembership:
     """Made, started and left on one loop."""
 
     def __init__(
         self,
         broker_set: SetConnection,
-        options: ConsumerOptions,
-        buffer: PrefetchBuffer,
-        callbacks: MembershipCallbacks,
+        session: GroupSession,
         start: Start,
     ) -> None:
         """`start`: the position in queues of which the group has no offset."""
@@ -110,9 +97,9 @@ class SetMembership:
         # Written by the session: calls that wait for all sets wait for this one.
         self.is_awaited = True
         self._broker_set = broker_set
-        self._options = options
-        self._buffer = buffer
-        self._callbacks = callbacks
+        self._session = session
+        self._options = session.options
+        self._buffer = session.buffer
         self._start = start
         self._streams = LeaderStream(broker_set, SubscribeRequest, self, patience())
         self._report_signal = ReportSignal()
@@ -151,7 +138,7 @@ class SetMembership:
     def stream_failed(self, error: MqError, address: str) -> None:
         if not address and isinstance(error, Unreachable):
             self.trouble = error
-            self._callbacks.changed()
+            self._session.changed.set()
         is_new = self._streams.failures > _QUIET_FAILURES and not isinstance(error, Unreachable)
         log.log(
             # That no broker or no leader is found the connection logs, once.
@@ -183,7 +170,7 @@ class SetMembership:
                 self._disconnected()
 
     async def _refused(self, error: MqError) -> None:
-        if not self._closing.is_set() and not await self._callbacks.refused(self, error):
+        if not self._closing.is_set() and not await self._session.refused(self, error):
             self._streams.stop()
 
     # One stream
@@ -195,7 +182,7 @@ class SetMembership:
         start = self._options.wire_start(self._start)
         self._buffer.reclaim(self.name)
         positions = {
-            **self._callbacks.kept_offsets(self.name),
+            **self._session.kept_offsets(self.name),
             **self._buffer.positions(self.name),
         }
         start.positions.extend(to_positions(positions))
@@ -218,10 +205,7 @@ class SetMembership:
     def _receive(
         self, data: bytes, follower_reads: FollowerReads, *, is_first: bool = False
     ) -> None:
-        try:
-            response, runs = parse_subscribe_response(data)
-        except DecodeError as error:
-            raise Internal(f"what the broker sends cannot be read: {error}") from None
+        response, runs = parse_subscribe_response(data)
         match response.WhichOneof("kind"):
             case "assignment":
                 self._buffer.assign(response.assignment, self.name, is_first=is_first)
@@ -274,7 +258,7 @@ class SetMembership:
                 len(assignment.queues),
             )
         self.is_joined = True
-        self._callbacks.changed()
+        self._session.changed.set()
 
     def _disconnected(self) -> None:
         self.is_connected = False

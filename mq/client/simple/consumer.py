@@ -14,8 +14,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from mq.client.cluster.connection import Connection
 from mq.client.cluster.retry import CALL_TIMEOUT_S, call_repeatedly, now_s
 from mq.client.consumer.options import GroupOptions, Start, new_member_id, start_position
@@ -27,7 +25,7 @@ from mq.client.signatures import arguments_of
 from mq.client.simple import handles
 from mq.client.simple.gather import Gatherer, Source
 from mq.client.simple.handles import HandleCall, HandleCalls
-from mq.errors import ClientClosed, IllegalConfig, IllegalHandle, Internal, MqError, TopicNotFound
+from mq.errors import ClientClosed, IllegalConfig, IllegalHandle, MqError, TopicNotFound
 from mq.names import retry_topic
 from mq.wire.v1 import consumer_pb2 as wire
 
@@ -256,8 +254,6 @@ class _GroupReceiver:
         try:
             answer = await call_repeatedly(broker_set, request, wait_s + CALL_TIMEOUT_S)
             runs = parse_receive_response(answer.data)
-        except DecodeError as error:
-            raise Internal(f"what the broker sends cannot be read: {error}") from None
         except TopicNotFound:
             self._look_at_s = 0.0
             if source.topic == self._retry_topic:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import lz4.frame
 import pytest
-from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from mq.client.decode import (
     parse_subscribe_response,
 )
 from mq.client.messages import Origin, QueueRef, ReceivedMessage
+from mq.errors import Internal
 from mq.limits import BODY_BYTES_MAX
 from mq.wire.v1.consumer_pb2 import (
     PULL_FOUND,
@@ -232,9 +232,9 @@ def test_an_assignment_has_no_runs() -> None:
 
 
 def test_a_response_that_is_none_is_an_error() -> None:
-    with pytest.raises(DecodeError):
+    with pytest.raises(Internal):
         parse_subscribe_response(b"\x12\xff\xff\xff")
-    with pytest.raises(DecodeError):
+    with pytest.raises(Internal):
         parse_pull_response(b"\x12\xff\xff\xff")
 
 
@@ -331,7 +331,7 @@ def test_pages_have_what_protobuf_finds(response: PullResponse) -> None:
 def test_a_page_that_was_cut_is_refused(response: PullResponse) -> None:
     data = response.SerializeToString()
     if response.runs:
-        with pytest.raises(DecodeError):
+        with pytest.raises(Internal):
             parse_page(data[:-1])
 
 
@@ -350,5 +350,5 @@ def test_a_page_that_was_cut_is_refused(response: PullResponse) -> None:
     ],
 )
 def test_bytes_that_are_no_answer_are_refused(data: bytes) -> None:
-    with pytest.raises(DecodeError):
+    with pytest.raises(Internal):
         parse_page(data)

@@ -236,7 +236,7 @@ def test_a_close_without_a_broker_leaves_the_message_to_the_group(
         fail(scripted, taken[1])
         await scripted.session.close()
         assert scripted.connection.committed() in ([], [{QUEUE: 1}])
-        assert scripted.session.retries._sets[SET]._task is None
+        assert scripted.session.retries._tasks[SET].done()
 
     run(story())
 
@@ -252,7 +252,7 @@ def test_a_consumer_that_has_ended_asks_no_more() -> None:
         fail(scripted, taken[0])
         await until(lambda: len(scripted.connection.retry_requests()) > 1)
         call.end(SubscriptionMismatch("another"))
-        await until(lambda: scripted.session.retries._sets[SET]._task is None)
+        await until(scripted.session.retries._tasks[SET].done)
         assert done_to(scripted) == 0
         await scripted.session.close()
 

@@ -9,8 +9,8 @@ import pytest
 
 from mq.client.cluster.connection import Connection
 from mq.client.consumer.follower_reads import QueuePulls
-from mq.client.consumer.scan import QueueScanner, RangeRead
-from mq.client.decode import Page, parse_page
+from mq.client.decode import Page
+from mq.client.lowlevel import QueueScanner, RangeRead
 from mq.client.messages import QueueRef, Tags
 from mq.errors import NotLeader, TopicNotFound, Unreachable
 from mq.wire.v1 import consumer_pb2 as wire
@@ -42,7 +42,7 @@ def range_read(
     brokers.have("t", "a")
     connection = Connection("a:1", "east")
     brokers.replace_those_of(connection)
-    reads = QueuePulls(connection, parse_page)
+    reads = QueuePulls(connection)
     return RangeRead(connection, reads, REF, start, end, chosen), brokers
 
 
@@ -94,7 +94,7 @@ def test_only_brokers_of_the_set_are_asked_for_its_queues(broker_set: str) -> No
         brokers.have("t", "a", "b")
         connection = Connection("a:1")
         brokers.replace_those_of(connection)
-        reads = QueuePulls(connection, parse_page)
+        reads = QueuePulls(connection)
         read = RangeRead(connection, reads, QueueRef("t", 1, broker_set), 0, 5)
         if broker_set == "c":
             with pytest.raises(Unreachable, match="no broker knows broker set c"):
