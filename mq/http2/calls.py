@@ -11,6 +11,7 @@ in batches.
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias, cast
@@ -20,7 +21,7 @@ from mq.http2.connection import Connection
 from mq.http2.deadlines import Deadlines, Expiring
 from mq.http2.frames import ErrorCode
 from mq.http2.hpack import encode_field, encode_status
-from mq.http2.requests import Metadata, Request
+from mq.http2.requests import Metadata, Request, Timeout, decode_timeout
 from mq.http2.status import Status
 from mq.http2.stream import Stream
 from mq.logging import get_logger
@@ -104,7 +105,7 @@ class _Refused(Stream):
         super().__init__(connection, stream_id, request.content_length)
         self._status = request.refusal
 
-    def on_open(self, timeout_s: float | None) -> None:
+    def on_open(self, timeout: Timeout) -> None:
         pass
 
     def on_data(self, data: bytes, start: int, stop: int) -> None:  # noqa: ARG002
@@ -119,7 +120,7 @@ class _Refused(Stream):
 
     def on_whole(
         self,
-        timeout_s: float | None,  # noqa: ARG002
+        timeout: Timeout,  # noqa: ARG002
         data: bytes,
         start: int,
         stop: int,
@@ -140,8 +141,6 @@ class Call(Stream):
     __slots__ = (
         "_acceptor",
         "_callbacks",
-        "_deadline_s",
-        "_due",
         "_inbox",
         "_initial",
         "_is_head_sent",
@@ -152,10 +151,12 @@ class Call(Stream):
         "_peer",
         "_reader",
         "_task",
+        "_timeout",
         "_trailing",
         "_unary",
         "_work",
         "_writer",
+        "due",
         "request",
     )
 
@@ -178,8 +179,8 @@ class Call(Stream):
         self._writer: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._work: Coroutine[Any, Any, None] | None = None
-        self._deadline_s: float | None = None
-        self._due: set[Expiring] | None = None
+        self._timeout: Timeout = None
+        self.due: set[Expiring] | None = None
         self._initial = self._trailing = b""
         self._is_head_sent = False
         self._callbacks: list[Callable[[], None]] = []
@@ -201,9 +202,8 @@ class Call(Stream):
 
     def time_remaining(self) -> float | None:
         """Seconds; None: the client waits for ever."""
-        if self._deadline_s is None:
-            return None
-        return max(0.0, self._deadline_s - self._acceptor.loop.time())
+        deadline_s = self.deadline_s()
+        return None if deadline_s is None else max(0.0, deadline_s - self._acceptor.loop.time())
 
     def add_done_callback(self, callback: Callable[[], None]) -> None:
         """It is called when the answer has gone to the transport, or the call has failed."""
@@ -276,19 +276,19 @@ class Call(Stream):
             self.finish(Status.OK)
             return
         stream_id = self.stream_id
-        answer = b"".join(
-            (
-                _pack(0, len(status.HEADERS), frames.HEADERS, frames.END_HEADERS, stream_id),
-                status.HEADERS,
-                _pack(0, size, frames.DATA, 0, stream_id),
-                b"\0",
-                _pack_size(size - _PREFIX_BYTES),
-                message,
-                _pack(0, len(status.TRAILERS_OK), frames.HEADERS, _LAST, stream_id),
-                status.TRAILERS_OK,
-            )
+        head = _ANSWER_HEAD.pack(
+            _HEADERS_HEAD,
+            stream_id,
+            status.HEADERS,
+            size,
+            frames.DATA,
+            0,
+            stream_id,
+            0,
+            len(message),
         )
-        connection.write_data(self, answer, size)
+        tail = _ANSWER_TAIL.pack(_TRAILERS_HEAD, stream_id, status.TRAILERS_OK)
+        connection.write_data(self, head + message + tail, size)
         connection.end(self)
 
     def finish(
@@ -326,7 +326,7 @@ class Call(Stream):
 
     # -- receiving --------------------------------------------------------------------------------
 
-    def on_open(self, timeout_s: float | None) -> None:
+    def on_open(self, timeout: Timeout) -> None:
         handler = self._acceptor.handlers.get(self.request.path)
         if handler is None:
             self.finish(Status.UNIMPLEMENTED, "there is no such method")
@@ -335,15 +335,16 @@ class Call(Stream):
             text = "compressed messages are not supported: use identity"
             self.finish(Status.UNIMPLEMENTED, text, _IDENTITY)
             return
-        if timeout_s is not None:
-            self._limit(timeout_s)
+        if timeout is not None:
+            self._timeout = timeout
+            self._acceptor.deadlines.add(self)
         if isinstance(handler, Unary):
             self._unary = handler.serve
         else:
             self._inbox = deque()
             self._run(self._stream(handler.serve))
 
-    def on_whole(self, timeout_s: float | None, data: bytes, start: int, stop: int) -> None:
+    def on_whole(self, timeout: Timeout, data: bytes, start: int, stop: int) -> None:
         connection = cast("Connection", self.connection)  # it has just been opened
         handler = self._acceptor.handlers.get(self.request.path)
         size = stop - start
@@ -355,27 +356,24 @@ class Call(Stream):
             or data[start]
             or frames.UINT32.unpack_from(data, start + 1)[0] != size - _PREFIX_BYTES
         ):
-            self._take_in_steps(connection, timeout_s, data, start, stop)
+            self._take_in_steps(connection, timeout, data, start, stop)
             return
         connection.credit(size)
-        if timeout_s is not None:
-            self._limit(timeout_s)
+        if timeout is not None:
+            self._timeout = timeout
+            self._acceptor.deadlines.add(self)
         self._serve_unary(handler.serve, data[start + _PREFIX_BYTES : stop])
 
     def _take_in_steps(
-        self, connection: Connection, timeout_s: float | None, data: bytes, start: int, stop: int
+        self, connection: Connection, timeout: Timeout, data: bytes, start: int, stop: int
     ) -> None:
-        self.on_open(timeout_s)
+        self.on_open(timeout)
         if self.connection is None:
             connection.credit(stop - start)
             return
         self.on_data(data, start, stop)
         if self.is_open:
             self.on_end()
-
-    def _limit(self, timeout_s: float) -> None:
-        self._deadline_s = self._acceptor.loop.time() + timeout_s
-        self._due = self._acceptor.deadlines.add(self, self._deadline_s)
 
     def on_data(self, data: bytes, start: int, stop: int) -> None:
         size = stop - start
@@ -540,6 +538,14 @@ class Call(Stream):
         task.add_done_callback(stopped)
         task.cancel()
 
+    def deadline_s(self) -> float | None:
+        timeout = self._timeout
+        if timeout is None or self.connection is None:
+            return None
+        if isinstance(timeout, bytes):
+            timeout = self._timeout = decode_timeout(timeout)
+        return self.opened_at_s + timeout
+
     def expire(self) -> None:
         """The deadline has passed. What the client has not taken by now is of no use to it."""
         if self.connection is None:
@@ -554,9 +560,9 @@ class Call(Stream):
         self._give_up(Status.UNAVAILABLE, "the server stops")
 
     def on_closed(self, connection: Connection, *, is_cancelled: bool) -> None:
-        if self._due is not None:
-            self._due.discard(self)
-            self._due = None
+        if self.due is not None:
+            self.due.discard(self)
+            self.due = None
         if self._reader is not None:
             _wake(self._reader)
         if self._writer is not None:
@@ -571,7 +577,14 @@ class Call(Stream):
 
 _pack = frames.HEAD.pack
 _pack_size = frames.UINT32.pack
-_LAST: Final = frames.END_STREAM | frames.END_HEADERS
+# Around the message of a unary call: HEADERS, the head of DATA and the prefix of the message; and
+# the trailers. Heads of frames whose size is known are there but for the number of the stream.
+_ANSWER_HEAD: Final = struct.Struct(f">5sI{len(status.HEADERS)}sxHBBIBI")
+_ANSWER_TAIL: Final = struct.Struct(f">5sI{len(status.TRAILERS_OK)}s")
+_HEADERS_HEAD: Final = frames.frame(frames.HEADERS, frames.END_HEADERS, 0, status.HEADERS)[:5]
+_TRAILERS_HEAD: Final = frames.frame(
+    frames.HEADERS, frames.END_STREAM | frames.END_HEADERS, 0, status.TRAILERS_OK
+)[:5]
 
 
 def _wake(future: asyncio.Future[None] | None) -> None:

@@ -503,13 +503,13 @@ class Connection:
         known = self._reader.known(block)
         if known is None or known[0].content_length is not None:
             return 0
-        request, timeout_s = known
+        request, timeout = known
         self._last_id = stream_id
         self._updates_earned += _UPDATES_PER_CALL
         stream = self.streams[stream_id] = self._acceptor.open(self, stream_id, request)
         stream.is_ended_in = True
         self._receive_window -= size
-        stream.on_whole(timeout_s, data, start, stop)
+        stream.on_whole(timeout, data, start, stop)
         return stop
 
     def _read_preface(self, data: bytes) -> int:
@@ -615,7 +615,7 @@ class Connection:
             self._refuse(flags, stream_id)
 
     def _open(self, flags: int, stream_id: int, block: bytes) -> None:
-        request, timeout_s = self._reader.read(block)
+        request, timeout = self._reader.read(block)
         if self._is_draining:
             return  # the peer has been told which call was the last
         if len(self.streams) + self.lingering >= self.limits.streams_max:
@@ -625,7 +625,7 @@ class Connection:
         is_end = stream.is_ended_in = bool(flags & frames.END_STREAM)
         if is_end:
             stream.expect_content(0)
-        stream.on_open(timeout_s)
+        stream.on_open(timeout)
         if is_end and stream.connection is not None:
             stream.on_end()
 

@@ -17,6 +17,8 @@ from mq.http2 import huffman
 from mq.http2.hpack import Decoder, Field, HeaderFault
 
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
+# The time that a client waits, in seconds, or as it stands in the block; None: for ever.
+Timeout: TypeAlias = float | bytes | None
 
 BAD_REQUEST: Final = 400
 METHOD_NOT_ALLOWED: Final = 405
@@ -33,6 +35,8 @@ _OF_A_HOP: Final = frozenset(
 _ILLEGAL_IN_VALUES: Final = re.compile(rb"[\0\r\n]")
 _LENGTH: Final = re.compile(rb"[0-9]{1,18}")
 _TIMEOUT_DIGITS_MAX: Final = 8
+# The size of a string, in its first byte; all ones: it goes on in the next.
+_STRING_SIZE: Final = 0x7F
 _UNITS_S: Final = {
     b"H": 3_600.0,
     b"M": 60.0,
@@ -158,6 +162,17 @@ def parse_timeout(value: bytes) -> float | None:
     return int(digits) * unit_s
 
 
+def decode_timeout(string: bytes) -> float:
+    """Seconds, of a string as it stands in a header block. One that is no timeout has passed."""
+    text = string[1:]
+    if string[0] > _STRING_SIZE:  # Huffman-coded
+        try:
+            text = huffman.decode(text)
+        except ValueError:
+            return 0.0
+    return parse_timeout(text) or 0.0
+
+
 class _Known(NamedTuple):
     """Blocks that differ in the value of their timeout alone."""
 
@@ -176,16 +191,17 @@ class RequestReader:
         self._by_block: dict[bytes, tuple[Request, float | None]] = {}
         self._known: list[_Known] = []
 
-    def known(self, block: bytes) -> tuple[Request, float | None] | None:
+    def known(self, block: bytes) -> tuple[Request, Timeout] | None:
         """What such a block said before; None: it has to be read."""
         for before, after, request in self._known:
             if block.startswith(before):
-                timeout_s, stop = _read_timeout(block, len(before))
-                if timeout_s is not None and block[stop:] == after:
-                    return request, timeout_s
+                position = len(before)
+                stop = _end_of_string(block, position)
+                if stop and block[stop:] == after:
+                    return request, block[position:stop]
         return self._by_block.get(block)
 
-    def read(self, block: bytes) -> tuple[Request, float | None]:
+    def read(self, block: bytes) -> tuple[Request, Timeout]:
         """MalformedRequest, HeaderFault, HeadersTooLarge."""
         known = self.known(block)
         if known is not None:
@@ -205,8 +221,8 @@ class RequestReader:
                 self._by_block.clear()
             self._by_block[block] = parsed
             return
-        timeout_s, stop = _read_timeout(block, name.end())
-        if timeout_s is None or parsed[0].refusal:
+        stop = _end_of_string(block, name.end())
+        if not stop or parsed[0].refusal:
             return
         if self._is_field(block[: name.start()], block[stop:], fields):
             if len(self._known) >= _KNOWN_MAX:
@@ -228,14 +244,8 @@ class RequestReader:
         return before_it == fields[:at] and after_it == fields[at + 1 :]
 
 
-def _read_timeout(block: bytes, position: int) -> tuple[float | None, int]:
-    """Of a value that starts here; and where it ends. None: it is no timeout."""
-    size = block[position] & 0x7F if position < len(block) else 0
-    start = position + 1
-    text = block[start : start + size]
-    if size and block[position] & 0x80:
-        try:
-            text = huffman.decode(text)
-        except ValueError:
-            return None, start
-    return parse_timeout(text), start + size
+def _end_of_string(block: bytes, position: int) -> int:
+    """0: there is no string, or a longer one than a timeout is."""
+    size = block[position] & _STRING_SIZE if position < len(block) else _STRING_SIZE
+    stop = position + 1 + size
+    return stop if size < _STRING_SIZE and stop <= len(block) else 0

@@ -15,6 +15,7 @@ from mq.http2.frames import ErrorCode, StreamFault
 
 if TYPE_CHECKING:
     from mq.http2.connection import Connection
+    from mq.http2.requests import Timeout
 
 
 class Stream(abc.ABC):
@@ -67,8 +68,8 @@ class Stream(abc.ABC):
     # -- hooks ------------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def on_open(self, timeout_s: float | None) -> None:
-        """`timeout_s` is how long the peer waits for the answer."""
+    def on_open(self, timeout: Timeout) -> None:
+        """`timeout` is how long the peer waits for the answer."""
 
     @abc.abstractmethod
     def on_data(self, data: bytes, start: int, stop: int) -> None:
@@ -81,7 +82,7 @@ class Stream(abc.ABC):
         """The request is complete."""
 
     @abc.abstractmethod
-    def on_whole(self, timeout_s: float | None, data: bytes, start: int, stop: int) -> None:
+    def on_whole(self, timeout: Timeout, data: bytes, start: int, stop: int) -> None:
         """All of a request at once: as `on_open`, `on_data` and `on_end`."""
 
     @abc.abstractmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 from collections.abc import Iterable
 from typing import cast
@@ -33,6 +34,7 @@ from mq.rpc.publish_stream import PublishStream, check_ack, outcome, stored_resu
 from mq.rpc.queues import decode_positions
 from mq.store import batch as batches
 from mq.store.batch import Batch
+from mq.wire import varint
 from mq.wire.v1 import message_pb2, producer_pb2
 from mq.wire.v1.producer_pb2 import (
     ACK_LEADER,
@@ -49,6 +51,8 @@ class ProducerService:
         self._message_bytes_max = config.store.message_bytes_max
         self._timeout_s = config.broker.send_timeout_ms / 1000
         self._turn = itertools.count()
+        # Used again and again, for its numbers alone: texts would add up in its memory.
+        self._response = producer_pb2.SendResponse()
         # Tasks of Publish streams, which end when the node drains.
         self._streams: set[asyncio.Task[None]] = set()
         self._is_draining = False
@@ -64,14 +68,10 @@ class ProducerService:
             if isinstance(outcome, BaseException):
                 answer(outcome)
                 return
-            queue_id, queue_offset, stored_at_ms, log_offsets = outcome
-            response = producer_pb2.SendResponse(
-                queue_id=queue_id,
-                queue_offset=queue_offset,
-                stored_at_ms=stored_at_ms,
-                message_ids=[names.message_id(self._broker_set, at) for at in log_offsets],
-            )
-            answer(response.SerializeToString())
+            numbers = self._response
+            numbers.queue_id, numbers.queue_offset, numbers.stored_at_ms, log_offsets = outcome
+            ids = [self._message_id(at) for at in log_offsets]
+            answer(b"".join((numbers.SerializeToString(), *ids)))
 
         if (
             request.ack != ACK_QUORUM
@@ -85,6 +85,11 @@ class ProducerService:
         queue_id = request.queue_id if request.HasField("queue_id") else None
         take = self._broker.joined_sends.take
         return take(request.topic, queue_id, request.messages, size, placed)
+
+    def _message_id(self, log_offset: int) -> bytes:
+        """As a field of a SendResponse, behind its numbers."""
+        text = names.message_id(self._broker_set, log_offset).encode()
+        return _message_id_head(len(text)) + text
 
     async def send(
         self, request: producer_pb2.SendRequest, context: Context
@@ -236,3 +241,8 @@ def _delay_ms(request: producer_pb2.SendRequest) -> int:
     if request.delay_ms or request.deliver_at_ms:
         raise IllegalDelay("delay_level, delay_ms and deliver_at_ms: say one of them")
     return held.level_ms(request.delay_level)
+
+
+@functools.lru_cache(maxsize=256)
+def _message_id_head(length: int) -> bytes:
+    return b"\x2a" + varint.encode(length)  # `message_ids` of a SendResponse

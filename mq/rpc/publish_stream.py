@@ -83,6 +83,9 @@ class PublishStream:
         self._is_writing = False
         self._is_ending = False
         self._writer = asyncio.ensure_future(self._write())
+        # Used again and again: it has numbers alone.
+        self._joined_response = PublishResponse()
+        self._joined_result = self._joined_response.results.add()
 
     async def run(self) -> None:
         """Returns when the client has sent all of its requests. `finish` comes next."""
@@ -184,7 +187,7 @@ class PublishStream:
                 if first.placed is None:
                     return
                 if isinstance(first.placed, Placed) and self._context.try_write(
-                    _placed_response(first.request_id, first.placed)
+                    self._stored(first.request_id, first.placed)
                 ):
                     self._answered()
                     continue
@@ -219,12 +222,19 @@ class PublishStream:
         if isinstance(request, _Joined):
             placed = request.placed
             if isinstance(placed, Placed):
-                return _placed_response(request.request_id, placed)
+                return self._stored(request.request_id, placed)
             results = [_failed(status.known_error(cast("BaseException", placed)))]
         else:
             _, ack, outcomes, deadline_s = request
             results = [await self._settled(one, ack, deadline_s) for one in outcomes]
         response = PublishResponse(request_id=request.request_id, results=results)
+        return response.SerializeToString()
+
+    def _stored(self, request_id: int, placed: Placed) -> bytes:
+        response, result = self._joined_response, self._joined_result
+        response.request_id = request_id
+        result.queue_id, result.queue_offset, result.stored_at_ms, log_offsets = placed
+        result.log_offset = log_offsets[0]
         return response.SerializeToString()
 
     async def _settled(self, slot: _Outcome, ack: int, deadline_s: float) -> BatchResult:
@@ -265,18 +275,6 @@ def stored_result(stored: StoredAt) -> BatchResult:
         is_duplicate=stored.is_duplicate,
         deliver_at_ms=stored.deliver_at_ms,
     )
-
-
-def _placed_response(request_id: int, placed: Placed) -> bytes:
-    queue_id, queue_offset, stored_at_ms, log_offsets = placed
-    response = PublishResponse(request_id=request_id)
-    response.results.add(
-        queue_id=queue_id,
-        queue_offset=queue_offset,
-        log_offset=log_offsets[0],
-        stored_at_ms=stored_at_ms,
-    )
-    return response.SerializeToString()
 
 
 def _failed(error: MqError) -> BatchResult:

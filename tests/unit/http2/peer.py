@@ -22,7 +22,7 @@ from tests.support.http2_frames import Received
 
 if TYPE_CHECKING:
     from mq.http2.connection import Acceptor
-    from mq.http2.requests import Request
+    from mq.http2.requests import Request, Timeout
 
 BLOCK = http2.call_headers("/s/M")
 TOO_LARGE = b"too large"
@@ -38,8 +38,8 @@ class Recorder(Stream):
         self.drained = 0
         self.is_cancelled: bool | None = None
 
-    def on_open(self, timeout_s: float | None) -> None:
-        self.timeout_s = timeout_s
+    def on_open(self, timeout: Timeout) -> None:
+        self.timeout = timeout
 
     def on_data(self, data: bytes, start: int, stop: int) -> None:
         self.data += data[start:stop]
@@ -48,8 +48,8 @@ class Recorder(Stream):
     def on_end(self) -> None:
         self.has_end = True
 
-    def on_whole(self, timeout_s: float | None, data: bytes, start: int, stop: int) -> None:
-        self.on_open(timeout_s)
+    def on_whole(self, timeout: Timeout, data: bytes, start: int, stop: int) -> None:
+        self.on_open(timeout)
         self.on_data(data, start, stop)
         self.on_end()
 

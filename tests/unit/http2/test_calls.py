@@ -33,6 +33,7 @@ class Client(Peer):
         acceptor = CallAcceptor({b"/s/M": serve}, self.deadlines, loop, lambda: None)
         self._decoder = hpack.Decoder()
         super().__init__(limits, acceptor, **more)
+        self.now_s = loop.time()
 
     def call(self, *messages: bytes, more: tuple[tuple[str, str], ...] = ()) -> None:
         self.open(1, block=http2.call_headers("/s/M", *more))
@@ -412,7 +413,20 @@ async def test_a_deadline_ends_the_call_and_its_handler() -> None:
 async def test_calls_that_ended_have_no_deadline() -> None:
     client = Client(Unary(echo))
     client.call(b"x", more=(("grpc-timeout", "1S"),))
-    assert not any(client.deadlines._ticks.values())
+    client.deadlines.sweep(client.now_s)
+    assert not client.deadlines._new
+    assert not client.deadlines._ticks
+
+
+@on_loop
+async def test_a_call_that_ends_leaves_its_deadline() -> None:
+    async with waiting() as (client, _):
+        client.open(1, block=http2.call_headers("/s/M", ("grpc-timeout", "1S")))
+        await turns()
+        client.deadlines.sweep(client.now_s)
+        assert any(client.deadlines._ticks.values())
+        client.send(http2.rst_stream(1))
+        assert not any(client.deadlines._ticks.values())
 
 
 @on_loop

@@ -8,7 +8,13 @@ import hpack
 import pytest
 
 from mq.http2.hpack import Decoder, Field, HeaderFault
-from mq.http2.requests import MalformedRequest, RequestReader, parse_request, parse_timeout
+from mq.http2.requests import (
+    MalformedRequest,
+    RequestReader,
+    decode_timeout,
+    parse_request,
+    parse_timeout,
+)
 
 CALL: list[Field] = [
     (b":method", b"POST"),
@@ -94,7 +100,8 @@ def test_a_reader_that_remembers_reads_what_one_reads_that_does_not(
             *((b"y", source.choice(names)) for _ in range(source.randrange(2))),
         ]
         fields = [*CALL, *more]
-        request, timeout_s = reader.read(encoder.encode(fields, huffman=huffman))
+        request, timeout = reader.read(encoder.encode(fields, huffman=huffman))
+        timeout_s = decode_timeout(timeout) if isinstance(timeout, bytes) else timeout
         expected, expected_s = parse_request(fields)
         assert (request.path, request.metadata, request.refusal, timeout_s) == (
             *(expected.path, expected.metadata, expected.refusal, expected_s),
@@ -119,4 +126,24 @@ def test_requests_are_shared_between_calls_that_differ_in_their_timeout() -> Non
         reader.read(encoder.encode([*CALL, (b"grpc-timeout", text)])) for text in (b"1S", b"2S")
     ]
     assert found[0][0] is found[1][0]
-    assert [timeout_s for _, timeout_s in found] == [1.0, 2.0]
+    (_, first_s), (_, second) = found
+    assert first_s == 1.0
+    assert isinstance(second, bytes)
+    assert decode_timeout(second) == 2.0
+
+
+@pytest.mark.parametrize("string", [b"\x03abc", b"\x83abc", b"\x011", b"\x00", b"\x82\xff\xff"])
+def test_a_timeout_that_is_none_has_passed(string: bytes) -> None:
+    assert decode_timeout(string) == 0.0
+
+
+def test_a_known_block_is_read_to_its_end() -> None:
+    encoder = hpack.Encoder()
+    encoder.header_table_size = 0
+    reader = RequestReader(Decoder(4_096, 1_000))
+    block = b"\x20" + encoder.encode([*CALL, (b"grpc-timeout", b"1S")], huffman=False)
+    reader.read(block)
+    assert reader.known(block) is not None
+    for cut in range(1, len(block)):
+        assert reader.known(block[:cut]) is None
+    assert reader.known(block + encoder.encode([(b"x", b"y")])) is None
