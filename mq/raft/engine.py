@@ -216,6 +216,8 @@ class Engine(SyncObj):  # type: ignore[misc]
             raftMinTimeout=timing.election_min_s,
             raftMaxTimeout=timing.election_max_s,
             leaderFallbackTimeout=timing.fallback_s,
+            # Not used, and refused if it is less than the longest election time-out.
+            connectionTimeout=timing.election_max_s,
             fullDumpFile=None,
             dynamicMembershipChange=False,
             pollerType="select",

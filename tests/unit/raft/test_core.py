@@ -32,7 +32,13 @@ FULL = DiskFull("full")
 class Made:
     """A core on a log of its own, which the test writes as a node would."""
 
-    def __init__(self, *terms: int, members: str = "abc", segment_bytes: int = 8 << 20) -> None:
+    def __init__(
+        self,
+        *terms: int,
+        members: str = "abc",
+        segment_bytes: int = 8 << 20,
+        timing: Timing = TIMING,
+    ) -> None:
         vfs = FaultyVfs(1)
         vfs.make_dirs("/data")
         self.log = CommitLog(
@@ -49,7 +55,7 @@ class Made:
             members,
             RaftLog(self.log),
             self.vote,
-            TIMING,
+            timing,
             applied_index=1,
             has_room=lambda _: True,
             rng=random.Random(1),
@@ -118,6 +124,11 @@ def region(made: Made, raft_index: int) -> bytes:
 
 
 # -- follower --------------------------------------------------------------------------------------
+
+
+def test_election_timeouts_may_be_as_long_as_the_configuration_allows() -> None:
+    minutes = Timing(election_min_s=60.0, election_max_s=120.0, fallback_s=120.0)
+    assert Made(1, timing=minutes).tick().vote is None
 
 
 def test_a_follower_answers_for_entries_when_they_are_in_the_log_and_synced() -> None:
