@@ -10,6 +10,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import grpc
@@ -23,6 +24,7 @@ from tests.support.broker_set import BrokerSet
 from tests.support.http2_frames import Flood, Http2Client
 
 SECONDS = 1.0
+GRPCIO_SECONDS = 0.3
 GROWTH_BYTES_MAX = 50 << 20
 # Far above what is taken: the buffers of the kernel.
 SENT_BYTES_MAX = 20 << 20
@@ -132,7 +134,9 @@ class Figures(NamedTuple):
         )
 
 
-def flooded(brokers: BrokerSet, chunks: Callable[[], Iterator[bytes]]) -> Figures:
+def flooded(
+    brokers: BrokerSet, chunks: Callable[[], Iterator[bytes]], seconds: float = SECONDS
+) -> Figures:
     """One connection floods the leader, while another one asks it something again and again."""
     leader = brokers.leader()
     before = brokers.status(leader)
@@ -140,7 +144,7 @@ def flooded(brokers: BrokerSet, chunks: Callable[[], Iterator[bytes]]) -> Figure
     found: list[Flood] = []
     with Http2Client(brokers.address(leader)) as client:
         client.send(http2.settings_ack())
-        flood = threading.Thread(target=lambda: found.append(client.flood(chunks(), SECONDS)))
+        flood = threading.Thread(target=lambda: found.append(client.flood(chunks(), seconds)))
         flood.start()
         times = list(_asked_while(flood, brokers.address(leader)))
         flood.join()
@@ -182,6 +186,16 @@ def test_a_flood_is_cut_off(brokers: BrokerSet, chunks: Callable[[], Iterator[by
     assert figures.flood.bytes_sent < SENT_BYTES_MAX
     assert figures.growth_bytes < GROWTH_BYTES_MAX
     assert figures.has_same_leader
+
+
+def test_grpcio_survives_every_flood(tmp_path: Path) -> None:
+    """It cuts off few of them (`mq.rpc.grpcio`), and the others cost CPU and bounded memory."""
+    flags = ("--broker-transport", "grpcio")
+    with BrokerSet(tmp_path, *flags, count=1) as broker:
+        found = {one: flooded(broker, one, GRPCIO_SECONDS) for one in FLOODS}
+    assert all(found[one].flood.was_cut_off for one in (pings, empty_continuations, empty_data))
+    assert sum(figures.growth_bytes for figures in found.values()) < 4 * GROWTH_BYTES_MAX
+    assert all(figures.has_same_leader for figures in found.values())
 
 
 # -- limits of a connection ------------------------------------------------------------------------
