@@ -5,7 +5,9 @@ that pull, Receive and its handles, Retry.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from mq import names
 from mq.broker.broker import Broker
@@ -59,7 +61,13 @@ _ANSWER_S = 1.0
 _ONE_DONE = acks.HandlesSettled([True])
 _ONE_DONE_RESPONSE = pb.HandleResponse(codes=[Code.SEND_OK]).SerializeToString()
 
+# Of a Receive that is read once and then remembered.
+_REMEMBERED_BYTES_MAX = 1 << 10
+
 _read_subscribe = limits.Reader(pb.SubscribeRequest)
+_read_ack = limits.Reader(pb.AckRequest)
+_read_nack = limits.Reader(pb.NackRequest)
+_read_change_invisible = limits.Reader(pb.ChangeInvisibleRequest)
 
 
 class ConsumerService:
@@ -268,11 +276,10 @@ class ConsumerService:
 
     # -- Receive and its handles ------------------------------------------------------------------
 
-    def begin_receive(
-        self, request: pb.ReceiveRequest, size: int, context: Context, answer: Answer
-    ) -> bool:
+    def begin_receive(self, data: bytes, context: Context, answer: Answer) -> bool:
         """Serves a receive from a topic that exists; False: `receive` waits for the topic."""
-        if request.topic not in self._broker.state.topics:
+        wanted = _wanted(_read_receive(data), context)
+        if wanted.topic not in self._broker.state.topics:
             return False
         unsent = self._broker.unsent
         held_bytes = 0
@@ -293,12 +300,12 @@ class ConsumerService:
             if call.cancel():
                 answer(CallEnded())
 
-        call = self._broker.receiving.begin_receive(_wanted(request, context), answered)
+        call = self._broker.receiving.begin_receive(wanted, answered)
         context.add_done_callback(ended)
         return True
 
     async def receive(self, request: pb.ReceiveRequest, context: Context) -> bytes:
-        wanted = _wanted(request, context)
+        wanted = _wanted(_decode_receive(request), context)
         await self._broker.expect([request.topic])
         answer = framing.receive_response(await self._received(wanted))
         return _held(answer, context, self._broker.unsent)
@@ -316,22 +323,16 @@ class ConsumerService:
             )
         return await self._broker.receiving.receive(wanted)
 
-    def begin_ack(
-        self, request: pb.AckRequest, size: int, context: Context, answer: Answer
-    ) -> bool:
-        handles = _handles(request.group, request.handles)
-        self._begin_settling(acks.Ack(request.group, handles), answer)
+    def begin_ack(self, data: bytes, context: Context, answer: Answer) -> bool:
+        self._begin_settling(_ack(_read_ack(data)), answer)
         return True
 
     async def ack(self, request: pb.AckRequest, context: Context) -> bytes:
-        handles = _handles(request.group, request.handles)
-        return await self._settled(acks.Ack(request.group, handles))
+        return await self._settled(_ack(request))
 
-    def begin_nack(
-        self, request: pb.NackRequest, size: int, context: Context, answer: Answer
-    ) -> bool:
+    def begin_nack(self, data: bytes, context: Context, answer: Answer) -> bool:
         """False: `nack` sees to the topic of dead letters first."""
-        nack = self._nack(request)
+        nack = self._nack(_read_nack(data))
         if self._broker.receiving.makes_dead_letters(nack):
             return False
         self._begin_settling(nack, answer)
@@ -353,10 +354,8 @@ class ConsumerService:
         retries_max = self._broker.receiving.retries_max(request.group)
         return acks.Nack(request.group, handles, delay_ms, retries_max, reason)
 
-    def begin_change_invisible(
-        self, request: pb.ChangeInvisibleRequest, size: int, context: Context, answer: Answer
-    ) -> bool:
-        self._begin_settling(_change_invisible(request), answer)
+    def begin_change_invisible(self, data: bytes, context: Context, answer: Answer) -> bool:
+        self._begin_settling(_change_invisible(_read_change_invisible(data)), answer)
         return True
 
     async def change_invisible(self, request: pb.ChangeInvisibleRequest, context: Context) -> bytes:
@@ -442,23 +441,57 @@ def _cache_limits(start: pb.SubscribeStart) -> CacheLimits:
     )
 
 
-def _wanted(request: pb.ReceiveRequest, context: Context) -> Receive:
+class _DecodedReceive(NamedTuple):
+    """A request, whose member id may be empty; all of it but what depends on the call."""
+
+    wanted: Receive
+    wait_ms: int
+    # Makes a member id of the address of a client that gave none.
+    suffix: str
+
+
+def _decode_receive(request: pb.ReceiveRequest) -> _DecodedReceive:
     """Raises IllegalGroup, IllegalRequest, IllegalFilter."""
     names.check_group(request.group)
     spec = ReceiveSpec(canonical(request.filter), request.is_ordered)
-    # Calls without a member id that want different things are not of one member.
-    unnamed = f"{context.peer()} {hash(spec) & 0xFFFF:04x}"
-    return Receive(
+    wanted = Receive(
         request.group,
         request.topic,
-        _member_id(request.member_id) or unnamed,
+        _member_id(request.member_id),
         spec,
         compile_filter(request.filter),
         min(request.messages_max or MESSAGES_DEFAULT, MESSAGES_MAX),
         min(request.bytes_max or READ_BYTES_MAX, READ_BYTES_MAX),
         _invisible_ms(request.invisible_ms or INVISIBLE_MS_DEFAULT),
-        _wait_s(request.wait_ms, context.time_remaining()),
-        decode_start(request),
+        start=decode_start(request),
+    )
+    # Calls without a member id that want different things are not of one member.
+    return _DecodedReceive(wanted, request.wait_ms, f" {hash(spec) & 0xFFFF:04x}")
+
+
+def _read_receive(data: bytes) -> _DecodedReceive:
+    """As `_decode_receive`; DecodeError."""
+    return _remembered_receive(data) if len(data) <= _REMEMBERED_BYTES_MAX else _read_anew(data)
+
+
+def _read_anew(data: bytes) -> _DecodedReceive:
+    return _decode_receive(pb.ReceiveRequest.FromString(data))
+
+
+# A consumer asks for the same again and again.
+_remembered_receive = functools.lru_cache(maxsize=1_024)(_read_anew)
+
+
+def _wanted(decoded: _DecodedReceive, context: Context) -> Receive:
+    wanted, wait_ms, suffix = decoded
+    group, topic, member_id, spec, filter_, messages_max, bytes_max, invisible_ms, _, start = wanted
+    if not member_id:
+        member_id = context.peer() + suffix
+    wait_s = _wait_s(wait_ms, context.time_remaining())
+    return Receive(
+        *(group, topic, member_id, spec, filter_, messages_max, bytes_max, invisible_ms),
+        wait_s,
+        start,
     )
 
 
@@ -467,6 +500,10 @@ def _handles(group: str, handles: Sequence[pb.Handle]) -> list[Handle | None]:
     if not handles:
         raise IllegalRequest(f"no handles in the request: 1 to {HANDLES_MAX}")
     return parse_handles(handles)
+
+
+def _ack(request: pb.AckRequest) -> acks.Ack:
+    return acks.Ack(request.group, _handles(request.group, request.handles))
 
 
 def _change_invisible(request: pb.ChangeInvisibleRequest) -> acks.ChangeInvisible:

@@ -46,13 +46,13 @@ def unary(
     serve: Callable[[M, Context], Awaitable[Message | bytes]],
     *,
     leader_only: bool = True,
-    begin: Callable[[M, int, Context, Answer], bool] | None = None,
+    begin: Callable[[bytes, Context, Answer], bool] | None = None,
 ) -> Method:
     """`request` may be another message of the same wire format. With `leader_only`, a node that
     does not lead refuses the call with the address of the one that does, after the request was
     found to be legal.
 
-    `begin` is asked first, on a node that leads: it gets the request, its size, the call, and a
+    `begin` is asked first, on a node that leads: it gets the request as it came, the call, and a
     callback for the answer, and needs no task. It returns False for what it leaves to `serve`.
     """
     return Method(name, request, serve, leader_only, begin)
@@ -128,14 +128,13 @@ class Dispatcher(NamedTuple):
         served = self._unary(name, method, read, is_external=is_external)
         if method.begin is None:
             return served
-        return UnaryHandler(self._begun(name, method.begin, served.serve, read, is_external))
+        return UnaryHandler(self._begun(name, method.begin, served.serve, is_external))
 
     def _begun(
         self,
         name: str,
         begin: Callable[..., bool],
         serve: UnaryServe,
-        read: limits.Reader[Message],
         is_external: bool,  # noqa: FBT001
     ) -> UnaryServe:
         leadership, observe, explained = self
@@ -161,9 +160,8 @@ class Dispatcher(NamedTuple):
                     context.finish(refusal.code, refusal.text, refusal.metadata)
 
             try:
-                request = read(data)
                 in_flight.add(context, began_s, answer)
-                is_begun = begin(request, len(data), context, answer)
+                is_begun = begin(data, context, answer)
             except Exception as error:  # noqa: BLE001 - `known_error` logs what it does not know
                 in_flight.remove(context)
                 raise refused(error, began_s) from None

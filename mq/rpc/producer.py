@@ -42,6 +42,8 @@ from mq.wire.v1.producer_pb2 import (
     ACK_QUORUM,
 )
 
+_read_send = limits.Reader(producer_pb2.SendRequest)
+
 
 class ProducerService:
     def __init__(self, broker: Broker, broker_set: str) -> None:
@@ -59,9 +61,7 @@ class ProducerService:
 
     # -- Send -------------------------------------------------------------------------------------
 
-    def begin_send(
-        self, request: producer_pb2.SendRequest, size: int, context: Context, answer: Answer
-    ) -> bool:
+    def begin_send(self, data: bytes, context: Context, answer: Answer) -> bool:
         """Joins a small send with others; False: `send` has to serve it."""
 
         def placed(outcome: Placed | BaseException) -> None:
@@ -73,6 +73,7 @@ class ProducerService:
             ids = [self._message_id(at) for at in log_offsets]
             answer(b"".join((numbers.SerializeToString(), *ids)))
 
+        request = _read_send(data)
         if (
             request.ack != ACK_QUORUM
             or request.producer_id
@@ -84,7 +85,7 @@ class ProducerService:
             return False
         queue_id = request.queue_id if request.HasField("queue_id") else None
         take = self._broker.joined_sends.take
-        return take(request.topic, queue_id, request.messages, size, placed)
+        return take(request.topic, queue_id, request.messages, len(data), placed)
 
     def _message_id(self, log_offset: int) -> bytes:
         """As a field of a SendResponse, behind its numbers."""

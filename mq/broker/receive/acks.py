@@ -29,21 +29,28 @@ from mq.errors import IllegalHandle
 
 def held_ranges(draft: LeaseDraft, group: str, handle: Handle) -> list[Range] | None:
     """The ranges of a handle's messages. None: the handle is not valid."""
+    _, lease, start, end = handle
     leases = draft.get(group, handle.queue)
-    if leases is None:
+    first = leases.at(start) if leases else None
+    if leases is None or first is None or first.lease != lease:
         return None
+    if first.end >= end:
+        is_whole = first.start == start and first.end == end
+        return [first if is_whole else Range(start, end, *first[2:])]
     found: list[Range] = []
-    reached = handle.start
-    for one in leases.within(handle.start, handle.end):
-        if one.lease != handle.lease or one.start > reached:
+    reached = start
+    for one in leases.within(start, end):
+        if one.lease != lease or one.start > reached:
             return None
-        reached = min(one.end, handle.end)
-        found.append(one._replace(start=max(one.start, handle.start), end=reached))
-    return found if reached == handle.end else None
+        found.append(Range(reached, min(one.end, end), *one[2:]))
+        reached = one.end
+    return found if reached >= end else None
 
 
 def changes_bytes(handles: Sequence[Handle | None]) -> int:
     """Upper bound of what the changes of the handles take of an entry."""
+    if len(handles) == 1:
+        return CHANGE_BYTES + QUEUE_BYTES
     joined = _joined(handles)
     queues = len({handle.queue for _, _, handle in joined})
     return len(joined) * CHANGE_BYTES + queues * QUEUE_BYTES
@@ -70,7 +77,7 @@ class HandlesSettled(NamedTuple):
     invisible_until_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HandleRequest:
     """Changes the messages of some handles; each kind of request says how it changes a range."""
 
@@ -100,7 +107,7 @@ class HandleRequest:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ack(HandleRequest):
     """The messages are done."""
 
@@ -108,7 +115,7 @@ class Ack(HandleRequest):
         turn.draft.put(self.group, queue, one.start, one.end, None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ChangeInvisible(HandleRequest):
     """The messages stay invisible for so long, from the decision on."""
 
@@ -123,7 +130,7 @@ class ChangeInvisible(HandleRequest):
         turn.draft.put(self.group, queue, one.start, one.end, value)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Return(HandleRequest):
     """The messages are as if they had not been given out: their receiver is gone."""
 
@@ -132,7 +139,7 @@ class Return(HandleRequest):
         turn.draft.put(self.group, queue, one.start, one.end, value)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Nack(HandleRequest):
     """The messages are visible again after the delay, by default one that grows with the number of
     attempts. A message that was given out more often than `retries_max` allows is a dead letter.
@@ -154,7 +161,7 @@ class Nack(HandleRequest):
         turn.draft.put(self.group, queue, start, one.end, value)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AtomicAck:
     """All handles or none, and the batches with them, as one entry."""
 
@@ -183,7 +190,7 @@ class AtomicAck:
         return turn.add(batches, self.atomic)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SkipFiltered:
     """Messages that the filter left out are done: by queue the known `next`, and the end."""
 
@@ -197,7 +204,7 @@ class SkipFiltered:
                 turn.draft.put(self.group, queue, known_next, end, None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DropExhausted:
     """Messages that were given out too often, and not acknowledged in time, are dead letters."""
 

@@ -70,14 +70,17 @@ def lease_bytes(queue: Queue, number: int) -> bytes:
 
 def parse_handles(wire: Iterable[WireHandle]) -> list[Handle | None]:
     """None for each handle that no broker made."""
-    known: dict[bytes, tuple[Queue, int] | None] = {}
     handles: list[Handle | None] = []
+    lease, found = b"", None
     for one in wire:
-        if one.lease not in known:
-            known[one.lease] = _parse_lease(one.lease)
-        found = known[one.lease]
-        end = one.queue_offset + (one.count or 1)
-        handles.append(Handle(*found, one.queue_offset, end) if found else None)
+        if one.lease != lease:  # neighbours often share it
+            lease = one.lease
+            found = _parse_lease(lease)
+        if found is None:
+            handles.append(None)
+        else:
+            start = one.queue_offset
+            handles.append(Handle(found[0], found[1], start, start + (one.count or 1)))
     return handles
 
 
@@ -150,26 +153,24 @@ class LeaseDraft:
         """None if nothing changes."""
         if not self._changes:
             return None
-        queues = [
-            pb.QueueLeases(
+        command = pb.Command()
+        for (group, queue), changes in self._changes.items():
+            wire = command.change_leases.queues.add(
                 group=group,
                 topic=queue.topic,
                 queue_id=queue.queue_id,
-                changes=[_wire(*one) for one in changes.items],
                 next=changes.expected_next,
             )
-            for (group, queue), changes in self._changes.items()
-        ]
-        return pb.Command(change_leases=pb.ChangeLeases(queues=queues))
-
-
-def _wire(start: int, end: int, value: LeaseValue) -> pb.LeaseChange:
-    if value is None:
-        return pb.LeaseChange(start=start, end=end, is_done=True)
-    lease, visible_at_ms, attempts = value
-    return pb.LeaseChange(
-        start=start, end=end, lease=lease, visible_at_ms=visible_at_ms, attempts=attempts
-    )
+            # Setting fields is twice as fast as making messages and adding copies of them.
+            add = wire.changes.add
+            for start, end, value in changes.items:
+                change = add()
+                change.start, change.end = start, end
+                if value is None:
+                    change.is_done = True
+                else:
+                    change.lease, change.visible_at_ms, change.attempts = value
+        return command
 
 
 # -- one turn -------------------------------------------------------------------------------------

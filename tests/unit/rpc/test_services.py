@@ -147,19 +147,19 @@ def begun(begin: Callable[..., bool]) -> tuple[asyncio.Future[bytes | Status], l
     handler = dispatcher.handler("S", unary("M", LeaveRequest, reach, begin=begin))
     assert isinstance(handler, UnaryHandler)
     call = FakeCall()
-    assert handler.serve(b"", cast("Context", call)) is None
+    assert handler.serve(b"x", cast("Context", call)) is None
     return call.ended, observed
 
 
 @on_loop
 async def test_an_answer_by_callback_counts_once() -> None:
-    def begin(_: object, size: int, _call: object, answer: Answer) -> bool:
-        answer(b"%d" % size)
+    def begin(data: bytes, _: object, answer: Answer) -> bool:
+        answer(b"as it came: " + data)
         answer(b"again")
         return True
 
     ended, observed = begun(begin)
-    assert (await ended, observed) == (b"0", ["OK"])
+    assert (await ended, observed) == (b"as it came: x", ["OK"])
 
 
 @on_loop
