@@ -46,7 +46,7 @@ from mq.client.consumer.options import (
 )
 from mq.client.consumer.prefetch import InFlight, PrefetchQueue
 from mq.client.messages import Message, QueueRef, ReceivedMessage
-from mq.client.signatures import arguments_of
+from mq.client.public import arguments_of
 from mq.errors import (
     ClientClosed,
     IllegalConfig,

@@ -1,4 +1,5 @@
-"""The public names of `mq.client` and `mq.client.aio`, in one table.
+"""The public face: the names of `mq.client` and `mq.client.aio` in one table, constructors that
+take the fields of an options object, and old names of parameters.
 
 A module is imported when one of its names is first used, so that a producer does not wait for what
 only consumers need.
@@ -6,8 +7,17 @@ only consumers need.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
+import warnings
 from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+F = TypeVar("F", bound=Callable[..., Any])
+S = TypeVar("S")
+OptionsT = TypeVar("OptionsT")
+P = ParamSpec("P")
 
 # Clients, for asyncio and without: the second one is generated from the first, see
 # tools/generate_sync.py.
@@ -58,3 +68,44 @@ def lazily(package: str, homes: dict[str, str]) -> Callable[[str], object]:
         return getattr(importlib.import_module(homes[name]), name)
 
     return find
+
+
+def arguments_of(
+    options: Callable[P, OptionsT],
+) -> Callable[[Callable[[S, OptionsT], None]], Callable[Concatenate[S, P], None]]:
+    """The constructor takes the arguments of an options class, with their types and defaults, and
+    its body is given the options. `help`, editors and type checkers see them one by one.
+    """
+
+    def decorate(body: Callable[[S, OptionsT], None]) -> Callable[Concatenate[S, P], None]:
+        def construct(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            body(self, options(*args, **kwargs))
+
+        functools.update_wrapper(construct, body)
+        itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        taken = inspect.signature(options)
+        seen = taken.replace(parameters=[itself, *taken.parameters.values()])
+        vars(construct)["__signature__"] = seen
+        return construct
+
+    return decorate
+
+
+def renamed(**names: str) -> Callable[[F], F]:
+    """The method takes a parameter by its old name (the key), too."""
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def call(*args: Any, **given: Any) -> Any:
+            for old in names.keys() & given.keys():
+                new = names[old]
+                if new in given:
+                    raise TypeError(f"{function.__name__}: {old} is the old name of {new}")
+                text = f"{function.__name__}: {old} is called {new} now"
+                warnings.warn(text, DeprecationWarning, stacklevel=2)
+                given[new] = given.pop(old)
+            return function(*args, **given)
+
+        return cast("F", call)
+
+    return decorate

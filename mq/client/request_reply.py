@@ -58,13 +58,6 @@ Reply = Message | bytes | str | None
 Handler = Callable[[ReceivedMessage], Awaitable[Reply] | Reply]
 
 
-class _Sending:
-    """The error of the last attempt to send a request."""
-
-    def __init__(self) -> None:
-        self.failure: MqError | None = None
-
-
 class Requester(AsyncClient):
     """Sends requests, and waits for the reply to each.
 
@@ -172,49 +165,43 @@ class Requester(AsyncClient):
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         correlation_id = str(next(self._numbers))
         wanted = request_message(message, self._reply_topic, self._tag, correlation_id)
-        sending = _Sending()
+        future: asyncio.Future[ReceivedMessage] = asyncio.get_running_loop().create_future()
+        failure: MqError | None = None
         try:
             async with asyncio.timeout(timeout_s):
                 await self.start()
-                future = asyncio.get_running_loop().create_future()
                 self._waiting[correlation_id] = future
-                await self._send(topic, wanted, future, sending)
-                reply: ReceivedMessage = await future
+                for attempt in itertools.count():
+                    failure = await self._send(topic, wanted)
+                    if failure is None:
+                        break
+                    # The reply may come all the same.
+                    await asyncio.wait([future], timeout=back_off_s(attempt))
+                    if future.done():
+                        break
+                reply = await future
         except TimeoutError:
-            if sending.failure is not None:
-                raise sending.failure from None
+            if failure is not None:
+                raise failure from None
             raise RequestTimeout(
                 f"no reply to a request to topic {topic} within {timeout_s:g} s: perhaps there is "
                 "no replier, or the work takes longer"
             ) from None
         finally:
             self._waiting.pop(correlation_id, None)
-        if (failed := failure(reply)) is not None:
-            raise failed
+        if (text := reply.properties.get(ERROR)) is not None:
+            raise RequestFailed(text)
         return reply
 
-    async def _send(
-        self,
-        topic: str,
-        message: Message,
-        future: asyncio.Future[ReceivedMessage],
-        sending: _Sending,
-    ) -> None:
-        """Sends it again after errors that may pass: another broker set may store it sooner."""
-        for attempt in itertools.count():
-            try:
-                await self._producer.send(topic, message, timeout_s=_SEND_S)
-            except MqError as error:
-                if not error.retryable:
-                    raise
-                sending.failure = error
-                # The reply may come all the same.
-                await asyncio.wait([future], timeout=back_off_s(attempt))
-                if future.done():
-                    return
-            else:
-                sending.failure = None
-                return
+    async def _send(self, topic: str, message: Message) -> MqError | None:
+        """Returns an error that may pass: another broker set may store the request sooner."""
+        try:
+            await self._producer.send(topic, message, timeout_s=_SEND_S)
+        except MqError as error:
+            if not error.retryable:
+                raise
+            return error
+        return None
 
     def _replied(self, reply: ReceivedMessage) -> None:
         future = self._waiting.get(reply.properties.get(CORRELATION_ID, ""))
@@ -341,11 +328,6 @@ def error_reply(request: ReceivedMessage, error: BaseException) -> Message:
     text = f"{type(error).__name__}: {error}".encode("utf-8", "replace").decode()
     text = text[:_ERROR_CHARACTERS_MAX]
     return reply_message(request, Message(b"", properties={ERROR: text}))
-
-
-def failure(reply: ReceivedMessage) -> RequestFailed | None:
-    text = reply.properties.get(ERROR)
-    return None if text is None else RequestFailed(text)
 
 
 def _as_message(given: object) -> Message:

@@ -11,7 +11,7 @@ from mq.client.admin.topics import TypeName
 from mq.client.cluster.retry import CALL_TIMEOUT_S
 from mq.client.lifecycle import SyncClient
 from mq.client.messages import FilterLike
-from mq.client.signatures import renamed
+from mq.client.public import renamed
 from mq.wire.v1 import admin_pb2 as pb
 from mq.wire.v1.cluster_pb2 import RouteResponse
 from mq.wire.v1.transaction_pb2 import EndTransactionResponse

@@ -13,7 +13,7 @@ from mq.client.consumer.push import ThreadedPushConsumer
 from mq.client.consumer.retries import RetryDelay
 from mq.client.lifecycle import SyncClient
 from mq.client.messages import FilterLike, QueueRef, ReceivedMessage
-from mq.client.signatures import renamed
+from mq.client.public import renamed
 
 
 class Consumer(SyncPoll):

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from mq.client.admin.calls import AdminCalls, Answers, check_count
-from mq.client.signatures import renamed
+from mq.client.cluster.topology import in_several_sets
+from mq.client.public import renamed
 from mq.errors import GroupNotFound, IllegalRequest, TopicNotFound
 from mq.wire.v1 import admin_pb2 as pb
 from mq.wire.v1.consumer_pb2 import OFFSET_AT_TIME, OFFSET_EARLIEST, OFFSET_LATEST
@@ -94,10 +95,7 @@ class GroupAdmin(AdminCalls):
         directory = await self._directory([topic] if queue_ids else [])
         having = [one.broker_set for one in directory.topics]
         if queue_ids and len(having) > 1:
-            raise IllegalRequest(
-                f"queue {queue_ids[0]} of topic {topic} is in {', '.join(having)}: "
-                "say which broker set (--set)"
-            )
+            raise in_several_sets(topic, queue_ids[0], having)
         return having or [one.name for one in directory.broker_sets]
 
     async def delete_group(self, group: str) -> None:

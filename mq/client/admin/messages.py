@@ -11,9 +11,10 @@ from google.protobuf.message import Message as WireMessage
 
 from mq import names
 from mq.client.admin.calls import AdminCalls, Answers, check_count
+from mq.client.cluster.topology import in_several_sets
 from mq.client.messages import FilterLike, wire_filter
-from mq.client.signatures import renamed
-from mq.errors import IllegalRequest, MessageNotFound, MqError, TopicNotFound, TransactionNotFound
+from mq.client.public import renamed
+from mq.errors import MessageNotFound, MqError, TopicNotFound, TransactionNotFound
 from mq.wire.v1 import admin_pb2 as pb
 from mq.wire.v1.transaction_pb2 import (
     RESOLUTION_COMMIT,
@@ -83,10 +84,7 @@ class MessageAdmin(AdminCalls):
         replies = await self._ask_all(request, absent=TopicNotFound)
         sets = list(replies.some())
         if len(sets) > 1:
-            raise IllegalRequest(
-                f"queue {queue_id} of topic {topic} is in {', '.join(sets)}: say which broker set "
-                "(--set)"
-            )
+            raise in_several_sets(topic, queue_id, sets)
         return sets[0]
 
     # Transactions

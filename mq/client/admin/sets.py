@@ -13,7 +13,7 @@ from google.protobuf.message import Message as WireMessage
 
 from mq.client.admin.calls import AdminCalls, check_count, reworded
 from mq.client.cluster.retry import now_s
-from mq.client.signatures import renamed
+from mq.client.public import renamed
 from mq.errors import IllegalRequest, MqError, Unreachable
 from mq.wire.v1 import admin_pb2 as pb
 from mq.wire.v1.cluster_pb2 import (

@@ -9,7 +9,7 @@ adds, drains and removes parts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from mq import names
@@ -89,8 +89,10 @@ class TopicAdmin(AdminCalls):
         if len(known) == 1:
             answer: pb.TopicInfo = await self._ask(known[0], wanted)
             return answer
-        found_parts = await self._parts_of(topic, needed=chosen)
-        there = {name: one.info for name, one in found_parts.checked().items()}
+        replies = await self._parts_of(topic, chosen)
+        if replies.missing:
+            replies.all()  # raises: a set that may have a part does not answer
+        there = {name: one.info for name, one in replies.found.items()}
         wanted.queues = queues or max(_DEFAULT_QUEUES, priorities)
         plan = await self._plan(wanted, chosen, there)
         for name, count in plan.items():
@@ -109,11 +111,10 @@ class TopicAdmin(AdminCalls):
         clients.
         """
         check_count("queues", queues)
-        found_parts = await self._parts_of(topic, needed=[broker_set])
-        await self._known_set(broker_set, found_parts.names)
-        parts = {name: one.info for name, one in found_parts.found.items()}
-        if broker_set in found_parts.replies.missing or not parts:
-            found_parts.checked_some()
+        replies = await self._parts_of(topic, [broker_set])
+        parts = {name: one.info for name, one in replies.found.items()}
+        if broker_set in replies.missing or not parts:
+            replies.all()
         there = parts.get(broker_set)
         if there is None:
             like = next(iter(parts.values()))
@@ -121,7 +122,8 @@ class TopicAdmin(AdminCalls):
             info = await self._create_part(broker_set, wanted, queues)
         else:
             _check_grows(there, queues)
-            info = await self._alter_part(broker_set, topic, queues)
+            request = pb.AlterTopicRequest(topic=topic, write_queues=queues, read_queues=queues)
+            info = await self._ask(broker_set, request)
         await self._until_shown(topic, parts | {broker_set: info})
         return info
 
@@ -142,10 +144,10 @@ class TopicAdmin(AdminCalls):
         """
         for name, count in (("write_queues", write_queues), ("read_queues", read_queues)):
             check_count(name, count or 0)
-        found_parts = await self._parts_of(topic, needed=[broker_set] if broker_set else [])
-        sets = [broker_set] if broker_set else list(found_parts.checked_some())
+        replies = await self._parts_of(topic, [broker_set] if broker_set else [])
+        sets = [broker_set] if broker_set else list(replies.all())
         if broker_set:
-            found_parts.part(topic, await self._known_set(broker_set, found_parts.names))
+            _part(replies, topic, broker_set)
         if len(sets) > 1 and (write_queues is not None or read_queues is not None):
             raise IllegalRequest(
                 f"topic {topic} has queues in {', '.join(sets)}, and each broker set counts its "
@@ -165,12 +167,11 @@ class TopicAdmin(AdminCalls):
         """Stops writes to the topic in this set; consumers empty it there, then `remove_part`.
         IllegalRequest when no other set takes messages of the topic.
         """
-        found_parts = await self._parts_of(topic, needed=[broker_set])
-        await self._known_set(broker_set, found_parts.names)
-        part = found_parts.part(topic, broker_set)
-        others = [one for name, one in found_parts.found.items() if name != broker_set]
+        replies = await self._parts_of(topic, [broker_set])
+        part = _part(replies, topic, broker_set)
+        others = [one for name, one in replies.found.items() if name != broker_set]
         if part.info.is_writable and not any(one.info.is_writable for one in others):
-            found_parts.checked_some()
+            replies.all()
             raise IllegalRequest(
                 f"topic {topic} takes messages in no other broker set than {broker_set}: extend it "
                 "to another one first"
@@ -184,10 +185,9 @@ class TopicAdmin(AdminCalls):
         with numbers, if the part is not drained and consumed, unless `force`; and if no other set
         has the topic.
         """
-        found_parts = await self._parts_of(topic, needed=[broker_set])
-        await self._known_set(broker_set, found_parts.names)
-        part = found_parts.part(topic, broker_set)
-        if len(found_parts.checked_some()) == 1:
+        replies = await self._parts_of(topic, [broker_set])
+        part = _part(replies, topic, broker_set)
+        if len(replies.all()) == 1:
             raise IllegalRequest(
                 f"only broker set {broker_set} has topic {topic}: delete the topic, or extend it "
                 "to another set first"
@@ -204,7 +204,7 @@ class TopicAdmin(AdminCalls):
 
     async def delete_topic(self, topic: str) -> None:
         """Deletes the topic in all broker sets. Its messages are gone at once."""
-        sets = (await self._parts_of(topic)).checked_some()
+        sets = (await self._parts_of(topic)).all()
         request = pb.DeleteTopicRequest(topic=topic)
         done = f"topic {topic} is deleted"
         await self._change_each(sets, request, done, absent=TopicNotFound)
@@ -222,25 +222,27 @@ class TopicAdmin(AdminCalls):
 
     async def describe_topic(self, topic: str) -> pb.DescribeTopicResponse:
         """Describes a topic with its queues in all broker sets. TopicNotFound."""
-        found_parts = await self._parts_of(topic)
-        found = list(found_parts.replies.some().values())
+        replies = await self._parts_of(topic)
+        found = list(replies.some().values())
         parts = [one.info for one in found]
         return pb.DescribeTopicResponse(
             info=merged_info(parts),
             queues=[queue for one in found for queue in one.queues],
             groups=sorted({group for one in found for group in one.groups}),
             parts=parts,
-            missing_sets=found_parts.replies.missing,
+            missing_sets=replies.missing,
         )
 
     # Parts of a topic
 
-    async def _parts_of(self, topic: str, needed: Iterable[str] = ()) -> _TopicParts:
+    async def _parts_of(self, topic: str, needed: Sequence[str] = ()) -> Replies:
         """The part of each set. A set that does not answer counts as missing if the directory says
-        that it has a part, or if it is needed.
+        that it has a part, or if it is needed. IllegalRequest: the cluster has no such set.
         """
         # A route of a topic leaves out sets whose topics the broker does not know.
         sets = await self._set_names()
+        for name in needed:
+            await self._known_set(name, sets)
         expected = {*needed, *(one.broker_set for one in (await self._directory([topic])).topics)}
         request = pb.DescribeTopicRequest(topic=topic)
         replies = await self._ask_all(
@@ -251,7 +253,7 @@ class TopicAdmin(AdminCalls):
         if replies.found or replies.absent:
             for name in [one for one in replies.missing if one not in expected]:
                 del replies.missing[name]
-        return _TopicParts(sets, replies)
+        return replies
 
     async def _plan(
         self,
@@ -293,11 +295,6 @@ class TopicAdmin(AdminCalls):
             info = described.info
             if not _is_as_created(info, wanted) or info.write_queues != queues:
                 raise
-        return info
-
-    async def _alter_part(self, broker_set: str, topic: str, queues: int) -> pb.TopicInfo:
-        request = pb.AlterTopicRequest(topic=topic, write_queues=queues, read_queues=queues)
-        info: pb.TopicInfo = await self._ask(broker_set, request)
         return info
 
     async def _why_kept(
@@ -387,40 +384,19 @@ class TopicAdmin(AdminCalls):
             await asyncio.sleep(_LOOK_AGAIN_S)
 
 
-class _TopicParts:
-    """The parts of a topic, and which sets did not answer."""
-
-    def __init__(self, sets: Sequence[str], replies: Replies) -> None:
-        self.names = sets
-        self.replies = replies
-
-    @property
-    def found(self) -> dict[str, Any]:
-        return self.replies.found
-
-    def checked(self) -> dict[str, Any]:
-        """The parts, perhaps none. Raises when a set that may have one does not answer."""
-        return self.replies.all() if self.replies.missing else self.replies.found
-
-    def checked_some(self) -> dict[str, Any]:
-        """The parts, at least one. Raises when a set that may have one does not answer, and
-        TopicNotFound.
-        """
-        return self.replies.all()
-
-    def part(self, topic: str, broker_set: str) -> Any:
-        """The part of this set. TopicNotFound, with a text that names the set."""
-        found = self.found.get(broker_set)
-        if found is not None:
-            return found
-        error = self.replies.absent.get(broker_set)
-        if error is None or not self.found:
-            self.replies.all()
-        elsewhere = ", ".join(self.found)
-        raise reworded(
-            error or TopicNotFound(),
-            f"topic {topic} has no queues in broker set {broker_set}: it is in {elsewhere}",
-        )
+def _part(replies: Replies, topic: str, broker_set: str) -> Any:
+    """The part of this set. TopicNotFound, with a text that names the set."""
+    found = replies.found.get(broker_set)
+    if found is not None:
+        return found
+    error = replies.absent.get(broker_set)
+    if error is None or not replies.found:
+        replies.all()
+    raise reworded(
+        error or TopicNotFound(),
+        f"topic {topic} has no queues in broker set {broker_set}: it is in "
+        f"{', '.join(replies.found)}",
+    )
 
 
 def _check_grows(there: pb.TopicInfo, queues: int) -> None:

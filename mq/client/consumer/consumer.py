@@ -11,6 +11,7 @@ background loop. The thread that polls takes them from the buffer that the strea
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -23,7 +24,7 @@ from mq.client.consumer.prefetch import InFlight, PolledMessages
 from mq.client.consumer.retries import FailurePolicy, Nack
 from mq.client.lifecycle import AsyncClient, Background, SyncClient
 from mq.client.messages import QueueRef, ReceivedMessage
-from mq.client.signatures import arguments_of, renamed
+from mq.client.public import arguments_of, renamed
 from mq.errors import MqError
 
 
@@ -70,22 +71,27 @@ class Consumer(AsyncClient):
         SubscriptionMismatch; and Unreachable or NoLeader if the group was never joined and could
         not be in 5 s: the attempts go on, so that a later poll may succeed.
         """
-        await self._begin()
+        self._session.check_open()
+        await self._session.start()
         # A caller that finds messages each time must let the streams run.
         await asyncio.sleep(0)
+        found: list[InFlight] = []
+        with self._polling():
+            for wait_s in self._waits(timeout_s):
+                if found := await self._session.take(max_messages, wait_s):
+                    break
+        return self._polled.add(found)
+
+    @contextlib.contextmanager
+    def _polling(self) -> Iterator[None]:
+        """Around the takes of one poll."""
+        if self._auto_commit:
+            self._polled.all_done()
         try:
-            return self._polled.add(await self._take(max_messages, timeout_s))
+            yield
         except MqError:
             self._session.told()
             raise
-
-    async def _take(self, max_messages: int, timeout_s: float | None) -> list[InFlight]:
-        found: list[InFlight] = []
-        for wait_s in self._waits(timeout_s):
-            found = await self._session.take(max_messages, wait_s)
-            if found:
-                break
-        return found
 
     def _waits(self, timeout_s: float | None) -> Iterator[float | None]:
         """The waits of the takes of one poll. Until the group is joined, each is short and is
@@ -105,18 +111,10 @@ class Consumer(AsyncClient):
         return self
 
     async def __anext__(self) -> ReceivedMessage:
-        if self._session.buffer.is_stopped:
-            raise StopAsyncIteration
-        found = await self.poll(1, None)
+        found = [] if self._session.buffer.is_stopped else await self.poll(1, None)
         if not found:
             raise StopAsyncIteration
         return found[0]
-
-    async def _begin(self) -> None:
-        self._session.check_open()
-        await self._session.start()
-        if self._auto_commit:
-            self._polled.all_done()
 
     def done(self, *messages: ReceivedMessage) -> None:
         """The messages are done, in any order. The group's offset passes them when all messages
@@ -221,21 +219,12 @@ class ThreadedConsumer(Consumer):
         self._session.check_open()
         if not self._session.is_started:
             background.run(self._session.start())
-        if self._auto_commit:
-            self._polled.all_done()
-        try:
-            return self._polled.add(self._take_here(max_messages, timeout_s))
-        except MqError:
-            self._session.told()
-            raise
-
-    def _take_here(self, max_messages: int, timeout_s: float | None) -> list[InFlight]:
         found: list[InFlight] = []
-        for wait_s in self._waits(timeout_s):
-            found = self._session.buffer.wait_take(max_messages, wait_s)
-            if found:
-                break
-        return found
+        with self._polling():
+            for wait_s in self._waits(timeout_s):
+                if found := self._session.buffer.wait_take(max_messages, wait_s):
+                    break
+        return self._polled.add(found)
 
     @property
     def is_stopped(self) -> bool:

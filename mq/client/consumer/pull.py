@@ -16,7 +16,7 @@ from mq.client.consumer.options import Start, split_tags
 from mq.client.decode import Decoder, parse_pull_response
 from mq.client.lifecycle import AsyncClient
 from mq.client.messages import FilterLike, QueueRef, ReceivedMessage, wire_filter
-from mq.client.signatures import renamed
+from mq.client.public import renamed
 from mq.errors import IllegalConfig
 from mq.names import check_group
 from mq.wire.v1 import consumer_pb2 as wire

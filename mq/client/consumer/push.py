@@ -22,7 +22,7 @@ from mq.client.consumer.prefetch import InFlight
 from mq.client.consumer.retries import FailurePolicy, Nack, RetryDelay
 from mq.client.lifecycle import HandlerThreads
 from mq.client.messages import ReceivedMessage
-from mq.client.signatures import arguments_of
+from mq.client.public import arguments_of
 from mq.errors import IllegalConfig, MqError
 
 Handler = Callable[[ReceivedMessage], Awaitable[object] | object]
@@ -112,10 +112,13 @@ class PushConsumer(GroupClient):
         except Exception as error:  # noqa: BLE001 # whatever it is, the message is not done
             self._failures.failed([taken], error)
         else:
-            if isinstance(outcome, Nack):
-                self._failures.failed([taken], outcome)
-            else:
-                self._session.buffer.done([taken])
+            self._handled(taken, outcome)
+
+    def _handled(self, taken: InFlight, outcome: object) -> None:
+        if isinstance(outcome, Nack):
+            self._failures.failed([taken], outcome)
+        else:
+            self._session.buffer.done([taken])
 
     @property
     def unreadable_messages(self) -> int:
@@ -172,7 +175,4 @@ class ThreadedPushConsumer(PushConsumer):
         except BaseException as error:  # noqa: BLE001 # whatever it is, the message is not done
             self._failures.failed([taken], error)
         else:
-            if isinstance(outcome, Nack):
-                self._failures.failed([taken], outcome)
-            else:
-                self._session.buffer.done([taken])
+            self._handled(taken, outcome)

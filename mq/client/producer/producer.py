@@ -22,7 +22,7 @@ from mq.client.producer.batching import AddResult
 from mq.client.producer.outcomes import SendFuture
 from mq.client.producer.queues import ResultFuture
 from mq.client.producer.sender import ProducerOptions, Sender
-from mq.client.signatures import arguments_of
+from mq.client.public import arguments_of
 from mq.errors import ClientClosed, IllegalRequest, Unreachable
 from mq.wire.v1.producer_pb2 import RecallRequest
 

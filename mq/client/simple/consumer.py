@@ -21,10 +21,9 @@ from mq.client.consumer.subscribed_sets import SubscribedSets
 from mq.client.decode import Decoder, parse_receive_response
 from mq.client.lifecycle import AsyncClient
 from mq.client.messages import QueueRef, ReceivedMessage, wire_filter
-from mq.client.signatures import arguments_of
-from mq.client.simple import handles
+from mq.client.public import arguments_of
 from mq.client.simple.gather import Gatherer, Source
-from mq.client.simple.handles import HandleCall, HandleCalls
+from mq.client.simple.handles import HandleCalls, HandleRequest
 from mq.errors import ClientClosed, IllegalConfig, IllegalHandle, MqError, TopicNotFound
 from mq.names import retry_topic
 from mq.wire.v1 import consumer_pb2 as wire
@@ -107,7 +106,7 @@ class SimpleConsumer(AsyncClient):
         Raises IllegalHandle if some of them no longer belong to this member, because their time
         was over and another member has them, or they were acknowledged before; the others are done.
         """
-        await self._send(messages, handles.ack(self._options.group))
+        await self._send(messages, wire.AckRequest(group=self._options.group))
 
     async def nack(
         self, messages: Messages, delay_s: float | None = None, reason: str = ""
@@ -117,14 +116,14 @@ class SimpleConsumer(AsyncClient):
         After too many attempts they are dead letters, with the reason. IllegalHandle as `ack`.
         """
         delay_ms = None if delay_s is None else _milliseconds(delay_s, "delay_s")
-        await self._send(messages, handles.nack(self._options.group, delay_ms, reason))
+        group = self._options.group
+        await self._send(messages, wire.NackRequest(group=group, delay_ms=delay_ms, reason=reason))
 
     async def change_invisible(self, messages: Messages, invisible_s: float) -> None:
         """They belong to this member for `invisible_s` from now, 10 s to 12 h. Errors as `ack`."""
-        invisible_ms = _milliseconds(invisible_s, "invisible_s")
-        await self._send(messages, handles.change_invisible(self._options.group, invisible_ms))
+        await self._send(messages, _change_invisible(self._options.group, invisible_s))
 
-    async def _send(self, messages: Messages, call: HandleCall) -> None:
+    async def _send(self, messages: Messages, request: HandleRequest) -> None:
         self._check_open()
         given = [messages] if isinstance(messages, ReceivedMessage) else list(messages)
         foreign = [one for one in given if not one.handle]
@@ -132,7 +131,7 @@ class SimpleConsumer(AsyncClient):
             raise IllegalHandle(
                 f"message {foreign[0].message_id} was not received by a SimpleConsumer"
             )
-        refused = await self._handle_calls.send(given, call)
+        refused = await self._handle_calls.send(given, request)
         if refused:
             raise IllegalHandle(
                 f"{refused} of {len(given)} messages do not belong to this member: their time "
@@ -160,7 +159,7 @@ class SimpleConsumer(AsyncClient):
         self._is_closed = True
         never_given = await self._gatherer.close()
         if never_given:
-            back = handles.nack(self._options.group, 0, "")
+            back = wire.NackRequest(group=self._options.group, delay_ms=0)
             # Without this they come again when their time is over.
             with contextlib.suppress(MqError):
                 await self._handle_calls.send(never_given, back, _LEAVE_S)
@@ -283,9 +282,8 @@ class _GroupReceiver:
     async def hold(
         self, messages: Sequence[ReceivedMessage], invisible_s: float
     ) -> list[ReceivedMessage]:
-        invisible_ms = _milliseconds(invisible_s, "invisible_s")
-        call = handles.change_invisible(self._options.group, invisible_ms)
-        return await self.handle_calls.still_held(messages, call, CALL_TIMEOUT_S)
+        request = _change_invisible(self._options.group, invisible_s)
+        return await self.handle_calls.still_held(messages, request, CALL_TIMEOUT_S)
 
     async def leave(self) -> None:
         if self._looking is not None:
@@ -294,6 +292,11 @@ class _GroupReceiver:
         leaving = [self._connection.of(name).call(request, _LEAVE_S) for name in self._asked]
         # Without this the brokers find out by themselves.
         await asyncio.gather(*leaving, return_exceptions=True)
+
+
+def _change_invisible(group: str, invisible_s: float) -> wire.ChangeInvisibleRequest:
+    invisible_ms = _milliseconds(invisible_s, "invisible_s")
+    return wire.ChangeInvisibleRequest(group=group, invisible_ms=invisible_ms)
 
 
 def _milliseconds(seconds: float, name: str) -> int:

@@ -8,10 +8,8 @@ message now; then it was worked on twice, whatever this member is told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
-
-from google.protobuf.message import Message as WireMessage
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
 
 from mq.client.cluster.connection import Connection
 from mq.client.cluster.retry import call_repeatedly
@@ -25,32 +23,8 @@ _HANDLES_MAX = 2_000
 _RETRY_S = 15.0
 
 
-class HandleCall(NamedTuple):
-    """The request about some handles. `is_final`: it spends them."""
-
-    request: Callable[[Sequence[wire.Handle]], WireMessage]
-    is_final: bool = True
-
-
-def ack(group: str) -> HandleCall:
-    return HandleCall(lambda handles: wire.AckRequest(group=group, handles=handles))
-
-
-def nack(group: str, delay_ms: int | None, reason: str) -> HandleCall:
-    return HandleCall(
-        lambda handles: wire.NackRequest(
-            group=group, handles=handles, delay_ms=delay_ms, reason=reason
-        ),
-    )
-
-
-def change_invisible(group: str, invisible_ms: int) -> HandleCall:
-    return HandleCall(
-        lambda handles: wire.ChangeInvisibleRequest(
-            group=group, handles=handles, invisible_ms=invisible_ms
-        ),
-        is_final=False,
-    )
+# About messages that this member has; their handles are filled in.
+HandleRequest = wire.AckRequest | wire.NackRequest | wire.ChangeInvisibleRequest
 
 
 class HandleCalls:
@@ -60,7 +34,10 @@ class HandleCalls:
         self._connection = connection
 
     async def send(
-        self, messages: Iterable[ReceivedMessage], call: HandleCall, timeout_s: float = _RETRY_S
+        self,
+        messages: Iterable[ReceivedMessage],
+        request: HandleRequest,
+        timeout_s: float = _RETRY_S,
     ) -> int:
         """Returns how many handles were refused. Asks all sets even if one fails, and raises the
         error of that one with its name.
@@ -70,36 +47,43 @@ class HandleCalls:
             by_set.setdefault(one.broker_set, []).append(one)
         refused = await in_sets(
             {
-                name: self._send(name, handles_of(own), call, timeout_s)
+                name: self._send(name, handles_of(own), request, timeout_s)
                 for name, own in by_set.items()
             }
         )
         return sum(map(len, refused.values()))
 
     async def still_held(
-        self, messages: Sequence[ReceivedMessage], call: HandleCall, timeout_s: float
+        self, messages: Sequence[ReceivedMessage], request: HandleRequest, timeout_s: float
     ) -> list[ReceivedMessage]:
         """Messages of one broker set, without those that were refused."""
         if not messages:
             return []
         handles = handles_of(messages)
-        refused = await self._send(messages[0].broker_set, handles, call, timeout_s)
+        refused = await self._send(messages[0].broker_set, handles, request, timeout_s)
         return [one for one in messages if (one.handle, one.queue_offset) not in refused]
 
     async def ack_unread(self, broker_set: str, group: str, handles: list[wire.Handle]) -> None:
         """Messages that are filtered or unreadable must not be delivered again."""
-        await self._send(broker_set, handles, ack(group), _RETRY_S)
+        await self._send(broker_set, handles, wire.AckRequest(group=group), _RETRY_S)
 
     async def _send(
-        self, broker_set: str, handles: Sequence[wire.Handle], call: HandleCall, timeout_s: float
+        self,
+        broker_set: str,
+        handles: Sequence[wire.Handle],
+        request: HandleRequest,
+        timeout_s: float,
     ) -> set[tuple[bytes, int]]:
         """The leases and queue offsets of the messages that were refused."""
+        is_final = not isinstance(request, wire.ChangeInvisibleRequest)
         refused: set[tuple[bytes, int]] = set()
         asked = await self._connection.named(broker_set)
         for at in range(0, len(handles), _HANDLES_MAX):
             part = handles[at : at + _HANDLES_MAX]
-            answer = await call_repeatedly(asked, call.request(part), timeout_s)
-            if answer.is_repeated and call.is_final:
+            filled = deepcopy(request)
+            filled.handles.extend(part)
+            answer = await call_repeatedly(asked, filled, timeout_s)
+            if answer.is_repeated and is_final:
                 continue
             codes = wire.HandleResponse.FromString(answer.data).codes
             bad = [handle for handle, code in zip(part, codes, strict=True) if code != SEND_OK]
@@ -107,7 +91,7 @@ class HandleCalls:
             # Of several messages in one handle perhaps only some belong to another member.
             single = [one for handle in bad if handle.count > 1 for one in _singles(handle)]
             if single:
-                refused |= await self._send(broker_set, single, call, timeout_s)
+                refused |= await self._send(broker_set, single, request, timeout_s)
         return refused
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from mq.client.cluster.connection import Connection
 from mq.client.lifecycle import AsyncClient
 from mq.client.messages import Message
-from mq.client.signatures import arguments_of
+from mq.client.public import arguments_of
 from mq.client.transaction.checks import (
     Checks,
     HalfMessage,

@@ -10,7 +10,7 @@ import pytest
 
 from mq.client import Consumer, aio
 from mq.client.consumer.consumer import PollOptions
-from mq.client.signatures import arguments_of
+from mq.client.public import arguments_of
 from mq.errors import ClientClosed
 
 SERVER = "127.0.0.1:1"
