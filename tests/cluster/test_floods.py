@@ -207,7 +207,7 @@ def test_too_many_pings_are_ended_with_a_reason(brokers: BrokerSet) -> None:
     assert (goaway.error, goaway.text) == (http2.ENHANCE_YOUR_CALM, "too_many_pings")
 
 
-def test_clients_may_ping_as_often_as_they_are_told_they_may(brokers: BrokerSet) -> None:
+def test_clients_may_ping_at_the_allowed_rate(brokers: BrokerSet) -> None:
     with Http2Client(brokers.address("n0")) as client:
         allowed = Limits().pings.burst
         client.send(http2.settings_ack() + http2.ping() * allowed)

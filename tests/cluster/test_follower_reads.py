@@ -159,7 +159,9 @@ def test_a_reader_stays_in_its_zone_also_at_the_end(brokers: BrokerSet) -> None:
         assert elsewhere.read_from == brokers.address(leader)
 
 
-def test_clients_of_the_second_listener_are_told_its_addresses(brokers: BrokerSet) -> None:
+def test_clients_of_the_external_listener_are_redirected_to_external_addresses(
+    brokers: BrokerSet,
+) -> None:
     leader = brokers.leader()
     external = {name: _external(brokers, name) for name in brokers.nodes}
     with connected(external[leader]) as channel:

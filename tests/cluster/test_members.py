@@ -97,7 +97,7 @@ def test_a_killed_node_is_removed_and_comes_back_under_its_name_with_an_empty_di
         judge(cluster, load.acknowledged)
 
 
-def test_a_change_that_makes_no_sense_is_refused_with_a_reason(tmp_path: Path) -> None:
+def test_an_illegal_change_is_refused_with_a_reason(tmp_path: Path) -> None:
     with Cluster(tmp_path, flags=SMALL) as cluster:
         leader = cluster.leader()
         follower = cluster.others(leader)[0]

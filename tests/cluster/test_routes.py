@@ -187,7 +187,7 @@ def external(address: str) -> dict[str, str]:
     return {node.node_id: node.external_address for node in answer.broker_set.nodes}
 
 
-def test_clients_that_come_from_outside_are_told_addresses_of_outside(cluster: Cluster) -> None:
+def test_external_clients_get_external_addresses(cluster: Cluster) -> None:
     b = cluster.b
     leader = b.leader()
     outside = external(b.address(leader))
@@ -319,7 +319,7 @@ def test_an_added_set_is_found_again_after_everything_has_stopped(tmp_path: Path
         poll(know_each_other, "both know both again", DEADLINE_S)
 
 
-def test_a_set_of_another_cluster_or_with_a_taken_name_is_told_so(
+def test_a_set_of_another_cluster_or_with_a_taken_name_is_refused(
     tmp_path: Path, cluster: Cluster
 ) -> None:
     seed = cluster.a.servers

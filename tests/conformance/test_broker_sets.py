@@ -70,9 +70,7 @@ def test_topics_come_again_only_when_they_have_changed(
     ],
     ids=["empty", "cluster", "long-cluster", "nobody", "spaces", "long"],
 )
-def test_a_greeting_that_is_none_of_ours_is_refused(
-    calls: Calls, fields: dict[str, Any], text: str
-) -> None:
+def test_an_illegal_greeting_is_refused(calls: Calls, fields: dict[str, Any], text: str) -> None:
     refusal = calls.refused("Greet", **fields)
     assert refusal.code == "ILLEGAL_REQUEST"
     assert text in refusal.text

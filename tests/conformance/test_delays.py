@@ -121,7 +121,7 @@ def test_the_same_batch_again_is_the_same(calls: Calls, topic: str, group: str) 
         {"delay_ms": 1, "deliver_at_ms": 1 << 41},
     ],
 )
-def test_a_delay_that_makes_no_sense_is_refused(
+def test_an_illegal_delay_is_refused(
     calls: Calls, stream: PublishStream, topic: str, wrong: dict[str, int]
 ) -> None:
     refused = calls.refused("Send", topic=topic, messages=[Message(body=b"x")], **wrong)

@@ -95,7 +95,7 @@ def test_members_share_the_queues_evenly_and_each_has_one_owner(
     ]
 
 
-def test_a_queue_stays_in_hand_until_the_member_says_that_it_is_not(
+def test_a_queue_stays_assigned_until_its_member_releases_it(
     calls: Calls, member: Any, topic: str, group: str
 ) -> None:
     first, second = member("first"), member("second")

@@ -110,7 +110,7 @@ def test_a_group_that_is_deleted_right_behind_its_last_member_is_gone(
         ("DeleteGroup", "a b", "ILLEGAL_GROUP", INVALID),
     ],
 )
-def test_a_group_that_is_none_is_refused_by_name(
+def test_an_illegal_group_is_refused_by_name(
     calls: Calls, method: str, group: str, code: str, grpc_code: Any
 ) -> None:
     refusal = calls.refused(method, group=group)
@@ -142,7 +142,7 @@ def test_an_id_of_no_message_is_refused(
     assert (refusal.code, refusal.grpc_code) == (code, grpc_code)
 
 
-def test_an_offset_in_the_middle_of_a_message_is_none(calls: Calls, topic: str) -> None:
+def test_an_offset_in_the_middle_of_a_message_is_not_found(calls: Calls, topic: str) -> None:
     (message_id,) = calls.send(topic, bytes(1_000)).message_ids
     broker_set, _, log_offset = message_id.partition(":")
     for step in (-1, 1, 500):

@@ -21,7 +21,7 @@ def ranked(calls: Calls, new_name: Callable[[], str]) -> str:
     return calls.create(new_name(), 6, priorities=3)
 
 
-def test_priorities_are_told(calls: Calls, ranked: str, topic: str) -> None:
+def test_topics_show_their_priorities(calls: Calls, ranked: str, topic: str) -> None:
     assert calls("DescribeTopic", topic=ranked).info.priorities == 3
     assert calls("DescribeTopic", topic=topic).info.priorities == 0
     routes = calls("Route", topics=[ranked, topic]).topics
@@ -58,7 +58,7 @@ def test_elsewhere_a_priority_means_nothing(calls: Calls, topic: str) -> None:
     assert sum(calls.ends(topic)) == 1
 
 
-def test_members_are_told_the_ranks_of_their_queues(
+def test_assignments_carry_the_ranks_of_queues(
     channel: grpc.Channel, ranked: str, group: str
 ) -> None:
     with SubscribeStream(channel, group, ranked, "m") as stream:

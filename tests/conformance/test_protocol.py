@@ -55,7 +55,7 @@ def test_fields_of_a_later_version_are_passed_over(calls: Calls, method: str) ->
 
 
 @pytest.mark.parametrize("path", ["/mq.v1.AdminService/Explode", "/mq.v1.NoService/X", "/x"])
-def test_a_method_that_is_none_is_refused(channel: grpc.Channel, path: str) -> None:
+def test_an_unknown_method_is_refused(channel: grpc.Channel, path: str) -> None:
     error = raw_error(channel, path, b"")
     assert error.code() == grpc.StatusCode.UNIMPLEMENTED
 
@@ -74,7 +74,7 @@ def test_metadata_beyond_all_limits_is_refused(calls: Calls) -> None:
     assert calls("BrokerStatus").is_ready
 
 
-def test_health_is_told_of_the_node_and_each_service(channel: grpc.Channel) -> None:
+def test_health_is_served_for_the_node_and_each_service(channel: grpc.Channel) -> None:
     stub = health_pb2_grpc.HealthStub(channel)
     for name in ("", *(f"mq.v1.{service}" for service in SERVICES)):
         answer = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=10)

@@ -112,7 +112,7 @@ def test_pulls_one_after_the_other_see_each_message_once(calls: Calls, topic: st
     assert (answer.status, answer.next_offset) == (PULL_END, 30)
 
 
-def test_an_offset_outside_of_the_queue_is_told_where_to_go(calls: Calls, topic: str) -> None:
+def test_an_offset_outside_of_the_queue_gets_the_nearest_one(calls: Calls, topic: str) -> None:
     calls.send(topic, b"1", b"2")
     for beyond in (3, 1 << 40, (1 << 64) - 1):
         answer = calls("Pull", topic=topic, queue_offset=beyond, wait_ms=10_000)

@@ -205,9 +205,7 @@ ALTERATIONS = [
 
 
 @pytest.mark.parametrize("fields", ALTERATIONS)
-def test_a_change_that_makes_no_sense_is_refused(
-    calls: Calls, topic: str, fields: dict[str, int]
-) -> None:
+def test_an_illegal_change_is_refused(calls: Calls, topic: str, fields: dict[str, int]) -> None:
     before = calls("DescribeTopic", topic=topic)
     refusal = calls.refused("AlterTopic", topic=topic, is_writable=False, **fields)
     assert (refusal.code, refusal.grpc_code) == ("ILLEGAL_REQUEST", INVALID)

@@ -51,7 +51,7 @@ def test_a_printed_message_is_acknowledged_unless_no_ack_is_given(server: str) -
     assert committed(server, "g", "t") == {0: 2}
 
 
-def test_a_time_that_is_not_allowed_is_told(server: str) -> None:
+def test_an_illegal_time_is_refused(server: str) -> None:
     told = mq(server, "receive", "t", "--group", "h", "--invisible", "1s", code=1)
     assert "10 s to 12 h" in told
 

@@ -150,7 +150,7 @@ def test_a_message_is_taken_back(broker: BrokerProcess) -> None:
             producer.recall(results[3])
 
 
-def test_a_delay_that_makes_no_sense_is_refused(broker: BrokerProcess) -> None:
+def test_an_illegal_delay_is_refused(broker: BrokerProcess) -> None:
     far_ms = now_ms() + 41 * 86_400_000
     with Producer(broker.address) as producer:
         for wrong in (

@@ -160,7 +160,7 @@ def test_keys_keep_their_order_and_messages_without_spread(
     assert sum(count > 0 for count in free) >= 4
 
 
-def test_close_loses_nothing_whatever_the_kind_of_send(broker: BrokerProcess, admin: Admin) -> None:
+def test_close_loses_no_message_of_any_kind_of_send(broker: BrokerProcess, admin: Admin) -> None:
     producer = Producer(broker.address, linger_ms=10_000)
     futures = [producer.send_async("closed", f"async {n}") for n in range(500)]
     for n in range(500):
@@ -385,7 +385,7 @@ def test_futures_are_futures(broker: BrokerProcess) -> None:
         assert not futures[0].cancel()
 
 
-def test_a_callback_that_would_wait_for_itself_is_told_so(broker: BrokerProcess) -> None:
+def test_a_callback_that_would_wait_for_itself_raises(broker: BrokerProcess) -> None:
     errors: list[BaseException] = []
 
     def callback(_: object) -> None:
@@ -430,7 +430,7 @@ for n in range(100):
     assert sum(map(len, read_all(admin, "forgotten"))) == 100
 
 
-def test_a_child_process_is_told_that_it_cannot_use_clients(broker: BrokerProcess) -> None:
+def test_clients_raise_in_a_child_process(broker: BrokerProcess) -> None:
     script = """
 import os, sys
 from mq.client import Producer

@@ -115,9 +115,7 @@ def test_bytes_that_are_no_handshake_end_the_connection_and_nothing_else(
         assert calls("BrokerStatus").is_ready
 
 
-def test_a_handshake_that_is_left_in_the_middle_holds_up_nobody(
-    broker: BrokerProcess, files: Files
-) -> None:
+def test_unfinished_handshakes_hold_up_no_other_client(broker: BrokerProcess, files: Files) -> None:
     host, _, port = broker.address.rpartition(":")
     hello = ssl.MemoryBIO()
     client = ssl.create_default_context(cafile=files.ca).wrap_bio(

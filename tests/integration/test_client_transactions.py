@@ -203,9 +203,7 @@ def test_another_producer_of_the_group_is_asked_when_one_was_killed(
     assert (message.body, message.tag, dict(message.properties)) == (b"order", "new", {"a": "b"})
 
 
-def test_an_end_that_comes_too_late_is_told_as_what_it_is(
-    broker: BrokerProcess, admin: Admin
-) -> None:
+def test_a_late_end_raises_the_error_that_fits(broker: BrokerProcess, admin: Admin) -> None:
     def execute(message: HalfMessage, arg: Any) -> str:  # noqa: ARG001
         admin.end_transaction(message.transaction_id, commit=False)
         return "COMMIT"

@@ -130,7 +130,9 @@ async def test_where_the_leader_is_silent_another_one_of_its_set_is_asked(
 
 
 @on_loop
-async def test_that_is_so_in_the_first_round_already(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_live_broker_behind_a_dead_one_is_greeted_in_the_first_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(greeting, "PERIOD_S", 3_600)
     node = Node()
     async with serving(good("b")) as alive:

@@ -134,7 +134,7 @@ def test_without_a_broker_every_client_raises_the_same_in_the_documented_time(
     assert len(CLIENTS) <= len(told) <= len(CLIENTS) + 3
 
 
-def test_a_wrong_port_is_told_from_a_broker_that_is_not_there(
+def test_a_port_without_grpc_is_named_in_the_error(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     with BrokerProcess(tmp_path_factory.mktemp("broker") / "data") as broker:

@@ -90,7 +90,7 @@ def test_a_peer_that_talks_while_it_is_held_is_disconnected(loop: str, lines: Li
     run(scenario(), loop)
 
 
-def test_strangers_cause_few_lines_whatever_they_call_themselves(loop: str, lines: Lines) -> None:
+def test_strangers_cause_few_log_lines_under_any_name(loop: str, lines: Lines) -> None:
     async def scenario() -> None:
         async with started("b") as b:
             b.transport.set_peers({"a": NOWHERE})

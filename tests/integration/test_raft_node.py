@@ -235,7 +235,7 @@ def test_a_planned_stop_moves_the_leadership_first(tmp_path: Path) -> None:
     run(test())
 
 
-def test_roles_are_told_as_they_change(tmp_path: Path) -> None:
+def test_changes_of_the_role_are_reported(tmp_path: Path) -> None:
     async def test() -> None:
         async with group(tmp_path, 3) as nodes:
             leader = await leader_of(nodes)

@@ -64,7 +64,9 @@ def test_a_node_that_comes_back_is_dialed_again(loop: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["reset", "eof"])
-def test_the_end_of_the_other_side_is_told_as_a_loss(loop: str, how: str, lines: Lines) -> None:
+def test_the_end_of_a_peer_is_reported_as_a_lost_connection(
+    loop: str, how: str, lines: Lines
+) -> None:
     async def scenario() -> None:
         async with started("b") as b, dialed(b.address) as raw:
             b.transport.set_peers({"a": NOWHERE})
@@ -177,7 +179,7 @@ def test_nothing_of_a_connection_is_delivered_after_its_end(loop: str) -> None:
     run(scenario(), loop)
 
 
-def test_a_new_connection_is_never_told_before_the_end_of_the_old_one(loop: str) -> None:
+def test_a_new_connection_is_reported_after_the_end_of_the_old_one(loop: str) -> None:
     """Removed and added within one call, while the peer's next hello waits in the socket."""
 
     async def scenario() -> None:

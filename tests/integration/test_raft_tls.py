@@ -187,7 +187,7 @@ def check_out(
     return lines.reasons("peer not reached")[0], lines.reasons("connection not accepted")[0]
 
 
-def test_a_plain_node_is_told_that_tls_is_needed(
+def test_a_plaintext_node_learns_that_tls_is_needed(
     loop: str, authority: Authority, lines: Lines
 ) -> None:
     dialing, accepting = check_out(None, authority.contexts(), loop, lines)

@@ -60,7 +60,7 @@ def test_without_pre_vote_a_node_that_was_away_deposes_the_leader() -> None:
         assert world.elect().core.term > term + 1
 
 
-def test_a_node_whose_log_is_behind_does_not_raise_terms_for_ever() -> None:
+def test_a_node_whose_log_is_behind_stops_raising_terms() -> None:
     """Alone with one that has more, and without a leader: it asks, and is told no."""
     with World(1) as world:
         leader = world.settle()

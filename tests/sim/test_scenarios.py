@@ -340,7 +340,7 @@ def test_a_leader_that_goes_on_with_a_broken_disk_hangs() -> None:
         assert outcomes == []
 
 
-def test_a_node_that_cannot_save_its_vote_sends_none() -> None:
+def test_a_node_that_cannot_save_its_vote_does_not_vote() -> None:
     with World(1) as world:
         leader = world.settle()
         voter = world.others(leader)[0]

@@ -140,7 +140,7 @@ def test_a_message_that_is_tried_again_says_how_often(topic: Topic) -> None:
     assert topic.read(subscribePattern=".*tries|t-other").count() == 1
 
 
-def test_mistakes_are_told_in_one_line(topic: Topic) -> None:
+def test_an_error_is_one_line(topic: Topic) -> None:
     assert topic.fails(subscribe="nope") == (
         "topic nope does not exist: create it (mq topic create NAME), or correct subscribe"
     )

@@ -235,7 +235,7 @@ def test_damage_is_an_error_with_its_place_or_left_out(
         ({"startingTimestamp": "yesterday"}, "startingTimestamp = 'yesterday'"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(
+def test_an_error_is_one_line(
     spark: SparkSession, logs: Logs, options: dict[str, str], told: str
 ) -> None:
     with pytest.raises(PySparkException) as raised:

@@ -50,7 +50,7 @@ def numbers(count: int) -> list[bytes]:
     return sorted(str(number).encode() for number in range(count))
 
 
-def test_a_stream_goes_on_where_it_stopped_whatever_its_options_are_by_then(
+def test_a_stream_continues_where_it_stopped_under_changed_options(
     broker: Broker, stream: Stream
 ) -> None:
     broker.admin.create_topic("t", queues=2)

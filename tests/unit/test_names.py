@@ -114,7 +114,7 @@ def test_a_slip_in_a_name_finds_the_name_that_was_meant(name: str, meant: str) -
 
 
 @pytest.mark.parametrize("name", ["x", "zebra", "o", "%%%%", "billing"])
-def test_a_name_that_is_like_no_other_finds_none(name: str) -> None:
+def test_a_name_unlike_all_others_has_no_similar_one(name: str) -> None:
     assert similar_names(name, KNOWN) == []
     assert did_you_mean(similar_names(name, KNOWN)) == ""
 

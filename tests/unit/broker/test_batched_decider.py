@@ -99,7 +99,7 @@ async def test_a_bad_request_is_refused_alone() -> None:
 
 
 @on_loop
-async def test_a_mistake_is_told_to_those_of_its_turn_and_the_line_goes_on() -> None:
+async def test_an_exception_fails_the_requests_of_its_turn_only() -> None:
     counting = Counting(Node())
     results = await asyncio.gather(
         *(counting.line.submit(one) for one in ("a", "explode")), return_exceptions=True
@@ -123,7 +123,7 @@ async def test_a_failed_write_is_reported_and_changes_nothing() -> None:
 
 
 @on_loop
-async def test_an_unforeseen_failure_of_an_entry_is_told_and_the_line_goes_on() -> None:
+async def test_an_unexpected_failure_of_an_entry_fails_its_requests_only() -> None:
     node = Node()
     counting = Counting(node)
     node.consensus.failure = ZeroDivisionError()  # type: ignore[assignment]

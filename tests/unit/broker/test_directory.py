@@ -283,7 +283,7 @@ def test_a_set_that_was_added_is_found_without_any_seed() -> None:
     assert dict(a.directory.targets())["b"] == ["b-n0:1", "b-n9:1"]
 
 
-def test_a_removed_set_is_refused_and_told_of_no_more() -> None:
+def test_a_removed_set_is_refused_and_no_longer_named() -> None:
     a, b, c = known("a", "b", "c")
     b.topic("t")
     a.greet(b)

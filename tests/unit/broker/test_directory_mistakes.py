@@ -82,7 +82,7 @@ def garbage() -> list[Any]:
 
 
 @pytest.mark.parametrize("said", garbage(), ids=lambda one: str(one)[:30])
-def test_an_answer_that_makes_no_sense_is_refused_and_changes_nothing(said: BrokerSet) -> None:
+def test_an_illegal_answer_is_refused_and_changes_nothing(said: BrokerSet) -> None:
     a, b = known("a", "b")
     before = a.directory.sets(T0)
     with pytest.raises(IllegalRequest):
@@ -168,7 +168,7 @@ RESPONSES = st.builds(
 
 @settings(max_examples=2 * settings().max_examples)
 @given(st.lists(st.tuples(TEXTS, st.one_of(REQUESTS, RESPONSES)), max_size=8))
-def test_whatever_is_said_the_directory_can_be_asked(
+def test_the_directory_can_be_read_after_any_greeting(
     said: list[tuple[str, GreetRequest | GreetResponse]],
 ) -> None:
     node = Node("a", seeds=["b:1"])

@@ -45,7 +45,7 @@ def test_a_delay_becomes_a_time(fields: dict[str, int], deliver_at_ms: int) -> N
         {"deliver_at_ms": NOW_MS + 5, "delay_ms": 5},
     ],
 )
-def test_a_delay_that_is_none_is_refused(fields: dict[str, int]) -> None:
+def test_an_illegal_delay_is_refused(fields: dict[str, int]) -> None:
     with pytest.raises(IllegalDelay):
         held.normalize_held(batch("t", b"x", **fields), NOW_MS, Config())
 
@@ -79,9 +79,7 @@ def test_a_half_message_takes_its_defaults_from_the_configuration() -> None:
         ({"half": Half(producer_group="g", check_interval_ms=86_400_001)}, IllegalRequest),
     ],
 )
-def test_a_half_that_makes_no_sense_is_refused(
-    fields: dict[str, Any], error: type[MqError]
-) -> None:
+def test_an_illegal_half_is_refused(fields: dict[str, Any], error: type[MqError]) -> None:
     with pytest.raises(error):
         held.normalize_held(batch("t", b"x", **fields), NOW_MS, Config())
 

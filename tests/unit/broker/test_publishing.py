@@ -249,7 +249,7 @@ async def test_a_repeated_batch_in_flight_waits_for_its_outcome() -> None:
 
 
 @on_loop
-async def test_a_late_outcome_is_told_by_where_it_is_stuck() -> None:
+async def test_a_late_outcome_names_where_it_is_stuck() -> None:
     node = Node()
     await node.topic("t")
     node.consensus.is_held = True

@@ -309,7 +309,7 @@ def test_intact_entries_of_another_log_are_found(node: LogNode, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("damage", ["", "{", '{"format_version": 1}', "[]", "\udcff"])
-def test_a_manifest_that_is_none_is_refused(node: LogNode, tmp_path: Path, damage: str) -> None:
+def test_an_illegal_manifest_is_refused(node: LogNode, tmp_path: Path, damage: str) -> None:
     back_up(node, tmp_path / "b")
     (tmp_path / "b" / "manifest.json").write_bytes(damage.encode(errors="surrogateescape"))
     with pytest.raises((LogDamaged, IllegalRequest)):

@@ -175,7 +175,7 @@ UNLED = {"role": "follower", "leader_id": ""}
         (Nodes(routed(""), NODES), "set-0: none of its 3 nodes answers"),
     ],
 )
-def test_a_set_without_a_leader_is_told_with_its_nodes_that_are_up(
+def test_a_set_without_a_leader_is_shown_with_its_nodes_that_are_up(
     command: str, admin: Nodes, told: str
 ) -> None:
     result = run(cluster, command, admin=admin)

@@ -64,7 +64,7 @@ def _everybody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "trouble_at", lambda _: "")
 
 
-def test_members_of_all_sets_are_told_apart() -> None:
+def test_members_are_listed_with_their_set() -> None:
     text = run(cluster, "members", admin=Cluster("a", "b")).stdout
     assert_fits(text)
     found = run_json(cluster, "members", admin=Cluster("a", "b"))

@@ -272,7 +272,7 @@ def test_options_go_to_the_consumer() -> None:
     }
 
 
-def test_it_ends_when_nothing_came_for_a_while_and_commits() -> None:
+def test_consume_commits_and_ends_when_nothing_comes() -> None:
     pages.extend([[message(0, 0)], [], [message(0, 1)]])
     result = receive("t", "--group", "g", "--timeout", "2.5")
     assert (result.exit_code, result.stdout) == (0, "0/0\n0/1\n")

@@ -77,7 +77,7 @@ def test_letters_come_page_by_page() -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 140])
-def test_letters_of_several_sets_go_on_in_each_and_are_told_apart(columns: int) -> None:
+def test_dead_letters_of_several_sets_are_paged_by_set(columns: int) -> None:
     other = letter()
     other.message_id = "other-set:77"
     first = page(letter(), other)
@@ -128,7 +128,7 @@ def test_letters_are_sent_again() -> None:
 
 
 @pytest.mark.parametrize("which", [(), ("3", "--all"), ("-1",), ("x",)])
-def test_it_must_be_said_which(which: tuple[str, ...]) -> None:
+def test_resend_needs_a_choice_of_dead_letters(which: tuple[str, ...]) -> None:
     admin = FakeAdmin(resend_dead_letters=0)
     assert run(dlq, "resend", "billing", *which, admin=admin).exit_code == 2
     assert admin.calls == []

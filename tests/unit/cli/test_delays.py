@@ -106,7 +106,7 @@ def _delay(message: Message) -> dict[str, Any]:
         ("--deliver-at", str(AT_MS), "--delay-level", "1"),
     ],
 )
-def test_a_delay_that_makes_no_sense_is_a_usage_error(flags: tuple[str, ...]) -> None:
+def test_an_illegal_delay_is_a_usage_error(flags: tuple[str, ...]) -> None:
     assert send("x", *flags).exit_code == 2
     assert FakeProducer.sent == []
 

@@ -89,7 +89,7 @@ def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         plan(tmp_path / "file" / "below", None, None)
 
 
-def test_every_node_is_told_of_all(tmp_path: Path) -> None:
+def test_every_node_knows_all_members(tmp_path: Path) -> None:
     nodes = plan(tmp_path, 2, 9000)
     command = Cluster(tmp_path, nodes).command(nodes[1])
     flags = dict(zip(command[1::2], command[2::2], strict=True))

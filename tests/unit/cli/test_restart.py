@@ -150,7 +150,7 @@ def test_the_plan_is_printed_and_nothing_is_done(admin: Nodes) -> None:
     ]
 
 
-def test_it_is_carried_out_node_by_node(admin: Nodes) -> None:
+def test_a_restart_goes_node_by_node(admin: Nodes) -> None:
     command = (
         f"echo restarting {{set}}/{{node}} {{address}}; touch {admin.directory}/{{node}}.asked"
     )
@@ -227,7 +227,7 @@ def test_a_command_that_hangs_ends_it(admin: Nodes, monkeypatch: pytest.MonkeyPa
     assert admin.starts == {"n0": 1, "n1": 1, "n2": 1}
 
 
-def test_a_set_that_is_none_is_refused(admin: Nodes) -> None:
+def test_an_unknown_set_is_refused(admin: Nodes) -> None:
     result = run(cluster, "restart-plan", "--set", "b", admin=admin)
     assert result.exit_code == 1
     assert "there is no broker set 'b': the cluster has a" in result.stderr

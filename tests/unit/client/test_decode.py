@@ -129,7 +129,7 @@ def test_a_message_that_came_back_has_its_topic_and_says_where_it_stands(topic: 
     )
 
 
-def test_an_origin_that_a_producer_made_up_is_none() -> None:
+def test_an_illegal_origin_is_ignored() -> None:
     (decoded,) = decode(delivery(run([Message(body=b"a", origin=ORIGIN)])))
     assert decoded.message is not None
     assert (decoded.message.attempt, decoded.message.origin) == (1, None)
@@ -184,7 +184,7 @@ def test_messages_are_made_when_they_are_taken(monkeypatch: pytest.MonkeyPatch) 
     assert opened == [b"A"]
 
 
-def test_a_message_that_is_none_of_the_protocol_hides_no_other(
+def test_a_malformed_message_hides_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     sent = [Message(body=b"a"), Message(body=b"b", tag=BAD_TEXT.decode()), Message(body=b"c")]
@@ -231,7 +231,7 @@ def test_an_assignment_has_no_runs() -> None:
     assert (response.assignment.generation, runs) == (4, [])
 
 
-def test_a_response_that_is_none_is_an_error() -> None:
+def test_a_malformed_response_is_an_error() -> None:
     with pytest.raises(Internal):
         parse_subscribe_response(b"\x12\xff\xff\xff")
     with pytest.raises(Internal):

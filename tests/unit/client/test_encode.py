@@ -177,7 +177,9 @@ WRONG_TYPES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "text"), WRONG_TYPES)
-def test_a_value_of_another_type_is_told_by_its_field(fields: dict[str, Any], text: str) -> None:
+def test_a_value_of_another_type_is_refused_with_its_field(
+    fields: dict[str, Any], text: str
+) -> None:
     with pytest.raises(TypeError, match=re.escape(text)):
         encode_message(Message(b"", **fields), NOW_MS, NEVER)
 

@@ -65,9 +65,7 @@ def test_work_that_waits_for_its_own_thread_is_refused(one: Background) -> None:
     one.run(scenario())
 
 
-def test_clients_in_a_child_process_are_told_that_they_cannot_work(
-    one: Background, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_raise_in_a_child_process(one: Background, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "_current", one)
     monkeypatch.setattr(lifecycle, "_lock", threading.Lock())
     lifecycle._after_fork()
@@ -146,7 +144,7 @@ def test_any_exception_of_a_handler_is_an_exception_in_the_coroutine(
                 one.call()
 
 
-def test_a_handler_that_closes_its_client_is_told_so() -> None:
+def test_a_handler_that_closes_its_client_raises() -> None:
     with (
         client(Client.close) as made,
         pytest.raises(RuntimeError, match="must not close its own client"),

@@ -76,7 +76,7 @@ def test_a_range_is_read_page_by_page_and_no_further() -> None:
 
 
 @pytest.mark.parametrize(("start", "end"), [(5, 5), (6, 5)])
-def test_an_empty_range_asks_nobody(start: int, end: int) -> None:
+def test_an_empty_range_sends_no_request(start: int, end: int) -> None:
     async def scenario() -> None:
         read, brokers = range_read(lambda *_: None, start, end)
         assert await all_pages(read) == []
@@ -180,7 +180,7 @@ def test_a_range_is_read_where_the_leader_says_and_goes_on_when_that_one_dies() 
     run(scenario())
 
 
-def test_elections_are_waited_for_and_refusals_are_told() -> None:
+def test_elections_are_waited_for_and_refusals_are_raised() -> None:
     async def scenario() -> None:
         answers: list[Any] = [NotLeader(None, None), NotLeader(None, None), page_of(0, 5)]
         read, _ = range_read(lambda *_: answers.pop(0), 0, 5)
@@ -232,7 +232,7 @@ def test_one_page_is_on_its_way_while_another_one_is_worked_on_and_no_more() -> 
         assert broker.asked == 10
 
 
-def test_a_scan_that_nobody_finishes_asks_no_more() -> None:
+def test_an_abandoned_scan_sends_no_more_requests() -> None:
     broker = _Counting()
     with scanner_of(broker) as scanner:
         pages = scanner.scan(REF, 0, 1000)

@@ -92,7 +92,7 @@ def test_a_key_stays_in_one_queue_of_its_priority() -> None:
     assert manual.accumulator.is_empty, "what is refused takes no room"
 
 
-def test_a_topic_without_priorities_chooses_as_ever() -> None:
+def test_messages_of_a_topic_without_priorities_share_a_batch() -> None:
     manual = ManualAccumulator()
     add(manual, "a", 5)
     add(manual, "b", 7)
@@ -143,7 +143,7 @@ def test_a_batch_is_parted_by_priority_alone() -> None:
 # -- taking ----------------------------------------------------------------------------------------
 
 
-def test_high_comes_first_and_nobody_starves() -> None:
+def test_high_priorities_come_first_and_low_ones_do_not_starve() -> None:
     turns = FairTurns()
     line = [("low", 2), ("middle", 1), ("high", 0)]
     served: Counter[str] = Counter()

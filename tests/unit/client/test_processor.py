@@ -41,7 +41,7 @@ def test_messages_stay_in_the_set_and_their_queues_are_its_own() -> None:
     run(scenario())
 
 
-def test_a_topic_that_nobody_has_is_created_where_it_is_needed_or_is_missing() -> None:
+def test_a_missing_topic_is_created_if_allowed() -> None:
     async def scenario() -> None:
         made, brokers, connection = outputs("a", "b")
         await connection.brokers()
@@ -77,7 +77,7 @@ def test_a_topic_that_only_others_have_is_not_extended_by_itself() -> None:
     run(scenario())
 
 
-def test_a_topic_that_is_drained_there_is_said_to_be_when_the_broker_refuses() -> None:
+def test_a_topic_drained_meanwhile_is_an_error_after_a_refusal() -> None:
     async def scenario() -> None:
         made, brokers, connection = outputs("a")
         await connection.brokers()

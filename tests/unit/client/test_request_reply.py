@@ -35,7 +35,7 @@ def test_a_request_keeps_what_the_user_gave() -> None:
 
 
 @pytest.mark.parametrize("made", [b"x", "x", bytearray(b"x"), Message(b"x", properties={"p": "q"})])
-def test_a_reply_goes_to_who_asked(made: object) -> None:
+def test_a_reply_goes_to_its_request(made: object) -> None:
     asked = received(request_message(b"?", "REPLIES", "me", "7"))
     reply = reply_message(asked, made)
     assert (reply.body, reply.tag, reply.properties[CORRELATION_ID]) == (b"x", "me", "7")
@@ -45,7 +45,7 @@ def test_a_reply_goes_to_who_asked(made: object) -> None:
         reply_message(asked, 7)
 
 
-def test_an_error_is_told_in_short() -> None:
+def test_an_error_of_the_replier_is_shortened() -> None:
     asked = received(request_message(b"?", "REPLIES", "me", "7"))
     reply = error_reply(asked, ValueError("no\ud800" + "x" * 5_000))
     assert len(reply.properties[ERROR]) == 1_000

@@ -117,7 +117,7 @@ async def test_messages_may_be_cut_anywhere() -> None:
     ],
 )
 @on_loop
-async def test_requests_that_are_none_end_the_call(sent: list[bytes], text: str) -> None:
+async def test_malformed_requests_end_the_call(sent: list[bytes], text: str) -> None:
     client = Client(Unary(echo))
     client.open(1)
     for one in sent:
@@ -338,7 +338,7 @@ async def test_a_handler_sees_metadata_the_peer_and_the_time_that_is_left() -> N
 
 
 @on_loop
-async def test_a_mistake_of_a_handler_is_told_without_its_text(
+async def test_an_exception_of_a_handler_is_a_status_without_its_text(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def fail(*_: object) -> bytes:

@@ -119,7 +119,7 @@ def test_a_flood_is_cut_off_after_its_burst(
 
 
 @floods
-def test_the_same_at_its_rate_goes_on_for_ever(
+def test_frames_at_the_allowed_rate_are_never_cut_off(
     flood: Callable[[], Iterator[bytes]], rate: Rate
 ) -> None:
     peer = Peer()

@@ -240,7 +240,7 @@ def test_a_new_leader_sends_its_first_entry_when_its_own_log_has_it() -> None:
     assert all(bytes(frame.body) == region(made, 3) for _, frame in sent)
 
 
-def test_a_new_leader_whose_log_refuses_its_first_entry_is_none() -> None:
+def test_a_leader_whose_log_refuses_its_first_entry_steps_down() -> None:
     made = Made(1)
     made.lead()
     ready = made.core.refused(FULL, made.now_s)

@@ -241,13 +241,13 @@ def hello(**changes: object) -> Hello:
     return message
 
 
-def test_a_greeting_says_who_and_whom() -> None:
+def test_a_hello_names_the_sender_and_the_receiver() -> None:
     assert greeting(node("a"), "b", 5).message.hello == Hello(
         protocol_version=1, cluster="mq", broker_set="set-0", node_id="a", peer_id="b", birth_crc=5
     )
 
 
-def test_a_member_is_taken_whoever_dialed() -> None:
+def test_a_member_is_accepted_whichever_side_dialed() -> None:
     assert objection(hello(), expected()) is None
     assert objection(hello(node_id="c"), expected(dialed="c")) is None
 
@@ -307,7 +307,7 @@ ONE, OTHER, LATER = Restored(50, 1), Restored(50, 2), Restored(90, 3)
         (Past(99, (LATER,)), Past(60, (ONE,)), False),
     ],
 )
-def test_a_log_that_was_restored_is_told_from_others(
+def test_a_restored_log_is_distinguished_from_others(
     ours: Past, theirs: Past, *, is_taken: bool
 ) -> None:
     for one, other in ((ours, theirs), (theirs, ours)):

@@ -59,7 +59,7 @@ def test_a_term_is_the_entrys_own_also_after_a_truncation_and_new_entries() -> N
     assert [raft_log.term_at(index) for index in range(4, 10)] == [2, 2, 2, 2, 2, 5]
 
 
-def test_it_has_an_entry_only_with_its_term_and_within_its_ends() -> None:
+def test_an_entry_is_found_only_by_its_term_and_within_the_log() -> None:
     made = Made()
     raft_log = made.raft_log
     assert raft_log.has(1, 0)

@@ -15,7 +15,7 @@ def settings(**flags: str) -> RaftSettings:
     return from_config(load(None, {}, {key.replace("__", "."): v for key, v in flags.items()}))
 
 
-def test_without_members_a_node_is_a_group_of_its_own_and_listens_to_nobody() -> None:
+def test_a_node_without_members_is_alone_and_does_not_listen() -> None:
     found = settings()
     assert list(found.settings.members) == [found.settings.node_id] == ["node-0"]
     assert found.listen is None
@@ -70,6 +70,6 @@ def test_options_that_do_not_fit_are_refused_by_name(
 
 
 @pytest.mark.parametrize("members", ["n0", "n0=a", "n0=a:1,", "n 0=a:1", "n0=a:1;n1=b:2", "=a:1"])
-def test_members_that_are_none_are_refused_where_they_are_read(members: str) -> None:
+def test_illegal_members_are_refused(members: str) -> None:
     with pytest.raises(IllegalConfig, match=r"raft-members.*node=host:port"):
         settings(raft__members=members)

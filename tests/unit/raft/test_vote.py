@@ -118,7 +118,7 @@ def test_the_bytes_are_as_documented() -> None:
     assert decode(data[SLOT_BYTES:]) == (3, 6, None, False)
 
 
-def test_it_works_on_a_real_disk(tmp_path: Path) -> None:
+def test_the_vote_file_works_on_a_real_disk(tmp_path: Path) -> None:
     path = f"{tmp_path}/vote"
     vote = VoteFile(RealVfs(), path)
     for term in range(1, 20):
@@ -174,7 +174,7 @@ def test_a_saved_vote_survives_a_crash() -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 0.2, 0.5, 0.8, 1])
-def test_a_crash_while_the_file_is_made_leaves_it_whole_or_none(keep: float) -> None:
+def test_a_crash_during_creation_leaves_a_whole_file_or_no_file(keep: float) -> None:
     operations: list[Operation] = ["open", "truncate", "pwritev", "sync", "replace", "sync_dir"]
     for seed in range(40):
         for operation in operations:

@@ -28,5 +28,5 @@ def test_established_connections_to_a_port_are_counted_in_both_tables(tmp_path: 
     assert counts == [2, 1, 0]
 
 
-def test_a_system_that_does_not_tell_has_none(tmp_path: Path) -> None:
+def test_a_system_without_proc_reports_no_connections(tmp_path: Path) -> None:
     assert established(8081, [tmp_path / "tcp"]) == 0

@@ -74,7 +74,9 @@ def test_a_text_is_cut_to_what_metadata_may_be(text: str) -> None:
     assert text.startswith(found)
 
 
-def test_mistakes_are_not_told_to_clients(caplog: pytest.LogCaptureFixture) -> None:
+def test_texts_of_unexpected_exceptions_are_hidden_from_clients(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     error = known_error(KeyError("secret"))
     assert isinstance(error, Internal)
     assert "secret" not in str(error)

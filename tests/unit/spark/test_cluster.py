@@ -41,7 +41,7 @@ def test_a_queue_is_found_with_its_set_or_without() -> None:
         ([QueueRef("u", 0), QueueRef("u", 0, "a")], "u a/0 is named twice"),
     ],
 )
-def test_a_name_that_is_none_or_may_be_two_is_refused(given: list[QueueRef], told: str) -> None:
+def test_a_missing_or_ambiguous_name_is_refused(given: list[QueueRef], told: str) -> None:
     existing = {QueueRef("t", 0, "a"), QueueRef("t", 1, "a"), QueueRef("t", 0, "b")}
     existing.add(QueueRef("u", 0, "a"))
     with pytest.raises(MqSparkError) as caught:

@@ -176,7 +176,7 @@ def test_attempts_are_the_brokers_to_count(topic: str) -> None:
     assert batch_of(contents)["delivery_attempt"].to_pylist() == [1, 1]
 
 
-def test_a_time_that_is_none_is_null() -> None:
+def test_an_illegal_time_is_null() -> None:
     times = [0, -1, 253_402_300_799_999, 253_402_300_800_000, (1 << 63) - 1, -(1 << 63)]
     found = batch_of([Message(born_at_ms=time) for time in times])["born_at"].to_pylist()
     assert [one is None for one in found] == [False, False, False, True, True, True]

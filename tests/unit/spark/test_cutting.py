@@ -161,7 +161,7 @@ def test_a_partition_with_too_many_batches_says_so(monkeypatch: pytest.MonkeyPat
         cut([(300, None)] * 5, [])
 
 
-def test_columns_of_numbers_are_little_endian_whatever_numpy_does() -> None:
+def test_columns_of_numbers_are_little_endian() -> None:
     (one,) = cut([(10, None)], [])
     parsed = WireBatch.FromString(one.data)
     assert parsed.frame_sizes == [len(one.data) - one.data.index(0x7A)]

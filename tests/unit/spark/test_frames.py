@@ -97,7 +97,7 @@ def test_messages_are_read_as_protobuf_reads_them(given_messages: list[Message])
 @given(st.lists(anything, max_size=6))
 @example([b"\x12\x01\x80\x12\x00"])  # a tag that is no text, and another one
 @example([b"\x22\x05\x0a\x01\x80\x0a\x00"])  # the same, of a property
-def test_whatever_stands_in_a_frame_is_read_or_refused_as_by_protobuf(
+def test_any_frame_is_read_or_refused_as_by_protobuf(
     contents: list[bytes],
 ) -> None:
     rows = rows_with(list(map(frame_of, contents)))

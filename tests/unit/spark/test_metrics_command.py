@@ -39,7 +39,7 @@ def _run(*arguments: str) -> Result:
         ("--to DIR/none --show", "there is no such directory"),
     ],
 )
-def test_wrong_options_are_told(tmp_path: Path, arguments: str, told: str) -> None:
+def test_wrong_options_are_refused(tmp_path: Path, arguments: str, told: str) -> None:
     result = _run(*arguments.replace("DIR", str(tmp_path)).split())
     assert result.exit_code == 2
     assert told in " ".join(result.stderr.split())

@@ -55,7 +55,7 @@ def test_names_cannot_steer_the_terminal() -> None:
     ("latency_ms", "told"),
     [(0, "0 ms"), (999, "999 ms"), (1_500, "1.5 s"), (90_000, "1.5 min"), (5_400_000, "1.5 h")],
 )
-def test_latency_is_told_in_the_unit_that_suits(latency_ms: int, told: str) -> None:
+def test_latency_is_shown_in_a_suitable_unit(latency_ms: int, told: str) -> None:
     assert latency(latency_ms) == told
 
 

@@ -76,7 +76,7 @@ def test_a_task_is_patient_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> 
         read(Script([page(20), Unreachable("nobody")], [Unreachable("nobody")]))
 
 
-def test_an_error_that_stays_is_told_at_once() -> None:
+def test_a_permanent_error_is_raised_at_once() -> None:
     script = Script([PermissionDenied("t is not to be read")])
     with pytest.raises(MqSparkError, match="reading t from 10 on failed: t is not to be read"):
         read(script)

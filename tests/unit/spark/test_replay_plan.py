@@ -161,7 +161,7 @@ def test_where_times_matter_batches_are_not_torn(
         assert [step.rows for step in plan.steps] == [6, 2, 4, 4, 4]
 
 
-def test_files_that_no_archive_wrote_are_told(tmp_path: Path) -> None:
+def test_files_of_no_archive_are_refused(tmp_path: Path) -> None:
     archive = _archive(tmp_path / "archive")
     day = archive.days()[1]
     pq.write_table(_ROWS.drop_columns("queue_offset"), day.path / "more.parquet")

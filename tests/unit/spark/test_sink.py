@@ -32,7 +32,7 @@ def _plain(row: Row) -> str:
         ({"topic": "t", "compress_above_bytes": -1}, "compressAboveBytes = '-1'"),
     ],
 )
-def test_wrong_arguments_are_told_at_once(arguments: dict[str, Any], told: str) -> None:
+def test_wrong_arguments_are_refused_at_once(arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(MqSparkError) as caught:
         sink(**{"servers": "b:1", **arguments})
     assert told in str(caught.value)

@@ -150,7 +150,7 @@ def test_columns_of_messages_and_of_the_source_are_taken(columns: StructType) ->
         (schema(("body", INT)), "column body is int: it must be binary or string"),
     ],
 )
-def test_a_wrong_schema_is_told(columns: StructType, told: str) -> None:
+def test_a_wrong_schema_is_refused(columns: StructType, told: str) -> None:
     with pytest.raises(MqSparkError) as caught:
         check_columns(columns, "t")
     assert str(caught.value) == told

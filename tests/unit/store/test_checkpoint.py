@@ -75,7 +75,7 @@ def test_a_file_comes_back_as_it_was_saved(state: DerivedState) -> None:
     assert loaded == state._replace(queues=sorted(state.queues))
 
 
-def test_a_missing_file_is_none() -> None:
+def test_a_missing_checkpoint_is_none() -> None:
     assert checkpoint.load(disk(), PATH) is None
 
 

@@ -40,7 +40,7 @@ def test_nothing_is_durable_in_an_empty_log() -> None:
     assert log.durable_index == 1
 
 
-def test_it_follows_every_step_of_a_log() -> None:
+def test_the_durable_index_follows_every_step_of_a_log() -> None:
     for seed in range(60):
         rng, vfs = random.Random(seed), disk(seed)
         log = new_log(vfs, segment_bytes=1 << 20)
@@ -127,7 +127,7 @@ def test_entries_appended_during_a_sync_are_not_durable(
     assert log.durable_index == log.last_index == (8 if is_rolled else 7)
 
 
-def test_it_is_never_ahead_of_a_sync_on_another_thread(tmp_path: Path) -> None:
+def test_the_durable_index_is_never_ahead_of_a_sync_on_another_thread(tmp_path: Path) -> None:
     log = CommitLog(RealVfs(), f"{tmp_path}/log", segment_bytes=1 << 20, verify_bytes=0)
     log.roll(checkpoint())
     stop = threading.Event()

@@ -45,7 +45,7 @@ def leader_log() -> tuple[FaultyVfs, CommitLog]:
     return vfs, log
 
 
-def test_a_log_that_starts_over_is_empty_where_it_was_told() -> None:
+def test_a_log_that_starts_over_is_empty_at_the_given_place() -> None:
     vfs, log = old_log()
     log.start_over(500, 12345)
     assert files(vfs) == {}
@@ -135,7 +135,7 @@ def test_a_failed_append_before_it_does_not_matter() -> None:
     assert payloads(log) == [b"b"]
 
 
-def test_a_full_disk_leaves_it_empty_where_it_was_told() -> None:
+def test_a_full_disk_leaves_the_log_empty_at_the_given_place() -> None:
     vfs, log = old_log()
     _, leader = leader_log()
     log.start_over(leader.first_index, leader.start_offset)

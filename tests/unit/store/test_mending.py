@@ -277,7 +277,7 @@ def retried(read: Callable[[], list[bytes]]) -> list[bytes]:
 
 
 @pytest.mark.parametrize("file", [0, -1])
-def test_every_key_is_found_whatever_flips_in_the_index(file: int) -> None:
+def test_every_key_is_found_after_any_bit_flip_in_the_index(file: int) -> None:
     vfs, store = filled()
     path = files_below(vfs, f"{DIRECTORY}/index")[file]
     before = content(vfs, f"{DIRECTORY}/index")

@@ -116,7 +116,7 @@ def test_a_full_disk_shows_and_what_was_ready_still_is(zeros: bool) -> None:
 
 
 @both_ways
-def test_a_failure_ahead_of_need_is_none(zeros: bool) -> None:
+def test_a_failure_ahead_of_need_is_ignored(zeros: bool) -> None:
     vfs, executor = disk(), LateExecutor()
     file, room = open_room(vfs, zeros=zeros, executor=executor)
     room.ensure(900, LIMIT)

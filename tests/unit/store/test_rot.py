@@ -64,7 +64,7 @@ def test_not_even_the_messages_of_the_entry_that_look_well(at: int) -> None:
         Rotten().store.read("orders", 0, at, messages_max=1)
 
 
-def test_it_is_reported_once() -> None:
+def test_damage_is_reported_once() -> None:
     rotten = Rotten()
     for _ in range(3):
         with pytest.raises(MessagesDamaged):

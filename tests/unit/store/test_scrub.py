@@ -124,7 +124,7 @@ def test_another_rate_counts_at_once() -> None:
     assert schedule.next_offset(0, 1 << 30, 1 << 20, 1000.0) == 1 << 20
 
 
-def test_it_can_be_switched_off_and_on(scene: Scene) -> None:
+def test_scrubbing_can_be_switched_off_and_on(scene: Scene) -> None:
     scene.rate = 0
     assert scene.step() is None
     assert (scene.scrubber.pause_s, scene.scrubber.age_s) == (PAUSE_S_MAX, 0.0)

@@ -378,7 +378,7 @@ class StoreMachine(RuleBasedStateMachine):
         check_everything(self.store, self.model, random.Random(self.steps))
 
 
-def test_a_store_is_what_plain_lists_say_whatever_happens_to_its_disk(
+def test_a_store_equals_its_model_of_lists_under_disk_faults(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("CRITICAL", logger="mq")  # thousands of crashes, each with its warnings

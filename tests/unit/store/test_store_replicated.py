@@ -337,7 +337,7 @@ def test_a_checkpoint_that_was_planned_before_is_void() -> None:
         assert open_store(vfs).applied_index == source.log.last_index
 
 
-def test_it_waits_for_a_checkpoint_that_is_being_written(
+def test_starting_over_waits_for_a_checkpoint_that_is_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, sent, first = leader()

@@ -44,7 +44,7 @@ def test_a_number_may_be_longer_than_it_has_to_be(data: bytes) -> None:
 
 
 @given(numbers, st.integers(1, 10))
-def test_a_number_whose_end_is_missing_is_none(value: int, missing: int) -> None:
+def test_a_truncated_varint_is_refused(value: int, missing: int) -> None:
     data = varint.encode(value)[:-missing]
     with pytest.raises(ValueError, match="cut short"):
         varint.decode(data, 0)

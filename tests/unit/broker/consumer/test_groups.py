@@ -50,7 +50,7 @@ async def test_a_queue_goes_to_the_next_when_its_owner_has_let_go() -> None:
 
 
 @on_loop
-async def test_a_queue_that_a_member_was_never_told_of_needs_no_release() -> None:
+async def test_a_queue_never_assigned_to_a_member_needs_no_release() -> None:
     """Several start at once: a queue comes and goes before its stream has said so."""
     here = await world()
     first = here.subscribe("first")
@@ -80,7 +80,7 @@ async def test_a_queue_that_a_member_was_never_told_of_needs_no_release() -> Non
 
 
 @on_loop
-async def test_a_member_without_queues_is_told_so() -> None:
+async def test_a_member_without_queues_gets_an_empty_assignment() -> None:
     here = await world()
     here.subscribe("first")
     second = here.subscribe("second")

@@ -242,7 +242,7 @@ async def test_the_zones_of_all_nodes_are_near_whichever_leads() -> None:
 
 
 @on_loop
-async def test_a_group_that_is_only_here_is_shared_as_ever() -> None:
+async def test_a_group_of_one_set_shares_its_queues() -> None:
     here = await world()
     tell(here.node, other=8)
     first, second = here.subscribe("A"), here.subscribe("B")

@@ -182,7 +182,7 @@ def test_a_late_member_that_rejoins_before_expiry_is_noticed_is_not_reported_as_
     assert driven.group.expire(2 * EXPIRES_MS + 5) == []
 
 
-def test_a_heartbeat_that_is_too_late_is_none() -> None:
+def test_a_late_heartbeat_does_not_count() -> None:
     driven = two_members(MODE_CLUSTERING, is_moved=True)
     driven.heartbeat("B", EXPIRES_MS - 1)
     with pytest.raises(UnknownMember):
@@ -230,7 +230,7 @@ def test_joining_again_without_a_queue_that_was_to_go_lets_go_of_it() -> None:
     assert driven.assigned("A", "B") == [frozenset(T[:2]), frozenset(T[3:4])]
 
 
-def test_zones_count_as_they_were_told_last() -> None:
+def test_the_latest_zones_count() -> None:
     driven = Driven()
     driven.queues = {queue: "xy"[queue.queue_id % 2] for queue in T[:4]}
     driven.join(spec("A", zone="y"))

@@ -245,7 +245,7 @@ def test_a_lock_that_is_written_after_its_member_left_is_not_waited_for() -> Non
     assert driven.group.lock_changes() == dict.fromkeys(T[:4], "B")
 
 
-def test_the_last_one_out_frees_the_locks_so_that_the_next_one_does_not_wait() -> None:
+def test_the_last_leaver_frees_the_locks() -> None:
     driven = Driven()
     driven.join(ordered("A"))
     driven.writes_locks = False

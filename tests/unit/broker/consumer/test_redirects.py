@@ -148,7 +148,7 @@ async def test_a_client_of_another_zone_is_sent_home_with_the_next_message() -> 
 
 
 @on_loop
-async def test_priorities_are_kept_by_the_stream_so_such_queues_stay(
+async def test_queues_with_priorities_are_not_redirected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = await stream()

@@ -119,7 +119,7 @@ async def test_replicas_know_the_followers_and_their_progress() -> None:
 
 
 @on_loop
-async def test_a_follower_knows_its_leader_or_says_that_it_has_none() -> None:
+async def test_a_follower_names_its_leader_if_there_is_one() -> None:
     node = Node()
     node.consensus.depose()
     node.broker.tick()

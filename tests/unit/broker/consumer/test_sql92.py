@@ -272,7 +272,7 @@ def test_a_mistake_is_refused_with_its_place(
     assert match[3].startswith(found)
 
 
-def test_parentheses_go_as_deep_as_is_said_and_no_deeper() -> None:
+def test_parentheses_nest_up_to_the_limit() -> None:
     def nested(depth: int, opening: str = "(") -> str:
         return opening * depth + "TRUE" + ")" * depth
 

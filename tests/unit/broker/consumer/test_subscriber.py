@@ -220,7 +220,7 @@ async def test_progress_is_news_when_it_goes_on_and_an_error_beyond_what_was_sen
 
 
 @on_loop
-async def test_a_gap_at_the_end_is_told_so_that_it_can_be_reported() -> None:
+async def test_a_gap_at_the_end_is_delivered_so_that_it_can_be_committed() -> None:
     one = await stream({A: 10}, wanted=Filter(sql="n = 1"))
     one.subscriber.assign(1, {A: 0})
     await one.assigned()
@@ -343,7 +343,7 @@ async def test_a_queue_that_comes_back_before_the_client_knew_was_never_gone() -
 
 
 @on_loop
-async def test_an_epoch_that_the_client_was_not_told_of_is_not_used_up() -> None:
+async def test_an_epoch_unknown_to_the_client_is_not_used_up() -> None:
     """It takes a queue that comes back under the next epoch for the same, and only that."""
     one = await stream({A: 10})
     one.subscriber.assign(1, {A: 0})
@@ -365,7 +365,7 @@ async def test_an_epoch_that_the_client_was_not_told_of_is_not_used_up() -> None
 
 
 @on_loop
-async def test_a_claim_holds_until_the_first_assignment_whatever_comes_between() -> None:
+async def test_a_claim_holds_until_the_first_assignment() -> None:
     one = await stream({A: 10})
     one.subscriber.claim({A: claimed(5, 2, 10)})
     one.subscriber.assign(1, {})
@@ -403,7 +403,7 @@ async def test_a_claim_counts_against_the_cache_and_can_be_finished() -> None:
 
 
 @on_loop
-async def test_the_end_is_told_and_nothing_after_it() -> None:
+async def test_nothing_follows_the_end() -> None:
     one = await stream({A: 3})
     one.subscriber.assign(1, {A: 0})
     one.subscriber.end(UnknownMember("gone"))

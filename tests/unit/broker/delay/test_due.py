@@ -88,7 +88,7 @@ def test_a_window_that_forgets_keeps_the_time() -> None:
     assert (window.first_ms, window.has_first, window.is_filled) == (20, False, False)
 
 
-def test_a_budget_has_room_for_the_first_whatever_its_size() -> None:
+def test_a_budget_has_room_for_a_first_unit_of_any_size() -> None:
     overhead = due.UNIT_OVERHEAD_BYTES
     window = filled((1, 1), (1, 2), (1, 3))
     assert taken(window, 5, Budget(1, 9)) == [(1, 1)]

@@ -175,7 +175,7 @@ async def test_a_cancelled_recall_cancels_no_other() -> None:
 
 
 @on_loop
-async def test_failures_are_told_and_change_nothing() -> None:
+async def test_a_failed_recall_changes_nothing() -> None:
     node = await new_node()
     stored = await node.send("t", b"a", delay_ms=1_000)
     node.consensus.failure = FlowControl("busy")

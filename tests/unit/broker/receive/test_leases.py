@@ -29,7 +29,7 @@ def test_a_handle_says_where_its_messages_are(
 
 
 @given(st.lists(st.binary(max_size=200), max_size=4))
-def test_any_bytes_are_a_handle_or_none(leases: list[bytes]) -> None:
+def test_any_bytes_are_decoded_as_a_handle_or_refused(leases: list[bytes]) -> None:
     found = parse_handles([WireHandle(lease=one) for one in leases])
     assert len(found) == len(leases)
     for lease, handle in zip(leases, found, strict=True):

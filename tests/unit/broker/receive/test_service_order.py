@@ -74,7 +74,7 @@ async def test_a_waiting_ordered_receive_is_woken_by_an_acknowledgement() -> Non
 
 
 @on_loop
-async def test_a_new_leader_knows_the_keys_in_hand() -> None:
+async def test_a_new_leader_knows_the_keys_in_flight() -> None:
     node = Node()
     await node.topic(TOPIC, 1)
     await send_keyed(node, ("k", b"k1"), ("k", b"k2"), ("l", b"l1"), ("k", b"k3"))

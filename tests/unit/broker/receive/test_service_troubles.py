@@ -57,7 +57,7 @@ async def test_high_priority_comes_first_and_low_never_starves() -> None:
 
 
 @on_loop
-async def test_so_many_in_hand_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mq.broker.receive.grants.IN_HAND_MAX", 20)
     node = Node()
     await node.topic(TOPIC, 1)

@@ -74,7 +74,7 @@ async def test_many_are_sent_again_in_entries_that_are_bounded() -> None:
 
 
 @on_loop
-async def test_a_letter_is_never_in_both_places_nor_in_none() -> None:
+async def test_a_dead_letter_is_in_exactly_one_place() -> None:
     scene, letters = await with_letters(1_200)
     node = scene.node
     await node.broker.catalog.ensure_internal(RETRY)

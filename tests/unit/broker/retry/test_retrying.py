@@ -376,7 +376,7 @@ async def test_a_restart_forgets_nothing() -> None:
 
 
 @on_loop
-async def test_a_disk_that_is_full_is_told_and_nothing_is_done() -> None:
+async def test_a_full_disk_fails_the_retry_and_changes_nothing() -> None:
     scene = await scene_with()
     await scene.node.broker.catalog.ensure_internal(RETRY)
     scene.node.consensus.failure = NotLeader(None, None)
@@ -444,7 +444,7 @@ async def test_retries_pass_every_filter_and_are_read_from_the_beginning() -> No
 
 
 @on_loop
-async def test_a_member_comes_back_with_the_retry_topic_in_hand() -> None:
+async def test_a_rejoining_member_keeps_the_retry_topic() -> None:
     scene = await scene_with()
     await retry(scene, at(0, delay_ms=0))
     node = scene.node

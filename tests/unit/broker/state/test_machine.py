@@ -250,7 +250,7 @@ def test_an_entry_is_applied_when_the_one_before_it_is_done_with() -> None:
 
 
 @pytest.mark.parametrize("payload", [b"\xff\xff", b"", b"\x7a\x03abc"])
-def test_a_command_that_makes_no_sense_changes_nothing(payload: bytes) -> None:
+def test_an_illegal_command_changes_nothing(payload: bytes) -> None:
     replica = Replica().open()
     replica.write(put("t"))
     replica.apply()

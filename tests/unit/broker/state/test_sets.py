@@ -30,7 +30,7 @@ def test_a_removed_set_is_remembered_until_it_is_added_again() -> None:
     assert (sets.added(), sets.is_removed("b")) == ({"b": ("b:2",)}, False)
 
 
-def test_a_copy_knows_the_same_whatever_the_order() -> None:
+def test_a_copy_is_equal_in_any_order() -> None:
     one, other = KnownSets(), KnownSets()
     one.put(PeerSet(name="b", addresses=["b:1", "b:2"]))
     one.drop("c")

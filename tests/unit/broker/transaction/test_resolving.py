@@ -151,7 +151,7 @@ def test_a_turn_is_bounded_and_the_first_fits_however_large() -> None:
     assert turn.decide(End(ids[1], COMMIT)) is None
 
 
-def test_commits_stand_first_in_the_entry_whatever_came_before() -> None:
+def test_commits_stand_first_in_the_entry() -> None:
     scene = Scene()
     exhausted, carried, committed = (scene.begin(1_000 * at) for at in range(1, 4))
     for _ in range(2):

@@ -179,7 +179,7 @@ async def test_a_cancelled_request_leaves_the_line_in_order() -> None:
 
 
 @on_loop
-async def test_trouble_of_the_log_is_told_and_the_next_tick_goes_on() -> None:
+async def test_a_failure_of_the_log_is_logged_and_the_next_tick_goes_on() -> None:
     node = await new_node()
     living = producer(node)
     one = await begin(node)

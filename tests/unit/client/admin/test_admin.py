@@ -159,7 +159,7 @@ def test_a_part_that_exists_because_an_answer_was_lost_is_the_one_that_was_meant
     assert cluster.run(cluster.create_topic("t")).write_queues == 8
 
 
-def test_a_part_that_somebody_else_made_otherwise_is_not() -> None:
+def test_a_part_that_another_client_created_differently_is_refused() -> None:
     cluster = Cluster("a", "b")
     other = pb.TopicInfo(topic="t", write_queues=1, read_queues=1, is_readable=True)
 

@@ -114,7 +114,7 @@ def test_servers_are_given_in_several_ways(given: str | list[str], found: tuple[
 
 
 @pytest.mark.parametrize("wrong", ["", " , ", "a", "a:", ":1", "a:b", ["a:1", "b"]])
-def test_servers_that_are_none_are_refused(wrong: str | list[str]) -> None:
+def test_illegal_servers_are_refused(wrong: str | list[str]) -> None:
     with pytest.raises(IllegalConfig, match="host:port"):
         parse_servers(wrong)
 
@@ -146,7 +146,7 @@ def test_an_unreachable_broker_is_followed_by_the_next_one() -> None:
     assert connection.asked == ["a:1", "b:2", "c:3"]
 
 
-def test_when_nobody_answers_all_are_tried_until_the_time_is_over() -> None:
+def test_all_servers_are_tried_until_the_deadline() -> None:
     connection = Asked("a:1,b:2", lambda address, _: Unreachable(address))
 
     async def scenario() -> float:
@@ -158,7 +158,7 @@ def test_when_nobody_answers_all_are_tried_until_the_time_is_over() -> None:
     assert 8 < len(connection.asked) < 20
 
 
-def test_when_nobody_leads_until_the_time_is_over_the_error_says_so() -> None:
+def test_a_deadline_without_a_leader_says_so() -> None:
     connection = Asked("a:1,b:2", lambda *_: NotLeader(None, None))
 
     async def scenario() -> None:

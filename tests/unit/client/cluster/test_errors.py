@@ -116,7 +116,7 @@ def test_without_words_of_the_broker_the_address_and_the_status_are_named(
         ("something new", "UNAVAILABLE, something new"),
     ],
 )
-def test_why_there_is_no_connection_is_said_in_plain_words(details: str, reason: str) -> None:
+def test_a_failed_connection_has_a_plain_reason(details: str, reason: str) -> None:
     error = error_of_call(call_error(grpc.StatusCode.UNAVAILABLE, details), "a:1")
     assert str(error) == f"a:1: {reason}"
 

@@ -9,7 +9,7 @@ def test_the_first_ones_named_are_asked_first() -> None:
     assert Servers(["a", "b", "c"]).ranking(0.0) == ["a", "b", "c"]
 
 
-def test_the_fastest_is_asked_and_who_was_not_asked_yet_before() -> None:
+def test_untried_servers_are_asked_first_and_then_the_fastest() -> None:
     servers = Servers(["a", "b", "c"])
     servers.succeeded("a", 0.5)
     servers.succeeded("b", 0.1)
@@ -18,7 +18,7 @@ def test_the_fastest_is_asked_and_who_was_not_asked_yet_before() -> None:
     assert servers.best(0.0) == "b"
 
 
-def test_one_slow_answer_moves_nobody_many_do() -> None:
+def test_many_slow_answers_change_the_order_and_one_does_not() -> None:
     servers = Servers(["a", "b"])
     servers.succeeded("a", 0.010)
     servers.succeeded("b", 0.030)

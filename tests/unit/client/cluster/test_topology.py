@@ -68,7 +68,7 @@ def test_a_set_that_the_broker_has_not_heard_of_is_still_there_unless_it_stays_u
     assert topic.told([part(4, "a")], {"a"}, 31.0) == {"a": 4}
 
 
-def test_a_set_that_is_known_and_has_no_such_topic_has_none() -> None:
+def test_a_part_that_a_known_set_no_longer_has_is_removed() -> None:
     topic = Topic()
     topic.told([part(4, "a"), part(4, "b")], {"a", "b"}, 0.0)
     assert topic.told([part(4, "a")], {"a", "b"}, 0.1) == {"a": 4}
@@ -121,7 +121,7 @@ def test_the_answer_of_a_set_replaces_its_own_sticky_parts_only() -> None:
     run(scenario())
 
 
-def test_subscribers_are_told_of_changes_whoever_asked() -> None:
+def test_subscribers_hear_of_every_change() -> None:
     topics = ["t", "u"]
     connection = Asked("a:1", lambda *_: routes("a", tuple(topics)))
     told: list[Route] = []
@@ -199,7 +199,7 @@ def test_the_home_of_a_topic_is_chosen_among_all_sets_though_one_is_not_shown_wi
     run(scenario())
 
 
-def test_a_topic_that_nobody_knows_is_not_found_and_only_producers_create_it() -> None:
+def test_an_unknown_topic_is_not_found_and_only_producers_create_it() -> None:
     requests: list[RouteRequest] = []
 
     def answer(_: str, request: RouteRequest) -> RouteResponse:

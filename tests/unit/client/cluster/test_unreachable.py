@@ -170,7 +170,7 @@ def test_a_leader_that_does_not_answer_is_named_while_the_others_believe_in_it()
     assert str(error).startswith("the leader of s, at a:1, does not answer (connection refused)")
 
 
-def test_that_no_broker_answers_is_logged_once_after_a_second_and_once_when_it_is_over(
+def test_silence_of_all_brokers_is_logged_once_after_a_second_and_once_at_its_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cluster = Cluster(up="")
@@ -197,7 +197,7 @@ def test_that_no_broker_answers_is_logged_once_after_a_second_and_once_when_it_i
     run(scenario())
 
 
-def test_that_a_set_has_no_leader_is_logged_once_after_a_second_and_once_when_it_has(
+def test_a_missing_leader_is_logged_once_after_a_second_and_once_at_its_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cluster = Cluster(up="c")

@@ -59,7 +59,7 @@ def test_a_failed_save_leaves_the_file_as_it_was(
     "content",
     ["", "[]", "{}", '{"version": 1, "group": "g", "offsets": {"orders": {"x": 1}}}', "\x00"],
 )
-def test_a_file_that_is_none_of_ours_is_refused_by_name(tmp_path: Path, content: str) -> None:
+def test_a_foreign_file_is_refused_by_name(tmp_path: Path, content: str) -> None:
     path = tmp_path / "offsets.json"
     path.write_text(content)
     with pytest.raises(IllegalConfig, match=r"offsets\.json cannot be used.*move it away"):

@@ -107,6 +107,6 @@ def test_delays_that_make_no_sense(delay: Any) -> None:
 
 
 @pytest.mark.parametrize("delay_s", [-1, 40 * 86_400 + 1, float("nan")])
-def test_a_nack_that_makes_no_sense(delay_s: float) -> None:
+def test_an_illegal_nack_is_refused(delay_s: float) -> None:
     with pytest.raises(IllegalDelay):
         Nack(delay_s=delay_s)

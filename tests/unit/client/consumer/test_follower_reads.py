@@ -263,7 +263,7 @@ def test_bytes_count_as_well() -> None:
 
 
 @pytest.mark.parametrize("how", ["revoked", "moved", "sought", "broken"])
-def test_it_ends_without_a_word_when_the_queue_is_not_ours_as_it_was(how: str) -> None:
+def test_a_follower_read_ends_quietly_when_the_assignment_has_changed(how: str) -> None:
     async def story() -> None:
         scripted = RedirectedSession(10_000, sends_back=False)
         call = await scripted.begin()

@@ -31,7 +31,7 @@ def _no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     shorten_waits(monkeypatch)
 
 
-def test_it_joins_with_what_it_wants_and_takes_what_is_delivered() -> None:
+def test_a_session_joins_with_its_subscriptions_and_takes_deliveries() -> None:
     async def story() -> None:
         scripted = ScriptedSession(start="earliest", cache_messages=7)
         await scripted.session.start()
@@ -64,7 +64,7 @@ def test_progress_follows_what_is_done() -> None:
     run(story())
 
 
-def test_nothing_but_the_start_is_said_before_the_first_assignment() -> None:
+def test_only_the_start_is_sent_before_the_first_assignment() -> None:
     """Epochs are counted anew on each stream."""
 
     async def story() -> None:
@@ -87,7 +87,7 @@ def test_nothing_but_the_start_is_said_before_the_first_assignment() -> None:
     run(story())
 
 
-def test_a_broken_stream_is_opened_again_with_the_positions_in_hand() -> None:
+def test_a_broken_stream_is_reopened_with_the_current_positions() -> None:
     async def story() -> None:
         scripted = ScriptedSession()
         call = await scripted.join((0, 5), (1, 9))
@@ -125,7 +125,7 @@ def test_a_broker_that_is_away_is_not_asked_all_the_time(monkeypatch: pytest.Mon
     run(story())
 
 
-def test_it_follows_the_leader() -> None:
+def test_a_session_follows_the_leader() -> None:
     async def story() -> None:
         scripted = ScriptedSession()
         call = await scripted.join((0, 0))
@@ -230,7 +230,7 @@ def test_an_unreadable_response_breaks_the_stream() -> None:
     run(story())
 
 
-def test_without_a_broker_joining_says_who_was_asked() -> None:
+def test_joining_without_a_broker_names_the_addresses_tried() -> None:
     async def story() -> None:
         scripted = ScriptedSession()
         with pytest.raises(Unreachable, match=r"me into group g within 0\.01 s; tried one:1"):
@@ -255,7 +255,7 @@ def test_a_broker_that_does_not_answer_is_left(monkeypatch: pytest.MonkeyPatch) 
     run(story())
 
 
-def test_it_gives_signs_of_life() -> None:
+def test_a_session_sends_heartbeats() -> None:
     async def story() -> None:
         scripted = ScriptedSession()
         await scripted.session.start()

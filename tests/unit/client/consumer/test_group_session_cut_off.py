@@ -186,7 +186,7 @@ def test_an_old_file_of_broadcast_offsets_is_used_in_the_set_of_its_topic(tmp_pa
 # Ending
 
 
-def test_it_leaves_all_sets_and_one_that_is_down_keeps_no_other(
+def test_a_session_leaves_all_sets_though_one_is_down(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def story() -> None:

@@ -155,7 +155,7 @@ def test_the_file_is_saved_while_it_runs(tmp_path: Path, monkeypatch: pytest.Mon
 # Ending
 
 
-def test_it_leaves_with_a_durable_commit_and_a_stream_that_ends_in_good_order() -> None:
+def test_a_session_leaves_with_a_durable_commit_and_a_half_closed_stream() -> None:
     async def story() -> None:
         scripted = ScriptedSession()
         call = await scripted.join((0, 0))

@@ -39,7 +39,7 @@ def _no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 # Joining
 
 
-def test_it_joins_all_sets_that_have_the_topic_and_no_other() -> None:
+def test_a_session_joins_the_sets_that_have_the_topic() -> None:
     async def story() -> None:
         scripted = TwoSetSession(topics=("b",))
         await scripted.session.start()
@@ -53,7 +53,7 @@ def test_it_joins_all_sets_that_have_the_topic_and_no_other() -> None:
     run(story())
 
 
-def test_it_has_joined_when_all_sets_have_answered() -> None:
+def test_a_session_has_joined_when_all_sets_have_answered() -> None:
     async def story() -> None:
         scripted = TwoSetSession()
         joining = asyncio.create_task(scripted.session.joined(DEADLINE_S))
@@ -69,7 +69,7 @@ def test_it_has_joined_when_all_sets_have_answered() -> None:
     run(story())
 
 
-def test_one_set_is_enough_when_the_time_is_over_and_nobody_waits_for_the_other_again() -> None:
+def test_one_set_is_enough_at_the_deadline_and_the_other_is_not_awaited_again() -> None:
     async def story() -> None:
         scripted = TwoSetSession()
         await scripted.session.start()

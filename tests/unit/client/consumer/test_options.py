@@ -61,7 +61,7 @@ def test_the_start_is_named_or_a_time(start: Any, position: int, at_ms: int) -> 
     assert (sent.start_position, sent.start_at_ms) == (position, at_ms)
 
 
-def test_modes_limits_and_zone_are_told_to_the_broker() -> None:
+def test_modes_limits_and_zone_are_sent_to_the_broker() -> None:
     sent = ConsumerOptions(
         "s:1",
         "g",

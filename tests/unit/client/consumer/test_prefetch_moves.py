@@ -125,7 +125,7 @@ def test_a_queue_that_comes_back_after_a_reconnect_repeats_nothing(is_released: 
 
 
 @pytest.mark.parametrize("is_released", [False, True])
-def test_a_reset_of_a_queue_that_was_to_leave_voids_what_is_in_hand(is_released: bool) -> None:
+def test_a_reset_of_a_leaving_queue_voids_messages_in_flight(is_released: bool) -> None:
     """It is one epoch more than the return of the queue alone."""
     buffered = ManualBuffer()
     buffered.assign((0, 0), first=True)
@@ -152,7 +152,7 @@ def test_a_queue_that_others_had_meanwhile_starts_where_the_broker_says() -> Non
     assert offsets(buffered.take(100)) == [1, 2]
 
 
-def test_a_reset_by_an_operator_voids_what_is_in_hand() -> None:
+def test_a_reset_by_an_operator_voids_messages_in_flight() -> None:
     buffered = ManualBuffer()
     buffered.assign((0, 50), first=True)
     deliver(buffered.buffer, delivery(0, range(50, 55)))
@@ -182,7 +182,7 @@ def test_a_topic_that_was_made_anew_starts_at_its_new_end() -> None:
 # Streams that break
 
 
-def test_after_a_reconnect_what_is_in_hand_stays_and_is_reported_again() -> None:
+def test_messages_in_flight_survive_a_reconnect_and_are_reported_again() -> None:
     buffered = ManualBuffer()
     buffered.assign((0, 0), first=True)
     deliver(buffered.buffer, delivery(0, range(5)))
@@ -308,7 +308,7 @@ def test_alone_for_long_nothing_is_given_out_until_the_broker_is_there_again() -
 # Seeking
 
 
-def test_a_seek_voids_what_is_in_hand_and_waits_for_the_broker() -> None:
+def test_a_seek_voids_messages_in_flight_and_waits_for_the_broker() -> None:
     buffered = ManualBuffer()
     buffered.assign((0, 0), first=True)
     deliver(buffered.buffer, delivery(0, range(5)))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mq.client.consumer.prefetch import QueueProgress
 
 
-def test_it_starts_where_deliveries_start() -> None:
+def test_progress_starts_where_deliveries_start() -> None:
     assert QueueProgress(17).done_to == 17
 
 
@@ -21,7 +21,7 @@ def test_a_taken_message_holds_progress_back_until_it_is_finished() -> None:
     assert progress.done_to == 6
 
 
-def test_it_goes_over_all_that_was_finished_before_its_turn() -> None:
+def test_progress_passes_messages_finished_out_of_order() -> None:
     progress = QueueProgress(0)
     for queue_offset in range(5):
         progress.take(queue_offset)
@@ -33,7 +33,7 @@ def test_it_goes_over_all_that_was_finished_before_its_turn() -> None:
     assert progress.under_way == 1
 
 
-def test_it_goes_over_the_gaps_of_a_filter() -> None:
+def test_progress_passes_the_gaps_of_a_filter() -> None:
     progress = QueueProgress(0)
     progress.take(10)
     progress.take(20)
@@ -61,7 +61,7 @@ def test_taking_goes_forward_only() -> None:
 
 
 @given(st.data())
-def test_it_is_the_first_that_is_not_finished_in_any_order(data: st.DataObject) -> None:
+def test_progress_is_the_first_unfinished_message_in_any_order(data: st.DataObject) -> None:
     """Against the plain definition, for any order of taking, skipping and finishing."""
     progress = QueueProgress(3)
     taken_to, open_offsets, before = 3, set[int](), 3

@@ -125,7 +125,7 @@ def test_a_follower_with_nothing_new_is_believed_and_stays() -> None:
     run(scenario())
 
 
-def test_brokers_that_name_each_other_are_not_asked_for_ever() -> None:
+def test_brokers_that_redirect_to_each_other_are_asked_a_few_times() -> None:
     async def scenario() -> None:
         def answer(name: str, _: str, request: Any) -> Any:
             if not request.any_replica:
@@ -148,7 +148,7 @@ def test_without_read_followers_the_leader_is_asked() -> None:
     run(scenario())
 
 
-def test_queues_of_several_sets_are_told_apart() -> None:
+def test_queues_of_several_sets_are_distinguished() -> None:
     async def scenario() -> None:
         def answer(name: str, method: str, request: Any) -> Any:
             if method == "Pull":
@@ -187,7 +187,7 @@ def test_queues_of_several_sets_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("first", ["commit", "committed"])
-def test_a_consumer_that_knows_nobody_yet_finds_the_set_of_a_queue_first(first: str) -> None:
+def test_a_new_consumer_looks_up_the_set_of_a_queue(first: str) -> None:
     async def scenario() -> None:
         brokers = FakeChannels(lambda *_: wire.QueryOffsetsResponse(), "a", "b")
         brokers.have("t", "a", "b")

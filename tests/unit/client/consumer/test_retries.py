@@ -177,7 +177,7 @@ def test_refused_messages_are_retried_in_place(error: Exception) -> None:
     run(story())
 
 
-def test_an_answer_that_is_too_short_is_none() -> None:
+def test_a_retry_missing_from_the_answer_is_delivered_again() -> None:
     async def story() -> None:
         scripted, _, taken = await session_with(1)
         scripted.connection.answers["Retry"] = lambda _: retried()

@@ -90,7 +90,7 @@ def test_a_queue_with_a_batch_under_way_is_passed_over() -> None:
 
 
 @given(st.lists(st.text(max_size=5), max_size=50), st.integers(1, 9))
-def test_a_key_leads_to_one_queue_whatever_else_is_sent(keys: list[str], queues: int) -> None:
+def test_a_key_leads_to_one_queue(keys: list[str], queues: int) -> None:
     manual = ManualAccumulator(queues, batch_bytes=ROOM)
     for number, key in enumerate(keys):
         manual.add(f"{number}", key)
@@ -118,7 +118,7 @@ def test_a_queue_has_one_batch_under_way_and_the_next_one_grows() -> None:
     assert bodies(second) == ["b", "c"]
 
 
-def test_keys_do_not_keep_others_out_for_ever() -> None:
+def test_keyed_messages_do_not_starve_others() -> None:
     manual = ManualAccumulator(queues=1, batch_bytes=SIZE)
     manual.add("keyed 1", key="k")
     manual.clock.now_s += 1
@@ -174,7 +174,7 @@ def test_a_wait_for_room_in_an_empty_buffer_ends_at_once() -> None:
     assert called == ["room"]
 
 
-def test_one_message_fits_an_empty_buffer_whatever_its_size() -> None:
+def test_one_message_of_any_size_fits_an_empty_buffer() -> None:
     manual = ManualAccumulator(buffer_bytes=1)
     assert manual.add() is not AddResult.FULL
     assert manual.add() is AddResult.FULL
@@ -247,7 +247,7 @@ def test_messages_sent_as_one_are_one_batch_behind_what_was_sent_before() -> Non
     assert order == [["a"], ["b", "c", "d"], ["e"]]
 
 
-def test_flush_waits_for_everything_that_is_there_and_for_nothing_to_linger() -> None:
+def test_flush_waits_for_all_messages_and_ends_lingering() -> None:
     manual = ManualAccumulator(queues=2, batch_bytes=SIZE)
     manual.add("under way", queue_id=0)
     [under_way] = manual.take_lingered()

@@ -52,7 +52,7 @@ def test_when_all_are_slow_none_is_avoided() -> None:
     assert not alone.is_avoided("a", 0.0)
 
 
-def test_a_set_that_asks_to_wait_is_left_alone_for_so_long_whatever_it_stores() -> None:
+def test_a_set_that_asks_to_wait_is_avoided_for_that_time() -> None:
     avoidance = Avoidance()
     avoidance.is_busy("a", 1.0, 0.3)
     avoidance.is_busy("a", 1.0, 0.1)

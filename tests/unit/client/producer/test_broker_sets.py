@@ -311,7 +311,7 @@ def test_a_topic_that_is_extended_to_a_new_set_is_noticed_in_some_seconds() -> N
     run(scenario())
 
 
-def test_a_topic_that_no_set_takes_messages_for_is_said_so() -> None:
+def test_a_topic_that_no_set_takes_messages_for_is_an_error() -> None:
     async def scenario(*, is_deleted: bool) -> None:
         sets = cluster("a", "b")
         async with sets[0].producer() as producer:

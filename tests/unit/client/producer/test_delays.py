@@ -89,7 +89,7 @@ def test_a_batch_says_when_it_is_delivered(
         {"delay_level": 1, "deliver_at_ms": 1_794_826_512_544},
     ],
 )
-def test_a_time_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+def test_an_illegal_time_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(IllegalDelay):
         delay_field(Message(b"", **wrong))
 
@@ -135,7 +135,7 @@ def test_they_wait_for_others_until_they_have_lingered_or_are_many() -> None:
     assert manual.next_poll_s() == math.inf
 
 
-def test_they_need_no_line_and_keep_none() -> None:
+def test_delayed_messages_need_no_queue_buffer() -> None:
     manual = ManualAccumulator(queues=2, batch_bytes=SIZE)
     for _ in range(6):
         add(manual)
@@ -192,7 +192,7 @@ def test_only_so_many_are_with_the_broker(monkeypatch: pytest.MonkeyPatch) -> No
     assert manual.next_poll_s() == math.inf
 
 
-def test_neither_delayed_nor_plain_ones_are_kept_out_for_ever() -> None:
+def test_neither_delayed_nor_plain_messages_starve() -> None:
     manual = ManualAccumulator(queues=4, batch_bytes=SIZE)
     served: set[bytes] = set()
     for _ in range(4):

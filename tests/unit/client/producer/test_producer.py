@@ -168,7 +168,7 @@ def test_a_batch_that_no_entry_could_hold_is_refused() -> None:
     run(scenario())
 
 
-def test_a_topic_that_is_not_there_and_is_not_created_is_said_so() -> None:
+def test_a_missing_topic_that_is_not_created_is_an_error() -> None:
     async def scenario() -> None:
         brokers = ScriptedBrokers()
         brokers.creates_topics = False
@@ -361,7 +361,7 @@ def test_a_topic_that_grows_is_noticed() -> None:
     assert run(scenario()) == {0, 1, 2}
 
 
-def test_a_mistake_of_the_producers_fails_everything_instead_of_waiting_for_ever(
+def test_an_unexpected_exception_fails_all_messages(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def mistake(*_: object) -> bytes:

@@ -39,7 +39,7 @@ async def time_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-def test_a_broker_that_does_not_lead_says_who_does_and_it_does_not_count() -> None:
+def test_a_redirect_to_the_leader_is_no_retry() -> None:
     async def scenario() -> None:
         brokers = ScriptedBrokers(THREE)
         async with brokers.producer(retries=0) as producer:

@@ -39,7 +39,7 @@ def test_a_wait_that_is_too_short_times_out() -> None:
         SendFuture().result(0.01)
 
 
-def test_it_is_not_cancelled_and_not_set_twice() -> None:
+def test_a_send_future_is_not_cancelled_and_not_set_twice() -> None:
     future = SendFuture()
     assert not future.cancel()
     assert not future.cancelled()

@@ -19,7 +19,7 @@ async def time_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-def test_a_second_without_a_leader_is_waited_for_whatever_retries_says() -> None:
+def test_a_second_without_a_leader_does_not_use_up_retries() -> None:
     async def scenario() -> None:
         brokers = ScriptedBrokers(THREE)
         async with brokers.producer(retries=0, timeout_s=3.0) as producer:

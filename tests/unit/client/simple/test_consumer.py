@@ -193,7 +193,7 @@ async def test_several_topics_and_the_groups_retries() -> None:
 
 
 @on_loop
-async def test_a_failure_of_one_topic_is_told_when_there_is_nothing_else_to_tell() -> None:
+async def test_a_failure_of_one_topic_is_raised_when_the_others_have_no_messages() -> None:
     def answer(_: str, __: str, request: Any) -> MqError | bytes:
         return TopicNotFound("no") if request.topic == "b" and request.wait_ms else b""
 
@@ -269,7 +269,7 @@ async def test_a_set_that_gets_the_topic_later_is_read_from_the_oldest_message()
 
 
 @on_loop
-async def test_a_topic_that_nobody_may_read_or_has_is_asked_for_where_it_would_be() -> None:
+async def test_a_missing_or_unreadable_topic_is_asked_for_at_its_set() -> None:
     made, brokers = consumer(lambda *_: TopicNotFound("no such topic"), "t", "a", "b")
     brokers.topics = {}
     with pytest.raises(TopicNotFound, match="no such topic"):

@@ -155,7 +155,7 @@ def test_the_first_that_brings_something_ends_the_wait_and_others_stay_open() ->
     run(scenario())
 
 
-def test_a_call_that_nobody_waits_for_ends_soon() -> None:
+def test_an_abandoned_call_ends_soon() -> None:
     async def scenario() -> None:
         receiver = ScriptedReceiver()
         gatherer = Gatherer(receiver)
@@ -205,7 +205,7 @@ def test_messages_of_another_invisible_time_are_renewed_for_the_wanted_one() -> 
     run(scenario())
 
 
-def test_a_place_that_is_dead_keeps_nobody_waiting_and_is_back_when_it_is_well() -> None:
+def test_a_dead_source_delays_no_other_and_is_used_again_when_it_recovers() -> None:
     async def scenario() -> None:
         receiver = ScriptedReceiver()
         gatherer = Gatherer(receiver)
@@ -226,7 +226,7 @@ def test_a_place_that_is_dead_keeps_nobody_waiting_and_is_back_when_it_is_well()
     run(scenario())
 
 
-def test_when_all_are_dead_it_is_said_after_the_wait() -> None:
+def test_an_error_is_raised_after_the_wait_when_all_sources_are_dead() -> None:
     async def scenario() -> None:
         receiver = ScriptedReceiver()
         gatherer = Gatherer(receiver)
@@ -263,7 +263,7 @@ def test_a_refusal_is_raised_unless_other_sources_have_the_topic() -> None:
     run(scenario())
 
 
-def test_no_place_is_passed_over_for_ever_however_few_are_wanted() -> None:
+def test_no_source_starves_however_few_messages_are_wanted() -> None:
     async def scenario() -> None:
         receiver = ScriptedReceiver()
         gatherer = Gatherer(receiver)
@@ -283,7 +283,7 @@ def test_no_place_is_passed_over_for_ever_however_few_are_wanted() -> None:
     run(scenario())
 
 
-def test_a_message_that_comes_anywhere_is_heard_of_by_who_wants_one() -> None:
+def test_a_message_from_any_source_wakes_a_waiting_call() -> None:
     async def scenario() -> None:
         receiver = ScriptedReceiver()
         gatherer = Gatherer(receiver)
@@ -352,7 +352,7 @@ def test_closing_returns_messages_that_were_never_given_out() -> None:
     run(scenario())
 
 
-def test_a_place_that_is_new_is_heard_of_while_somebody_waits() -> None:
+def test_a_new_source_wakes_a_waiting_call() -> None:
     async def scenario() -> None:
         receiver = ScriptedReceiver()
         gatherer = Gatherer(receiver)

@@ -221,7 +221,7 @@ def test_an_end_that_a_frozen_leader_does_not_answer_goes_to_the_next_leader() -
     run(main())
 
 
-def test_many_at_once_are_told_apart_across_fail_overs() -> None:
+def test_concurrent_transactions_are_matched_across_fail_overs() -> None:
     async def main() -> None:
         brokers = ScriptedBrokers(("a:1", "b:1", "c:1"))
         count = [0]
