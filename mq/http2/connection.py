@@ -494,7 +494,7 @@ class Connection:
             or high
             or not 0 < size <= self._whole_bytes_max
             or size > self._receive_window
-            or stream_id <= self._last_id
+            or not self._last_id < stream_id <= frames.STREAM_ID_MAX
             or not stream_id & 1
             or len(self.streams) + self.lingering >= self.limits.streams_max
             or self._is_draining

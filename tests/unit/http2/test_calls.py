@@ -188,6 +188,15 @@ async def test_a_request_that_comes_whole_is_served_as_one_in_pieces(
 
 
 @on_loop
+async def test_the_reserved_bit_of_a_stream_id_is_ignored() -> None:
+    client = Client(Unary(echo))
+    for stream_id, block in ((1, b"\x20" + CALL), (3 | 1 << 31, CALL)):
+        client.send(http2.headers(stream_id, block) + http2.data(stream_id, ONE, END))
+    answered = {one.stream_id for one in client.frames() if one.kind == http2.DATA}
+    assert answered == {1, 3}
+
+
+@on_loop
 async def test_an_unknown_method_and_compression_are_not_implemented() -> None:
     client = Client(Unary(echo))
     client.open(1, block=http2.call_headers("/s/Other"))
