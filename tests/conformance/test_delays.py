@@ -94,7 +94,7 @@ def test_messages_without_a_quorum_are_delayed_as_well(calls: Calls, topic: str,
     assert calls("Pull", topic=topic).runs[0].stored_at_ms >= answer.deliver_at_ms
 
 
-def test_the_same_batch_again_is_the_same(calls: Calls, topic: str, group: str) -> None:
+def test_a_repeated_delayed_batch_is_a_duplicate(calls: Calls, topic: str, group: str) -> None:
     first = calls.send(topic, b"x", delay_ms=300, producer_id=group, sequence=1)
     again = calls.send(topic, b"x", delay_ms=300, producer_id=group, sequence=1)
     assert (again.is_duplicate, first.is_duplicate) == (True, False)

@@ -83,7 +83,7 @@ def test_attempts_count_up_to_the_limit_of_the_group(calls: Calls, topic: str, g
     assert letter.topic == f"%DLQ%{group}"
 
 
-def test_the_same_number_is_done_once(calls: Calls, topic: str, group: str) -> None:
+def test_a_retry_with_the_same_sequence_is_done_once(calls: Calls, topic: str, group: str) -> None:
     calls.send(topic, b"m")
     join(calls, group, topic)
     (first,) = retry(calls, group, failed(topic, 0, delay_ms=0), sequence=7)

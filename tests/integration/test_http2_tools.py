@@ -81,7 +81,7 @@ def interop(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_grpc_finds_its_own(interop: list[str], case: str) -> None:
+def test_an_interop_case_of_grpc_passes(interop: list[str], case: str) -> None:
     done = subprocess.run(
         [*interop, "-test_case", case], capture_output=True, text=True, timeout=60, check=False
     )

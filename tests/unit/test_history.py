@@ -141,7 +141,7 @@ def test_twice_is_a_problem_in_one_queue_and_in_two_also_when_it_was_in_doubt() 
     assert kinds(history) == ["stored twice", "stored twice"]
 
 
-def test_twice_is_what_a_producer_without_numbers_risks() -> None:
+def test_a_producer_without_sequences_may_store_a_message_twice() -> None:
     history = new()
     history.sending("p0", b"a", may_repeat=True)
     hold(history, b"a", b"a")

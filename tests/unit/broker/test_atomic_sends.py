@@ -88,7 +88,7 @@ async def test_a_repeated_send_is_answered_as_before_also_after_the_queue_has_mo
 
 
 @on_loop
-async def test_the_same_at_the_same_time_is_done_once() -> None:
+async def test_concurrent_equal_atomic_sends_are_done_once() -> None:
     """In one turn, and in the turn behind it."""
     one = await scene()
     one.node.consensus.is_held = True
@@ -458,7 +458,7 @@ async def test_messages_dropped_by_retention_need_no_work() -> None:
 
 
 @on_loop
-async def test_all_of_it_is_there_after_a_restart() -> None:
+async def test_an_atomic_send_survives_a_restart() -> None:
     one = await scene()
     first = await send(one, output(1), output(2), **move(0, 7))
     node = Node(one.node.vfs_after_kill())

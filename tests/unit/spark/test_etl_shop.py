@@ -73,7 +73,7 @@ def test_a_day_has_something_of_everything(day: Day) -> None:
     assert len({order.order_id for order in day.orders}) == len(day.orders)
 
 
-def test_all_of_it_is_between_opening_and_closing(day: Day) -> None:
+def test_all_events_are_between_opening_and_closing(day: Day) -> None:
     times_ms = [
         at_ms - day.begins_ms
         for events in (day.clicks, day.orders, day.payments)

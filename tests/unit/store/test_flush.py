@@ -305,13 +305,13 @@ def ages_s(interval_s: float, took_s: Sequence[float]) -> list[float]:
     return found[1:]
 
 
-def test_async_what_was_appended_is_durable_after_the_interval_however_long_a_sync_takes() -> None:
+def test_async_appends_are_durable_after_the_interval_however_long_a_sync_takes() -> None:
     assert ages_s(0.5, [0.0] * 5) == [0.5] * 4
     # Counted from the end of a sync to the beginning of the next, it was 0.9.
     assert ages_s(0.5, [0.2] * 5) == [0.5] * 4
 
 
-def test_async_only_a_sync_that_takes_longer_than_those_before_makes_it_later() -> None:
+def test_async_only_a_longer_sync_than_before_delays_durability() -> None:
     assert ages_s(0.5, [0.0, 0.2, 0.2, 0.0, 0.2]) == [0.7, 0.5, 0.3, 0.5]
 
 

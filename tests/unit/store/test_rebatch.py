@@ -82,7 +82,7 @@ def test_joined_has_the_messages_of_all_in_their_order(parts: list[list[Message]
 
 
 @given(message_lists, st.data())
-def test_without_leaves_the_others_as_they_are(
+def test_removing_messages_leaves_the_others_unchanged(
     contents: list[Message], data: st.DataObject
 ) -> None:
     places = data.draw(st.sets(st.integers(0, len(contents) - 1)))

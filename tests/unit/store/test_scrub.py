@@ -194,7 +194,7 @@ def test_a_flipped_bit_is_found_and_all_else_is_looked_at(scene: Scene, segment:
     assert "is not what was written" in damage.reason
 
 
-def test_also_in_what_this_process_wrote_and_it_is_not_served_from_then_on(
+def test_damage_to_own_writes_is_found_and_not_served_from_then_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scene = Scene(monkeypatch, is_fresh=True)
@@ -209,7 +209,7 @@ def test_also_in_what_this_process_wrote_and_it_is_not_served_from_then_on(
         read_all(scene.store)
 
 
-def test_also_in_what_was_checked_before(scene: Scene) -> None:
+def test_damage_after_an_earlier_check_is_found(scene: Scene) -> None:
     assert read_all(scene.store) == scene.sent
     scene.rot(2)
     scene.run_pass()
@@ -322,7 +322,7 @@ def test_a_segment_that_retention_drops_meanwhile_is_no_damage(scene: Scene) -> 
     assert ranges[-1][1] == scene.store.log.end_offset
 
 
-def test_its_space_is_given_back_at_the_end_of_the_step(scene: Scene) -> None:
+def test_a_step_closes_its_files(scene: Scene) -> None:
     step = scene.scrubber.begin()
     assert step is not None
     step.check()

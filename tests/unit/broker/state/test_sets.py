@@ -44,7 +44,7 @@ def test_a_copy_is_equal_in_any_order() -> None:
 
 
 @on_loop
-async def test_they_outlive_the_node_by_the_log_and_by_a_checkpoint() -> None:
+async def test_known_sets_survive_by_the_log_and_by_a_checkpoint() -> None:
     node = Node()
     for command in (put("b", "b:1"), put("c", "c:1"), drop("c"), put("b", "b:2", "b:3")):
         await node.broker.writer.write(command)

@@ -62,7 +62,7 @@ def test_when_all_failed_the_one_whose_while_ends_first_is_asked() -> None:
     assert servers.best(100.1) == "b"
 
 
-def test_those_that_were_tried_are_tried_again_when_there_is_no_other() -> None:
+def test_tried_servers_are_tried_again_when_there_is_no_other() -> None:
     servers = Servers(["a", "b"])
     assert servers.best(0.0, without=["a"]) == "b"
     assert servers.best(0.0, without=["a", "b"]) == "a"

@@ -115,7 +115,7 @@ def test_a_different_timeout_makes_a_different_batch() -> None:
     assert sorted(bodies(batch) for batch in manual.take_lingered()) == [["a"], ["b"]]
 
 
-def test_they_wait_for_others_until_they_have_lingered_or_are_many() -> None:
+def test_delayed_messages_wait_until_they_have_lingered_or_are_many() -> None:
     manual = ManualAccumulator(batch_bytes=3 * SIZE)
     assert add(manual) is AddResult.WAKE
     assert manual.take() == []
@@ -217,7 +217,7 @@ def test_one_that_is_given_up_before_it_is_sent_is_gone() -> None:
     assert manual.accumulator.is_empty
 
 
-def test_after_a_change_of_the_topic_they_find_another_queue() -> None:
+def test_delayed_messages_find_another_queue_after_a_change_of_the_topic() -> None:
     manual = ManualAccumulator(queues=4)
     add(manual, "a")
     [batch] = manual.take_lingered()
