@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import importlib.util
-import secrets
+import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from array import array
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mq import descriptors, hints, memory
@@ -185,7 +185,7 @@ class Server:
                 consensus,
                 self._clock.now_ms,
                 until_durable,
-                functools.partial(secrets.randbits, 64),
+                _random_numbers().__next__,
             )
             metrics = Metrics()
             control = Control(broker, raft, vfs)
@@ -405,3 +405,9 @@ def _reachable(host: str) -> str:
     if host in ("0.0.0.0", "::"):  # noqa: S104 - compared only
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host
+
+
+def _random_numbers() -> Iterator[int]:
+    """Numbers of 64 bits that cannot be guessed: the system is asked for many at once."""
+    while True:
+        yield from array("Q", os.urandom(4_096))

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from mq import names
 from mq.broker.broker import Broker
@@ -278,7 +278,7 @@ class ConsumerService:
 
     def begin_receive(self, data: bytes, context: Context, answer: Answer) -> bool:
         """Serves a receive from a topic that exists; False: `receive` waits for the topic."""
-        wanted = _wanted(_read_receive(data), context)
+        wanted = _read_receive(data, context.peer())
         if wanted.topic not in self._broker.state.topics:
             return False
         unsent = self._broker.unsent
@@ -300,12 +300,14 @@ class ConsumerService:
             if call.cancel():
                 answer(CallEnded())
 
-        call = self._broker.receiving.begin_receive(wanted, answered)
+        time_left_s = functools.partial(_time_left_s, context)
+        call = self._broker.receiving.begin_receive(wanted, answered, time_left_s)
         context.add_done_callback(ended)
         return True
 
     async def receive(self, request: pb.ReceiveRequest, context: Context) -> bytes:
-        wanted = _wanted(_decode_receive(request), context)
+        wanted = _decode_receive(request, context.peer())
+        wanted = wanted._replace(wait_s=min(wanted.wait_s, _time_left_s(context)))
         await self._broker.expect([request.topic])
         answer = framing.receive_response(await self._received(wanted))
         return _held(answer, context, self._broker.unsent)
@@ -441,58 +443,38 @@ def _cache_limits(start: pb.SubscribeStart) -> CacheLimits:
     )
 
 
-class _DecodedReceive(NamedTuple):
-    """A request, whose member id may be empty; all of it but what depends on the call."""
-
-    wanted: Receive
-    wait_ms: int
-    # Makes a member id of the address of a client that gave none.
-    suffix: str
-
-
-def _decode_receive(request: pb.ReceiveRequest) -> _DecodedReceive:
+def _decode_receive(request: pb.ReceiveRequest, peer: str) -> Receive:
     """Raises IllegalGroup, IllegalRequest, IllegalFilter."""
     names.check_group(request.group)
     spec = ReceiveSpec(canonical(request.filter), request.is_ordered)
-    wanted = Receive(
+    # Calls without a member id that want different things are not of one member.
+    unnamed = f"{peer} {hash(spec) & 0xFFFF:04x}"
+    return Receive(
         request.group,
         request.topic,
-        _member_id(request.member_id),
+        _member_id(request.member_id) or unnamed,
         spec,
         compile_filter(request.filter),
         min(request.messages_max or MESSAGES_DEFAULT, MESSAGES_MAX),
         min(request.bytes_max or READ_BYTES_MAX, READ_BYTES_MAX),
         _invisible_ms(request.invisible_ms or INVISIBLE_MS_DEFAULT),
-        start=decode_start(request),
+        request.wait_ms / 1000,
+        decode_start(request),
     )
-    # Calls without a member id that want different things are not of one member.
-    return _DecodedReceive(wanted, request.wait_ms, f" {hash(spec) & 0xFFFF:04x}")
 
 
-def _read_receive(data: bytes) -> _DecodedReceive:
+def _read_receive(data: bytes, peer: str) -> Receive:
     """As `_decode_receive`; DecodeError."""
-    return _remembered_receive(data) if len(data) <= _REMEMBERED_BYTES_MAX else _read_anew(data)
+    read = _remembered_receive if len(data) <= _REMEMBERED_BYTES_MAX else _read_anew
+    return read(data, peer)
 
 
-def _read_anew(data: bytes) -> _DecodedReceive:
-    return _decode_receive(pb.ReceiveRequest.FromString(data))
+def _read_anew(data: bytes, peer: str) -> Receive:
+    return _decode_receive(pb.ReceiveRequest.FromString(data), peer)
 
 
 # A consumer asks for the same again and again.
 _remembered_receive = functools.lru_cache(maxsize=1_024)(_read_anew)
-
-
-def _wanted(decoded: _DecodedReceive, context: Context) -> Receive:
-    wanted, wait_ms, suffix = decoded
-    group, topic, member_id, spec, filter_, messages_max, bytes_max, invisible_ms, _, start = wanted
-    if not member_id:
-        member_id = context.peer() + suffix
-    wait_s = _wait_s(wait_ms, context.time_remaining())
-    return Receive(
-        *(group, topic, member_id, spec, filter_, messages_max, bytes_max, invisible_ms),
-        wait_s,
-        start,
-    )
 
 
 def _handles(group: str, handles: Sequence[pb.Handle]) -> list[Handle | None]:
@@ -528,10 +510,10 @@ def _invisible_ms(invisible_ms: int) -> int:
     return invisible_ms
 
 
-def _wait_s(wait_ms: int, left_s: float | None) -> float:
+def _time_left_s(context: Context) -> float:
     """Ends before the deadline of the client, which would not get an answer after it."""
-    wait_s = wait_ms / 1000
-    return wait_s if left_s is None else max(0.0, min(wait_s, left_s - _ANSWER_S))
+    left_s = context.time_remaining()
+    return math.inf if left_s is None else max(0.0, left_s - _ANSWER_S)
 
 
 def _member_id(member_id: str) -> str:

@@ -191,7 +191,9 @@ def _damaged(topic: str, queue_id: int, queue_offset: int) -> QueueDamaged:
 
 
 def _take(queue: ConsumeQueue, queue_offset: int, bytes_max: int, messages_max: int) -> _Chosen:
-    wanted = min(messages_max, _guess(queue, queue_offset, bytes_max))
+    wanted = messages_max
+    if wanted > _SAMPLE_UNITS:  # which is the least that the guess can be
+        wanted = min(wanted, _guess(queue, queue_offset, bytes_max))
     units = queue.read(queue_offset, min(queue.end, queue_offset + wanted))
     return _Chosen(units, None, queue_offset + len(units))
 

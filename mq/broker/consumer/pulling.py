@@ -108,19 +108,6 @@ class Puller:
         """One bounded step, without waiting. NOTHING_MATCHED: go on at `next_offset`."""
         return self.load(query, self.locate(query))
 
-    def peek(self, query: Query) -> ReadResult:
-        """As `read` of a query without a predicate; the messages do not count as delivered."""
-        found = self.locate(query)
-        if isinstance(found, Found):
-            found = found.read(self._store.log.read_ranges)
-        return _known(query, found)
-
-    def count(self, result: ReadResult) -> None:
-        """The messages are delivered."""
-        for run in result.runs:
-            self.messages_total += run.message_count
-            self.bytes_total += len(run.frames)
-
     def locate(self, query: Query) -> ReadResult | Found:
         """Finds messages by the queue alone; fewer of them while much is unsent. Returns a
         `ReadResult` if there are none.
@@ -178,7 +165,9 @@ class Puller:
             runs = select(result.runs, predicate)
             status = Status.FOUND if runs else Status.NOTHING_MATCHED
             result = result._replace(status=status, runs=runs)
-        self.count(result)
+        for run in result.runs:
+            self.messages_total += run.message_count
+            self.bytes_total += len(run.frames)
         return result
 
     # -- the long poll ----------------------------------------------------------------------------

@@ -137,6 +137,30 @@ class Grant:
         self.messages_left -= run.message_count
 
 
+def single_messages(runs: Iterable[GrantedRun]) -> list[GrantedRun]:
+    """Each message as a run of its own."""
+    singles: list[GrantedRun] = []
+    for granted in runs:
+        queue, lease, attempt, visible_at_ms, run = granted
+        if run.message_count == 1:
+            singles.append(granted)
+            continue
+        queue_offset, _, log_offset, stored_at_ms, frames, sizes = run
+        start = 0
+        for at, size in enumerate(sizes.tolist()):
+            single = Run(
+                queue_offset + at,
+                1,
+                log_offset + start,
+                stored_at_ms,
+                frames[start : start + size],
+                sizes[at : at + 1],
+            )
+            singles.append(GrantedRun(queue, lease, attempt, visible_at_ms, single))
+            start += size
+    return singles
+
+
 def give(grant: Grant, queue: Queue, memory: QueueMemory, end: int) -> bool:
     """Gives messages of the queue, which ends at `end`, in any order. Returns whether there may be
     more.

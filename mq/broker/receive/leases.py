@@ -3,8 +3,8 @@ the entry that a turn of decisions becomes.
 
     lease = number 8 | queue id 4 | topic          little-endian; the rest is UTF-8
 
-The number of a lease is random, new with every delivery, and never 0. It makes a handle valid;
-topic and queue only say where to look the number up. Clients treat a lease as opaque bytes.
+The number of a lease is random, new with every grant, and never 0. It makes a handle valid; topic
+and queue only say where to look the number up. Clients treat a lease as opaque bytes.
 
 Requests of one turn are decided one after the other, each on the state that the ones before it
 left. The draft copies the leases of a queue when they are changed first, and records the changes

@@ -153,9 +153,6 @@ class ReceiveGroup:
         # The messages that they want.
         self._waiting_messages = 0
         self._receives = 0
-        # The turn of the last receive, and the queue that it looked at first.
-        self._turn = 0
-        self._first: Queue | None = None
         self.renew(topic)
 
     def renew(self, topic: Topic) -> None:
@@ -222,28 +219,18 @@ class ReceiveGroup:
 
     # -- queues -----------------------------------------------------------------------------------
 
-    def first_ready(self, count: int, turn: int) -> list[Queue]:
-        """The ready queues that one receive looks at, in that order. Receives of one turn begin
-        with the same queue, and read it once; the next turn begins with another one.
-        """
-        if turn != self._turn:
-            self._turn = turn
-            first = self._first
-            if first is not None and first in self.ready:
-                self.ready[first] = self.ready.pop(first)
+    def first_ready(self, count: int) -> list[Queue]:
+        """The ready queues that one receive looks at, in that order."""
         self._receives += 1
         priorities = self.topic.priorities
         if priorities <= 1:
-            found = list(itertools.islice(self.ready, count))
-        else:
-            number, rest = divmod(self._receives, _FAIR_EVERY)
-            # Each priority is first in its turn: also one between two that are always busy.
-            top = priorities - 1 if rest else number % (priorities - 1)
-            found = heapq.nsmallest(
-                count, self.ready, key=lambda queue: (top - queue.queue_id) % priorities
-            )
-        self._first = found[0] if found else None
-        return found
+            return list(itertools.islice(self.ready, count))
+        turn, rest = divmod(self._receives, _FAIR_EVERY)
+        # Each priority is first in its turn: also one between two that are always busy.
+        top = priorities - 1 if rest else turn % (priorities - 1)
+        return heapq.nsmallest(
+            count, self.ready, key=lambda queue: (top - queue.queue_id) % priorities
+        )
 
     def memory(self, queue: Queue, leases: QueueLeases) -> QueueMemory:
         found = self.memories.get(queue)

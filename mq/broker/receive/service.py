@@ -1,7 +1,8 @@
 """Receive and acknowledge: the service on the leader.
 
 Every change of leases is a request that one `BatchedDecider` decides, on applied state, so that
-many requests become one entry: `grants` and `acks` decide, `members` remembers. A call is answered
+many requests become one entry: `grants` and `acks` decide, `members` remembers. Receives of one
+message in one turn, which is how most consumers ask, are one grant. A call is answered by callback
 when its entry is applied. A receive that finds nothing waits, and is woken by an arrival, by a
 change, or when messages become visible again.
 
@@ -12,8 +13,10 @@ that says it is done.
 from __future__ import annotations
 
 import asyncio
+import functools
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from mq import errors, names
 from mq.broker.batched_decider import BatchedDecider, TurnDecision
@@ -22,10 +25,16 @@ from mq.broker.consumer.pulling import READ_BYTES_MAX, Puller
 from mq.broker.core import Core, Service
 from mq.broker.queue import Queue
 from mq.broker.receive import acks
-from mq.broker.receive.grants import Grant, GrantedRun, Receive, give, give_in_order
+from mq.broker.receive.grants import (
+    Grant,
+    GrantedRun,
+    Receive,
+    give,
+    give_in_order,
+    single_messages,
+)
 from mq.broker.receive.leases import AtomicBatches, Handle, LeaseTurn, NextTurn, parse_handles
-from mq.broker.receive.members import ReceiveGroup, ReceiveGroups
-from mq.broker.receive.turn_reads import TurnReads
+from mq.broker.receive.members import ReceiveGroup, ReceiveGroups, ReceiveSpec
 from mq.broker.state.dedup import StoredAt
 from mq.errors import Internal, MqError, QueueDamaged, SubscriptionMismatch
 from mq.logging import get_logger
@@ -40,6 +49,7 @@ _SEARCH_S = 1.0
 _QUEUES_MAX = 64
 # Messages that a filter left out are marked as done so often: only lag depends on it.
 _SKIP_MS = 1_000
+_FOR_EVER = functools.partial(float, "inf")
 
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
@@ -49,6 +59,9 @@ class LeaseRequest(Protocol[Result_co]):
     """A request that changes leases. MqError and NextTurn may be raised; nothing changed then."""
 
     def decide(self, turn: LeaseTurn, /) -> Result_co: ...
+
+
+_SingleTerms: TypeAlias = tuple[ReceiveGroup, ReceiveSpec, int]
 
 
 class ReceiveCall:
@@ -62,10 +75,12 @@ class ReceiveCall:
         "_deadline_s",
         "_is_reserved",
         "_service",
+        "_time_left_s",
         "_timer",
         "is_over",
         "receive",
         "receive_group",
+        "single_terms",
     )
 
     def __init__(
@@ -74,14 +89,21 @@ class ReceiveCall:
         receive_group: ReceiveGroup,
         receive: Receive,
         answer: Callable[[list[GrantedRun] | Exception], None],
+        time_left_s: Callable[[], float],
     ) -> None:
         self._service = service
         self._answer = answer
         self.receive_group = receive_group
         self.receive = receive
         self.is_over = False
+        is_single = receive.messages_max == 1 and not receive.spec.is_ordered
+        # Of a receive of one message, which may be any.
+        self.single_terms: _SingleTerms | None = (
+            (receive_group, receive.spec, receive.invisible_ms) if is_single else None
+        )
         self._began_s = service.loop.time()
-        self._deadline_s = self._began_s + min(receive.wait_s, _WAIT_S_MAX)
+        self._time_left_s = time_left_s
+        self._deadline_s: float | None = None  # known when there was nothing
         # While it waits for messages.
         self._timer: asyncio.TimerHandle | None = None
         self._is_reserved = True
@@ -100,7 +122,7 @@ class ReceiveCall:
             self._rest()
 
     def decide(self, turn: LeaseTurn) -> list[GrantedRun]:
-        return [] if self.is_over else self._service.grant(turn, self)
+        return [] if self.is_over else self._service.decide_receive(turn, self)
 
     def _decided(self, runs: list[GrantedRun] | Exception) -> None:
         group = self.receive_group
@@ -120,14 +142,18 @@ class ReceiveCall:
     def _rest(self) -> None:
         """There was nothing: looks again in the next turn of the loop, waits, or ends."""
         group, now_s = self.receive_group, self._service.loop.time()
-        is_searching = group.ready and now_s < max(self._deadline_s, self._began_s + _SEARCH_S)
+        deadline_s = self._deadline_s
+        if deadline_s is None:
+            wait_until_s = self._began_s + min(self.receive.wait_s, _WAIT_S_MAX)
+            deadline_s = self._deadline_s = min(wait_until_s, now_s + self._time_left_s())
+        is_searching = group.ready and now_s < max(deadline_s, self._began_s + _SEARCH_S)
         if is_searching or not group.is_begun:
             self._service.loop.call_soon(self._look_again)
-        elif now_s >= self._deadline_s or group.is_dropped:
+        elif now_s >= deadline_s or group.is_dropped:
             self._end([])
         else:
             self._release()
-            self._timer = self._service.loop.call_at(self._deadline_s, self._waited_in_vain)
+            self._timer = self._service.loop.call_at(deadline_s, self._waited_in_vain)
             group.wait(self)
 
     def wake(self, error: MqError | None = None) -> None:
@@ -190,9 +216,9 @@ class ReceiveService(Service):
         self._core = core
         self._groups = groups
         self._puller = puller
-        # Of the current turn.
-        self._reads = TurnReads(puller)
-        self._turn = 0
+        # Of the current turn: how many receives want one message, and what they are granted.
+        self._single_calls: Counter[_SingleTerms] = Counter()
+        self._singles: dict[_SingleTerms, deque[GrantedRun]] = {}
         self._decider: BatchedDecider[LeaseRequest[object], object] = BatchedDecider(
             core.writer, core.leadership, self._decide
         )
@@ -228,16 +254,20 @@ class ReceiveService(Service):
             raise
 
     def begin_receive(
-        self, wanted: Receive, answer: Callable[[list[GrantedRun] | Exception], None]
+        self,
+        wanted: Receive,
+        answer: Callable[[list[GrantedRun] | Exception], None],
+        time_left_s: Callable[[], float] = _FOR_EVER,
     ) -> ReceiveCall:
         """Answers with messages that are leased to the caller for the invisible time, durably; none
-        if there were none in time; an error as `Consensus.propose` has. Raises TopicNotFound,
+        if there were none in time; an error as `Consensus.propose` has. A caller that can wait no
+        longer than `time_left_s` is asked that when there is nothing. Raises TopicNotFound,
         PermissionDenied, SubscriptionMismatch.
         """
         self.check(wanted)
         group = self._receive_groups.of(wanted.group, wanted.topic)
         group.enter(wanted.member_id, wanted.spec, self._steady_ms(), self._expires_ms)
-        call = ReceiveCall(self, group, wanted, answer)
+        call = ReceiveCall(self, group, wanted, answer, time_left_s)
         try:
             call.look()
         except MqError:
@@ -281,8 +311,20 @@ class ReceiveService(Service):
 
     # -- one decision of a receive ----------------------------------------------------------------
 
-    def grant(self, turn: LeaseTurn, call: ReceiveCall) -> list[GrantedRun]:
-        group, receive = call.receive_group, call.receive
+    def decide_receive(self, turn: LeaseTurn, call: ReceiveCall) -> list[GrantedRun]:
+        terms, receive = call.single_terms, call.receive
+        if terms is None:
+            return self.grant(turn, call.receive_group, receive)
+        singles = self._singles.get(terms)
+        if singles is None:
+            # For all receives of the turn that have the same terms.
+            count = self._single_calls[terms]
+            together = receive._replace(messages_max=count, bytes_max=READ_BYTES_MAX)
+            granted = self.grant(turn, call.receive_group, together if count > 1 else receive)
+            singles = self._singles[terms] = deque(single_messages(granted))
+        return [singles.popleft()] if singles else []
+
+    def grant(self, turn: LeaseTurn, group: ReceiveGroup, receive: Receive) -> list[GrantedRun]:
         self._core.state.topics.readable(receive.topic)
         self._begin(turn, group, receive.start)
         grant = Grant(
@@ -291,9 +333,9 @@ class ReceiveService(Service):
             self.retries_max(receive.group),
             self._core.random_number() or 1,
             turn,
-            self._reads.read,
+            self._puller.read,
         )
-        for queue in group.first_ready(_QUEUES_MAX, self._turn):
+        for queue in group.first_ready(_QUEUES_MAX):
             if not grant.has_room:
                 break
             if turn.draft.get(receive.group, queue) is not None:
@@ -302,19 +344,28 @@ class ReceiveService(Service):
         return grant.runs
 
     def _look_at(self, group: ReceiveGroup, queue: Queue, grant: Grant) -> None:
+        group.ready.pop(queue, None)
         memory = group.memory(queue, grant.leases(queue))
         decide = give_in_order if grant.receive.spec.is_ordered else give
         try:
             has_more = decide(grant, queue, memory, self._puller.end(queue))
         except (errors.MessagesDamaged, errors.Rebuilding, QueueDamaged) as error:
-            group.ready.pop(queue, None)
             group.set_aside(queue, is_mended=error.retryable)
             return
         if memory.exhausted:
             group.exhausted_queues.add(queue)
-        if not has_more:
-            group.ready.pop(queue, None)
+        if has_more:
+            group.ready[queue] = None
         group.sleep(memory, grant.now_ms)
+
+    def _take_back(self, turn: LeaseTurn) -> None:
+        """Receives that did not fit into the turn have got messages with others: they come again,
+        and so do these.
+        """
+        for (group, _, _), singles in self._singles.items():
+            for queue, _, attempt, _, run in singles:
+                start, value = run.queue_offset, (0, turn.now_ms, attempt - 1)
+                turn.draft.put(group.group, queue, start, start + 1, value)
 
     def _begin(self, turn: LeaseTurn, group: ReceiveGroup, start: Start) -> None:
         """The first receive of a topic fixes the group's position in all of its queues.
@@ -446,8 +497,12 @@ class ReceiveService(Service):
             config.node.broker_set,
             config.store.entry_bytes_max,
         )
-        self._reads = TurnReads(self._puller)
-        self._turn += 1
+        self._single_calls = Counter(
+            one.single_terms
+            for one in requests
+            if isinstance(one, ReceiveCall) and one.single_terms and not one.is_over
+        )
+        self._singles = {}
         answers: list[object | MqError] = []
         for request in requests:
             if answers and turn.is_full:
@@ -462,6 +517,7 @@ class ReceiveService(Service):
                 # One mistake must not fail all calls of the turn.
                 log.exception("a receive or acknowledgement failed")
                 answers.append(Internal("a mistake of the broker's: its log has the details"))
+        self._take_back(turn)
         return TurnDecision(answers, turn.entry(), turn.over)
 
     def _begin_task(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:

@@ -80,29 +80,31 @@ class QueueLeases:
         """
         if start >= end:
             return
-        ranges = self.ranges
-        if start >= self.next:  # new messages: they stand behind all others
-            self.next = end
-            if value is None:
-                return
-            if ranges and ranges[-1][1:] == (start, *value):
-                ranges[-1] = ranges[-1]._replace(end=end)
-            else:
-                ranges.append(Range(start, end, *value))
+        if start < self.next:
+            self._replace(start, end, value)
             return
+        # New messages: they stand behind all others.
+        self.next = end
+        if value is None:
+            return
+        ranges = self.ranges
+        if ranges and ranges[-1][1:] == (start, *value):
+            ranges[-1] = ranges[-1]._replace(end=end)
+        else:
+            ranges.append(Range(start, end, *value))
+
+    def _replace(self, start: int, end: int, value: tuple[int, int, int] | None) -> None:
+        ranges = self.ranges
         first = self._last_from(start)
-        if value is None and first >= 0 and ranges[first][:2] == (start, end):
-            del ranges[first]  # which leaves no neighbours that could be joined
+        if value is None and first >= 0 and ranges[first].end >= end:
+            # A part of one range: what is left of it has no neighbours to be joined with.
+            ranges[first : first + 1] = _without(ranges[first], start, end)
             return
         first = first if first >= 0 and ranges[first].end > start else first + 1
         last = first
         replacement: list[Range] = []
         while last < len(ranges) and ranges[last].start < end:
-            one = ranges[last]
-            if one.start < start:
-                replacement.append(one._replace(end=start))
-            if one.end > end:
-                replacement.append(one._replace(start=end))
+            replacement += _without(ranges[last], start, end)
             last += 1
         if value is not None:
             at = 1 if replacement and replacement[0].start < start else 0
@@ -120,6 +122,14 @@ class QueueLeases:
             else:
                 joined.append(one)
         self.ranges[first:last] = joined
+
+
+def _without(one: Range, start: int, end: int) -> list[Range]:
+    """The parts of the range before `start` and from `end` on."""
+    left = [Range(one.start, start, *one[2:])] if one.start < start else []
+    if end < one.end:
+        left.append(Range(end, one.end, *one[2:]))
+    return left
 
 
 class Leases:

@@ -65,18 +65,10 @@ def receive_group(queues: int = 2, priorities: int = 0) -> ReceiveGroup:
 
 def test_queues_with_priorities_are_ordered_and_each_of_the_lower_comes_first_at_times() -> None:
     one = receive_group(queues=6, priorities=3)
-    orders = [[queue.queue_id % 3 for queue in one.first_ready(1_000, 0)] for _ in range(20)]
+    orders = [[queue.queue_id % 3 for queue in one.first_ready(1_000)] for _ in range(20)]
     assert orders.count([2, 2, 1, 1, 0, 0]) == 18
     assert orders.count([1, 1, 0, 0, 2, 2]) == 1
     assert orders.count([0, 0, 2, 2, 1, 1]) == 1
-
-
-def test_receives_of_one_turn_begin_with_the_same_queue_and_the_next_turn_with_another() -> None:
-    one = receive_group(queues=3)
-    firsts = [one.first_ready(2, turn)[0].queue_id for turn in (1, 1, 1, 2, 2, 3, 4)]
-    assert firsts == [0, 0, 0, 1, 1, 2, 0]
-    del one.ready[Queue("t", 0)]  # it has no more: the rest of the turn goes on with the next
-    assert [one.first_ready(2, turn)[0].queue_id for turn in (4, 4, 5)] == [1, 1, 2]
 
 
 class Call:

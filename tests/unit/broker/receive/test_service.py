@@ -4,10 +4,12 @@ crash between any two steps leaves.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 import mq
@@ -39,10 +41,14 @@ from tests.unit.broker.receive.receive_scene import (
     restarted,
     send_keyed,
     waiting,
+    wanted,
 )
 
 if TYPE_CHECKING:
     from types import FrameType
+
+    from mq.broker.consumer.pulling import Query
+    from mq.store.reading import ReadResult
 
 PACKAGE = str(Path(mq.__file__).parent)
 
@@ -339,6 +345,64 @@ async def test_a_waiting_receive_gets_redeliveries() -> None:
     await turns()
     node.pass_time(INVISIBLE_MS)
     assert bodies(await soon(later)) == [b"a"]
+
+
+@on_loop
+async def test_receives_of_one_message_are_granted_together_and_each_gets_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node()
+    await node.topic(TOPIC, 2)
+    for queue_id in range(2):
+        await node.send(TOPIC, *[b"%d%d" % (queue_id, i) for i in range(6)], queue_id=queue_id)
+    await receive(node, messages_max=1)
+    reads = []
+    read = node.broker.puller.read
+
+    def counted(query: Query) -> ReadResult:
+        reads.append(query)
+        return read(query)
+
+    monkeypatch.setattr(node.broker.puller, "read", counted)
+    before = len(node.consensus.proposed)
+    begin, given = node.broker.receiving.begin_receive, list[Any]()
+    gone = begin(wanted(messages_max=1), given.append)
+    for _ in range(8):
+        begin(wanted(messages_max=1), given.append)
+    begin(wanted(messages_max=1, invisible_ms=2 * INVISIBLE_MS), given.append)
+    assert gone.cancel()
+    await turns()
+    assert len(node.consensus.proposed) == before + 1
+    assert len(reads) <= 3  # one a queue, and one for the other invisible time
+    assert [len(bodies(one)) for one in given] == [1] * 9
+    assert len({body for one in given for body in bodies(one)}) == 9
+    until_ms = [runs[0].visible_at_ms - node.now_ms for runs in given]
+    assert until_ms == [INVISIBLE_MS] * 8 + [2 * INVISIBLE_MS]
+    # Their handles are as those of receives one after the other.
+    assert await ack(node, [handle for one in given[::2] for handle in handles(one)]) == [True] * 5
+    assert await nack(node, handles(given[1])) == [True]
+    again = await receive(node)
+    assert set(bodies(given[1])) < set(bodies(again))
+    assert await ack(node, handles(given[1])) == [False]
+
+
+@on_loop
+async def test_a_receive_that_does_not_fit_into_its_turn_gets_its_message_in_the_next() -> None:
+    node = Node()
+    node.settings.config = msgspec.structs.replace(
+        node.settings.config,
+        store=msgspec.structs.replace(node.settings.config.store, entry_bytes_max=4 << 10),
+    )
+    await node.topic(TOPIC, 1)
+    await node.send(TOPIC, *[b"%d" % i for i in range(62)])
+    shown = handles(await receive(node, messages_max=60))
+    before = len(node.consensus.proposed)
+    first, _, last = await asyncio.gather(
+        receive(node, messages_max=1), ack(node, shown[::2]), receive(node, messages_max=1)
+    )
+    assert len(node.consensus.proposed) == before + 2
+    assert (bodies(first), bodies(last)) == ([b"60"], [b"61"])
+    assert (first[0].attempt, last[0].attempt) == (1, 1)
 
 
 @on_loop
