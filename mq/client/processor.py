@@ -34,7 +34,7 @@ from dataclasses import KW_ONLY, dataclass
 from mq.client import encode
 from mq.client.cluster.connection import Connection
 from mq.client.cluster.errors import retry_after_s
-from mq.client.cluster.retry import back_off_s
+from mq.client.cluster.retry import back_off_s, is_set
 from mq.client.cluster.topology import is_writable, queues_of, topic_not_found
 from mq.client.consumer.group_session import JOIN_S, GroupClient, GroupSession
 from mq.client.consumer.offsets import query_offsets
@@ -45,6 +45,7 @@ from mq.client.consumer.options import (
     GroupOptions,
 )
 from mq.client.consumer.prefetch import InFlight, PrefetchQueue
+from mq.client.consumer.retries import doubled_s
 from mq.client.messages import Message, QueueRef, ReceivedMessage
 from mq.client.public import arguments_of
 from mq.errors import (
@@ -82,7 +83,6 @@ ENTRY_BYTES_MAX = 4 << 20
 _LOOKS, _LOOK_EVERY_S = 3, 0.5
 # The wait for some sets when others have answered.
 _ALL_SETS_S = 2.0
-_RETRY_DELAY_S_MAX = 30.0
 # A new leader knows the member when its stream is back.
 _UNKNOWN_S_MAX = 10.0
 # The longest delay of closing a processor by a request without an answer.
@@ -337,8 +337,7 @@ class Processor(GroupClient):
 
     async def _put_off(self, taken: list[InFlight], failure: BaseException, failures: int) -> bool:
         """Waits for the next attempt. Returns False when there is none. _OwnershipLost."""
-        delay_s = self._options.retry_delay_s * 2.0 ** min(failures - 1, 30)
-        delay_s = min(delay_s, max(_RETRY_DELAY_S_MAX, self._options.retry_delay_s))
+        delay_s = doubled_s(self._options.retry_delay_s, failures)
         _log_failure(taken, failure, failures, delay_s)
         is_closing = await self._pause(delay_s)
         if not is_closing and not taken[0].queue.is_leaving:
@@ -352,17 +351,14 @@ class Processor(GroupClient):
 
     async def _process_halves(self, taken: list[InFlight]) -> bool:
         """For outputs that do not fit into one entry of the broker's log."""
-        half = len(taken) // 2
+        half, is_done = len(taken) // 2, False
         try:
             is_done = await self._process(taken[:half])
-        except (_OwnershipLost, NoOutputQueue):
-            self._session.buffer.give_up(taken[half:])
-            raise
-        if is_done:
-            return await self._process(taken[half:])
-        # The second half must not be done before the first: that would be skipped.
-        self._session.buffer.give_up(taken[half:])
-        return False
+        finally:
+            # The second half must not be done before the first: that would be skipped.
+            if not is_done:
+                self._session.buffer.give_up(taken[half:])
+        return is_done and await self._process(taken[half:])
 
     async def _attempt(self, taken: list[InFlight]) -> None:
         """Calls the handler and sends the request. When it raises, nothing took effect."""
@@ -440,10 +436,7 @@ class Processor(GroupClient):
             # Requests in flight may still succeed; failed ones are not repeated for long.
             await asyncio.sleep(min(seconds, 0.1))
             return True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._closing.wait()
-        return self._closing.is_set()
+        return await is_set(self._closing, seconds)
 
 
 def _log_failure(

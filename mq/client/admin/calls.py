@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from google.protobuf.message import Message as WireMessage
 
 from mq.client.cluster.connection import Connection
+from mq.client.cluster.errors import reworded
 from mq.client.cluster.retry import CALL_TIMEOUT_S, now_s
 from mq.errors import IllegalRequest, MqError
 from mq.wire.v1 import admin_pb2 as pb
@@ -171,12 +172,6 @@ class AdminCalls:
             except MqError as error:
                 raise (partly_done(error, name, done, answers) if answers else error) from None
         return answers
-
-
-def reworded(error: MqError, text: str) -> MqError:
-    """The same error with another text."""
-    error.args = (text,)
-    return error
 
 
 def partly_done(error: MqError, broker_set: str, done: str, done_in: Iterable[str]) -> MqError:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from google.protobuf.message import Message as WireMessage
 
-from mq.client.admin.calls import AdminCalls, check_count, reworded
+from mq.client.admin.calls import AdminCalls, check_count
+from mq.client.cluster.errors import reworded
 from mq.client.cluster.retry import now_s
 from mq.client.public import renamed
 from mq.errors import IllegalRequest, MqError, Unreachable

@@ -20,8 +20,8 @@ from mq.client.admin.calls import (
     check_count,
     merged_info,
     partly_done,
-    reworded,
 )
+from mq.client.cluster.errors import reworded
 from mq.client.cluster.retry import now_s
 from mq.errors import (
     GroupNotFound,

@@ -6,6 +6,7 @@ an Internal that names it. Failures of the connection itself carry no code of ou
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeVar
 
 import grpc
@@ -13,7 +14,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from mq import errors
-from mq.errors import Internal, MqError, NotLeader, Unreachable
+from mq.errors import Internal, MqError, NoLeader, NotLeader, Unreachable
 from mq.wire.v1 import status_pb2
 
 E = TypeVar("E", bound=MqError)
@@ -50,6 +51,21 @@ def fresh(error: E) -> E:
     copy.args = error.args
     copy.__dict__.update(error.__dict__)
     return copy
+
+
+def reworded(error: E, text: str) -> E:
+    """A copy of the error with another text."""
+    copy = fresh(error)
+    copy.args = (text,)
+    return copy
+
+
+def unanswered(what: str, trouble: MqError | None, servers: Iterable[str]) -> Unreachable:
+    """The error of a time-out: a missing leader, or why there is no stream."""
+    if isinstance(trouble, NoLeader):
+        return reworded(trouble, f"{what}: {trouble}")
+    why = str(trouble) if trouble is not None else f"brokers: {', '.join(servers)}"
+    return Unreachable(f"{what}: {why}")
 
 
 def retry_after_s(error: MqError) -> float:

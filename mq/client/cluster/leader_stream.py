@@ -21,7 +21,7 @@ from google.protobuf.message import Message as WireMessage
 
 from mq.client.cluster.connection import SetConnection
 from mq.client.cluster.errors import error_of_call
-from mq.client.cluster.retry import CALL_TIMEOUT_S, back_off_s
+from mq.client.cluster.retry import CALL_TIMEOUT_S, back_off_s, cancelled
 from mq.errors import ClientClosed, Internal, MqError, NotLeader, Unreachable
 
 log = logging.getLogger(__name__)
@@ -199,11 +199,6 @@ class LeaderStream:
         self._is_stopped = False
         self._next_attempt_s = 0.0
 
-    @property
-    def streams(self) -> list[BrokerStream]:
-        """The current one, and former ones that have not ended."""
-        return list(self._serving)
-
     # Opening
 
     def open(self) -> None:
@@ -365,9 +360,7 @@ class LeaderStream:
             await asyncio.wait(tasks, timeout=timeout_s)
         if self._searching is not None:
             tasks.append(self._searching)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(*tasks)
 
 
 def _mistake(failure: Exception) -> Internal:

@@ -7,6 +7,7 @@ loop for everything else. A request that is sent again may be carried out twice.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,6 +27,22 @@ CALL_TIMEOUT_S = 5.0
 
 def now_s() -> float:
     return asyncio.get_running_loop().time()
+
+
+async def is_set(event: asyncio.Event, timeout_s: float | None) -> bool:
+    """Waits for the event, at most so long. Returns whether it is set."""
+    # Not wait_for: it swallows a cancellation that coincides with the event.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    return event.is_set()
+
+
+async def cancelled(*tasks: asyncio.Task[Any]) -> None:
+    """Cancels the tasks, and waits until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def back_off_s(attempt: int) -> float:

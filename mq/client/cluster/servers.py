@@ -21,11 +21,29 @@ _PENALTY_S, _PENALTY_S_MAX = 0.2, 10.0
 
 
 @dataclass(slots=True)
-class _Record:
+class Health:
+    """A moving average of latencies, and a penalty that doubles with each failure in a row."""
+
     latency_s: float = 0.0
     is_measured: bool = False
     failures: int = 0
     avoided_until_s: float = 0.0
+
+    def measured(self, latency_s: float) -> None:
+        if self.is_measured:
+            latency_s = self.latency_s + _NEWEST_WEIGHT * (latency_s - self.latency_s)
+        self.latency_s, self.is_measured = latency_s, True
+
+    def recovered(self) -> None:
+        self.failures, self.avoided_until_s = 0, 0.0
+
+    def failed(self, now_s: float, penalty_s: float, penalty_s_max: float) -> None:
+        self.avoided_until_s = now_s + min(penalty_s * 2**self.failures, penalty_s_max)
+        self.failures = min(self.failures + 1, 16)
+
+
+@dataclass(slots=True)
+class _Record(Health):
     zone: str = ""
 
 
@@ -52,22 +70,12 @@ class Servers:
 
     def succeeded(self, address: str, latency_s: float) -> None:
         record = self._records.setdefault(address, _Record())
-        if record.is_measured:
-            latency_s = record.latency_s + _NEWEST_WEIGHT * (latency_s - record.latency_s)
-        record.latency_s = latency_s
-        record.is_measured = True
-        record.failures = 0
-        record.avoided_until_s = 0.0
+        record.measured(latency_s)
+        record.recovered()
 
     def failed(self, address: str, now_s: float) -> None:
         record = self._records.setdefault(address, _Record())
-        penalty_s = min(_PENALTY_S * 2**record.failures, _PENALTY_S_MAX)
-        record.failures = min(record.failures + 1, 16)
-        record.avoided_until_s = now_s + penalty_s
-
-    def latency_s(self, address: str) -> float:
-        """The moving average; 0 before the first answer."""
-        return self._records[address].latency_s
+        record.failed(now_s, _PENALTY_S, _PENALTY_S_MAX)
 
     def best(self, now_s: float, without: Container[str] = ()) -> str:
         """The first of the ranking; one of `without` only if there is no other."""

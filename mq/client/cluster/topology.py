@@ -59,15 +59,6 @@ class Route(NamedTuple):
             for queue_id in range(part.read_queues if part.is_readable else 0)
         ]
 
-    @property
-    def writable(self) -> list[QueueRef]:
-        """The queues that take messages, in the order of their sets."""
-        return [
-            QueueRef(self.topic, queue_id, part.broker_set)
-            for part in self.parts
-            for queue_id in range(part.write_queues if part.is_writable else 0)
-        ]
-
 
 class TopicParts:
     """The beliefs about one topic. Pure: the caller passes the time."""

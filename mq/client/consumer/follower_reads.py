@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from mq.client.cluster.connection import Connection
-from mq.client.cluster.retry import CALL_TIMEOUT_S, back_off_s, now_s
+from mq.client.cluster.retry import CALL_TIMEOUT_S, back_off_s, cancelled, now_s
 from mq.client.consumer.options import ConsumerOptions
 from mq.client.consumer.prefetch import PrefetchBuffer
 from mq.client.consumer.reports import Signal, position
@@ -103,10 +103,8 @@ class FollowerReads:
 
     async def close(self) -> None:
         """With the stream: on the next one the leader redirects anew."""
-        tasks = [task for _, task in self._reads.values()]
-        for ref in list(self._reads):
-            self._stop(ref)
-        await asyncio.gather(*tasks, return_exceptions=True)
+        reads, self._reads, self._resumes = self._reads, {}, []
+        await cancelled(*(task for _, task in reads.values()))
 
     def _stop(self, ref: QueueRef) -> None:
         found = self._reads.pop(ref, None)

@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
 from mq.client.cluster.connection import Connection
 from mq.client.cluster.errors import fresh
-from mq.client.cluster.retry import back_off_s
+from mq.client.cluster.retry import Retry, back_off_s, cancelled, is_set, now_s
 from mq.client.cluster.topology import in_several_sets
 from mq.client.consumer.offsets import BroadcastOffsets, find_offsets, in_sets
 from mq.client.consumer.options import ConsumerOptions, Start
@@ -126,7 +127,7 @@ class GroupSession:
                     if is_first and self.is_joined:
                         # A set that is down does not delay the others for long.
                         is_first = False
-                        moment_s = asyncio.get_running_loop().time() + OTHERS_S
+                        moment_s = now_s() + OTHERS_S
                         limit.reschedule(min(limit.when() or moment_s, moment_s))
                     self.changed.clear()
                     await self.changed.wait()
@@ -195,19 +196,13 @@ class GroupSession:
         """Waits for the first message. Empty after the time-out, or when the consumer is closed.
         Raises the error that ended the consumer.
         """
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             self._ready.clear()
-            found = self.buffer.take(messages_max)
-            if found or self.buffer.is_stopped:
+            found, wait_s = self.buffer.take_or_wait(messages_max, deadline_s)
+            if wait_s is None:
                 return found
-            ends = [one for one in (deadline_s, self.buffer.next_retry_s()) if one is not None]
-            left_s = min(ends) - time.monotonic() if ends else None
-            if deadline_s is not None and deadline_s <= time.monotonic():
-                return found
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    await self._ready.wait()
+            await is_set(self._ready, None if math.isinf(wait_s) else wait_s)
 
     # Broker sets
 
@@ -242,9 +237,7 @@ class GroupSession:
                 if self._subscribed.is_waiting:
                     pause_s = AWAIT_S
             self._look_now.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._look_now.wait()
+            await is_set(self._look_now, pause_s)
 
     async def _update_sets(self) -> None:
         subscribed = self._subscribed
@@ -348,10 +341,9 @@ class GroupSession:
         )
 
     async def _commit_in(self, membership: SetMembership, timeout_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + timeout_s
+        retry = Retry(timeout_s)
         await self.retries.flush(membership.name, timeout_s)
-        await membership.commit(deadline_s - loop.time())
+        await membership.commit(retry.left_s)
 
     async def seek(self, positions: Mapping[QueueRef, int]) -> None:
         """Raises NotAssigned, or IllegalOffset behind the end of a queue: then none was moved."""
@@ -414,7 +406,7 @@ class GroupSession:
 
     async def _leave(self, running: asyncio.Task[None]) -> None:
         # From here on no set is joined.
-        await _cancelled(running)
+        await cancelled(running)
         try:
             is_to_commit = self._commits_at_end and self.is_joined
             if is_to_commit and self.buffer.failure is None:
@@ -432,12 +424,7 @@ class GroupSession:
         ]
         await asyncio.gather(*leaving, *self._leaving.values())
         if self._saving is not None:
-            await _cancelled(self._saving)
-
-
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+            await cancelled(self._saving)
 
 
 class GroupClient(AsyncClient):
@@ -460,11 +447,9 @@ class GroupClient(AsyncClient):
         """Waits until it is closed, at most so long. Returns whether it is. Raises the error by
         which the broker has ended it.
         """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._is_over.wait()
+        is_over = await is_set(self._is_over, timeout_s)
         self._session.raise_untold()
-        return self._is_over.is_set()
+        return is_over
 
     async def close(self) -> None:
         """Takes no more messages, and waits for the handlers at work. Raises the error that ended

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from mq.client.cluster.connection import Connection, SetConnection
-from mq.client.cluster.errors import fresh
+from mq.client.cluster.errors import reworded
 from mq.client.cluster.retry import CALL_TIMEOUT_S
 from mq.client.consumer.options import Start, start_position
 from mq.client.messages import QueueRef
@@ -115,9 +115,7 @@ async def in_sets(work: Mapping[str, Coroutine[object, object, T]]) -> dict[str,
     found: dict[str, T] = {}
     for name, answer in zip(work, answers, strict=True):
         if isinstance(answer, MqError) and len(work) > 1:
-            copy = fresh(answer)
-            copy.args = (f"broker set {name}: {answer}",)
-            raise copy from answer
+            raise reworded(answer, f"broker set {name}: {answer}") from answer
         if isinstance(answer, BaseException):
             raise answer
         found[name] = answer

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import threading
 import time
 from collections import OrderedDict, deque
@@ -511,21 +512,30 @@ class PrefetchBuffer:
                 self._offer(queue)
             return found
 
+    def take_or_wait(
+        self, messages_max: int, deadline_s: float
+    ) -> tuple[list[InFlight], float | None]:
+        """As `take`; if there are none, how long to wait for some. None: no longer, since the time
+        is over or the consumer was stopped.
+        """
+        with self._changed:
+            found, now_s = self.take(messages_max), self._clock()
+            if found or self._is_stopped or now_s >= deadline_s:
+                return found, None
+            retry_s = self._retries[0][0] if self._retries else math.inf
+            return found, min(deadline_s, retry_s) - now_s
+
     def wait_take(self, messages_max: int, timeout_s: float | None) -> list[InFlight]:
         """`take` for threads: waits for the first message. Empty after the time-out, or when the
         consumer was stopped.
         """
-        deadline_s = None if timeout_s is None else self._clock() + timeout_s
+        deadline_s = math.inf if timeout_s is None else self._clock() + timeout_s
         with self._changed:
             while True:
-                found = self.take(messages_max)
-                if found or self._is_stopped:
+                found, wait_s = self.take_or_wait(messages_max, deadline_s)
+                if wait_s is None:
                     return found
-                ends = [one for one in (deadline_s, self.next_retry_s()) if one is not None]
-                left_s = min(ends) - self._clock() if ends else None
-                if deadline_s is not None and deadline_s <= self._clock():
-                    return found
-                self._changed.wait(left_s)
+                self._changed.wait(None if math.isinf(wait_s) else wait_s)
 
     def done(self, taken: Iterable[InFlight]) -> None:
         """Each message once."""
@@ -581,11 +591,6 @@ class PrefetchBuffer:
             queue.take_again()
             return taken
         return None
-
-    def next_retry_s(self) -> float | None:
-        """The time at which a failed message is due again, by the clock of this object."""
-        with self._changed:
-            return self._retries[0][0] if self._retries else None
 
     def _can_take(self, queue: PrefetchQueue) -> bool:
         if queue.is_leaving or queue.is_paused or not queue.cached_messages:

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass
 
 from mq.client.cluster.connection import Connection
+from mq.client.cluster.retry import cancelled
 from mq.client.consumer.group_session import JOIN_S, GroupClient, GroupSession
 from mq.client.consumer.options import ConsumerOptions
 from mq.client.consumer.prefetch import InFlight
@@ -140,9 +141,7 @@ class PushConsumer(GroupClient):
         self._session.buffer.stop()
         if self._workers:
             await asyncio.wait(self._workers, timeout=timeout_s)
-        for task in self._workers:
-            task.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
+        await cancelled(*self._workers)
         await self._session.close()
         self._is_over.set()
 

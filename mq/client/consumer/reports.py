@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from mq.client.cluster.retry import is_set
 from mq.client.messages import QueueRef
 from mq.wire.v1 import consumer_pb2 as wire
 from mq.wire.v1.consumer_pb2 import QueueId, QueuePosition, SubscribeRequest
@@ -50,20 +51,12 @@ class ReportSignal:
         """Returns True when a report is due, after more progress had its time to arrive; False
         after the time-out.
         """
-        if not await _is_set(self._some, timeout_s):
+        if not await is_set(self._some, timeout_s):
             return False
-        await _is_set(self._urgent, REPORT_S)
+        await is_set(self._urgent, REPORT_S)
         self._some.clear()
         self._urgent.clear()
         return True
-
-
-async def _is_set(event: asyncio.Event, timeout_s: float) -> bool:
-    # Not wait_for: it swallows a cancellation that coincides with the event.
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    return event.is_set()
 
 
 class Released(NamedTuple):

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from mq.client.cluster.connection import Connection, SetConnection
-from mq.client.cluster.retry import Retry
+from mq.client.cluster.retry import Retry, cancelled
 from mq.client.consumer.options import ConsumerOptions
 from mq.client.consumer.prefetch import InFlight, PrefetchBuffer
 from mq.errors import (
@@ -231,8 +231,7 @@ class RetrySender:
     async def drop(self, broker_set: str) -> None:
         """The consumer has left the set: its messages are given up."""
         if (task := self._tasks.get(broker_set)) is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await cancelled(task)
         with self._lock:
             left = self._waiting.pop(broker_set, deque())
         self._buffer.give_up(one.taken for one in left)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from mq.client.cluster.connection import SetConnection
 from mq.client.cluster.leader_stream import BrokerStream, LeaderStream, Patience
-from mq.client.cluster.retry import Retry, now_s
+from mq.client.cluster.retry import Retry, cancelled, now_s
 from mq.client.consumer.follower_reads import FollowerReads
 from mq.client.consumer.offsets import commit_in, to_positions
 from mq.client.consumer.options import Start
@@ -198,8 +198,7 @@ class SetMembership:
             while (data := await stream.read()) is not None:
                 self._receive(data, follower_reads)
         finally:
-            writing.cancel()
-            await asyncio.gather(writing, return_exceptions=True)
+            await cancelled(writing)
             await follower_reads.close()
 
     def _receive(

@@ -23,6 +23,7 @@ from mq.client.producer.queues import (
     MESSAGE_OVERHEAD_BYTES,
     Batch,
     BatchKind,
+    Chosen,
     QueueBuffer,
     ResultFuture,
     Sequences,
@@ -145,14 +146,14 @@ class Accumulator:
             if topic is None:
                 return AddResult.UNROUTED
             if queue_id is None and message[3] is None and not delay and topic.priorities < 2:
-                queue, kind, priority = topic.shared, BatchKind.ANY, 0
+                queue, kind, _ = chosen = topic.shared, BatchKind.ANY, 0
             else:
-                queue, kind, priority = topic.choose_buffer(message, queue_id, broker_set)
+                queue, kind, _ = chosen = topic.choose_buffer(message, queue_id, broker_set)
             if not self._reserve(size):
                 return AddResult.FULL
             if kind is BatchKind.DELAYED:
                 return self._add_delayed(
-                    topic, message, future, timeout_s, priority, is_urgent=is_urgent
+                    topic, chosen, message, future, timeout_s, is_urgent=is_urgent
                 )
             batch, due_s = queue.open, math.inf
             if (
@@ -163,7 +164,7 @@ class Accumulator:
                 or batch.delay != delay
             ):
                 due_s = math.inf if batch is None else 0.0
-                batch = self._open(topic, queue, kind, timeout_s, delay, priority)
+                batch = self._open(topic, chosen, timeout_s, delay)
             batch.messages.append(message)
             batch.futures.append(future)
             batch.size_bytes += size
@@ -174,23 +175,22 @@ class Accumulator:
     def _add_delayed(
         self,
         topic: TopicQueues,
+        chosen: Chosen,
         message: Encoded,
         future: ResultFuture | None,
         timeout_s: float,
-        priority: int,
         *,
         is_urgent: bool,
     ) -> AddResult:
         """Adds a message of any queue that is delivered later."""
         size, delay = len(message[0]) + MESSAGE_OVERHEAD_BYTES, message[4]
-        key, delayed = (delay, timeout_s, priority), topic.delayed
+        key, delayed = (delay, timeout_s, chosen[2]), topic.delayed
         batch = delayed.open.get(key)
         is_due = batch is not None and batch.size_bytes + size > self._batch_bytes
         if batch is not None and is_due:
             delayed.close(batch)
         if batch is None or is_due:
-            batch = self._begin(topic, None, BatchKind.DELAYED, timeout_s, delay, priority)
-            delayed.open[key] = batch
+            batch = delayed.open[key] = self._begin(topic, chosen, timeout_s, delay)
         batch.add(message, future, size)
         if is_urgent or batch.size_bytes >= self._batch_bytes:
             delayed.close(batch)
@@ -220,41 +220,29 @@ class Accumulator:
             topic = self._topics.get(topic_name)
             if topic is None:
                 return AddResult.UNROUTED
-            if queue_id is None:
-                parts = _by_queue(topic, messages)
-            else:
-                queue = topic.fixed_queue(queue_id, broker_set)
-                parts = {(0, queue): list(range(len(messages)))}
+            parts = _split(topic, messages, queue_id, broker_set)
             for indices in parts.values():
                 _check_size(topic_name, [sizes[at] for at in indices])
             if not self._reserve(sum(sizes)):
                 return AddResult.FULL
-            for (priority, found), indices in parts.items():
-                batch = self._begin_apart(topic, found, queue_id, timeout_s, delay, priority)
+            for chosen, indices in parts.items():
+                batch = self._begin_apart(topic, chosen, timeout_s, delay)
                 for at in indices:
                     batch.add(messages[at], futures[at], sizes[at])
             return self._added(0.0)
 
     def _begin_apart(
-        self,
-        topic: TopicQueues,
-        queue: QueueBuffer | None,
-        queue_id: int | None,
-        timeout_s: float,
-        delay: bytes,
-        priority: int,
+        self, topic: TopicQueues, chosen: Chosen, timeout_s: float, delay: bytes
     ) -> Batch:
-        """A batch that takes no further messages. `queue` None: any queue."""
-        if queue is None and delay:
-            batch = self._begin(topic, None, BatchKind.DELAYED, timeout_s, delay, priority)
+        """A batch that takes no further messages."""
+        queue, kind, _ = chosen
+        if kind is BatchKind.DELAYED:
+            batch = self._begin(topic, chosen, timeout_s, delay)
             topic.delayed.waiting.append(batch)
-            return batch
-        keyed = BatchKind.KEY if queue_id is None else BatchKind.FIXED
-        kind = BatchKind.ANY if queue is None else keyed
-        queue = queue or topic.by_priority[priority].shared
-        batch = self._open(topic, queue, kind, timeout_s, delay, priority)
-        queue.waiting.append(batch)
-        queue.open = None
+        else:
+            batch = self._open(topic, chosen, timeout_s, delay)
+            queue.waiting.append(batch)
+            queue.open = None
         return batch
 
     def topic(self, topic_name: str) -> TopicQueues | None:
@@ -284,41 +272,26 @@ class Accumulator:
         self._next_poll_s = due_s
         return AddResult.WAKE
 
-    def _open(
-        self,
-        topic: TopicQueues,
-        queue: QueueBuffer,
-        kind: BatchKind,
-        timeout_s: float,
-        delay: bytes,
-        priority: int,
-    ) -> Batch:
+    def _open(self, topic: TopicQueues, chosen: Chosen, timeout_s: float, delay: bytes) -> Batch:
         """Closes the open batch of the buffer, and opens another one."""
+        queue = chosen[0]
         if queue.open is not None:
             queue.waiting.append(queue.open)
-        batch = queue.open = self._begin(topic, queue, kind, timeout_s, delay, priority)
+        batch = queue.open = self._begin(topic, chosen, timeout_s, delay)
         if queue.queue_id >= 0:
             topic.pinned[queue] = None
         return batch
 
-    def _begin(
-        self,
-        topic: TopicQueues,
-        queue: QueueBuffer | None,
-        kind: BatchKind,
-        timeout_s: float,
-        delay: bytes,
-        priority: int,
-    ) -> Batch:
-        now_s = self._clock()
+    def _begin(self, topic: TopicQueues, chosen: Chosen, timeout_s: float, delay: bytes) -> Batch:
+        (queue, kind, priority), now_s = chosen, self._clock()
         batch = Batch(
             topic.name,
             kind,
-            -1 if queue is None else queue.queue_id,
+            queue.queue_id,
             now_s,
             timeout_s,
             delay,
-            "" if queue is None else queue.broker_set,
+            queue.broker_set,
             priority,
             ready_s=now_s + self._linger_s,
         )
@@ -604,26 +577,18 @@ class Accumulator:
 BATCH_BYTES_MAX = 4 << 20
 
 
-def _by_queue(
-    topic: TopicQueues, messages: Sequence[Encoded]
-) -> dict[tuple[int, QueueBuffer | None], list[int]]:
-    """Indices of messages by priority and queue; those without a key join the first key."""
-    found: dict[tuple[int, QueueBuffer | None], list[int]] = {}
-    free: dict[int, list[int]] = {}
-    firsts: dict[int, QueueBuffer] = {}
-    for at, (*_, ordering_hash, _, own) in enumerate(messages):
-        priority = own if topic.priorities > 1 else 0
-        if ordering_hash is None:
-            topic.of_priority(priority)
-            free.setdefault(priority, []).append(at)
-        else:
-            queue = topic.queue_for_key(ordering_hash, priority)
-            firsts.setdefault(priority, queue)
-            found.setdefault((priority, queue), []).append(at)
-    for priority, indices in free.items():
-        together = found.setdefault((priority, firsts.get(priority)), [])
-        together += indices
-        together.sort()
+def _split(
+    topic: TopicQueues, messages: Sequence[Encoded], queue_id: int | None, broker_set: str
+) -> dict[Chosen, list[int]]:
+    """Indices of messages by buffer; those without a key join the first key of their priority."""
+    found: dict[Chosen, list[int]] = {}
+    for at, message in enumerate(messages):
+        found.setdefault(topic.choose_buffer(message, queue_id, broker_set), []).append(at)
+    for chosen in [one for one in found if one[1] in (BatchKind.ANY, BatchKind.DELAYED)]:
+        for keyed, indices in found.items():
+            if keyed[1] is BatchKind.KEY and keyed[2] == chosen[2]:
+                found[keyed] = sorted(indices + found.pop(chosen))
+                break
     return found
 
 

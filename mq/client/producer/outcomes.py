@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from mq.client.cluster.servers import Health
 from mq.client.messages import SendResult
 from mq.wire.v1 import status_pb2 as wire
 
@@ -60,18 +61,12 @@ def is_in_doubt(code: int) -> bool:
 # An answer is slow above both: this time, and this multiple of the latency of another set.
 SLOW_S = 0.5
 _TIMES_SLOWER = 4
-# The newest of many latencies counts a fifth: a single slow answer does not make all others fast.
-_NEWEST_WEIGHT = 0.2
 _PENALTY_S, _PENALTY_S_MAX = 1.0, 30.0
 _BUSY_S_MIN = 0.05
 
 
 @dataclass(slots=True)
-class _Record:
-    latency_s: float = 0.0
-    is_measured: bool = False
-    penalties: int = 0
-    avoided_until_s: float = 0.0
+class _Record(Health):
     busy_until_s: float = 0.0
 
 
@@ -88,21 +83,17 @@ class Avoidance:
             if one is not record and one.is_measured and one.avoided_until_s <= now_s
         ]
         is_slow = bool(others) and latency_s > max(SLOW_S, _TIMES_SLOWER * min(others))
-        if record.is_measured:
-            latency_s = record.latency_s + _NEWEST_WEIGHT * (latency_s - record.latency_s)
-        record.latency_s, record.is_measured = latency_s, True
+        record.measured(latency_s)
         if is_slow:
             self.refused(broker_set, now_s)
         else:
-            record.penalties, record.avoided_until_s = 0, 0.0
+            record.recovered()
 
     def refused(self, broker_set: str, now_s: float) -> None:
         """The set cannot store messages. Refusals of requests in flight together count once."""
         record = self._record(broker_set)
         if now_s >= record.avoided_until_s:
-            penalty_s = min(_PENALTY_S * 2**record.penalties, _PENALTY_S_MAX)
-            record.penalties = min(record.penalties + 1, 16)
-            record.avoided_until_s = now_s + penalty_s
+            record.failed(now_s, _PENALTY_S, _PENALTY_S_MAX)
 
     def is_busy(self, broker_set: str, now_s: float, pause_s: float) -> None:
         """The set asked to wait for this time."""

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from mq.client.cluster.errors import fresh
+from mq.client.cluster.errors import fresh, unanswered
 from mq.client.cluster.topology import in_several_sets, unknown_priority
 from mq.client.encode import Encoded, columns, place
 from mq.client.messages import SendResult
@@ -36,6 +36,10 @@ class BatchKind(enum.Enum):
     KEY = enum.auto()  # by the ordering keys of its messages
     FIXED = enum.auto()  # by the user
     DELAYED = enum.auto()  # by turn; delivered later, so that it occupies no queue
+
+
+# The buffer in which a message waits, how it was chosen, and the priority, 0 without priorities.
+Chosen = tuple["QueueBuffer", BatchKind, int]
 
 
 class ResultFuture(Protocol):
@@ -174,13 +178,8 @@ class Batch:
             return error
         doubt = "it may have been stored" if self.in_doubt else "it was not sent"
         where = f"{self.topic} in broker set {self.broker_set}" if self.broker_set else self.topic
-        unanswered = f"no answer for a batch to {where} within {self.timeout_s:g} s; {doubt}"
-        if isinstance(error, NoLeader):
-            found = fresh(error)
-            found.args = (f"{unanswered}: {error}",)
-            return found
-        why = str(error) if error is not None else f"brokers: {', '.join(servers)}"
-        return Unreachable(f"{unanswered}: {why}")
+        what = f"no answer for a batch to {where} within {self.timeout_s:g} s; {doubt}"
+        return unanswered(what, error, servers)
 
     def expires_s(self, progress_s: float) -> float:
         """The time at which the batch fails without an answer. The wait before it is sent does not
@@ -391,10 +390,8 @@ class TopicQueues:
         message: Encoded,
         queue_id: int | None,
         broker_set: str,
-    ) -> tuple[QueueBuffer, BatchKind, int]:
-        """The buffer in which a message waits, how it was chosen, and the priority, 0 in a topic
-        without priorities. Delayed messages use no such buffer. Raises IllegalRequest.
-        """
+    ) -> Chosen:
+        """Delayed messages of any queue do not wait in the buffer itself. Raises IllegalRequest."""
         if queue_id is not None:
             return self.fixed_queue(queue_id, broker_set), BatchKind.FIXED, 0
         ordering_hash, delay = message[3], message[4]

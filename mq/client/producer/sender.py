@@ -26,7 +26,7 @@ from mq.client import encode
 from mq.client.cluster.connection import Connection, ConnectionOptions, SetConnection
 from mq.client.cluster.errors import error_of, retry_after_s
 from mq.client.cluster.leader_stream import BrokerStream, LeaderStream, Patience
-from mq.client.cluster.retry import back_off_s
+from mq.client.cluster.retry import back_off_s, cancelled
 from mq.client.cluster.topology import Route, is_writable
 from mq.client.messages import AckName, Message
 from mq.client.producer.batching import Accumulator, AddResult
@@ -136,12 +136,14 @@ class SetSender:
 
     def send(self, batches: Sequence[Batch]) -> None:
         """Sends one request. The sender must be free."""
-        self._writing = self._loop.create_task(self._write(self.streams.current, batches))
+        stream = self.streams.current
+        assert stream is not None  # noqa: S101
+        self._writing = self._loop.create_task(self._write(stream, batches))
 
-    async def _write(self, stream: BrokerStream | None, batches: Sequence[Batch]) -> None:
+    async def _write(self, stream: BrokerStream, batches: Sequence[Batch]) -> None:
         try:
-            requests = self._in_flight.get(stream) if stream is not None else None
-            if stream is None or requests is None or self.streams.current is not stream:
+            requests = self._in_flight.get(stream)
+            if requests is None or self.streams.current is not stream:
                 # The stream has ended: a request registered now would never be answered.
                 self._owner.unwritten(batches)
                 return
@@ -165,8 +167,7 @@ class SetSender:
         """
         await self.streams.close(timeout_s)
         if self._writing is not None:
-            self._writing.cancel()
-            await asyncio.gather(self._writing, return_exceptions=True)
+            await cancelled(self._writing)
 
     # Called by the stream
 
@@ -347,9 +348,7 @@ class Sender:
         await self.flush()
         senders = self._senders.values()
         await asyncio.gather(*(sender.close(self.options.timeout_s) for sender in senders))
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancelled(*self._tasks)
         await self.connection.close()
 
     def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from mq.client.cluster.retry import now_s
+from mq.client.cluster.retry import cancelled, now_s
 from mq.client.messages import ReceivedMessage
 from mq.errors import MqError, PermissionDenied, TopicNotFound
 
@@ -222,9 +222,7 @@ class Gatherer:
         if tasks:
             # An answer may be on its way.
             await asyncio.wait(tasks, timeout=_GRACE_S)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(*tasks)
         return [message for one in spare for message in one.messages]
 
 

@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 
 from mq import names
 from mq.client.cluster.connection import Connection, SetConnection
-from mq.client.cluster.errors import error_of, fresh, retry_after_s
+from mq.client.cluster.errors import error_of, retry_after_s, unanswered
 from mq.client.cluster.leader_stream import BrokerStream, LeaderStream, Patience
 from mq.client.cluster.retry import Retry, back_off_s
 from mq.client.cluster.topology import Route, is_writable
@@ -47,7 +47,6 @@ from mq.errors import (
     IllegalRequest,
     IllegalSequence,
     MqError,
-    NoLeader,
     PermissionDenied,
     QueueNotFound,
     TopicNotFound,
@@ -204,14 +203,8 @@ class SetTransactions:
 
     def _overdue(self, what: str, pending: _Pending) -> Unreachable:
         doubt = "it may have been stored" if pending.in_doubt else "it was not sent"
-        unanswered = f"no answer for {what} from broker set {self.name} in time; {doubt}"
-        trouble = self._streams.trouble
-        if isinstance(trouble, NoLeader):
-            found = fresh(trouble)
-            found.args = (f"{unanswered}: {trouble}",)
-            return found
-        why = str(trouble or f"brokers: {', '.join(self.broker_set.servers)}")
-        return Unreachable(f"{unanswered}: {why}")
+        text = f"no answer for {what} from broker set {self.name} in time; {doubt}"
+        return unanswered(text, self._streams.trouble, self.broker_set.servers)
 
     def _write(self, pending: _Pending) -> None:
         if self.is_started and not pending.future.done():

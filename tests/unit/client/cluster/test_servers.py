@@ -27,7 +27,6 @@ def test_many_slow_answers_change_the_order_and_one_does_not() -> None:
     for _ in range(10):
         servers.succeeded("a", 0.100)
     assert servers.best(0.0) == "b"
-    assert 0.08 < servers.latency_s("a") < 0.1
 
 
 def test_a_failed_broker_comes_last_during_a_growing_penalty() -> None:

@@ -143,7 +143,7 @@ def test_a_route_is_asked_for_once_in_half_a_minute() -> None:
 
     async def scenario() -> None:
         first = await connection.topology.locate("t")
-        assert first.writable == [QueueRef("t", 0, "s"), QueueRef("t", 1, "s")]
+        assert first.readable == [QueueRef("t", 0, "s"), QueueRef("t", 1, "s")]
         assert await connection.topology.locate("t") == first
         assert len(connection.asked) == 1
         await asyncio.sleep(ROUTE_AGE_S_MAX + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
@@ -105,7 +106,7 @@ def test_side_by_side_others_go_on_while_one_waits_for_its_next_attempt() -> Non
     failed, *others = buffered.take(3)
     buffered.buffer.retry(failed, 5.0)
     buffered.buffer.done(others)
-    assert buffered.buffer.next_retry_s() == 5.0
+    assert buffered.buffer.take_or_wait(100, math.inf) == ([], 5.0)
     assert buffered.take(100) == []
     assert buffered.buffer.done_offsets() == {ref(0): 0}
     buffered.now_s = 5.0

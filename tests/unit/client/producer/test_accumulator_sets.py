@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.client.cluster.topology import Route
+from mq.client.messages import QueueRef
 from mq.client.producer.outcomes import SendFuture
 from mq.client.producer.queues import Batch, BatchKind
 from mq.errors import IllegalRequest
@@ -58,7 +58,9 @@ def test_keys_choose_among_all_queues_as_every_client_does(keys: list[str]) -> N
     manual = ManualAccumulator()
     manual.accumulator.set_route("t", parts)
     manual.free = manual.healthy = ["a", "b", "c"]
-    expected = Route("t", tuple(sorted(parts, key=lambda one: one.broker_set))).writable
+    expected = [QueueRef("t", at, "a") for at in range(4)] + [
+        QueueRef("t", at, "b") for at in range(3)
+    ]
     for key in keys:
         manual.add("x", key, is_urgent=True)
         [batch] = manual.take()
