@@ -37,7 +37,6 @@ from mq.logging import get_logger
 from mq.store.batch import Batch
 from mq.store.consumequeue import ConsumeQueue, QueueExtent
 from mq.store.identity import Identity
-from mq.store.logreader import EntryRef
 from mq.wire.v1.state_pb2 import Command
 
 log = get_logger(__name__)
@@ -66,6 +65,8 @@ class Broker:
         self.machine = machine
         self.state = machine.state
         self.store = machine.store
+        # Parts of the state machine that are called for each entry.
+        self.check_writable, self.appended = self.store.check_writable, machine.appended
         self.consensus = consensus
         self.writer = EntryWriter(consensus)
         self.now_ms = now_ms
@@ -98,9 +99,8 @@ class Broker:
             message_bytes_max=settings.config.store.message_bytes_max,
             timeout_s=options.send_timeout_ms / 1000,
         )
-        self.missing_topics = MissingTopics(
-            settings, self.state.topics, self.directory, self.steady_ms
-        )
+        topics = self.state.topics
+        self.missing_topics = MissingTopics(settings, topics, self.directory, self.steady_ms)
         self._make_consuming()
         self._make_services(
             Core(
@@ -315,12 +315,6 @@ class Broker:
 
     def checkpoint_payload(self) -> bytes:
         return self.store.checkpoint_payload()
-
-    def check_writable(self) -> None:
-        self.store.check_writable()
-
-    def appended(self, ref: EntryRef, context: object) -> None:
-        self.machine.appended(ref, context)
 
     def forget(self, from_index: int) -> None:
         self.machine.forget(from_index)

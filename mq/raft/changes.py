@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mq.errors import IllegalMembership, MqError, OutcomeUnknown
-from mq.raft.proposals import Committed, Outcome
+from mq.raft.contracts import Committed, Outcome
 
 # A node that lacks no more than so many entries has them in a moment.
 _CLOSE_ENTRIES = 64
@@ -32,7 +32,8 @@ class _Change:
 
 class Changes:
     def __init__(self) -> None:
-        self._current: _Change | None = None
+        # The change that is under way.
+        self.current: _Change | None = None
 
     def begin_add(
         self,
@@ -44,7 +45,7 @@ class Changes:
         self.check_idle()
         if node_id in members:
             raise IllegalMembership(f"{node_id} is a member already, at {members[node_id]}")
-        self._current = _Change(node_id, address, done, is_ready=False)
+        self.current = _Change(node_id, address, done, is_ready=False)
 
     def begin_remove(
         self,
@@ -69,22 +70,22 @@ class Changes:
                 f"{', '.join(behind)} would be needed for a majority without {node_id}, but has "
                 "not caught up: wait until it has"
             )
-        self._current = _Change(node_id, None, done, is_ready=True)
+        self.current = _Change(node_id, None, done, is_ready=True)
 
     @property
     def learner_id(self) -> str | None:
         """The node that is not counted yet."""
-        change = self._current
+        change = self.current
         is_learning = change and change.address is not None and change.written_index is None
         return change.node_id if change and is_learning else None
 
     def learner_address(self) -> dict[str, str]:
-        change = self._current
+        change = self.current
         return {change.node_id: change.address} if change and change.address is not None else {}
 
     def follow_learner(self, match_index: int, last_index: int) -> bool:
         """Whether the node that is being added has nearly all of the log now."""
-        change = self._current
+        change = self.current
         if change is None or change.is_ready:
             return False
         change.is_ready = is_close(match_index, last_index)
@@ -92,11 +93,11 @@ class Changes:
 
     @property
     def may_cancel(self) -> bool:
-        return self._current is not None and self._current.written_index is None
+        return self.current is not None and self.current.written_index is None
 
     def members_after(self, members: Mapping[str, str]) -> dict[str, str]:
         """Of the next segment."""
-        change, result = self._current, dict(members)
+        change, result = self.current, dict(members)
         if change is None or not change.is_ready or change.written_index is not None:
             return result
         if change.address is None:
@@ -107,19 +108,19 @@ class Changes:
 
     def written(self, raft_index: int, term: int) -> None:
         """The checkpoint of a new segment is in the log, with `members_after`."""
-        change = self._current
+        change = self.current
         if change is not None and change.is_ready and change.written_index is None:
             change.written_index, change.term = raft_index, term
 
     def applied(self, raft_index: int) -> None:
-        change = self._current
+        change = self.current
         if change and change.written_index is not None and change.written_index <= raft_index:
-            self._current = None
+            self.current = None
             change.done(Committed(change.written_index, change.term))
 
     def end(self, error: MqError) -> None:
         """This node has stopped leading, or gives the change up."""
-        change, self._current = self._current, None
+        change, self.current = self.current, None
         if change is None:
             return
         if change.written_index is None:
@@ -131,9 +132,9 @@ class Changes:
 
     def check_idle(self) -> None:
         """IllegalMembership while a change is under way."""
-        if self._current is not None:
+        if self.current is not None:
             raise IllegalMembership(
-                f"{self._current.node_id} is being added or removed: one change at a time"
+                f"{self.current.node_id} is being added or removed: one change at a time"
             )
 
 

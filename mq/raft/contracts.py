@@ -1,11 +1,12 @@
-"""What a replica needs around it, and what it tells about itself."""
+"""The contracts of a replica: settings, its surroundings as protocols, outcomes and status."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from mq.errors import MqError
 from mq.raft.frames import Frame
 from mq.store.logreader import EntryRef
 
@@ -14,6 +15,16 @@ class Role(enum.IntEnum):
     FOLLOWER = 0
     CANDIDATE = 1
     LEADER = 2
+
+
+class Committed(NamedTuple):
+    """The entry is committed, durable and applied here."""
+
+    raft_index: int
+    term: int
+
+
+Outcome: TypeAlias = Committed | MqError
 
 
 class Links(Protocol):
@@ -33,7 +44,7 @@ class Links(Protocol):
 
 
 class StateMachine(Protocol):
-    """What the entries mean. The broker is one."""
+    """The meaning of entries. The broker is one."""
 
     @property
     def applied_index(self) -> int: ...

@@ -206,15 +206,16 @@ class Core:
 
     def appended(self, now_s: float) -> Ready:
         """The log has the entries of the last Ready."""
-        self._enter(now_s)
-        self._refresh_log()
+        self._now_s = now_s
+        self.log.refresh(was_truncated=self._was_truncated)
         pending, self._append_pending = self._append_pending, None
-        self._noop_pending = False
+        self._was_truncated = self._noop_pending = False
         if pending is not None:
             leader, commit_index = pending
             self._matched(leader, commit_index, self.log.last_index)
         else:
-            self._send_entries()
+            if self._receivers:
+                self._send_entries()
             self._commit()
         return self._leave()
 
@@ -222,8 +223,9 @@ class Core:
         """The disk is full, or the entries are not intact. The log has what came before them; of a
         leader's own entries it may have some.
         """
-        self._enter(now_s)
-        self._refresh_log()
+        self._now_s = now_s
+        self.log.refresh(was_truncated=self._was_truncated)
+        self._was_truncated = False
         pending, self._append_pending = self._append_pending, None
         if pending is not None:
             self._refuse(pending[0], error)
@@ -239,7 +241,7 @@ class Core:
 
     def synced(self, raft_index: int, now_s: float) -> Ready:
         """Entries up to this one are on disk."""
-        self._enter(now_s)
+        self._now_s = now_s
         self.log.refresh_durable(raft_index)
         self._pay(is_sign_of_life=False)
         self._commit()
@@ -247,7 +249,7 @@ class Core:
 
     def replicate(self, now_s: float) -> Ready:
         """A connection has room again, or the last Ready had `has_more`."""
-        self._enter(now_s)
+        self._now_s = now_s
         self._send_entries()
         return self._leave()
 
@@ -258,7 +260,7 @@ class Core:
 
     def disconnected(self, peer_id: str, now_s: float, *, was_lost: bool) -> Ready:
         """`was_lost`: by the other side or the network, not by a decision of this node."""
-        self._enter(now_s)
+        self._now_s = now_s
         self._engine.peer(peer_id).progress.is_connected = False
         if was_lost and self.role == Role.FOLLOWER and self.leader_id == peer_id:
             self._leader_lost()
@@ -266,7 +268,7 @@ class Core:
 
     def transfer_leadership(self, now_s: float, to: str = "") -> Ready:
         """Asks the follower that has everything, if there is one, to take over; only this one."""
-        self._enter(now_s)
+        self._now_s = now_s
         for peer_id in self.other_ids:
             progress = self._engine.peer(peer_id).progress
             is_able = progress.is_connected and progress.is_voter
@@ -358,6 +360,11 @@ class Core:
         """A follower that takes what it gets, and votes."""
         progress = self._engine.peer(peer_id).progress
         return progress.is_connected and progress.is_voter and not progress.is_probing
+
+    @property
+    def has_open_round(self) -> bool:
+        """Entries of the log are not committed."""
+        return self._engine.commit_index < self.log.last_index
 
     @property
     def has_more_to_apply(self) -> bool:
@@ -786,11 +793,8 @@ class Core:
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _refresh_log(self) -> None:
-        self.log.refresh(was_truncated=self._was_truncated)
-        self._was_truncated = False
-
     def _enter(self, now_s: float) -> None:
+        """Before any call that lets PySyncObj decide something."""
         self._now_s = now_s
         enter(now_s, self._rng)
 

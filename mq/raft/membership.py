@@ -84,6 +84,8 @@ class Membership:
         # be a leader that takes it back.
         self._former: dict[str, str] = {}
         self._told = Roster()
+        # The log may name other members than `members`, or commit its last checkpoint.
+        self.is_stale = True
 
     def refresh(self, commit_index: int) -> bool:
         """Returns True if the log names other members than before."""
@@ -92,16 +94,19 @@ class Membership:
             if self._former and commit_index >= index:
                 self._former = {}
                 self.set_peers()
+            self.is_stale = bool(self._former)
             return False
         self._checkpoint_index = index
         before, self.members = self.members, self.read()
         self._former = self._members_before(index) if commit_index < index else {}
+        self.is_stale = bool(self._former)
         self.set_peers()
         return before != self.members
 
     def forget(self) -> None:
         """The log is not the one that was read: it was truncated, or starts over."""
         self._checkpoint_index = 0
+        self.is_stale = True
 
     def read(self) -> dict[str, str]:
         """Of the end of the log."""

@@ -17,10 +17,17 @@ from typing import Any, NamedTuple
 from mq.clock import Clock
 from mq.errors import IllegalMembership, MqError, OffsetOutOfRange
 from mq.logging import get_logger
-from mq.raft.contracts import Leadership, Role, Settings, StateMachine, Status
+from mq.raft.contracts import (
+    Committed,
+    Leadership,
+    Outcome,
+    Role,
+    Settings,
+    StateMachine,
+    Status,
+)
 from mq.raft.frames import Frame
 from mq.raft.handshake import Past, Presence
-from mq.raft.proposals import Committed, Outcome
 from mq.raft.replica import Replica
 from mq.raft.tls import TlsContexts
 from mq.raft.transport import Transport
@@ -75,7 +82,7 @@ class Node:
         self._settings = settings
         self._node_id = settings.node_id
         self._disk = disk
-        self._clock = clock
+        self.now_ms = clock.now_ms
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[MqError] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
@@ -162,18 +169,18 @@ class Node:
         NotLeader, FlowControl, MessageTooLarge, DiskFull, NodeStopped: nothing was written.
         OutcomeUnknown: it may be in the log or not.
         """
-        return self._begin(partial(self._replica.propose, kind, payload, context=context))
+        return self._begin(self._replica.propose, kind, payload, context=context)
 
     def add_member(self, node_id: str, address: str) -> asyncio.Future[Committed]:
         """Done when the node has the log, is a member, and that is committed. IllegalMembership,
         NotLeader; the future may be cancelled while the node does not come.
         """
-        future = self._begin(partial(self._replica.add_member, node_id, address))
+        future = self._begin(self._replica.add_member, node_id, address)
         future.add_done_callback(self._cancel_change)
         return future
 
     def remove_member(self, node_id: str) -> asyncio.Future[Committed]:
-        return self._begin(partial(self._replica.remove_member, node_id))
+        return self._begin(self._replica.remove_member, node_id)
 
     def transfer_leadership(self) -> bool:
         """Whether another node was asked to lead: one that has all of the log."""
@@ -222,11 +229,11 @@ class Node:
         return self._replica.status()
 
     def _begin(
-        self, begin: Callable[[Callable[[Outcome], None]], None]
+        self, begin: Callable[..., None], *arguments: Any, **more: Any
     ) -> asyncio.Future[Committed]:
         future: asyncio.Future[Committed] = self._loop.create_future()
         try:
-            begin(partial(_end, future))
+            begin(*arguments, done=partial(_end, future), **more)
         except MqError as error:
             _end(future, error)
         else:
@@ -289,11 +296,7 @@ class Node:
 
     # -- Driver -----------------------------------------------------------------------------------
 
-    def now_ms(self) -> int:
-        return self._clock.now_ms()
-
-    def now_s(self) -> float:
-        return time.monotonic()
+    now_s = staticmethod(time.monotonic)
 
     def on_leadership(self, leadership: Leadership) -> None:
         log.info(

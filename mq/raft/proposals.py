@@ -1,28 +1,29 @@
-"""Entries that were proposed to the leader, from the queue to their outcome.
+"""Entries that were proposed to the leader, from the queue over the log to their outcome.
 
-Bounded in number and bytes: more are refused with FlowControl. Each proposal ends exactly once: it
-is committed and applied here, it was refused before anything was written, or its outcome is
-unknown, because this node stopped leading while the entry was in flight.
+`Proposals` is bounded in number and bytes: more are refused with FlowControl. Each proposal ends
+exactly once: it is committed and applied here, it was refused before anything was written, or its
+outcome is unknown, because this node stopped leading while the entry was in flight.
+
+`Writer` makes entries of them, everything that waits in one append. A full segment, or a change of
+members, opens a new one. Its checkpoint is the state of exactly that place, so that no entry may be
+in flight: the writer waits until all that was written is applied, which is one round trip.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-from mq.errors import FlowControl, MqError, OutcomeUnknown
+from mq.errors import DiskFull, FlowControl, MqError, OutcomeUnknown, SegmentFull
+from mq.raft.contracts import Committed, Limits, Outcome, StateMachine
+from mq.raft.membership import Membership, checkpoint_entry
+from mq.store.commitlog import CommitLog, NewEntry
 from mq.store.format import Kind
 
-
-class Committed(NamedTuple):
-    """The entry is committed, durable and applied here."""
-
-    raft_index: int
-    term: int
-
-
-Outcome: TypeAlias = Committed | MqError
+_GATHER_BYTES = 64 << 10
+# A round that takes longer than this is not waited for.
+_GATHER_S = 0.01
 
 
 class Proposal(NamedTuple):
@@ -30,7 +31,7 @@ class Proposal(NamedTuple):
     payload: Sequence[bytes | memoryview]
     size: int
     done: Callable[[Outcome], None]
-    # Told to the state machine when the entry is in the log, so that it need not read it again.
+    # Handed to the state machine when the entry is in the log, so that it need not read it again.
     context: Any = ()
 
 
@@ -39,73 +40,180 @@ class Proposals:
         self._count_max = count_max
         self._bytes_max = bytes_max
         self._bytes = 0
+        self.queued: deque[Proposal] = deque()
         self.queued_bytes = 0
-        self._queued: deque[Proposal] = deque()
-        self._appended: deque[tuple[Committed, Proposal]] = deque()
+        self._in_flight: deque[tuple[Committed, Proposal]] = deque()
 
     def __len__(self) -> int:
-        """How many have no outcome yet."""
-        return len(self._queued) + len(self._appended)
-
-    @property
-    def has_queued(self) -> bool:
-        return bool(self._queued)
+        """The number of proposals without an outcome."""
+        return len(self.queued) + len(self._in_flight)
 
     def put(self, proposal: Proposal) -> None:
         """FlowControl: too much waits already."""
-        if len(self) >= self._count_max or self._bytes + proposal.size > self._bytes_max:
+        size, count = proposal.size, len(self.queued) + len(self._in_flight)
+        if count >= self._count_max or self._bytes + size > self._bytes_max:
             raise FlowControl(
-                f"{len(self)} entries of {self._bytes} bytes wait to be replicated, "
+                f"{count} entries of {self._bytes} bytes wait to be replicated, "
                 f"at most {self._count_max} of {self._bytes_max} bytes may: try again in a moment"
             )
-        self._queued.append(proposal)
-        self._bytes += proposal.size
-        self.queued_bytes += proposal.size
+        self.queued.append(proposal)
+        self._bytes += size
+        self.queued_bytes += size
 
     def take(self, bytes_max: int) -> list[Proposal]:
         """The next ones to write, so many bytes of them but at least one. Give them back with
         `appended` or `put_back`.
         """
         taken: list[Proposal] = []
-        size = 0
-        while self._queued and (not taken or size + self._queued[0].size <= bytes_max):
-            taken.append(self._queued.popleft())
+        size, queued = 0, self.queued
+        while queued and (not taken or size + queued[0].size <= bytes_max):
+            taken.append(queued.popleft())
             size += taken[-1].size
         self.queued_bytes -= size
         return taken
 
     def put_back(self, proposals: Sequence[Proposal]) -> None:
-        self._queued.extendleft(reversed(proposals))
+        self.queued.extendleft(reversed(proposals))
         self.queued_bytes += sum(proposal.size for proposal in proposals)
 
-    def appended(self, proposal: Proposal, raft_index: int, term: int) -> None:
-        self._appended.append((Committed(raft_index, term), proposal))
+    def appended(self, proposals: Sequence[Proposal], first_index: int, term: int) -> None:
+        """They are in the log, or may be, from this index on."""
+        for raft_index, proposal in enumerate(proposals, start=first_index):
+            self._in_flight.append((Committed(raft_index, term), proposal))
 
     def applied(self, raft_index: int) -> None:
-        while self._appended and self._appended[0][0].raft_index <= raft_index:
-            committed, proposal = self._appended.popleft()
-            self._end(proposal, committed)
+        in_flight = self._in_flight
+        while in_flight and in_flight[0][0].raft_index <= raft_index:
+            committed, proposal = in_flight.popleft()
+            self._bytes -= proposal.size
+            proposal.done(committed)
 
     def refuse_queued(self, error: MqError) -> None:
         """Nothing of them was written."""
-        queued, self._queued = self._queued, deque()
+        queued, self.queued = self.queued, deque()
         self.queued_bytes = 0
         for proposal in queued:
-            self._end(proposal, error)
+            self._bytes -= proposal.size
+            proposal.done(error)
 
     def end_leadership(self, error: MqError) -> None:
-        """What was not written is refused with this; of the rest the outcome is unknown."""
-        appended, self._appended = self._appended, deque()
-        for committed, proposal in appended:
-            self._end(
-                proposal,
+        """Queued proposals are refused with this error; the outcome of the rest is unknown."""
+        in_flight, self._in_flight = self._in_flight, deque()
+        for (raft_index, term), proposal in in_flight:
+            self._bytes -= proposal.size
+            proposal.done(
                 OutcomeUnknown(
-                    f"this node stopped leading before entry {committed.raft_index} of term "
-                    f"{committed.term} was committed: it may or may not be in the log"
-                ),
+                    f"this node stopped leading before entry {raft_index} of term {term} was "
+                    "committed: it may or may not be in the log"
+                )
             )
         self.refuse_queued(error)
 
-    def _end(self, proposal: Proposal, outcome: Outcome) -> None:
-        self._bytes -= proposal.size
-        proposal.done(outcome)
+
+class Writer:
+    """The entries of `checkpoint` and `take` come back to `append` before the next ones are asked
+    for.
+    """
+
+    def __init__(
+        self,
+        log: CommitLog,
+        machine: StateMachine,
+        proposals: Proposals,
+        membership: Membership,
+        now_ms: Callable[[], int],
+        limits: Limits,
+    ) -> None:
+        self.is_roll_due = False
+        self._log = log
+        self._machine = machine
+        self._proposals = proposals
+        self._membership = membership
+        self._now_ms = now_ms
+        self._append_bytes_max = limits.append_bytes_max
+        self._taken: Sequence[Proposal] = ()
+        self._taken_s = 0.0
+
+    @property
+    def is_settled(self) -> bool:
+        """Everything in the log is applied."""
+        return self._machine.applied_index == self._log.last_index
+
+    def is_gathering(self, now_s: float) -> bool:
+        """While small entries are in flight to the followers, more of them gather for one append,
+        one frame and one sync; large ones go at once.
+        """
+        is_small = self._proposals.queued_bytes < _GATHER_BYTES
+        return is_small and now_s - self._taken_s < _GATHER_S
+
+    def checkpoint(self, term: int) -> NewEntry | None:
+        """Opens a new segment, when that is due and possible."""
+        if not self.is_roll_due or not self.is_settled:
+            return None
+        membership = self._membership
+        return checkpoint_entry(
+            self._machine.checkpoint_payload(),
+            membership.changes.members_after(membership.members),
+            membership.restorations,
+            term=term,
+            stored_at_ms=self._now_ms(),
+        )
+
+    def take(self, term: int, now_s: float) -> Sequence[NewEntry]:
+        """Entries of queued proposals, as far as they may be written now. DiskFull: the state
+        machine takes no more.
+        """
+        self._taken_s = now_s
+        if self.is_roll_due or not self._proposals.queued:
+            return ()
+        self._machine.check_writable()
+        self._taken = self._proposals.take(self._append_bytes_max)
+        return self._entries(self._taken, term)
+
+    def append(self, entries: Sequence[NewEntry]) -> None:
+        """Writes entries that were handed out, or the no-op of a new leader. DiskFull: some of them
+        may be written, the rest waits.
+        """
+        taken, self._taken = self._taken, ()
+        kind, term, _, payload = entries[0]
+        if taken:
+            try:
+                self._append(taken, entries)
+            except SegmentFull:
+                self._append_what_fits(len(taken), term)
+                self.is_roll_due = True
+        elif kind == Kind.CHECKPOINT:
+            ref = self._log.roll(entries[0])
+            self.is_roll_due = False
+            self._membership.changes.written(ref.raft_index, term)
+        else:
+            self._log.append([NewEntry(kind, term, self._now_ms(), payload)])
+
+    def _append_what_fits(self, count: int, term: int) -> None:
+        for _ in range(count):
+            taken = self._proposals.take(0)
+            try:
+                self._append(taken, self._entries(taken, term))
+            except SegmentFull:
+                return
+
+    def _entries(self, proposals: Sequence[Proposal], term: int) -> list[NewEntry]:
+        now_ms = self._now_ms()
+        return [NewEntry(kind, term, now_ms, payload) for kind, payload, *_ in proposals]
+
+    def _append(self, proposals: Sequence[Proposal], entries: Sequence[NewEntry]) -> None:
+        """Whatever comes of it, no proposal is lost: written, or back in the queue, or, when the
+        log has failed, among those whose outcome is unknown.
+        """
+        try:
+            refs = self._log.append(entries)
+        except (DiskFull, SegmentFull):
+            self._proposals.put_back(proposals)
+            raise
+        except MqError:
+            first_index = self._log.last_index + 1
+            self._proposals.appended(proposals, first_index, entries[0].term)
+            raise
+        self._proposals.appended(proposals, refs[0].raft_index, refs[0].term)
+        for ref, proposal in zip(refs, proposals, strict=True):
+            self._machine.appended(ref, proposal.context)

@@ -30,8 +30,9 @@ class RaftLog:
         self._sent: Region | None = None
         self._sent_place = (0, 0, 0, 0)
         commitlog.sync()
-        # All entries from `_last_term_since` on are of the last term.
-        self._last_term, self._last_term_since = commitlog.last_term, commitlog.last_index
+        self.last_index, self.last_term = commitlog.last_index, commitlog.last_term
+        # All entries from here on are of the last term.
+        self._last_term_since = self.last_index
         self.durable_index = 0
         self.refresh_durable(commitlog.durable_index)
 
@@ -39,45 +40,37 @@ class RaftLog:
     def first_index(self) -> int:
         return self.commitlog.first_index
 
-    @property
-    def last_index(self) -> int:
-        return self.commitlog.last_index
-
-    @property
-    def last_term(self) -> int:
-        return self.commitlog.last_term
-
     def refresh(self, *, was_truncated: bool = False) -> None:
         """After the log was truncated or has grown, which is not synced."""
         commitlog = self.commitlog
-        if was_truncated or commitlog.last_term != self._last_term:
-            self._last_term, self._last_term_since = commitlog.last_term, commitlog.last_index
+        last_term, self.last_index = commitlog.last_term, commitlog.last_index
+        if was_truncated or last_term != self.last_term:
+            self.last_term, self._last_term_since = last_term, self.last_index
         if self._counts_unsynced:
-            self.durable_index = commitlog.last_index
+            self.durable_index = self.last_index
         elif was_truncated:
             self.durable_index = commitlog.durable_index
 
     def refresh_durable(self, synced_index: int) -> None:
         """After a sync up to this entry."""
-        self.durable_index = self.commitlog.last_index if self._counts_unsynced else synced_index
+        self.durable_index = self.last_index if self._counts_unsynced else synced_index
 
     def term_at(self, raft_index: int) -> int:
         """Mostly asked for the newest entries, which are of one term: those are not looked up."""
-        commitlog = self.commitlog
-        if self._last_term_since <= raft_index <= commitlog.last_index:
-            return commitlog.last_term
-        return commitlog.term_at(raft_index)
+        if self._last_term_since <= raft_index <= self.last_index:
+            return self.last_term
+        return self.commitlog.term_at(raft_index)
 
     def has(self, raft_index: int, term: int) -> bool:
-        log = self.commitlog
-        return log.first_index <= raft_index <= log.last_index and self.term_at(raft_index) == term
+        is_here = self.first_index <= raft_index <= self.last_index
+        return is_here and self.term_at(raft_index) == term
 
     def region(self, raft_index: int, bytes_max: int) -> Region:
         """Entries to be sent. Followers are mostly at the same place: the second one gets what was
         read for the first.
         """
         log = self.commitlog
-        place = raft_index, log.last_index, log.last_term, log.mends
+        place = raft_index, self.last_index, self.last_term, log.mends
         if self._sent is None or self._sent_place != place:
             self._sent, self._sent_place = log.region(raft_index, bytes_max), place
         return self._sent
@@ -104,7 +97,7 @@ class RaftLog:
         """How much of a region behind `prev_index` the log has already: bytes, and the raft index
         and term of the last such entry.
         """
-        position, last_index = 0, self.commitlog.last_index
+        position, last_index = 0, self.last_index
         while prev_index < last_index:
             header = decode_header(body, position)
             if header is None or not self.has(header.raft_index, header.term):

@@ -29,6 +29,7 @@ from mq.raft.contracts import (
     Follower,
     Leadership,
     Links,
+    Outcome,
     Role,
     Settings,
     StateMachine,
@@ -37,12 +38,11 @@ from mq.raft.contracts import (
 from mq.raft.core import NOTHING, Core, Ready
 from mq.raft.frames import Frame
 from mq.raft.membership import Membership, checkpoint_entry
-from mq.raft.proposals import Outcome, Proposal, Proposals
+from mq.raft.proposals import Proposal, Proposals, Writer
 from mq.raft.raft_log import FIRST_INDEX, RaftLog
 from mq.raft.transfer import Transfer
 from mq.raft.vote import VoteFile
 from mq.raft.vote_trust import VoteTrust
-from mq.raft.writer import Writer
 from mq.store.commitlog import CommitLog, NewEntry
 from mq.store.format import Kind
 from mq.store.scan import check_opening
@@ -77,6 +77,7 @@ class Replica:
         self._machine = machine
         self._links = links
         self._driver = driver
+        self._now_s = driver.now_s
         self._core_class = core_class
         self._rng = rng or random.Random()  # noqa: S311
         limits = settings.limits
@@ -93,6 +94,8 @@ class Replica:
         self._is_stopping = False
         self._connected: set[str] = set()
         self.leadership = Leadership(Role.FOLLOWER, vote.term, None, None)
+        # Committed entries wait for a tick: one tick applies a bounded number of them.
+        self.has_more_to_apply = False
         self._sync_requested_index = 0
         self._keep_alive_s = 0.0
         is_new = not settings.is_joining and not vote.must_catch_up
@@ -129,7 +132,7 @@ class Replica:
             applied_index=self._machine.applied_index,
             has_room=self._links.has_room,
             rng=self._rng,
-            now_s=self._driver.now_s(),
+            now_s=self._now_s(),
         )
         self.membership.refresh(core.commit_index)
         if not core.other_ids and core.is_voter:
@@ -151,20 +154,14 @@ class Replica:
             self._guarded(self._write, self.core)
 
     def _tick(self, core: Core) -> None:
-        self._perform(core, core.tick(self._driver.now_s()))
+        self._perform(core, core.tick(self._now_s()))
         self._write(core)
         # Two followers have nothing to say to each other, but a connection that is silent for long
         # is taken for dead.
-        now_s = self._driver.now_s()
+        now_s = self._now_s()
         if now_s >= self._keep_alive_s:
             self._keep_alive_s = now_s + self._settings.timing.heartbeat_s * _KEEP_ALIVE_HEARTBEATS
             self._send_roster(core)
-
-    @property
-    def has_more_to_apply(self) -> bool:
-        """One tick applies a bounded number of entries."""
-        core = self.core
-        return core is not None and self.failure is None and core.has_more_to_apply
 
     def receive(self, peer_id: str, frame: Frame) -> None:
         self._guarded(self._receive, peer_id, frame)
@@ -175,7 +172,7 @@ class Replica:
             self._guarded(self._on_synced, self.core)
 
     def _on_synced(self, core: Core) -> None:
-        self._step(core, core.synced(self.log.durable_index, self._driver.now_s()))
+        self._step(core, core.synced(self.log.durable_index, self._now_s()))
 
     def on_connected(self, peer_id: str) -> None:
         self._connected.add(peer_id)
@@ -185,19 +182,20 @@ class Replica:
     def on_disconnected(self, peer_id: str, *, was_lost: bool) -> None:
         self._connected.discard(peer_id)
         if (core := self.core) is not None:
-            now_s = self._driver.now_s()
+            now_s = self._now_s()
             self._guarded(
                 lambda: self._step(core, core.disconnected(peer_id, now_s, was_lost=was_lost))
             )
 
     def on_writable(self) -> None:
         if (core := self.core) is not None:
-            self._guarded(lambda: self._perform(core, core.replicate(self._driver.now_s())))
+            self._guarded(lambda: self._perform(core, core.replicate(self._now_s())))
 
     def fail(self, error: MqError) -> None:
         """The disk or the state machine has failed: the replica gives up."""
         if self.failure is None:
             self.failure = error
+            self.has_more_to_apply = False
             log.error("the replica stops", node=self.node_id, error=str(error))
             stopped = NodeStopped(f"this node has stopped: {error}")
             self._proposals.end_leadership(stopped)
@@ -218,18 +216,19 @@ class Replica:
 
     def _settle(self) -> None:
         """After each step: whatever follows from where the log and the core are now."""
-        core = self.core
+        core, last_index = self.core, self.log.last_index
         if core is None:
             return
-        self._refresh_members(core)
+        if self.membership.is_stale:
+            self._refresh_members(core)
         if self.vote.must_catch_up and core.has_caught_up:
             self.trust.restore(core.term)
-        if core.role == Role.LEADER:
-            if self._changes.learner_id is not None:
-                self._follow_learner(core, self._changes.learner_id)
-            if self.transfer.is_under_way:
+        self.has_more_to_apply = core.has_more_to_apply
+        if self.leadership.role == Role.LEADER:
+            if self._changes.current is not None:
+                self._follow_learner(core)
+            if self.transfer.request is not None:
                 self._advance_transfer(core)
-        last_index = self.log.last_index
         if last_index != self._sync_requested_index and core.log.durable_index < last_index:
             self._sync_requested_index = last_index
             self._driver.request_sync()
@@ -255,9 +254,10 @@ class Replica:
             return
         if ready.commit:
             self._apply(core, ready.commit)
-        self._send(core, ready)
+        if ready.messages:
+            self._send(core, ready)
         if ready.append is not None:
-            self._perform(core, core.appended(self._driver.now_s()))
+            self._perform(core, core.appended(self._now_s()))
         if ready.role is not None:
             self._refresh_members(core)
             leader_id = ready.role.leader_id
@@ -272,7 +272,7 @@ class Replica:
             self._links.send(peer_id, frame)
         if not ready.has_more:
             return
-        now_s = self._driver.now_s()
+        now_s = self._now_s()
         end_s = now_s + self._settings.timing.heartbeat_s
         while now_s < end_s:
             ready = core.replicate(now_s)
@@ -280,7 +280,7 @@ class Replica:
                 self._links.send(peer_id, frame)
             if not ready.has_more:
                 return
-            now_s = self._driver.now_s()
+            now_s = self._now_s()
 
     def _truncate(self, from_index: int) -> None:
         self._machine.forget(from_index)
@@ -293,12 +293,13 @@ class Replica:
         try:
             if isinstance(append, memoryview):
                 self.log.extend(append)
+                self._refresh_members(core)  # they count from here on
             else:
                 self._writer.append(append)
                 if append[0].kind == Kind.CHECKPOINT:
-                    self._refresh_members(core)  # they count from here on
+                    self._refresh_members(core)
         except (DiskFull, MalformedEntries) as error:
-            self._perform(core, core.refused(error, self._driver.now_s()))
+            self._perform(core, core.refused(error, self._now_s()))
             if core.role == Role.LEADER:
                 self._refuse_writes(core, error)
             return False
@@ -308,7 +309,8 @@ class Replica:
         self._machine.apply_through(raft_index)
         applied_index = self._machine.applied_index
         self._proposals.applied(applied_index)
-        self._changes.applied(applied_index)
+        if self._changes.current is not None:
+            self._changes.applied(applied_index)
         core.applied_index = applied_index
 
     def _set_leadership(self, leadership: Leadership) -> None:
@@ -353,18 +355,20 @@ class Replica:
         return NotLeader(self.leadership.leader_id, None)
 
     def _write(self, core: Core) -> None:
-        """What waits, as far as it may be written now."""
-        if not self._writer.has_work or core.role != Role.LEADER or self.transfer.blocks_writes:
+        """Queued proposals, as far as they may be written now."""
+        writer = self._writer
+        if not self._proposals.queued and not writer.is_roll_due:
             return
-        now_s = self._driver.now_s()
-        is_round_open = core.commit_index < self.log.last_index
-        if self._writer.is_gathering(is_round_open=is_round_open, now_s=now_s):
+        if core.role != Role.LEADER or (self.transfer.request and self.transfer.blocks_writes):
+            return
+        now_s, term = self._now_s(), core.term
+        if core.has_open_round and writer.is_gathering(now_s):
             return
         try:
-            checkpoint = self._writer.checkpoint(core.term)
+            checkpoint = writer.checkpoint(term) if writer.is_roll_due else None
             if checkpoint is not None:
                 self._perform(core, core.propose([checkpoint]))
-            entries = self._writer.take(core.term, now_s)
+            entries = writer.take(term, now_s)
         except DiskFull as error:
             self._refuse_writes(core, error)
             return
@@ -387,7 +391,7 @@ class Replica:
         if kind == "roster":
             self._receive_roster(message.roster)
         elif core is not None:
-            ready = core.step(peer_id, frame, self._driver.now_s())
+            ready = core.step(peer_id, frame, self._now_s())
             self._step(core, ready)
             if ready.must_start_over:
                 self._start_over(peer_id, message.term, message.start_over, memoryview(body))
@@ -428,7 +432,7 @@ class Replica:
             return
         self._machine.start_over()
         core = self._start_core()
-        self._perform(core, core.started_over(peer_id, term, self._driver.now_s()))
+        self._perform(core, core.started_over(peer_id, term, self._now_s()))
 
     def _greet(self, core: Core, peer_id: str) -> None:
         core.connected(peer_id)
@@ -462,7 +466,10 @@ class Replica:
         if self._changes.may_cancel:
             self._end_change(NodeStopped("the change of members was called off"))
 
-    def _follow_learner(self, core: Core, learner_id: str) -> None:
+    def _follow_learner(self, core: Core) -> None:
+        learner_id = self._changes.learner_id
+        if learner_id is None:
+            return
         # One that has to catch up would not be counted: as a member it would be in the way.
         is_healthy = core.is_healthy(learner_id)
         match_index = core.match_index(learner_id) if is_healthy else 0
@@ -478,7 +485,7 @@ class Replica:
 
     def _refresh_members(self, core: Core) -> None:
         if self.membership.refresh(core.commit_index):
-            core.set_members(self.membership.members, self._driver.now_s())
+            core.set_members(self.membership.members, self._now_s())
             self._send_roster(core)
 
     def _send_roster(self, core: Core, peer_ids: Collection[str] | None = None) -> None:
@@ -513,18 +520,18 @@ class Replica:
         """
         self._check_leads()
         self._changes.check_idle()
-        core, now_s = self._started_core(), self._driver.now_s()
+        core, now_s = self._started_core(), self._now_s()
         self.transfer.begin(core, self.membership.members, node_id, now_s, wait_s)
 
     def _advance_transfer(self, core: Core) -> None:
-        now_s = self._driver.now_s()
+        now_s = self._now_s()
         is_due = self.transfer.advance(core, now_s, is_settled=self._writer.is_settled)
         if is_due and self._ask_to_lead(core, self.transfer.node_id):
             self.transfer.asked(now_s)
 
     def _ask_to_lead(self, core: Core, node_id: str = "") -> bool:
         """Returns False if this node, or any, does not have all of the log."""
-        ready = core.transfer_leadership(self._driver.now_s(), node_id)
+        ready = core.transfer_leadership(self._now_s(), node_id)
         self._perform(core, ready)
         return bool(ready.messages)
 

@@ -38,7 +38,7 @@ class Transfer:
     """On the leader; one at a time."""
 
     def __init__(self) -> None:
-        self._request: _Request | None = None
+        self.request: _Request | None = None  # what is under way
         # Why the last one came to nothing.
         self.failure = ""
 
@@ -52,26 +52,26 @@ class Transfer:
             raise IllegalMembership(f"{node_id} is no member: there are {', '.join(members)}")
         if not core.other_ids:
             raise IllegalMembership("this node is alone in its set: nobody else can lead")
-        if self._request is not None and self._request.node_id != node_id:
-            goal = self._request.node_id or "another node"
+        if self.request is not None and self.request.node_id != node_id:
+            goal = self.request.node_id or "another node"
             raise IllegalMembership(f"the leadership is on its way to {goal}: wait for that")
         self.failure = ""
-        self._request = self._request or _Request(node_id, now_s + wait_s, now_s + _ABSENT_S)
+        self.request = self.request or _Request(node_id, now_s + wait_s, now_s + _ABSENT_S)
 
     @property
     def is_under_way(self) -> bool:
-        return self._request is not None
+        return self.request is not None
 
     @property
     def blocks_writes(self) -> bool:
         """Proposals have to wait."""
-        return self._request is not None and self._request.held_until_s is not None
+        return self.request is not None and self.request.held_until_s is not None
 
     def advance(self, core: Core, now_s: float, *, is_settled: bool) -> bool:
         """Returns True when the node has to be asked now: see `asked`. `is_settled`: everything
         that was written is applied.
         """
-        request = self._request
+        request = self.request
         if request is None:
             return False
         last_index = core.log.last_index
@@ -90,18 +90,18 @@ class Transfer:
     @property
     def node_id(self) -> str:
         """The node to ask; empty: any that can."""
-        return self._request.node_id if self._request is not None else ""
+        return self.request.node_id if self.request is not None else ""
 
     def asked(self, now_s: float) -> None:
-        if self._request is not None:
-            self._request.asked_s = now_s
+        if self.request is not None:
+            self.request.asked_s = now_s
 
     def end(self) -> None:
         """This node has stopped leading."""
-        self._request = None
+        self.request = None
 
     def _give_up(self, reason: str) -> None:
-        self._request, self.failure = None, reason
+        self.request, self.failure = None, reason
 
 
 def _goal(core: Core, node_id: str) -> tuple[str, int]:

@@ -55,7 +55,7 @@ class NewEntry(NamedTuple):
 class _Block(NamedTuple):
     """Entries as they will stand in a segment, and the last of them."""
 
-    buffers: Sequence[bytes | bytearray | memoryview]
+    buffers: Sequence[bytes | memoryview]
     size: int
     records: bytes
     last: EntryRef
@@ -145,19 +145,22 @@ class CommitLog(LogReader):
         empty NOOPs fit a full segment too, because a new leader needs one before it can apply what
         is before it. DiskFull: nothing was written. StorageFailed: stop the node.
         """
-        self._check_usable()
+        if self._failure is not None:
+            raise self._failure
         if not self._segments:
             raise SegmentFull("the log is empty and has to open with a checkpoint: roll first")
         if not entries:
             return []
         active = self._segments[-1]
         refs, block = self._encode(entries, active)
-        # A segment that holds only its checkpoint takes any entry, so that rolling always helps.
-        is_any = active.count == 1 or all(r.kind == Kind.NOOP and not r.length for r in refs)
-        if active.end + block.size > (SEGMENT_BYTES_MAX if is_any else self._segment_bytes):
-            raise SegmentFull(
-                f"{block.size} bytes do not fit {active.log_path}, which has {active.end}"
-            )
+        end = active.end + block.size
+        if end > self._segment_bytes or end > SEGMENT_BYTES_MAX:
+            # A segment that holds only its checkpoint takes any entry, so that rolling helps.
+            is_any = active.count == 1 or all(r.kind == Kind.NOOP and not r.length for r in refs)
+            if not is_any or end > SEGMENT_BYTES_MAX:
+                raise SegmentFull(
+                    f"{block.size} bytes do not fit {active.log_path}, which has {active.end}"
+                )
         self._write(block)
         return refs
 
@@ -207,17 +210,19 @@ class CommitLog(LogReader):
     def _write(self, block: _Block) -> None:
         """Behind the end of the active segment."""
         active = self._segments[-1]
-        self._undo_failed_append()
+        if self._must_undo:
+            self._undo_failed_append()
         try:
             active.append(block.buffers, block.size, block.records, self._segment_bytes)
         except OSError as error:
             raise self._write_failed(error, active.log_path) from error
         self._last_term, self._last_stored_at_ms = block.last.term, block.last.stored_at_ms
-        self.verified.appended(active.end_log_offset)
+        self.verified.appended(active.base + active.end)
 
     def _open_with(self, segment: Segment, block: _Block) -> None:
         """Seals the active segment; the new one starts with these entries, or does not exist."""
-        self._undo_failed_append()
+        if self._must_undo:
+            self._undo_failed_append()
         with self._sync_lock:
             try:
                 segment.create()
@@ -398,8 +403,8 @@ class CommitLog(LogReader):
         self, entries: Sequence[NewEntry], segment: Segment
     ) -> tuple[list[EntryRef], _Block]:
         refs: list[EntryRef] = []
-        buffers: list[bytes | bytearray | memoryview] = []
-        records: list[bytes] = []
+        buffers: list[bytes | memoryview] = []
+        records = b""
         raft_index, position = segment.first_index + segment.count, segment.end
         last_term, stored_at_ms = self._last_term, self._last_stored_at_ms
         for kind, term, wanted_ms, payload in entries:
@@ -416,13 +421,13 @@ class CommitLog(LogReader):
             stored_at_ms = max(stored_at_ms, wanted_ms)
             buffers.append(encode_header(kind, raft_index, term, stored_at_ms, payload, length))
             buffers.extend(payload)
-            records.append(pack_idx_record(position, length, term, stored_at_ms))
+            records += pack_idx_record(position, length, term, stored_at_ms)
             refs.append(
                 EntryRef(raft_index, term, kind, stored_at_ms, segment.base + position, length)
             )
             raft_index += 1
             position += HEADER_BYTES + length
-        return refs, _Block(buffers, position - segment.end, b"".join(records), refs[-1])
+        return refs, _Block(buffers, position - segment.end, records, refs[-1])
 
     def _activate(self, segment: Segment) -> None:
         if segment.is_sealed:
@@ -445,8 +450,6 @@ class CommitLog(LogReader):
         return self._stop(error, path)
 
     def _undo_failed_append(self) -> None:
-        if not self._must_undo:
-            return
         active = self._segments[-1]
         try:
             active.undo()

@@ -103,7 +103,8 @@ class DerivedFiles:
         A full disk is no error yet: it waits on in memory, and `is_stalled` says so; the owner lets
         no more in until a later call gets through. StorageFailed: stop the node.
         """
-        self.check_usable()
+        if self._failure is not None:
+            raise self._failure
         pending = self.queues.pending_bytes + self.index.pending_bytes
         if self._writing is not None:
             if not self._writing[1].done() and pending < _PENDING_BYTES_MAX:

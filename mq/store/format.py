@@ -28,9 +28,9 @@ from typing_extensions import Buffer
 
 MAGIC = b"MQE\x01"
 _HEADER = struct.Struct("<4sIB3xIQQQ")
+_COVERED = struct.Struct("<B3xIQQQ")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size
-_CRC_AT = 4
 COVERED_FROM = 8
 
 
@@ -71,15 +71,13 @@ class EntryHeader(NamedTuple):
 
 def encode_header(
     kind: int, raft_index: int, term: int, stored_at_ms: int, payload: Sequence[Buffer], length: int
-) -> bytearray:
+) -> bytes:
     """The header of an entry whose payload are these buffers, `length` bytes in all."""
-    header = bytearray(HEADER_BYTES)
-    _HEADER.pack_into(header, 0, MAGIC, 0, kind, length, raft_index, term, stored_at_ms)
-    crc = crc32(memoryview(header)[COVERED_FROM:])
+    covered = _COVERED.pack(kind, length, raft_index, term, stored_at_ms)
+    crc = crc32(covered)
     for part in payload:
         crc = crc32(part, crc)
-    _CRC.pack_into(header, _CRC_AT, crc)
-    return header
+    return MAGIC + _CRC.pack(crc) + covered
 
 
 def decode_header(buffer: Buffer, position: int = 0) -> EntryHeader | None:

@@ -28,6 +28,8 @@ class Preallocator:
         self._zeros = zeros
         self._executor = executor
         self._task: Future[None] | None = None
+        # Up to here `ensure` has nothing to do.
+        self.enough = 0
 
     def ensure(self, end: int, limit: int) -> None:
         """Returns when everything below `end` can be written; prepares more, up to `limit`, in the
@@ -44,15 +46,19 @@ class Preallocator:
         if self._task is not None:
             if self._task.done():
                 self._settle()
-        elif self._executor is not None:
+        elif self._executor is None:
+            self.enough = self._ready
+        else:
             wanted = min(limit, end + self._step_bytes)
             if wanted - self._ready > self._step_bytes // 2:
                 self._task = self._executor.submit(self._prepare, self._ready, wanted)
+            else:
+                self.enough = self._ready + self._step_bytes // 2 - self._step_bytes
 
     def reset(self, end: int) -> None:
         """The file was cut at `end`: the space above it is no longer ready."""
         self._settle()
-        self._ready = end
+        self._ready, self.enough = end, 0
 
     def close(self) -> None:
         self._settle()

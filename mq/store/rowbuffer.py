@@ -26,20 +26,24 @@ class RowBuffer:
         self.start = self.end = start
         self._dtype = dtype
         self._firsts: list[int] = []  # number of the first row of each chunk
-        self._chunks: list[Rows] = []
-        self._room: Rows = np.empty(0, dtype)  # the last chunk is the used part of it
+        self._chunks: list[Rows] = []  # the last one may have room behind `end`
+        self._room = memoryview(b"")  # the bytes of the last chunk
 
     def append(self, rows: Rows) -> None:
-        used = len(self._chunks[-1]) if self._chunks else 0
-        if used + len(rows) > len(self._room):
+        width, data = self._dtype.itemsize, rows.tobytes()
+        at = (self.end - self._firsts[-1]) * width if self._firsts else 0
+        if at + len(data) > len(self._room):
             # Chunks grow with what came before: an idle queue costs little, a busy one has few.
-            self._room = np.empty(max(len(rows), min(2 * used, _CHUNK_ROWS_MAX), 4), self._dtype)
+            used = at // width
+            if self._chunks:
+                self._chunks[-1] = self._chunks[-1][:used]
+            chunk = np.empty(max(len(rows), min(2 * used, _CHUNK_ROWS_MAX), 4), self._dtype)
             self._firsts.append(self.end)
-            self._chunks.append(self._room[:0])
-            used = 0
-        end = used + len(rows)
-        self._room[used:end] = rows
-        self._chunks[-1] = self._room[:end]
+            self._chunks.append(chunk)
+            self._room = bytes_of(chunk)
+            at = 0
+        # By bytes: assigning structured rows costs ten times as much.
+        self._room[at : at + len(data)] = data
         self.end += len(rows)
 
     def read(self, start: int, end: int) -> list[Rows]:
@@ -60,7 +64,7 @@ class RowBuffer:
         if self.start == self.end:
             self._firsts.clear()
             self._chunks.clear()
-            self._room = np.empty(0, self._dtype)  # a slice would keep all of it
+            self._room = memoryview(b"")
             return
         whole = bisect.bisect_right(self._firsts, self.start) - 1
         del self._firsts[:whole]

@@ -35,6 +35,8 @@ IDX_SUFFIX = ".idx"
 MENDED_SUFFIX = ".mended"  # of a file that is not in its place yet
 _IDX_STEP_BYTES = 1 << 20
 _LOG_STEP_BYTES = 32 << 20
+# Below this a copy is cheaper than a write of several buffers.
+_JOINED_BYTES = 16 << 10
 
 
 class Segment:
@@ -152,16 +154,21 @@ class Segment:
         """Writes whole entries behind the end. On OSError nothing counts; call `undo` before the
         next one.
         """
-        count = len(records) // IDX_RECORD_BYTES
-        idx_end = self._idx_end(self.count + count)
-        if self._log_room is None or self._idx_room is None:
+        log_room, idx_room = self._log_room, self._idx_room
+        if log_room is None or idx_room is None:
             raise ValueError(f"{self.log_path} is not writable")
-        self._log_room.ensure(self.end + size, limit)
-        self._idx_room.ensure(idx_end, limit)
+        end, idx_position = self.end + size, IDX_HEADER_BYTES + self.count * IDX_RECORD_BYTES
+        idx_end = idx_position + len(records)
+        if end > log_room.enough:
+            log_room.ensure(end, limit)
+        if idx_end > idx_room.enough:
+            idx_room.ensure(idx_end, limit)
+        if size <= _JOINED_BYTES:
+            buffers = [b"".join(buffers)]
         self.log.pwritev(buffers, self.end)
-        self.idx.pwritev([records], idx_end - len(records))
-        self.end += size
-        self.count += count
+        self.idx.pwritev([records], idx_position)
+        self.end = end
+        self.count += len(records) // IDX_RECORD_BYTES
 
     def undo(self) -> None:
         """Wipes what a failed append may have left, durably, so that a crash cannot bring it back

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mq.config import StoreConfig
 from mq.errors import DiskFull, MqError, StorageFailed
@@ -25,7 +25,7 @@ from mq.store.commitlog import CommitLog
 from mq.store.consumequeue import QueueExtent
 from mq.store.damage import DamageLog
 from mq.store.derived import CheckpointPlan, DerivedFiles
-from mq.store.format import Kind
+from mq.store.format import HEADER_BYTES, Kind
 from mq.store.logreader import EntryRef, LogWalk
 from mq.store.lookup import Lookup
 from mq.store.mending import Mending
@@ -37,13 +37,14 @@ log = get_logger(__name__)
 
 
 class CommittedEntry(NamedTuple):
-    """An entry to be applied: its batches, each with its log offset, and its command, unless the
-    entry was written here.
+    """An entry to be applied: its batches, each with its log offset; and its command, or for an
+    entry that was written here, the `context` that its owner gave with it.
     """
 
     ref: EntryRef
     batches: list[tuple[Batch, int]]
     command: bytes = b""
+    context: Any = None
 
 
 class Dropped(NamedTuple):
@@ -81,9 +82,8 @@ class Store:
         self._config = config
         self._broker_state = broker_state
         self._is_disk_nearly_full = self._ignores_disk_limit = False
-        # Batches of entries that were appended here, so that applying them does not read them
-        # again.
-        self._unapplied: dict[int, tuple[EntryRef, Sequence[Batch]]] = {}
+        # Entries that were appended here, so that applying them does not read them again.
+        self._unapplied: dict[int, CommittedEntry] = {}
         try:
             self._lock = identity.take(vfs, directory, node)
         except OSError as error:
@@ -122,12 +122,14 @@ class Store:
 
     # -- writing ----------------------------------------------------------------------------------
 
-    def appended(self, ref: EntryRef, batches: Sequence[Batch]) -> None:
+    def appended(self, ref: EntryRef, batches: Sequence[Batch], context: Any = None) -> None:
         """An entry of these batches, or of another kind and without any, was written to the log by
-        its owner: applying it will not read it again.
+        its owner: applying it will not read it again, and comes with this context.
         """
         if ref.raft_index > self.applied_index:
-            self._unapplied[ref.raft_index] = ref, batches
+            offsets = data_offsets(batches, ref.log_offset + HEADER_BYTES)
+            placed = list(zip(batches, offsets, strict=True))
+            self._unapplied[ref.raft_index] = CommittedEntry(ref, placed, b"", context)
 
     def _walk(self) -> LogWalk:
         return self.log.apart_through(self.applied_index)
@@ -144,9 +146,7 @@ class Store:
         while self.applied_index + 1 < end:
             appended = self._unapplied.pop(self.applied_index + 1, None)
             if appended is not None:
-                ref, batches = appended
-                offsets = data_offsets(batches, ref.payload_log_offset)
-                yield CommittedEntry(ref, list(zip(batches, offsets, strict=True)))
+                yield appended
                 continue
             # At most up to the next entry that is remembered.
             stop = min(end, next(iter(self._unapplied), end))

@@ -186,13 +186,19 @@ class RealFile:
             os.posix_fadvise(self._fd, position, length, os.POSIX_FADV_DONTNEED)
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
-        for start in range(0, len(buffers), _BUFFERS_MAX):
-            group = buffers[start : start + _BUFFERS_MAX]
-            total = sum([memoryview(buffer).nbytes for buffer in group])
-            written = os.pwritev(self._fd, group, position)
-            if written < total:
-                self._write_rest(b"".join(group)[written:], position + written)
-            position += total
+        if len(buffers) > _BUFFERS_MAX:
+            for start in range(0, len(buffers), _BUFFERS_MAX):
+                group = buffers[start : start + _BUFFERS_MAX]
+                self.pwritev(group, position)
+                position += sum([memoryview(buffer).nbytes for buffer in group])
+            return
+        if len(buffers) == 1:
+            written, size = os.pwrite(self._fd, buffers[0], position), memoryview(buffers[0]).nbytes
+        else:
+            written = os.pwritev(self._fd, buffers, position)
+            size = sum([memoryview(buffer).nbytes for buffer in buffers])
+        if written < size:
+            self._write_rest(b"".join(buffers)[written:], position + written)
 
     def _write_rest(self, rest: bytes, position: int) -> None:
         """A short write has a reason (no space, a limit): the next write says which, or finishes

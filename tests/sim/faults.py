@@ -11,7 +11,7 @@ import errno
 from typing import TYPE_CHECKING
 
 from mq.errors import MqError
-from mq.raft.proposals import Committed
+from mq.raft.contracts import Committed
 from tests.sim.network import Weather
 from tests.sim.node import Setup, SimNode
 from tests.sim.world import World
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-    from mq.raft.proposals import Outcome
+    from mq.raft.contracts import Outcome
 
 FAULTS_S = 8.0
 _NODES_MAX = 7

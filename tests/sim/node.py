@@ -22,7 +22,7 @@ from tests.support.faulty_vfs import FaultyVfs
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mq.raft.proposals import Outcome
+    from mq.raft.contracts import Outcome
     from mq.store.logreader import Entry
     from tests.sim.world import World
 

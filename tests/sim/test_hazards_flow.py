@@ -23,8 +23,8 @@ from tests.sim.world import World
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mq.raft.contracts import Outcome
     from mq.raft.engine import Peer
-    from mq.raft.proposals import Outcome
     from mq.store.logreader import Entry
     from tests.sim.network import Sent
     from tests.sim.node import SimNode

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mq.errors import NodeStopped, NotLeader, OutcomeUnknown
-from mq.raft.contracts import Role, Timing
+from mq.raft.contracts import Committed, Outcome, Role, Timing
 from mq.raft.core import Core
-from mq.raft.proposals import Committed, Outcome, Proposals
+from mq.raft.proposals import Proposals
 from mq.raft.vote_trust import VoteTrust
 from mq.store.format import Kind
 from tests.sim.ledger import Violation

@@ -15,10 +15,9 @@ from mq.errors import (
     StorageFailed,
 )
 from mq.raft.changes import Changes
-from mq.raft.contracts import Role
+from mq.raft.contracts import Committed, Outcome, Role
 from mq.raft.core import Core, Ready
 from mq.raft.membership import Membership
-from mq.raft.proposals import Committed, Outcome
 from mq.raft.replica import Replica
 from mq.store.format import Kind
 from tests.sim.ledger import Violation

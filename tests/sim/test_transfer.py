@@ -10,8 +10,7 @@ import math
 import pytest
 
 from mq.errors import FlowControl, IllegalMembership, NotLeader, OutcomeUnknown
-from mq.raft.contracts import Role
-from mq.raft.proposals import Committed, Outcome
+from mq.raft.contracts import Committed, Outcome, Role
 from mq.raft.replica import Replica
 from mq.raft.transfer import Transfer
 from mq.store.format import Kind

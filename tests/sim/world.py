@@ -20,7 +20,7 @@ from tests.sim.node import Setup, SimNode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mq.raft.proposals import Outcome
+    from mq.raft.contracts import Outcome
 
 _CONNECT_S = 0.05
 

@@ -32,7 +32,7 @@ from mq.store.format import Kind
 from mq.wire.v1.message_pb2 import Batch, Message
 
 if TYPE_CHECKING:
-    from mq.raft.proposals import Committed
+    from mq.raft.contracts import Committed
 
 TOPIC = "orders"
 # Entries that mean nothing to the broker.

@@ -144,7 +144,7 @@ class Applied(NamedTuple):
 def apply_through(store: Store, raft_index: int) -> list[Applied]:
     """Applies the batches of entries, without a broker that knows more of them."""
     found = []
-    for ref, batches, _ in store.committed(raft_index):
+    for ref, batches, *_ in store.committed(raft_index):
         found.append(Applied(ref, [], [one for one, _ in batches]))
         for each, log_offset in batches:
             if each.is_held:

@@ -74,7 +74,6 @@ class Machine:
         # Term of the last applied entry. A leader with an applied entry of its own term has applied
         # everything before it.
         self.applied_term = 0
-        self._proposed: dict[int, ProposedEntry] = {}
         state.restore(store.restored_broker_state)
 
     def appended(self, ref: EntryRef, context: Any) -> None:
@@ -83,21 +82,17 @@ class Machine:
             self.store.appended(ref, ())
             return
         context.ref = ref
-        self._proposed[ref.raft_index] = context
-        self.store.appended(ref, context.batches)
+        self.store.appended(ref, context.batches, context)
         if context.on_appended is not None:
             context.on_appended(ref)
 
     def forget(self, from_index: int) -> None:
         """The entries from this one on left the log before they were committed."""
         self.store.forget(from_index)
-        for raft_index in [index for index in self._proposed if index >= from_index]:
-            del self._proposed[raft_index]
 
     def start_over(self) -> None:
         """The log was replaced: the state is that of the checkpoint that opens it."""
         self.store.start_over()
-        self._proposed.clear()
         self.state.restore(self.store.restored_broker_state)
 
     def apply_through(self, raft_index: int) -> Iterator[AppliedEntry]:
@@ -108,12 +103,11 @@ class Machine:
             yield self._apply(entry)
 
     def _apply(self, entry: CommittedEntry) -> AppliedEntry:
-        ref = entry.ref
+        ref, batches, _, proposed = entry
         applied = AppliedEntry(ref.term != self.applied_term, [], [], [])
         self.applied_term = ref.term
-        proposed = self._proposed.pop(ref.raft_index, None)
         stored = proposed.stored if proposed is not None else []
-        for batch, log_offset in entry.batches:
+        for batch, log_offset in batches:
             stored.append(self._put(batch, log_offset, ref.stored_at_ms, applied))
         self.store.set_applied(ref)
         command = proposed.command if proposed is not None else _decode(entry)

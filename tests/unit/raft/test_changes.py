@@ -6,7 +6,7 @@ import pytest
 
 from mq.errors import IllegalMembership, NotLeader, OutcomeUnknown
 from mq.raft.changes import Changes
-from mq.raft.proposals import Committed, Outcome
+from mq.raft.contracts import Committed, Outcome
 
 MEMBERS = {"a": "a:1", "b": "b:1", "c": "c:1"}
 MATCHES = {"a": 100, "b": 100, "c": 100}

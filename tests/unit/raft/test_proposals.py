@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mq.errors import DiskFull, FlowControl, NotLeader, OutcomeUnknown
-from mq.raft.proposals import Committed, Outcome, Proposal, Proposals
+from mq.raft.contracts import Committed, Outcome
+from mq.raft.proposals import Proposal, Proposals
 from mq.store.format import Kind
 
 NOT_LEADER = NotLeader(None, None)
@@ -32,8 +33,7 @@ def test_each_proposal_ends_once_in_order_when_it_is_applied() -> None:
     waiting = Waiting()
     for name in "abc":
         waiting.put(name)
-    for index, proposal in enumerate(waiting.proposals.take(100), start=5):
-        waiting.proposals.appended(proposal, index, 2)
+    waiting.proposals.appended(waiting.proposals.take(100), 5, 2)
     waiting.proposals.applied(4)
     assert waiting.ended == []
     waiting.proposals.applied(6)
@@ -51,9 +51,7 @@ def test_more_than_may_wait_is_refused_until_something_ends(count_max: int, byte
     waiting.put("b")
     with pytest.raises(FlowControl):
         waiting.put("c", 1)
-    (first, second) = waiting.proposals.take(100)
-    waiting.proposals.appended(first, 1, 1)
-    waiting.proposals.appended(second, 2, 1)
+    waiting.proposals.appended(waiting.proposals.take(100), 1, 1)
     with pytest.raises(FlowControl):
         waiting.put("c", 1)
     waiting.proposals.applied(1)
@@ -70,7 +68,7 @@ def test_as_many_are_taken_as_fit_but_at_least_one() -> None:
     assert [each.context for each in waiting.proposals.take(0)] == ["c"]
     assert [each.context for each in waiting.proposals.take(19)] == ["d"]
     assert waiting.proposals.take(19) == []
-    assert not waiting.proposals.has_queued
+    assert not waiting.proposals.queued
 
 
 def test_proposals_that_are_put_back_come_first_and_in_order() -> None:
@@ -79,7 +77,7 @@ def test_proposals_that_are_put_back_come_first_and_in_order() -> None:
         waiting.put(name)
     taken = waiting.proposals.take(20)
     waiting.proposals.put_back(taken)
-    assert waiting.proposals.has_queued
+    assert waiting.proposals.queued
     assert [each.context for each in waiting.proposals.take(100)] == ["a", "b", "c"]
 
 
@@ -87,7 +85,7 @@ def test_at_the_end_of_a_leadership_what_was_written_is_unknown_and_the_rest_ref
     waiting = Waiting(bytes_max=20)
     waiting.put("written")
     (written,) = waiting.proposals.take(0)
-    waiting.proposals.appended(written, 5, 2)
+    waiting.proposals.appended([written], 5, 2)
     waiting.put("queued")
     waiting.proposals.end_leadership(NOT_LEADER)
     assert [(name, type(outcome)) for name, outcome in waiting.ended] == [
@@ -102,7 +100,7 @@ def test_a_full_disk_refuses_only_what_was_not_written() -> None:
     waiting = Waiting()
     waiting.put("written")
     (written,) = waiting.proposals.take(0)
-    waiting.proposals.appended(written, 5, 2)
+    waiting.proposals.appended([written], 5, 2)
     waiting.put("queued")
     waiting.proposals.refuse_queued(DiskFull("full"))
     assert waiting.names() == ["queued"]

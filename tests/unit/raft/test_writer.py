@@ -7,11 +7,10 @@ import errno
 import pytest
 
 from mq.errors import DiskFull, MqError, OutcomeUnknown, StorageFailed
-from mq.raft.contracts import Limits
+from mq.raft.contracts import Committed, Limits, Outcome
 from mq.raft.handshake import Restored
 from mq.raft.membership import Membership, read_members, read_restorations
-from mq.raft.proposals import Committed, Outcome, Proposal, Proposals
-from mq.raft.writer import Writer
+from mq.raft.proposals import Proposal, Proposals, Writer
 from mq.store.commitlog import NewEntry
 from mq.store.format import Kind
 from mq.store.logreader import EntryRef
@@ -192,13 +191,11 @@ def test_a_log_that_fails_leaves_no_proposal_without_an_answer() -> None:
 def test_small_entries_gather_while_others_are_on_their_way() -> None:
     made = Made()
     made.put("a")
-    assert not made.writer.is_gathering(is_round_open=False, now_s=0.0)
     made.write(5.0)
-    assert made.writer.is_gathering(is_round_open=True, now_s=5.0)
-    assert not made.writer.is_gathering(is_round_open=False, now_s=5.0)
-    assert not made.writer.is_gathering(is_round_open=True, now_s=5.5)
+    assert made.writer.is_gathering(5.0)
+    assert not made.writer.is_gathering(5.5)
     made.put("large", 1 << 19)
-    assert not made.writer.is_gathering(is_round_open=True, now_s=5.0)
+    assert not made.writer.is_gathering(5.0)
 
 
 def test_the_first_entry_of_a_new_leader_gets_its_time_when_it_is_written() -> None:
