@@ -111,7 +111,7 @@ class _Consensus:
 
     @property
     def leading(self) -> Leading:
-        _, term, leader_id, _ = self._raft.leadership
+        _, term, leader_id = self._raft.leadership
         presence = self._raft.presences.get(leader_id) if leader_id else None
         if presence is None:
             return Leading(term, leader_id, None)
@@ -303,7 +303,7 @@ class Server:
                     members=sorted(status.members),
                 )
         self._is_up = True
-        role, term, leader, _ = raft.leadership
+        role, term, leader = raft.leadership
         log.info(
             "node is up",
             address=parts.address,

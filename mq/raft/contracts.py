@@ -110,7 +110,6 @@ class Leadership(NamedTuple):
     role: Role
     term: int
     leader_id: str | None
-    leader_address: str | None
 
 
 class Driver(Protocol):

@@ -77,12 +77,12 @@ class Ready(NamedTuple):
     vote: tuple[int, str | None] | None = None
     # Entries from this raft index on leave the log.
     truncate: int | None = None
-    # A region of the leader's log, or entries of our own; to be written behind the last entry.
-    append: memoryview | Sequence[NewEntry] | None = None
+    # A region of the leader's log, or the first entry of a new leader; goes behind the last entry.
+    append: memoryview | NewEntry | None = None
     # Entries up to here are committed and durable: apply them and say so with `applied`.
     commit: int = 0
     messages: Sequence[tuple[str, Frame]] = ()
-    # The leadership has changed; the address of the leader is not known here.
+    # The leadership has changed.
     role: Leadership | None = None
     # A follower lacks more entries: call `replicate` when the messages are sent.
     has_more: bool = False
@@ -133,7 +133,7 @@ class Core:
         # The next Ready.
         self._vote_due: tuple[int, str | None] | None = None
         self._truncate_due: int | None = None
-        self._append_due: memoryview | Sequence[NewEntry] | None = None
+        self._append_due: memoryview | NewEntry | None = None
         self._messages: list[tuple[str, Frame]] = []
         self._commit_due = 0
         self._has_more = False
@@ -141,7 +141,6 @@ class Core:
         self._told: tuple[int, int, Peer | None] = Role.FOLLOWER, vote.term, None
         # The append that `appended` or `refused` will answer.
         self._was_truncated = False
-        self._noop_pending = False
         self._append_pending: tuple[Peer, int] | None = None  # leader, its commit index
         # The answer that waits for a sync, and the last one that was sent.
         self._owed: _Answer | None = None
@@ -198,45 +197,40 @@ class Core:
             receive(self._engine.peer(peer_id), message, memoryview(body))
         return self._leave()
 
-    def propose(self, entries: Sequence[NewEntry]) -> Ready:
-        """The leader's own entries, of its term, in one append."""
+    def propose(self, now_s: float) -> Ready:
+        """The log has more entries of this leader, of its term: sends and counts them."""
         if self._engine.state != Role.LEADER:
             raise RuntimeError(f"{self.node_id} does not lead")
-        return Ready(append=entries)
+        self._now_s = now_s
+        self.log.refresh()
+        self._send_entries()
+        self._commit()
+        return self._leave()
 
     def appended(self, now_s: float) -> Ready:
         """The log has the entries of the last Ready."""
+        pending, self._append_pending = self._append_pending, None
+        if pending is None:
+            return self.propose(now_s)
         self._now_s = now_s
         self.log.refresh(was_truncated=self._was_truncated)
-        pending, self._append_pending = self._append_pending, None
-        self._was_truncated = self._noop_pending = False
-        if pending is not None:
-            leader, commit_index = pending
-            self._matched(leader, commit_index, self.log.last_index)
-        else:
-            if self._receivers:
-                self._send_entries()
-            self._commit()
+        self._was_truncated = False
+        leader, commit_index = pending
+        self._matched(leader, commit_index, self.log.last_index)
         return self._leave()
 
     def refused(self, error: MqError, now_s: float) -> Ready:
-        """The disk is full, or the entries are not intact. The log has what came before them; of a
-        leader's own entries it may have some.
-        """
+        """The disk is full, or the entries are not intact: the log has nothing of them."""
         self._now_s = now_s
         self.log.refresh(was_truncated=self._was_truncated)
         self._was_truncated = False
         pending, self._append_pending = self._append_pending, None
         if pending is not None:
             self._refuse(pending[0], error)
-        elif self._noop_pending:
-            self._noop_pending = False
+        else:
             log.warning("elected, but the disk is full: stepping down", error=str(error))
             self._engine.step_down()
             self._postpone()
-        else:
-            self._send_entries()
-            self._commit()
         return self._leave()
 
     def synced(self, raft_index: int, now_s: float) -> Ready:
@@ -552,7 +546,7 @@ class Core:
 
     def _send_entries(self) -> None:
         """To each peer that lacks some and may get them."""
-        if self._engine.state == Role.LEADER:
+        if self._receivers and self._engine.state == Role.LEADER:
             last_index = self.log.last_index
             for peer in self._receivers:
                 if peer.progress.next_index <= last_index:
@@ -568,8 +562,7 @@ class Core:
             peer.progress.start_probing()
         for peer in self._receivers:
             peer.progress.next_index = self.log.last_index + 1
-        self._append_due = [NewEntry(Kind.NOOP, term, 0, [])]
-        self._noop_pending = True
+        self._append_due = NewEntry(Kind.NOOP, term, 0, [])
 
     def save_vote(self, term: int, voted_for: str | None) -> None:
         self._vote_due = term, voted_for
@@ -803,7 +796,7 @@ class Core:
         state = engine.state, engine.term, engine.leader
         if state != self._told:
             self._told = state
-            role = Leadership(self.role, engine.term, self.leader_id, None)
+            role = Leadership(self.role, engine.term, self.leader_id)
         elif not (
             self._messages
             or self._commit_due

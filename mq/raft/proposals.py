@@ -111,10 +111,6 @@ class Proposals:
 
 
 class Writer:
-    """The entries of `checkpoint` and `take` come back to `append` before the next ones are asked
-    for.
-    """
-
     def __init__(
         self,
         log: CommitLog,
@@ -131,8 +127,7 @@ class Writer:
         self._membership = membership
         self._now_ms = now_ms
         self._append_bytes_max = limits.append_bytes_max
-        self._taken: Sequence[Proposal] = ()
-        self._taken_s = 0.0
+        self._written_s = 0.0
 
     @property
     def is_settled(self) -> bool:
@@ -144,76 +139,62 @@ class Writer:
         one frame and one sync; large ones go at once.
         """
         is_small = self._proposals.queued_bytes < _GATHER_BYTES
-        return is_small and now_s - self._taken_s < _GATHER_S
+        return is_small and now_s - self._written_s < _GATHER_S
 
-    def checkpoint(self, term: int) -> NewEntry | None:
-        """Opens a new segment, when that is due and possible."""
-        if not self.is_roll_due or not self.is_settled:
-            return None
-        membership = self._membership
-        return checkpoint_entry(
+    def write(self, term: int, now_s: float) -> None:
+        """Writes queued proposals, and the checkpoint of a new segment before them, as far as they
+        may be written now. DiskFull: some of them may be written, the rest waits.
+        """
+        self._written_s = now_s
+        if self.is_roll_due:
+            if not self.is_settled:
+                return
+            self._roll(term)
+        if not self._proposals.queued:
+            return
+        self._machine.check_writable()
+        taken = self._proposals.take(self._append_bytes_max)
+        try:
+            self._append(taken, term)
+        except SegmentFull:
+            self.is_roll_due = True
+            self._append_what_fits(len(taken), term)
+
+    def _roll(self, term: int) -> None:
+        membership, changes = self._membership, self._membership.changes
+        entry = checkpoint_entry(
             self._machine.checkpoint_payload(),
-            membership.changes.members_after(membership.members),
+            changes.members_after(membership.members),
             membership.restorations,
             term=term,
             stored_at_ms=self._now_ms(),
         )
-
-    def take(self, term: int, now_s: float) -> Sequence[NewEntry]:
-        """Entries of queued proposals, as far as they may be written now. DiskFull: the state
-        machine takes no more.
-        """
-        self._taken_s = now_s
-        if self.is_roll_due or not self._proposals.queued:
-            return ()
-        self._machine.check_writable()
-        self._taken = self._proposals.take(self._append_bytes_max)
-        return self._entries(self._taken, term)
-
-    def append(self, entries: Sequence[NewEntry]) -> None:
-        """Writes entries that were handed out, or the no-op of a new leader. DiskFull: some of them
-        may be written, the rest waits.
-        """
-        taken, self._taken = self._taken, ()
-        kind, term, _, payload = entries[0]
-        if taken:
-            try:
-                self._append(taken, entries)
-            except SegmentFull:
-                self._append_what_fits(len(taken), term)
-                self.is_roll_due = True
-        elif kind == Kind.CHECKPOINT:
-            ref = self._log.roll(entries[0])
-            self.is_roll_due = False
-            self._membership.changes.written(ref.raft_index, term)
-        else:
-            self._log.append([NewEntry(kind, term, self._now_ms(), payload)])
+        ref = self._log.roll(entry)
+        self.is_roll_due = False
+        membership.is_stale = True
+        changes.written(ref.raft_index, term)
 
     def _append_what_fits(self, count: int, term: int) -> None:
         for _ in range(count):
-            taken = self._proposals.take(0)
             try:
-                self._append(taken, self._entries(taken, term))
+                self._append(self._proposals.take(0), term)
             except SegmentFull:
                 return
 
-    def _entries(self, proposals: Sequence[Proposal], term: int) -> list[NewEntry]:
-        now_ms = self._now_ms()
-        return [NewEntry(kind, term, now_ms, payload) for kind, payload, *_ in proposals]
-
-    def _append(self, proposals: Sequence[Proposal], entries: Sequence[NewEntry]) -> None:
+    def _append(self, proposals: Sequence[Proposal], term: int) -> None:
         """Whatever comes of it, no proposal is lost: written, or back in the queue, or, when the
         log has failed, among those whose outcome is unknown.
         """
+        now_ms = self._now_ms()
+        entries = [NewEntry(kind, term, now_ms, payload) for kind, payload, *_ in proposals]
         try:
             refs = self._log.append(entries)
         except (DiskFull, SegmentFull):
             self._proposals.put_back(proposals)
             raise
         except MqError:
-            first_index = self._log.last_index + 1
-            self._proposals.appended(proposals, first_index, entries[0].term)
+            self._proposals.appended(proposals, self._log.last_index + 1, term)
             raise
-        self._proposals.appended(proposals, refs[0].raft_index, refs[0].term)
+        self._proposals.appended(proposals, refs[0].raft_index, term)
         for ref, proposal in zip(refs, proposals, strict=True):
             self._machine.appended(ref, proposal.context)

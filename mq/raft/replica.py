@@ -41,8 +41,7 @@ from mq.raft.membership import Membership, checkpoint_entry
 from mq.raft.proposals import Proposal, Proposals, Writer
 from mq.raft.raft_log import FIRST_INDEX, RaftLog
 from mq.raft.transfer import Transfer
-from mq.raft.vote import VoteFile
-from mq.raft.vote_trust import VoteTrust
+from mq.raft.vote import VoteFile, VoteTrust
 from mq.store.commitlog import CommitLog, NewEntry
 from mq.store.format import Kind
 from mq.store.scan import check_opening
@@ -93,7 +92,7 @@ class Replica:
         self.transfer = Transfer()
         self._is_stopping = False
         self._connected: set[str] = set()
-        self.leadership = Leadership(Role.FOLLOWER, vote.term, None, None)
+        self.leadership = Leadership(Role.FOLLOWER, vote.term, None)
         # Committed entries wait for a tick: one tick applies a bounded number of them.
         self.has_more_to_apply = False
         self._sync_requested_index = 0
@@ -200,7 +199,7 @@ class Replica:
             stopped = NodeStopped(f"this node has stopped: {error}")
             self._proposals.end_leadership(stopped)
             self._changes.end(stopped)
-            self._set_leadership(Leadership(Role.FOLLOWER, self.leadership.term, None, None))
+            self._set_leadership(Leadership(Role.FOLLOWER, self.leadership.term, None))
 
     def _guarded(self, action: Callable[..., object], *arguments: object) -> None:
         if self.failure is not None:
@@ -259,10 +258,7 @@ class Replica:
         if ready.append is not None:
             self._perform(core, core.appended(self._now_s()))
         if ready.role is not None:
-            self._refresh_members(core)
-            leader_id = ready.role.leader_id
-            address = self.membership.members.get(leader_id) if leader_id is not None else None
-            self._set_leadership(ready.role._replace(leader_address=address))
+            self._set_leadership(ready.role)
 
     def _send(self, core: Core, ready: Ready) -> None:
         """Also entries that followers still lack, until their connections are full; but the loop
@@ -288,21 +284,17 @@ class Replica:
         self._sync_requested_index = 0
         self.log.truncate(from_index)
 
-    def _append(self, core: Core, append: memoryview | Sequence[NewEntry]) -> bool:
+    def _append(self, core: Core, append: memoryview | NewEntry) -> bool:
         """Returns False if the log does not take the entries, and the core has been told so."""
         try:
             if isinstance(append, memoryview):
                 self.log.extend(append)
-                self._refresh_members(core)  # they count from here on
             else:
-                self._writer.append(append)
-                if append[0].kind == Kind.CHECKPOINT:
-                    self._refresh_members(core)
+                self.log.append([append._replace(stored_at_ms=self._driver.now_ms())])
         except (DiskFull, MalformedEntries) as error:
             self._perform(core, core.refused(error, self._now_s()))
-            if core.role == Role.LEADER:
-                self._refuse_writes(core, error)
             return False
+        self._refresh_members(core)  # they count from here on
         return True
 
     def _apply(self, core: Core, raft_index: int) -> None:
@@ -361,19 +353,20 @@ class Replica:
             return
         if core.role != Role.LEADER or (self.transfer.request and self.transfer.blocks_writes):
             return
-        now_s, term = self._now_s(), core.term
+        now_s, last_index = self._now_s(), self.log.last_index
         if core.has_open_round and writer.is_gathering(now_s):
             return
+        failure = None
         try:
-            checkpoint = writer.checkpoint(term) if writer.is_roll_due else None
-            if checkpoint is not None:
-                self._perform(core, core.propose([checkpoint]))
-            entries = writer.take(term, now_s)
+            writer.write(core.term, now_s)
         except DiskFull as error:
-            self._refuse_writes(core, error)
-            return
-        if entries:
-            self._perform(core, core.propose(entries))
+            failure = error
+        if self.log.last_index > last_index:
+            if self.membership.is_stale:
+                self._refresh_members(core)  # they count from here on
+            self._perform(core, core.propose(now_s))
+        if failure is not None:
+            self._refuse_writes(core, failure)
 
     def _refuse_writes(self, core: Core, error: MqError) -> None:
         """The disk is full. Others may have room; entries in flight keep this node from leaving."""

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mq.errors import IllegalMembership
-from mq.raft.changes import is_close
 from mq.raft.core import Core
+from mq.raft.membership import is_close
 
 # An absent node is not waited for longer than this, whatever the time-out for one that is behind.
 _ABSENT_S = 2.0

@@ -20,18 +20,17 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-from collections import deque
+import ssl
+from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Protocol
 
-from mq.errors import IllegalConfig
-from mq.logging import get_logger
-from mq.raft.complaints import Complaints
+from mq.errors import IllegalConfig, PortUnavailable
+from mq.logging import RateLimit, get_logger
 from mq.raft.connection import Connection
 from mq.raft.frames import Frame
 from mq.raft.handshake import Expected, Past, Presence, greeting, objection, printable
-from mq.raft.listening import listen, opens_tls, reason_of, split_address
-from mq.raft.tls import TlsContexts
+from mq.raft.tls import TlsContexts, explain
 from mq.store.identity import Identity
 from mq.wire.v1.raft_pb2 import Hello
 
@@ -41,6 +40,10 @@ log = get_logger(__name__)
 # slept, what arrived meanwhile is read before as many ticks have passed.
 _TICKS = 4
 _ACCEPT_RETRY_S = 0.1
+_TLS_HANDSHAKE = b"\x16"  # the first byte of a TLS connection
+_COMPLAINTS_MAX = 256
+# About strangers, which can connect at any rate and under any name.
+_LINES_MAX, _LINES_S = 30, 60.0
 # How often a connection is looked at while a newer one is held.
 _LOOKS = 10
 
@@ -61,6 +64,33 @@ class Listener(Protocol):
     def on_writable(self, peer_id: str) -> None:
         """`has_room` was False when a frame was sent, and is True again."""
         ...
+
+
+class Complaints:
+    """The last complaint about each peer, so that the log does not repeat it at each redial."""
+
+    def __init__(self) -> None:
+        self._strangers = RateLimit(_LINES_MAX, _LINES_S)
+        self._last: OrderedDict[str, str] = OrderedDict()
+
+    def is_new(self, origin: str, reason: str) -> bool:
+        is_new = self._last.get(origin) != reason
+        self._last[origin] = reason
+        self._last.move_to_end(origin)
+        while len(self._last) > _COMPLAINTS_MAX:  # strangers choose their names
+            self._last.popitem(last=False)
+        return is_new
+
+    def forget(self, origin: str) -> None:
+        self._last.pop(origin, None)
+
+    def of_stranger(self, *, peer: str, address: str, reason: str) -> None:
+        """At most so many lines a minute; the next one says how many were left out."""
+        if self._strangers.admit():
+            omitted = self._strangers.omitted()
+            log.warning(
+                "connection not accepted", peer=peer, address=address, reason=reason, **omitted
+            )
 
 
 class Transport:
@@ -123,7 +153,7 @@ class Transport:
         first one is taken.
         """
         if address is not None:
-            self._listening = await listen(address)
+            self._listening = await _listen(address)
             self._resume_accepting()
         self._spawn(self._watch())
 
@@ -296,13 +326,13 @@ class Transport:
             connection.close("it does not answer")
         # RuntimeError: what uvloop makes of sockets that end at the wrong moment.
         except (OSError, RuntimeError, ValueError, IllegalConfig) as error:
-            connection.close(reason_of(error))
+            connection.close(_reason_of(error))
         finally:
             connection.close() if connection.was_opened else connection.abandon()
         return 0
 
     async def _connect(self, connection: Connection) -> None:
-        host, port = split_address(connection.address)
+        host, port = _split_address(connection.address)
         tls = self._tls and self._tls.client
         async with asyncio.timeout(self._connect_timeout_ms / 1000):
             await asyncio.get_running_loop().create_connection(
@@ -319,8 +349,8 @@ class Transport:
         except BlockingIOError:
             return
         except OSError as error:  # no descriptors left, or already gone again
-            if self._complaints.is_new("", reason_of(error)):
-                log.warning("cannot accept connections", reason=reason_of(error))
+            if self._complaints.is_new("", _reason_of(error)):
+                log.warning("cannot accept connections", reason=_reason_of(error))
             loop.remove_reader(listening)
             loop.call_later(_ACCEPT_RETRY_S, self._resume_accepting)
             return
@@ -345,7 +375,7 @@ class Transport:
         try:
             async with asyncio.timeout(self._handshake_timeout_ms / 1000):
                 tls = self._tls and self._tls.server
-                if tls is not None and not await opens_tls(sock):
+                if tls is not None and not await _opens_tls(sock):
                     tls = None
                     connection.refuse_at_once(
                         f"node {self._identity.node} accepts TLS only, and the other side opens "
@@ -359,7 +389,7 @@ class Transport:
         except TimeoutError:
             connection.close(f"no handshake within {self._handshake_timeout_ms} ms")
         except (OSError, RuntimeError) as error:
-            connection.close(reason_of(error))
+            connection.close(_reason_of(error))
 
     async def _hold(self, newer: Connection) -> None:
         """Until the connection that its peer has ends, or is silent for long enough, which makes
@@ -460,6 +490,59 @@ class Transport:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
             self.on_failure(error)
+
+
+def _split_address(address: str) -> tuple[str, int]:
+    """Host and port of "host:port" or "[IPv6]:port"."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise IllegalConfig(f"{address!r} is no address: use host:port, with a port up to 65535")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+async def _listen(address: str) -> socket.socket:
+    host, port = _split_address(address)
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, where = found[0]
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setblocking(False)  # noqa: FBT003 - the standard library's signature
+            # Not SO_REUSEPORT, with which two nodes could share a port without noticing.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(where)
+            sock.listen()
+        except BaseException:
+            sock.close()
+            raise
+    except (OSError, ValueError) as error:
+        raise PortUnavailable(
+            f"cannot listen on {address} for other nodes: {_reason_of(error)}; stop the process "
+            "that has the port, or set another address"
+        ) from error
+    return sock
+
+
+async def _opens_tls(sock: socket.socket) -> bool:
+    """Waits for the first byte and leaves it where it is."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(sock, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(sock)
+    # Nothing: already closed, which is for TLS to find out.
+    return sock.recv(1, socket.MSG_PEEK) in {b"", _TLS_HANDSHAKE}
+
+
+def _reason_of(error: Exception) -> str:
+    """Why a connection did not come about, for people."""
+    if isinstance(error, ssl.SSLError):
+        return explain(error)
+    return str(error) or type(error).__name__
 
 
 def _origin(connection: Connection) -> str:

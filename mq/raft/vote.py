@@ -1,4 +1,4 @@
-"""Raft's promise that outlives a crash: the term a node has seen, and whom it voted for in it.
+"""The promise that outlives a crash: the term a node has seen, and its vote in that term.
 
 The file `<data>/vote` has two slots of 4,096 bytes, written in turn, and each slot has the same
 record in each of its eight sectors of 512 bytes:
@@ -14,26 +14,36 @@ Integers are little-endian; a length of 0 is no vote. Slot i takes the even or o
 The file is made once, at its full size, and overwritten in place from then on: a full disk does not
 keep a node from voting, and the slot that is not being written has the record before.
 
-What is detected. A write that a crash tears leaves old and new sectors in its slot, each of them
+Detected damage: a write that a crash tears leaves old and new sectors in its slot, each of them
 intact: the newest intact record of all counts, whether or not its `save` had returned, and what was
 saved is never missing from it. A flipped bit, or any damage that spares one of the eight sectors,
 costs nothing, because all eight have what was saved. A slot without any intact record cannot come
 from a crash: it may have been the newest, and going back to the other one could vote twice in one
 term. So it is refused. Not detected: a disk that loses a whole write which it had called durable,
 and a file that is put back from a backup or deleted: both look like an earlier moment.
+
+A vote, or the statement that an entry is on disk, binds a node for ever; one that has forgotten it
+may help to elect a leader without an entry that was acknowledged. `must_catch_up` marks a node that
+may have forgotten something; `VoteTrust` sets it, and lifts it when the node has all that was
+committed.
 """
 
 from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from isal.isal_zlib import crc32
 
 from mq.errors import DiskFull, LogDamaged, MqError, StorageFailed
 from mq.logging import get_logger
+from mq.raft.raft_log import FIRST_INDEX
+from mq.store.commitlog import CommitLog
+from mq.store.format import HEADER_BYTES, decode_header
 from mq.store.vfs import File, Vfs, is_shortage, shortage, write_file_atomically
+from mq.wire.v1.raft_pb2 import RaftFrame
 
 log = get_logger(__name__)
 
@@ -196,3 +206,69 @@ class VoteFile:
         if is_shortage(error):
             return DiskFull(f"{text}: {shortage(error)}; free some, the node needs it to start")
         return StorageFailed(f"{text}. The file cannot be used: check its rights and the disk")
+
+
+class VoteTrust:
+    def __init__(self, node_id: str, commitlog: CommitLog, vote: VoteFile) -> None:
+        self._node_id = node_id
+        self._log = commitlog
+        self._vote = vote
+
+    def check(self, members: Mapping[str, str]) -> None:
+        """At start. A node that is alone has no other to learn from."""
+        vote, commitlog = self._vote, self._log
+        if len(members) <= 1:
+            self._mark("", must_catch_up=False)
+        elif commitlog.last_term > vote.term:
+            self._mark("the vote file was lost")
+        elif commitlog.recovery.synced_bytes_lost:
+            self._mark("the log has lost entries that had been synced")
+
+    def notice(self, message: RaftFrame) -> None:
+        """Before each message is handled. A new node that hears of a history may have been part of
+        it with another disk; in a group that is new as a whole it takes part in the first election
+        before it hears of any.
+        """
+        vote = self._vote
+        if vote.term == 0 < message.term and self._log.last_index == FIRST_INDEX:
+            kind = message.WhichOneof("content")
+            is_history = True
+            if kind == "vote_request":
+                is_history = message.vote_request.last_index > FIRST_INDEX
+            elif kind == "pre_vote_request":
+                is_history = message.pre_vote_request.last_index > FIRST_INDEX
+            if is_history:
+                self._mark("the data directory is new, but the broker set is not")
+
+    def genesis_crc(self) -> int:
+        """Checksum of entry 1, which has the first members; 0 when the log does not have it."""
+        commitlog = self._log
+        if commitlog.last_index < FIRST_INDEX or commitlog.first_index != FIRST_INDEX:
+            return 0
+        header = decode_header(commitlog.read(commitlog.start_offset, HEADER_BYTES))
+        return header.crc if header else 0
+
+    def revoke(self, term: int) -> None:
+        """The log is about to start over: until it is complete, this node is not trusted. Durable
+        when this returns.
+        """
+        vote = self._vote
+        voted_for = vote.voted_for if term == vote.term else None
+        vote.save(term, voted_for, must_catch_up=True)
+
+    def restore(self, term: int) -> None:
+        """This node has all that was committed. Durable when this returns."""
+        self._vote.save(term, self._vote.voted_for, must_catch_up=False)
+        log.info("caught up: this node votes again", node=self._node_id, term=term)
+
+    def _mark(self, reason: str, *, must_catch_up: bool = True) -> None:
+        vote = self._vote
+        if vote.must_catch_up != must_catch_up:
+            term = max(vote.term, self._log.last_term)
+            vote.save(term, vote.voted_for, must_catch_up=must_catch_up)
+            if must_catch_up:
+                log.warning(
+                    "this node does not vote until it has caught up",
+                    node=self._node_id,
+                    reason=reason,
+                )

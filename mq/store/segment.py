@@ -35,8 +35,6 @@ IDX_SUFFIX = ".idx"
 MENDED_SUFFIX = ".mended"  # of a file that is not in its place yet
 _IDX_STEP_BYTES = 1 << 20
 _LOG_STEP_BYTES = 32 << 20
-# Below this a copy is cheaper than a write of several buffers.
-_JOINED_BYTES = 16 << 10
 
 
 class Segment:
@@ -163,8 +161,6 @@ class Segment:
             log_room.ensure(end, limit)
         if idx_end > idx_room.enough:
             idx_room.ensure(idx_end, limit)
-        if size <= _JOINED_BYTES:
-            buffers = [b"".join(buffers)]
         self.log.pwritev(buffers, self.end)
         self.idx.pwritev([records], idx_position)
         self.end = end

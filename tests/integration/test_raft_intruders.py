@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from mq.raft.complaints import Complaints
 from mq.raft.frames import PREFIX, Frame
 from mq.raft.handshake import greeting, refusal
-from mq.raft.transport import Transport
+from mq.raft.transport import Complaints, Transport
 from mq.wire.v1.raft_pb2 import RaftFrame
 from tests.support.raft_peers import (
     DEADLINE_S,

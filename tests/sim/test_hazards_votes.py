@@ -14,7 +14,7 @@ from mq.errors import NodeStopped, NotLeader, OutcomeUnknown
 from mq.raft.contracts import Committed, Outcome, Role, Timing
 from mq.raft.core import Core
 from mq.raft.proposals import Proposals
-from mq.raft.vote_trust import VoteTrust
+from mq.raft.vote import VoteTrust
 from mq.store.format import Kind
 from tests.sim.ledger import Violation
 from tests.sim.network import Weather

@@ -14,10 +14,9 @@ from mq.errors import (
     OutcomeUnknown,
     StorageFailed,
 )
-from mq.raft.changes import Changes
 from mq.raft.contracts import Committed, Outcome, Role
 from mq.raft.core import Core, Ready
-from mq.raft.membership import Membership
+from mq.raft.membership import Changes, Membership
 from mq.raft.replica import Replica
 from mq.store.format import Kind
 from tests.sim.ledger import Violation
@@ -44,6 +43,14 @@ def join(world: World, *, starts: bool = True) -> tuple[SimNode, list[Outcome]]:
     if starts:
         node.start()
     return node, outcomes
+
+
+def test_the_first_entry_of_a_new_leader_has_the_time_at_which_it_was_written() -> None:
+    with World(1) as world:
+        leader = world.settle()
+        written = leader.log.ref(2)
+        assert written.kind == Kind.NOOP
+        assert leader.now_ms() - 2_000 <= written.stored_at_ms <= leader.now_ms()
 
 
 # -- members ---------------------------------------------------------------------------------------
@@ -188,7 +195,7 @@ def test_a_removal_that_would_leave_no_healthy_majority_is_refused() -> None:
 def test_a_removal_that_leaves_no_healthy_majority_never_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("mq.raft.changes.is_close", lambda *_: True)
+    monkeypatch.setattr("mq.raft.membership.is_close", lambda *_: True)
     with World(1) as world:
         leader = world.settle()
         down, healthy = world.others(leader)

@@ -261,7 +261,7 @@ class World:
                 parts.append(f"{node.name} down")
                 continue
             status = node.replica.status()
-            role, term, leader, _ = status.leadership
+            role, term, leader = status.leadership
             parts.append(
                 f"{node.name} {role.name.lower()} term {term} of {leader}, log "
                 f"{status.first_index}..{status.last_index}, durable {status.durable_index}, "

@@ -151,7 +151,7 @@ class Door:
 
     async def _do_status(self) -> dict[str, Any]:
         status = self._raft.status()
-        role, term, leader, _ = status.leadership
+        role, term, leader = status.leadership
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return {
             "role": role.name.lower(),

@@ -82,8 +82,13 @@ class Made:
         if isinstance(ready.append, memoryview):
             self.log.extend(ready.append)
         else:
-            self.log.append(ready.append)
+            self.log.append([ready.append])
         return self.core.appended(self.now_s)
+
+    def propose(self, *payloads: bytes) -> Ready:
+        """In one append."""
+        self.log.append([NewEntry(Kind.COMMAND, self.core.term, 0, [each]) for each in payloads])
+        return self.core.propose(self.now_s)
 
     def sync(self) -> Ready:
         self.log.sync()
@@ -135,7 +140,7 @@ def test_a_follower_answers_for_entries_when_they_are_in_the_log_and_synced() ->
     made, leader = Made(1), Made(1, 1, 1)
     append = Append(prev_index=2, prev_term=1, commit_index=3)
     ready = made.step("b", 1, region(leader, 3), append=append)
-    assert ready.role == Leadership(Role.FOLLOWER, 1, "b", None)
+    assert ready.role == Leadership(Role.FOLLOWER, 1, "b")
     assert entries_of(ready) == region(leader, 3)
     assert ready.truncate is None
     assert not ready.messages
@@ -232,8 +237,8 @@ def test_a_node_that_hears_a_leader_would_not_help_to_elect_another() -> None:
 def test_a_new_leader_sends_its_first_entry_when_its_own_log_has_it() -> None:
     made = Made(1)
     ready = made.lead()
-    assert ready.role == Leadership(Role.LEADER, 2, "a", None)
-    assert ready.append == [NewEntry(Kind.NOOP, 2, 0, [])]
+    assert ready.role == Leadership(Role.LEADER, 2, "a")
+    assert ready.append == NewEntry(Kind.NOOP, 2, 0, [])
     assert not ready.messages
     sent = made.perform(ready).messages
     assert sorted(peer_id for peer_id, _ in sent) == ["b", "c"]
@@ -244,10 +249,10 @@ def test_a_leader_whose_log_refuses_its_first_entry_steps_down() -> None:
     made = Made(1)
     made.lead()
     ready = made.core.refused(FULL, made.now_s)
-    assert ready.role == Leadership(Role.FOLLOWER, 2, None, None)
+    assert ready.role == Leadership(Role.FOLLOWER, 2, None)
     assert not ready.messages
     with pytest.raises(RuntimeError, match="does not lead"):
-        made.core.propose([])
+        made.core.propose(made.now_s)
 
 
 def test_an_entry_is_committed_when_a_majority_has_it_the_leader_included() -> None:
@@ -258,12 +263,8 @@ def test_an_entry_is_committed_when_a_majority_has_it_the_leader_included() -> N
     made.sync()
     assert made.tick().commit == 3
     made.core.applied_index = 3
-    entries = [NewEntry(Kind.COMMAND, 2, 0, [b"x"]), NewEntry(Kind.COMMAND, 2, 0, [b"y"])]
-    ready = made.core.propose(entries)
-    assert ready.append == entries
-    assert not ready.messages
     # Only a follower that has answered is fed without waiting.
-    assert kinds(made.perform(ready)) == [("b", "append")]
+    assert kinds(made.propose(b"x", b"y")) == [("b", "append")]
     made.sync()
     assert not made.tick().commit
     made.step("b", 2, append_answer=AppendAnswer(next_index=5, success=True))
@@ -281,14 +282,13 @@ def test_an_answer_of_another_term_or_of_a_node_that_has_to_catch_up_does_not_co
     assert not made.tick().commit
     ready = made.step("b", 3, append_answer=AppendAnswer(next_index=4, success=True))
     assert ready.vote == (3, None)
-    assert ready.role == Leadership(Role.FOLLOWER, 3, None, None)
+    assert ready.role == Leadership(Role.FOLLOWER, 3, None)
 
 
 def test_a_follower_far_behind_gets_one_region_a_ready() -> None:
     made = Made(1)
     made.perform(made.lead())
-    large = [NewEntry(Kind.COMMAND, 2, 0, [bytes(REGION_BYTES_MAX)]) for _ in range(3)]
-    ready = made.perform(made.core.propose(large))
+    ready = made.propose(*[bytes(REGION_BYTES_MAX)] * 3)
     assert not ready.messages  # both are being probed
     made.step("b", 2, append_answer=AppendAnswer(next_index=4, success=True))
     ready = made.core.replicate(made.now_s)

@@ -11,9 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.raft import connection
-from mq.raft.connection import GREETING_BYTES_MAX, FrameReader, Malformed, OpensTls, SendQueue
-from mq.raft.frames import BODY_BYTES_MAX, MESSAGE_BYTES_MAX, PREFIX, Frame, encode
+from mq.raft.frames import (
+    _PIECE_BYTES,
+    _STAGING_BYTES,
+    BODY_BYTES_MAX,
+    GREETING_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    PREFIX,
+    Frame,
+    FrameReader,
+    Malformed,
+    OpensTls,
+    SendQueue,
+    encode,
+)
 from mq.raft.handshake import Expected, Past, Restored, greeting, objection, refusal
 from mq.wire.v1.raft_pb2 import Hello, RaftFrame, Refusal
 from tests.support.raft_peers import answer, append, node, parse, stream
@@ -22,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 ROOT = Path(__file__).resolve().parents[3]
-STAGING = connection._STAGING_BYTES
+STAGING = _STAGING_BYTES
 
 
 def feed(reader: FrameReader, data: bytes, sizes: Iterable[int] = ()) -> list[Frame]:
@@ -208,7 +219,7 @@ def test_pieces_are_the_frames_bytes_in_their_order(sizes: tuple[int, ...]) -> N
     pieces = []
     while queue.byte_count:
         pieces.append(bytes(queue.pop()))
-    assert all(0 < len(piece) <= connection._PIECE_BYTES for piece in pieces)
+    assert all(0 < len(piece) <= _PIECE_BYTES for piece in pieces)
     assert b"".join(pieces) == stream(*frames)
 
 

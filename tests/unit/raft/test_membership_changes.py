@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mq.errors import IllegalMembership, NotLeader, OutcomeUnknown
-from mq.raft.changes import Changes
 from mq.raft.contracts import Committed, Outcome
+from mq.raft.membership import Changes
 
 MEMBERS = {"a": "a:1", "b": "b:1", "c": "c:1"}
 MATCHES = {"a": 100, "b": 100, "c": 100}

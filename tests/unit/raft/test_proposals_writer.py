@@ -11,7 +11,6 @@ from mq.raft.contracts import Committed, Limits, Outcome
 from mq.raft.handshake import Restored
 from mq.raft.membership import Membership, read_members, read_restorations
 from mq.raft.proposals import Proposal, Proposals, Writer
-from mq.store.commitlog import NewEntry
 from mq.store.format import Kind
 from mq.store.logreader import EntryRef
 from tests.support.faulty_vfs import FaultyVfs
@@ -70,10 +69,7 @@ class Made:
     def write(self, now_s: float = 0.0) -> DiskFull | None:
         """As the node does."""
         try:
-            if (checkpoint := self.writer.checkpoint(1)) is not None:
-                self.writer.append([checkpoint])
-            if entries := self.writer.take(1, now_s):
-                self.writer.append(entries)
+            self.writer.write(1, now_s)
         except DiskFull as error:
             self.proposals.refuse_queued(error)
             return error
@@ -196,12 +192,3 @@ def test_small_entries_gather_while_others_are_on_their_way() -> None:
     assert not made.writer.is_gathering(5.5)
     made.put("large", 1 << 19)
     assert not made.writer.is_gathering(5.0)
-
-
-def test_the_first_entry_of_a_new_leader_gets_its_time_when_it_is_written() -> None:
-    made = Made()
-    made.put("a")
-    made.writer.append([NewEntry(Kind.NOOP, 3, 0, [])])
-    entry = made.log.entry(2)
-    assert (entry.ref.kind, entry.ref.term, entry.ref.stored_at_ms) == (Kind.NOOP, 3, 7)
-    assert len(made.proposals) == 1
