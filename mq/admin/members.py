@@ -91,7 +91,7 @@ class SetMembers:
         """Succeeds if the node leads already: the answer to a first call may be lost. An empty
         name: to any node.
         """
-        _, term, leader_id, _ = await self._or_refused(self._raft.move_leadership(node_id))
+        _, term, leader_id = await self._or_refused(self._raft.move_leadership(node_id))
         if leader_id is None or (node_id and leader_id != node_id):
             raise OutcomeUnknown(
                 f"the leadership has moved, and {leader_id or 'no node'} leads now: look at "

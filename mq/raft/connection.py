@@ -48,8 +48,8 @@ class State(enum.Enum):
 
 
 class Owner(Protocol):
-    """What a connection needs; called on the event loop. Whatever it raises ends the connection
-    and goes to `on_failure`.
+    """The side of a connection that decides; called on the event loop. Any exception of it ends the
+    connection and goes to `on_failure`.
     """
 
     def greeting(self, connection: Connection) -> Frame: ...
@@ -77,7 +77,7 @@ class Connection(asyncio.BufferedProtocol):
         self.dialed = dialed
         # Claimed by the other side, and true as soon as the connection is established.
         self.peer_id = dialed or ""
-        # What its hello tells clients of the peer.
+        # From its hello, for clients.
         self.presence = ABSENT
         self.state = State.OPENING
         # Set by the owner, when the event loop has handed over the socket for good.
@@ -102,7 +102,7 @@ class Connection(asyncio.BufferedProtocol):
         self._refusal: str | None = None
         self._transport: asyncio.Transport | None = None
 
-    # What the owner calls.
+    # -- calls of the owner ------------------------------------------------------------------------
 
     def refuse_at_once(self, reason: str) -> None:
         """Before it opens: the other side gets a Refusal."""
@@ -162,7 +162,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = None
         _resolve(self.gone)
 
-    # What the event loop calls.
+    # -- calls of the event loop -------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -215,7 +215,7 @@ class Connection(asyncio.BufferedProtocol):
         # Not here: asyncio ends a connection twice that is closed or breaks within this call.
         asyncio.get_running_loop().call_soon(self._on_resumed)
 
-    # Inside.
+    # -- inside ------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:

@@ -507,7 +507,7 @@ class Core:
             self._engine.told_to_stand(peer, message.term)
 
     def _adopt_term(self, term: int) -> None:
-        """A higher term ends whatever this node was."""
+        """A higher term ends any role of this node."""
         if term > self.term:
             self._engine.set_term(term)
             self._engine.step_down()

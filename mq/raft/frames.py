@@ -81,7 +81,7 @@ class FrameReader:
         self._body_bytes_max = BODY_BYTES_MAX
 
     def buffer(self) -> memoryview:
-        """Where the next bytes have to be put; never empty."""
+        """The buffer for the next bytes; never empty."""
         if self._frame is not None:
             return self._frame[self._filled :]
         return self._staging[self._staged :]

@@ -1,4 +1,4 @@
-"""Which nodes may talk: what a Hello says, and why it is refused. Pure decisions, no sockets.
+"""The handshake of two nodes: its Hello, and the reasons to refuse it. Pure decisions, no sockets.
 
 The node with the smaller id dials and says Hello first; the other answers with its own Hello, or
 with a Refusal. So a node that is refused was never connected in its own eyes, and does not tell
@@ -16,8 +16,7 @@ from mq.wire.v1.log_pb2 import Restoration
 from mq.wire.v1.raft_pb2 import Hello, RaftFrame, Refusal
 
 PROTOCOL_VERSION = 1
-# A reason holds words of a stranger; this much of it stays below what a frame may have before the
-# handshake, whatever they are in UTF-8.
+# A reason holds words of a stranger; so many of any characters fit a frame before the handshake.
 _REASON_CHARS_MAX = 900
 
 
@@ -29,7 +28,7 @@ class Restored(NamedTuple):
 
 
 class Past(NamedTuple):
-    """Where a log ends, and where it was restored from a backup."""
+    """The end of a log, and the places where it was restored from a backup."""
 
     last_index: int = 0
     restorations: tuple[Restored, ...] = ()
@@ -46,7 +45,7 @@ class Past(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What this node knows when the Hello of another one arrives."""
+    """The facts that the Hello of another node is compared with."""
 
     identity: Identity
     peers: Collection[str]
@@ -57,7 +56,7 @@ class Expected(NamedTuple):
 
 
 class Presence(NamedTuple):
-    """What a node tells the others for their clients: where it serves, and its zone."""
+    """The addresses and the zone of a node, for clients of the others."""
 
     client_address: str = ""
     zone: str = ""
@@ -137,7 +136,7 @@ def _wrong_node(hello: Hello, expected: Expected) -> str | None:
             f"correct the address of {expected.dialed}"
         )
     if hello.node_id not in expected.peers:
-        known = ", ".join(sorted(expected.peers)) or "nobody"
+        known = ", ".join(sorted(expected.peers)) or "no other"
         return (
             f"node {them} is not a member of broker set {us.broker_set}: node {us.node} knows "
             f"{known}; add it as a member, or stop it"

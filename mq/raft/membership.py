@@ -139,7 +139,7 @@ class Changes:
         return {change.node_id: change.address} if change and change.address is not None else {}
 
     def follow_learner(self, match_index: int, last_index: int) -> bool:
-        """Whether the node that is being added has nearly all of the log now."""
+        """Returns True if the node that is being added has nearly all of the log now."""
         change = self.current
         if change is None or change.is_ready:
             return False
@@ -194,7 +194,7 @@ class Changes:
 
 
 def is_close(match_index: int, last_index: int) -> bool:
-    """Whether a node that has the log up to `match_index` has the rest in a moment."""
+    """Returns True if a node that has the log up to `match_index` has the rest in a moment."""
     return match_index > 0 and last_index - match_index <= _CLOSE_ENTRIES
 
 

@@ -58,7 +58,7 @@ _HAND_OVER_S = 2.0
 
 
 class Disk(NamedTuple):
-    """What is on this node's disk. The owner opens and closes it."""
+    """The files of this node. The owner opens and closes them."""
 
     log: CommitLog
     vote: VoteFile
@@ -66,8 +66,8 @@ class Disk(NamedTuple):
 
 
 class Node:
-    """Made on a running loop, and all methods are for that loop's thread. `start` it, and `stop` it
-    whatever happens.
+    """Made on a running loop, and all methods are for that loop's thread. After `start`, `stop` it
+    in any case.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Node:
         return self._begin(self._replica.remove_member, node_id)
 
     def transfer_leadership(self) -> bool:
-        """Whether another node was asked to lead: one that has all of the log."""
+        """Asks a node that has all of the log to lead. Returns False if there is none."""
         return self._replica.hand_over()
 
     async def move_leadership(self, node_id: str = "", wait_s: float = 10.0) -> Leadership:
@@ -214,11 +214,11 @@ class Node:
 
     @property
     def presences(self) -> dict[str, Presence]:
-        """What each node said of itself for clients, as far as it was heard of, this one too."""
+        """The presence of each node that was connected once, and of this one."""
         return {**self._transport.presences, self._node_id: self._transport.presence}
 
     def introduce(self, presence: Presence) -> None:
-        """What the others are told of this node; before `start`."""
+        """Sets the presence that the others are told; before `start`."""
         self._transport.presence = presence
 
     @property
@@ -328,7 +328,7 @@ class Node:
         return commitlog.end_offset - commitlog.durable_offset
 
     def _inline_bytes(self, now_s: float) -> int:
-        """How much may be synced on the loop."""
+        """The number of bytes that may be synced on the loop."""
         if now_s - self._sync_ended_s >= _IDLE_DISK_S:
             return _INLINE_BYTES_MAX
         return _LONE_BYTES_MAX if self._replica.waiting == 1 else 0

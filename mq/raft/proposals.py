@@ -182,8 +182,8 @@ class Writer:
                 return
 
     def _append(self, proposals: Sequence[Proposal], term: int) -> None:
-        """Whatever comes of it, no proposal is lost: written, or back in the queue, or, when the
-        log has failed, among those whose outcome is unknown.
+        """No proposal is lost: each is written, or back in the queue, or, when the log has failed,
+        among those whose outcome is unknown.
         """
         now_ms = self._now_ms()
         entries = [NewEntry(kind, term, now_ms, payload) for kind, payload, *_ in proposals]

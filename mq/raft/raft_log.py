@@ -94,8 +94,8 @@ class RaftLog:
         check_entries(body, 0, EntryHeader(0, Kind.NOOP, 0, prev_index, prev_term, 0))
 
     def known_part(self, body: memoryview, prev_index: int, prev_term: int) -> tuple[int, int, int]:
-        """How much of a region behind `prev_index` the log has already: bytes, and the raft index
-        and term of the last such entry.
+        """The part of a region behind `prev_index` that the log has already: its size, and index
+        and term of its last entry.
         """
         position, last_index = 0, self.last_index
         while prev_index < last_index:

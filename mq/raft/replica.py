@@ -140,7 +140,7 @@ class Replica:
             self._greet(core, peer_id)
         return core
 
-    # -- what the driver calls ---------------------------------------------------------------------
+    # -- calls of the driver -----------------------------------------------------------------------
 
     def tick(self) -> None:
         """Now and then: time has passed. And when `has_more_to_apply`."""
@@ -214,7 +214,7 @@ class Replica:
             self.fail(NodeStopped(f"an error that should not be: {error!r}"))
 
     def _settle(self) -> None:
-        """After each step: whatever follows from where the log and the core are now."""
+        """After each step: everything beside the core follows the log and the core."""
         core, last_index = self.core, self.log.last_index
         if core is None:
             return
@@ -232,7 +232,7 @@ class Replica:
             self._sync_requested_index = last_index
             self._driver.request_sync()
 
-    # -- what the core wants done ------------------------------------------------------------------
+    # -- performing --------------------------------------------------------------------------------
 
     def _step(self, core: Core, ready: Ready) -> None:
         self._perform(core, ready)
@@ -498,7 +498,7 @@ class Replica:
         self._is_stopping = True
 
     def hand_over(self) -> bool:
-        """Whether another node was asked to lead: one that has all of the log."""
+        """Asks a node that has all of the log to lead. Returns False if there is none."""
         core = self.core
         return (
             self.failure is None

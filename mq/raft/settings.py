@@ -1,4 +1,4 @@
-"""What the configuration says of replication."""
+"""The settings of replication, from the configuration."""
 
 from __future__ import annotations
 

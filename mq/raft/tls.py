@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from mq.tls import load_authority, load_own, read_file
 
-# What OpenSSL says to bytes that are no TLS record.
+# Reasons of OpenSSL for bytes that are no TLS record.
 _NOT_TLS = frozenset(
     {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG"}
 )
@@ -38,7 +38,7 @@ def load(cert: str, key: str, ca: str) -> TlsContexts:
 
 
 def explain(error: ssl.SSLError) -> str:
-    """Why a handshake failed, for people."""
+    """The reason of a failed handshake, for an operator."""
     # Those that do not come from OpenSSL itself lack these.
     reason = getattr(error, "reason", None)
     if isinstance(error, ssl.SSLCertVerificationError):

@@ -19,7 +19,7 @@ from mq.errors import IllegalMembership
 from mq.raft.core import Core
 from mq.raft.membership import is_close
 
-# An absent node is not waited for longer than this, whatever the time-out for one that is behind.
+# An absent node is not waited for longer than this; one that is behind may have more time.
 _ABSENT_S = 2.0
 # How long proposals may wait for the other node to take over: less than a producer does.
 _HOLD_S = 1.5
@@ -51,7 +51,7 @@ class Transfer:
         if node_id and node_id not in members:
             raise IllegalMembership(f"{node_id} is no member: there are {', '.join(members)}")
         if not core.other_ids:
-            raise IllegalMembership("this node is alone in its set: nobody else can lead")
+            raise IllegalMembership("this node is alone in its set: no other can lead")
         if self.request is not None and self.request.node_id != node_id:
             goal = self.request.node_id or "another node"
             raise IllegalMembership(f"the leadership is on its way to {goal}: wait for that")
@@ -83,7 +83,7 @@ class Transfer:
                 self._give_up(_distance(goal or request.node_id, match_index, last_index))
             return False
         if now_s >= request.held_until_s:
-            self._give_up(f"{goal or request.node_id or 'nobody'} did not take over")
+            self._give_up(f"{goal or request.node_id or 'no other node'} did not take over")
             return False
         return is_settled and now_s - request.asked_s >= core.timing.heartbeat_s
 

@@ -123,7 +123,7 @@ class Transport:
         self._send_timeout_ms = send_timeout_ms
         self._connect_timeout_ms = connect_timeout_ms
         self._handshake_timeout_ms = handshake_timeout_ms
-        # A peer sends something about once a second, whatever happens.
+        # A peer sends something about once a second in any case.
         self._hold_ms = hold_ms
         self._backoff_ms = backoff_ms
         self._handshakes_max = handshakes_max
@@ -139,12 +139,12 @@ class Transport:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self._farewells: deque[tuple[str, bool]] = deque()
-        # What this node tells of itself, to be set before the start, and what others told last.
+        # Of this node, to be set before the start; and the last one of each other.
         self.presence = Presence()
         self.presences: dict[str, Presence] = {}
         self._complaints = Complaints()
 
-    # What the core calls.
+    # -- calls of the core -------------------------------------------------------------------------
 
     async def start(self, address: str | None) -> None:
         """Listens on `address`, "host:port", unless it is None; port 0 takes any that is free.
@@ -175,7 +175,7 @@ class Transport:
         self._addresses = peers
         for peer in removed:
             if peer in self._established:
-                self._established[peer].close("it is not a peer any more")
+                self._established[peer].close("it is no longer a peer")
             if peer in self._dials:
                 self._dials.pop(peer).cancel()
             self._complaints.forget(peer)
@@ -193,15 +193,12 @@ class Transport:
         return connection is not None and connection.send(frame)
 
     def has_room(self, peer_id: str) -> bool:
-        """Whether less than `send_buffer_bytes` wait to be sent to it. False when not connected."""
+        """Returns False if `send_buffer_bytes` wait to be sent to it, or if it is not connected."""
         connection = self._established.get(peer_id)
         return connection is not None and connection.has_room
 
     def connected(self) -> frozenset[str]:
         return frozenset(self._established)
-
-    def is_connected(self, peer_id: str) -> bool:
-        return peer_id in self._established
 
     async def close(self) -> None:
         """When it returns, all sockets are closed and the core has heard its last."""
@@ -221,7 +218,7 @@ class Transport:
             await asyncio.wait([connection.gone for connection in self._connections], timeout=1)
         self._tell_farewells()
 
-    # What connections call.
+    # -- calls of connections ----------------------------------------------------------------------
 
     def greeting(self, connection: Connection) -> Frame:
         return greeting(
@@ -236,7 +233,7 @@ class Transport:
         return objection(hello, expected)
 
     def is_held(self, connection: Connection, hello: Hello) -> bool:
-        """Whether a peer that is connected already has to be found silent first."""
+        """Returns True if a peer that is connected already has to be found silent first."""
         connection.presence = Presence(
             printable(hello.client_address),
             printable(hello.zone),
@@ -296,7 +293,7 @@ class Transport:
             context = {"message": "the Raft core failed on an event", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
 
-    # Dialing.
+    # -- dialing -----------------------------------------------------------------------------------
 
     async def _dial(self, peer_id: str) -> None:
         pause_ms_min, pause_ms_max = self._backoff_ms
@@ -339,7 +336,7 @@ class Transport:
                 lambda: connection, host, port, ssl=tls, server_hostname=host if tls else None
             )
 
-    # Accepting.
+    # -- accepting ---------------------------------------------------------------------------------
 
     def _accept(self, listening: socket.socket) -> None:
         # Not by loop.sock_accept, which loses a socket when it is cancelled at the wrong moment.
@@ -409,7 +406,7 @@ class Transport:
         if peer in self._addresses:
             newer.admit()
         else:
-            newer.refuse(f"node {peer} is not a member any more")
+            newer.refuse(f"node {peer} is no longer a member")
 
     async def _is_heard(self, connection: Connection) -> bool:
         """False when it is over, or was silent all the time."""
@@ -430,7 +427,7 @@ class Transport:
         elif not connection.was_established:
             connection.close()
 
-    # All the time.
+    # -- upkeep ------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
         """Closes connections on which nothing arrives, or which take nothing."""
@@ -539,14 +536,14 @@ async def _opens_tls(sock: socket.socket) -> bool:
 
 
 def _reason_of(error: Exception) -> str:
-    """Why a connection did not come about, for people."""
+    """The reason of a connection that failed, for an operator."""
     if isinstance(error, ssl.SSLError):
         return explain(error)
     return str(error) or type(error).__name__
 
 
 def _origin(connection: Connection) -> str:
-    """Whose fault it is. Ports of dialing sides change each time."""
+    """The side to complain about. Ports of dialing sides change each time."""
     if connection.dialed is not None:
         return connection.dialed
     return f"{connection.address.rpartition(':')[0]} {connection.peer_id}"

@@ -162,7 +162,7 @@ class VoteFile:
         self._vote = vote
 
     def _make_durable(self, vfs: Vfs, writes: int) -> None:
-        """What was read is trusted from now on, so it is written once more. It may be in one sector
+        """The record is trusted from now on, so it is written once more. It may be in one sector
         only, if a crash tore it; or in the page cache only, if the process ended before its sync,
         or by a sync that failed: then the kernel takes the page for clean, and another sync would
         write nothing. As many writes as slots make both of them whole again.

@@ -277,7 +277,7 @@ def test_genesis_checksums_that_are_equal_or_unknown_are_taken(ours: int, theirs
         ({"node_id": "b"}, {}, ["two nodes are called b", "of its own"]),
         ({"peer_id": "z"}, {}, ["wants to talk to z", "this is node b", "correct the address"]),
         ({"node_id": "x"}, {}, ["node x is not a member", "knows a, c", "add it"]),
-        ({}, {"peers": ()}, ["node a is not a member", "knows nobody"]),
+        ({}, {"peers": ()}, ["node a is not a member", "knows no other"]),
         ({"node_id": "c"}, {}, ["node c dialed node b", "smaller id dials, which is b"]),
         ({"node_id": "a"}, {"dialed": "c"}, ["dialed c", "a answered", "correct"]),
         (
