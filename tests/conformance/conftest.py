@@ -13,6 +13,7 @@ import pytest
 from tests.conformance.calls import CHANNEL_OPTIONS, Calls
 from tests.conformance.streams import SubscribeStream
 from tests.support.broker_process import BrokerProcess
+from tests.support.certificates import Authority, Files
 from tests.support.foreign import ForeignChannel, programs
 
 if TYPE_CHECKING:
@@ -28,17 +29,15 @@ class Ends(NamedTuple):
 
     transport: str
     client: str
-
-    def connect(self, address: str) -> grpc.Channel | ForeignChannel:
-        if self.client != "python":
-            return ForeignChannel(programs.command(self.client), address)
-        return grpc.insecure_channel(address, options=OWN_CONNECTION)
+    security: str = "plain"
 
 
 ENDS = [
     Ends("grpcio", "python"),
     Ends("mq", "python"),
-    *(Ends("mq", language) for language in programs.LANGUAGES),
+    Ends("mq", "go", "tls"),
+    Ends("mq", "java"),
+    Ends("mq", "node"),
 ]
 
 
@@ -52,15 +51,30 @@ def ends(request: pytest.FixtureRequest) -> Ends:
 
 
 @pytest.fixture(scope="session")
-def connect(ends: Ends) -> Callable[[str], grpc.Channel]:
-    """Opens a channel to an address, on a connection of its own."""
-    return ends.connect
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Authority(tmp_path_factory.mktemp("authority")).files()
 
 
 @pytest.fixture(scope="session")
-def broker(ends: Ends, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+def connect(ends: Ends, certificate: Files) -> Callable[[str], grpc.Channel]:
+    """Opens a channel to an address, on a connection of its own."""
+    if ends.client == "python":
+        return lambda address: grpc.insecure_channel(address, options=OWN_CONNECTION)
+    command = programs.command(ends.client)
+    authority = [certificate.ca] if ends.security == "tls" else []
+    return lambda address: ForeignChannel(command, address, *authority)
+
+
+@pytest.fixture(scope="session")
+def broker(
+    ends: Ends, certificate: Files, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[BrokerProcess]:
     data = tmp_path_factory.mktemp("conformance") / "data"
-    with BrokerProcess(data, "--broker-transport", ends.transport) as process:
+    flags = ["--broker-transport", ends.transport]
+    if ends.security == "tls":
+        flags += ["--broker-tls", "required"]
+        flags += itertools.chain.from_iterable(certificate.flags("broker").items())
+    with BrokerProcess(data, *flags) as process:
         yield process
         assert process.is_running, process.output()
         mistakes = [line["exception"] for line in process.log() if line["event"] == MISTAKE]
@@ -69,8 +83,10 @@ def broker(ends: Ends, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bro
 
 
 @pytest.fixture(scope="session")
-def channel(ends: Ends, broker: BrokerProcess) -> Iterator[grpc.Channel]:
-    with ends.connect(broker.address) as opened:
+def channel(
+    broker: BrokerProcess, connect: Callable[[str], grpc.Channel]
+) -> Iterator[grpc.Channel]:
+    with connect(broker.address) as opened:
         yield opened
 
 
