@@ -19,6 +19,8 @@ from tests.support.foreign import ForeignChannel, programs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from _pytest.mark import ParameterSet
+
 MISTAKE = "a request failed by a mistake of the broker"
 # By default Python's channels to one address share a connection.
 OWN_CONNECTION = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
@@ -41,9 +43,17 @@ ENDS = [
 ]
 
 
-@pytest.fixture(scope="session", params=ENDS, ids="-".join)
+def _parameters() -> Iterator[ParameterSet]:
+    """Skipped by marks, which pytest reports once a file, where a toolchain is not installed."""
+    for ends in ENDS:
+        absent = programs.missing(ends.client) if ends.client != "python" else ""
+        marks = [pytest.mark.skip(reason=f"{absent} is not installed")] if absent else []
+        yield pytest.param(ends, id="-".join(ends), marks=marks)
+
+
+@pytest.fixture(scope="session", params=_parameters())
 def ends(request: pytest.FixtureRequest) -> Ends:
-    """Skips the test where the client cannot be built."""
+    """Skips the test where the packages of the client cannot be had."""
     found: Ends = request.param
     if found.client != "python":
         programs.command(found.client)

@@ -40,6 +40,12 @@ def installed(package: str, version: str) -> Path:
     return _built(key, build) / package.rpartition("/")[2]
 
 
+def missing(language: str) -> str:
+    """The first tool of this language that is not installed; empty: there are all."""
+    absent = (tool for tool in _BUILDS[language][1] if _find(tool) is None)
+    return next(absent, "")
+
+
 def command(language: str) -> list[str]:
     """The client in this language; arguments are the address and, for TLS, the file of the CA."""
     source = _SOURCES / language
@@ -85,8 +91,12 @@ _BUILDS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
 }
 
 
+def _find(tool: str) -> str | None:
+    return shutil.which(tool, path=_SEARCH_PATH)
+
+
 def _tool(name: str) -> str:
-    found = shutil.which(name, path=_SEARCH_PATH)
+    found = _find(name)
     if found is None:
         pytest.skip(f"{name} is not installed")
     return found
@@ -115,7 +125,9 @@ def _fetch(
     except subprocess.TimeoutExpired:
         pytest.skip(f"{arguments[0]} did not get its packages in {_BUILD_S_MAX} s")
     if done.returncode != 0:
-        pytest.skip(f"{arguments[0]} cannot get what it needs: {done.stdout[-300:]}")
+        lines = done.stdout.strip().splitlines() or ["it says nothing"]
+        reason = next((line for line in lines if "error" in line.lower()), lines[-1])
+        pytest.skip(f"{arguments[0]} cannot get what it needs: {reason[:200]}")
 
 
 def _run(arguments: Sequence[str], place: Path) -> None:
