@@ -29,6 +29,7 @@ _GROUP_PREFIXES = (RETRY_PREFIX, DEAD_LETTER_PREFIX)
 
 _COMPARED_MAX, _LIKELY_MAX, _SIMILAR_MAX, _SIMILAR_RATIO = 4_000, 10, 3, 0.65
 
+_DIGITS = re.compile(r"[0-9]{1,19}")
 _NAME = re.compile(rf"[A-Za-z0-9%|_-]{{1,{NAME_CHARACTERS_MAX}}}")
 
 # What a filter can ask for: no spaces, which surround tags there, no |, which stands between them,
@@ -139,7 +140,7 @@ def parse_message_id(text: str) -> tuple[str, int]:
     """Broker set and log offset. IllegalRequest when it is no id of a message."""
     broker_set, _, digits = text.rpartition(":")
     # isdecimal lets digits of other scripts through, and int() reads them.
-    if not is_legal_name(broker_set) or not re.fullmatch(r"[0-9]{1,19}", digits):
+    if not is_legal_name(broker_set) or not _DIGITS.fullmatch(digits):
         raise IllegalRequest(
             f"{text[:200]!r} is no message id: they look like set-0:12345, as a send returned it"
         )

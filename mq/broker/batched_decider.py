@@ -74,9 +74,8 @@ class BatchedDecider(Generic[Request, Answer]):
         self, request: Request, answer: Callable[[Answer | Exception], None]
     ) -> Submitted[Request, Answer]:
         """`answer` is called once, later, on the loop: with the answer when its entry is applied,
-        or with an error as `Consensus.propose` has. Raises NotLeader.
+        or with an error as `Consensus.propose` has, also NotLeader.
         """
-        self._leadership.check()
         submitted: Submitted[Request, Answer] = Submitted(request, answer)
         self._waiting.append(submitted)
         if not self._is_busy:

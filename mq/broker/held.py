@@ -12,7 +12,7 @@ import functools
 from google.protobuf.message import DecodeError
 
 from mq import names
-from mq.broker.state.transactions import HalfTerms, half_terms
+from mq.broker.state.transactions import HALF_CACHED_BYTES_MAX, HalfTerms, half_terms
 from mq.config import Config, TransactionsConfig
 from mq.errors import IllegalDelay, IllegalRequest, MalformedBatch, MessageTooLarge
 from mq.levels import DELAY_MS_MAX, LEVELS_MS
@@ -41,7 +41,7 @@ def normalize_held(batch: Batch, now_ms: int, config: Config) -> Batch:
     if batch.half:
         if has_delay:
             raise IllegalRequest("half messages cannot be delayed as well")
-        half = _normal_half(batch.half, config.transactions)
+        half = normal_half(batch.half, config.transactions)
         return batch if half == batch.half else rebatch.halved(batch, half)
     if has_delay:
         deliver_at_ms = delivery_time(batch.deliver_at_ms, batch.delay_ms, now_ms)
@@ -67,6 +67,15 @@ def delivery_time(deliver_at_ms: int, delay_ms: int, now_ms: int) -> int:
     return at_ms
 
 
+def normal_half(half: bytes, options: TransactionsConfig) -> bytes:
+    """The `half` of a batch in its stored form. Raises MalformedBatch, IllegalGroup,
+    IllegalRequest.
+    """
+    if len(half) <= HALF_CACHED_BYTES_MAX:
+        return _cached_half(half, options)
+    return _normal_half(half, options)
+
+
 def _normal_half(half: bytes, options: TransactionsConfig) -> bytes:
     try:
         group, first_check_ms, check_interval_ms, checks_max = half_terms(half)
@@ -83,10 +92,7 @@ def _normal_half(half: bytes, options: TransactionsConfig) -> bytes:
         raise IllegalRequest(f"checks of a transaction are at most {_CHECK_MS_MAX} ms apart")
     if terms.checks_max > _CHECKS_MAX:
         raise IllegalRequest(f"checks_max = {terms.checks_max}: at most {_CHECKS_MAX}")
-    return _encode_terms(terms)
-
-
-# Names of groups are short, so that what is kept is small.
-@functools.lru_cache(maxsize=4096)
-def _encode_terms(terms: HalfTerms) -> bytes:
     return Half(**terms._asdict()).SerializeToString()
+
+
+_cached_half = functools.lru_cache(maxsize=4096)(_normal_half)

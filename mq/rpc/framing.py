@@ -13,7 +13,7 @@ that batches and runs pass as they are.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -144,6 +144,9 @@ def _add_runs(parts: list[bytes | memoryview], runs: list[Run]) -> None:
 
 
 def _read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
+    # Most numbers have one byte.
+    if position < len(data) and data[position] < 0x80:
+        return data[position], position + 1
     try:
         return varint.decode(data, position)
     except ValueError as error:
@@ -160,27 +163,30 @@ class Transact(NamedTuple):
 _TRANSACT_KINDS = {0x12: "start", 0x1A: "half", 0x22: "end", 0x2A: "checked"}
 
 
-def read_transact(data: bytes) -> Iterator[Transact]:
-    """Decodes the request and those in its `more`. Raises IllegalRequest, perhaps as late as at the
-    end, if the bytes are no TransactRequest, say nothing, or have too much in `more`.
+def read_transact(data: bytes) -> tuple[Transact | None, list[memoryview]]:
+    """The request itself, if it says something, and those in its `more`, for `read_more`. Raises
+    IllegalRequest if the bytes are no TransactRequest, say nothing, or have too much in `more`.
     """
     own, more = _transact_fields(memoryview(data))
     if own is None and not more:
         raise IllegalRequest("the TransactRequest says nothing: give it a start, half or end")
-    if own is not None:
-        yield own
-    for content in more:
-        one, deeper = _transact_fields(content)
-        if one is None or deeper:
-            raise IllegalRequest("a request in `more` has one kind, and no `more` itself")
-        yield one
+    return own, more
+
+
+def read_more(content: memoryview) -> Transact:
+    """Raises IllegalRequest."""
+    one, deeper = _transact_fields(content)
+    if one is None or deeper:
+        raise IllegalRequest("a request in `more` has one kind, and no `more` itself")
+    return one
 
 
 def _transact_fields(view: memoryview) -> tuple[Transact | None, list[memoryview]]:
     request_id = position = 0
     kind, content = "", view[:0]
     more: list[memoryview] = []
-    while position < len(view):
+    end = len(view)
+    while position < end:
         key, position = view[position], position + 1
         if key == 0x08:
             request_id, position = _read_varint(view, position)
@@ -195,7 +201,7 @@ def _transact_fields(view: memoryview) -> tuple[Transact | None, list[memoryview
             kind, content = _TRANSACT_KINDS[key], view[start:position]
         else:
             raise IllegalRequest("the bytes are no TransactRequest: it has no such field")
-    if position != len(view):
+    if position != end:
         raise IllegalRequest("the TransactRequest is cut short")
     return (Transact(request_id, kind, content) if kind else None), more
 

@@ -13,7 +13,7 @@ counts before that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -264,9 +264,13 @@ class _Walk:
 _PLAIN_BATCH = Reader(message_pb2.Batch)
 
 
-def accept_batch(data: bytes | memoryview, message_bytes_max: int) -> Batch:
+def accept_batch(
+    data: bytes | memoryview,
+    message_bytes_max: int,
+    normal_half: Callable[[bytes], bytes] | None = None,
+) -> Batch:
     """As `mq.store.batch.accept`; a batch of too many messages is IllegalRequest."""
-    batch = batches.accept(data, message_bytes_max, _check_plain)
+    batch = batches.accept(data, message_bytes_max, _check_plain, normal_half)
     if batch.message_count > PREPARED_MAX:
         raise exceeded("Batch.messages", batch.message_count, PREPARED_MAX)
     return batch

@@ -16,6 +16,7 @@ from typing import TypeAlias
 from google.protobuf.message import DecodeError
 
 from mq import names
+from mq.broker import held
 from mq.broker.broker import Broker
 from mq.broker.long_work import TimeSlice, in_turns
 from mq.broker.publishing import Slot
@@ -27,6 +28,7 @@ from mq.errors import (
     MqError,
     NodeStopped,
     ReplicationTimeout,
+    TopicNotFound,
     TransactionNotFound,
 )
 from mq.rpc import framing, limits, status
@@ -39,8 +41,6 @@ from mq.wire.v1 import transaction_pb2 as pb
 _REQUESTS_MAX = 256
 # Answers are written together, up to about so many bytes: fewer messages of gRPC.
 _WRITE_BYTES = 256 << 10
-# A request of this size is read in one turn of the loop.
-_SHORT_BYTES = 4 << 10
 
 _NOWHERE = StoredAt(0, -1, -1, 0)
 
@@ -117,20 +117,40 @@ class _Calls:
 
         self._timeouts.add(pending, too_late)
 
-    async def begin_half(
-        self, data: memoryview, producer_group: str, tell: Callable[[StoredAt | Exception], None]
-    ) -> None:
-        """Returns when the batch is submitted: waits for room, and for a topic that is created.
-        Raises if the batch is illegal.
-        """
-        broker = self._broker
-        batch = limits.accept_batch(data, self._message_bytes_max)
+    def accept_half(self, data: memoryview, producer_group: str) -> Batch:
+        """Raises if the batch is illegal, or not one of this group."""
+        batch = limits.accept_batch(data, self._message_bytes_max, self._normal_half)
         _check_half(batch, producer_group)
-        await broker.publisher.room(len(data), self._timeout_s)
-        slot = await broker.submit(batch)
+        return batch
+
+    def _normal_half(self, half: bytes) -> bytes:
+        return held.normal_half(half, self._broker.settings.config.transactions)
+
+    def begin_half(self, batch: Batch, tell: Callable[[StoredAt | Exception], None]) -> bool:
+        """Submits the batch. Returns False if it has to wait for room or for its topic. Raises as
+        `Publisher.submit`.
+        """
+        publisher = self._broker.publisher
+        if not publisher.has_room(len(batch.data)):
+            return False
+        try:
+            slot = publisher.submit(batch)
+        except TopicNotFound:
+            return False
+        self._await_half(slot, tell)
+        return True
+
+    async def begin_half_later(
+        self, batch: Batch, tell: Callable[[StoredAt | Exception], None]
+    ) -> None:
+        """Returns when the batch is submitted. Raises as `Broker.submit`; FlowControl."""
+        await self._broker.publisher.room(len(batch.data), self._timeout_s)
+        self._await_half(await self._broker.submit(batch), tell)
+
+    def _await_half(self, slot: Slot, tell: Callable[[StoredAt | Exception], None]) -> None:
         pending: Pending[StoredAt] = Pending(tell)
         slot.outcome.add_done_callback(functools.partial(_half_done, slot, pending))
-        self._timeouts.add(pending, functools.partial(broker.publisher.timed_out, slot))
+        self._timeouts.add(pending, functools.partial(self._broker.publisher.timed_out, slot))
 
     def half_stored(self, stored: StoredAt) -> pb.HalfStored:
         return pb.HalfStored(
@@ -257,12 +277,13 @@ class _Stream:
 
     async def _listen(self) -> None:
         while (data := await self._context.read()) is not None:
+            own, more = framing.read_transact(data)
             # All of it is legal before any of it is done.
-            requests = framing.read_transact(data)
-            if len(data) > _SHORT_BYTES:
-                requests = iter(await in_turns(requests))
+            others = await in_turns(map(framing.read_more, more)) if more else ()
+            if own is not None:
+                await self._take(own)
             turn = TimeSlice()
-            for request in list(requests):
+            for request in others:
                 await self._take(request)
                 await turn.over()
 
@@ -270,29 +291,33 @@ class _Stream:
         request_id, kind, content = request
         if kind == "start":
             raise IllegalRequest("only the first message of the stream is `start`")
-        end = pb.EndTransactionRequest() if kind == "half" else _parse_end(content)
+        end = None if kind == "half" else pb.EndTransactionRequest.FromString(bytes(content))
         while self._taken >= _REQUESTS_MAX:
             self._room.clear()
             await self._room.wait()
         self._taken += 1
-        group = self._respondent.group
         try:
-            if kind == "half":
-                # In the order of the stream; answers come in any order.
-                tell = functools.partial(self._half_told, request_id)
-                await self._calls.begin_half(content, group, tell)
+            if end is None:
+                await self._take_half(request_id, content)
             elif kind == "end":
                 tell = functools.partial(self._end_told, request_id)
-                self._calls.begin_end(end, group, tell)
+                self._calls.begin_end(end, self._respondent.group, tell)
             elif end.resolution == pb.RESOLUTION_UNKNOWN:
                 self._release(1)
             else:
-                self._calls.begin_end(end, group, self._checked)
+                self._calls.begin_end(end, self._respondent.group, self._checked)
         except MqError as error:
             if kind == "checked":
                 self._checked(error)
             else:
                 self._fail(request_id, error)
+
+    async def _take_half(self, request_id: int, content: memoryview) -> None:
+        """Halves are submitted in the order of the stream; answers come in any order."""
+        batch = self._calls.accept_half(content, self._respondent.group)
+        tell = functools.partial(self._half_told, request_id)
+        if not self._calls.begin_half(batch, tell):
+            await self._calls.begin_half_later(batch, tell)
 
     def _half_told(self, request_id: int, stored: StoredAt | Exception) -> None:
         if isinstance(stored, Exception):
@@ -369,21 +394,17 @@ def _failed(request_id: int, error: MqError) -> bytes:
 
 async def _begin(context: Context) -> tuple[int, pb.TransactStart]:
     data = await context.read()
-    requests = [] if data is None else await in_turns(framing.read_transact(data))
-    if [one.kind for one in requests] != ["start"]:
+    request, more = framing.read_transact(data) if data is not None else (None, [])
+    if request is None or request.kind != "start" or more:
         raise IllegalRequest("the first message of the stream must be `start`, and nothing else")
-    start = pb.TransactStart.FromString(bytes(requests[0].content))
+    start = pb.TransactStart.FromString(bytes(request.content))
     names.check_group(start.producer_group)
     producer_id = start.producer_id
     if not 1 <= len(producer_id) <= names.NAME_CHARACTERS_MAX or not producer_id.isprintable():
         raise IllegalRequest(
             f"a producer has an id of 1 to {names.NAME_CHARACTERS_MAX} printable characters"
         )
-    return requests[0].request_id, start
-
-
-def _parse_end(content: memoryview) -> pb.EndTransactionRequest:
-    return pb.EndTransactionRequest.FromString(bytes(content))
+    return request.request_id, start
 
 
 def _check_half(batch: Batch, producer_group: str) -> None:

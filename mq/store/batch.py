@@ -31,14 +31,14 @@ from mq.store.message_check import check_messages
 from mq.store.varints import read_varint, varint_widths
 from mq.wire import varint
 from mq.wire.v1.message_pb2 import Batch as WireBatch
-from mq.wire.v1.message_pb2 import Message, RawBatch
+from mq.wire.v1.message_pb2 import Half, Message, RawBatch
 
 _EMPTY_HALF = b"\x0a\x00"  # no producer group, said out loud
 _BATCH_TAG, _COMMAND_TAG = b"\x0a", b"\x12"
-# So many messages of a plain batch are opened sooner one by one than by columns.
-_FEW_MESSAGES, _SMALL_BYTES = 16, 64 << 10
+# So many messages of a plain batch are opened sooner one by one than by columns. A batch that is
+# tiny is opened before it is looked at.
+_FEW_MESSAGES, _SMALL_BYTES, _TINY_BYTES = 16, 64 << 10, 2 << 10
 _NO_KEY_HASHES, _NO_KEY_COUNTS = np.empty(0, "<u8"), np.empty(0, "<u4")
-_ONE_SIZE, _ONE_HASH = struct.Struct("<I").pack, struct.Struct("<Q").pack
 # The fields of a prepared batch that have an element for each message or key.
 _COLUMNS = range(5, 9)
 _HALF = 11
@@ -126,13 +126,18 @@ def accept(
     data: bytes | memoryview,
     message_bytes_max: int,
     check_plain: Callable[[bytes | memoryview], None] | None = None,
+    normal_half: Callable[[bytes], bytes] | None = None,
 ) -> Batch:
     """Checks what a producer sent, all of it, before anything is written: what is stored can be
     read, and its hashes are right. `check_plain` sees a batch before its messages are opened one by
-    one, and raises if there are too many.
+    one, and raises if there are too many. `normal_half` gives the form in which a `half` is stored:
+    small plain batches are built with that at once, others are left as they are.
 
     MalformedBatch, IllegalTopic, IllegalRequest (a tag) and MessageTooLarge say what is wrong.
     """
+    size = len(data)
+    if size <= _TINY_BYTES and (small := _accept_small(data, message_bytes_max, normal_half)):
+        return small
     start = _region_start(data)
     header = _parse_header(data, start) if start else None
     if header is not None and header.frame_sizes:
@@ -140,8 +145,8 @@ def accept(
     else:
         if check_plain is not None:
             check_plain(data)
-        if header is not None and len(data) <= _SMALL_BYTES:
-            small = _accept_small(header, bytes(data[start:]), message_bytes_max)
+        if _TINY_BYTES < size <= _SMALL_BYTES:
+            small = _accept_small(data, message_bytes_max, normal_half)
             if small is not None:
                 return small
         batch = parse_stored(prepare(data))
@@ -149,49 +154,52 @@ def accept(
     return batch
 
 
-def _accept_small(header: RawBatch, region: bytes, message_bytes_max: int) -> Batch | None:
-    """A plain batch of a few messages; None: it is not one, or not quite right."""
-    if (
-        header.tag_hashes
-        or header.key_hashes
-        or header.key_counts
-        or header.origin_log_offset
-        or header.queue_id > names.QUEUE_ID_MAX
-    ):
-        return None
-    topic = header.topic
+def _accept_small(
+    data: bytes | memoryview,
+    message_bytes_max: int,
+    normal_half: Callable[[bytes], bytes] | None,
+) -> Batch | None:
+    """A plain batch of a few messages, or a prepared one of one message; None: it is neither, or
+    not quite right.
+    """
+    data = bytes(data)
     try:
-        frames = _frames(region, topic, message_bytes_max)
+        raw = RawBatch.FromString(data)
+        messages, topic, queue_id = raw.messages, raw.topic, raw.queue_id
+        is_plain = not (raw.frame_sizes or raw.tag_hashes or raw.key_hashes or raw.key_counts)
+        if (
+            not 0 < len(messages) <= (_FEW_MESSAGES if is_plain else 1)
+            or queue_id > names.QUEUE_ID_MAX
+            or raw.origin_log_offset
+        ):
+            return None
+        names.check_topic(topic)
+        # The bytes as they came: protobuf may write a message in another order.
+        frames = [frame(Message.FromString(one), topic, message_bytes_max, one) for one in messages]
+        half = _half_of(raw)
+        if half and is_plain:
+            half = (normal_half or _readable_half)(half)
     except DecodeError:
         return None
-    # Otherwise other fields stand behind the first frame.
-    if not frames or sum([len(one.data) for one in frames]) != len(region):
-        return None
-    names.check_topic(topic)
-    half = _half_of(header)
-    producer_id, sequence = header.producer_id, header.sequence
-    if half or sequence or producer_id or header.deliver_at_ms or header.delay_ms:
-        kept = Header(producer_id, sequence, header.deliver_at_ms, header.delay_ms, half)
-        return join(topic, header.queue_id, frames, kept)
-    return join(topic, header.queue_id, frames)
+    header = Header(raw.producer_id, raw.sequence, raw.deliver_at_ms, raw.delay_ms, half)
+    batch = join(topic, queue_id, frames, header)
+    return batch if is_plain or batch.data == data else None
 
 
-def _frames(region: bytes, topic: str, message_bytes_max: int) -> list[Frame]:
-    """The frames of a few messages; none: there are too many. The bytes are kept as they came,
-    because protobuf may write a message in another order. DecodeError; as `frame`.
-    """
-    length, start = read_varint(region, 1)
-    if start + length == len(region):
-        data = region[start:]
-        return [frame(Message.FromString(data), topic, message_bytes_max, data)]
-    messages = WireBatch.FromString(region).messages
-    if len(messages) > _FEW_MESSAGES:
-        return []
-    raw = RawBatch.FromString(region).messages
-    return [
-        frame(message, topic, message_bytes_max, data)
-        for message, data in zip(messages, raw, strict=True)
-    ]
+def _columns(batch: Batch) -> Columns:
+    if not len(batch.key_hashes):
+        return Columns(batch.tag_hashes.tobytes(), batch.frame_sizes.tobytes())
+    return Columns(
+        batch.tag_hashes.tobytes(),
+        batch.frame_sizes.tobytes(),
+        batch.key_hashes.tobytes(),
+        batch.key_counts.tobytes(),
+    )
+
+
+def _readable_half(half: bytes) -> bytes:
+    Half.FromString(half)
+    return half
 
 
 def _half_of(header: RawBatch) -> bytes:
@@ -256,34 +264,29 @@ def join(topic: str, queue_id: int, frames: Sequence[Frame], header: Header = _P
     to be legal, and the frames were made here.
     """
     datas, tags, keys = zip(*frames, strict=True)
-    sizes = list(map(len, datas))
-    columns = Columns(_pack_hashes(tags), _pack_sizes(sizes))
+    tag_hashes, tags_packed = _column(tags, "Q")
+    sizes = tuple(map(len, datas))
+    frame_sizes, sizes_packed = _column(sizes, "I")
+    columns = Columns(tags_packed, sizes_packed)
     key_hashes, key_counts = _NO_KEY_HASHES, _NO_KEY_COUNTS
     if any(keys):
         key_hashes = np.fromiter(chain.from_iterable(keys), "<u8")
         key_counts = np.fromiter(map(len, keys), "<u4", len(keys))
-        columns = Columns(*columns[:2], key_hashes.tobytes(), key_counts.tobytes())
+        columns = Columns(tags_packed, sizes_packed, key_hashes.tobytes(), key_counts.tobytes())
     head = header.encode(topic, queue_id, columns)
+    start = len(head)
     return Batch(
         topic,
         queue_id,
-        np.frombuffer(columns.frame_sizes, "<u4"),
-        _frame_starts(sizes, len(head)),
-        np.frombuffer(columns.tag_hashes, "<u8"),
+        frame_sizes,
+        _frame_starts(sizes, start),
+        tag_hashes,
         key_hashes,
         key_counts,
         b"".join((head, *datas)),
-        len(head),
+        start,
         *header,
     )
-
-
-def _pack_sizes(sizes: Sequence[int]) -> bytes:
-    return _ONE_SIZE(sizes[0]) if len(sizes) == 1 else struct.pack(f"<{len(sizes)}I", *sizes)
-
-
-def _pack_hashes(hashes: Sequence[int]) -> bytes:
-    return _ONE_HASH(hashes[0]) if len(hashes) == 1 else struct.pack(f"<{len(hashes)}Q", *hashes)
 
 
 def _frame_starts(sizes: Sequence[int], start: int) -> npt.NDArray[np.int64]:
@@ -304,12 +307,23 @@ def _field_head(number: int, length: int) -> bytes:
     return bytes([number << 3 | 2]) + varint.encode(length)
 
 
-# Headers are short, so the starts of the only frame of a batch are few.
+def _column(numbers: Sequence[int], kind: str) -> tuple[npt.NDArray[Any], bytes]:
+    """As an array, and packed; `kind` is that of `struct`."""
+    if len(numbers) == 1:
+        return _one_number(numbers[0], kind)
+    packed = struct.pack(f"<{len(numbers)}{kind}", *numbers)
+    return np.frombuffer(packed, f"<{kind}"), packed
+
+
+# Sizes, tags and headers of messages that are sent one by one are mostly those of others.
 @functools.lru_cache(maxsize=4096)
+def _one_number(number: int, kind: str) -> tuple[npt.NDArray[Any], bytes]:
+    packed = struct.pack(f"<{kind}", number)
+    return np.frombuffer(packed, f"<{kind}"), packed
+
+
 def _one_start(start: int) -> npt.NDArray[np.int64]:
-    starts = np.array([start], np.int64)
-    starts.flags.writeable = False
-    return starts
+    return _one_number(start, "q")[0]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -339,12 +353,9 @@ def encode_batch(
     return b"".join((head.SerializeToString(), *frames))
 
 
-def with_header(batch: Batch, topic: str, queue_id: int, header: Header) -> Batch:
+def with_header(batch: Batch, topic: str, queue_id: int, header: Header = _PLAIN) -> Batch:
     """The messages of a batch as they stand, behind another header."""
-    columns = Columns(batch.tag_hashes.tobytes(), batch.frame_sizes.tobytes())
-    if len(batch.key_hashes):
-        columns = Columns(*columns[:2], batch.key_hashes.tobytes(), batch.key_counts.tobytes())
-    head = header.encode(topic, queue_id, columns)
+    head = header.encode(topic, queue_id, _columns(batch))
     start = len(head)
     starts = batch.frame_starts
     return Batch(

@@ -17,7 +17,7 @@ from mq.store.batch import Batch, Header, encode_batch, parse_stored, with_heade
 
 def placed(batch: Batch, topic: str, queue_id: int) -> Batch:
     """For this queue, at once: without producer, delay, transaction."""
-    return joined([batch], topic, queue_id)
+    return with_header(batch, topic, queue_id)
 
 
 def delayed(batch: Batch, deliver_at_ms: int) -> Batch:

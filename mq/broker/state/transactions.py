@@ -78,12 +78,12 @@ class HalfTerms(NamedTuple):
 
 
 # A producer says the same with each of its half messages; what is longer is not kept.
-_CACHED_BYTES_MAX = 256
+HALF_CACHED_BYTES_MAX = 256
 
 
 def half_terms(half: bytes) -> HalfTerms:
     """Raises DecodeError."""
-    return _cached_terms(half) if len(half) <= _CACHED_BYTES_MAX else _decode_terms(half)
+    return _cached_terms(half) if len(half) <= HALF_CACHED_BYTES_MAX else _decode_terms(half)
 
 
 def _decode_terms(half: bytes) -> HalfTerms:

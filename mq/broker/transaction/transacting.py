@@ -100,7 +100,7 @@ class Transacting(Service):
         producer_group: str,
         answer: Callable[[StoredAt | Exception | None], None],
     ) -> Submitted[TransactionRequest, _SettledEntry]:
-        """As `end`; `answer` is called once, later. Raises NotLeader."""
+        """As `end`; `answer` is called once, later."""
         outcome = TransactionOutcome.COMMITTED if commits else TransactionOutcome.ROLLED_BACK
 
         def settled(outcome: _SettledEntry | Exception) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import mmap
 from itertools import accumulate
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from mq.errors import IllegalTopic, MalformedBatch, MessageTooLarge, MqError
 from mq.limits import BESIDE_BODY_BYTES_MAX
 from mq.names import QUEUE_ID_MAX
+from mq.store import batch as batches
 from mq.store.batch import (
     Batch,
     accept,
@@ -27,7 +29,7 @@ from mq.store.batch import (
 )
 from mq.store.frame_check import frames_match
 from mq.wire.v1.message_pb2 import Batch as WireBatch
-from mq.wire.v1.message_pb2 import Message, RawBatch
+from mq.wire.v1.message_pb2 import Half, Message, RawBatch
 from tests.support.naive_wire import (
     field,
     fixed,
@@ -95,6 +97,56 @@ def refusal(data: bytes, error: type[MqError] = MalformedBatch, limit: int = LIM
 # What is accepted.
 
 
+_SMALL_MESSAGES = st.builds(
+    Message,
+    body=st.binary(max_size=20),
+    tag=st.sampled_from(["", "paid", "not legal"]),
+    keys=st.lists(st.sampled_from(["", "k1", "k2"]), max_size=3),
+    ordering_key=st.sampled_from(["", "o"]),
+)
+_SMALL_BATCHES = st.builds(
+    WireBatch,
+    topic=st.sampled_from(["t", "", "no/topic"]),
+    queue_id=st.sampled_from([0, 7, QUEUE_ID_MAX + 1]),
+    producer_id=st.sampled_from(["", "p"]),
+    sequence=st.sampled_from([0, 1]),
+    delay_ms=st.sampled_from([0, 5]),
+    half=st.none() | st.just(Half()) | st.just(Half(producer_group="g")),
+    messages=st.lists(_SMALL_MESSAGES, max_size=4),
+)
+
+
+@given(_SMALL_BATCHES, st.booleans(), st.integers(0, 200), st.integers(0, 255))
+def test_a_small_batch_is_accepted_as_any_other(
+    wire: WireBatch, is_prepared: bool, at: int, byte: int
+) -> None:
+    data = wire.SerializeToString()
+    if is_prepared and wire.messages:
+        data = prepare(data)
+    for each in (data, data[:at] + bytes([byte]) + data[at + 1 :]):  # whole, and with damage
+        found: list[tuple[object, ...] | None] = []
+        for tiny, small in ((2_048, 65_536), (0, 0)):
+            with (
+                patch.object(batches, "_TINY_BYTES", tiny),
+                patch.object(batches, "_SMALL_BYTES", small),
+            ):
+                try:
+                    found.append(_comparable(accept(each, LIMIT)))
+                except MqError:
+                    found.append(None)
+        assert found[0] == found[1]
+
+
+def _comparable(batch: Batch) -> tuple[object, ...]:
+    """Without its header as it is encoded: fields that mean nothing may be left out."""
+    assert_consistent(batch)
+    start = batch.region_start
+    plain_fields = batch._replace(
+        data=bytes(batch.data[start:]), frame_starts=batch.frame_starts - start, region_start=0
+    )
+    return tuple(one.tolist() if isinstance(one, np.ndarray) else one for one in plain_fields)
+
+
 def assert_columns(batch: Batch, messages: Sequence[bytes]) -> None:
     sizes = [len(frame(message)) for message in messages]
     assert batch.message_count == len(messages)
@@ -113,7 +165,7 @@ def test_a_prepared_batch_of_any_sizes_has_exact_columns_and_is_stored_as_it_cam
     messages = messages_of_sizes(sizes)
     data = prepared(messages)
     batch = accept(data, LIMIT)
-    assert batch.data is data
+    assert batch.data == data
     assert batch.tag_hashes.tolist() == [0] * len(sizes)
     assert_columns(batch, messages)
 

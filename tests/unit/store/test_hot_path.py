@@ -64,17 +64,18 @@ def test_the_count_sees_work_for_each_message_and_the_tracer_is_gone_afterwards(
 
 
 @pytest.mark.parametrize("keys", KEYS)
-@pytest.mark.parametrize("count", [10, 1_000, 20_000])
-def test_accepting_a_batch_runs_as_many_lines_as_accepting_two_messages(
+@pytest.mark.parametrize("count", [1_000, 20_000])
+def test_accepting_a_batch_runs_as_many_lines_as_accepting_a_hundred_messages(
     count: int, keys: tuple[str, ...]
 ) -> None:
-    one, two, many = (batch_of(each, keys) for each in (1, 2, count))
+    one, few, hundred, many = (batch_of(each, keys) for each in (1, 9, 100, count))
     accept(one, LIMIT)  # the name of the topic is looked at once
-    expected = lines_run(lambda: accept(two, LIMIT))
+    expected = lines_run(lambda: accept(hundred, LIMIT))
     assert expected.total() > 50
     assert lines_run(lambda: accept(many, LIMIT)) == expected
-    # A message alone has a shorter way.
-    assert lines_run(lambda: accept(one, LIMIT)).total() <= expected.total()
+    # A message alone has a shorter way; a tiny batch is tried for that first.
+    assert lines_run(lambda: accept(one, LIMIT)).total() < expected.total()
+    assert lines_run(lambda: accept(few, LIMIT)).total() < expected.total() + 15
 
 
 def varied_batch(count: int) -> bytes:
@@ -93,8 +94,8 @@ def varied_batch(count: int) -> bytes:
 
 
 def test_accepting_messages_that_differ_runs_lines_that_do_not_depend_on_their_number() -> None:
-    few, some, many = varied_batch(12), varied_batch(400), varied_batch(5_000)
-    least = varied_batch(9)
+    few, some, many = varied_batch(40), varied_batch(400), varied_batch(5_000)
+    least = varied_batch(30)
     accept(few, LIMIT)  # hashes of tags are kept
     assert lines_run(lambda: accept(few, LIMIT)) == lines_run(lambda: accept(least, LIMIT))
     assert lines_run(lambda: accept(many, LIMIT)) == lines_run(lambda: accept(some, LIMIT))
@@ -115,11 +116,11 @@ def append(store: Store, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("keys", KEYS)
-def test_appending_1_000_messages_runs_the_lines_of_appending_two(
+def test_appending_1_000_messages_runs_the_lines_of_appending_a_hundred(
     tmp_path: Path, keys: tuple[str, ...]
 ) -> None:
     lines = {}
-    for count in (1, 2, 1_000, 1_500):
+    for count in (1, 100, 1_000, 1_500):
         with open_store(tmp_path / str(count)) as store:
             # Everything is warm, and what grows in steps has no room left: the next step is due for
             # the smallest batch, too.
@@ -131,5 +132,5 @@ def test_appending_1_000_messages_runs_the_lines_of_appending_two(
             assert queue is not None
             assert queue.end == 4 + count
     # A message alone has a shorter way into its queue.
-    assert 150 < lines[1].total() <= lines[2].total()
-    assert lines[2] == lines[1_000] == lines[1_500]
+    assert 150 < lines[1].total() <= lines[100].total()
+    assert lines[100] == lines[1_000] == lines[1_500]
