@@ -65,7 +65,9 @@ class DumpInput(NamedTuple):
     "--from-index", metavar="N", type=_COUNT, help="With --entries: the first raft index."
 )
 @click.option(
+    "--count",
     "--limit",
+    "limit",
     metavar="N",
     type=_COUNT,
     help=f"With --entries: how many; 0 is all.  [default: {_LIMIT}]",

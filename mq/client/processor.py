@@ -393,7 +393,9 @@ class Processor(GroupClient):
         except _REFUSALS as error:
             raise _OwnershipLost(str(error)) from error
         except MqError:
-            self._outputs.forget_routes(batches)
+            # Topics may have changed.
+            for topic in {batch.topic for batch in batches}:
+                self._connection.topology.forget(topic)
             raise
         state.stood_at = end
         state.sequence += len(batches)
@@ -506,11 +508,6 @@ class Outputs:
             )
             for at, ((topic, queue_id), messages) in enumerate(queues.items())
         ]
-
-    def forget_routes(self, batches: Iterable[Batch]) -> None:
-        """After a refusal: topics may have changed."""
-        for topic in {batch.topic for batch in batches}:
-            self._connection.topology.forget(topic)
 
     async def _part(self, topic: str, broker_set: str) -> TopicRoute:
         """The part by the word of the leader of the set."""

@@ -265,8 +265,15 @@ class Replier(AsyncClient):
             try:
                 await self._producer.send(request.properties[REPLY_TO], reply)
             except MqError as error:
-                if not is_sent_again(request, error, attempt):
+                if not error.retryable:
+                    log.error(  # noqa: TRY400 # no traceback says more
+                        "the reply to request %s cannot be sent: %s", request.message_id, error
+                    )
                     return
+                if attempt >= _REPLY_ATTEMPTS:
+                    raise  # the request is delivered again
+                # Another broker set may take it.
+                log.info("the reply to request %s is sent again: %s", request.message_id, error)
             else:
                 return
 
@@ -285,19 +292,6 @@ class Replier(AsyncClient):
 
     async def _enter(self) -> None:
         await self.start()
-
-
-def is_sent_again(request: ReceivedMessage, error: MqError, attempt: int) -> bool:
-    """Whether to send a reply again after this error: another broker set may take it. Raises the
-    error after some attempts, so that the request is delivered again.
-    """
-    if not error.retryable:
-        log.error("the reply to request %s cannot be sent: %s", request.message_id, error)
-        return False
-    if attempt >= _REPLY_ATTEMPTS:
-        raise error
-    log.info("the reply to request %s is sent again: %s", request.message_id, error)
-    return True
 
 
 # Requests and replies as messages

@@ -118,7 +118,8 @@ class Attempts:
         self._silent_since_s, self._is_logged = None, False
 
     def failed(self, address: str, error: Unreachable, began_s: float, now_s: float) -> None:
-        self._reasons[address] = reason(error, address)
+        # Without the address in front.
+        self._reasons[address] = str(error).removeprefix(address).lstrip(": ")
         if self._silent_since_s is None:
             self._silent_since_s = began_s
         if not self._is_logged and now_s - self._silent_since_s >= LOG_AFTER_S:
@@ -146,17 +147,8 @@ class Attempts:
 
     def unreachable(self, addresses: Iterable[str], timeout_s: float) -> Unreachable:
         """The error when none of these answered in that time."""
-        tried = self.told(addresses)
+        # Rounded: the rest of a time-out has many digits.
+        within = f"{max(0.0, round(timeout_s, 1)):g} s"
         return Unreachable(
-            f"no broker answered within {seconds(timeout_s)}; tried {tried}. {_ADVICE}"
+            f"no broker answered within {within}; tried {self.told(addresses)}. {_ADVICE}"
         )
-
-
-def reason(error: Unreachable, address: str) -> str:
-    """The text of the error without the address in front of it."""
-    return str(error).removeprefix(address).lstrip(": ")
-
-
-def seconds(length_s: float) -> str:
-    """Rounded: the rest of a time-out has many digits."""
-    return f"{max(0.0, round(length_s, 1)):g} s"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from mq.client.cluster.connection import Connection
 from mq.client.consumer.group_session import JOIN_S, LOOK_AT_TROUBLE_S, GroupSession
 from mq.client.consumer.options import ConsumerOptions, Start
-from mq.client.consumer.prefetch import InFlight, PolledMessages
+from mq.client.consumer.prefetch import InFlight, PrefetchBuffer
 from mq.client.consumer.retries import FailurePolicy, Nack
 from mq.client.lifecycle import AsyncClient, Background, SyncClient
 from mq.client.messages import QueueRef, ReceivedMessage
@@ -208,6 +209,57 @@ class Consumer(AsyncClient):
         await self._session.close()
         if is_orderly:
             self._session.raise_untold()
+
+
+_Place = tuple[str, str, int, int]
+
+
+class PolledMessages:
+    """Messages that `poll` has returned and that are not done, for both faces. May be used from
+    any thread.
+    """
+
+    def __init__(self, buffer: PrefetchBuffer) -> None:
+        self._buffer = buffer
+        self._lock = threading.Lock()
+        # By its place and not by the object: users may hand back a copy.
+        self._open: dict[_Place, InFlight] = {}
+
+    def add(self, taken: Iterable[InFlight]) -> list[ReceivedMessage]:
+        with self._lock:
+            messages = []
+            for one in taken:
+                former = self._open.pop(place := _place(one.message), None)
+                if former is not None:
+                    # The message was delivered again after a seek.
+                    self._buffer.give_up([former])
+                self._open[place] = one
+                messages.append(one.message)
+            return messages
+
+    def done(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Messages that are done already, or void, have no effect."""
+        with self._lock:
+            self._buffer.done(self._pop(messages))
+
+    def take_back(self, messages: Iterable[ReceivedMessage]) -> list[InFlight]:
+        """Returns the messages that are not done, for the caller to finish."""
+        with self._lock:
+            return self._pop(messages)
+
+    def _pop(self, messages: Iterable[ReceivedMessage]) -> list[InFlight]:
+        found = [self._open.pop(_place(one), None) for one in messages]
+        return [one for one in found if one is not None]
+
+    def all_done(self) -> None:
+        with self._lock:
+            taken, self._open = self._open, {}
+            self._buffer.done(taken.values())
+
+
+def _place(message: ReceivedMessage) -> _Place:
+    # The id begins with the broker set.
+    return message.message_id, message.topic, message.queue_id, message.queue_offset
 
 
 class ThreadedConsumer(Consumer):

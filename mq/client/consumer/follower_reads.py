@@ -10,12 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
-from mq.client.cluster.connection import Connection
+from mq.client.cluster.connection import Connection, SetConnection
 from mq.client.cluster.retry import CALL_TIMEOUT_S, back_off_s, cancelled, now_s
-from mq.client.consumer.options import ConsumerOptions
-from mq.client.consumer.prefetch import PrefetchBuffer
 from mq.client.consumer.reports import Signal, position
 from mq.client.decode import Frames, Page, parse_page, parse_pull_response
 from mq.client.messages import QueueRef, wire_filter
@@ -31,6 +29,9 @@ from mq.wire.v1.consumer_pb2 import (
     SubscribeRequest,
 )
 
+if TYPE_CHECKING:
+    from mq.client.consumer.group_session import GroupSession
+
 log = logging.getLogger(__name__)
 
 # One response of a follower to a stream, as one delivery of the leader.
@@ -43,9 +44,6 @@ _ANSWER_S_MAX = 5.0
 _PULL_ANSWER_S_MAX = 2.0
 _HOPS_MAX = 3
 
-# One attempt at this address: the response as it came over the wire, or an MqError.
-Pull = Callable[[str, PullRequest, float], Awaitable[bytes]]
-
 
 class FollowerReads:
     """The redirected queues of one stream.
@@ -57,21 +55,12 @@ class FollowerReads:
     epoch.
     """
 
-    def __init__(
-        self,
-        pull: Pull,
-        buffer: PrefetchBuffer,
-        options: ConsumerOptions,
-        broker_set: str,
-        signal: Signal,
-    ) -> None:
+    def __init__(self, broker_set: SetConnection, session: GroupSession, signal: Signal) -> None:
         """`signal` is told when there is a Resume to send."""
-        self._pull = pull
-        self._buffer = buffer
-        self._options = options
         self._broker_set = broker_set
+        self._session = session
         self._signal = signal
-        self._reads: dict[QueueRef, tuple[_QueueRead, asyncio.Task[None]]] = {}
+        self._reads: dict[QueueRef, _QueueRead] = {}
         self._resumes: list[QueuePosition] = []
         # Failed attempts in a row: the leader may not know yet that the follower is gone.
         self._failures: dict[QueueRef, int] = {}
@@ -80,16 +69,16 @@ class FollowerReads:
     # From the stream
 
     def begin(self, redirect: Redirect) -> None:
-        ref = QueueRef(redirect.topic, redirect.queue_id, self._broker_set)
+        ref = QueueRef(redirect.topic, redirect.queue_id, self._broker_set.name)
         self._stop(ref)
-        read = _QueueRead(ref, redirect, self._options, self._buffer)
+        read = self._reads[ref] = _QueueRead(ref, redirect, self._session)
         log.debug("queue %s is read from %s, from %d on", ref, read.address, read.queue_offset)
-        self._reads[ref] = read, asyncio.create_task(self._run(read))
+        read.task = asyncio.create_task(self._run(read))
 
     def follow(self, assignment: Assignment) -> None:
         """Ends the reads of queues that are no longer assigned under their epoch."""
         epochs = {(one.topic, one.queue_id): one.epoch for one in assignment.queues}
-        for ref, (read, _) in list(self._reads.items()):
+        for ref, read in list(self._reads.items()):
             if epochs.get(ref[:2]) != read.epoch:
                 self._stop(ref)
 
@@ -104,12 +93,12 @@ class FollowerReads:
     async def close(self) -> None:
         """With the stream: on the next one the leader redirects anew."""
         reads, self._reads, self._resumes = self._reads, {}, []
-        await cancelled(*(task for _, task in reads.values()))
+        await cancelled(*(read.task for read in reads.values() if read.task is not None))
 
     def _stop(self, ref: QueueRef) -> None:
-        found = self._reads.pop(ref, None)
-        if found is not None:
-            found[1].cancel()
+        read = self._reads.pop(ref, None)
+        if read is not None and read.task is not None:
+            read.task.cancel()
         self._resumes = [one for one in self._resumes if (one.topic, one.queue_id) != ref[:2]]
 
     # One queue
@@ -118,7 +107,9 @@ class FollowerReads:
         try:
             while await self._has_room(read):
                 timeout_s = _WAIT_MS / 1000 + _ANSWER_S_MAX
-                data = await self._pull(read.address, read.request(), timeout_s)
+                data = await self._broker_set.ask(
+                    read.address, read.request(), timeout_s, raw_response=True
+                )
                 response, runs = parse_pull_response(data)
                 is_wanted = read.deliver(response, runs)
                 self._failures.pop(read.ref, None)
@@ -163,16 +154,14 @@ class FollowerReads:
 class _QueueRead:
     """The state of one redirected queue."""
 
-    def __init__(
-        self, ref: QueueRef, redirect: Redirect, options: ConsumerOptions, buffer: PrefetchBuffer
-    ) -> None:
+    def __init__(self, ref: QueueRef, redirect: Redirect, session: GroupSession) -> None:
+        self.task: asyncio.Task[None] | None = None
         self.ref = ref
         self.epoch = redirect.epoch
         self.address = redirect.address
         # The next message that is wanted.
         self.queue_offset = redirect.queue_offset
-        self._options = options
-        self._buffer = buffer
+        self._options, self._buffer = session.options, session.buffer
         # Of each delivery that is not done: the queue offset behind it, and its bytes.
         self._delivered: deque[tuple[int, int]] = deque()
         self._messages_left = self._bytes_left = 0

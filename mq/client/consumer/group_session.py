@@ -155,9 +155,10 @@ class GroupSession:
         attempts go on, and the next one that fails is raised again.
         """
         if trouble := self._found_trouble():
+            # Only new trouble counts.
             self._trouble = None
             for one in self._memberships.values():
-                one.forget_trouble()
+                one.trouble = None
             raise fresh(trouble)
 
     def _found_trouble(self) -> MqError | None:

@@ -27,7 +27,6 @@ from mq.wire.v1.consumer_pb2 import (
     Alive,
     Assignment,
     LeaveRequest,
-    PullRequest,
     SubscribeRequest,
 )
 
@@ -122,10 +121,6 @@ class SetMembership:
         """For how long the set was not heard."""
         return 0.0 if self.is_connected else now_s() - self._alone_since_s
 
-    def forget_trouble(self) -> None:
-        """The user was told: only new trouble counts."""
-        self.trouble = None
-
     # Called by the leader stream
 
     def wants_stream(self) -> bool:
@@ -189,9 +184,7 @@ class SetMembership:
         data = await stream.start(SubscribeRequest(start=start).SerializeToString())
         if data is None:
             return
-        follower_reads = FollowerReads(
-            self._pull, self._buffer, self._options, self.name, self._report_signal
-        )
+        follower_reads = FollowerReads(self._broker_set, self._session, self._report_signal)
         self._receive(data, follower_reads, is_first=True)
         writing = asyncio.create_task(self._write(stream, follower_reads))
         try:
@@ -236,11 +229,6 @@ class SetMembership:
                 return False
         follower_reads.progressed()
         return True
-
-    async def _pull(self, address: str, request: PullRequest, timeout_s: float) -> bytes:
-        """From any broker of the set; one attempt."""
-        answer: bytes = await self._broker_set.ask(address, request, timeout_s, raw_response=True)
-        return answer
 
     def _assigned(self, assignment: Assignment) -> None:
         self._heartbeat_s = assignment.heartbeat_ms / 1000 or _HEARTBEAT_S

@@ -89,13 +89,7 @@ class SubscribedSets:
         response = await self._connection.brokers(self._asked, timeout_s)
         self.listed = frozenset(one.name for one in response.broker_sets)
         self.told = frozenset(one.broker_set for one in response.topics if one.is_readable)
-        self.learn_missing(response)
-
-    def learn_missing(self, response: RouteResponse) -> None:
-        """Learns which topics do not exist from an answer about all topics of the consumer, which
-        the topology has learnt. A topic that was known is not missing: a broker that has just
-        started knows few.
-        """
+        # A topic that was known is not missing: a broker that has just started knows few.
         missing = [route.topic for route in self._routes if not route.parts]
         self._missing.learn(missing, response, time.monotonic())
 

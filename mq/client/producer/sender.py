@@ -95,16 +95,14 @@ class Request(NamedTuple):
 class SetSender:
     """The requests to one broker set. `progress_s`: the time at which it stored a batch last."""
 
-    def __init__(
-        self, broker_set: SetConnection, ack: int, in_flight_max: int, owner: Sender
-    ) -> None:
+    def __init__(self, broker_set: SetConnection, owner: Sender) -> None:
         self.broker_set = broker_set
         self.name = broker_set.name
         self.streams = LeaderStream(broker_set, PublishRequest, self, _PATIENCE)
         self._loop = asyncio.get_running_loop()
         self.progress_s = self._loop.time()
-        self._ack = ack
-        self._in_flight_max = in_flight_max
+        self._ack = _ACKS[owner.options.ack]
+        self._in_flight_max = owner.options.in_flight_max
         self._owner = owner
         self._ids = itertools.count(1)
         # Requests without an answer, oldest first, by the stream on which they were sent.
@@ -379,9 +377,8 @@ class Sender:
             if next_poll_s <= self.loop.time() or self._woken.is_set():
                 await asyncio.sleep(0)
                 continue
-            timer = (
-                None if next_poll_s == float("inf") else self.loop.call_at(next_poll_s, self.wake)
-            )
+            is_timed = not math.isinf(next_poll_s)
+            timer = self.loop.call_at(next_poll_s, self.wake) if is_timed else None
             await self._woken.wait()
             if timer is not None:
                 timer.cancel()
@@ -397,7 +394,7 @@ class Sender:
         if not free:
             if not self.accumulator.suspend_wakeups():
                 self._watch()
-            return float("inf")
+            return math.inf
         batches, next_poll_s = self.accumulator.take(REQUEST_BYTES, free, self._healthy())
         if not self.accumulator.is_empty:
             self._watch()
@@ -561,11 +558,7 @@ class Sender:
     def _overdue(self, batch: Batch, sender: SetSender | None) -> MqError:
         if sender is not None:
             return batch.overdue(sender.streams.trouble, sender.broker_set.servers)
-        troubles = [
-            sender.streams.trouble
-            for sender in self._senders.values()
-            if sender.streams.trouble is not None
-        ]
+        troubles = [one.streams.trouble for one in self._senders.values() if one.streams.trouble]
         return batch.overdue(troubles[0] if troubles else None, self.connection.servers)
 
     # Topics
@@ -580,12 +573,8 @@ class Sender:
     def _set_route(self, route: Route) -> None:
         for part in route.parts:
             if part.broker_set not in self._senders:
-                self._senders[part.broker_set] = SetSender(
-                    self.connection.of(part.broker_set),
-                    _ACKS[self.options.ack],
-                    self.options.in_flight_max,
-                    self,
-                )
+                broker_set = self.connection.of(part.broker_set)
+                self._senders[part.broker_set] = SetSender(broker_set, self)
         turn = random.randrange(1 << 16)  # noqa: S311 # spreads load only
         self.accumulator.set_route(route.topic, route.parts, turn)
 
@@ -594,10 +583,10 @@ class Sender:
         distributes the messages by it.
         """
         try:
-            topology = self.connection.topology
-            self._set_route(
-                await topology.locate_writable(batch.topic, batch.timeout_s, batch.broker_set)
+            locating = self.connection.topology.locate_writable(
+                batch.topic, batch.timeout_s, batch.broker_set
             )
+            self._set_route(await locating)
         except MqError as error:
             if not batch.is_done:
                 self._failed(batch, error)

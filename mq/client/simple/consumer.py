@@ -187,7 +187,6 @@ class _GroupReceiver:
     async def begin(self) -> None:
         """Idempotent."""
         if not self._sources:
-            await self._subscribed.look()
             await self._look()
 
     def sources(self, turn: int) -> list[Source]:
@@ -207,8 +206,7 @@ class _GroupReceiver:
 
     async def _look(self) -> None:
         self._look_at_s = now_s() + _LOOK_EVERY_S
-        response = await self._connection.brokers([*self._options.topics, self._retry_topic])
-        self._subscribed.learn_missing(response)
+        await self._subscribed.look()
         if self._subscribed.is_waiting:
             self._look_at_s = now_s() + _LOOK_SOON_S
         topology = self._connection.topology

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from mq.client.cluster.retry import cancelled, now_s
@@ -186,11 +187,8 @@ class Gatherer:
     def _start(self, current: _Receive, source: Source, messages_max: int, wait_s: float) -> _Call:
         self._known.add(source)
         invisible_s = current.invisible_s
-        call = _Call(
-            source,
-            invisible_s,
-            lambda: self._receiver.receive(source, messages_max, wait_s, invisible_s),
-        )
+        ask = partial(self._receiver.receive, source, messages_max, wait_s, invisible_s)
+        call = _Call(source, invisible_s, ask)
         current.calls.append(call)
         return call
 
@@ -208,12 +206,19 @@ class Gatherer:
         renewals: list[_Call] = []
         for one in stale:
             current.calls.remove(one)
-            held, invisible_s = one.messages, current.invisible_s
-            renewals.append(
-                _Call(one.source, invisible_s, _holding(self._receiver, held, invisible_s))
-            )
+            hold = partial(self._hold, one.messages, current.invisible_s)
+            renewals.append(_Call(one.source, current.invisible_s, hold))
         current.calls += renewals
         return renewals
+
+    async def _hold(
+        self, messages: Sequence[ReceivedMessage], invisible_s: float
+    ) -> list[ReceivedMessage]:
+        try:
+            return await self._receiver.hold(messages, invisible_s)
+        except MqError as error:
+            log.info("%d messages come again when their time is over: %s", len(messages), error)
+            return []
 
     async def close(self) -> list[ReceivedMessage]:
         """Messages that were received and not given out."""
@@ -306,19 +311,6 @@ async def _change(current: _Receive) -> None:
         timeout=min(max(0.0, left_s), _SOURCES_AGE_S_MAX),
         return_when=asyncio.FIRST_COMPLETED,
     )
-
-
-def _holding(
-    receiver: Receiver, messages: Sequence[ReceivedMessage], invisible_s: float
-) -> Callable[[], Coroutine[Any, Any, list[ReceivedMessage]]]:
-    async def hold() -> list[ReceivedMessage]:
-        try:
-            return await receiver.hold(messages, invisible_s)
-        except MqError as error:
-            log.info("%d messages come again when their time is over: %s", len(messages), error)
-            return []
-
-    return hold
 
 
 def _is_retryable(failure: Exception) -> bool:

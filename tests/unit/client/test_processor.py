@@ -82,11 +82,11 @@ def test_a_topic_drained_meanwhile_is_an_error_after_a_refusal() -> None:
         made, brokers, connection = outputs("a")
         await connection.brokers()
         brokers.have("t", "a")
-        batches = await made.batches([("t", b"x")], "a", "p", 1, 0)
+        await made.batches([("t", b"x")], "a", "p", 1, 0)
         brokers.have("t", "a", is_writable=False)
         # It is not asked before each batch ...
         assert await made.batches([("t", b"x")], "a", "p", 1, 0)
-        made.forget_routes(batches)
+        connection.topology.forget("t")
         with pytest.raises(NoOutputQueue) as caught:
             await made.batches([("t", b"x")], "a", "p", 1, 0)
         assert isinstance(caught.value.reason, PermissionDenied)

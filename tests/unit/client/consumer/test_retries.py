@@ -10,8 +10,8 @@ import pytest
 from mq.client import Consumer as SyncConsumer
 from mq.client.consumer import consumer as consumer_module
 from mq.client.consumer import retries as retries_module
-from mq.client.consumer.consumer import Consumer
-from mq.client.consumer.prefetch import InFlight, PolledMessages, PrefetchBuffer, PrefetchQueue
+from mq.client.consumer.consumer import Consumer, PolledMessages
+from mq.client.consumer.prefetch import InFlight, PrefetchBuffer, PrefetchQueue
 from mq.client.consumer.retries import Failure
 from mq.client.decode import Decoder
 from mq.client.messages import ReceivedMessage
