@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
+from mq.client import Producer
+from mq.errors import Unreachable
 from mq.wire.v1.producer_pb2 import SendResponse
 from tests.conformance.calls import Calls, prepared
 from tests.conformance.streams import PublishStream
@@ -87,6 +89,12 @@ def test_a_client_that_trusts_the_authority_is_served(broker: BrokerProcess, fil
 def test_a_client_without_tls_is_not_served(broker: BrokerProcess) -> None:
     with grpc.insecure_channel(broker.address) as channel:
         assert failure(channel) == UNAVAILABLE
+
+
+def test_our_own_client_says_that_it_speaks_no_tls(broker: BrokerProcess) -> None:
+    with Producer(broker.address, timeout_s=1) as producer, pytest.raises(Unreachable) as raised:
+        producer.send("t", b"x")
+    assert "broker.tls = required, which this client does not speak yet" in str(raised.value)
 
 
 def test_a_client_that_trusts_another_authority_does_not_call(

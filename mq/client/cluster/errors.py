@@ -103,6 +103,7 @@ def _reason(failure: grpc.aio.AioRpcError) -> str:
     return f"{failure.code().name}, {details}"
 
 
+_TLS = "broker.tls = required, which this client does not speak yet"
 _CLIENT_PORT = "clients want the port of --port, 8081 by default"
 # By a part of gRPC's text, the first that fits: why there is no connection.
 _REASONS = (
@@ -119,7 +120,7 @@ _REASONS = (
     ),
     (
         "failed to connect to all addresses; last error: UNAVAILABLE",
-        f"it closes connections at once: stopping, or a Raft port; {_CLIENT_PORT}",
+        f"it closes connections at once: stopping, a Raft port, or {_TLS}; {_CLIENT_PORT}",
     ),
     ("Socket closed", "the connection was closed"),
     ("Connection reset by peer", "the connection was closed"),

@@ -21,7 +21,8 @@ LANGUAGES = ("go", "java", "node")
 
 _BUILD_S_MAX = 600
 _SOURCES = Path(__file__).parent
-_PLACE = Path(tempfile.gettempdir()) / f"mq-programs-{os.getuid()}"
+_CACHE = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+_PLACE = Path(_CACHE) / "mq-tests"
 # Go's installer puts it there and leaves the PATH to the user.
 _SEARCH_PATH = os.pathsep.join([os.environ["PATH"], "/usr/local/go/bin"])
 # Starts in half the time, and tests are short.
@@ -104,7 +105,7 @@ def _tool(name: str) -> str:
 
 def _built(key: str, build: Callable[[Path], None]) -> Path:
     """The folder that `build` has filled, now or in an earlier run."""
-    _PLACE.mkdir(exist_ok=True)
+    _PLACE.mkdir(parents=True, exist_ok=True)
     place = _PLACE / key
     with (_PLACE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
