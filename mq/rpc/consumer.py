@@ -64,7 +64,12 @@ _ONE_DONE_RESPONSE = pb.HandleResponse(codes=[Code.SEND_OK]).SerializeToString()
 # Of a Receive that is read once and then remembered.
 _REMEMBERED_BYTES_MAX = 1 << 10
 
+_COMMITTED_RESPONSE = pb.CommitOffsetsResponse().SerializeToString()
+# Of a commit that is decoded in one go.
+_FEW_POSITIONS = 64
+
 _read_subscribe = limits.Reader(pb.SubscribeRequest)
+_read_commit = limits.Reader(pb.CommitOffsetsRequest)
 _read_ack = limits.Reader(pb.AckRequest)
 _read_nack = limits.Reader(pb.NackRequest)
 _read_change_invisible = limits.Reader(pb.ChangeInvisibleRequest)
@@ -242,6 +247,27 @@ class ConsumerService:
         return membership
 
     # -- offsets ----------------------------------------------------------------------------------
+
+    def begin_commit_offsets(self, data: bytes, context: Context, answer: Answer) -> bool:
+        """Serves a commit of few offsets that are not ahead of this node; False: `commit_offsets`
+        waits until it has applied them.
+        """
+        request = _read_commit(data)
+        if len(request.positions) > _FEW_POSITIONS:
+            return False
+        names.check_group(request.group)
+        positions = {Queue(one.topic, one.queue_id): one.queue_offset for one in request.positions}
+        end = self._broker.puller.end
+        if any(end(queue) < queue_offset for queue, queue_offset in positions.items()):
+            return False
+
+        def committed(done: asyncio.Future[None]) -> None:
+            error = done.exception()
+            answer(_COMMITTED_RESPONSE if error is None else error)
+
+        durable = self._broker.groups.commit(request.group, request.member_id, positions)
+        durable.add_done_callback(committed)
+        return True
 
     async def commit_offsets(
         self, request: pb.CommitOffsetsRequest, context: Context

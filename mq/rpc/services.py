@@ -77,7 +77,12 @@ def _consumer(serving: ConsumerService) -> Service:
             unary("Join", pb.JoinRequest, serving.join),
             unary("Heartbeat", pb.HeartbeatRequest, serving.heartbeat),
             unary("Leave", pb.LeaveRequest, serving.leave),
-            unary("CommitOffsets", pb.CommitOffsetsRequest, serving.commit_offsets),
+            unary(
+                "CommitOffsets",
+                pb.CommitOffsetsRequest,
+                serving.commit_offsets,
+                begin=serving.begin_commit_offsets,
+            ),
             unary("QueryOffsets", pb.QueryOffsetsRequest, serving.query_offsets),
             unary("FindOffsets", pb.FindOffsetsRequest, serving.find_offsets),
             unary("Retry", pb.RetryRequest, serving.retry),

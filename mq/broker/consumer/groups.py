@@ -321,11 +321,13 @@ class Groups:
 
     # -- offsets ----------------------------------------------------------------------------------
 
-    async def commit(self, name: str, member_id: str, positions: Mapping[Queue, int]) -> None:
-        """Durable when this returns. As `check_commit`: nothing was committed."""
+    def commit(
+        self, name: str, member_id: str, positions: Mapping[Queue, int]
+    ) -> asyncio.Future[None]:
+        """Done when they are durable. Raises as `check_commit`: nothing was committed."""
         self._leadership.check()
         self.check_commit(name, member_id, positions)
-        await self._commits.commit(name, positions)
+        return self._commits.commit(name, positions)
 
     def check_commit(self, name: str, member_id: str, positions: Mapping[Queue, int]) -> None:
         """Whether it may. UnknownMember, NotAssigned, GroupNotEmpty, IllegalOffset, and whatever
