@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from mq.client.cluster.connection import Connection, parse_servers
+from mq.client.cluster.connection import ConnectedClient, Connection, parse_servers
 from mq.client.cluster.retry import now_s, repeat
 from mq.client.cluster.topology import queues_of
 from mq.client.consumer.follower_reads import QueuePulls
@@ -21,7 +21,7 @@ from mq.client.consumer.offsets import find_offsets
 from mq.client.consumer.options import Start, split_tags
 from mq.client.decode import Page, Unreadable, decompressed
 from mq.client.encode import MESSAGE_BYTES_MAX, PROPERTIES_BYTES_MAX, PROPERTIES_MAX, place
-from mq.client.lifecycle import AsyncClient, SyncClient, background
+from mq.client.lifecycle import SyncClient, background
 from mq.client.messages import FilterLike, QueueRef, wire_filter
 from mq.errors import Unreachable
 from mq.wire.v1 import consumer_pb2 as wire
@@ -62,11 +62,8 @@ ROUTE_S = 30.0
 _ATTEMPT_S = 15.0
 
 
-class QueueOffsets(AsyncClient):
+class QueueOffsets(ConnectedClient):
     """The first and last offsets of queues. For one event loop, that of `background`."""
-
-    def __init__(self, servers: str | Sequence[str], *, zone: str = "") -> None:
-        self._connection = Connection(servers, zone)
 
     async def check(self) -> None:
         """Returns when a broker has answered. Unreachable."""
@@ -79,9 +76,6 @@ class QueueOffsets(AsyncClient):
     def forget(self, topic: str) -> None:
         """The next `find` asks the brokers again which queues the topic has."""
         self._connection.topology.forget(topic)
-
-    async def close(self) -> None:
-        await self._connection.close()
 
 
 # Ranges of queues, as pages of raw responses
@@ -154,18 +148,15 @@ class RangeRead:
         return await self._reads.pull(self._ref, request)
 
 
-class _Ranges(AsyncClient):
+class _Ranges(ConnectedClient):
     """The connection of all ranges of a scanner."""
 
     def __init__(self, servers: str | Sequence[str], zone: str) -> None:
-        self._connection = Connection(servers, zone)
+        super().__init__(servers, zone=zone)
         self._reads = QueuePulls(self._connection)
 
     def read(self, ref: QueueRef, start: int, end: int, chosen: FilterLike) -> RangeRead:
         return RangeRead(self._connection, self._reads, ref, start, end, chosen)
-
-    async def close(self) -> None:
-        await self._connection.close()
 
 
 class QueueScanner(SyncClient[_Ranges]):
@@ -215,14 +206,14 @@ class Stored(NamedTuple):
     is_duplicate: bool
 
 
-class AsyncExactSender(AsyncClient):
+class AsyncExactSender(ConnectedClient):
     """Sends batches to queues, for writers that make the same batches again after a crash and want
     them stored once. The content of a batch, and the meaning of its number, are the caller's. Used
     on one event loop.
     """
 
     def __init__(self, servers: str | Sequence[str], *, zone: str = "") -> None:
-        self._connection = Connection(servers, zone)
+        super().__init__(servers, zone=zone)
         # The newest request to each queue: the next one waits for it, so that order holds.
         self._newest: dict[QueueRef, asyncio.Task[Stored]] = {}
 
@@ -270,9 +261,6 @@ class AsyncExactSender(AsyncClient):
 
         (result,) = (await repeat(attempt, timeout_s)).results
         return Stored(shipment.queue, result.queue_offset, result.is_duplicate)
-
-    async def close(self) -> None:
-        await self._connection.close()
 
 
 class ExactSender(SyncClient[AsyncExactSender]):

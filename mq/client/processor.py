@@ -362,7 +362,7 @@ class Processor(GroupClient):
 
     async def _attempt(self, taken: list[InFlight]) -> None:
         """Calls the handler and sends the request. When it raises, nothing took effect."""
-        state = await self._queue_state(taken[0].queue)
+        state = await self._queue_state(taken[0])
         made = self._options.handler([one.message for one in taken])
         outputs = await made if inspect.isawaitable(made) else made
         topic, queue_id, broker_set = state.held.ref
@@ -400,11 +400,14 @@ class Processor(GroupClient):
         state.stood_at = end
         state.sequence += len(batches)
 
-    async def _queue_state(self, held: PrefetchQueue) -> _QueueState:
+    async def _queue_state(self, first: InFlight) -> _QueueState:
+        held = first.queue
         state = self._queues.get(held.ref)
         if state is None or state.held is not held:
             state = self._queues[held.ref] = _QueueState(held)
-        if state.version != held.version:
+        # A queue that an operator has set back may be delivered before the offset of the group is
+        # seen to have moved.
+        if state.version != held.version or state.stood_at > first.message.queue_offset:
             version = held.version
             with self._stepping_aside():
                 known = await query_offsets(self._connection, self._options.group, [held.ref])

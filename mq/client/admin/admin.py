@@ -12,12 +12,11 @@ from mq.client.admin.groups import GroupAdmin, OffsetTarget
 from mq.client.admin.messages import MessageAdmin
 from mq.client.admin.sets import SetAdmin
 from mq.client.admin.topics import TopicAdmin, TypeName
-from mq.client.lifecycle import AsyncClient
 
 __all__ = ["Admin", "Answers", "OffsetTarget", "TypeName"]
 
 
-class Admin(TopicAdmin, GroupAdmin, MessageAdmin, SetAdmin, AsyncClient):
+class Admin(TopicAdmin, GroupAdmin, MessageAdmin, SetAdmin):
     """Topics, groups, single messages, the brokers.
 
     >>> import asyncio
@@ -37,6 +36,3 @@ class Admin(TopicAdmin, GroupAdmin, MessageAdmin, SetAdmin, AsyncClient):
     Answers are the messages of proto/mq/v1/admin.proto, errors those of `mq.errors`. Reads of all
     broker sets return what the reachable sets have: `missing_sets` names the others.
     """
-
-    async def close(self) -> None:
-        await self._connection.close()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from google.protobuf.message import Message as WireMessage
 
-from mq.client.cluster.connection import Connection
+from mq.client.cluster.connection import ConnectedClient
 from mq.client.cluster.errors import reworded
 from mq.client.cluster.retry import CALL_TIMEOUT_S, now_s
 from mq.errors import IllegalRequest, MqError
@@ -68,7 +68,7 @@ class Replies(NamedTuple):
         raise error
 
 
-class AdminCalls:
+class AdminCalls(ConnectedClient):
     """The connection of an Admin, and calls by it."""
 
     def __init__(
@@ -78,7 +78,7 @@ class AdminCalls:
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> None:
         """`timeout_s`: how long a call may take, with all its attempts to find a broker."""
-        self._connection = Connection(servers)
+        super().__init__(servers)
         self._timeout_s = timeout_s
         # Sets that did not answer, and until when another call gives them little time.
         self._silent_until_s: dict[str, float] = {}

@@ -22,6 +22,7 @@ from mq.client.cluster.errors import error_of_call
 from mq.client.cluster.retry import CALL_TIMEOUT_S, CallTarget, Retry, now_s
 from mq.client.cluster.servers import LOG_AFTER_S, Attempts, Servers
 from mq.client.cluster.topology import Topology
+from mq.client.lifecycle import AsyncClient
 from mq.errors import (
     ClientClosed,
     IllegalConfig,
@@ -432,3 +433,13 @@ class SetConnection(CallTarget):
         self.servers.failed(address, now_s())
         if self._leader == address:
             self._leader = ""
+
+
+class ConnectedClient(AsyncClient):
+    """A client that has nothing to end but its connection."""
+
+    def __init__(self, servers: str | Sequence[str], *, zone: str = "") -> None:
+        self._connection = Connection(servers, zone)
+
+    async def close(self) -> None:
+        await self._connection.close()

@@ -21,7 +21,7 @@ from mq.client.cluster.errors import fresh
 from mq.client.cluster.retry import Retry, back_off_s, cancelled, is_set, now_s
 from mq.client.cluster.topology import in_several_sets
 from mq.client.consumer.offsets import BroadcastOffsets, find_offsets, in_sets
-from mq.client.consumer.options import ConsumerOptions, Start
+from mq.client.consumer.options import ConsumerOptions, Start, wanted_tags
 from mq.client.consumer.prefetch import InFlight, PrefetchBuffer
 from mq.client.consumer.retries import RetrySender
 from mq.client.consumer.set_stream import SetMembership
@@ -72,7 +72,7 @@ class GroupSession:
         self.options = options
         self._commits_at_end = commits_at_end
         self._ready = asyncio.Event()
-        self.decoder = Decoder(options.wanted_tags())
+        self.decoder = Decoder(wanted_tags(options.filters))
         self.buffer = PrefetchBuffer(
             self.decoder,
             is_ordered=options.is_ordered,

@@ -58,21 +58,12 @@ class GroupOptions(ConnectionOptions):
     def __post_init__(self) -> None:
         check_group(self.group)
         object.__setattr__(self, "filters", _filters(self.subscriptions))
-        self.wanted_tags()
+        wanted_tags(self.filters)
         start_position(self.start)
 
     @property
     def topics(self) -> list[str]:
         return list(self.filters)
-
-    def wanted_tags(self) -> dict[str, frozenset[str]]:
-        """The tags of each topic that is filtered by tags."""
-        wire = {topic: wire_filter(chosen) for topic, chosen in self.filters.items()}
-        return {
-            topic: split_tags(one.tags)
-            for topic, one in wire.items()
-            if one is not None and one.WhichOneof("kind") == "tags"
-        }
 
     @property
     def is_clustering(self) -> bool:
@@ -140,6 +131,16 @@ class ConsumerOptions(GroupOptions):
 def new_member_id() -> str:
     """Unique; names the host and process for operators."""
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+
+
+def wanted_tags(filters: Mapping[str, FilterLike]) -> dict[str, frozenset[str]]:
+    """The tags of each topic that is filtered by tags."""
+    wire = {topic: wire_filter(chosen) for topic, chosen in filters.items()}
+    return {
+        topic: split_tags(one.tags)
+        for topic, one in wire.items()
+        if one is not None and one.WhichOneof("kind") == "tags"
+    }
 
 
 def split_tags(expression: str) -> frozenset[str]:

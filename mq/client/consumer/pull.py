@@ -9,12 +9,11 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mq.client.cluster.connection import Connection
+from mq.client.cluster.connection import ConnectedClient
 from mq.client.consumer.follower_reads import QueuePulls
 from mq.client.consumer.offsets import commit_offsets, find_offsets, query_offsets
-from mq.client.consumer.options import Start, split_tags
+from mq.client.consumer.options import Start, wanted_tags
 from mq.client.decode import Decoder, parse_pull_response
-from mq.client.lifecycle import AsyncClient
 from mq.client.messages import FilterLike, QueueRef, ReceivedMessage, wire_filter
 from mq.client.public import renamed
 from mq.errors import IllegalConfig
@@ -48,7 +47,7 @@ QueueLike = tuple[str, int] | QueueRef
 Offsets = Mapping[tuple[str, int], int] | Mapping[QueueRef, int]
 
 
-class PullConsumer(AsyncClient):
+class PullConsumer(ConnectedClient):
     """Reads queues by hand: any place, any number of times, without a membership.
 
     >>> async def read() -> None:
@@ -72,10 +71,10 @@ class PullConsumer(AsyncClient):
         zone: str = "",
         read_followers: bool = True,
     ) -> None:
+        super().__init__(servers, zone=zone)
         if group is not None:
             check_group(group)
         self._group = group
-        self._connection = Connection(servers, zone)
         self._read_followers = read_followers
         self._reads = QueuePulls(self._connection)
         self._unreadable = 0
@@ -115,7 +114,7 @@ class PullConsumer(AsyncClient):
         )
         page = await self._reads.pull(ref, request)
         response, runs = parse_pull_response(page.data)
-        decoder = Decoder(_wanted_tags(topic, filter))
+        decoder = Decoder(wanted_tags({topic: filter}))
         decoded = decoder.messages(ref, runs, ref.broker_set)
         messages = [one.message for one in decoded if one.message is not None]
         self._unreadable += decoder.unreadable_messages
@@ -156,13 +155,3 @@ class PullConsumer(AsyncClient):
         if self._group is None:
             raise IllegalConfig("offsets are a group's: give PullConsumer one")
         return self._group
-
-    async def close(self) -> None:
-        await self._connection.close()
-
-
-def _wanted_tags(topic: str, chosen: FilterLike) -> dict[str, frozenset[str]]:
-    found = wire_filter(chosen)
-    if found is None or found.WhichOneof("kind") != "tags":
-        return {}
-    return {topic: split_tags(found.tags)}

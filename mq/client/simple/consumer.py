@@ -16,7 +16,13 @@ from typing import Any
 
 from mq.client.cluster.connection import Connection
 from mq.client.cluster.retry import CALL_TIMEOUT_S, call_repeatedly, now_s
-from mq.client.consumer.options import GroupOptions, Start, new_member_id, start_position
+from mq.client.consumer.options import (
+    GroupOptions,
+    Start,
+    new_member_id,
+    start_position,
+    wanted_tags,
+)
 from mq.client.consumer.subscribed_sets import SubscribedSets
 from mq.client.decode import Decoder, parse_receive_response
 from mq.client.lifecycle import AsyncClient
@@ -171,7 +177,7 @@ class _GroupReceiver:
     """The sources of a group's messages, and single receives from them."""
 
     def __init__(self, connection: Connection, options: SimpleOptions) -> None:
-        self.decoder = Decoder(options.wanted_tags())
+        self.decoder = Decoder(wanted_tags(options.filters))
         self.handle_calls = HandleCalls(connection)
         self._connection = connection
         self._options = options

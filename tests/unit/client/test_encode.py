@@ -79,7 +79,7 @@ def test_the_broker_stores_a_batch_as_it_comes(
     columns = encode.columns([encode_message(message, NOW_MS, NEVER) for message in sent])
     data = encode.place("orders", queue_id, producer_id, sequence) + columns
     batch = accept(data, MESSAGE_BYTES_MAX)
-    assert batch.data is data
+    assert batch.data == data
     wire = WireBatch(
         topic="orders",
         queue_id=queue_id,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mq.client.consumer.options import ConsumerOptions
+from mq.client.consumer.options import ConsumerOptions, wanted_tags
 from mq.client.messages import Sql, Tags
 from mq.errors import IllegalConfig, IllegalFilter, IllegalGroup, IllegalTopic, MqError
 from mq.wire.v1 import consumer_pb2 as wire
@@ -41,7 +41,7 @@ def test_filters_go_to_the_broker_and_tags_are_compared_here() -> None:
     assert filters["orders"].tags == "paid|| shipped "
     assert filters["returns"].tags == "open"
     assert filters["bills"].sql == "amount > 100"
-    assert options.wanted_tags() == {
+    assert wanted_tags(options.filters) == {
         "orders": frozenset({"paid", "shipped"}),
         "returns": frozenset({"open"}),
     }
