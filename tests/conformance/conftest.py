@@ -76,15 +76,19 @@ def connect(ends: Ends, certificate: Files) -> Callable[[str], grpc.Channel]:
 
 
 @pytest.fixture(scope="session")
+def broker_flags(ends: Ends, certificate: Files) -> list[str]:
+    flags = {"--broker-transport": ends.transport}
+    if ends.security == "tls":
+        flags |= {"--broker-tls": "required", **certificate.flags("broker")}
+    return [*itertools.chain.from_iterable(flags.items())]
+
+
+@pytest.fixture(scope="session")
 def broker(
-    ends: Ends, certificate: Files, tmp_path_factory: pytest.TempPathFactory
+    broker_flags: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[BrokerProcess]:
     data = tmp_path_factory.mktemp("conformance") / "data"
-    flags = ["--broker-transport", ends.transport]
-    if ends.security == "tls":
-        flags += ["--broker-tls", "required"]
-        flags += itertools.chain.from_iterable(certificate.flags("broker").items())
-    with BrokerProcess(data, *flags) as process:
+    with BrokerProcess(data, *broker_flags) as process:
         yield process
         assert process.is_running, process.output()
         mistakes = [line["exception"] for line in process.log() if line["event"] == MISTAKE]

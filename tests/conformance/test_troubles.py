@@ -30,7 +30,7 @@ from tests.support.broker_process import BrokerProcess
 from tests.support.raft_cluster import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -200,38 +200,48 @@ def test_sends_that_wait_for_a_quorum_are_bounded_and_others_get_flow_control(pa
 # -- stopping --------------------------------------------------------------------------------------
 
 
-def test_a_node_that_stops_answers_what_it_took_and_sends_clients_away(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path / "data") as broker:
-        with calling(broker) as calls:
-            calls.create("t")
-            calls.send("t", *numbers(5))
-            member = SubscribeStream(calls.channel, "g", "t", "m")
-            member.messages(5)
-            member.progress(0, 4)
-            until(lambda: calls.lag("g") == 1, "its progress is committed")
-            stream = PublishStream(calls.channel)
-            for body in numbers(20):
-                stream.publish(prepared("t", body, queue_id=1))
-            stream.next()
-            assert broker.stop() == 0
-            answers, refusal = stream.refusal()
-            assert refusal.code in {"NODE_STOPPED", "NOT_LEADER"}
-            assert refusal.grpc_code == UNAVAILABLE
-            answered = 1 + len(answers)
-            codes = [code_of(result) for one in answers for result in one.results]
-            stored = 1 + codes.count("SEND_OK")
-            assert set(codes) <= {"SEND_OK", "NODE_STOPPED", "NOT_LEADER"}
-            assert member.refusal()[1].code in {"NODE_STOPPED", "NOT_LEADER"}
-            for one in (stream, member):
-                one.close()
+def test_a_node_that_stops_answers_what_it_took_and_sends_clients_away(
+    tmp_path: Path, broker_flags: list[str], connect: Callable[[str], grpc.Channel]
+) -> None:
+    """Clients connect again by themselves when it is back."""
+    broker = BrokerProcess(tmp_path / "data", *broker_flags, port=free_port())
+    with broker, connect(broker.address) as channel:
+        calls = Calls(channel)
+        calls.create("t")
+        calls.send("t", *numbers(5))
+        member = SubscribeStream(channel, "g", "t", "m")
+        member.messages(5)
+        member.progress(0, 4)
+        until(lambda: calls.lag("g") == 1, "its progress is committed")
+        stream = PublishStream(channel)
+        for body in numbers(20):
+            stream.publish(prepared("t", body, queue_id=1))
+        stream.next()
+        assert broker.stop() == 0
+        answers, refusal = stream.refusal()
+        assert refusal.code in {"NODE_STOPPED", "NOT_LEADER"}
+        assert refusal.grpc_code == UNAVAILABLE
+        answered = 1 + len(answers)
+        codes = [code_of(result) for one in answers for result in one.results]
+        stored = 1 + codes.count("SEND_OK")
+        assert set(codes) <= {"SEND_OK", "NODE_STOPPED", "NOT_LEADER"}
+        assert member.refusal()[1].code in {"NODE_STOPPED", "NOT_LEADER"}
+        for one in (stream, member):
+            one.close()
         assert "Traceback" not in broker.output()
         broker.start()
-        with calling(broker) as calls:
-            found = calls.bodies("t", 1)
-            assert found == numbers(len(found))
-            assert stored <= len(found)
-            assert answered <= 20
-            assert calls.committed("g", "t")[0] == 4
+
+        def is_back() -> bool:
+            with contextlib.suppress(grpc.RpcError):
+                return bool(calls("BrokerStatus").is_ready)
+            return False
+
+        until(is_back, "the client has connected again")
+        found = calls.bodies("t", 1)
+        assert found == numbers(len(found))
+        assert stored <= len(found)
+        assert answered <= 20
+        assert calls.committed("g", "t")[0] == 4
 
 
 # -- the disk --------------------------------------------------------------------------------------
