@@ -24,8 +24,9 @@ class GroupControl:
         broker = self._broker
         if not may_be_new and group not in broker.groups.names():
             raise GroupNotFound(f"there is no group {group}")
-        committed = broker.state.offsets.positions(group)
-        before = {queue: committed[queue] for queue in offsets if queue in committed}
+        committed = map(broker.state.offsets.positions(group).get, offsets)
+        pairs = zip(offsets, committed, strict=True)
+        before = {queue: at for queue, at in pairs if at is not None}
         if not is_dry_run:
             await broker.groups.reset(group, offsets)
         return before

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -16,8 +17,8 @@ from mq import names
 from mq.broker.broker import Broker
 from mq.broker.consumer.filters import CompiledFilter
 from mq.broker.consumer.pulling import Query
-from mq.broker.long_work import TimeSlice, in_turns
-from mq.broker.queue import Queue
+from mq.broker.long_work import TimeSlice, encode_in_turns, in_turns
+from mq.broker.queue import Queue, queues_of
 from mq.broker.state.topics import Topic
 from mq.errors import GroupNotFound, IllegalRequest, MessageNotFound
 from mq.store import lookup
@@ -57,7 +58,8 @@ class Inspector:
             if include_internal or not topic.is_internal
         )
 
-    async def topic(self, name: str) -> pb.DescribeTopicResponse:
+    async def topic(self, name: str) -> bytes:
+        """A DescribeTopicResponse."""
         topic = self._broker.state.topics.find(name)
         offsets, turn = self._broker.state.offsets, TimeSlice()
         groups = []
@@ -67,24 +69,22 @@ class Inspector:
             await turn.over()
         info = topic_info(topic, self._broker_set)
         response = pb.DescribeTopicResponse(info=info, groups=groups, parts=[info])
-        await in_turns(
-            self._add_queue(response, Queue(name, at)) for at in range(topic.read_queues)
-        )
-        return response
+        queues = map(self._queue_stats, queues_of(name, topic.read_queues))
+        return await encode_in_turns(response, "queues", queues)
 
-    def _add_queue(self, response: pb.DescribeTopicResponse, queue: Queue) -> pb.QueueStats:
+    def _queue_stats(self, queue: Queue) -> dict[str, Any]:
         start, end = self._broker.groups.extent(queue)
         found = self._broker.store.queues.get(*queue)
         last_ms = 0
         if found is not None and end > start:
             last_ms = self._broker.stored_at_ms(found, end - 1)
-        return response.queues.add(
-            queue_id=queue.queue_id,
-            start=start,
-            end=end,
-            last_stored_at_ms=last_ms,
-            broker_set=self._broker_set,
-        )
+        return {
+            "queue_id": queue.queue_id,
+            "start": start,
+            "end": end,
+            "last_stored_at_ms": last_ms,
+            "broker_set": self._broker_set,
+        }
 
     # -- groups -----------------------------------------------------------------------------------
 
@@ -95,8 +95,8 @@ class Inspector:
             await turn.over()
         return found
 
-    async def group(self, name: str) -> pb.DescribeGroupResponse:
-        """Raises GroupNotFound."""
+    async def group(self, name: str) -> bytes:
+        """A DescribeGroupResponse. Raises GroupNotFound."""
         names.check_group(name)
         live = self._broker.groups.live(name)
         if live is None and name not in self._broker.state.offsets:
@@ -105,7 +105,7 @@ class Inspector:
         live = self._broker.groups.live(name)
         members = live.members if live else {}
         subscriptions = next((one.spec.subscriptions for one in members.values()), {})
-        return pb.DescribeGroupResponse(
+        response = pb.DescribeGroupResponse(
             summary=self._summary(name, queues),
             subscriptions=[
                 Subscription(topic=topic, filter=shown_filter(text))
@@ -132,10 +132,10 @@ class Inspector:
                 )
                 for member_id, silent_ms in sorted(self._broker.receiving.members(name).items())
             ],
-            queues=queues,
         )
+        return await encode_in_turns(response, "queues", queues)
 
-    def _summary(self, name: str, queues: list[pb.GroupQueue]) -> pb.GroupSummary:
+    def _summary(self, name: str, queues: list[dict[str, Any]]) -> pb.GroupSummary:
         live = self._broker.groups.live(name)
         members = live.members if live else {}
         member_ids = sorted({*members, *self._broker.receiving.members(name)})
@@ -146,32 +146,34 @@ class Inspector:
             members=len(member_ids),
             member_ids=member_ids,
             generation=live.generation if live else 0,
-            lag=sum(queue.lag for queue in queues),
-            topics=sorted({queue.topic for queue in queues}),
+            lag=sum(queue["lag"] for queue in queues),
+            topics=sorted({queue["topic"] for queue in queues}),
         )
 
-    def _group_queues(self, name: str) -> Iterator[pb.GroupQueue]:
+    def _group_queues(self, name: str) -> Iterator[dict[str, Any]]:
+        """The fields of a GroupQueue each."""
         live = self._broker.groups.live(name)
         committed = self._broker.state.offsets.positions(name)
         owned = live.assignees() if live else {}
         # Failed messages wait for the group even before a member has taken any of them.
         failed = Queue(names.retry_topic(name), 0)
         waiting = [failed] if failed.topic in self._broker.state.topics else []
-        # A dict keeps the order of most of them, and little is left to sort.
-        for queue in sorted({**committed, **owned, **dict.fromkeys(waiting)}):
+        # Most are in order already, and little is left to sort.
+        more = dict.fromkeys(queue for queue in (*owned, *waiting) if queue not in committed)
+        for queue in sorted([*committed, *more]):
             start, end = self._broker.groups.extent(queue)
             at = committed.get(queue)
             lag = end - min(max(start if at is None else at, start), end)
-            yield pb.GroupQueue(
-                topic=queue.topic,
-                queue_id=queue.queue_id,
-                committed=-1 if at is None else at,
-                start=start,
-                end=end,
-                lag=max(0, lag - self._broker.state.leases.done_ahead(name, queue)),
-                member_id=owned.get(queue, ""),
-                broker_set=self._broker_set,
-            )
+            yield {
+                "topic": queue.topic,
+                "queue_id": queue.queue_id,
+                "committed": -1 if at is None else at,
+                "start": start,
+                "end": end,
+                "lag": max(0, lag - self._broker.state.leases.done_ahead(name, queue)),
+                "member_id": owned.get(queue, ""),
+                "broker_set": self._broker_set,
+            }
 
     # -- transactions and dead letters ------------------------------------------------------------
 

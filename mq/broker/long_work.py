@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
 
 T = TypeVar("T")
 
@@ -27,6 +29,24 @@ async def in_turns(work: Iterable[T]) -> list[T]:
         done += piece
         await turn.over()
     return done
+
+
+async def encode_in_turns(
+    answer: Message, field: str, elements: Iterable[Mapping[str, Any]]
+) -> bytes:
+    """The bytes of an answer with these elements in a repeated field of messages. Encoded messages
+    that follow each other are one message, so very many elements are encoded in pieces.
+    """
+    turn, left = TimeSlice(), iter(elements)
+    parts: list[bytes] = []
+    while piece := list(itertools.islice(left, _PIECE)):
+        add = getattr(answer, field).add
+        for element in piece:
+            add(**element)
+        parts.append(answer.SerializeToString())
+        answer = type(answer)()
+        await turn.over()
+    return b"".join(parts) or answer.SerializeToString()
 
 
 class TimeSlice:

@@ -12,7 +12,7 @@ from mq.admin.members import SetMembers
 from mq.broker.broker import Broker
 from mq.broker.consumer.filters import compile_filter
 from mq.rpc.context import Context
-from mq.rpc.queues import add_positions, decode_offset_kind, start_offsets, topic_queues
+from mq.rpc.queues import decode_offset_kind, encode_positions, start_offsets, topic_queues
 from mq.rpc.transaction import parse_transaction_id
 from mq.wire.v1 import admin_pb2 as pb
 
@@ -57,9 +57,7 @@ class AdminService:
         topics = await self._inspector.topics(include_internal=request.include_internal)
         return pb.ListTopicsResponse(topics=topics)
 
-    async def describe_topic(
-        self, request: pb.DescribeTopicRequest, context: Context
-    ) -> pb.DescribeTopicResponse:
+    async def describe_topic(self, request: pb.DescribeTopicRequest, context: Context) -> bytes:
         return await self._inspector.topic(request.topic)
 
     # -- groups -----------------------------------------------------------------------------------
@@ -69,14 +67,10 @@ class AdminService:
     ) -> pb.ListGroupsResponse:
         return pb.ListGroupsResponse(groups=await self._inspector.groups())
 
-    async def describe_group(
-        self, request: pb.DescribeGroupRequest, context: Context
-    ) -> pb.DescribeGroupResponse:
+    async def describe_group(self, request: pb.DescribeGroupRequest, context: Context) -> bytes:
         return await self._inspector.group(request.group)
 
-    async def reset_offsets(
-        self, request: pb.ResetOffsetsRequest, context: Context
-    ) -> pb.ResetOffsetsResponse:
+    async def reset_offsets(self, request: pb.ResetOffsetsRequest, context: Context) -> bytes:
         names.check_group(request.group)
         start = decode_offset_kind(request.kind, request.at_ms)
         queues = await topic_queues(self._broker, request.topic, request.queue_ids)
@@ -84,10 +78,13 @@ class AdminService:
         before = await self._groups.reset(
             request.group, after, may_be_new=request.may_be_new, is_dry_run=request.is_dry_run
         )
-        response = pb.ResetOffsetsResponse()
-        await add_positions(response.before, before, self._broker_set)
-        await add_positions(response.after, after, self._broker_set)
-        return response
+        # Two messages that follow each other are one with the fields of both.
+        return b"".join(
+            [
+                await encode_positions(pb.ResetOffsetsResponse(), field, offsets, self._broker_set)
+                for field, offsets in (("before", before), ("after", after))
+            ]
+        )
 
     async def delete_group(
         self, request: pb.DeleteGroupRequest, context: Context

@@ -17,7 +17,7 @@ from mq.broker.consumer.membership import Group, Spec
 from mq.broker.consumer.pulling import READ_BYTES_MAX, Query
 from mq.broker.consumer.subscriber import Assigned, CacheLimits, Position, Redirected, Subscriber
 from mq.broker.consumer.unsent import Unsent
-from mq.broker.long_work import in_turns
+from mq.broker.long_work import TimeSlice, encode_in_turns, in_turns
 from mq.broker.queue import Queue
 from mq.broker.receive import acks
 from mq.broker.receive.grants import GrantedRun, Receive
@@ -31,11 +31,11 @@ from mq.rpc.context import Context
 from mq.rpc.limits import HANDLES_MAX, TOPICS_MAX
 from mq.rpc.methods import Answer
 from mq.rpc.queues import (
-    add_positions,
     decode_offset_kind,
     decode_positions,
     decode_queues,
     decode_start,
+    encode_positions,
     start_offsets,
     topic_queues,
 )
@@ -48,6 +48,8 @@ _MODES = frozenset(pb.ConsumeMode.values())
 # Of a Subscribe stream.
 CACHE_MESSAGES_MAX = 1_000_000
 CACHE_BYTES_MAX = 1 << 30
+# Positions of a report of progress, in one turn of the loop.
+_REPORTED_MAX = 2_000
 # gRPC cancels the call of a broken connection within this time.
 _BREAK_S = 0.05
 # Of Receive.
@@ -153,7 +155,11 @@ class ConsumerService:
                 case "progress":
                     reported = await _decode_epochs(request.progress.positions)
                     await subscriber.until_applied(reported)
-                    groups.progress(subscriber, reported)
+                    groups.alive(subscriber)
+                    turn = TimeSlice()
+                    for at in range(0, len(reported), _REPORTED_MAX):
+                        groups.progress(subscriber, reported[at : at + _REPORTED_MAX])
+                        await turn.over()
                 case "resume":
                     wanted = await _decode_epochs(request.resume.positions)
                     await subscriber.until_applied(wanted)
@@ -189,29 +195,26 @@ class ConsumerService:
                     unsent.release(len(data))
 
     async def _assignment(self, assigned: Assigned) -> bytes:
-        response = pb.SubscribeResponse(
-            assignment=pb.Assignment(
-                generation=assigned.generation,
-                heartbeat_ms=self._options.heartbeat_ms,
-                expires_ms=self._options.member_expires_ms,
-            )
+        assignment = pb.Assignment(
+            generation=assigned.generation,
+            heartbeat_ms=self._options.heartbeat_ms,
+            expires_ms=self._options.member_expires_ms,
         )
-        queues = response.assignment.queues
-        await in_turns(
-            queues.add(
-                topic=queue.topic,
-                queue_id=queue.queue_id,
-                queue_offset=at,
-                epoch=epoch,
-                rank=assigned.ranks.get(queue, 0),
-            )
+        queues = (
+            {
+                "topic": queue.topic,
+                "queue_id": queue.queue_id,
+                "queue_offset": at,
+                "epoch": epoch,
+                "rank": assigned.ranks.get(queue, 0),
+            }
             for queue, at, epoch in assigned.positions
         )
-        return response.SerializeToString()
+        return framing.assignment(await encode_in_turns(assignment, "queues", queues))
 
     # -- groups of members that pull --------------------------------------------------------------
 
-    async def join(self, request: pb.JoinRequest, context: Context) -> pb.Membership:
+    async def join(self, request: pb.JoinRequest, context: Context) -> bytes:
         spec = _member_spec(request, context.peer(), is_streaming=False)
         for one in request.subscriptions:
             compile_filter(one.filter)
@@ -222,7 +225,7 @@ class ConsumerService:
         await self._broker.groups.until_arranged(request.group)
         return await self._membership(group, request.member_id)
 
-    async def heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.Membership:
+    async def heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> bytes:
         owned = await decode_queues(request.owned)
         group = self._broker.groups.heartbeat(request.group, request.member_id, owned)
         await self._broker.groups.until_arranged(request.group)
@@ -233,18 +236,18 @@ class ConsumerService:
         self._broker.receiving.leave(request.group, request.member_id)
         return pb.LeaveResponse()
 
-    async def _membership(self, group: Group, member_id: str) -> pb.Membership:
+    async def _membership(self, group: Group, member_id: str) -> bytes:
         membership = pb.Membership(
             generation=group.generation,
             is_rebalancing=group.is_rebalancing,
             heartbeat_ms=self._options.heartbeat_ms,
             expires_ms=self._options.member_expires_ms,
         )
-        await in_turns(
-            membership.assigned.add(topic=queue.topic, queue_id=queue.queue_id)
+        queues = (
+            {"topic": queue.topic, "queue_id": queue.queue_id}
             for queue in group.assigned_in_order(member_id)
         )
-        return membership
+        return await encode_in_turns(membership, "assigned", queues)
 
     # -- offsets ----------------------------------------------------------------------------------
 
@@ -278,27 +281,21 @@ class ConsumerService:
         await self._broker.groups.commit(request.group, request.member_id, positions)
         return pb.CommitOffsetsResponse()
 
-    async def query_offsets(
-        self, request: pb.QueryOffsetsRequest, context: Context
-    ) -> pb.QueryOffsetsResponse:
+    async def query_offsets(self, request: pb.QueryOffsetsRequest, context: Context) -> bytes:
         names.check_group(request.group)
         wanted = await decode_queues(request.queues)
         # Only durable offsets: one that was told never goes back by itself.
         known = self._broker.state.offsets.positions(request.group)
-        found = {queue: known[queue] for queue in wanted or known if queue in known}
-        response = pb.QueryOffsetsResponse()
-        await add_positions(response.positions, found)
-        return response
+        found = dict(known)
+        if wanted:
+            found = {queue: known[queue] for queue in wanted if queue in known}
+        return await encode_positions(pb.QueryOffsetsResponse(), "positions", found)
 
-    async def find_offsets(
-        self, request: pb.FindOffsetsRequest, context: Context
-    ) -> pb.FindOffsetsResponse:
+    async def find_offsets(self, request: pb.FindOffsetsRequest, context: Context) -> bytes:
         start = decode_offset_kind(request.kind, request.at_ms)
         queues = await topic_queues(self._broker, request.topic, request.queue_ids)
         found = await start_offsets(self._broker, queues, start)
-        response = pb.FindOffsetsResponse()
-        await add_positions(response.positions, found)
-        return response
+        return await encode_positions(pb.FindOffsetsResponse(), "positions", found)
 
     # -- Receive and its handles ------------------------------------------------------------------
 

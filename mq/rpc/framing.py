@@ -28,6 +28,7 @@ from mq.wire import varint
 from mq.wire.v1 import consumer_pb2
 
 _LAST_FIELD = b"\x7a"  # number 15, length-delimited
+_ASSIGNMENT_FIELD = b"\x0a"  # `assignment` of a SubscribeResponse
 _DELIVERY_FIELD = b"\x12"  # `delivery` of a SubscribeResponse
 _CHECK_FIELD = b"\x32"  # `check` of a TransactResponse
 _SIZE, _SIZES = struct.Struct("<I"), np.dtype("<u4")
@@ -92,6 +93,11 @@ def pull_response(result: ReadResult, read_from: str = "") -> bytes:
     parts: list[bytes | memoryview] = [head.SerializeToString()]
     _add_runs(parts, result.runs)
     return b"".join(parts)
+
+
+def assignment(data: bytes) -> bytes:
+    """A SubscribeResponse, of the bytes of an Assignment."""
+    return b"".join((_ASSIGNMENT_FIELD, varint.encode(len(data)), data))
 
 
 def delivery(delivered: Delivered) -> bytes:

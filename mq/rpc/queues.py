@@ -4,14 +4,15 @@ encoded in several turns of the loop.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 
-from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
+from google.protobuf.message import Message
 
 from mq.broker.broker import Broker
 from mq.broker.consumer.groups import Start
-from mq.broker.long_work import in_turns
-from mq.broker.queue import Queue
+from mq.broker.long_work import encode_in_turns, in_turns
+from mq.broker.queue import Queue, queues_of
 from mq.errors import IllegalRequest
 from mq.wire.v1 import consumer_pb2 as pb
 
@@ -21,39 +22,47 @@ async def decode_queues(wire: Iterable[pb.QueueId]) -> list[Queue]:
 
 
 async def decode_positions(wire: Iterable[pb.QueuePosition]) -> dict[Queue, int]:
-    return dict(await in_turns((Queue(one.topic, one.queue_id), one.queue_offset) for one in wire))
-
-
-async def add_positions(
-    field: RepeatedCompositeFieldContainer[pb.QueuePosition],
-    positions: Mapping[Queue, int],
-    broker_set: str = "",
-) -> None:
-    """Adds them to the field of a response, by topic and queue id."""
+    positions: dict[Queue, int] = {}
+    # Each one as it comes: a dict made of very many at the end would take long.
     await in_turns(
-        field.add(
-            topic=queue.topic, queue_id=queue.queue_id, queue_offset=at, broker_set=broker_set
-        )
-        for queue, at in sorted(positions.items())
+        operator.setitem(positions, Queue(one.topic, one.queue_id), one.queue_offset)
+        for one in wire
     )
+    return positions
+
+
+async def encode_positions(
+    answer: Message, field: str, positions: Mapping[Queue, int], broker_set: str = ""
+) -> bytes:
+    """The bytes of an answer with these in a field of it, by topic and queue id."""
+    elements = (
+        {
+            "topic": queue.topic,
+            "queue_id": queue.queue_id,
+            "queue_offset": positions[queue],
+            "broker_set": broker_set,
+        }
+        for queue in sorted(positions)
+    )
+    return await encode_in_turns(answer, field, elements)
 
 
 async def topic_queues(broker: Broker, name: str, queue_ids: Iterable[int]) -> list[Queue]:
     """The queues that are named, or all of the topic. TopicNotFound, QueueNotFound."""
-    topic = broker.state.topics.readable(name)
-    wanted = list(queue_ids) or range(topic.read_queues)
-    return await in_turns(_readable(broker, Queue(name, queue_id)) for queue_id in wanted)
-
-
-def _readable(broker: Broker, queue: Queue) -> Queue:
-    broker.state.topics.readable(*queue)
-    return queue
+    topic, wanted = broker.state.topics.readable(name), list(queue_ids)
+    if not wanted:
+        return list(queues_of(name, topic.read_queues))
+    broker.state.topics.readable(name, max(wanted))
+    return await in_turns(Queue(name, queue_id) for queue_id in wanted)
 
 
 async def start_offsets(broker: Broker, queues: Iterable[Queue], start: Start) -> dict[Queue, int]:
-    return dict(
-        await in_turns((queue, broker.groups.start_offset(queue, start)) for queue in queues)
+    offsets: dict[Queue, int] = {}
+    await in_turns(
+        operator.setitem(offsets, queue, broker.groups.start_offset(queue, start))
+        for queue in queues
     )
+    return offsets
 
 
 def decode_offset_kind(kind: int, at_ms: int) -> Start:

@@ -415,15 +415,32 @@ class Groups:
         of the loop: every step leaves the group in a state of its own, as if the other queues were
         still to be released.
         """
-        group = live.group
         versions = self._machine.state.topics.version, self._directory.changes
-        if live.arranged_for != versions:
-            live.arranged_for = versions
-            self._set_queues(name, live)
+        is_other = live.arranged_for != versions and self._set_queues(name, live)
+        live.arranged_for = versions
+        if is_other and live.group.is_large:
+            self._arrange_soon(name, live)
+        else:
+            self._rebalance(name, live)
+        is_waiting, is_broadcast = not live.arranged.is_set(), _is_broadcast(live.group)
+        for stream in live.streams.values():
+            stream.subscriber.wait(is_waiting=is_waiting)
+            if not is_waiting and not is_broadcast:
+                # A queue that it gets later may have had another holder in between.
+                stream.claims = {}
+
+    def _rebalance(self, name: str, live: _Live) -> None:
+        group, is_broadcast = live.group, _is_broadcast(live.group)
         # After a start the other sets have not reported yet: queues would move, and move back.
         group.wait(is_waiting=self._is_early and not self._directory.is_complete)
         group.rebalance(self._now_ms())
-        self._tell(name, live)
+        for member_id, (gained, lost) in group.take_changes().items():
+            if stream := live.streams.get(member_id):
+                positions = {
+                    queue: self._position(name, queue, stream, is_broadcast=is_broadcast)
+                    for queue in gained
+                }
+                stream.subscriber.assign(group.generation, positions, lost)
         self._lock(name, live)
         if group.has_more:
             self._arrange_soon(name, live)
@@ -432,23 +449,6 @@ class Groups:
             self._start(self._carry_out(name, live, group.plan))
         if group.is_idle and not live.is_locking:
             self._live.pop(name, None)
-
-    def _tell(self, name: str, live: _Live) -> None:
-        """Tells the streams which queues are theirs."""
-        group, is_broadcast = live.group, _is_broadcast(live.group)
-        for member_id, (gained, lost) in group.take_changes().items():
-            if stream := live.streams.get(member_id):
-                positions = {
-                    queue: self._position(name, queue, stream, is_broadcast=is_broadcast)
-                    for queue in gained
-                }
-                stream.subscriber.assign(group.generation, positions, lost)
-        is_waiting = group.has_more or group.plan is not None
-        for stream in live.streams.values():
-            stream.subscriber.wait(is_waiting=is_waiting)
-            if not is_waiting and not is_broadcast:
-                # A queue that it gets later may have had another holder in between.
-                stream.claims = {}
 
     def _arrange_soon(self, name: str, live: _Live) -> None:
         """In a turn of its own."""
@@ -483,10 +483,11 @@ class Groups:
             self._directory.surroundings(wanted, retry_topic),
         )
 
-    def _set_queues(self, name: str, live: _Live) -> None:
+    def _set_queues(self, name: str, live: _Live) -> bool:
+        """Whether they are others."""
         group, layout = live.group, self._layout(live.group)
         if layout == live.layout:
-            return
+            return False
         live.layout = layout
         if live.streams and not _is_broadcast(group):
             # What comes to this set while the group consumes it elsewhere, it has from the
@@ -494,6 +495,7 @@ class Groups:
             self._fix_positions(name, group.topics, Start(is_earliest=True))
         priorities = {topic: count for topic, _, count in layout.topics if count}
         group.set_queues(layout.queues, priorities, layout.surroundings)
+        return True
 
     def _lock(self, name: str, live: _Live) -> None:
         if not live.is_locking and (changes := live.group.lock_changes()):

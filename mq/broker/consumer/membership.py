@@ -25,7 +25,16 @@ import numpy as np
 
 from mq import names
 from mq.broker.consumer.assignment import Candidate, assign
-from mq.broker.consumer.queue_table import NONE, Flags, Numbers, QueueTable, Rows, at, rows_where
+from mq.broker.consumer.queue_table import (
+    NONE,
+    Flags,
+    Numbers,
+    QueueTable,
+    Rows,
+    at,
+    distinct,
+    rows_where,
+)
 from mq.broker.consumer.shares import ALONE, Surroundings
 from mq.broker.queue import Queue
 from mq.errors import SubscriptionMismatch, UnknownMember
@@ -287,11 +296,10 @@ class Group:
 
     def assignees(self) -> dict[Queue, str]:
         """By queue the member that it is assigned to; the last one in broadcast groups."""
-        return {
-            queue: member_id
-            for member_id in self._members
-            for queue in self.assigned_in_order(member_id)
-        }
+        found: dict[Queue, str] = {}
+        for member_id in self._members:
+            found.update(dict.fromkeys(self.assigned_in_order(member_id), member_id))
+        return found
 
     def in_hand(self, member_id: str) -> list[Queue]:
         """What is assigned to it, and what it still has to let go of."""
@@ -322,7 +330,7 @@ class Group:
             name: Change(
                 at(table.queues, rows[after == number]), at(table.queues, rows[before == number])
             )
-            for number in np.union1d(before, after).tolist()
+            for number in distinct(np.concatenate((before, after)))
             if (name := self._names[number]) in self._members
             and self._members[name].spec.is_streaming
         }
@@ -501,8 +509,8 @@ class Group:
 
     def _renumber(self) -> None:
         """Forgets the names of those that have left and have no locks."""
-        is_used = self._table.used(len(self._names))
-        is_used[[NONE, *(one.number for one in self._members.values())]] = True
+        is_used = self._flags(self._members)
+        is_used[[NONE, *self._table.used]] = True
         self._table.renumber((np.cumsum(is_used) - 1).astype(np.int32))
         self._names = list(itertools.compress(self._names, is_used.tolist()))
         self._numbers = {name: number for number, name in enumerate(self._names)}
@@ -548,7 +556,7 @@ class Group:
         # A member that has lost the lock has the queue in hand all the same, so that no other
         # member gets it before it is released.
         self._revoke()
-        lockers = {self._names[number] for number in np.unique(table.locks).tolist()} - {""}
+        lockers = {self._names[number] for number in distinct(table.locks)} - {""}
         self._awaited = {name: ms for name, ms in self._awaited.items() if name in lockers}
         for name in sorted(lockers - self._members.keys() - self._departed.keys()):
             self._awaited.setdefault(name, now_ms + self._expires_ms)

@@ -7,6 +7,7 @@ a claim or a lock alone. Decides nothing.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -56,20 +57,22 @@ class QueueTable:
 
     def rows_of(self, queues: Iterable[Queue]) -> Rows:
         """Of those that are known."""
-        rows = map(self._rows.get, queues)
-        return np.fromiter((row for row in rows if row is not None), np.intp)
+        rows = np.fromiter(map(self._rows.get, queues, itertools.repeat(-1)), np.intp)
+        return rows[rows >= 0]
 
     def add(self, queues: Iterable[Queue]) -> Rows:
         """The rows of all of them: those that are not known get one."""
         wanted = list(queues)
+        rows = self.rows_of(wanted)
+        if len(rows) == len(wanted):
+            return rows
         for queue in wanted:
             if queue not in self._rows:
                 self._rows[queue] = len(self.queues)
                 self.queues.append(queue)
         more = len(self.queues) - len(self.deadlines_ms)
-        if more:
-            self._set_columns(np.pad(self._columns, ((0, 0), (0, more))))
-            self.deadlines_ms = np.pad(self.deadlines_ms, (0, more))
+        self._set_columns(np.pad(self._columns, ((0, 0), (0, more))))
+        self.deadlines_ms = np.pad(self.deadlines_ms, (0, more))
         return self.rows_of(wanted)
 
     def with_readable(self, queues: Mapping[Queue, str]) -> QueueTable:
@@ -87,15 +90,19 @@ class QueueTable:
         for column in (self.holders, self.targets, self.assigned, self.reported):
             column[column == number] = NONE
 
-    def used(self, count: int) -> Flags:
-        """Which of so many numbers occur."""
-        found = np.zeros(count, np.bool_)
-        found[self._columns] = True
-        return found
+    @property
+    def used(self) -> list[int]:
+        """The numbers that occur."""
+        return distinct(self._columns.ravel())
 
     def renumber(self, numbers: Numbers) -> None:
         """`numbers` has the new number of each old one."""
         self._set_columns(numbers[self._columns])
+
+
+def distinct(numbers: Numbers) -> list[int]:
+    found: list[int] = rows_where(np.bincount(numbers)).tolist()
+    return found
 
 
 def rows_where(flags: npt.NDArray[Any]) -> Rows:

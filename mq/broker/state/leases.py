@@ -188,12 +188,12 @@ class Leases:
             self._queues[group, queue] = QueueLeases(queue_offset)
 
     def drop_group(self, group: str) -> None:
-        for place in [place for place in self._queues if place[0] == group]:
-            del self._queues[place]
+        self._queues = {place: one for place, one in self._queues.items() if place[0] != group}
 
     def drop_topic(self, topic: str) -> None:
-        for place in [place for place in self._queues if place[1].topic == topic]:
-            del self._queues[place]
+        self._queues = {
+            place: one for place, one in self._queues.items() if place[1].topic != topic
+        }
 
     # -- checkpoints ------------------------------------------------------------------------------
 
