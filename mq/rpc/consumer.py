@@ -127,21 +127,23 @@ class ConsumerService:
             await asyncio.gather(reader, writer, return_exceptions=True)
 
     async def _begin(self, context: Context) -> Subscriber:
-        data = await context.read()
+        data, turn = await context.read(), TimeSlice()
         request = pb.SubscribeRequest() if data is None else _read_subscribe(data)
         if request.WhichOneof("kind") != "start":
             raise IllegalRequest("the first message of the stream must be `start`")
-        start = request.start
+        start, groups = request.start, self._broker.groups
         spec = _member_spec(start, context.peer(), is_streaming=True)
         filters = {one.topic: compile_filter(one.filter) for one in start.subscriptions}
         limits, first = _cache_limits(start), decode_start(start)
+        await turn.over()
         positions = await decode_positions(start.positions)
-        await self._broker.expect(filters)
-        self._broker.receiving.check_inactive(start.group)
-        groups = self._broker.groups
+        await turn.over()
         claims = await in_turns(
             (queue, groups.claim(start.group, queue, at)) for queue, at in positions.items()
         )
+        await self._broker.expect(filters)
+        await turn.over()
+        self._broker.receiving.check_inactive(start.group)
         subscriber = groups.subscribe(start.group, spec, filters, limits, first, dict(claims))
         if start.takes_redirects:
             subscriber.allow_redirects(self._broker.replicas, spec.zone)
