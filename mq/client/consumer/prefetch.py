@@ -518,12 +518,12 @@ class PrefetchBuffer:
         """As `take`; if there are none, how long to wait for some. None: no longer, since the time
         is over or the consumer was stopped.
         """
+        found = self.take(messages_max)
+        if found or self._is_stopped or (now_s := self._clock()) >= deadline_s:
+            return found, None
         with self._changed:
-            found, now_s = self.take(messages_max), self._clock()
-            if found or self._is_stopped or now_s >= deadline_s:
-                return found, None
             retry_s = self._retries[0][0] if self._retries else math.inf
-            return found, min(deadline_s, retry_s) - now_s
+        return found, min(deadline_s, retry_s) - now_s
 
     def wait_take(self, messages_max: int, timeout_s: float | None) -> list[InFlight]:
         """`take` for threads: waits for the first message. Empty after the time-out, or when the

@@ -239,7 +239,9 @@ class RetrySender:
     async def close(self) -> None:
         """Messages that the broker does not have yet are given up: the group gets them again."""
         self._is_closed = True
-        await asyncio.gather(*map(self.drop, {*self._waiting, *self._tasks}))
+        with self._lock:
+            names = {*self._waiting, *self._tasks}
+        await asyncio.gather(*map(self.drop, names))
 
     # On the loop
 

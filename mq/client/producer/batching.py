@@ -582,12 +582,16 @@ def _split(
 ) -> dict[Chosen, list[int]]:
     """Indices of messages by buffer; those without a key join the first key of their priority."""
     found: dict[Chosen, list[int]] = {}
+    last, indices = None, []
     for at, message in enumerate(messages):
-        found.setdefault(topic.choose_buffer(message, queue_id, broker_set), []).append(at)
+        chosen = topic.choose_buffer(message, queue_id, broker_set)
+        if chosen != last:
+            last, indices = chosen, found.setdefault(chosen, [])
+        indices.append(at)
     for chosen in [one for one in found if one[1] in (BatchKind.ANY, BatchKind.DELAYED)]:
-        for keyed, indices in found.items():
+        for keyed, own in found.items():
             if keyed[1] is BatchKind.KEY and keyed[2] == chosen[2]:
-                found[keyed] = sorted(indices + found.pop(chosen))
+                found[keyed] = sorted(own + found.pop(chosen))
                 break
     return found
 

@@ -29,8 +29,8 @@ from mq.wire.v1.producer_pb2 import BatchResult
 MESSAGE_OVERHEAD_BYTES = 12
 
 
-class BatchKind(enum.Enum):
-    """The way in which the queue of a batch is chosen."""
+class BatchKind(enum.IntEnum):
+    """The way in which the queue of a batch is chosen. Integers: they are hashed often."""
 
     ANY = enum.auto()  # by turn; a retry may go to another queue
     KEY = enum.auto()  # by the ordering keys of its messages
