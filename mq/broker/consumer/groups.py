@@ -41,7 +41,6 @@ log = get_logger(__name__)
 # a client goes on with its queues while it finds no broker.
 _SETTLE_MS = 4_500
 _RECONNECT_MS = 5_000  # a broken stream: as long as a client may need to find the way back
-_LOCKS_MAX = 2_000  # in one entry
 _MOVED_MAX = 2_000  # queues that are reset in one turn of the loop
 
 
@@ -510,18 +509,16 @@ class Groups:
 
     async def _write_locks(self, name: str, live: _Live, changes: Mapping[Queue, str]) -> None:
         """The position of the last holder is in the log before the lock is: whichever node leads
-        next, the next holder starts there. If not all locks are written, the next tick tries
-        again, or another node leads.
+        next, the next holder starts there. If the locks are not written, the next tick tries again,
+        or another node leads.
         """
-        left = iter(changes.items())
+        locks = [
+            QueueLock(topic=queue.topic, queue_id=queue.queue_id, member_id=member_id)
+            for queue, member_id in changes.items()
+        ]
         try:
             await self._commits.flush()
-            while part := list(itertools.islice(left, _LOCKS_MAX)):
-                locks = [
-                    QueueLock(topic=queue.topic, queue_id=queue.queue_id, member_id=member_id)
-                    for queue, member_id in part
-                ]
-                await self._writer.write(Command(lock_queues=LockQueues(group=name, locks=locks)))
+            await self._writer.write(Command(lock_queues=LockQueues(group=name, locks=locks)))
         except MqError as error:
             log.info("queue locks are not written", group=name, error=str(error))
             return

@@ -47,9 +47,9 @@ _MODES = {
 }
 # A lock that was on its way when its member left must not be waited for; older ones may be.
 _DEPARTED_MAX = 1_024
-# Queues that change hands in one rebalance. A larger move takes several, so that the driver can
-# serve other groups in between.
-HANDED_OVER_MAX = 2_048
+# Queues that change hands in one rebalance, and locks that change in one entry of the log. A larger
+# move takes several, so that the driver can serve other groups in between.
+HANDED_OVER_MAX = 2_000
 # Names without a member or a lock that may be remembered.
 _NUMBERS_SPARE = 256
 
@@ -94,6 +94,9 @@ class Change(NamedTuple):
 
     gained: list[Queue]
     lost: list[Queue]
+
+
+_NO_CHANGE = Change([], [])
 
 
 class Broadcast:
@@ -321,7 +324,8 @@ class Group:
             return {}
         self._has_changes = False
         if self._is_broadcast:
-            return {name: one.broadcast.take_change() for name, one in self._members.items()}
+            changes = {name: one.broadcast.take_change() for name, one in self._members.items()}
+            return {name: change for name, change in changes.items() if change != _NO_CHANGE}
         table = self._table
         rows = rows_where(table.reported != table.assigned)
         before, after = table.reported[rows], table.assigned[rows]
@@ -715,7 +719,7 @@ class Group:
         for member in self._members.values():
             change = member.broadcast.assign(readable, left)
             left -= len(change.gained)
-            self._may_have_changed |= change != ([], [])
+            self._may_have_changed |= change != _NO_CHANGE
             self._has_news |= len(member.broadcast.queues) < len(readable)
 
     def _revoke(self) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import pytest
 
 from mq.broker.consumer.groups import Start
+from mq.broker.consumer.membership import HANDED_OVER_MAX
 from mq.broker.consumer.subscriber import Assigned, Position
 from mq.broker.queue import Queue
 from mq.errors import (
@@ -35,6 +36,21 @@ from tests.unit.broker.consumer.group_scene import (
 )
 
 # -- members come and go ---------------------------------------------------------------------------
+
+
+@on_loop
+async def test_a_stream_is_told_of_very_many_queues_at_once() -> None:
+    """They are handed over in several turns. One that comes back keeps them all."""
+    count = 2 * HANDED_OVER_MAX + 1
+    here = await world()
+    await here.node.topic("wide", count)
+    wide = [Queue("wide", at) for at in range(count)]
+    for positions in ({}, dict.fromkeys(wide, 0)):
+        stream = here.subscribe("A", topic="wide", positions=positions)
+        told = await soon(stream.next())
+        assert isinstance(told, Assigned)
+        assert [one.queue for one in told.positions] == wide
+        assert not here.hand_over(stream)
 
 
 @on_loop

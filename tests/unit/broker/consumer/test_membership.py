@@ -410,6 +410,33 @@ def test_a_late_heartbeat_does_not_take_a_queue_back() -> None:
     assert driven.assigned("A", "B") == [frozenset(T[:2]), frozenset(T[2:4])]
 
 
+def test_members_of_a_broadcast_group_hear_only_of_changes_of_their_own() -> None:
+    driven = Driven()
+    driven.join(spec("A", MODE_BROADCAST))
+    assert driven.group.take_changes() == {"A": (T[:4], [])}
+    driven.join(spec("B", MODE_BROADCAST))
+    assert driven.group.take_changes() == {"B": (T[:4], [])}
+    driven.group.set_queues(dict.fromkeys(T[1:5], ""))
+    driven.settle()
+    assert driven.group.take_changes() == {"A": ([T[4]], [T[0]]), "B": ([T[4]], [T[0]])}
+    assert driven.group.take_changes() == {}
+
+
+def test_numbers_of_members_that_left_are_used_again() -> None:
+    """One that never ends has very many members in the course of time."""
+    driven = Driven(locks={T[3]: "absent"})
+    driven.join(spec("A"))
+    for number in range(1_000):
+        driven.join(spec(f"B{number}"))
+        driven.release("A", T[:4])
+        driven.leave(f"B{number}")
+    assert len(driven.group._names) < 500
+    assert driven.assigned("A") == [frozenset(T[:3])]
+    assert driven.pass_time(EXPIRES_MS + 1) == ["A"]
+    driven.join(spec("A"), EXPIRES_MS + 1)
+    assert driven.assigned("A") == [frozenset(T[:4])]
+
+
 def test_broadcast_gives_all_queues_to_every_member_at_once() -> None:
     driven = Driven(settle_until_ms=1_000)
     driven.join(spec("A", MODE_BROADCAST), owned=T[:2])
