@@ -639,6 +639,8 @@ class Core:
         if not counts:
             progress.match_index = 0
         self._commit()
+        if progress.next_index <= self.log.last_index:
+            self._send_append(peer)
 
     def _is_current(self, term: int) -> bool:
         return term == self.term

@@ -215,7 +215,7 @@ class Replica:
 
     def _settle(self) -> None:
         """After each step: everything beside the core follows the log and the core."""
-        core, last_index = self.core, self.log.last_index
+        core = self.core
         if core is None:
             return
         if self.membership.is_stale:
@@ -228,6 +228,7 @@ class Replica:
                 self._follow_learner(core)
             if self.transfer.request is not None:
                 self._advance_transfer(core)
+        last_index = core.log.last_index
         if last_index != self._sync_requested_index and core.log.durable_index < last_index:
             self._sync_requested_index = last_index
             self._driver.request_sync()
@@ -353,7 +354,7 @@ class Replica:
             return
         if core.role != Role.LEADER or (self.transfer.request and self.transfer.blocks_writes):
             return
-        now_s, last_index = self._now_s(), self.log.last_index
+        now_s, last_index = self._now_s(), core.log.last_index
         if core.has_open_round and writer.is_gathering(now_s):
             return
         failure = None

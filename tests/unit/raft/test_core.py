@@ -290,8 +290,7 @@ def test_a_follower_far_behind_gets_one_region_a_ready() -> None:
     made.perform(made.lead())
     ready = made.propose(*[bytes(REGION_BYTES_MAX)] * 3)
     assert not ready.messages  # both are being probed
-    made.step("b", 2, append_answer=AppendAnswer(next_index=4, success=True))
-    ready = made.core.replicate(made.now_s)
+    ready = made.step("b", 2, append_answer=AppendAnswer(next_index=4, success=True))
     sent = []
     while ready.messages:
         assert [peer_id for peer_id, _ in ready.messages] == ["b"]
@@ -299,6 +298,18 @@ def test_a_follower_far_behind_gets_one_region_a_ready() -> None:
         assert ready.has_more == (len(sent) < 3)
         ready = made.core.replicate(made.now_s)
     assert sent == [3, 4, 5]
+
+
+def test_a_follower_that_refuses_is_asked_at_once_where_its_log_ends() -> None:
+    made = Made(1, 1, 1)
+    made.perform(made.lead())
+    ready = made.step("b", 2, append_answer=AppendAnswer(next_index=3, success=False))
+    ((peer_id, frame),) = ready.messages
+    assert (peer_id, frame.message.append.prev_index) == ("b", 2)
+    assert bytes(frame.body) == region(made, 3)
+    # The same answer again: it cannot go on, and is asked once a heartbeat.
+    again = made.step("b", 2, append_answer=AppendAnswer(next_index=3, success=False))
+    assert not again.messages
 
 
 def test_leadership_is_handed_to_a_follower_that_has_everything() -> None:
