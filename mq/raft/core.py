@@ -102,8 +102,8 @@ class _Answer(NamedTuple):
 
 
 class Core:
-    """For one thread. Each call that returns a `Ready` takes the time, of a monotonic clock; the
-    next call comes when that `Ready` is performed.
+    """For one thread. Calls that return a `Ready` take the time of a monotonic clock; the next call
+    comes when that `Ready` is performed.
     """
 
     def __init__(  # noqa: PLR0913 - all that it may see of the world
@@ -182,6 +182,7 @@ class Core:
         term = self.term
         self._engine.tick()
         self.elections_total += self.term > term
+        self._commit()
         self._commit_due = self._appliable()
         return self._leave()
 
@@ -557,7 +558,7 @@ class Core:
         return peer.progress.may_send(self._now_s, period_s, has_room=has_room)
 
     def lead(self, term: int) -> None:
-        """This node was elected. The node stamps the time of its first entry."""
+        """This node was elected. `Replica` stamps the time of its first entry."""
         for peer in self._engine.peers.values():
             peer.progress.start_probing()
         for peer in self._receivers:
@@ -654,7 +655,7 @@ class Core:
         """A leader commits what a majority has, this node included. Callers wait for it, so that it
         is applied at once; a follower applies with the next tick.
         """
-        engine, raft_log = self._engine, self.log
+        engine = self._engine
         if engine.state != Role.LEADER:
             return
         index = self._own_index()
@@ -662,7 +663,7 @@ class Core:
         if others:
             matches = sorted([peer.progress.match_index for peer in others])
             index = min(index, matches[len(matches) // 2])
-        if index > engine.commit_index and raft_log.term_at(index) == engine.term:
+        if index > engine.commit_index and self.log.term_at(index) == engine.term:
             engine.commit_index = index
         self._commit_due = self._appliable()
 

@@ -40,7 +40,7 @@ from mq.raft.frames import Frame
 from mq.raft.membership import Membership, checkpoint_entry
 from mq.raft.proposals import Proposal, Proposals, Writer
 from mq.raft.raft_log import FIRST_INDEX, RaftLog
-from mq.raft.transfer import Transfer
+from mq.raft.transfer import Transfer, TransferRequest
 from mq.raft.vote import VoteFile, VoteTrust
 from mq.store.commitlog import CommitLog, NewEntry
 from mq.store.format import Kind
@@ -144,8 +144,7 @@ class Replica:
 
     def tick(self) -> None:
         """Now and then: time has passed. And when `has_more_to_apply`."""
-        if self.core is not None:
-            self._guarded(self._tick, self.core)
+        self._with_core(self._tick)
 
     def write(self) -> None:
         """Soon after a proposal: all that came meanwhile is one append."""
@@ -167,28 +166,24 @@ class Replica:
 
     def on_synced(self) -> None:
         """The log is durable up to its `durable_index`."""
-        if self.core is not None:
-            self._guarded(self._on_synced, self.core)
+        self._with_core(self._on_synced)
 
     def _on_synced(self, core: Core) -> None:
         self._step(core, core.synced(self.log.durable_index, self._now_s()))
 
     def on_connected(self, peer_id: str) -> None:
         self._connected.add(peer_id)
-        if self.core is not None:
-            self._guarded(self._greet, self.core, peer_id)
+        self._with_core(self._greet, peer_id)
 
     def on_disconnected(self, peer_id: str, *, was_lost: bool) -> None:
         self._connected.discard(peer_id)
-        if (core := self.core) is not None:
-            now_s = self._now_s()
-            self._guarded(
-                lambda: self._step(core, core.disconnected(peer_id, now_s, was_lost=was_lost))
-            )
+        now_s = self._now_s()
+        self._with_core(
+            lambda core: self._step(core, core.disconnected(peer_id, now_s, was_lost=was_lost))
+        )
 
     def on_writable(self) -> None:
-        if (core := self.core) is not None:
-            self._guarded(lambda: self._perform(core, core.replicate(self._now_s())))
+        self._with_core(lambda core: self._perform(core, core.replicate(self._now_s())))
 
     def fail(self, error: MqError) -> None:
         """The disk or the state machine has failed: the replica gives up."""
@@ -200,6 +195,10 @@ class Replica:
             self._proposals.end_leadership(stopped)
             self._changes.end(stopped)
             self._set_leadership(Leadership(Role.FOLLOWER, self.leadership.term, None))
+
+    def _with_core(self, action: Callable[..., object], *arguments: object) -> None:
+        if self.core is not None:
+            self._guarded(action, self.core, *arguments)
 
     def _guarded(self, action: Callable[..., object], *arguments: object) -> None:
         if self.failure is not None:
@@ -227,7 +226,7 @@ class Replica:
             if self._changes.current is not None:
                 self._follow_learner(core)
             if self.transfer.request is not None:
-                self._advance_transfer(core)
+                self._advance_transfer(core, self.transfer.request)
         last_index = core.log.last_index
         if last_index != self._sync_requested_index and core.log.durable_index < last_index:
             self._sync_requested_index = last_index
@@ -517,11 +516,11 @@ class Replica:
         core, now_s = self._started_core(), self._now_s()
         self.transfer.begin(core, self.membership.members, node_id, now_s, wait_s)
 
-    def _advance_transfer(self, core: Core) -> None:
+    def _advance_transfer(self, core: Core, request: TransferRequest) -> None:
         now_s = self._now_s()
         is_due = self.transfer.advance(core, now_s, is_settled=self._writer.is_settled)
-        if is_due and self._ask_to_lead(core, self.transfer.node_id):
-            self.transfer.asked(now_s)
+        if is_due and self._ask_to_lead(core, request.node_id):
+            request.asked_s = now_s
 
     def _ask_to_lead(self, core: Core, node_id: str = "") -> bool:
         """Returns False if this node, or any, does not have all of the log."""

@@ -26,7 +26,7 @@ _HOLD_S = 1.5
 
 
 @dataclass(slots=True)
-class _Request:
+class TransferRequest:
     node_id: str  # empty: the node that has most of the log
     ends_s: float
     absent_s: float  # when it is given up, if the node is not there
@@ -38,9 +38,8 @@ class Transfer:
     """On the leader; one at a time."""
 
     def __init__(self) -> None:
-        self.request: _Request | None = None  # what is under way
-        # Why the last one came to nothing.
-        self.failure = ""
+        self.request: TransferRequest | None = None  # the transfer that is under way
+        self.failure = ""  # the reason why the last one was given up
 
     def begin(
         self, core: Core, members: Mapping[str, str], node_id: str, now_s: float, wait_s: float
@@ -56,7 +55,7 @@ class Transfer:
             goal = self.request.node_id or "another node"
             raise IllegalMembership(f"the leadership is on its way to {goal}: wait for that")
         self.failure = ""
-        self.request = self.request or _Request(node_id, now_s + wait_s, now_s + _ABSENT_S)
+        self.request = self.request or TransferRequest(node_id, now_s + wait_s, now_s + _ABSENT_S)
 
     @property
     def is_under_way(self) -> bool:
@@ -68,8 +67,8 @@ class Transfer:
         return self.request is not None and self.request.held_until_s is not None
 
     def advance(self, core: Core, now_s: float, *, is_settled: bool) -> bool:
-        """Returns True when the node has to be asked now: see `asked`. `is_settled`: everything
-        that was written is applied.
+        """Returns True when the node has to be asked now. `is_settled`: everything that was written
+        is applied.
         """
         request = self.request
         if request is None:
@@ -86,15 +85,6 @@ class Transfer:
             self._give_up(f"{goal or request.node_id or 'no other node'} did not take over")
             return False
         return is_settled and now_s - request.asked_s >= core.timing.heartbeat_s
-
-    @property
-    def node_id(self) -> str:
-        """The node to ask; empty: any that can."""
-        return self.request.node_id if self.request is not None else ""
-
-    def asked(self, now_s: float) -> None:
-        if self.request is not None:
-            self.request.asked_s = now_s
 
     def end(self) -> None:
         """This node has stopped leading."""
