@@ -520,8 +520,8 @@ class Accumulator:
             self._remove(batch)
             behind = []
             if queue not in topic.writable:
-                behind = [one for one in queue.batches() if one.kind is BatchKind.KEY]
-                behind.sort(key=lambda one: one is queue.open)
+                of_queue = (queue.in_flight, *queue.waiting, queue.open)
+                behind = [one for one in of_queue if one and one.kind is BatchKind.KEY]
                 for one in behind:
                     self._remove(one)
             self._active[topic] = None

@@ -13,7 +13,7 @@ import enum
 import heapq
 import uuid
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -218,10 +218,6 @@ class QueueBuffer:
             self.open = None
         elif batch in self.waiting:
             self.waiting.remove(batch)
-
-    def batches(self) -> Iterator[Batch]:
-        yield from (one for one in (self.in_flight, self.open) if one is not None)
-        yield from self.waiting
 
 
 @dataclass(slots=True, eq=False)

@@ -29,7 +29,7 @@ from mq.client.lifecycle import AsyncClient
 from mq.client.messages import QueueRef, ReceivedMessage, wire_filter
 from mq.client.public import arguments_of
 from mq.client.simple.gather import Gatherer, Source
-from mq.client.simple.handles import HandleCalls, HandleRequest
+from mq.client.simple.handles import HandleRequest, send_handles, send_to_set
 from mq.errors import ClientClosed, IllegalConfig, IllegalHandle, MqError, TopicNotFound
 from mq.names import retry_topic
 from mq.wire.v1 import consumer_pb2 as wire
@@ -78,7 +78,6 @@ class SimpleConsumer(AsyncClient):
         self._connection = Connection(options.servers, options.zone)
         self._receiver = _GroupReceiver(self._connection, options)
         self._gatherer = Gatherer(self._receiver)
-        self._handle_calls = self._receiver.handle_calls
         self._receives = 0
         self._is_closed = False
 
@@ -137,10 +136,10 @@ class SimpleConsumer(AsyncClient):
             raise IllegalHandle(
                 f"message {foreign[0].message_id} was not received by a SimpleConsumer"
             )
-        refused = await self._handle_calls.send(given, request)
+        refused = await send_handles(self._connection, given, request)
         if refused:
             raise IllegalHandle(
-                f"{refused} of {len(given)} messages do not belong to this member: their time "
+                f"{len(refused)} of {len(given)} messages do not belong to this member: their time "
                 "was over and another member has them, or they were acknowledged before. Receive "
                 "with a longer invisible_s, or hold them longer by change_invisible"
             )
@@ -168,7 +167,7 @@ class SimpleConsumer(AsyncClient):
             back = wire.NackRequest(group=self._options.group, delay_ms=0)
             # Without this they come again when their time is over.
             with contextlib.suppress(MqError):
-                await self._handle_calls.send(never_given, back, _LEAVE_S)
+                await send_handles(self._connection, never_given, back, _LEAVE_S)
         await self._receiver.leave()
         await self._connection.close()
 
@@ -178,7 +177,6 @@ class _GroupReceiver:
 
     def __init__(self, connection: Connection, options: SimpleOptions) -> None:
         self.decoder = Decoder(wanted_tags(options.filters))
-        self.handle_calls = HandleCalls(connection)
         self._connection = connection
         self._options = options
         self._retry_topic = retry_topic(options.group)
@@ -280,14 +278,16 @@ class _GroupReceiver:
                 one.message.handle = received.lease
                 found.append(one.message)
         if passed_over:
-            await self.handle_calls.ack_unread(source.broker_set, self._options.group, passed_over)
+            request = wire.AckRequest(group=self._options.group)
+            await send_to_set(self._connection, source.broker_set, passed_over, request)
         return found
 
     async def hold(
         self, messages: Sequence[ReceivedMessage], invisible_s: float
     ) -> list[ReceivedMessage]:
         request = _change_invisible(self._options.group, invisible_s)
-        return await self.handle_calls.still_held(messages, request, CALL_TIMEOUT_S)
+        refused = await send_handles(self._connection, messages, request, CALL_TIMEOUT_S)
+        return [one for one in messages if (one.handle, one.queue_offset) not in refused]
 
     async def leave(self) -> None:
         if self._looking is not None:

@@ -20,79 +20,64 @@ from mq.wire.v1.status_pb2 import SEND_OK
 
 _HANDLES_MAX = 2_000
 # The time for which a call is repeated while brokers fail over.
-_RETRY_S = 15.0
+RETRY_S = 15.0
 
 
 # About messages that this member has; their handles are filled in.
 HandleRequest = wire.AckRequest | wire.NackRequest | wire.ChangeInvisibleRequest
 
 
-class HandleCalls:
-    """The calls of one consumer about messages that it has received."""
+# The lease and queue offset of a message.
+Held = tuple[bytes, int]
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
-    async def send(
-        self,
-        messages: Iterable[ReceivedMessage],
-        request: HandleRequest,
-        timeout_s: float = _RETRY_S,
-    ) -> int:
-        """Returns how many handles were refused. Asks all sets even if one fails, and raises the
-        error of that one with its name.
-        """
-        by_set: dict[str, list[ReceivedMessage]] = {}
-        for one in messages:
-            by_set.setdefault(one.broker_set, []).append(one)
-        refused = await in_sets(
-            {
-                name: self._send(name, handles_of(own), request, timeout_s)
-                for name, own in by_set.items()
-            }
-        )
-        return sum(map(len, refused.values()))
+async def send_handles(
+    connection: Connection,
+    messages: Iterable[ReceivedMessage],
+    request: HandleRequest,
+    timeout_s: float = RETRY_S,
+) -> list[Held]:
+    """Returns the messages that were refused. Asks all sets even if one fails, and raises the error
+    of that one with its name.
+    """
+    by_set: dict[str, list[ReceivedMessage]] = {}
+    for one in messages:
+        by_set.setdefault(one.broker_set, []).append(one)
+    refused = await in_sets(
+        {
+            name: send_to_set(connection, name, handles_of(own), request, timeout_s)
+            for name, own in by_set.items()
+        }
+    )
+    return [one for own in refused.values() for one in own]
 
-    async def still_held(
-        self, messages: Sequence[ReceivedMessage], request: HandleRequest, timeout_s: float
-    ) -> list[ReceivedMessage]:
-        """Messages of one broker set, without those that were refused."""
-        if not messages:
-            return []
-        handles = handles_of(messages)
-        refused = await self._send(messages[0].broker_set, handles, request, timeout_s)
-        return [one for one in messages if (one.handle, one.queue_offset) not in refused]
 
-    async def ack_unread(self, broker_set: str, group: str, handles: list[wire.Handle]) -> None:
-        """Messages that are filtered or unreadable must not be delivered again."""
-        await self._send(broker_set, handles, wire.AckRequest(group=group), _RETRY_S)
-
-    async def _send(
-        self,
-        broker_set: str,
-        handles: Sequence[wire.Handle],
-        request: HandleRequest,
-        timeout_s: float,
-    ) -> set[tuple[bytes, int]]:
-        """The leases and queue offsets of the messages that were refused."""
-        is_final = not isinstance(request, wire.ChangeInvisibleRequest)
-        refused: set[tuple[bytes, int]] = set()
-        asked = await self._connection.named(broker_set)
-        for at in range(0, len(handles), _HANDLES_MAX):
-            part = handles[at : at + _HANDLES_MAX]
-            filled = deepcopy(request)
-            filled.handles.extend(part)
-            answer = await call_repeatedly(asked, filled, timeout_s)
-            if answer.is_repeated and is_final:
-                continue
-            codes = wire.HandleResponse.FromString(answer.data).codes
-            bad = [handle for handle, code in zip(part, codes, strict=True) if code != SEND_OK]
-            refused |= {(one.lease, one.queue_offset) for one in bad if one.count <= 1}
-            # Of several messages in one handle perhaps only some belong to another member.
-            single = [one for handle in bad if handle.count > 1 for one in _singles(handle)]
-            if single:
-                refused |= await self._send(broker_set, single, request, timeout_s)
-        return refused
+async def send_to_set(
+    connection: Connection,
+    broker_set: str,
+    handles: Sequence[wire.Handle],
+    request: HandleRequest,
+    timeout_s: float = RETRY_S,
+) -> set[Held]:
+    """Returns the messages that were refused."""
+    is_final = not isinstance(request, wire.ChangeInvisibleRequest)
+    refused: set[Held] = set()
+    asked = await connection.named(broker_set)
+    for at in range(0, len(handles), _HANDLES_MAX):
+        part = handles[at : at + _HANDLES_MAX]
+        filled = deepcopy(request)
+        filled.handles.extend(part)
+        answer = await call_repeatedly(asked, filled, timeout_s)
+        if answer.is_repeated and is_final:
+            continue
+        codes = wire.HandleResponse.FromString(answer.data).codes
+        bad = [handle for handle, code in zip(part, codes, strict=True) if code != SEND_OK]
+        refused |= {(one.lease, one.queue_offset) for one in bad if one.count <= 1}
+        # Of several messages in one handle perhaps only some belong to another member.
+        single = [one for handle in bad if handle.count > 1 for one in _singles(handle)]
+        if single:
+            refused |= await send_to_set(connection, broker_set, single, request, timeout_s)
+    return refused
 
 
 def handles_of(messages: Iterable[ReceivedMessage]) -> list[wire.Handle]:

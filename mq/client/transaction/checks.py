@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 
 from mq import names
 from mq.client.cluster.connection import ConnectionOptions
+from mq.client.cluster.retry import cancelled
 from mq.client.decode import Decoder, Frames
 from mq.client.messages import QueueRef
 from mq.errors import IllegalConfig, MqError
@@ -217,10 +218,7 @@ class CheckAnswers:
         )
 
     async def close(self) -> None:
-        tasks = list(self._answering.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(*self._answering.values())
 
 
 def _wire_resolution(resolution: Resolution) -> Any:

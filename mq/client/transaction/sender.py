@@ -27,7 +27,7 @@ from mq import names
 from mq.client.cluster.connection import Connection, SetConnection
 from mq.client.cluster.errors import error_of, retry_after_s, unanswered
 from mq.client.cluster.leader_stream import BrokerStream, LeaderStream, Patience
-from mq.client.cluster.retry import Retry, back_off_s
+from mq.client.cluster.retry import Retry, back_off_s, cancelled
 from mq.client.cluster.topology import Route, is_writable
 from mq.client.encode import Encoded, encode_message
 from mq.client.messages import Message
@@ -274,8 +274,7 @@ class SetTransactions:
         finally:
             self.is_started = False
             self._ended_s = self._loop.time()
-            writing.cancel()
-            await asyncio.gather(writing, return_exceptions=True)
+            await cancelled(writing)
 
     def _started(self) -> None:
         """Requests that have no answer yet go again, in their order."""
