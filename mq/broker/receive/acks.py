@@ -58,6 +58,8 @@ def changes_bytes(handles: Sequence[Handle | None]) -> int:
 
 def _joined(handles: Sequence[Handle | None]) -> list[tuple[int, int, Handle]]:
     """Neighbours of one lease as one, with the indexes that they came from."""
+    if len(handles) == 1 and handles[0] is not None:
+        return [(0, 1, handles[0])]
     joined: list[tuple[int, int, Handle]] = []
     for at, handle in enumerate(handles):
         if handle is None:

@@ -212,6 +212,7 @@ class LeaseTurn:
         self._store = store
         self._broker_set = broker_set
         self._entry_bytes_max = entry_bytes_max - _MARGIN_BYTES
+        self._full_bytes = min(_ENTRY_BYTES, self._entry_bytes_max // 2)
         self._batches: list[Batch] = []
         self._batch_bytes = 0
         # Positions to fill in when the entry is applied, the batches they are of, and their owner.
@@ -221,10 +222,7 @@ class LeaseTurn:
     @property
     def is_full(self) -> bool:
         size_bytes = self.draft.size_bytes + self._batch_bytes
-        return (
-            size_bytes >= min(_ENTRY_BYTES, self._entry_bytes_max // 2)
-            or self.read_bytes >= _READ_BYTES
-        )
+        return size_bytes >= self._full_bytes or self.read_bytes >= _READ_BYTES
 
     def fits(self, size_bytes: int) -> bool:
         return self.draft.size_bytes + self._batch_bytes + size_bytes <= self._entry_bytes_max

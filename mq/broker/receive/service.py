@@ -279,7 +279,7 @@ class ReceiveService(Service):
         call.receive_group.exit(call.receive.member_id, self._steady_ms())
 
     def check(self, wanted: Receive) -> None:
-        self._core.leadership.check()
+        """Raises TopicNotFound, PermissionDenied, SubscriptionMismatch."""
         self._core.state.topics.readable(wanted.topic)
         live = self._groups.live(wanted.group)
         if live is not None and live.members:
