@@ -317,7 +317,7 @@ class ConsumeQueues:
 
     def append(self, topic: str, queue_id: int, units: Units) -> int:
         """Queue offset of the first one. Creates the queue when it is new. In memory only."""
-        queue = self.get(topic, queue_id)
+        queue = self._queues.get((topic, queue_id)) or self.get(topic, queue_id)
         if queue is None:
             queue = ConsumeQueue(self._files, SavedQueue(topic, queue_id, 0, 0))
             self._queues[topic, queue_id] = queue

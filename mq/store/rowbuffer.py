@@ -20,31 +20,34 @@ _CHUNK_ROWS_MAX = 4096
 class RowBuffer:
     """Rows [start, end), by their number in the file or queue."""
 
-    __slots__ = ("_chunks", "_dtype", "_firsts", "_room", "end", "start")
+    __slots__ = ("_chunks", "_dtype", "_firsts", "_room", "_used", "end", "start")
 
     def __init__(self, dtype: np.dtype[Any], start: int) -> None:
         self.start = self.end = start
         self._dtype = dtype
         self._firsts: list[int] = []  # number of the first row of each chunk
         self._chunks: list[Rows] = []  # the last one may have room behind `end`
-        self._room = memoryview(b"")  # the bytes of the last chunk
+        self._room, self._used = memoryview(b""), 0  # the last chunk, in bytes
 
     def append(self, rows: Rows) -> None:
-        width, data = self._dtype.itemsize, rows.tobytes()
-        at = (self.end - self._firsts[-1]) * width if self._firsts else 0
-        if at + len(data) > len(self._room):
-            # Chunks grow with what came before: an idle queue costs little, a busy one has few.
-            used = at // width
-            if self._chunks:
-                self._chunks[-1] = self._chunks[-1][:used]
-            chunk = np.empty(max(len(rows), min(2 * used, _CHUNK_ROWS_MAX), 4), self._dtype)
-            self._firsts.append(self.end)
-            self._chunks.append(chunk)
-            self._room = bytes_of(chunk)
-            at = 0
         # By bytes: assigning structured rows costs ten times as much.
-        self._room[at : at + len(data)] = data
+        data = rows.tobytes()
+        if self._used + len(data) > len(self._room):
+            self._grow(len(rows))
+        end = self._used + len(data)
+        self._room[self._used : end] = data
+        self._used = end
         self.end += len(rows)
+
+    def _grow(self, count: int) -> None:
+        """Chunks grow with what came before: an idle queue costs little, a busy one has few."""
+        used = self._used // self._dtype.itemsize
+        if self._chunks:
+            self._chunks[-1] = self._chunks[-1][:used]
+        chunk = np.empty(max(count, min(2 * used, _CHUNK_ROWS_MAX), 4), self._dtype)
+        self._firsts.append(self.end)
+        self._chunks.append(chunk)
+        self._room, self._used = bytes_of(chunk), 0
 
     def read(self, start: int, end: int) -> list[Rows]:
         """The rows [start, end) as far as they are here, in slices that are not copied."""
@@ -64,7 +67,7 @@ class RowBuffer:
         if self.start == self.end:
             self._firsts.clear()
             self._chunks.clear()
-            self._room = memoryview(b"")
+            self._room, self._used = memoryview(b""), 0
             return
         whole = bisect.bisect_right(self._firsts, self.start) - 1
         del self._firsts[:whole]
