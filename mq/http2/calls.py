@@ -150,6 +150,7 @@ class Call(Stream):
         "_parts_bytes",
         "_peer",
         "_reader",
+        "_take_small",
         "_task",
         "_timeout",
         "_trailing",
@@ -176,6 +177,7 @@ class Call(Stream):
         self._parts_bytes = 0
         self._needed: int | None = None
         self._reader: asyncio.Future[None] | None = None
+        self._take_small: Callable[[bytes], bool] | None = None
         self._writer: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._work: Coroutine[Any, Any, None] | None = None
@@ -219,8 +221,11 @@ class Call(Stream):
     def set_trailing_metadata(self, metadata: Sequence[tuple[str, str | bytes]]) -> None:
         self._trailing = status.encode_metadata(metadata)
 
-    async def read(self) -> bytes | None:
-        """The next request; None: there are no more."""
+    async def read(self, take: Callable[[bytes], bool] | None = None) -> bytes | None:
+        """The next request; None: there are no more. `take` is offered a small request that comes
+        while this waits: if it returns True, the request is done with, and this waits for the next
+        one. It must not raise.
+        """
         inbox = self._inbox
         if inbox is None:
             raise TypeError("the request of a unary call is its argument")
@@ -230,10 +235,11 @@ class Call(Stream):
             # The rest of a message has to come in before it can be read.
             self.credit_owed()
             self._reader = self._acceptor.loop.create_future()
+            self._take_small = take
             try:
                 await self._reader
             finally:
-                self._reader = None
+                self._reader = self._take_small = None
         message = inbox.popleft()
         self.hold(-len(message) - _MESSAGE_OVERHEAD)
         self.credit_owed(len(message) + _PREFIX_BYTES)
@@ -378,7 +384,9 @@ class Call(Stream):
     def on_data(self, data: bytes, start: int, stop: int) -> None:
         size = stop - start
         reader = self._reader
+        take = None
         if self._unary is not None or (reader is not None and not reader.done()):
+            take = self._take_small
             # The handler waits for them: this is as good as read.
             self.credit_early(size)
         else:
@@ -390,7 +398,9 @@ class Call(Stream):
             # One whole message in one frame is what most calls are.
             needed = frames.UINT32.unpack_from(data, start + 1)[0]
             if needed == size - _PREFIX_BYTES and not data[start]:
-                self._deliver(data[start + _PREFIX_BYTES : stop], 0)
+                message = data[start + _PREFIX_BYTES : stop]
+                if take is None or not self._is_small(needed) or not take(message):
+                    self._deliver(message, 0)
                 return
         while start < stop and self.connection is not None and self.tail is None:
             start = self._take(data, start, stop)
@@ -426,6 +436,10 @@ class Call(Stream):
             self._give_up(Status.INTERNAL, "a compressed message in a call without grpc-encoding")
         else:
             self._check_size(self._needed)
+
+    def _is_small(self, size: int) -> bool:
+        limits = self.connection.limits if self.connection is not None else None
+        return limits is not None and size <= min(_COPIED_BYTES_MAX, limits.message_bytes_max)
 
     def _check_size(self, size: int) -> None:
         connection = self.connection

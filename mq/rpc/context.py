@@ -25,8 +25,11 @@ class Context(Protocol):
     def add_done_callback(self, callback: Callable[[], None], /) -> None:
         """It is called when the call has ended, and its answer is not in memory any longer."""
 
-    async def read(self) -> bytes | None:
-        """The next request of a stream; None: there are no more."""
+    async def read(self, take: Callable[[bytes], bool] | None = None, /) -> bytes | None:
+        """The next request of a stream; None: there are no more. A transport may offer `take` a
+        request that comes while this waits: if it returns True, the request is done with, without a
+        turn of the task that reads. It must not raise.
+        """
 
     async def write(self, message: bytes, /) -> None:
         """Returns when the client has room for more. CallEnded."""

@@ -173,7 +173,7 @@ def read_transact(data: bytes) -> tuple[Transact | None, list[memoryview]]:
     """The request itself, if it says something, and those in its `more`, for `read_more`. Raises
     IllegalRequest if the bytes are no TransactRequest, say nothing, or have too much in `more`.
     """
-    own, more = _transact_fields(memoryview(data))
+    own, more = _transact_fields(data)
     if own is None and not more:
         raise IllegalRequest("the TransactRequest says nothing: give it a start, half or end")
     return own, more
@@ -187,17 +187,18 @@ def read_more(content: memoryview) -> Transact:
     return one
 
 
-def _transact_fields(view: memoryview) -> tuple[Transact | None, list[memoryview]]:
+def _transact_fields(data: bytes | memoryview) -> tuple[Transact | None, list[memoryview]]:
     request_id = position = 0
-    kind, content = "", view[:0]
+    view = memoryview(data)
+    kind, content = "", view
     more: list[memoryview] = []
-    end = len(view)
+    end = len(data)
     while position < end:
-        key, position = view[position], position + 1
+        key, position = data[position], position + 1
         if key == 0x08:
-            request_id, position = _read_varint(view, position)
+            request_id, position = _read_varint(data, position)
             continue
-        length, start = _read_varint(view, position)
+        length, start = _read_varint(data, position)
         position = start + length
         if key == 0x7A:
             more.append(view[start:position])

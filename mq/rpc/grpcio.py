@@ -182,7 +182,7 @@ class _Call:
     def add_done_callback(self, callback: Callable[[], None]) -> None:
         self._context.add_done_callback(lambda _: callback())
 
-    async def read(self) -> bytes | None:
+    async def read(self, _: Callable[[bytes], bool] | None = None) -> bytes | None:
         data = await self._context.read()
         return None if data is grpc.aio.EOF else data
 

@@ -276,7 +276,7 @@ class _Stream:
     # -- requests ---------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
-        while (data := await self._context.read()) is not None:
+        while (data := await self._context.read(self._take_at_once)) is not None:
             own, more = framing.read_transact(data)
             # All of it is legal before any of it is done.
             others = await in_turns(map(framing.read_more, more)) if more else ()
@@ -288,36 +288,66 @@ class _Stream:
                 await turn.over()
 
     async def _take(self, request: framing.Transact) -> None:
+        while self._taken >= _REQUESTS_MAX:
+            self._room.clear()
+            await self._room.wait()
+        waiting = self._begin(request)
+        if waiting is None:
+            return
+        # Halves are submitted in the order of the stream; answers come in any order.
+        try:
+            await self._calls.begin_half_later(waiting, self._half_teller(request.request_id))
+        except MqError as error:
+            self._fail(request.request_id, error)
+
+    def _take_at_once(self, data: bytes) -> bool:
+        """Takes one request as it comes. Returns False if it is for `_listen`: when it has to wait,
+        or makes no sense, which ends the stream.
+        """
+        if self._taken >= _REQUESTS_MAX or self._is_ending:
+            return False
+        try:
+            own, more = framing.read_transact(data)
+            if own is None or more:
+                return False
+            if self._begin(own) is None:
+                return True
+        except (MqError, DecodeError):
+            return False
+        self._taken -= 1
+        return False
+
+    def _begin(self, request: framing.Transact) -> Batch | None:
+        """Returns the batch of a half that has to wait. What is wrong with the request alone is
+        answered; raises what ends the stream.
+        """
         request_id, kind, content = request
         if kind == "start":
             raise IllegalRequest("only the first message of the stream is `start`")
         end = None if kind == "half" else pb.EndTransactionRequest.FromString(bytes(content))
-        while self._taken >= _REQUESTS_MAX:
-            self._room.clear()
-            await self._room.wait()
         self._taken += 1
+        group = self._respondent.group
         try:
             if end is None:
-                await self._take_half(request_id, content)
+                batch = self._calls.accept_half(content, group)
+                if not self._calls.begin_half(batch, self._half_teller(request_id)):
+                    return batch
             elif kind == "end":
                 tell = functools.partial(self._end_told, request_id)
-                self._calls.begin_end(end, self._respondent.group, tell)
+                self._calls.begin_end(end, group, tell)
             elif end.resolution == pb.RESOLUTION_UNKNOWN:
                 self._release(1)
             else:
-                self._calls.begin_end(end, self._respondent.group, self._checked)
+                self._calls.begin_end(end, group, self._checked)
         except MqError as error:
             if kind == "checked":
                 self._checked(error)
             else:
                 self._fail(request_id, error)
+        return None
 
-    async def _take_half(self, request_id: int, content: memoryview) -> None:
-        """Halves are submitted in the order of the stream; answers come in any order."""
-        batch = self._calls.accept_half(content, self._respondent.group)
-        tell = functools.partial(self._half_told, request_id)
-        if not self._calls.begin_half(batch, tell):
-            await self._calls.begin_half_later(batch, tell)
+    def _half_teller(self, request_id: int) -> Callable[[StoredAt | Exception], None]:
+        return functools.partial(self._half_told, request_id)
 
     def _half_told(self, request_id: int, stored: StoredAt | Exception) -> None:
         if isinstance(stored, Exception):

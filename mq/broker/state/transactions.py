@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import heapq
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple
@@ -104,7 +105,7 @@ class Transactions:
         self.messages = 0
         self.committed = self.rolled_back = self.given_up = 0
         # The last ones, the oldest first.
-        self.ended: dict[int, Ended] = {}
+        self.ended: OrderedDict[int, Ended] = OrderedDict()
         # (next_check_ms, id); stale ones are skipped.
         self._checks: list[tuple[int, int]] = []
 
@@ -186,7 +187,7 @@ class Transactions:
 
     def _tidy(self) -> None:
         while len(self.ended) > ENDED_MAX:
-            del self.ended[next(iter(self.ended))]
+            self.ended.popitem(last=False)
         if len(self._checks) > 2 * len(self.open) + 1_000:
             self._checks = [(one.next_check_ms, one.id) for one in self.open.values()]
             heapq.heapify(self._checks)

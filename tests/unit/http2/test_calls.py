@@ -489,6 +489,35 @@ async def test_a_writer_waits_for_its_client() -> None:
 
 
 @on_loop
+async def test_a_reader_that_waits_may_take_small_requests_as_they_come() -> None:
+    taken: list[bytes] = []
+    read: list[bytes] = []
+
+    def take(message: bytes) -> bool:
+        taken.append(message)
+        return message != b"refused"
+
+    async def serve(call: Call) -> None:
+        while (message := await call.read(take)) is not None:
+            read.append(message)
+
+    client = Client(Streaming(serve), replace(LIMITS, stream_window_bytes=10_000))
+    client.open(1)
+    await turns()
+    large = bytes(5_000)
+    # The third one comes before the second one is read: their order is kept.
+    for message in (b"first", b"refused", b"third", large):
+        client.send(http2.data(1, http2.grpc_message(message)))
+    await turns()
+    assert (taken, read) == ([b"first", b"refused"], [b"refused", b"third", large])
+    # What is taken has its credit: this is more than the window.
+    for _ in range(100):
+        client.send(http2.data(1, http2.grpc_message(bytes(500))))
+    assert len(taken) == 102
+    assert client.connection.received_bytes == 0
+
+
+@on_loop
 async def test_a_message_is_tried_as_long_as_the_client_has_room() -> None:
     tried: list[bool] = []
 

@@ -25,6 +25,8 @@ from mq.wire.v1.transaction_pb2 import (
 from tests.support.consensus import Node, batch, on_loop, soon, turns
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mq.rpc.context import Context
 
 
@@ -42,6 +44,7 @@ class Call:
         self.room = asyncio.Event()
         self.room.set()
         self.is_gone = False
+        self._is_offered = False
         self._requests: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     def send(self, *requests: TransactRequest) -> None:
@@ -57,8 +60,13 @@ class Call:
         written, self.written = self.written, []
         return [TransactResponse.FromString(one) for one in written]
 
-    async def read(self) -> bytes | None:
-        return await self._requests.get()
+    async def read(self, take: Callable[[bytes], bool] | None = None) -> bytes | None:
+        while (request := await self._requests.get()) is not None:
+            # As a transport may do it or not: every other one is offered.
+            self._is_offered = not self._is_offered
+            if take is None or not self._is_offered or not take(request):
+                return request
+        return None
 
     async def write(self, message: bytes) -> None:
         if self.is_gone:
