@@ -32,7 +32,7 @@ from mq.broker.state.machine import Machine
 from mq.broker.writing import EntryWriter
 from mq.errors import GroupNotEmpty, IllegalOffset, MqError, NotAssigned, UnknownMember
 from mq.logging import get_logger
-from mq.wire.v1.consumer_pb2 import MODE_BROADCAST, MODE_ORDERED, Filter
+from mq.wire.v1.consumer_pb2 import MODE_BROADCAST, Filter
 from mq.wire.v1.state_pb2 import Command, LockQueues, QueueLock
 
 log = get_logger(__name__)
@@ -208,7 +208,7 @@ class Groups:
         self.alive(subscriber)
         news = subscriber.progress(reported)
         live = self._live.get(subscriber.group)
-        if live is not None and news and not _is_broadcast(live.group):
+        if live is not None and news and not live.group.is_broadcast:
             # Progress is dropped for a queue that another member has by now, and if a commit of
             # the member has overtaken its report.
             name, member_id = subscriber.group, subscriber.member_id
@@ -250,7 +250,7 @@ class Groups:
         positions = {q: at for q, at in positions.items() if q in assigned}
         subscriber.move(positions)
         live = self._live.get(subscriber.group)
-        if live is not None and not _is_broadcast(live.group):
+        if live is not None and not live.group.is_broadcast:
             self._commits.note(subscriber.group, positions)
 
     # -- members that pull ------------------------------------------------------------------------
@@ -421,22 +421,22 @@ class Groups:
             self._arrange_soon(name, live)
         else:
             self._rebalance(name, live)
-        is_waiting, is_broadcast = not live.arranged.is_set(), _is_broadcast(live.group)
+        is_waiting = not live.arranged.is_set()
         for stream in live.streams.values():
             stream.subscriber.wait(is_waiting=is_waiting)
-            if not is_waiting and not is_broadcast:
+            if stream.claims and not is_waiting and not live.group.is_broadcast:
                 # A queue that it gets later may have had another holder in between.
                 stream.claims = {}
 
     def _rebalance(self, name: str, live: _Live) -> None:
-        group, is_broadcast = live.group, _is_broadcast(live.group)
+        group = live.group
         # After a start the other sets have not reported yet: queues would move, and move back.
         group.wait(is_waiting=self._is_early and not self._directory.is_complete)
         group.rebalance(self._now_ms())
         for member_id, (gained, lost) in group.take_changes().items():
             if stream := live.streams.get(member_id):
                 positions = {
-                    queue: self._position(name, queue, stream, is_broadcast=is_broadcast)
+                    queue: self._position(name, queue, stream, is_broadcast=group.is_broadcast)
                     for queue in gained
                 }
                 stream.subscriber.assign(group.generation, positions, lost)
@@ -488,7 +488,7 @@ class Groups:
         if layout == live.layout:
             return False
         live.layout = layout
-        if live.streams and not _is_broadcast(group):
+        if live.streams and not group.is_broadcast:
             # What comes to this set while the group consumes it elsewhere, it has from the
             # beginning, also when it stops before the first message.
             self._fix_positions(name, group.topics, Start(is_earliest=True))
@@ -535,7 +535,7 @@ class Groups:
         for name, live in list(self._live.items()):
             for member_id, since_ms in list(live.broken.items()):
                 # A member of an ordered group may not know yet that its stream is broken.
-                grace_ms = self._expires_ms if is_ordered(live.group) else _RECONNECT_MS
+                grace_ms = self._expires_ms if live.group.is_ordered else _RECONNECT_MS
                 if now_ms - since_ms >= grace_ms:
                     del live.broken[member_id]
                     live.group.leave(member_id)
@@ -654,11 +654,3 @@ class Groups:
     @property
     def member_count(self) -> int:
         return sum(len(live.group.members) for live in self._live.values())
-
-
-def _is_broadcast(group: Group) -> bool:
-    return any(member.spec.mode == MODE_BROADCAST for member in group.members.values())
-
-
-def is_ordered(group: Group) -> bool:
-    return any(member.spec.mode == MODE_ORDERED for member in group.members.values())

@@ -202,6 +202,7 @@ class Group:
         self._members: dict[str, Member] = {}
         self._subscriptions = Subscriptions(int(MODE_CLUSTERING), ())
         self._table = QueueTable({})
+        self._has_locks = False
         # The names of members and of holders of locks, by their numbers.
         self._names = [""]
         self._numbers = {"": NONE}
@@ -240,7 +241,7 @@ class Group:
         """Nothing is lost when it is forgotten: no members, and no locks of former ones, for which
         the next member would have to wait.
         """
-        return not self._members and not self._buried and not self._table.locks.any()
+        return not self._members and not self._has_locks and not self._buried
 
     @property
     def is_rebalancing(self) -> bool:
@@ -249,7 +250,7 @@ class Group:
             return True
         table = self._table
         is_moving = table.holders != table.targets
-        if self._is_ordered:
+        if self.is_ordered:
             is_moving |= table.locks != table.targets
         return bool(is_moving.any())
 
@@ -285,7 +286,7 @@ class Group:
         member, table = self._members.get(member_id), self._table
         if member is None:
             return []
-        if self._is_broadcast:
+        if self.is_broadcast:
             return [queue for queue in table.readable if queue in member.broadcast.queues]
         return at(table.queues, table.assigned == member.number)
 
@@ -293,7 +294,7 @@ class Group:
         member = self._members.get(member_id)
         if member is None:
             return 0
-        if self._is_broadcast:
+        if self.is_broadcast:
             return len(member.broadcast.queues)
         return int(np.count_nonzero(self._table.assigned == member.number))
 
@@ -323,7 +324,7 @@ class Group:
         if not self._has_changes:
             return {}
         self._has_changes = False
-        if self._is_broadcast:
+        if self.is_broadcast:
             changes = {name: one.broadcast.take_change() for name, one in self._members.items()}
             return {name: change for name, change in changes.items() if change != _NO_CHANGE}
         table = self._table
@@ -460,6 +461,9 @@ class Group:
     def _resubscribe(self, wanted: Subscriptions) -> None:
         """There is one member at the most, and it is the one that wants this."""
         before, self._subscriptions = self._subscriptions, wanted
+        self._is_stale = True
+        if not self._members:
+            return
         dropped = before.topics - wanted.topics
         table = self._table
         is_dropped = [queue.topic in dropped for queue in table.queues]
@@ -471,7 +475,6 @@ class Group:
         for member in self._members.values():
             member.broadcast = Broadcast()
         self._revoke()
-        self._is_stale = True
 
     def _assign_anew(self, member: Member) -> None:
         """Nothing is assigned to it until the next rebalance. What it has in hand stays so."""
@@ -482,7 +485,7 @@ class Group:
         self._has_news = self._may_have_changed = True
 
     def _claim(self, member: Member, owned: Collection[Queue]) -> None:
-        if self._is_broadcast or not owned:
+        if self.is_broadcast or not owned:
             return
         topics = {*member.spec.subscriptions, self.retry_topic}
         rows = self._table.add(queue for queue in owned if queue.topic in topics)
@@ -545,18 +548,18 @@ class Group:
         that this leader has not met is respected for `expires_ms` from now on; that one may be at
         work.
         """
-        held = at(self._table.queues, self._table.locks != NONE)
-        self.change_locks({**dict.fromkeys(held, ""), **locks}, now_ms)
+        if locks or self._has_locks:
+            held = at(self._table.queues, self._table.locks != NONE)
+            self.change_locks({**dict.fromkeys(held, ""), **locks}, now_ms)
 
     def change_locks(self, changes: Mapping[Queue, str], now_ms: int) -> None:
         """Locks that are others from now on; an empty name: the queue is free."""
-        if not changes:
-            return
         numbers = {name: self._number(name) for name in set(changes.values())}
         table, rows = self._table, self._table.add(changes)
         after = np.fromiter(map(numbers.__getitem__, changes.values()), np.int32, len(rows))
         self._has_news |= bool((table.locks[rows] != after).any())
         table.locks[rows] = after
+        self._has_locks = bool(table.locks.any())
         # A member that has lost the lock has the queue in hand all the same, so that no other
         # member gets it before it is released.
         self._revoke()
@@ -571,10 +574,10 @@ class Group:
         told. Very many come in several calls.
         """
         table = self._table
-        if self._is_stale or self.plan or not (self._is_ordered or table.locks.any()):
+        if self._is_stale or self.plan or not (self.is_ordered or self._has_locks):
             return {}
         wanted = np.zeros(len(table.locks), np.int32)
-        if self._is_ordered:
+        if self.is_ordered:
             wanted = np.where(table.holders, table.holders, table.targets)
             wanted[table.count :] = NONE
         is_awaited = self._flags(self._awaited)[table.locks]
@@ -583,17 +586,17 @@ class Group:
         return dict(zip(at(table.queues, rows), members, strict=True))
 
     @property
-    def _is_ordered(self) -> bool:
+    def is_ordered(self) -> bool:
         return self._subscriptions.mode == MODE_ORDERED
 
     @property
-    def _is_broadcast(self) -> bool:
+    def is_broadcast(self) -> bool:
         return self._subscriptions.mode == MODE_BROADCAST
 
     def _valid_locks(self) -> Numbers:
         """The lock of a member that is gone does not count."""
         locks = self._table.locks
-        if not locks.any():
+        if not self._has_locks:
             return locks
         counts = self._flags(self._members) | self._flags(self._awaited)
         return np.where(counts[locks], locks, np.int32(NONE))
@@ -628,7 +631,7 @@ class Group:
         self._has_changes = True
         table = self._table
         is_same = np.array_equal(table.assigned, table.assigned_before)
-        has_changed = self._is_broadcast or not is_same
+        has_changed = self.is_broadcast or not is_same
         table.assigned_before[:] = table.assigned
         self.generation += has_changed
         return has_changed
@@ -672,7 +675,7 @@ class Group:
             kept = np.where(table.holders, table.holders, self._locked())[: table.count]
             np.copyto(table.targets[: table.count], kept, where=kept != NONE)
         is_moving = (table.holders != NONE) & (table.holders != table.targets)
-        if self._is_ordered:
+        if self.is_ordered:
             is_moving[:] = False
         deadlines_ms = np.where(
             table.deadlines_ms, table.deadlines_ms, now_ms + self._revoke_timeout_ms
@@ -684,7 +687,7 @@ class Group:
     def _locked(self) -> Numbers:
         """Of queues that no member has in hand and only one member can get: that one."""
         table = self._table
-        if not self._is_ordered:
+        if not self.is_ordered:
             return np.zeros_like(table.locks)
         is_member = self._flags(self._members)[table.locks]
         return np.where(is_member & (table.holders == NONE), table.locks, np.int32(NONE))
@@ -702,11 +705,11 @@ class Group:
             is_late = (table.deadlines_ms > 0) & (table.deadlines_ms <= now_ms)
             self._let_go(rows_where(is_late))
             self._next_deadline_ms = table.next_deadline_ms
-        if self._is_broadcast:
+        if self.is_broadcast:
             self._hand_to_all()
             return
-        locks = table.locks if self._is_ordered else self._valid_locks()
-        may_have = (locks == table.targets) | ((locks == NONE) & (not self._is_ordered))
+        locks = table.locks if self.is_ordered else self._valid_locks()
+        may_have = (locks == table.targets) | ((locks == NONE) & (not self.is_ordered))
         may_have &= (table.holders == NONE) | (table.holders == table.targets)
         rows = rows_where(may_have & (table.assigned != table.targets))
         self._has_news = len(rows) > HANDED_OVER_MAX
@@ -726,7 +729,7 @@ class Group:
         """Takes queues out of assignments that have another target, or not the lock, by now."""
         table = self._table
         is_wrong = (table.assigned != table.targets) | (table.assigned != table.holders)
-        if self._is_ordered:
+        if self.is_ordered:
             is_wrong |= table.assigned != table.locks
         is_wrong &= table.assigned != NONE
         self._may_have_changed |= bool(is_wrong.any())

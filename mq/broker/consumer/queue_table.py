@@ -78,6 +78,8 @@ class QueueTable:
     def with_readable(self, queues: Mapping[Queue, str]) -> QueueTable:
         """The same members, of other queues that can be read."""
         table = QueueTable(queues)
+        if not self.queues:
+            return table
         kept = rows_where(np.any(self._columns, axis=0))
         rows = table.add(at(self.queues, kept))
         table._columns[:, rows] = self._columns[:, kept]
