@@ -15,6 +15,9 @@ import grpc
 from mq import tls
 from mq.config import BrokerConfig
 from mq.errors import IllegalConfig
+from mq.logging import get_logger
+
+log = get_logger(__name__)
 
 ChannelOptions = Sequence[tuple[str, int]]
 # Opens a channel to another broker.
@@ -35,6 +38,8 @@ def plain_channel(address: str, options: ChannelOptions) -> grpc.aio.Channel:
 def from_config(config: BrokerConfig) -> tuple[ServerTls | None, Connect]:
     """IllegalConfig names the option or the file that is wrong."""
     if config.tls == "off":
+        if config.tls_cert:
+            log.warning("clients connect without TLS: broker.tls is off", cert=config.tls_cert)
         return None, plain_channel
     if not config.tls_cert or not config.tls_key:
         raise IllegalConfig(

@@ -21,10 +21,16 @@ def config(files: Files) -> BrokerConfig:
     return BrokerConfig(tls="required", tls_cert=files.cert, tls_key=files.key, tls_ca=files.ca)
 
 
-def test_without_tls_the_files_are_not_looked_at() -> None:
+def test_files_without_tls_are_not_read_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     server, connect = tls.from_config(BrokerConfig(tls_cert="nowhere", tls_key="nowhere"))
     assert server is None
     assert connect is tls.plain_channel
+    assert "broker.tls is off" in caplog.text
+    caplog.clear()
+    tls.from_config(BrokerConfig())
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("missing", ["cert", "key"])
