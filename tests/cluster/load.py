@@ -54,7 +54,8 @@ class Load:
         self._is_over.set()
         for thread in self._threads:
             thread.join()
-        assert self._failures == []
+        if self._failures:
+            raise self._failures[0]
         assert self.errors <= LEGAL_ERRORS
 
     def wait_for_more(self, count: int = 100) -> None:
@@ -107,4 +108,5 @@ class Load:
             else:
                 self.acknowledged.append(Acknowledged(answer["index"], answer["term"], token))
                 leader = node.name
-        return self._cluster.nodes.get(leader or "")
+        # A node that a test has put there may not be started yet.
+        return next((one for one in self._cluster.running() if one.name == leader), None)
