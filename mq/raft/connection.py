@@ -17,7 +17,7 @@ import contextlib
 import enum
 import socket
 from collections.abc import Iterator
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from mq.logging import get_logger
 from mq.raft.frames import (
@@ -33,6 +33,9 @@ from mq.raft.frames import (
 from mq.raft.handshake import ABSENT, printable, refusal
 from mq.wire.v1.raft_pb2 import Hello
 
+if TYPE_CHECKING:
+    from mq.raft.transport import Transport
+
 log = get_logger(__name__)
 
 
@@ -47,25 +50,14 @@ class State(enum.Enum):
     CLOSED = enum.auto()
 
 
-class Owner(Protocol):
-    """The side of a connection that decides; called on the event loop. Any exception of it ends the
-    connection and goes to `on_failure`.
+class Connection(asyncio.BufferedProtocol):
+    """Its owner decides, and is called on the event loop. An exception of the owner ends the
+    connection and goes to `Transport.on_failure`.
     """
 
-    def greeting(self, connection: Connection) -> Frame: ...
-    def objection(self, connection: Connection, hello: Hello) -> str | None: ...
-    def is_held(self, connection: Connection, hello: Hello) -> bool: ...
-    def on_established(self, connection: Connection) -> None: ...
-    def on_frame(self, connection: Connection, frame: Frame) -> None: ...
-    def on_writable(self, connection: Connection) -> None: ...
-    def on_closed(self, connection: Connection, reason: str | None, *, was_lost: bool) -> None: ...
-    def on_failure(self, error: Exception) -> None: ...
-
-
-class Connection(asyncio.BufferedProtocol):
     def __init__(
         self,
-        owner: Owner,
+        owner: Transport,
         address: str,
         *,
         dialed: str | None,

@@ -60,7 +60,7 @@ from mq.wire.v1.raft_pb2 import (
 
 log = get_logger(__name__)
 
-# Entries of one append, when there are so many. Read from the log in one go, on the loop.
+# The most bytes of entries in one append; they are read from the log in one go, on the loop.
 REGION_BYTES_MAX = 1 << 20
 # Applied in one go, so that heartbeats are not late while a long log is applied.
 _APPLY_ENTRIES_MAX = 64

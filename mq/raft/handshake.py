@@ -16,7 +16,7 @@ from mq.wire.v1.log_pb2 import Restoration
 from mq.wire.v1.raft_pb2 import Hello, RaftFrame, Refusal
 
 PROTOCOL_VERSION = 1
-# A reason holds words of a stranger; so many of any characters fit a frame before the handshake.
+# A reason quotes a stranger: at this length it fits a greeting frame in any script.
 _REASON_CHARS_MAX = 900
 
 

@@ -27,7 +27,7 @@ from mq.store.format import Kind
 from mq.wire.v1.log_pb2 import Member, Restoration
 from mq.wire.v1.raft_pb2 import CheckpointMembers, Roster
 
-# A node that lacks no more than so many entries has them in a moment.
+# A node that lacks no more entries than this has them in a moment.
 _CLOSE_ENTRIES = 64
 
 

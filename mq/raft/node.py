@@ -189,7 +189,7 @@ class Node:
     async def move_leadership(self, node_id: str = "", wait_s: float = 10.0) -> Leadership:
         """Returns when another node leads: this one, or the one that has most of the log, which may
         take `wait_s` to catch up. What is proposed meanwhile waits, and is refused with NotLeader
-        in the end. IllegalMembership: it came to nothing, and this node leads on.
+        in the end. IllegalMembership: none took over, and this node leads on.
         """
         replica = self._replica
         if node_id == self._node_id and self.leadership.role == Role.LEADER:

@@ -61,7 +61,7 @@ class Proposals:
         self.queued_bytes += size
 
     def take(self, bytes_max: int) -> list[Proposal]:
-        """The next ones to write, so many bytes of them but at least one. Give them back with
+        """The next ones to write: at least one, then up to `bytes_max` bytes. Give them back with
         `appended` or `put_back`.
         """
         taken: list[Proposal] = []
@@ -89,7 +89,7 @@ class Proposals:
             proposal.done(committed)
 
     def refuse_queued(self, error: MqError) -> None:
-        """Nothing of them was written."""
+        """They were not written."""
         queued, self.queued = self.queued, deque()
         self.queued_bytes = 0
         for proposal in queued:

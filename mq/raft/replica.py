@@ -147,7 +147,7 @@ class Replica:
         self._with_core(self._tick)
 
     def write(self) -> None:
-        """Soon after a proposal: all that came meanwhile is one append."""
+        """Soon after a proposal: everything that is queued by then is one append."""
         if self.core is not None:
             self._guarded(self._write, self.core)
 

@@ -85,7 +85,7 @@ class Complaints:
         self._last.pop(origin, None)
 
     def of_stranger(self, *, peer: str, address: str, reason: str) -> None:
-        """At most so many lines a minute; the next one says how many were left out."""
+        """Logs a bounded number of lines a minute; the next one says how many were left out."""
         if self._strangers.admit():
             omitted = self._strangers.omitted()
             log.warning(

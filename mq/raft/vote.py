@@ -22,7 +22,7 @@ from a crash: it may have been the newest, and going back to the other one could
 term. So it is refused. Not detected: a disk that loses a whole write which it had called durable,
 and a file that is put back from a backup or deleted: both look like an earlier moment.
 
-A vote, or the statement that an entry is on disk, binds a node for ever; one that has forgotten it
+A vote, or the statement that an entry is on disk, binds a node for good; one that has forgotten it
 may help to elect a leader without an entry that was acknowledged. `must_catch_up` marks a node that
 may have forgotten something; `VoteTrust` sets it, and lifts it when the node has all that was
 committed.
