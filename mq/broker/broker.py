@@ -350,7 +350,7 @@ class Broker:
     def _resolve(self, batch: Batch) -> Batch:
         if batch.half:
             self.transacting.check_half(batch)
-        return held.normalize_held(batch, self.now_ms(), self.settings.config)
+        return held.normalize_held(batch, self.now_ms, self.settings.config)
 
 
 def _steady_ms() -> int:

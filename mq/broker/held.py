@@ -8,6 +8,7 @@ stands in the log says all, so that replicas agree whatever their clocks and con
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 from google.protobuf.message import DecodeError
 
@@ -33,7 +34,7 @@ def level_ms(level: int) -> int:
     return LEVELS_MS[level - 1]
 
 
-def normalize_held(batch: Batch, now_ms: int, config: Config) -> Batch:
+def normalize_held(batch: Batch, clock_ms: Callable[[], int], config: Config) -> Batch:
     """The batch in its stored form. Raises IllegalDelay, MessageTooLarge, IllegalGroup,
     MalformedBatch, IllegalRequest.
     """
@@ -44,6 +45,7 @@ def normalize_held(batch: Batch, now_ms: int, config: Config) -> Batch:
         half = normal_half(batch.half, config.transactions)
         return batch if half == batch.half else rebatch.halved(batch, half)
     if has_delay:
+        now_ms = clock_ms()
         deliver_at_ms = delivery_time(batch.deliver_at_ms, batch.delay_ms, now_ms)
         bytes_max = config.store.entry_bytes_max - DELIVERY_ROOM_BYTES
         if len(batch.data) > bytes_max:

@@ -40,7 +40,7 @@ _BATCH_TAG, _COMMAND_TAG = b"\x0a", b"\x12"
 _FEW_MESSAGES, _SMALL_BYTES, _TINY_BYTES = 16, 64 << 10, 2 << 10
 _NO_KEY_HASHES, _NO_KEY_COUNTS = np.empty(0, "<u8"), np.empty(0, "<u4")
 # The fields of a prepared batch that have an element for each message or key.
-_COLUMNS = range(5, 9)
+_COLUMNS = _TAG_HASHES, _FRAME_SIZES, _KEY_HASHES, _KEY_COUNTS = range(5, 9)
 _HALF = 11
 
 
@@ -73,15 +73,6 @@ class Batch(NamedTuple):
         return self.deliver_at_ms != 0 or bool(self.half)
 
 
-class Columns(NamedTuple):
-    """The packed fields of a batch, in the order of their numbers."""
-
-    tag_hashes: bytes
-    frame_sizes: bytes
-    key_hashes: bytes = b""
-    key_counts: bytes = b""
-
-
 class Header(NamedTuple):
     """The fields of a batch beside its topic, its queue and its messages."""
 
@@ -92,20 +83,20 @@ class Header(NamedTuple):
     half: bytes = b""
     origin_log_offset: int = 0
 
-    def encode(self, topic: str, queue_id: int, columns: Columns) -> bytes:
+    def encode(self, topic: str, queue_id: int, columns: bytes) -> bytes:
         """All that stands before the frames. An empty `half` is none."""
+        if self is _PLAIN:
+            return _queue_fields(topic, queue_id) + columns
         parts = [_queue_fields(topic, queue_id)]
         if self.producer_id or self.sequence:
             producer = RawBatch(producer_id=self.producer_id, sequence=self.sequence)
             parts.append(producer.SerializeToString())
-        for number, column in zip(_COLUMNS, columns, strict=True):
-            if column:
-                parts += (_field_head(number, len(column)), column)
+        parts.append(columns)
         if self.deliver_at_ms or self.delay_ms:
             delay = RawBatch(deliver_at_ms=self.deliver_at_ms, delay_ms=self.delay_ms)
             parts.append(delay.SerializeToString())
         if self.half:
-            parts += (_field_head(_HALF, len(self.half)), self.half)
+            parts.append(_field(_HALF, self.half))
         if self.origin_log_offset:
             origin = RawBatch(origin_log_offset=self.origin_log_offset)
             parts.append(origin.SerializeToString())
@@ -186,17 +177,6 @@ def _accept_small(
     return batch if is_plain or batch.data == data else None
 
 
-def _columns(batch: Batch) -> Columns:
-    if not len(batch.key_hashes):
-        return Columns(batch.tag_hashes.tobytes(), batch.frame_sizes.tobytes())
-    return Columns(
-        batch.tag_hashes.tobytes(),
-        batch.frame_sizes.tobytes(),
-        batch.key_hashes.tobytes(),
-        batch.key_counts.tobytes(),
-    )
-
-
 def _readable_half(half: bytes) -> bytes:
     Half.FromString(half)
     return half
@@ -264,15 +244,16 @@ def join(topic: str, queue_id: int, frames: Sequence[Frame], header: Header = _P
     to be legal, and the frames were made here.
     """
     datas, tags, keys = zip(*frames, strict=True)
-    tag_hashes, tags_packed = _column(tags, "Q")
+    column = _column_of_one if len(frames) == 1 else _column
+    tag_hashes, tags_field = column(_TAG_HASHES, tags, "Q")
     sizes = tuple(map(len, datas))
-    frame_sizes, sizes_packed = _column(sizes, "I")
-    columns = Columns(tags_packed, sizes_packed)
+    frame_sizes, sizes_field = column(_FRAME_SIZES, sizes, "I")
+    columns = tags_field + sizes_field
     key_hashes, key_counts = _NO_KEY_HASHES, _NO_KEY_COUNTS
     if any(keys):
-        key_hashes = np.fromiter(chain.from_iterable(keys), "<u8")
-        key_counts = np.fromiter(map(len, keys), "<u4", len(keys))
-        columns = Columns(tags_packed, sizes_packed, key_hashes.tobytes(), key_counts.tobytes())
+        key_hashes, hashes_field = _column(_KEY_HASHES, list(chain.from_iterable(keys)), "Q")
+        key_counts, counts_field = _column(_KEY_COUNTS, list(map(len, keys)), "I")
+        columns += hashes_field + counts_field
     head = header.encode(topic, queue_id, columns)
     start = len(head)
     return Batch(
@@ -301,29 +282,29 @@ def _queue_fields(topic: str, queue_id: int) -> bytes:
     return RawBatch(topic=topic, queue_id=queue_id).SerializeToString()
 
 
+def _field(number: int, content: bytes) -> bytes:
+    return _field_head(number, len(content)) + content
+
+
 @functools.lru_cache(maxsize=4096)
 def _field_head(number: int, length: int) -> bytes:
     """Of a length-delimited field with a number below 16."""
     return bytes([number << 3 | 2]) + varint.encode(length)
 
 
-def _column(numbers: Sequence[int], kind: str) -> tuple[npt.NDArray[Any], bytes]:
-    """As an array, and packed; `kind` is that of `struct`."""
-    if len(numbers) == 1:
-        return _one_number(numbers[0], kind)
-    packed = struct.pack(f"<{len(numbers)}{kind}", *numbers)
-    return np.frombuffer(packed, f"<{kind}"), packed
+def _column(number: int, values: Sequence[int], kind: str) -> tuple[npt.NDArray[Any], bytes]:
+    """As an array, and as the field of this number; `kind` is that of `struct`."""
+    packed = struct.pack(f"<{len(values)}{kind}", *values)
+    return np.frombuffer(packed, f"<{kind}"), _field(number, packed)
 
 
-# Sizes, tags and headers of messages that are sent one by one are mostly those of others.
+# Sizes and tags of messages that are sent one by one are mostly those of others.
+_column_of_one = functools.lru_cache(maxsize=4096)(_column)
+
+
 @functools.lru_cache(maxsize=4096)
-def _one_number(number: int, kind: str) -> tuple[npt.NDArray[Any], bytes]:
-    packed = struct.pack(f"<{kind}", number)
-    return np.frombuffer(packed, f"<{kind}"), packed
-
-
 def _one_start(start: int) -> npt.NDArray[np.int64]:
-    return _one_number(start, "q")[0]
+    return np.frombuffer(struct.pack("<q", start), "<i8")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -355,7 +336,14 @@ def encode_batch(
 
 def with_header(batch: Batch, topic: str, queue_id: int, header: Header = _PLAIN) -> Batch:
     """The messages of a batch as they stand, behind another header."""
-    head = header.encode(topic, queue_id, _columns(batch))
+    columns = [
+        _field(_TAG_HASHES, batch.tag_hashes.tobytes()),
+        _field(_FRAME_SIZES, batch.frame_sizes.tobytes()),
+    ]
+    if len(batch.key_hashes):
+        columns.append(_field(_KEY_HASHES, batch.key_hashes.tobytes()))
+        columns.append(_field(_KEY_COUNTS, batch.key_counts.tobytes()))
+    head = header.encode(topic, queue_id, b"".join(columns))
     start = len(head)
     starts = batch.frame_starts
     return Batch(

@@ -29,7 +29,7 @@ DAY_MS = 86_400_000
     ],
 )
 def test_a_delay_becomes_a_time(fields: dict[str, int], deliver_at_ms: int) -> None:
-    found = held.normalize_held(batch("t", b"x", **fields), NOW_MS, Config())
+    found = held.normalize_held(batch("t", b"x", **fields), lambda: NOW_MS, Config())
     assert (found.deliver_at_ms, found.delay_ms) == (deliver_at_ms, 0)
     assert found.is_held == bool(deliver_at_ms)
 
@@ -47,7 +47,7 @@ def test_a_delay_becomes_a_time(fields: dict[str, int], deliver_at_ms: int) -> N
 )
 def test_an_illegal_delay_is_refused(fields: dict[str, int]) -> None:
     with pytest.raises(IllegalDelay):
-        held.normalize_held(batch("t", b"x", **fields), NOW_MS, Config())
+        held.normalize_held(batch("t", b"x", **fields), lambda: NOW_MS, Config())
 
 
 def test_the_levels_are_those_that_users_know() -> None:
@@ -61,11 +61,13 @@ def test_the_levels_are_those_that_users_know() -> None:
 
 
 def test_a_half_message_takes_its_defaults_from_the_configuration() -> None:
-    found = held.normalize_held(batch("t", b"x", half=Half(producer_group="g")), NOW_MS, Config())
+    found = held.normalize_held(
+        batch("t", b"x", half=Half(producer_group="g")), lambda: NOW_MS, Config()
+    )
     half = Half.FromString(found.half)
     assert (half.first_check_ms, half.check_interval_ms, half.checks_max) == (6_000, 30_000, 15)
     wanted = Half(producer_group="g", first_check_ms=1, check_interval_ms=2, checks_max=3)
-    found = held.normalize_held(batch("t", b"x", half=wanted), NOW_MS, Config())
+    found = held.normalize_held(batch("t", b"x", half=wanted), lambda: NOW_MS, Config())
     assert Half.FromString(found.half) == wanted
 
 
@@ -81,13 +83,13 @@ def test_a_half_message_takes_its_defaults_from_the_configuration() -> None:
 )
 def test_an_illegal_half_is_refused(fields: dict[str, Any], error: type[MqError]) -> None:
     with pytest.raises(error):
-        held.normalize_held(batch("t", b"x", **fields), NOW_MS, Config())
+        held.normalize_held(batch("t", b"x", **fields), lambda: NOW_MS, Config())
 
 
 def test_a_half_that_cannot_be_read_is_malformed() -> None:
     broken = batch("t", b"x", half=Half(producer_group="g"))._replace(half=b"\xff\xff")
     with pytest.raises(MalformedBatch):
-        held.normalize_held(broken, NOW_MS, Config())
+        held.normalize_held(broken, lambda: NOW_MS, Config())
 
 
 @on_loop
