@@ -50,7 +50,6 @@ from mq.errors import (
     PermissionDenied,
     QueueNotFound,
     TopicNotFound,
-    Unreachable,
 )
 from mq.wire import varint
 from mq.wire.v1.cluster_pb2 import RouteResponse
@@ -77,10 +76,6 @@ _ROUTES_AGE_S_MAX = 5.0
 # A set that is unknown to all brokers, and without a stream for this time, was removed.
 _GONE_S = 60.0
 
-# The request of this id; a half message also has a producer id and a sequence.
-MakeHalf = Callable[[int, str, int], bytes]
-MakeEnd = Callable[[int], bytes]
-
 
 class Elsewhere(Exception):
     """The half message is not stored in this set, and another one may take it now."""
@@ -103,6 +98,10 @@ class _Pending:
         self.attempts = 0
         self.in_doubt = False
         self.sent_s = math.inf
+
+    @property
+    def doubt(self) -> str:
+        return "it may have been stored" if self.in_doubt else "it was not sent"
 
     def leaves(self) -> bool:
         """Whether it goes to another set, which its sender is told."""
@@ -139,15 +138,16 @@ class SetTransactions:
     # Requests
 
     async def send_half(
-        self, make: MakeHalf, deadline_s: float, what: str, has_others: Callable[[], bool] | None
+        self, half: _Half, queue_id: int, deadline_s: float, has_others: Callable[[], bool] | None
     ) -> TransactResponse:
         """Elsewhere, only with `has_others`."""
         while True:
             producer_id, sequence = self._sequences.take()
             request_id = next(self._ids)
-            data = make(request_id, producer_id, sequence)
+            data = _half_request(request_id, half, queue_id, producer_id, sequence)
             pending = _Pending(data, self._loop.create_future(), has_others)
             try:
+                what = f"a half message to {half.topic}"
                 return await self._ask(request_id, pending, deadline_s, what)
             except IllegalSequence:
                 if not self._sequences.start_over(producer_id):
@@ -158,9 +158,13 @@ class SetTransactions:
                     self._sequences.give_back(producer_id, sequence)
                 raise
 
-    async def send_end(self, make: MakeEnd, deadline_s: float, what: str) -> TransactResponse:
+    async def send_end(
+        self, transaction_id: str, resolution: Resolution, deadline_s: float
+    ) -> TransactResponse:
         request_id = next(self._ids)
-        pending = _Pending(make(request_id), self._loop.create_future(), None)
+        data = _end_request(request_id, transaction_id, resolution)
+        pending = _Pending(data, self._loop.create_future(), None)
+        what = f"the end of transaction {transaction_id}"
         return await self._ask(request_id, pending, deadline_s, what)
 
     def reply(self, data: bytes) -> None:
@@ -193,18 +197,19 @@ class SetTransactions:
             raise ClientClosed("the producer is closed: make another one")
         self._pending[request_id] = pending
         self._write(pending)
+        timer = self._loop.call_at(deadline_s, self._expire, pending, what)
         try:
-            async with asyncio.timeout_at(deadline_s):
-                return await pending.future
-        except TimeoutError:
-            raise self._overdue(what, pending) from None
+            return await pending.future
         finally:
+            timer.cancel()
             del self._pending[request_id]
 
-    def _overdue(self, what: str, pending: _Pending) -> Unreachable:
-        doubt = "it may have been stored" if pending.in_doubt else "it was not sent"
-        text = f"no answer for {what} from broker set {self.name} in time; {doubt}"
-        return unanswered(text, self._streams.trouble, self.broker_set.servers)
+    def _expire(self, pending: _Pending, what: str) -> None:
+        if not pending.future.done():
+            text = f"no answer for {what} from broker set {self.name} in time; {pending.doubt}"
+            pending.future.set_exception(
+                unanswered(text, self._streams.trouble, self.broker_set.servers)
+            )
 
     def _write(self, pending: _Pending) -> None:
         if self.is_started and not pending.future.done():
@@ -310,10 +315,8 @@ class SetTransactions:
         await self._streams.finish(timeout_s if self.is_started else 0.0)
         for pending in self._pending.values():
             if not pending.future.done():
-                doubt = "it may have been stored" if pending.in_doubt else "it was not sent"
-                pending.future.set_exception(
-                    ClientClosed(f"the producer was closed before an answer came; {doubt}")
-                )
+                text = f"the producer was closed before an answer came; {pending.doubt}"
+                pending.future.set_exception(ClientClosed(text))
 
 
 async def _write_out(stream: BrokerStream, out: asyncio.Queue[bytes | None]) -> None:
@@ -337,7 +340,8 @@ class _Half(NamedTuple):
 
     topic: str
     encoded: Encoded
-    checks: Checks
+    # The field `half` of its batch.
+    terms: bytes
     queue_id: int | None
     broker_set: str
 
@@ -384,7 +388,8 @@ class TransactionSender:
             raise IllegalRequest("a message of a transaction cannot be delayed as well")
         async with self._free:
             deadline_s = self._loop.time() + timeout_s
-            wanted = _Half(topic, encoded, checks, queue_id, broker_set)
+            terms = _encode_terms(self.options.producer_group, checks.merged(self.options.checks))
+            wanted = _Half(topic, encoded, terms, queue_id, broker_set)
             response, used_queue = await self._begin(wanted, deadline_s)
         stored = response.half
         sent = message if isinstance(message, Message) else Message(_body(message))
@@ -417,9 +422,7 @@ class TransactionSender:
             timeout_s = self.options.timeout_s if timeout_s is None else timeout_s
             try:
                 response = await self._set(half.broker_set).send_end(
-                    lambda request_id: _end_request(request_id, transaction_id, resolution),
-                    self._loop.time() + timeout_s,
-                    f"the end of transaction {transaction_id}",
+                    transaction_id, resolution, self._loop.time() + timeout_s
                 )
             except MqError as error:
                 # Closed meanwhile: the broker asks another producer of the group.
@@ -459,9 +462,9 @@ class TransactionSender:
             queue, others = self._choose(queues, half)
             try:
                 response = await self._set(queue.broker_set).send_half(
-                    functools.partial(self._half_request, half, queue.queue_id),
+                    half,
+                    queue.queue_id,
                     deadline_s,
-                    f"a half message to {half.topic}",
                     functools.partial(self._is_any_healthy, others) if others else None,
                 )
             except Elsewhere:
@@ -487,14 +490,6 @@ class TransactionSender:
         sets = candidates.sets & self._healthy() or candidates.sets
         chosen = candidates.next_queue(sets, is_idle=False) or candidates.queues[0]
         return chosen, candidates.sets - {chosen.broker_set}
-
-    def _half_request(
-        self, half: _Half, queue_id: int, request_id: int, producer_id: str, sequence: int
-    ) -> bytes:
-        checks = half.checks.merged(self.options.checks)
-        group = self.options.producer_group
-        batch = half_batch(half.topic, queue_id, producer_id, sequence, group, checks, half.encoded)
-        return half_request(request_id, batch)
 
     async def _queues(self, topic: str, deadline_s: float) -> TopicQueues:
         queues = self._topics.get(topic)
@@ -575,25 +570,13 @@ class TransactionSender:
 # Requests as bytes
 
 
-def half_batch(
-    topic: str,
-    queue_id: int,
-    producer_id: str,
-    sequence: int,
-    producer_group: str,
-    checks: Checks,
-    message: Encoded,
+def _half_request(
+    request_id: int, half: _Half, queue_id: int, producer_id: str, sequence: int
 ) -> bytes:
-    """A prepared batch of one message."""
-    frame, tag_hash, key_hashes, *_ = message
-    half = Half(
-        producer_group=producer_group,
-        first_check_ms=_ms(checks.first_check_s),
-        check_interval_ms=_ms(checks.check_interval_s),
-        checks_max=checks.checks_max or 0,
-    )
+    """The batch is a prepared one of one message; `half` is field 3 of a TransactRequest."""
+    frame, tag_hash, key_hashes, *_ = half.encoded
     head = RawBatch(
-        topic=topic,
+        topic=half.topic,
         queue_id=queue_id,
         producer_id=producer_id,
         sequence=sequence,
@@ -601,14 +584,21 @@ def half_batch(
         frame_sizes=struct.pack("<I", len(frame)),
         key_hashes=struct.pack(f"<{len(key_hashes)}Q", *key_hashes),
         key_counts=struct.pack("<I", len(key_hashes)) if key_hashes else b"",
-        half=half.SerializeToString(),
-    )
-    return head.SerializeToString() + frame
+        half=half.terms,
+    ).SerializeToString()
+    size = varint.encode(len(head) + len(frame))
+    return b"".join((b"\x08", varint.encode(request_id), b"\x1a", size, head, frame))
 
 
-def half_request(request_id: int, batch: bytes) -> bytes:
-    """`half` is field 3 of a TransactRequest, as it is."""
-    return b"".join((b"\x08", varint.encode(request_id), b"\x1a", varint.encode(len(batch)), batch))
+@functools.lru_cache(maxsize=256)
+def _encode_terms(producer_group: str, checks: Checks) -> bytes:
+    """Half messages of a producer mostly have the same."""
+    return Half(
+        producer_group=producer_group,
+        first_check_ms=_ms(checks.first_check_s),
+        check_interval_ms=_ms(checks.check_interval_s),
+        checks_max=checks.checks_max or 0,
+    ).SerializeToString()
 
 
 def _end_request(request_id: int, transaction_id: str, resolution: Resolution) -> bytes:
