@@ -235,7 +235,8 @@ class Call(Stream):
             # The rest of a message has to come in before it can be read.
             self.credit_owed()
             self._reader = self._acceptor.loop.create_future()
-            self._take_small = take
+            if self.connection.limits.message_bytes_max >= _COPIED_BYTES_MAX:
+                self._take_small = take
             try:
                 await self._reader
             finally:
@@ -399,7 +400,7 @@ class Call(Stream):
             needed = frames.UINT32.unpack_from(data, start + 1)[0]
             if needed == size - _PREFIX_BYTES and not data[start]:
                 message = data[start + _PREFIX_BYTES : stop]
-                if take is None or not self._is_small(needed) or not take(message):
+                if take is None or size > _COPIED_BYTES_MAX or not take(message):
                     self._deliver(message, 0)
                 return
         while start < stop and self.connection is not None and self.tail is None:
@@ -436,10 +437,6 @@ class Call(Stream):
             self._give_up(Status.INTERNAL, "a compressed message in a call without grpc-encoding")
         else:
             self._check_size(self._needed)
-
-    def _is_small(self, size: int) -> bool:
-        limits = self.connection.limits if self.connection is not None else None
-        return limits is not None and size <= min(_COPIED_BYTES_MAX, limits.message_bytes_max)
 
     def _check_size(self, size: int) -> None:
         connection = self.connection

@@ -32,20 +32,18 @@ async def done_by(future: asyncio.Future[Any], deadline_s: float) -> bool:
 
 
 class Pending(Generic[T]):
-    """A request without an outcome so far: `tell` is called once, with the outcome or an error."""
+    """A request without an outcome so far: `tell` is called once, with the outcome or an error, and
+    is None then.
+    """
 
-    __slots__ = ("_tell",)
+    __slots__ = ("tell",)
 
     def __init__(self, tell: Callable[[T | Exception], None]) -> None:
-        self._tell: Callable[[T | Exception], None] | None = tell
-
-    @property
-    def is_settled(self) -> bool:
-        return self._tell is None
+        self.tell: Callable[[T | Exception], None] | None = tell
 
     def settle(self, outcome: T | Exception) -> None:
         """Only the first outcome counts."""
-        tell, self._tell = self._tell, None
+        tell, self.tell = self.tell, None
         if tell is not None:
             tell(outcome)
 
@@ -64,7 +62,7 @@ class Timeouts:
     def add(self, pending: Pending[Any], too_late: Callable[[], Exception]) -> None:
         """The request gets the error of `too_late` if it is not settled in time."""
         waiting = self._waiting
-        while waiting and waiting[0][1].is_settled:
+        while waiting and waiting[0][1].tell is None:
             waiting.popleft()
         deadline_s = self._loop.time() + self._timeout_s
         waiting.append((deadline_s, pending, too_late))
@@ -76,9 +74,9 @@ class Timeouts:
         now_s = self._loop.time()
         while self._waiting:
             deadline_s, pending, too_late = self._waiting[0]
-            if not pending.is_settled and deadline_s > now_s:
+            if pending.tell is not None and deadline_s > now_s:
                 self._timer = self._loop.call_at(deadline_s, self._sweep)
                 return
             self._waiting.popleft()
-            if not pending.is_settled:
+            if pending.tell is not None:
                 pending.settle(too_late())
