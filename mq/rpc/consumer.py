@@ -358,7 +358,7 @@ class ConsumerService:
         return await self._settled(_ack(request))
 
     def begin_nack(self, data: bytes, context: Context, answer: Answer) -> bool:
-        """False: `nack` sees to the topic of dead letters first."""
+        """False: `nack` creates the topic of dead letters first, if there is none."""
         nack = self._nack(_read_nack(data))
         if self._broker.receiving.makes_dead_letters(nack):
             return False
@@ -366,9 +366,7 @@ class ConsumerService:
         return True
 
     async def nack(self, request: pb.NackRequest, context: Context) -> bytes:
-        nack = self._nack(request)
-        await self._broker.receiving.ensure_dead_letters(nack)
-        return await self._settled(nack)
+        return await self._settled(self._nack(request))
 
     def _nack(self, request: pb.NackRequest) -> acks.Nack:
         handles = _handles(request.group, request.handles)
@@ -395,7 +393,7 @@ class ConsumerService:
         self._broker.receiving.begin(request, settled)
 
     async def _settled(self, request: acks.HandleRequest) -> bytes:
-        return _handle_response(await self._broker.receiving.submit(request))
+        return _handle_response(await self._broker.receiving.settle(request))
 
     # -- Retry ------------------------------------------------------------------------------------
 

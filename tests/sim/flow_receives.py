@@ -20,8 +20,9 @@ from mq import names
 from mq.broker.consumer.filters import compile_filter
 from mq.broker.consumer.groups import Start
 from mq.broker.queue import Queue
+from mq.broker.receive.acks import Ack, ChangeInvisible, Nack
 from mq.broker.receive.grants import Receive
-from mq.broker.receive.leases import lease_bytes
+from mq.broker.receive.leases import lease_bytes, parse_handles
 from mq.broker.receive.members import ReceiveSpec
 from mq.errors import MqError
 from mq.wire.v1.consumer_pb2 import Filter, Handle
@@ -31,9 +32,8 @@ from tests.sim.flow_member import EPOCH_MS, Options
 from tests.sim.flow_world import Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from mq.broker.broker import Broker
+    from mq.broker.receive.acks import HandleRequest
     from mq.broker.receive.grants import GrantedRun
     from tests.sim.flow_world import World
 
@@ -171,9 +171,9 @@ class Taker:
 
     async def _ack(self, grants: list[Grant]) -> None:
         messages = [one.message for one in grants]
-        handles = [one.handle() for one in grants]
+        ack = Ack(_GROUP, parse_handles(one.handle() for one in grants))
         self._model.maybe_acked.update(messages)
-        good = await self._say(lambda broker: broker.receiving.ack(_GROUP, handles))
+        good = await self._say(ack)
         for grant, is_good in zip(grants, good, strict=True):
             if is_good:
                 self._model.acked.add(grant.message)
@@ -184,15 +184,14 @@ class Taker:
         # Whatever becomes of the answer, they may be given to others from here on.
         for one in grants:
             one.until_ms = min(one.until_ms, now_ms + delay_ms)
-        handles = [one.handle() for one in grants]
-        await self._say(lambda broker: broker.receiving.nack(_GROUP, handles, delay_ms, "no"))
+        handles = parse_handles(one.handle() for one in grants)
+        await self._say(Nack(_GROUP, handles, delay_ms, _LIMIT, "no"))
 
     async def _keep(self, grants: list[Grant]) -> None:
-        handles = [one.handle() for one in grants]
+        handles = parse_handles(one.handle() for one in grants)
+        request = ChangeInvisible(_GROUP, handles, 2 * _INVISIBLE_MS)
         try:
-            good, until_ms = await self._world.ask(
-                lambda broker: broker.receiving.change_invisible(_GROUP, handles, 2 * _INVISIBLE_MS)
-            )
+            good, until_ms = await self._world.ask(lambda broker: broker.receiving.settle(request))
         except (MqError, ConnectionResetError):
             return
         for grant, is_good in zip(grants, good, strict=True):
@@ -205,8 +204,9 @@ class Taker:
             raise Violation(f"{grant.message} is in other hands, and a stale handle held it")
         grant.until_ms = until_ms
 
-    async def _say(self, question: Callable[[Broker], Awaitable[list[bool]]]) -> list[bool]:
-        return await self._world.patiently(question)
+    async def _say(self, request: HandleRequest) -> list[bool]:
+        settled = await self._world.patiently(lambda broker: broker.receiving.settle(request))
+        return settled.valid
 
     def _now_ms(self) -> int:
         return EPOCH_MS + round(asyncio.get_running_loop().time() * 1000)

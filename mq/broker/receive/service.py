@@ -402,11 +402,12 @@ class ReceiveService(Service):
 
     # -- handles ----------------------------------------------------------------------------------
 
-    async def ack(self, group: str, shown: Sequence[consumer_pb2.Handle]) -> list[bool]:
-        """Returns which handles were valid: their messages are done, durably. The others change
-        nothing.
-        """
-        return (await self.submit(acks.Ack(group, parse_handles(shown)))).valid
+    async def settle(self, request: acks.HandleRequest) -> acks.HandlesSettled:
+        """Durable when this returns. Handles that are not valid change nothing."""
+        if isinstance(request, acks.Nack) and self.makes_dead_letters(request):
+            self._core.leadership.check()
+            await self._core.catalog.ensure_internal(names.dead_letter_topic(request.group))
+        return await self.submit(request)
 
     async def ack_atomically(
         self, group: str, shown: Sequence[consumer_pb2.Handle], atomic: AtomicBatches
@@ -417,27 +418,6 @@ class ReceiveService(Service):
         """
         return await self.submit(acks.AtomicAck(group, parse_handles(shown), atomic))
 
-    async def nack(
-        self,
-        group: str,
-        shown: Sequence[consumer_pb2.Handle],
-        delay_ms: int | None = None,
-        reason: str = "",
-    ) -> list[bool]:
-        """The messages are visible again after the delay, or by the number of attempts; a message
-        that was given out too often is a dead letter, with the reason.
-        """
-        handles = parse_handles(shown)
-        nack = acks.Nack(group, handles, delay_ms, self.retries_max(group), reason)
-        await self.ensure_dead_letters(nack)
-        return (await self.submit(nack)).valid
-
-    async def change_invisible(
-        self, group: str, shown: Sequence[consumer_pb2.Handle], invisible_ms: int
-    ) -> tuple[list[bool], int]:
-        """Returns which handles were valid, and until when their messages are invisible."""
-        return await self.submit(acks.ChangeInvisible(group, parse_handles(shown), invisible_ms))
-
     def makes_dead_letters(self, nack: acks.Nack) -> bool:
         """Whether some of the messages were given out so often that they become dead letters."""
         leases = self._core.state.leases
@@ -447,12 +427,6 @@ class ReceiveService(Service):
             if found is not None and found.attempts > nack.retries_max:
                 return True
         return False
-
-    async def ensure_dead_letters(self, nack: acks.Nack) -> None:
-        """Creates the topic of the group's dead letters if the request makes some."""
-        if self.makes_dead_letters(nack):
-            self._core.leadership.check()
-            await self._core.catalog.ensure_internal(names.dead_letter_topic(nack.group))
 
     def leave(self, group: str, member_id: str) -> None:
         """The member stops receiving. Its leases last for their time."""

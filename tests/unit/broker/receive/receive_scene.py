@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from mq.broker.consumer.filters import canonical, compile_filter
 from mq.broker.consumer.groups import Start
+from mq.broker.receive.acks import (
+    Ack,
+    ChangeInvisible,
+    HandleRequest,
+    HandlesSettled,
+    Nack,
+)
 from mq.broker.receive.grants import GrantedRun, Receive
-from mq.broker.receive.leases import lease_bytes
+from mq.broker.receive.leases import lease_bytes, parse_handles
 from mq.broker.receive.members import ReceiveSpec
 from mq.broker.retry.origins import opened
 from mq.wire.v1.consumer_pb2 import Filter, Handle
@@ -62,16 +69,28 @@ def handles(given: Iterable[GrantedRun]) -> list[Handle]:
     ]
 
 
+async def settle(node: Node, request: HandleRequest) -> HandlesSettled:
+    settled: HandlesSettled = await soon(node.broker.receiving.settle(request))
+    return settled
+
+
 async def ack(node: Node, shown: Sequence[Handle], group: str = GROUP) -> list[bool]:
-    good: list[bool] = await soon(node.broker.receiving.ack(group, shown))
-    return good
+    return (await settle(node, Ack(group, parse_handles(shown)))).valid
 
 
 async def nack(
     node: Node, shown: Sequence[Handle], delay_ms: int | None = 0, reason: str = ""
 ) -> list[bool]:
-    good: list[bool] = await soon(node.broker.receiving.nack(GROUP, shown, delay_ms, reason))
-    return good
+    retries_max = node.broker.receiving.retries_max(GROUP)
+    request = Nack(GROUP, parse_handles(shown), delay_ms, retries_max, reason)
+    return (await settle(node, request)).valid
+
+
+async def change_invisible(
+    node: Node, shown: Sequence[Handle], invisible_ms: int
+) -> tuple[list[bool], int]:
+    """Which handles were good, and until when their messages are invisible."""
+    return await settle(node, ChangeInvisible(GROUP, parse_handles(shown), invisible_ms))
 
 
 def keyed(*pairs: tuple[str, bytes]) -> list[Message]:

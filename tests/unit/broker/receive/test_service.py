@@ -35,6 +35,7 @@ from tests.unit.broker.receive.receive_scene import (
     TOPIC,
     ack,
     bodies,
+    change_invisible,
     handles,
     nack,
     receive,
@@ -155,7 +156,7 @@ async def test_a_lease_is_good_until_another_consumer_has_the_message() -> None:
     assert bodies(again) == [b"b"]
     assert await ack(node, shown[1:]) == [False]
     assert await nack(node, shown[1:]) == [False]
-    assert (await node.broker.receiving.change_invisible(GROUP, shown[1:], 10_000))[0] == [False]
+    assert (await change_invisible(node, shown[1:], 10_000))[0] == [False]
     assert await ack(node, handles(again)) == [True]
     assert await ack(node, handles(again)) == [False]
 
@@ -227,7 +228,7 @@ async def test_a_lease_can_be_held_longer_and_keeps_its_handles() -> None:
     await node.topic(TOPIC, 1)
     await node.send(TOPIC, b"a", b"b")
     shown = handles(await receive(node, invisible_ms=10_000))
-    good, until_ms = await soon(node.broker.receiving.change_invisible(GROUP, shown[:1], 3_600_000))
+    good, until_ms = await change_invisible(node, shown[:1], 3_600_000)
     assert (good, until_ms) == ([True], node.now_ms + 3_600_000)
     node.pass_time(10_000)
     assert bodies(await receive(node)) == [b"b"]

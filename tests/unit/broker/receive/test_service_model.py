@@ -21,6 +21,7 @@ from tests.unit.broker.receive.receive_scene import (
     GROUP,
     TOPIC,
     ack,
+    change_invisible,
     handles,
     nack,
     receive,
@@ -167,9 +168,7 @@ class World:
     async def hold_longer(self) -> None:
         chosen = self.some()[:1]
         for handle, place, lease in chosen:
-            good, until_ms = await self.node.broker.receiving.change_invisible(
-                GROUP, [handle], 30_000
-            )
+            good, until_ms = await change_invisible(self.node, [handle], 30_000)
             assert good == [self.is_good(place, lease)]
             if good[0]:
                 self.messages[place].visible_at_ms = until_ms

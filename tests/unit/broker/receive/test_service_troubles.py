@@ -160,7 +160,7 @@ async def test_an_acknowledgement_in_the_log_counts_also_without_an_answer() -> 
     await node.send(TOPIC, b"a", b"b")
     shown = handles(await receive(node))
     node.consensus.is_held = True
-    unheard = node.broker.receiving.ack(GROUP, shown[:1])
+    unheard = ack(node, shown[:1])
     task = asyncio.ensure_future(unheard)
     await turns()
     node.store.log.sync()
