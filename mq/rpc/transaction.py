@@ -297,8 +297,12 @@ class _Stream:
         # Halves are submitted in the order of the stream; answers come in any order.
         try:
             await self._calls.begin_half_later(waiting, self._half_teller(request.request_id))
-        except MqError as error:
+        except Exception as error:  # noqa: BLE001 - `known_error` logs what it does not know
             self._fail(request.request_id, error)
+        except BaseException:
+            # The stream ends before the half was submitted: it has no answer.
+            self._release(1)
+            raise
 
     def _take_at_once(self, data: bytes) -> bool:
         """Takes one request as it comes. Returns False if it is for `_listen`: when it has to wait,
@@ -339,7 +343,7 @@ class _Stream:
                 self._release(1)
             else:
                 self._calls.begin_end(end, group, self._checked)
-        except MqError as error:
+        except Exception as error:  # noqa: BLE001 - `known_error` logs what it does not know
             if kind == "checked":
                 self._checked(error)
             else:

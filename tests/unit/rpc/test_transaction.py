@@ -254,6 +254,38 @@ async def test_a_leader_that_steps_down_ends_the_stream_after_the_answers() -> N
 
 
 @on_loop
+async def test_a_stream_that_ends_does_not_wait_for_a_half_that_waits_for_room() -> None:
+    scene = await Scene.open(in_flight_bytes=100)
+    scene.node.consensus.is_held = True
+    scene.call.send(half(3))
+    scene.call.send(half(4))
+    scene.call.send(half(5))
+    await turns()
+    scene.node.consensus.depose()
+    scene.node.broker.tick()
+    scene.node.consensus.lose(NotLeader("other", "other:8081"))
+    with pytest.raises(NotLeader):
+        await soon(scene.serving)
+    assert [one.request_id for one in scene.call.responses()][:1] == [3]
+
+
+@on_loop
+async def test_a_mistake_of_the_broker_is_told_to_its_request_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = await Scene.open()
+    with monkeypatch.context() as patched:
+        patched.setattr(scene.node.broker.publisher, "submit", lambda _: 1 / 0)
+        scene.call.send(half(3))
+        scene.call.send(half(4))
+        await turns()
+    failed = {one.request_id: Code.Name(one.failed.code) for one in scene.call.responses()}
+    assert failed == {3: "INTERNAL", 4: "INTERNAL"}
+    assert await scene.half(5)
+    await scene.close()
+
+
+@on_loop
 async def test_a_client_that_is_gone_ends_its_stream_and_no_transaction() -> None:
     scene = await Scene.open()
     scene.node.consensus.is_held = True
