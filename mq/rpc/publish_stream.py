@@ -90,14 +90,14 @@ class PublishStream:
     async def run(self) -> None:
         """Returns when the client has sent all of its requests. `finish` comes next."""
         read, requests, writer = self._context.read, self._requests, self._writer
-        while (data := await read()) is not None:
-            if not self._join(data):
-                await self._take(data)
+        while (data := await read(self._join)) is not None:
             while len(requests) >= _REQUESTS_MAX and not writer.done():
                 self._room.clear()
                 await self._room.wait()
             if writer.done():
                 writer.result()
+            if not self._join(data):
+                await self._take(data)
 
     async def finish(self) -> None:
         """Returns when every request has its answer."""
@@ -111,8 +111,8 @@ class PublishStream:
     # -- requests ---------------------------------------------------------------------------------
 
     def _join(self, data: bytes) -> bool:
-        """Joins a request that is one small plain batch; False: it is not."""
-        if len(data) > _JOINED_BYTES_MAX:
+        """Joins a request that is one small plain batch; False: it is not, or has to wait."""
+        if len(data) > _JOINED_BYTES_MAX or len(self._requests) >= _REQUESTS_MAX:
             return False
         try:
             request = PublishRequest.FromString(data)
