@@ -75,7 +75,7 @@ def is_accepted(data: bytes) -> bool:
         batch = accept(data, LIMIT)
     except (MalformedBatch, IllegalRequest):
         return False
-    assert batch.data is data
+    assert batch.data == data
     return True
 
 
