@@ -239,7 +239,7 @@ class AsyncExactSender(ConnectedClient):
         until the time was over; the same may be sent again.
         """
         task = asyncio.current_task()
-        assert task is not None  # noqa: S101
+        assert task is not None  # noqa: S101 # a coroutine runs in one
         before = self._newest.get(shipment.queue)
         self._newest[shipment.queue] = task
         try:

@@ -192,7 +192,9 @@ class RequestReader:
         self._known: list[_Known] = []
 
     def known(self, block: bytes) -> tuple[Request, Timeout] | None:
-        """What such a block said before; None: it has to be read."""
+        """The request that an equal block, but for its timeout, has opened before, and the timeout.
+        None: the block has to be decoded.
+        """
         for before, after, request in self._known:
             if block.startswith(before):
                 position = len(before)

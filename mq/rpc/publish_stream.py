@@ -78,8 +78,9 @@ class PublishStream:
         # The requests without an answer, the oldest first.
         self._requests: deque[_Submitted | _Joined] = deque()
         self._room = asyncio.Event()
-        # There is something for the writer, or nothing comes any more; and it has the first one.
+        # Set when the first request is for the writer, or when the stream ends.
         self._news = asyncio.Event()
+        # The writer has the first request in hand: no callback may answer it.
         self._is_writing = False
         self._is_ending = False
         self._writer = asyncio.ensure_future(self._write())
@@ -215,7 +216,7 @@ class PublishStream:
                 self._answered()
                 self.answer()
         finally:
-            # Nothing makes room any more.
+            # The reader waits for room that only the writer makes.
             self._room.set()
 
     async def _response(self, request: _Submitted | _Joined) -> bytes:

@@ -306,7 +306,7 @@ class Group:
         return found
 
     def in_hand(self, member_id: str) -> list[Queue]:
-        """What is assigned to it, and what it still has to let go of."""
+        """The queues that are assigned to the member, and those that it still has to let go of."""
         number = self._numbers.get(member_id, NONE)
         return at(self._table.queues, self._table.holders == number) if number else []
 

@@ -184,7 +184,7 @@ class Connection(CallTarget):
     def _next_address(self, tried: list[str]) -> str:
         return self.servers.best(now_s(), tried)
 
-    def not_leader(self, address: str, leader: str = "") -> str:  # noqa: ARG002
+    def not_leader(self, address: str, leader: str = "") -> str:  # noqa: ARG002 # as of all targets
         """The broker has just started, and has not read its log yet. Any other broker may answer,
         not only its leader, which may be down.
         """

@@ -135,7 +135,7 @@ class SetSender:
     def send(self, batches: Sequence[Batch]) -> None:
         """Sends one request. The sender must be free."""
         stream = self.streams.current
-        assert stream is not None  # noqa: S101
+        assert stream is not None  # noqa: S101 # a free sender has one
         self._writing = self._loop.create_task(self._write(stream, batches))
 
     async def _write(self, stream: BrokerStream, batches: Sequence[Batch]) -> None:
