@@ -1,6 +1,6 @@
 # Every target installs what it needs into .venv by itself, once.
 .DEFAULT_GOAL := help
-.PHONY: help run demo check test sim chaos chaos-local up down lint fmt type proto verify-proto sync verify-sync bench bench-store bench-raft bench-broker bench-calls bench-backlog bench-spark clean
+.PHONY: help run demo check test sim chaos chaos-local up down lint fmt type proto verify-proto sync verify-sync bench bench-store bench-raft bench-broker bench-calls bench-client bench-backlog bench-spark clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -93,6 +93,9 @@ bench-broker: .venv/.run ## the broker against a bare gRPC server
 
 bench-calls: .venv/.dev ## one message a call, from a Go client, on either transport
 	$(BIN)/python -m bench.calls
+
+bench-client: .venv/.run ## our own client in one process, against a bare gRPC stream
+	$(BIN)/python -m bench.client
 
 bench-backlog: .venv/.run ## producers beside a reader of an old backlog; ends with a line of JSON
 	@$(BIN)/python -m bench.backlog

@@ -79,9 +79,9 @@ def run_parts(parts: Sequence[tuple[str, Callable[[], None]]], only: Collection[
             progress.print(f"{name}: {time.perf_counter() - began:.0f} s")
 
 
-def generate(what: str, address: str, **flags: Any) -> Figures:
-    """Runs the load generator; its figures."""
-    command = [sys.executable, "-m", "bench.generator", what, "--address", address]
+def generate(what: str, address: str, *, program: str = "bench.generator", **flags: Any) -> Figures:
+    """Runs a load generator; its figures."""
+    command = [sys.executable, "-m", program, what, "--address", address]
     for name, value in flags.items():
         command += [f"--{name.replace('_', '-')}", str(value)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
