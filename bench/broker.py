@@ -79,8 +79,12 @@ def run_parts(parts: Sequence[tuple[str, Callable[[], None]]], only: Collection[
             progress.print(f"{name}: {time.perf_counter() - began:.0f} s")
 
 
-def generate(what: str, address: str, *, program: str = "bench.generator", **flags: Any) -> Figures:
-    """Runs a load generator; its figures."""
+def generate(what: str, address: str, **flags: Any) -> Figures:
+    """Runs the load generator; its figures."""
+    return run_program("bench.generator", what, address, flags)
+
+
+def run_program(program: str, what: str, address: str, flags: Mapping[str, Any]) -> Figures:
     command = [sys.executable, "-m", program, what, "--address", address]
     for name, value in flags.items():
         command += [f"--{name.replace('_', '-')}", str(value)]

@@ -1,7 +1,7 @@
 """Our own client, in one process, against a broker of one node with asynchronous flush.
 
-    poll       poll, the body of every message, commits; against a bare gRPC stream of the same
-               bytes with nothing decoded
+    poll       poll, the body of every message, commits; against a bare gRPC stream, of grpc.aio
+               as the client's own, of the same bytes with nothing decoded
     handler    a PushConsumer whose handler does nothing
     receive    a SimpleConsumer that receives and acknowledges 256 messages at a time
 

@@ -14,7 +14,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from bench.broker import Figures, ceiling, create_topic, generate, progress
+import grpc
+
+from bench.broker import ceiling, create_topic, generate, progress, run_program
 from mq.client.aio import Consumer, PushConsumer, SimpleConsumer
 from mq.memory import keep_freed_memory
 
@@ -41,13 +43,11 @@ _AT_ONCE, _RECEIVERS = 256, 4
 
 def poll(bench: Bench) -> None:
     for size, name in ((128, "128"), (1024, "1k")):
-        flags = {"size": size, "batch": _DELIVERED[size], "seconds": bench.seconds}
         with ceiling() as bare, bench.broker() as broker:
             _fill(broker.address, size)
             ours, theirs = [], []
             for at in range(bench.rounds):
-                bytes_only = generate("consume", bare, service="ceiling", **flags)
-                theirs.append(bytes_only["messages_per_s"])
+                theirs.append(_receive("bytes", bare, bench.seconds, str(size)))
                 ours.append(_receive("poll", broker.address, bench.seconds, f"poll-{at}"))
                 progress.print(f"poll {size} B: {ours[-1]:,.0f} of {theirs[-1]:,.0f} messages/s")
         rate, bytes_rate = statistics.median(ours), statistics.median(theirs)
@@ -85,8 +85,7 @@ def _fill(address: str, size: int) -> None:
 
 def _receive(what: str, address: str, seconds: float, group: str) -> float:
     flags = {"seconds": seconds, "group": group}
-    figures: Figures = generate(what, address, program="bench.client_receive", **flags)
-    return figures["messages_per_s"]
+    return run_program("bench.client_receive", what, address, flags)["messages_per_s"]
 
 
 # The process that receives
@@ -112,6 +111,19 @@ class Meter:
     @property
     def per_s(self) -> float:
         return self._count / (time.perf_counter() - self._began_s)
+
+
+async def bytes_only(address: str, group: str, meter: Meter) -> float:
+    """What a bare server streams; `group` is the size of a message."""
+    size = int(group)
+    options = [("grpc.max_receive_message_length", 64 << 20)]
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        call = channel.stream_stream("/bench.Ceiling/Subscribe")()
+        await call.write(f"{size} {_DELIVERED[size]}".encode())
+        while meter.add(_DELIVERED[size]):
+            await call.read()
+        call.cancel()
+        return meter.per_s
 
 
 async def polling(address: str, group: str, meter: Meter) -> float:
@@ -163,6 +175,7 @@ async def receiving(address: str, group: str, meter: Meter) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     work: dict[str, Callable[[str, str, Meter], Awaitable[float]]] = {
+        "bytes": bytes_only,
         "poll": polling,
         "handler": handling,
         "receive": receiving,
