@@ -89,13 +89,11 @@ class Listener(Protocol):
 
     def grant_vote(self, peer: Peer) -> None: ...
 
-    def lead(self, term: int) -> None:
+    def lead(self) -> None:
         """The election is won: the log gets the first entry of this term."""
         ...
 
-    def send_appends(self) -> None:
-        """A heartbeat is due."""
-        ...
+    def send_heartbeats(self) -> None: ...
 
 
 class _HeardTable:
@@ -134,7 +132,7 @@ class _Journal(PySyncObjJournal):  # type: ignore[misc]
     def add(self, command: bytes, idx: int, term: int) -> None:  # noqa: ARG002
         if command != _NO_OP:
             raise RuntimeError("PySyncObj adds only the entry of a new leader")
-        self._listener.lead(term)
+        self._listener.lead()
 
     def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:  # noqa: N802, N803
         self._listener.save_vote(term, votedForNodeId)
@@ -187,7 +185,6 @@ def enter(now_s: float, rng: random.Random) -> None:
 class Engine(SyncObj):  # type: ignore[misc]
     """For one thread. `enter` comes before any call."""
 
-    commit_index: int = _private("raftCommitIndex")
     term: int = _private("raftCurrentTerm")
     state: int = _private("raftState")  # a Role
     leader: Peer | None = _private("raftLeader")
@@ -207,6 +204,7 @@ class Engine(SyncObj):  # type: ignore[misc]
     ) -> None:
         """`vote` is only read."""
         self._listener = listener
+        self._log = raft_log
         self._heartbeat_s = timing.heartbeat_s
         self.peers: dict[str, Peer] = {}
         self._transport = _Transport(self._send)
@@ -244,6 +242,7 @@ class Engine(SyncObj):  # type: ignore[misc]
 
     def tick(self) -> None:
         """Stands for election when the deadline has passed, sends heartbeats, steps down."""
+        self._SyncObj__raftCommitIndex = self._log.last_index  # it finds nothing to count
         self.doTick()
 
     def vote_requested(self, peer: Peer, term: int, last_index: int, last_term: int) -> None:
@@ -286,11 +285,7 @@ class Engine(SyncObj):  # type: ignore[misc]
 
     def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802
         self._SyncObj__newAppendEntriesTime = _ambient.now_s + self._heartbeat_s
-        self._listener.send_appends()
-
-    def _SyncObj__getEntries(self, *_: int) -> list[object]:  # noqa: N802
-        """Asked for the entry that a leader is about to count: `Core` counts."""
-        return []
+        self._listener.send_heartbeats()
 
     def _SyncObj__connectedToAnyone(self) -> bool:  # noqa: N802
         """The pre-vote has found a majority."""

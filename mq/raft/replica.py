@@ -35,11 +35,12 @@ from mq.raft.contracts import (
     StateMachine,
     Status,
 )
-from mq.raft.core import NOTHING, Core, Ready
+from mq.raft.core import Core
 from mq.raft.frames import Frame
 from mq.raft.membership import Membership, checkpoint_entry
 from mq.raft.proposals import Proposal, Proposals, Writer
 from mq.raft.raft_log import FIRST_INDEX, RaftLog
+from mq.raft.ready import NOTHING, Ready
 from mq.raft.transfer import Transfer, TransferRequest
 from mq.raft.vote import VoteFile, VoteTrust
 from mq.store.commitlog import CommitLog, NewEntry
@@ -62,7 +63,7 @@ class Replica:
         links: Links,
         driver: Driver,
         *,
-        core_class: type[Core] = Core,
+        core_class: Callable[..., Core] = Core,
         rng: random.Random | None = None,
     ) -> None:
         """Starts where the log ends. `rng` spreads election time-outs."""
@@ -134,8 +135,8 @@ class Replica:
             now_s=self._now_s(),
         )
         self.membership.refresh(core.commit_index)
-        if not core.other_ids and core.is_voter:
-            core.stand_at_once()
+        if not core.other_ids and core.election.is_voter:
+            core.election.stand_at_once()
         for peer_id in sorted(self._connected):
             self._greet(core, peer_id)
         return core
@@ -221,7 +222,7 @@ class Replica:
             self._refresh_members(core)
         if self.vote.must_catch_up and core.has_caught_up:
             self.trust.restore(core.term)
-        self.has_more_to_apply = core.has_more_to_apply
+        self.has_more_to_apply = core.replication.has_more_to_apply
         if self.leadership.role == Role.LEADER:
             if self._changes.current is not None:
                 self._follow_learner(core)
@@ -236,7 +237,7 @@ class Replica:
 
     def _step(self, core: Core, ready: Ready) -> None:
         self._perform(core, ready)
-        if core.wants_tick:
+        if core.election.wants_tick:
             self._tick(core)
         else:
             self._write(core)
@@ -303,7 +304,7 @@ class Replica:
         self._proposals.applied(applied_index)
         if self._changes.current is not None:
             self._changes.applied(applied_index)
-        core.applied_index = applied_index
+        core.applied(applied_index)
 
     def _set_leadership(self, leadership: Leadership) -> None:
         before, self.leadership = self.leadership, leadership
@@ -354,7 +355,7 @@ class Replica:
         if core.role != Role.LEADER or (self.transfer.request and self.transfer.blocks_writes):
             return
         now_s, last_index = self._now_s(), core.log.last_index
-        if core.has_open_round and writer.is_gathering(now_s):
+        if core.replication.has_open_round and writer.is_gathering(now_s):
             return
         failure = None
         try:
@@ -542,8 +543,8 @@ class Replica:
         return (
             core is not None
             and core.leader_id is not None
-            and core.has_all_committed
-            and core.applied_index == core.commit_index
+            and core.replication.has_all_committed
+            and core.replication.applied_index == core.commit_index
         )
 
     @property
@@ -573,7 +574,7 @@ class Replica:
             commit_index=core.commit_index if core else 0,
             applied_index=self._machine.applied_index,
             waiting=self.waiting,
-            elections_total=core.elections_total if core else 0,
+            elections_total=core.election.elections_total if core else 0,
             must_catch_up=must_catch_up,
             followers=followers,
             failure=str(self.failure) if self.failure else None,

@@ -4,13 +4,16 @@ survives the crashes of its process.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from mq.errors import MqError, StorageFailed
 from mq.raft.contracts import Leadership, Limits, Role, Settings, Timing
 from mq.raft.core import Core
+from mq.raft.election import Election
 from mq.raft.frames import Frame
 from mq.raft.replica import Replica
+from mq.raft.replication import Replication
 from mq.raft.vote import VoteFile
 from mq.store.commitlog import CommitLog
 from mq.store.format import HEADER_BYTES, Kind, decode_header
@@ -35,6 +38,8 @@ class Setup(NamedTuple):
     """The parts of nodes. A scenario takes a guard out by giving a class of its own."""
 
     core_class: type[Core] = Core
+    election_class: type[Election] = Election
+    replication_class: type[Replication] = Replication
     replica_class: type[Replica] = Replica
     machine_class: type[CountingMachine] = CountingMachine
     vote_class: type[VoteFile] = VoteFile
@@ -128,7 +133,11 @@ class SimNode:
                 self.machine,
                 self,
                 self,
-                core_class=setup.core_class,
+                core_class=partial(
+                    setup.core_class,
+                    election_class=setup.election_class,
+                    replication_class=setup.replication_class,
+                ),
                 rng=self.world.raft_rng,
             )
         except (MqError, OSError) as error:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mq.raft.core import Core, Ready
+from mq.raft.core import Core
+from mq.raft.ready import Ready
+from mq.raft.replication import Replication
 from mq.raft.vote import Vote, VoteFile, encode
 from tests.sim.ledger import Violation
 from tests.sim.machine import CountingMachine
@@ -33,7 +35,7 @@ NEVER_S = 1000.0
 # -- a follower answers after its sync -------------------------------------------------------------
 
 
-class AnswersBeforeTheSync(Core):
+class AnswersBeforeTheSync(Replication):
     def _answer(self, leader: Peer, verified_index: int) -> None:
         self._send_answer(leader.id, verified_index + 1, success=True)
 
@@ -59,7 +61,7 @@ def test_an_entry_that_a_follower_has_not_synced_is_not_committed() -> None:
 
 def test_answers_before_the_sync_commit_what_one_disk_has() -> None:
     with (
-        World(1, setup=Setup(AnswersBeforeTheSync)) as world,
+        World(1, setup=Setup(replication_class=AnswersBeforeTheSync)) as world,
         pytest.raises(Violation, match=r"durability: .* durable on 1 of 3"),
     ):
         propose_to_a_follower_that_does_not_sync(world)
@@ -79,7 +81,7 @@ def test_a_follower_whose_disk_is_slow_still_says_that_it_lives() -> None:
 # -- the leader counts itself after its sync -------------------------------------------------------
 
 
-class CountsItselfAtOnce(Core):
+class CountsItselfAtOnce(Replication):
     def _own_index(self) -> int:
         return self.log.last_index
 
@@ -104,7 +106,7 @@ def test_an_entry_that_the_leader_has_not_synced_is_not_committed() -> None:
 
 def test_a_leader_that_counts_itself_at_once_commits_what_one_disk_has() -> None:
     with (
-        World(1, setup=Setup(CountsItselfAtOnce)) as world,
+        World(1, setup=Setup(replication_class=CountsItselfAtOnce)) as world,
         pytest.raises(Violation, match=r"durability: .* durable on 1 of 3"),
     ):
         propose_to_a_leader_that_does_not_sync(world)
@@ -126,7 +128,7 @@ def test_a_node_alone_acknowledges_after_its_sync() -> None:
 
 
 def test_a_node_alone_that_counts_itself_at_once_acknowledges_what_no_disk_has() -> None:
-    with World(1, 1, Setup(CountsItselfAtOnce)) as world:
+    with World(1, 1, Setup(replication_class=CountsItselfAtOnce)) as world:
         world.nodes["n0"].sync_s = 0.5
         with pytest.raises(Violation, match="durable on 0 of 1"):
             world.settle()
@@ -184,7 +186,7 @@ class BelievesTheCommitIndex(Core):
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self._disk = id(self.log.commitlog._vfs)
-        self._engine.commit_index = self.kept.get(self._disk, 1)
+        self.replication.commit_index = self.kept.get(self._disk, 1)
 
     def tick(self, now_s: float) -> Ready:
         ready = super().tick(now_s)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mq.errors import MqError, StorageFailed
-from mq.raft.core import Core
 from mq.raft.progress import Progress
 from mq.raft.replica import Replica
+from mq.raft.replication import Replication
 from mq.store.format import HEADER_BYTES, Kind, decode_header
 from tests.sim.machine import CountingMachine
 from tests.sim.network import Weather
@@ -161,7 +161,7 @@ def test_a_next_index_that_goes_back_sends_much_again() -> None:
 # -- flow control ----------------------------------------------------------------------------------
 
 
-class SendsWhateverThereIs(Core):
+class SendsWhateverThereIs(Replication):
     def _has_open_flow(self, peer: Peer) -> bool:
         return peer.progress.is_connected
 
@@ -188,7 +188,9 @@ def test_bytes_in_flight_to_a_slow_follower_are_bounded() -> None:
 
 
 def test_without_flow_control_what_is_on_its_way_grows_with_the_load() -> None:
-    with World(1, setup=Setup(SendsWhateverThereIs, buffer_bytes=BUFFER_BYTES)) as world:
+    with World(
+        1, setup=Setup(replication_class=SendsWhateverThereIs, buffer_bytes=BUFFER_BYTES)
+    ) as world:
         load_a_slow_link(world)
         assert world.network.bytes_in_flight_max > 5 * BUFFER_BYTES
 

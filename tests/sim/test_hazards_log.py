@@ -15,8 +15,8 @@ from pysyncobj.journal import createJournal
 
 from mq.errors import MalformedEntries
 from mq.raft.contracts import Limits
-from mq.raft.core import Core
 from mq.raft.raft_log import RaftLog
+from mq.raft.replication import Replication
 from mq.store.commitlog import CommitLog, NewEntry
 from mq.store.format import Kind
 from mq.store.vfs import RealVfs
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def one_entry_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.raft.core.REGION_BYTES_MAX", 1)
+    monkeypatch.setattr("mq.raft.replication.REGION_BYTES_MAX", 1)
 
 
 # -- entries that are there already are trimmed ----------------------------------------------------
 
 
-class Truncates(Core):
+class Truncates(Replication):
     """On any append below its end, as PySyncObj does."""
 
     def _known_part(self, body: memoryview, index: int, term: int) -> tuple[int, int, int]:  # noqa: ARG002
@@ -94,13 +94,13 @@ def test_an_append_that_comes_again_takes_nothing_away() -> None:
 @pytest.mark.usefixtures("one_entry_a_frame")
 def test_without_trim_an_append_that_comes_again_cuts_committed_entries() -> None:
     with (
-        World(1, setup=Setup(Truncates)) as world,
+        World(1, setup=Setup(replication_class=Truncates)) as world,
         pytest.raises(Violation, match="leader completeness"),
     ):
         get_an_old_append_again(world)
 
 
-class BelievesTheCommitIndex(Core):
+class BelievesTheCommitIndex(Replication):
     """PySyncObj's, which has just truncated what it cannot be sure of: we have not."""
 
     def _committed_here(self, commit_index: int, verified_index: int) -> int:  # noqa: ARG002
@@ -139,7 +139,7 @@ def test_only_what_is_known_to_be_the_leaders_is_committed() -> None:
 @pytest.mark.usefixtures("one_entry_a_frame")
 def test_a_trimmed_append_with_the_leaders_commit_index_commits_other_entries() -> None:
     with (
-        World(1, setup=Setup(BelievesTheCommitIndex)) as world,
+        World(1, setup=Setup(replication_class=BelievesTheCommitIndex)) as world,
         pytest.raises(Violation, match="state machine safety: entry 5"),
     ):
         come_back_with_entries_that_nobody_else_has(world)
@@ -148,7 +148,7 @@ def test_a_trimmed_append_with_the_leaders_commit_index_commits_other_entries() 
 # -- an answer of another term ---------------------------------------------------------------------
 
 
-class CountsAnyAnswer(Core):
+class CountsAnyAnswer(Replication):
     def _is_current(self, term: int) -> bool:  # noqa: ARG002
         return True
 
@@ -197,7 +197,7 @@ def test_an_answer_of_an_old_term_does_not_count() -> None:
 
 def test_an_answer_of_an_old_term_that_counts_commits_what_two_of_five_have() -> None:
     with (
-        World(1, 5, Setup(CountsAnyAnswer)) as world,
+        World(1, 5, Setup(replication_class=CountsAnyAnswer)) as world,
         pytest.raises(Violation, match="durable on 2 of 5"),
     ):
         answer_in_an_old_term(world)
@@ -273,7 +273,7 @@ def test_a_follower_too_far_behind_starts_over() -> None:
 # -- start over ------------------------------------------------------------------------------------
 
 
-class AlwaysStartsOver(Core):
+class AlwaysStartsOver(Replication):
     def _lacks_opening(self, start: StartOver, term: int) -> bool:
         return super()._lacks_opening(start, term) or not self.log.has(start.first_index, 0)
 
@@ -303,7 +303,7 @@ def test_a_node_that_has_the_leaders_first_entry_does_not_start_over() -> None:
 
 
 def test_a_start_over_that_comes_again_would_take_back_what_was_acknowledged() -> None:
-    with World(1, setup=Setup(AlwaysStartsOver)) as world:
+    with World(1, setup=Setup(replication_class=AlwaysStartsOver)) as world:
         follower = get_an_old_start_over_again(world)
         assert follower.replica is not None
         assert follower.replica.start_overs == 2

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mq.raft.core import Core
+from mq.raft.election import Election
+from mq.raft.replication import Replication
 from mq.raft.vote import VoteFile
 from tests.sim.ledger import Violation
 from tests.sim.node import Setup
@@ -26,12 +27,12 @@ def lose_the_directory(node: SimNode) -> None:
 # -- a leader that was deposed and does not know it ------------------------------------------------
 
 
-class CountsWhoHasForgotten(Core):
+class CountsWhoHasForgotten(Replication):
     def _counts(self, answer: AppendAnswer) -> bool:  # noqa: ARG002
         return True
 
 
-class TrustsAnyLeader(Core):
+class TrustsAnyLeader(Election):
     @property
     def has_sure_leader(self) -> bool:
         return True
@@ -45,8 +46,8 @@ def come_back_to_a_deposed_leader(world: World) -> SimNode:
     world.cut_off(old)
     for node in world.others(old):
         # Its machine is reachable, its process is not: they need not wait.
-        node.core._enter(world.now_s)
-        node.core._leader_lost()
+        node.core.election.enter(world.now_s)
+        node.core.election.leader_lost()
     assert world.run_until(lambda: world.leader() not in (None, old), 1.0)
     new = world.elect()
     world.commit(b"by the new leader")
@@ -68,12 +69,13 @@ def test_a_node_that_has_forgotten_does_not_count_for_a_deposed_leader(seed: int
         world.converge()
 
 
-@pytest.mark.parametrize("core_class", [CountsWhoHasForgotten, TrustsAnyLeader])
-def test_a_node_that_has_forgotten_and_counts_lets_two_leaders_commit(
-    core_class: type[Core],
-) -> None:
+@pytest.mark.parametrize(
+    "setup",
+    [Setup(replication_class=CountsWhoHasForgotten), Setup(election_class=TrustsAnyLeader)],
+)
+def test_a_node_that_has_forgotten_and_counts_lets_two_leaders_commit(setup: Setup) -> None:
     with (
-        World(1, setup=Setup(core_class)) as world,
+        World(1, setup=setup) as world,
         pytest.raises(Violation, match="state machine safety: entry 4"),
     ):
         come_back_to_a_deposed_leader(world)
@@ -134,13 +136,13 @@ def test_a_group_whose_majority_has_forgotten_waits_for_all() -> None:
 def test_without_unanimous_votes_a_group_whose_majority_has_forgotten_is_stuck(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stand = Core._stand_if_winning
+    stand = Election._stand_if_winning
 
-    def stand_by_majority(self: Core) -> None:
+    def stand_by_majority(self: Election) -> None:
         self._supporters.clear()
         stand(self)
 
-    monkeypatch.setattr(Core, "_stand_if_winning", stand_by_majority)
+    monkeypatch.setattr(Election, "_stand_if_winning", stand_by_majority)
     with World(1) as world:
         forget_a_majority(world)
         with pytest.raises(Violation, match="liveness"):

@@ -12,7 +12,7 @@ import pytest
 
 from mq.errors import NodeStopped, NotLeader, OutcomeUnknown
 from mq.raft.contracts import Committed, Outcome, Role, Timing
-from mq.raft.core import Core
+from mq.raft.election import Election
 from mq.raft.proposals import Proposals
 from mq.raft.vote import VoteTrust
 from mq.store.format import Kind
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # -- pre-vote --------------------------------------------------------------------------------------
 
 
-class WithoutPreVote(Core):
+class WithoutPreVote(Election):
     def _decide_election(self) -> None:
         """PySyncObj's timer goes off whenever it likes."""
 
@@ -55,7 +55,7 @@ def test_a_node_that_was_away_does_not_depose_the_leader() -> None:
 
 
 def test_without_pre_vote_a_node_that_was_away_deposes_the_leader() -> None:
-    with World(1, setup=Setup(WithoutPreVote)) as world:
+    with World(1, setup=Setup(election_class=WithoutPreVote)) as world:
         _, term = come_back_after_a_while(world)
         assert world.elect().core.term > term + 1
 
@@ -147,7 +147,7 @@ def test_unwritten_proposals_are_refused_when_the_leadership_ends() -> None:
         outcomes: list[Outcome] = []
         assert leader.replica is not None
         leader.replica.propose(Kind.COMMAND, [b"x"], outcomes.append)
-        leader.core._engine.step_down()
+        leader.core.election.step_down()
         leader.replica.on_writable()
         (outcome,) = outcomes
         assert isinstance(outcome, NotLeader)
@@ -171,7 +171,7 @@ def test_proposers_are_answered_when_the_node_stops() -> None:
 # -- one vote a node -------------------------------------------------------------------------------
 
 
-class CountsVoteMessages(Core):
+class CountsVoteMessages(Election):
     def _is_first_vote(self, peer_id: str, term: int) -> bool:  # noqa: ARG002
         return True
 
@@ -196,7 +196,7 @@ def test_a_vote_counts_once_however_often_it_arrives() -> None:
 
 def test_votes_that_count_by_the_message_elect_two_leaders_of_a_term() -> None:
     with (
-        World(2, 5, Setup(CountsVoteMessages)) as world,
+        World(2, 5, Setup(election_class=CountsVoteMessages)) as world,
         pytest.raises(Violation, match=r"election safety: .* term 2"),
     ):
         stand_with_one_voter_and_a_network_that_copies(world)

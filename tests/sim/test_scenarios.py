@@ -15,8 +15,9 @@ from mq.errors import (
     StorageFailed,
 )
 from mq.raft.contracts import Committed, Outcome, Role
-from mq.raft.core import Core, Ready
+from mq.raft.core import Core
 from mq.raft.membership import Changes, Membership
+from mq.raft.ready import Ready
 from mq.raft.replica import Replica
 from mq.store.format import Kind
 from tests.sim.ledger import Violation
@@ -154,7 +155,7 @@ def take_a_removal_back(world: World) -> SimNode:
     if world.leader() is other:
         world.lead(removed)
     # It is never the other one that leads: a node that knows no better would find only that one.
-    other.core.is_voter = False
+    other.core.election.is_voter = False
     world.network.heal()
     return leader
 

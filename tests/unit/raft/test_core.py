@@ -8,9 +8,11 @@ import pytest
 
 from mq.errors import DiskFull
 from mq.raft.contracts import Leadership, Role, Timing
-from mq.raft.core import REGION_BYTES_MAX, Core, Ready
+from mq.raft.core import Core
 from mq.raft.frames import Frame
 from mq.raft.raft_log import RaftLog
+from mq.raft.ready import Ready
+from mq.raft.replication import REGION_BYTES_MAX
 from mq.raft.vote import VoteFile
 from mq.store.commitlog import CommitLog, NewEntry
 from mq.store.format import Kind
@@ -262,7 +264,7 @@ def test_an_entry_is_committed_when_a_majority_has_it_the_leader_included() -> N
     assert not made.tick().commit  # one of three: the leader has not synced it
     made.sync()
     assert made.tick().commit == 3
-    made.core.applied_index = 3
+    made.core.applied(3)
     # Only a follower that has answered is fed without waiting.
     assert kinds(made.propose(b"x", b"y")) == [("b", "append")]
     made.sync()
@@ -323,7 +325,7 @@ def test_leadership_is_handed_to_a_follower_that_has_everything() -> None:
 
 def test_a_node_alone_elects_itself_and_commits_what_it_has_synced() -> None:
     made = Made(members="a")
-    made.core.stand_at_once()
+    made.core.election.stand_at_once()
     ready = made.tick()
     assert ready.vote == (1, "a")
     made.perform(ready)
