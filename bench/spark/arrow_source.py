@@ -14,8 +14,10 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from mq.client import PullConsumer
+from mq.client.arrow.columns import message_schema, record_batch
+from mq.client.arrow.runs import rows_of
 from mq.client.lowlevel import QueueScanner
-from mq_spark.decoding.columns import arrow_schema, record_batch, rows_of, spark_schema
+from mq_spark.schema import spark_schema
 
 
 class ArrowFiles(DataSource):
@@ -50,7 +52,7 @@ def save_topic(servers: str, topic: str, directory: Path) -> int:
     directory.mkdir(parents=True)
     with PullConsumer(servers) as consumer:
         ends = consumer.find_offsets(topic, "latest")
-    schema = arrow_schema(with_properties=False)
+    schema = message_schema(with_properties=False)
     with QueueScanner(servers) as scanner:
         for ref, end in ends.items():
             path = directory / f"{ref.broker_set}-{ref.queue_id}.arrow"

@@ -19,8 +19,7 @@ from mq.client.cluster.topology import queues_of
 from mq.client.consumer.follower_reads import QueuePulls
 from mq.client.consumer.offsets import find_offsets
 from mq.client.consumer.options import Start, split_tags
-from mq.client.decode import Page, Unreadable, decompressed
-from mq.client.encode import MESSAGE_BYTES_MAX, PROPERTIES_BYTES_MAX, PROPERTIES_MAX, place
+from mq.client.decode import Page
 from mq.client.lifecycle import SyncClient, background
 from mq.client.messages import FilterLike, QueueRef, wire_filter
 from mq.errors import Unreachable
@@ -28,9 +27,6 @@ from mq.wire.v1 import consumer_pb2 as wire
 from mq.wire.v1.producer_pb2 import AtomicResponse, RawAtomicRequest
 
 __all__ = [
-    "MESSAGE_BYTES_MAX",
-    "PROPERTIES_BYTES_MAX",
-    "PROPERTIES_MAX",
     "ExactSender",
     "Page",
     "QueueOffsets",
@@ -38,11 +34,8 @@ __all__ = [
     "Shipment",
     "Start",
     "Stored",
-    "Unreadable",
     "background",
-    "decompressed",
     "parse_servers",
-    "place",
     "split_tags",
 ]
 

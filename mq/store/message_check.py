@@ -30,10 +30,10 @@ from mq.errors import IllegalRequest, MalformedBatch
 from mq.hashing import NO_TAG, text_hash
 from mq.store.frame_check import FRAME_TAG, frames_match, prefix_width, prefix_widths
 from mq.store.varints import read_varint
-from mq.store.walking import Flags, Numbers, Walker, Words
 from mq.wire.v1.merged_pb2 import MergedBatch
 from mq.wire.v1.message_pb2 import Batch as WireBatch
 from mq.wire.v1.message_pb2 import Message
+from mq.wire.walking import Flags, Numbers, Walker, Words
 
 try:
     # For texts of one block it takes two thirds of the time of OpenSSL's.

@@ -16,13 +16,13 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from mq_spark.decoding.columns import spark_schema
 from mq_spark.errors import MqSparkError, as_our_own
 from mq_spark.options import read_options, text
 from mq_spark.reading.batch_reader import BatchReader
 from mq_spark.reading.cluster import START_PATIENCE_S, Cluster
 from mq_spark.reading.ranges import check_schema
 from mq_spark.reading.stream_reader import StreamReader
+from mq_spark.schema import spark_schema
 
 
 class MqDataSource(DataSource):

@@ -10,10 +10,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from mq.client import Admin, Consumer, Message, Producer, SendResult
-from mq_spark.decoding.columns import spark_schema
 from mq_spark.errors import MqSparkError, explain
 from mq_spark.options import read_options
 from mq_spark.reading.cluster import Cluster
+from mq_spark.schema import spark_schema
 from mq_spark.source import MqDataSource
 from tests.spark.streams import DEADLINE_S
 from tests.support.broker_process import BrokerProcess

@@ -14,10 +14,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 import mq_spark
-from mq_spark.decoding.columns import spark_schema
 from mq_spark.offline.log_reader import LOG_OPTIONS
 from mq_spark.options import READ_OPTIONS
 from mq_spark.pipelines.etl import queries
+from mq_spark.schema import spark_schema
 from mq_spark.writing.writer import _COLUMNS, WRITE_OPTIONS
 from tests.support.broker_process import BrokerProcess
 

@@ -21,7 +21,7 @@ from pyspark.sql import functions as fn
 
 import mq_spark
 from mq.client import Admin, Message, Producer, PullConsumer, ReceivedMessage
-from mq.client.lowlevel import MESSAGE_BYTES_MAX
+from mq.client.encode import MESSAGE_BYTES_MAX
 from mq_spark.errors import MqSparkError, explain
 from tests.conformance.calls import CHANNEL_OPTIONS, Calls
 from tests.spark.stored import bodies, count, stored
@@ -254,7 +254,11 @@ def test_rows_that_a_failing_task_holds_are_not_stored_as_if_they_were_all(
             {},
             "there is no column body among value: name the one that has the content",
         ),
-        (["nullif(id, 1) || '' body"], {}, "topic t: 1 of 3 rows have no body (null): filter them"),
+        (
+            ["nullif(id, 1) || '' body"],
+            {},
+            "rows cannot be written: topic t: 1 of 3 rows have no body (null): filter them",
+        ),
         (
             ["'a' body", "if(id = 1, null, 't') topic"],
             {"topic": ""},

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from mq.client.arrow.columns import record_batch
 from mq.client.lowlevel import split_tags
 from mq.errors import LogDamaged
 from mq.names import is_internal_topic, is_readable_topic
-from mq_spark.decoding.columns import record_batch
 from mq_spark.errors import MqSparkError, as_our_own
 from mq_spark.offline.log_files import Log, SegmentFile, find_logs
 from mq_spark.offline.log_segments import Wanted, segment_rows

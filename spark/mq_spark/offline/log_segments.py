@@ -15,13 +15,13 @@ from typing import NamedTuple
 import numpy as np
 
 from mq.client import QueueRef
+from mq.client.arrow.runs import Rows
 from mq.errors import LogDamaged, MalformedBatch
 from mq.store.batch import Batch, decode_payload
 from mq.store.checkpoint import decode_entry
 from mq.store.format import HEADER_BYTES, EntryHeader, Kind, decode_header, is_intact
 from mq.store.scan import PAYLOAD_BYTES_MAX, misfit
 from mq.store.vfs import File
-from mq_spark.decoding.columns import Rows
 from mq_spark.offline.log_files import SegmentFile, damaged, open_log
 from mq_spark.offline.log_topics import Queue, Visible
 

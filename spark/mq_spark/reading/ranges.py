@@ -15,13 +15,15 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from mq.client.arrow.columns import record_batch
+from mq.client.arrow.runs import rows_of
 from mq.client.lowlevel import Page, QueueScanner
 from mq.errors import MqError, QueueNotFound, TopicNotFound
 from mq.wire.v1 import consumer_pb2 as wire
-from mq_spark.decoding.columns import record_batch, rows_of, spark_schema
 from mq_spark.errors import MqSparkError, as_our_own
 from mq_spark.options import ReadOptions
 from mq_spark.reading.offsets import Loss, QueueRange
+from mq_spark.schema import spark_schema
 
 _log = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mq.client import QueueRef
+from mq.client.arrow.cutting import Cutter, NumberedBatch
+from mq.client.arrow.encoding import encode, slices
 from mq.client.lowlevel import ExactSender, Shipment, Stored
 from mq.errors import MqError
 from mq_spark.errors import MqSparkError
-from mq_spark.writing.cutting import Cutter, NumberedBatch
-from mq_spark.writing.encoding import encode, slices
 
 # Encoded and not stored yet, of one task.
 _IN_FLIGHT_BYTES = 8 << 20

@@ -65,7 +65,7 @@ def archive_schema() -> StructType:
     """
     from pyspark.sql.types import StringType, StructField, StructType
 
-    from mq_spark.decoding.columns import spark_schema
+    from mq_spark.schema import spark_schema
 
     fields = [field for field in spark_schema(with_properties=True) if field.name != "topic"]
     parts = [StructField("topic", StringType()), StructField("date", StringType())]

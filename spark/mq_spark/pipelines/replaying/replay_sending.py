@@ -23,11 +23,11 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from mq.client import QueueRef
+from mq.client.arrow.cutting import Cutter, NumberedBatch
+from mq.client.arrow.encoding import Encoded, UInt64s, encode, slices
 from mq.errors import MqError
 from mq_spark.errors import MqSparkError
 from mq_spark.pipelines.replaying.pacing import Pace, Schedule
-from mq_spark.writing.cutting import Cutter, NumberedBatch
-from mq_spark.writing.encoding import Encoded, UInt64s, encode, slices
 from mq_spark.writing.sending import InFlight, by_topic, now_ms
 from mq_spark.writing.whole_input import whole
 

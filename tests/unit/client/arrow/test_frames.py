@@ -11,19 +11,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from mq.client.arrow import frames
+from mq.client.arrow.frames import FrameFields, read_frames
+from mq.client.arrow.runs import Rows
 from mq.client.encode import encode_message
 from mq.client.messages import Message as ClientMessage
-from mq.store.walking import Many, Slices
 from mq.wire.v1.message_pb2 import Batch, Message
-from mq_spark.decoding import frames
-from mq_spark.decoding.columns import Rows
-from mq_spark.decoding.frames import Opened, open_frames
+from mq.wire.walking import Many, Slices
 from tests.support.naive_wire import varint
 from tests.support.wire_messages import anything, messages
-from tests.unit.spark.frame_rows import frame_of, parsed, rows_with
+from tests.unit.client.arrow.frame_rows import frame_of, parsed, rows_with
 
 
-def opened_rows(opened: Opened, count: int) -> list[dict[str, Any] | None]:
+def opened_rows(opened: FrameFields, count: int) -> list[dict[str, Any] | None]:
     """As `parsed` shows them. What is no text is shown as bytes: it is for others to see."""
 
     def slices_of(slices: Slices) -> list[bytes]:
@@ -67,7 +67,7 @@ def readable(text: bytes) -> str | bytes:
         return text
 
 
-def has_text_only(opened: Opened, row: int) -> bool:
+def has_text_only(opened: FrameFields, row: int) -> bool:
     """The check of a caller that decodes the text."""
 
     def is_text(start: int, size: int) -> bool:
@@ -83,8 +83,8 @@ def has_text_only(opened: Opened, row: int) -> bool:
     )
 
 
-def opened_of(rows: Rows, closely: Any = None) -> Opened:
-    return open_frames(rows.data, rows.frames_at, rows.frame_sizes, closely)
+def opened_of(rows: Rows, by_protobuf: Any = None) -> FrameFields:
+    return read_frames(rows.data, rows.frames_at, rows.frame_sizes, by_protobuf)
 
 
 @given(st.lists(messages, max_size=6))
@@ -156,7 +156,7 @@ def test_one_message_with_many_fields_does_not_hold_up_the_others(keys: int) -> 
 def test_the_same_positions_hold_wherever_in_a_buffer_the_frames_stand() -> None:
     frame = frame_of(Message(body=b"body", tag="t", born_at_ms=-1))
     data = memoryview(b"\xff" * 1000 + frame + b"\xff" * 1000)
-    opened = open_frames(data, np.array([1000]), np.array([len(frame)]))
+    opened = read_frames(data, np.array([1000]), np.array([len(frame)]))
     assert opened_rows(opened, 1) == [parsed(frame[2:])]
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from mq.client.arrow.runs import Rows
 from mq.wire.v1.message_pb2 import Message
-from mq_spark.decoding.columns import Rows
 from tests.support.naive_wire import varint
 
 if TYPE_CHECKING:

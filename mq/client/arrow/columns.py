@@ -1,10 +1,10 @@
-"""The columns of the source, and messages as Arrow record batches in them.
+"""The schema of messages, and messages as Arrow record batches.
 
     keys, body, topic, broker_set, queue_id, queue_offset, tag, ordering_key, [properties,]
     born_at, stored_at, message_id, delivery_attempt
 
-A tag or an ordering key that a message does not have is null. Times are those of the message: its
-producer's clock, and the leader's when it was stored. `properties` is there when it is asked for.
+A missing tag or ordering key is null. `born_at` is the producer's clock, `stored_at` that of the
+leader that stored the message. `properties` is an optional column.
 """
 
 from __future__ import annotations
@@ -18,27 +18,10 @@ import lz4.frame
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
-from mq.client import QueueRef
-from mq.client.lowlevel import Unreadable, decompressed
-from mq.limits import BODY_BYTES_MAX
-from mq.names import DEAD_LETTER_PREFIX, GIVE_UP_TOPIC, RETRY_PREFIX, message_id
-from mq.store.walking import Flags, Many, Numbers, Slices
-from mq_spark.decoding.frames import Opened, open_frames
-from mq_spark.decoding.runs import Rows, rows_of
-from mq_spark.decoding.slices import (
+from mq.client.arrow.frames import FrameFields, read_frames
+from mq.client.arrow.runs import Rows
+from mq.client.arrow.slices import (
     binary_array,
     is_ascii,
     list_offsets,
@@ -46,47 +29,52 @@ from mq_spark.decoding.slices import (
     or_null,
     text_array,
 )
-
-__all__ = ["Rows", "arrow_schema", "record_batch", "record_batches", "rows_of", "spark_schema"]
+from mq.client.decode import Unreadable, decompressed
+from mq.client.messages import QueueRef
+from mq.limits import BODY_BYTES_MAX
+from mq.names import DEAD_LETTER_PREFIX, GIVE_UP_TOPIC, RETRY_PREFIX, message_id
+from mq.wire.walking import Flags, Many, Numbers, Slices
 
 log = logging.getLogger(__name__)
 
-# Of one Arrow batch, about.
+# The approximate size of one record batch.
 _BATCH_BYTES_MAX = 16 << 20
-# As our clients write them, decompressed.
+# Assumed of a compressed body whose header does not tell its size.
 _BODY_BYTES_USUAL = 4 << 20
 _YEAR_1_MS, _YEAR_10000_MS = -62_135_596_800_000, 253_402_300_800_000
-# Messages of one batch that are named when they cannot be read.
+# How many unreadable messages of one batch are logged one by one.
 _LOGGED_MAX = 20
 
 
-def spark_schema(*, with_properties: bool) -> StructType:
+@functools.cache
+def message_schema(*, with_properties: bool) -> pa.Schema:
+    """The columns of a record batch of messages."""
     fields = [
-        StructField("keys", ArrayType(StringType())),
-        StructField("body", BinaryType()),
-        StructField("topic", StringType()),
-        StructField("broker_set", StringType()),
-        StructField("queue_id", IntegerType()),
-        StructField("queue_offset", LongType()),
-        StructField("tag", StringType()),
-        StructField("ordering_key", StringType()),
+        pa.field("keys", pa.list_(pa.field("element", pa.string()))),
+        pa.field("body", pa.binary()),
+        pa.field("topic", pa.string()),
+        pa.field("broker_set", pa.string()),
+        pa.field("queue_id", pa.int32()),
+        pa.field("queue_offset", pa.int64()),
+        pa.field("tag", pa.string()),
+        pa.field("ordering_key", pa.string()),
     ]
     if with_properties:
-        fields.append(StructField("properties", MapType(StringType(), StringType())))
+        fields.append(pa.field("properties", pa.map_(pa.string(), pa.string())))
     fields += [
-        StructField("born_at", TimestampType()),
-        StructField("stored_at", TimestampType()),
-        StructField("message_id", StringType()),
-        StructField("delivery_attempt", IntegerType()),
+        pa.field("born_at", pa.timestamp("us", "UTC")),
+        pa.field("stored_at", pa.timestamp("us", "UTC")),
+        pa.field("message_id", pa.string()),
+        pa.field("delivery_attempt", pa.int32()),
     ]
-    return StructType(fields)
+    return pa.schema(fields)
 
 
 def record_batches(
     rows: Rows, ref: QueueRef, *, with_properties: bool, tags: frozenset[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """As `record_batch`; none is empty, and none has much more than 16 MiB, however well the bodies
-    were compressed, unless one message has.
+    """As `record_batch`, in batches that are not empty and have about 16 MiB at most when their
+    bodies are decompressed. A larger message is a batch of its own.
     """
     opened, texts = _open(rows)
     parts = _parts(rows, opened)
@@ -101,8 +89,8 @@ def record_batches(
 def record_batch(
     rows: Rows, ref: QueueRef, *, with_properties: bool, tags: frozenset[str] | None = None
 ) -> pa.RecordBatch:
-    """One row a message, in the order of the queue; with `tags` only those that have one of them.
-    A message that cannot be read is logged and left out.
+    """One row per message, in the order of the queue; with `tags`, only messages that have one of
+    them. An unreadable message is logged and left out.
     """
     opened, texts = _open(rows)
     return _batch(rows, opened, texts, ref, with_properties=with_properties, tags=tags)
@@ -110,7 +98,7 @@ def record_batch(
 
 def _batch(
     rows: Rows,
-    opened: Opened,
+    opened: FrameFields,
     texts: _Texts,
     ref: QueueRef,
     *,
@@ -123,7 +111,7 @@ def _batch(
     unreadable |= opened.unreadable
     is_wanted[list(unreadable)] = False
     _log_unreadable(rows, ref, unreadable)
-    schema = arrow_schema(with_properties=with_properties)
+    schema = message_schema(with_properties=with_properties)
     kinds = {field.name: field.type for field in schema}
     columns = {
         "keys": _list_array(kinds["keys"], opened.keys, texts.keys, count),
@@ -147,12 +135,12 @@ def _batch(
         columns["properties"] = _list_array(
             kinds["properties"], opened.property_names, entries, count
         )
-    batch = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+    batch = pa.RecordBatch.from_arrays([columns[name] for name in kinds], schema=schema)
     return batch if is_wanted.all() else batch.filter(pa.array(is_wanted))
 
 
 class _Texts(NamedTuple):
-    """Texts of the fields of the same names; without nulls."""
+    """The text fields of `FrameFields`, without nulls."""
 
     tag: pa.StringArray
     ordering_key: pa.StringArray
@@ -161,26 +149,26 @@ class _Texts(NamedTuple):
     property_values: pa.StringArray
 
 
-def _open(rows: Rows) -> tuple[Opened, _Texts]:
-    """Unusual messages are left to protobuf: text that may be malformed, and properties of the same
-    name, of which Spark would keep both.
+def _open(rows: Rows) -> tuple[FrameFields, _Texts]:
+    """The fields of all messages. Unusual messages are parsed by protobuf: those with text that may
+    be malformed, and those with repeated properties, of which the last one counts.
     """
-    closely = np.zeros(len(rows.frames_at), np.bool_)
+    by_protobuf = np.zeros(len(rows.frames_at), np.bool_)
     while True:
-        opened = open_frames(rows.data, rows.frames_at, rows.frame_sizes, closely)
+        opened = read_frames(rows.data, rows.frames_at, rows.frame_sizes, by_protobuf)
         try:
             texts = _texts(opened)
         except pa.ArrowInvalid:
-            closely |= _is_beyond_ascii(opened)
+            by_protobuf |= _is_beyond_ascii(opened)
             continue
-        doubtful = _with_repeated_names(opened.property_names, texts.property_names)
-        if not len(doubtful):
+        repeated = _with_repeated_names(opened.property_names, texts.property_names)
+        if not len(repeated):
             return opened, texts
-        closely[doubtful] = True
+        by_protobuf[repeated] = True
 
 
-def _texts(opened: Opened) -> _Texts:
-    """ArrowInvalid when something is not UTF-8."""
+def _texts(opened: FrameFields) -> _Texts:
+    """Raises ArrowInvalid if a text is not UTF-8."""
     data = opened.data
     text_array(data, Slices(*opened.origin_texts[1:]))
     return _Texts(
@@ -192,8 +180,8 @@ def _texts(opened: Opened) -> _Texts:
     )
 
 
-def _is_beyond_ascii(opened: Opened) -> Flags:
-    """Messages with such a text."""
+def _is_beyond_ascii(opened: FrameFields) -> Flags:
+    """Marks the messages that have a text beyond ASCII."""
     found = ~is_ascii(opened.data, opened.tag) | ~is_ascii(opened.data, opened.ordering_key)
     for many in (
         opened.keys,
@@ -206,7 +194,7 @@ def _is_beyond_ascii(opened: Opened) -> Flags:
 
 
 def _with_repeated_names(many: Many, names: pa.StringArray) -> Numbers:
-    """Messages that have two properties of the same name."""
+    """The rows of messages that have two properties of the same name."""
     if not (many.rows[1:] == many.rows[:-1]).any():
         return many.rows[:0]
     encoded = names.dictionary_encode()
@@ -223,8 +211,8 @@ def _has_one_of(tag: pa.StringArray, tags: frozenset[str]) -> Flags:
 # -- bodies ---------------------------------------------------------------------------------------
 
 
-def _bodies(opened: Opened, is_wanted: Flags) -> tuple[pa.BinaryArray, dict[int, str]]:
-    """Decompressed, where they are wanted; and by row, why that is not possible."""
+def _bodies(opened: FrameFields, is_wanted: Flags) -> tuple[pa.BinaryArray, dict[int, str]]:
+    """The bodies, decompressed where they are wanted; and by row, why a body is unreadable."""
     compressed = np.flatnonzero((opened.compression != 0) & is_wanted)
     if not len(compressed):
         return binary_array(opened.data, opened.body), {}
@@ -242,16 +230,16 @@ def _bodies(opened: Opened, is_wanted: Flags) -> tuple[pa.BinaryArray, dict[int,
     return binary_array(b"".join(pieces), Slices(starts, sizes)), unreadable
 
 
-def _body(opened: Opened, row: int) -> bytes:
+def _body(opened: FrameFields, row: int) -> bytes:
     start, size = int(opened.body.starts[row]), int(opened.body.sizes[row])
     return bytes(opened.data[start : start + size])
 
 
-def _parts(rows: Rows, opened: Opened) -> list[Rows]:
-    """Runs of rows that are not too much for one batch when they are decompressed."""
+def _parts(rows: Rows, opened: FrameFields) -> list[Rows]:
+    """Consecutive rows that fit into one batch when they are decompressed."""
     sizes = rows.frame_sizes.copy()
     for row in np.flatnonzero(opened.compression).tolist():
-        sizes[row] += _told_size(_body(opened, row))
+        sizes[row] += _declared_size(_body(opened, row))
     ends = np.cumsum(sizes)
     parts, first = [], 0
     while first < len(ends):
@@ -262,38 +250,38 @@ def _parts(rows: Rows, opened: Opened) -> list[Rows]:
     return parts
 
 
-def _told_size(compressed: bytes) -> int:
+def _declared_size(compressed: bytes) -> int:
     try:
-        told: int = lz4.frame.get_frame_info(compressed)["content_size"]
+        size: int = lz4.frame.get_frame_info(compressed)["content_size"]
     except RuntimeError:
         return 0
-    return min(told or _BODY_BYTES_USUAL, BODY_BYTES_MAX)
+    return min(size or _BODY_BYTES_USUAL, BODY_BYTES_MAX)
 
 
 # -- other columns --------------------------------------------------------------------------------
 
 
 def _list_array(kind: pa.DataType, many: Many, values: pa.Array, count: int) -> pa.Array:
-    """Lists, or maps, of the values."""
+    """Lists or maps of the values."""
     buffers = [None, list_offsets(many, count)]
     return pa.Array.from_buffers(kind, count, buffers, children=[values])
 
 
 def _times(kind: pa.DataType, times_ms: Numbers) -> pa.Array:
-    """A time outside the years 1 to 9999, which a producer made up, is null."""
+    """A time outside the years 1 to 9999 is null: Python and Spark cannot represent it."""
     is_time = (times_ms >= _YEAR_1_MS) & (times_ms < _YEAR_10000_MS)
     return number_array(kind, np.where(is_time, times_ms, 0) * 1000, is_time)
 
 
 def _message_ids(broker_set: str, log_offsets: Numbers) -> pa.StringArray:
-    """As `mq.names.message_id` makes one."""
+    """As `mq.names.message_id` makes them."""
     return pc.binary_join_element_wise(
         pa.scalar(broker_set), pa.array(log_offsets).cast(pa.string()), ":"
     )
 
 
-def _attempts(topic: str, opened: Opened) -> pa.Array:
-    """Elsewhere an origin is what a producer made up."""
+def _attempts(topic: str, opened: FrameFields) -> pa.Array:
+    """Only the broker's own topics have origins that count: elsewhere a producer may set any."""
     if not topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX, GIVE_UP_TOPIC)):
         return pa.repeat(pa.scalar(1, pa.int32()), len(opened.attempts))
     attempts = np.minimum(opened.attempts + 1, np.iinfo(np.int32).max)
@@ -318,9 +306,3 @@ def _log_unreadable(rows: Rows, ref: QueueRef, unreadable: Mapping[int, str]) ->
             ref.queue_id,
             ref.topic,
         )
-
-
-@functools.cache
-def arrow_schema(*, with_properties: bool) -> pa.Schema:
-    """The schema that Spark expects for `spark_schema`, to the letter."""
-    return to_arrow_schema(spark_schema(with_properties=with_properties), timezone="UTC")

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mq.client import Message
+from mq.client.arrow.encoding import Encoded, encode, slices, stamp
 from mq.client.encode import MESSAGE_BYTES_MAX, encode_message
+from mq.errors import IllegalRequest, MessageTooLarge, MqError
 from mq.hashing import text_hash
 from mq.names import is_legal_tag
 from mq.wire.v1.message_pb2 import Batch
 from mq.wire.v1.message_pb2 import Message as WireMessage
-from mq_spark.errors import MqSparkError
-from mq_spark.writing.encoding import Encoded, encode, slices, stamp
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=150)
 ROWS = st.lists(
@@ -75,8 +75,8 @@ def batch_of(rows: list[dict[str, Any]]) -> pa.RecordBatch:
 
 def frames_of(encoded: Encoded, born_at_ms: int = NOW_MS) -> list[bytes]:
     data, ends = encoded.frame_bytes().copy(), np.cumsum(encoded.frame_sizes)
-    if encoded.is_unborn.any():
-        stamp(data, ends[encoded.is_unborn], born_at_ms)
+    if encoded.is_unstamped.any():
+        stamp(data, ends[encoded.is_unstamped], born_at_ms)
     return [bytes(one) for one in np.split(data, ends[:-1])]
 
 
@@ -171,21 +171,35 @@ def test_times_before_1971_and_without_a_zone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "text"),
+    ("columns", "error", "text"),
     [
-        ({"body": pa.array([b"a", None, None])}, "topic t: 2 of 3 rows have no body"),
-        ({"body": [bytes(MESSAGE_BYTES_MAX + 1)]}, "a body of 4194305 bytes: at most 4194304"),
+        (
+            {"body": pa.array([b"a", None, None])},
+            IllegalRequest,
+            "topic t: 2 of 3 rows have no body",
+        ),
+        (
+            {"body": [bytes(MESSAGE_BYTES_MAX + 1)]},
+            MessageTooLarge,
+            "a body of 4194305 bytes: at most 4194304",
+        ),
         (
             {"body": [b""], "ordering_key": ["k" * (MESSAGE_BYTES_MAX + 70_000)]},
+            MessageTooLarge,
             "a message of [0-9]+ bytes: at most 4194304 are allowed for its body and 65536",
         ),
-        ({"body": [b"", b""], "tag": ["a", "two words"]}, "topic t: tag 'two words' is not legal"),
-        ({"body": [b""], "keys": pa.array([["a", None]])}, "1 keys that are null"),
+        (
+            {"body": [b"", b""], "tag": ["a", "two words"]},
+            IllegalRequest,
+            "topic t: tag 'two words' is not legal",
+        ),
+        ({"body": [b""], "keys": pa.array([["a", None]])}, IllegalRequest, "1 keys that are null"),
         (
             {
                 "body": [b""],
                 "properties": pa.array([[("a", None)]], pa.map_(pa.string(), pa.string())),
             },
+            IllegalRequest,
             "1 values that are null",
         ),
         (
@@ -195,6 +209,7 @@ def test_times_before_1971_and_without_a_zone() -> None:
                     [[], [("a", "b" * 16_384)]], pa.map_(pa.string(), pa.string())
                 ),
             },
+            MessageTooLarge,
             "one with 16385 bytes of them: at most 128 of 16384",
         ),
         (
@@ -204,12 +219,15 @@ def test_times_before_1971_and_without_a_zone() -> None:
                     [[(str(at), "") for at in range(129)]], pa.map_(pa.string(), pa.string())
                 ),
             },
+            MessageTooLarge,
             "a message with 129 properties",
         ),
     ],
 )
-def test_a_column_that_fits_no_message_is_named(columns: dict[str, Any], text: str) -> None:
-    with pytest.raises(MqSparkError, match=text):
+def test_a_column_that_fits_no_message_is_named(
+    columns: dict[str, Any], error: type[MqError], text: str
+) -> None:
+    with pytest.raises(error, match=text):
         encode(pa.RecordBatch.from_pydict(columns), "t", 4096)
 
 
@@ -224,7 +242,9 @@ def test_bytes_that_no_consumer_could_read_as_a_text_are_refused(name: str) -> N
         "value": ("properties", pa.MapArray.from_arrays([0, 1], text, odd)),
     }.get(name, (name, odd))
     batch = pa.RecordBatch.from_pydict({"body": ["a"], column: values})
-    with pytest.raises(MqSparkError, match=rf"topic t: column {column} has bytes that are no text"):
+    with pytest.raises(
+        IllegalRequest, match=rf"topic t: column {column} has bytes that are no text"
+    ):
         encode(batch, "t", 4096)
 
 

@@ -9,12 +9,12 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mq.client.arrow.runs import Rows, rows_of
 from mq.client.decode import parse_page
 from mq.errors import Internal
 from mq.wire.v1.consumer_pb2 import PullResponse, Run
 from mq.wire.v1.message_pb2 import Message
-from mq_spark.decoding.runs import Rows, rows_of
-from tests.unit.spark.frame_rows import frame_of
+from tests.unit.client.arrow.frame_rows import frame_of
 
 INT62 = st.integers(0, 1 << 62)
 EVERYTHING = (0, 1 << 63)

@@ -1,11 +1,11 @@
-"""Many messages opened at once: where the fields of their frames stand, as arrays.
+"""The fields of many messages at once: their positions in the frames, as arrays.
 
     frame = 0x7A, varint length, Message              see proto/mq/v1/message.proto
 
-What our clients write is read in lock-step, see `walking`. Whatever else there is, damage too, is
-left to protobuf, one message at a time: so a message is read here exactly if protobuf reads it, and
-as protobuf reads it. Nothing is copied but what protobuf has read. Text is not checked: a
-caller that decodes it and finds it malformed opens that message `closely`.
+Messages as our clients write them are read in lock-step, see `mq.wire.walking`. All others, and
+damage, are parsed by protobuf one at a time. So a message is readable here exactly if it is for
+protobuf, and has the same fields. Only fields that protobuf has parsed are copied. Text is not
+checked: a caller that finds malformed text has that message parsed `by_protobuf`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from mq.store.walking import Fields, Flags, Many, Notes, Numbers, Slices, Walker
 from mq.wire.v1.message_pb2 import Message
+from mq.wire.walking import Fields, Flags, Many, Notes, Numbers, Slices, Walker
 
 # Tags of the fields: number << 3 | wire type.
 _BODY, _TAG, _KEY, _PROPERTY, _ORDERING_KEY = 0x0A, 0x12, 0x1A, 0x22, 0x2A
@@ -28,8 +28,8 @@ _FRAME = 0x7A
 _UINT32 = 0xFFFF_FFFF
 
 
-class Opened(NamedTuple):
-    """The fields of messages; positions are in `data`. What cannot be read has none."""
+class FrameFields(NamedTuple):
+    """The fields of messages; positions are in `data`. An unreadable message has none."""
 
     data: bytes | memoryview
     body: Slices
@@ -40,27 +40,27 @@ class Opened(NamedTuple):
     property_values: Many
     born_at_ms: Numbers
     compression: Numbers
-    # Fields of the origin; its texts are not read, and have to be valid all the same.
+    # Fields of the origin. Its texts are not used, but invalid ones make a message unreadable.
     attempts: Numbers
     origin_texts: Many
-    # By row, why it cannot be read.
+    # By row, the reason.
     unreadable: dict[int, str]
 
 
-def open_frames(
+def read_frames(
     data: bytes | memoryview,
     frames_at: Numbers,
     frame_sizes: Numbers,
-    closely: Flags | None = None,
-) -> Opened:
-    """Those that are to be looked at `closely` are left to protobuf."""
+    by_protobuf: Flags | None = None,
+) -> FrameFields:
+    """Messages marked in `by_protobuf` are parsed by protobuf in any case."""
     count = len(frames_at)
     first = int(frames_at.min()) if count else 0
     last = int((frames_at + frame_sizes).max()) if count else 0
     view = memoryview(data)[first:last]
     walker = Walker(view)
     starts, ends, is_whole = _frame_heads(walker, frames_at - first, frame_sizes)
-    is_odd = ~is_whole if closely is None else closely | ~is_whole
+    is_odd = ~is_whole if by_protobuf is None else by_protobuf | ~is_whole
     rows = np.flatnonzero(~is_odd)
     notes, odd_rows = walker.walk(rows, starts[rows], ends[rows])
     is_odd[odd_rows] = True
@@ -68,24 +68,26 @@ def open_frames(
     is_odd[odd_rows] = True
     origins, odd_rows = _inside(walker, notes.of(_ORIGIN), _ORIGIN_TEXTS, _ORIGIN_NUMBERS)
     is_odd[odd_rows] = True
-    # Protobuf makes one of two origins; and of two texts the first has to be text too.
+    # Protobuf merges two origins into one, and checks both of two texts.
     is_odd[notes.repeated(_TAG, _ORDERING_KEY, _ORIGIN)] = True
     found = _Found(notes, properties, origins)
     unreadable = {}
     if is_odd.any():
         found = _Found(*(kind.without(is_odd) for kind in found))
-        parsed = _OneByOne(len(view))
+        parsed = _ParsedMessages(len(view))
         for row in np.flatnonzero(is_odd).tolist():
             parsed.add(row, view[starts[row] : ends[row]] if is_whole[row] else None)
         view = memoryview(b"".join([view, *parsed.pieces]))
         found = _Found(*(kind.joined(more) for kind, more in zip(found, parsed.found, strict=True)))
         unreadable = parsed.unreadable
-    return _opened(view, found, ends, unreadable)
+    return _fields_of(view, found, ends, unreadable)
 
 
-def _opened(view: memoryview, found: _Found, ends: Numbers, unreadable: dict[int, str]) -> Opened:
+def _fields_of(
+    view: memoryview, found: _Found, ends: Numbers, unreadable: dict[int, str]
+) -> FrameFields:
     fields, properties, origins = found
-    return Opened(
+    return FrameFields(
         view,
         fields.slices(_BODY, ends),
         fields.slices(_TAG, ends),
@@ -102,15 +104,15 @@ def _opened(view: memoryview, found: _Found, ends: Numbers, unreadable: dict[int
 
 
 class _Found(NamedTuple):
-    """Rows are those of the messages in all of them."""
+    """In all of them, `rows` are the rows of the messages."""
 
     fields: Notes
     properties: Notes
     origins: Notes
 
 
-class _OneByOne:
-    """Messages that protobuf parses, with their fields put one behind the other."""
+class _ParsedMessages:
+    """Messages that protobuf parses, with their fields laid out one after the other."""
 
     def __init__(self, at: int) -> None:
         self.pieces: list[bytes] = []
@@ -123,7 +125,7 @@ class _OneByOne:
         return _Found(*map(_listed, self._notes))
 
     def add(self, row: int, data: memoryview | None) -> None:
-        """None: it has not even a frame."""
+        """`data` is None if the frame itself is damaged."""
         if data is None:
             self.unreadable[row] = "its frame is damaged"
             return
@@ -174,8 +176,8 @@ def _frame_heads(
 def _inside(
     walker: Walker, fields: Fields, texts: Sequence[int], numbers: Sequence[int]
 ) -> tuple[Notes, Numbers]:
-    """The content of fields that are messages themselves, these texts and numbers of each; and the
-    rows that are odd, have other fields, or a text twice.
+    """The texts and numbers inside fields that are messages themselves; and the rows that are odd,
+    have other fields, or a text twice.
     """
     ends = fields.starts + fields.values
     notes, odd = walker.walk(np.arange(len(ends)), fields.starts, ends)

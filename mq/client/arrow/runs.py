@@ -1,9 +1,9 @@
-"""The positions of the messages of a page: the heads of its runs, read all at once.
+"""The positions of the messages of a page: the heads of its runs, read all at once with numpy.
 
     Run = queue_offset, log_offset, stored_at_ms, frame_sizes | frame | frame | ...
 
-A page may have one run of many messages or many runs of one, which a producer of small batches, or
-a filter, makes of them; both cost about the same. No message is opened.
+A page may have one run of many messages, or many runs of one message, as small batches or a filter
+leave them; both cost about the same. No message is opened.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from mq.client.lowlevel import Page
+from mq.client.decode import Page
 from mq.errors import Internal
-from mq.store.walking import Numbers, Walker
 from mq.wire.v1.consumer_pb2 import RawRun
+from mq.wire.walking import Numbers, Walker
 
 # Tags of a Run: numbers, then the sizes of its frames as packed fixed32.
 _QUEUE_OFFSET, _LOG_OFFSET, _STORED_AT, _FRAME_SIZES, _FRAME = 0x08, 0x10, 0x18, 0x22, 0x7A
 
 
 class Rows(NamedTuple):
-    """The positions of messages of one queue in `data`, and their fields known without opening any:
-    arrays of the same length, one element a message.
+    """Messages of one queue: their positions in `data`, and the fields that their runs tell. The
+    arrays have one element per message.
     """
 
     data: bytes
@@ -37,7 +37,7 @@ class Rows(NamedTuple):
 
 
 class _Runs(NamedTuple):
-    """One element a run; where its sizes and its frames stand."""
+    """One element per run. `sizes_at`: the position of the sizes of its frames."""
 
     queue_offsets: Numbers
     log_offsets: Numbers
@@ -48,8 +48,8 @@ class _Runs(NamedTuple):
 
 
 def rows_of(page: Page, start: int, end: int) -> Rows:
-    """The messages of the page that are in [start, end) of their queue. Internal when the page
-    cannot be read.
+    """The messages of the page with queue offsets in [start, end). Raises Internal if the page is
+    malformed.
     """
     runs = _open_runs(page)
     total = int(runs.counts.sum())
@@ -100,7 +100,7 @@ def _open_runs(page: Page) -> _Runs:
 
 
 def _open_one(data: bytes, start: int, run: int, runs: _Runs) -> None:
-    """As protobuf reads it; what is odd is mostly a number of many digits."""
+    """Reads one run by protobuf. Odd ones mostly have a large number."""
     end = int(runs.ends[run])
     try:
         found = RawRun.FromString(data[start:end])

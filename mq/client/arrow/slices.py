@@ -1,7 +1,7 @@
 """Slices of a buffer as Arrow arrays: one copy, in C++.
 
-An array of Arrow may share its bytes with others, but between two of its values there is no gap. So
-the gaps are made values too, and every second value is taken.
+The values of an Arrow array stand without gaps. So the gaps between the slices are made values,
+too, and every second value is taken.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mq.store.walking import Flags, Many, Numbers, Slices
+from mq.wire.walking import Flags, Many, Numbers, Slices
 
 
 def binary_array(data: bytes | memoryview, slices: Slices) -> pa.BinaryArray:
-    """They must not overlap; their order is free."""
+    """The slices must not overlap; they may have any order."""
     starts, sizes = slices
     count = len(starts)
     if not sizes.any():
@@ -22,7 +22,7 @@ def binary_array(data: bytes | memoryview, slices: Slices) -> pa.BinaryArray:
         return pa.Array.from_buffers(pa.binary(), count, [None, nothing, pa.py_buffer(b"")])
     chosen = np.arange(1, 2 * count, 2, dtype=np.int32)
     if (starts[1:] < (starts + sizes)[:-1]).any():
-        # Empty ones before what begins at the same place.
+        # An empty slice comes before the one that begins at the same position.
         order = np.lexsort((sizes, starts))
         starts, sizes = starts[order], sizes[order]
         ranks = np.empty(count, np.int32)
@@ -38,7 +38,7 @@ def binary_array(data: bytes | memoryview, slices: Slices) -> pa.BinaryArray:
 
 
 def text_array(data: bytes | memoryview, slices: Slices) -> pa.StringArray:
-    """ArrowInvalid when one of them is not UTF-8."""
+    """Raises ArrowInvalid if a slice is not UTF-8."""
     return binary_array(data, slices).cast(pa.string())
 
 
@@ -52,7 +52,7 @@ def is_ascii(data: bytes | memoryview, slices: Slices) -> Flags:
 
 
 def or_null(array: pa.Array, is_valid: Flags) -> pa.Array:
-    """The same values, and null where it is not valid; of an array without nulls."""
+    """The values of an array without nulls, and null where `is_valid` is false."""
     if is_valid.all():
         return array
     bitmap = pa.py_buffer(np.packbits(is_valid, bitorder="little"))
@@ -60,7 +60,7 @@ def or_null(array: pa.Array, is_valid: Flags) -> pa.Array:
 
 
 def list_offsets(many: Many, count: int) -> pa.Buffer:
-    """The offset of the first value of each of so many rows."""
+    """The offsets of the lists of `count` rows."""
     offsets: npt.NDArray[np.int32] = np.zeros(count + 1, np.int32)
     if len(many.rows):
         np.cumsum(np.bincount(many.rows, minlength=count), out=offsets[1:])
@@ -68,6 +68,6 @@ def list_offsets(many: Many, count: int) -> pa.Buffer:
 
 
 def number_array(kind: pa.DataType, numbers: Numbers, is_valid: Flags | None = None) -> pa.Array:
-    """An array over the same bytes, whatever they mean."""
+    """An array of this type over the bytes of the numbers."""
     array = pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
     return array if is_valid is None else or_null(array, is_valid)

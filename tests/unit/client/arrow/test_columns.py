@@ -14,12 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.client import QueueRef
+from mq.client.arrow import columns
+from mq.client.arrow.columns import message_schema, record_batch, record_batches
+from mq.client.arrow.runs import Rows
 from mq.limits import BODY_BYTES_MAX
 from mq.wire.v1.message_pb2 import COMPRESSION_LZ4, Message, Origin
-from mq_spark.decoding import columns
-from mq_spark.decoding.columns import arrow_schema, record_batch, record_batches
 from tests.support.wire_messages import anything, messages
-from tests.unit.spark.frame_rows import LOG_OFFSET, STORED_AT_MS, frame_of, parsed, rows_with
+from tests.unit.client.arrow.frame_rows import LOG_OFFSET, STORED_AT_MS, frame_of, parsed, rows_with
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +40,7 @@ def batch_of(
     rows = rows_with(list(map(frame_of, contents)))
     made = record_batch(rows, ref, with_properties=with_properties, tags=tags)
     made.validate(full=True)
-    assert made.schema.equals(arrow_schema(with_properties=with_properties))
+    assert made.schema.equals(message_schema(with_properties=with_properties))
     return made
 
 
@@ -205,7 +206,7 @@ def test_nothing_makes_no_rows() -> None:
 
 def test_rows_may_stand_in_any_order() -> None:
     rows = rows_with([frame_of(Message(body=bytes([at]) * at, keys=["k"] * at)) for at in range(9)])
-    backwards = columns.Rows(rows.data, *(np.flip(column).copy() for column in rows[1:]))
+    backwards = Rows(rows.data, *(np.flip(column).copy() for column in rows[1:]))
     found = record_batch(backwards, REF, with_properties=False)
     assert found["body"].to_pylist() == [bytes([at]) * at for at in range(8, -1, -1)]
     assert [len(keys) for keys in found["keys"].to_pylist()] == list(range(8, -1, -1))

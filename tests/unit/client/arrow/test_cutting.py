@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mq.client import QueueRef
+from mq.client.arrow import cutting
+from mq.client.arrow.cutting import Cutter, NumberedBatch, producer_id
+from mq.client.arrow.encoding import encode
+from mq.errors import IllegalRequest
 from mq.hashing import text_hash
 from mq.store.batch import Batch, accept
 from mq.wire.v1.message_pb2 import Batch as WireBatch
-from mq_spark.errors import MqSparkError
-from mq_spark.writing import cutting
-from mq_spark.writing.cutting import Cutter, NumberedBatch, producer_id
-from mq_spark.writing.encoding import encode
 
 QUEUES = [QueueRef("t", number, name) for name in ("set-0", "set-1") for number in range(3)]
 NOW_MS = 1_800_000_000_000
@@ -157,7 +157,7 @@ def test_other_queues_another_partition_topic_or_writer_are_another_producer() -
 
 def test_a_partition_with_too_many_batches_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutting, "_NUMBER_MAX", 3)
-    with pytest.raises(MqSparkError, match=r"partition 0 has more than 3 batches .*repartition"):
+    with pytest.raises(IllegalRequest, match=r"partition 0 has more than 3 batches"):
         cut([(300, None)] * 5, [])
 
 

@@ -1,11 +1,11 @@
-"""Rows of Arrow as frames of messages, a column at a time: nothing here runs Python once a row,
-except for bodies that are compressed, and for texts, of which each distinct one is hashed once.
+"""Rows of a record batch as frames of messages, a column at a time.
+
+Python runs once per compressed body, and once per distinct text, for its hash; never once per row.
 
     frame = 0x7A, varint length | body, tag, keys, properties, ordering key, compression, born at
 
-Fields and limits are those of `mq.client.encode`. A row that does not say when it was
-born has a placeholder there, to be stamped when it leaves: until then the bytes of a row are the
-same whenever it is written.
+Fields and limits are those of `mq.client.encode`. A row without `born_at` has a placeholder, which
+is stamped when the row is sent: until then its bytes do not depend on the time.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mq.client.lowlevel import (
+from mq.client.encode import (
     MESSAGE_BYTES_MAX,
     PROPERTIES_BYTES_MAX,
     PROPERTIES_MAX,
 )
-from mq.errors import IllegalRequest
+from mq.errors import IllegalRequest, MessageTooLarge
 from mq.hashing import text_hash
 from mq.limits import BESIDE_BODY_BYTES_MAX
 from mq.names import check_tag
 from mq.wire import varint
-from mq_spark.errors import MqSparkError
 
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
@@ -40,29 +39,29 @@ _BODY, _TAG, _KEY, _PROPERTY, _ORDERING_KEY, _BORN = 0x0A, 0x12, 0x1A, 0x22, 0x2
 _PROPERTY_NAME, _PROPERTY_VALUE = 0x0A, 0x12
 _MESSAGE = 0x7A
 _COMPRESSED = b"\x38\x01"
-# The number of a placeholder has as many bytes as that of any time from 1971 to 2109.
+# The placeholder has as many bytes as any time from 1971 to 2109.
 _BORN_BYTES = 6
-_UNBORN = bytes([_BORN]) + varint.encode(1 << 35)
-# Offsets of Arrow have 32 bits, and memory is to be bounded.
+_NO_TIME = bytes([_BORN]) + varint.encode(1 << 35)
+# Arrow's offsets have 32 bits, and memory has to be bounded.
 _SLICE_BYTES = 64 << 20
 
 
 class Encoded(NamedTuple):
-    """One element a row, except for `key_hashes`: those of all rows, one after the other."""
+    """One element per row, except for `key_hashes`: those of all rows, one after the other."""
 
     frames: pa.BinaryArray
     frame_sizes: Int64s
     tag_hashes: UInt64s
     key_counts: Int64s
     key_hashes: UInt64s
-    # What chooses the queue, of those that have an ordering key.
+    # Chooses the queue of a row that has an ordering key.
     ordering_hashes: UInt64s
     is_ordered: Bools
-    # The time is still a placeholder.
-    is_unborn: Bools
+    # `born_at` is still a placeholder.
+    is_unstamped: Bools
 
     def take(self, rows: Int64s) -> Encoded:
-        """Some of them, in that order."""
+        """These rows, in this order."""
         key_starts = np.cumsum(self.key_counts) - self.key_counts
         key_counts = self.key_counts[rows]
         return Encoded(
@@ -73,7 +72,7 @@ class Encoded(NamedTuple):
             self.key_hashes[_spread(key_starts[rows], key_counts)],
             self.ordering_hashes[rows],
             self.is_ordered[rows],
-            self.is_unborn[rows],
+            self.is_unstamped[rows],
         )
 
     def slice(self, start: int, end: int) -> Encoded:
@@ -86,7 +85,7 @@ class Encoded(NamedTuple):
             self.key_hashes[key_ends[start] : key_ends[end]],
             self.ordering_hashes[start:end],
             self.is_ordered[start:end],
-            self.is_unborn[start:end],
+            self.is_unstamped[start:end],
         )
 
     def frame_bytes(self) -> npt.NDArray[np.uint8]:
@@ -99,15 +98,15 @@ class Encoded(NamedTuple):
 
 
 def slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The same rows in parts that can be encoded."""
+    """The same rows in parts of about 64 MiB, which can be encoded."""
     rows = max(1, min(batch.num_rows, _SLICE_BYTES * batch.num_rows // max(batch.nbytes, 1)))
     for start in range(0, batch.num_rows, rows):
         yield batch.slice(start, rows)
 
 
 def encode(batch: pa.RecordBatch, topic: str, compress_above_bytes: int) -> Encoded:
-    """Columns by name; those that are not known are left alone. MqSparkError: a row cannot be a
-    message, for this `topic`.
+    """Reads the columns body, keys, tag, ordering_key, properties and born_at; others are ignored.
+    Raises IllegalRequest or MessageTooLarge with the topic if a row cannot be a message.
     """
     columns = {name: batch.column(name) for name in batch.schema.names}
     count = batch.num_rows
@@ -134,7 +133,7 @@ def encode(batch: pa.RecordBatch, topic: str, compress_above_bytes: int) -> Enco
         is_ordered = _lengths(ordering_keys) > 0
     if is_compressed.any():
         pieces.append(_where(is_compressed, _COMPRESSED))
-    born, is_unborn = _born(columns.get("born_at"), count)
+    born, is_unstamped = _born(columns.get("born_at"), count)
     pieces.append(born)
     lengths = sum((_lengths(piece) for piece in pieces), np.zeros(count, np.int64))
     _check_bodies(_lengths(bodies), topic)
@@ -149,13 +148,13 @@ def encode(batch: pa.RecordBatch, topic: str, compress_above_bytes: int) -> Enco
         key_hashes,
         ordering_hashes,
         is_ordered,
-        is_unborn,
+        is_unstamped,
     )
 
 
 def stamp(frames: npt.NDArray[np.uint8], frame_ends: Int64s, born_at_ms: int) -> None:
-    """Puts a time where frames that end there have a placeholder."""
-    # The eight bytes that end with the frame, of which the time has the last six.
+    """Replaces the placeholders of the frames that end at `frame_ends`."""
+    # The last eight bytes of a frame, of which the time has the last six.
     words = np.ndarray((len(frames) - 7,), "<u8", frames.data, strides=(1,))
     born = int.from_bytes(varint.encode(born_at_ms).ljust(_BORN_BYTES, b"\0"), "little")
     at = frame_ends - 8
@@ -166,18 +165,18 @@ def stamp(frames: npt.NDArray[np.uint8], frame_ends: Int64s, born_at_ms: int) ->
 
 
 def _bodies(bodies: pa.Array, topic: str, compress_above_bytes: int) -> tuple[pa.Array, Bools]:
-    """As they are sent, and which of them are compressed."""
+    """The bodies as they are sent, and which of them are compressed."""
     if bodies.null_count:
-        raise MqSparkError(
+        raise IllegalRequest(
             f"topic {topic}: {bodies.null_count} of {len(bodies)} rows have no body (null): filter "
-            "them out, or give them one, as coalesce(body, '') does"
+            "them out, or replace null by an empty text"
         )
     lengths = _lengths(bodies)
     is_compressed = np.zeros(len(bodies), np.bool_)
     large = np.flatnonzero(lengths > compress_above_bytes)
     if not len(large):
         return bodies, is_compressed
-    # What a consumer gets is bounded by the same number, not only what is stored.
+    # The body that a consumer gets has the same limit as the stored one.
     _check_bodies(lengths, topic)
     smaller: list[bytes] = []
     for at in large.tolist():
@@ -196,22 +195,21 @@ def _check_tags(tags: pa.Array, topic: str) -> None:
         try:
             check_tag(tag.decode())
         except IllegalRequest as error:
-            raise MqSparkError(f"topic {topic}: {error}") from None
+            raise IllegalRequest(f"topic {topic}: {error}") from None
 
 
 def _keys(column: pa.Array, topic: str) -> tuple[pa.Array, Int64s]:
     """All keys of all rows, and how many each row has."""
     if not pa.types.is_list(column.type) and not pa.types.is_large_list(column.type):
-        # A text is one key, and an empty one none.
+        # A text is one key; an empty text is no key.
         keys = _texts(column, "keys", topic)
         is_there = _lengths(keys) > 0
         return keys.filter(pa.array(is_there)), is_there.astype(np.int64)
     counts = _int64s(pc.fill_null(pc.list_value_length(column), 0))
     keys = column.flatten()
     if keys.null_count:
-        raise MqSparkError(
-            f"topic {topic}: column keys has {keys.null_count} keys that are null: leave them out, "
-            "as array_compact(keys) does"
+        raise IllegalRequest(
+            f"topic {topic}: column keys has {keys.null_count} keys that are null: leave them out"
         )
     return _texts(keys, "keys", topic), counts
 
@@ -219,14 +217,14 @@ def _keys(column: pa.Array, topic: str) -> tuple[pa.Array, Int64s]:
 def _properties(column: pa.MapArray, topic: str) -> pa.Array:
     """The fields of all properties of a row, as one piece."""
     offsets = _int64s(column.offsets)
-    # A row that is null may have something there all the same.
+    # A row that is null may have elements all the same.
     counts = np.where(np.asarray(column.is_valid()), np.diff(offsets), 0)
     elements = pa.array(_spread(offsets[:-1], counts))
     names, values = column.keys.take(elements), column.items.take(elements)
     if values.null_count:
-        raise MqSparkError(
+        raise IllegalRequest(
             f"topic {topic}: column properties has {values.null_count} values that are null: leave "
-            "them out, as map_filter(properties, (k, v) -> v is not null) does"
+            "them out"
         )
     names, values = _texts(names, "properties", topic), _texts(values, "properties", topic)
     _check_properties(counts, _lengths(names) + _lengths(values), topic)
@@ -243,7 +241,7 @@ def _check_properties(counts: Int64s, sizes: Int64s, topic: str) -> None:
     last = np.cumsum(counts)
     bytes_by_row = ends[last] - ends[last - counts]
     if counts.max(initial=0) > PROPERTIES_MAX or bytes_by_row.max(initial=0) > PROPERTIES_BYTES_MAX:
-        raise MqSparkError(
+        raise MessageTooLarge(
             f"topic {topic}: a message with {counts.max()} properties, one with "
             f"{bytes_by_row.max()} bytes of them: at most {PROPERTIES_MAX} of "
             f"{PROPERTIES_BYTES_MAX} bytes in all are allowed"
@@ -253,7 +251,7 @@ def _check_properties(counts: Int64s, sizes: Int64s, topic: str) -> None:
 def _check_bodies(lengths: Int64s, topic: str) -> None:
     largest = int(lengths.max(initial=0))
     if largest > MESSAGE_BYTES_MAX:
-        raise MqSparkError(
+        raise MessageTooLarge(
             f"topic {topic}: a body of {largest} bytes: at most {MESSAGE_BYTES_MAX} are "
             "allowed; put the content elsewhere and send where it is"
         )
@@ -262,7 +260,7 @@ def _check_bodies(lengths: Int64s, topic: str) -> None:
 def _check_sizes(lengths: Int64s, topic: str) -> None:
     largest = int(lengths.max(initial=0))
     if largest > MESSAGE_BYTES_MAX + BESIDE_BODY_BYTES_MAX:
-        raise MqSparkError(
+        raise MessageTooLarge(
             f"topic {topic}: a message of {largest} bytes: at most {MESSAGE_BYTES_MAX} are allowed "
             f"for its body and {BESIDE_BODY_BYTES_MAX} for its tag, keys, properties and times"
         )
@@ -270,27 +268,27 @@ def _check_sizes(lengths: Int64s, topic: str) -> None:
 
 def _born(column: pa.Array | None, count: int) -> tuple[pa.Array, Bools]:
     if column is None:
-        offsets = np.arange(count + 1) * len(_UNBORN)
-        return _binary(offsets, np.frombuffer(_UNBORN * count, np.uint8)), np.ones(count, np.bool_)
+        offsets = np.arange(count + 1) * len(_NO_TIME)
+        return _binary(offsets, np.frombuffer(_NO_TIME * count, np.uint8)), np.ones(count, np.bool_)
     micros = pc.cast(pc.cast(column, pa.timestamp("us", column.type.tz)), pa.int64())
-    is_unborn = np.asarray(pc.is_null(micros))
+    is_unstamped = np.asarray(pc.is_null(micros))
     at_ms = _int64s(pc.fill_null(micros, 0)) // 1_000
-    at_ms[is_unborn] = 1 << 35
-    return _numbers(at_ms.view(np.uint64), _BORN), is_unborn
+    at_ms[is_unstamped] = 1 << 35
+    return _numbers(at_ms.view(np.uint64), _BORN), is_unstamped
 
 
-# Pieces of frames: arrays with a few bytes of each row
+# Pieces of frames: arrays with some bytes of each row
 
 
 def _field(tag: int, values: pa.Array, *, is_always: bool = False) -> list[pa.Array]:
-    """Tag, length and value; nothing for an empty value, unless it is always there."""
+    """Tag, length and value; no field for an empty value, unless `is_always`."""
     lengths = _lengths(values)
     present = None if is_always or lengths.all() else lengths > 0
     return [_numbers(lengths.view(np.uint64), tag, present), values]
 
 
 def _numbers(values: UInt64s, tag: int, present: Bools | None = None) -> pa.Array:
-    """A tag and a varint for each row, or nothing where it is not present."""
+    """A tag and a varint for each row, or no bytes where it is not present."""
     widths = np.ones(len(values), np.int64)
     for bits in range(7, 64, 7):
         more = values >= np.uint64(1 << bits)
@@ -319,7 +317,7 @@ def _where(rows: Bools, piece: bytes) -> pa.Array:
 
 
 def _joined_by_row(pieces: list[pa.Array], counts: Int64s) -> pa.Array:
-    """Pieces of elements, of which each row has `counts`, as one piece a row."""
+    """Pieces of elements, of which each row has `counts`, as one piece per row."""
     joined = _join(pieces)
     _, offsets, data = joined.buffers()
     ends = np.frombuffer(offsets, np.int32)[np.concatenate(([0], np.cumsum(counts)))]
@@ -342,14 +340,14 @@ def _bytes(column: pa.Array) -> pa.Array:
 
 
 def _texts(column: pa.Array, name: str, topic: str) -> pa.Array:
-    """As bytes; null is as good as empty. Texts of Spark may be any bytes, as those are that
-    cast(body as string) made: a consumer could not read a message with one that is not UTF-8.
+    """As bytes; null becomes empty. Checks that they are UTF-8: a string column of Spark may have
+    any bytes, and consumers could not read such a message.
     """
     texts = pc.fill_null(_bytes(column), b"")
     try:
         pc.cast(texts, pa.string())
     except pa.ArrowInvalid:
-        raise MqSparkError(
+        raise IllegalRequest(
             f"topic {topic}: column {name} has bytes that are no text (UTF-8): put them into the "
             "body, or write them as text, as hex and base64 do"
         ) from None
@@ -365,7 +363,7 @@ def _int64s(numbers: pa.Array) -> Int64s:
 
 
 def _hashes(texts: pa.Array) -> UInt64s:
-    """The hash of each text; 0 without a text."""
+    """The hash of each text; 0 for an empty one."""
     encoded = pc.dictionary_encode(texts)
     distinct = [text_hash(text.decode()) for text in encoded.dictionary.to_pylist()]
     hashes: UInt64s = np.array(distinct, np.uint64)[np.asarray(encoded.indices)]
@@ -373,7 +371,7 @@ def _hashes(texts: pa.Array) -> UInt64s:
 
 
 def _spread(starts: Int64s, counts: Int64s) -> Int64s:
-    """start, start + 1, ... of each, as many as it has."""
+    """start, start + 1, ... of each, `counts` of them."""
     ends = np.cumsum(counts)
     within = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64)
     spread: Int64s = within + np.repeat(starts - (ends - counts), counts)
