@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Iterable
 
 NO_TAG = 0
 
@@ -25,6 +26,14 @@ def _hash(text: str) -> int:
     if not text:
         return NO_TAG
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+
+
+def text_hashes(texts: Iterable[bytes]) -> bytes:
+    """The hashes of many UTF-8 texts, eight bytes each, little-endian. For texts that hardly ever
+    come again.
+    """
+    sha256 = hashlib.sha256
+    return b"".join([sha256(text).digest()[:8] if text else bytes(8) for text in texts])
 
 
 _cached_hash = functools.lru_cache(maxsize=65_536)(_hash)

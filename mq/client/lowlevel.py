@@ -85,12 +85,15 @@ class RangeRead:
         start: int,
         end: int,
         chosen: FilterLike = None,
+        *,
+        any_replica: bool = True,
     ) -> None:
         self._connection = connection
         self._reads = reads
         self._ref = ref
         self._place, self._end = start, end
         self._filter = wire_filter(chosen)
+        self._any_replica = any_replica
         # Since when a pull has brought no progress; None while none waits: readers may be slow.
         self._stuck_s: float | None = None
 
@@ -135,7 +138,7 @@ class RangeRead:
             filter=self._filter,
             messages_max=min(self._end - self._place, _MESSAGES_MAX),
             wait_ms=_WAIT_MS,
-            any_replica=True,
+            any_replica=self._any_replica,
             zone=self._connection.zone,
         )
         return await self._reads.pull(self._ref, request)
@@ -199,22 +202,21 @@ class Stored(NamedTuple):
     is_duplicate: bool
 
 
-class AsyncExactSender(ConnectedClient):
-    """Sends batches to queues, for writers that make the same batches again after a crash and want
-    them stored once. The content of a batch, and the meaning of its number, are the caller's. Used
-    on one event loop.
+class BatchSender:
+    """Sends prepared batches to queues. The caller numbers them: a batch that it makes and sends
+    again, also after a crash, is stored once. Used on the loop of the connection.
     """
 
-    def __init__(self, servers: str | Sequence[str], *, zone: str = "") -> None:
-        super().__init__(servers, zone=zone)
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         # The newest request to each queue: the next one waits for it, so that order holds.
         self._newest: dict[QueueRef, asyncio.Task[Stored]] = {}
 
     async def layout(self, topic: str, timeout_s: float = ROUTE_S) -> list[QueueRef]:
-        """The queues that take messages, those of all sets: a key goes to the one that the hash of
-        it, modulo their number, names, as with a producer. In a topic with priorities, those of the
-        lowest. A missing topic is created if the brokers do that. TopicNotFound, PermissionDenied,
-        IllegalTopic; Unreachable.
+        """The writable queues of all sets. The hash of an ordering key modulo their number is the
+        position of its queue, as with a producer. In a topic with priorities, the queues of the
+        lowest. A missing topic is created if the brokers allow it. Raises TopicNotFound,
+        PermissionDenied, IllegalTopic or Unreachable.
         """
         topology = self._connection.topology
         topology.forget(topic)
@@ -227,9 +229,9 @@ class AsyncExactSender(ConnectedClient):
         ]
 
     async def send(self, shipment: Shipment, timeout_s: float = SEND_S) -> Stored:
-        """Stored behind what was handed over for its queue before; when that fails, this does, too.
-        Durable when it returns. Raises what the broker answers, or what kept it from answering
-        until the time was over; the same may be sent again.
+        """Stores the batch behind the earlier ones of its queue, and fails if one of those fails.
+        Durable when it returns. Raises the error of the broker, or Unreachable after the time-out;
+        the same batch may be sent again.
         """
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 # a coroutine runs in one
@@ -245,7 +247,7 @@ class AsyncExactSender(ConnectedClient):
 
     async def _send(self, shipment: Shipment, timeout_s: float) -> Stored:
         broker_set = self._connection.of(shipment.queue.broker_set)
-        # One batch: requests of several would have to be made again in the same company.
+        # One batch per request: several would have to be sent again together.
         request = RawAtomicRequest(batches=[shipment.data])
 
         async def attempt(left_s: float) -> AtomicResponse:
@@ -256,18 +258,26 @@ class AsyncExactSender(ConnectedClient):
         return Stored(shipment.queue, result.queue_offset, result.is_duplicate)
 
 
-class ExactSender(SyncClient[AsyncExactSender]):
-    """The same for programs without asyncio."""
+class _Batches(ConnectedClient):
+    """The connection of an `ExactSender`."""
+
+    def __init__(self, servers: str | Sequence[str], zone: str) -> None:
+        super().__init__(servers, zone=zone)
+        self.sender = BatchSender(self._connection)
+
+
+class ExactSender(SyncClient[_Batches]):
+    """A `BatchSender` for programs without asyncio."""
 
     def __init__(self, servers: str | Sequence[str], *, zone: str = "") -> None:
-        super().__init__(AsyncExactSender(servers, zone=zone))
+        super().__init__(_Batches(servers, zone))
 
     def layout(self, topic: str, timeout_s: float = ROUTE_S) -> list[QueueRef]:
-        """As `AsyncExactSender.layout`."""
-        return self._run(self._client.layout(topic, timeout_s))
+        """As `BatchSender.layout`."""
+        return self._run(self._client.sender.layout(topic, timeout_s))
 
     def submit(self, shipment: Shipment, timeout_s: float = SEND_S) -> Future[Stored]:
-        """As `AsyncExactSender.send`, of which this is the outcome. For one thread at a time: the
-        order of the calls is that in the queues.
+        """As `BatchSender.send`, of which this is the outcome. For one thread at a time: the order
+        of the calls is that in the queues.
         """
-        return self._background.submit(self._client.send(shipment, timeout_s))
+        return self._background.submit(self._client.sender.send(shipment, timeout_s))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.hashing import NO_TAG, text_hash
+from mq.hashing import NO_TAG, text_hash, text_hashes
 
 # From `printf %s <text> | sha256sum`, the first 16 digits, read from the right by pairs.
 GOLDEN = {
@@ -52,3 +52,9 @@ def test_long_texts_are_hashed_like_short_ones(size: int) -> None:
 def test_texts_that_look_alike_have_hashes_of_their_own() -> None:
     # Composed and decomposed: no normalisation, bytes decide.
     assert len({text_hash(text) for text in ("é", "e\N{COMBINING ACUTE ACCENT}", "e", "E")}) == 4
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=300)))
+def test_many_texts_have_the_hashes_of_each(texts: list[str]) -> None:
+    expected = b"".join(text_hash(text).to_bytes(8, "little") for text in texts)
+    assert text_hashes(text.encode() for text in texts) == expected

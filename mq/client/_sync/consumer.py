@@ -7,8 +7,7 @@ from pathlib import Path
 
 from mq.client.consumer.consumer import SyncPoll, ThreadedConsumer
 from mq.client.consumer.options import Mode, Start, Subscriptions
-from mq.client.consumer.pull import Offsets, PullResult, QueueLike
-from mq.client.consumer.pull import PullConsumer as AsyncPullConsumer
+from mq.client.consumer.pull import Offsets, PullResult, QueueLike, SyncPull, ThreadedPullConsumer
 from mq.client.consumer.push import ThreadedPushConsumer
 from mq.client.consumer.retries import RetryDelay
 from mq.client.lifecycle import SyncClient
@@ -214,7 +213,7 @@ class PushConsumer(SyncClient[ThreadedPushConsumer]):
         self._end(self._client.close(timeout_s))
 
 
-class PullConsumer(SyncClient[AsyncPullConsumer]):
+class PullConsumer(SyncPull):
     """Reads queues by hand: any place, any number of times, without a membership.
 
     >>> with PullConsumer(servers) as consumer:
@@ -239,7 +238,7 @@ class PullConsumer(SyncClient[AsyncPullConsumer]):
         read_followers: bool = True,
     ) -> None:
         super().__init__(
-            AsyncPullConsumer(servers, group, zone=zone, read_followers=read_followers)
+            ThreadedPullConsumer(servers, group, zone=zone, read_followers=read_followers)
         )
 
     def queues(self, topic: str) -> list[QueueRef]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mq.client.messages import AckName, Message, SendResult
 from mq.client.producer.producer import SyncSend, ThreadedProducer
+
+if TYPE_CHECKING:
+    from mq.client.arrow.sending import ArrowData, ArrowSendResult
 
 
 class Producer(SyncSend):
@@ -103,6 +107,42 @@ class Producer(SyncSend):
         """
         return self._run(
             self._client.send_batch(topic, messages, queue_id=queue_id, broker_set=broker_set)
+        )
+
+    def send_arrow(
+        self,
+        topic: str,
+        table: ArrowData,
+        *,
+        body: str = "body",
+        keys: str | None = None,
+        tag: str | None = None,
+        ordering_key: str | None = None,
+        properties: str | None = None,
+        born_at: str | None = None,
+        timeout_s: float | None = None,
+    ) -> ArrowSendResult:
+        """Sends each row of a table as a message; needs `mq[arrow]`. `table`: a pyarrow Table or
+        RecordBatch, or a data frame that exports Arrow, as those of Polars and pandas do.
+
+        The other arguments name columns. Without one, the column that has the name of the argument
+        is taken if it is there, as in a table that `to_arrow` or `poll_arrow` gave. Returns when
+        all rows are stored by a majority of the brokers, whatever `ack` is; when it raises, some
+        may be. Rows of one ordering key stay in their order. IllegalRequest names a column of a
+        wrong type, or with null bodies; MessageTooLarge.
+        """
+        return self._run(
+            self._client.send_arrow(
+                topic,
+                table,
+                body=body,
+                keys=keys,
+                tag=tag,
+                ordering_key=ordering_key,
+                properties=properties,
+                born_at=born_at,
+                timeout_s=timeout_s,
+            )
         )
 
     def recall(

@@ -25,7 +25,7 @@ from mq.client.encode import (
     PROPERTIES_MAX,
 )
 from mq.errors import IllegalRequest, MessageTooLarge
-from mq.hashing import text_hash
+from mq.hashing import text_hashes
 from mq.limits import BESIDE_BODY_BYTES_MAX
 from mq.names import check_tag
 from mq.wire import varint
@@ -97,11 +97,17 @@ class Encoded(NamedTuple):
         return np.frombuffer(data, np.uint8)[first : first + int(self.frame_sizes.sum())]
 
 
-def slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The same rows in parts of about 64 MiB, which can be encoded."""
-    rows = max(1, min(batch.num_rows, _SLICE_BYTES * batch.num_rows // max(batch.nbytes, 1)))
-    for start in range(0, batch.num_rows, rows):
-        yield batch.slice(start, rows)
+def slices(
+    rows: pa.RecordBatch | pa.Table, slice_bytes: int = _SLICE_BYTES
+) -> Iterator[pa.RecordBatch]:
+    """The same rows in parts of about so many bytes, which can be encoded."""
+    count = max(1, min(rows.num_rows, slice_bytes * rows.num_rows // max(rows.nbytes, 1)))
+    for start in range(0, rows.num_rows, count):
+        part = rows.slice(start, count)
+        if isinstance(part, pa.Table):
+            yield from part.combine_chunks().to_batches()
+        else:
+            yield part
 
 
 def encode(batch: pa.RecordBatch, topic: str, compress_above_bytes: int) -> Encoded:
@@ -365,8 +371,8 @@ def _int64s(numbers: pa.Array) -> Int64s:
 def _hashes(texts: pa.Array) -> UInt64s:
     """The hash of each text; 0 for an empty one."""
     encoded = pc.dictionary_encode(texts)
-    distinct = [text_hash(text.decode()) for text in encoded.dictionary.to_pylist()]
-    hashes: UInt64s = np.array(distinct, np.uint64)[np.asarray(encoded.indices)]
+    distinct = np.frombuffer(text_hashes(encoded.dictionary.to_pylist()), "<u8")
+    hashes: UInt64s = distinct[np.asarray(encoded.indices)]
     return hashes
 
 

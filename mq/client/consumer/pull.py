@@ -6,19 +6,26 @@ No membership: the caller decides which client reads which queue, and when an of
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mq.client.cluster.connection import ConnectedClient
 from mq.client.consumer.follower_reads import QueuePulls
 from mq.client.consumer.offsets import commit_offsets, find_offsets, query_offsets
 from mq.client.consumer.options import Start, wanted_tags
 from mq.client.decode import Decoder, parse_pull_response
+from mq.client.lifecycle import SyncClient
 from mq.client.messages import FilterLike, QueueRef, ReceivedMessage, wire_filter
 from mq.client.public import renamed
 from mq.errors import IllegalConfig
 from mq.names import check_group
 from mq.wire.v1 import consumer_pb2 as wire
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from mq.client.arrow.reading import ArrowRead
 
 
 class PullStatus(enum.Enum):
@@ -126,6 +133,71 @@ class PullConsumer(ConnectedClient):
             response.end,
         )
 
+    async def read_arrow(
+        self,
+        topic: str,
+        *,
+        start: Start | Offsets = "earliest",
+        end: Start | Offsets = "latest",
+        filter: FilterLike = None,  # noqa: A002
+        with_properties: bool = False,
+    ) -> AsyncIterator[pa.RecordBatch]:
+        """The messages of a topic as Arrow record batches, queue by queue, from `start` up to, but
+        not including, `end`: "earliest", "latest", a time in milliseconds, or offsets of queues,
+        which select these queues. Ends at the messages that are there now. Needs `mq[arrow]`.
+        """
+        read = await self._arrow_read(topic, start, end, filter, with_properties)
+        async for batch in read.batches():
+            yield batch
+
+    async def to_arrow(
+        self,
+        topic: str,
+        *,
+        start: Start | Offsets = "earliest",
+        end: Start | Offsets = "latest",
+        filter: FilterLike = None,  # noqa: A002
+        with_properties: bool = False,
+    ) -> pa.Table:
+        """As `read_arrow`, all of it in memory as one table."""
+        read = await self._arrow_read(topic, start, end, filter, with_properties)
+        return read.table([batch async for batch in read.batches()])
+
+    async def _arrow_read(
+        self,
+        topic: str,
+        start: Start | Offsets,
+        end: Start | Offsets,
+        chosen: FilterLike,
+        with_properties: bool,  # noqa: FBT001 # those of `read_arrow`
+    ) -> ArrowRead:
+        from mq.client.arrow.reading import ArrowRead, QueueRange  # noqa: PLC0415 # an extra
+
+        starts = await self._offsets(topic, start)
+        ends = await self._offsets(topic, end)
+        # A read does not wait for messages to come.
+        latest = ends if end == "latest" else await self.find_offsets(topic, "latest")
+        ranges = [
+            QueueRange(ref, starts[ref], min(ends[ref], latest[ref]))
+            for ref in starts
+            if ref in ends and ref in latest
+        ]
+        return ArrowRead(
+            self._connection,
+            ranges,
+            chosen,
+            with_properties=with_properties,
+            any_replica=self._read_followers,
+        )
+
+    async def _offsets(self, topic: str, at: Start | Offsets) -> dict[QueueRef, int]:
+        if not isinstance(at, Mapping):
+            return await self.find_offsets(topic, at)
+        refs = await self._found(at)
+        return {
+            ref: place for ref, place in zip(refs, at.values(), strict=True) if ref.topic == topic
+        }
+
     @property
     def unreadable_messages(self) -> int:
         """The number of messages that could not be read and were skipped; the log names them."""
@@ -155,3 +227,53 @@ class PullConsumer(ConnectedClient):
         if self._group is None:
             raise IllegalConfig("offsets are a group's: give PullConsumer one")
         return self._group
+
+
+class ThreadedPullConsumer(PullConsumer):
+    """A pull consumer whose record batches another thread than that of its loop decodes."""
+
+    async def begin_read(
+        self,
+        topic: str,
+        start: Start | Offsets,
+        end: Start | Offsets,
+        chosen: FilterLike,
+        with_properties: bool,  # noqa: FBT001 # those of `read_arrow`
+    ) -> ArrowRead:
+        return await self._arrow_read(topic, start, end, chosen, with_properties)
+
+
+class SyncPull(SyncClient[ThreadedPullConsumer]):
+    """The base of the generated pull consumer."""
+
+    def read_arrow(
+        self,
+        topic: str,
+        *,
+        start: Start | Offsets = "earliest",
+        end: Start | Offsets = "latest",
+        filter: FilterLike = None,  # noqa: A002
+        with_properties: bool = False,
+    ) -> pa.RecordBatchReader:
+        """The messages of a topic as Arrow record batches, queue by queue, from `start` up to, but
+        not including, `end`: "earliest", "latest", a time in milliseconds, or offsets of queues,
+        which select these queues. Ends at the messages that are there now. Needs `mq[arrow]`.
+
+        DuckDB, Polars and pyarrow take the reader as it is; it can be read once.
+        """
+        work = self._client.begin_read(topic, start, end, filter, with_properties)
+        return self._run(work).reader(self._background)
+
+    def to_arrow(
+        self,
+        topic: str,
+        *,
+        start: Start | Offsets = "earliest",
+        end: Start | Offsets = "latest",
+        filter: FilterLike = None,  # noqa: A002
+        with_properties: bool = False,
+    ) -> pa.Table:
+        """As `read_arrow`, all of it in memory as one table."""
+        return self.read_arrow(
+            topic, start=start, end=end, filter=filter, with_properties=with_properties
+        ).read_all()

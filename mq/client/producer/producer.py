@@ -12,6 +12,7 @@ import functools
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 from mq import names
 from mq.client.cluster.connection import Connection
@@ -25,6 +26,9 @@ from mq.client.producer.sender import ProducerOptions, Sender
 from mq.client.public import arguments_of
 from mq.errors import ClientClosed, IllegalRequest, Unreachable
 from mq.wire.v1.producer_pb2 import RecallRequest
+
+if TYPE_CHECKING:
+    from mq.client.arrow.sending import ArrowData, ArrowSender, ArrowSendResult
 
 # `send` waits a little longer than the time-out of its message, for the error with the reason.
 GRACE_S = 0.3
@@ -76,6 +80,7 @@ class Producer(AsyncClient):
         self._options = options
         self._connection = Connection(options.servers, options.zone)
         self._core: Sender | None = None
+        self._arrow: ArrowSender | None = None
         self._is_closed = False
 
     async def start(self) -> None:
@@ -166,6 +171,44 @@ class Producer(AsyncClient):
     ) -> None:
         """Like `send_async`, without a future: a failure is only a warning in the log."""
         await self._add(topic, message, queue_id, broker_set, None, self._options.timeout_s)
+
+    async def send_arrow(  # noqa: PLR0913
+        self,
+        topic: str,
+        table: ArrowData,
+        *,
+        body: str = "body",
+        keys: str | None = None,
+        tag: str | None = None,
+        ordering_key: str | None = None,
+        properties: str | None = None,
+        born_at: str | None = None,
+        timeout_s: float | None = None,
+    ) -> ArrowSendResult:
+        """Sends each row of a table as a message; needs `mq[arrow]`. `table`: a pyarrow Table or
+        RecordBatch, or a data frame that exports Arrow, as those of Polars and pandas do.
+
+        The other arguments name columns. Without one, the column that has the name of the argument
+        is taken if it is there, as in a table that `to_arrow` or `poll_arrow` gave. Returns when
+        all rows are stored by a majority of the brokers, whatever `ack` is; when it raises, some
+        may be. Rows of one ordering key stay in their order. IllegalRequest names a column of a
+        wrong type, or with null bodies; MessageTooLarge.
+        """
+        from mq.client.arrow.sending import ArrowSender  # noqa: PLC0415 # an extra
+
+        self._started()
+        if self._arrow is None:
+            self._arrow = ArrowSender(self._connection, self._options.compress_above_bytes)
+        names_of_columns = {
+            "body": body,
+            "keys": keys,
+            "tag": tag,
+            "ordering_key": ordering_key,
+            "properties": properties,
+            "born_at": born_at,
+        }
+        timeout_s = self._options.timeout_s if timeout_s is None else timeout_s
+        return await self._arrow.send(topic, table, names_of_columns, timeout_s)
 
     async def recall(
         self,

@@ -94,7 +94,7 @@ class InFlight:
         self._bytes = 0
 
     def layout(self, topic: str) -> list[QueueRef]:
-        """As `ExactSender.layout`."""
+        """As `BatchSender.layout`."""
         return self._sender.layout(topic, self._timeout_s)
 
     def send(self, batches: Iterator[NumberedBatch]) -> None:
