@@ -1,6 +1,6 @@
 # Every target installs what it needs into .venv by itself, once.
 .DEFAULT_GOAL := help
-.PHONY: help run demo check test sim chaos chaos-local up down lint fmt type proto verify-proto sync verify-sync bench bench-store bench-raft bench-broker bench-calls bench-client bench-backlog bench-spark clean
+.PHONY: help run demo check test conformance sim chaos chaos-local up down lint fmt type proto verify-proto sync verify-sync bench bench-store bench-raft bench-broker bench-calls bench-client bench-backlog bench-spark clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -34,6 +34,9 @@ check: lint type ## before a commit: lint, types, unit tests with fewer random e
 test: lint type verify-proto verify-sync ## lint, types, generated code, all tests
 	$(BIN)/python -m pytest --ignore tests/chaos --numprocesses 3 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/chaos
+
+conformance: .venv/.dev ## tests/conformance, all of it with every client, also Java and Node.js
+	$(BIN)/python -m pytest tests/conformance --every-client --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 SEEDS ?= 2000
 sim: .venv/.dev ## many seeds of the simulations (SEEDS=20000 for a long run)

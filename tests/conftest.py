@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from tests.support.signals import give_defaults_to_children
+from tests.support.work_units import UnitScheduling, in_order
 
 # Before anything is started, also in the processes of pytest-xdist: tests pass as a background job.
 give_defaults_to_children()
@@ -37,12 +39,21 @@ _TESTS = Path(__file__).parent
 _TIMEOUTS_S = {"cluster": 400, "conformance": 400, "spark": 400, "sim": 600, "chaos": 1000}
 
 
-# Keeps all processors busy for minutes: beside tests of clusters, which mostly wait.
-_FIRST = _TESTS / "sim" / "test_seeds.py"
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--every-client",
+        action="store_true",
+        help="tests/conformance: all of it with the clients in Java and Node.js, too",
+    )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path != _FIRST)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> UnitScheduling | None:
+    return UnitScheduling(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # a process of pytest-xdist
+        items[:] = [items[place] for place in in_order([item.nodeid for item in items])]
     for item in items:
         timeout_s = _TIMEOUTS_S.get(item.path.relative_to(_TESTS).parts[0])
         if timeout_s is not None and item.get_closest_marker("timeout") is None:

@@ -28,7 +28,8 @@ GRPCIO_SECONDS = 0.3
 GROWTH_BYTES_MAX = 50 << 20
 # Far above what is taken: the buffers of the kernel.
 SENT_BYTES_MAX = 20 << 20
-ANSWER_S_MAX = 10.0
+# Generous: grpcio works for seconds on what a flood has sent in a third of one.
+ANSWER_S_MAX = 60.0
 PATH = path_of("ClusterService/Route")
 
 
@@ -115,6 +116,7 @@ FLOODS = (
     window_updates,
     priorities,
 )
+GRPCIO_CUTS_OFF = (pings, empty_continuations, empty_data)
 
 
 class Figures(NamedTuple):
@@ -192,8 +194,11 @@ def test_grpcio_survives_every_flood(tmp_path: Path) -> None:
     """It cuts off few of them (`mq.rpc.grpcio`), and the others cost CPU and bounded memory."""
     flags = ("--broker-transport", "grpcio")
     with BrokerSet(tmp_path, *flags, count=1) as broker:
-        found = {one: flooded(broker, one, GRPCIO_SECONDS) for one in FLOODS}
-    assert all(found[one].flood.was_cut_off for one in (pings, empty_continuations, empty_data))
+        # Those that it cuts off end by that, however slow the machine is.
+        found = {one: flooded(broker, one, ANSWER_S_MAX) for one in GRPCIO_CUTS_OFF}
+        others = [one for one in FLOODS if one not in found]
+        found |= {one: flooded(broker, one, GRPCIO_SECONDS) for one in others}
+    assert all(found[one].flood.was_cut_off for one in GRPCIO_CUTS_OFF)
     assert sum(figures.growth_bytes for figures in found.values()) < 4 * GROWTH_BYTES_MAX
     assert all(figures.has_same_leader for figures in found.values())
 

@@ -20,6 +20,7 @@ from mq.errors import IllegalMembership, OutcomeUnknown
 from tests.support.broker_process import BrokerProcess
 from tests.support.broker_set import BrokerSet
 from tests.support.raft_cluster import free_port, poll
+from tests.support.warm_process import run_mq
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,9 +42,7 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerSet]:
 
 def mq(brokers: BrokerSet, *arguments: str) -> Any:
     """The command's output, as JSON."""
-    command = [sys.executable, "-m", "mq", *arguments, "--json", "--server", brokers.servers]
-    command += ["--timeout", "60"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    ended = run_mq(*arguments, "--json", "--server", brokers.servers, "--timeout", "60")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return json.loads(ended.stdout)
 

@@ -5,8 +5,6 @@ found, and mended from the others. docs/OPERATIONS.md has a row for each.
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -19,6 +17,7 @@ from mq.store.vfs import RealVfs
 from tests.conformance.calls import CHANNEL_OPTIONS, Calls, bodies_in, numbers, refusal_of
 from tests.support.broker_set import BrokerSet
 from tests.support.raft_cluster import poll
+from tests.support.warm_process import run_mq
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,14 +125,8 @@ def first_refused(calls: Calls) -> int:
     raise AssertionError("nothing is damaged")
 
 
-def run_mq(*arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "mq", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def mq(*arguments: str) -> None:
+    done = run_mq(*arguments)
     assert done.returncode == 0, done.stderr
 
 
@@ -276,10 +269,10 @@ def test_a_set_of_which_one_disk_is_left_is_restored_from_it(
     left, *gone = brokers.directories
     for directory in gone:
         shutil.rmtree(directory)
-    run_mq("backup", str(tmp_path), "--set", "set-0", "--from-data", str(left))
+    mq("backup", str(tmp_path), "--set", "set-0", "--from-data", str(left))
     left.rename(left.with_name("kept"))
     for name, directory in zip(brokers.nodes, brokers.directories, strict=True):
         place = ("--data", str(directory), "--node", name, "--members", brokers.members)
-        run_mq("restore", str(tmp_path / "set-0"), *place)
+        mq("restore", str(tmp_path / "set-0"), *place)
     brokers.start(*brokers.nodes)
     assert read_all(brokers, brokers.leader()) == numbers(COUNT)

@@ -68,6 +68,7 @@ def test_a_queue_moves_when_its_owner_has_let_go_of_it(
     assert calls.committed(group, topic)[moved[0]] == 7
 
 
+@pytest.mark.every_client("half-close")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_member_that_leaves_in_good_order_is_replaced_at_once(
     calls: Calls, subscribe: Any, topic: str, mode: int
@@ -161,6 +162,7 @@ def test_a_member_that_is_alone_may_change_its_mind(subscribe: Any) -> None:
     assert len(subscribe("m", filter={"tags": "b"}).assignment().queues) == 4
 
 
+@pytest.mark.every_client("long trailers")
 def test_a_mismatch_of_any_length_reaches_the_client(
     calls: Calls, subscribe: Any, new_name: Callable[[], str]
 ) -> None:
@@ -197,6 +199,7 @@ def test_a_member_that_comes_back_goes_on_with_what_it_has(
     assert again.messages(1) == [(0, 10, b"next")]
 
 
+@pytest.mark.every_client("status of an idle stream")
 def test_a_newer_stream_of_a_member_ends_the_older_one(
     calls: Calls, subscribe: Any, topic: str, group: str
 ) -> None:

@@ -54,18 +54,21 @@ def test_fields_of_a_later_version_are_passed_over(calls: Calls, method: str) ->
     assert isinstance(calls.raw(method, FUTURE), bytes)
 
 
+@pytest.mark.every_client("a status without an answer")
 @pytest.mark.parametrize("path", ["/mq.v1.AdminService/Explode", "/mq.v1.NoService/X", "/x"])
 def test_an_unknown_method_is_refused(channel: grpc.Channel, path: str) -> None:
     error = raw_error(channel, path, b"")
     assert error.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
+@pytest.mark.every_client("large messages")
 def test_a_request_beyond_all_limits_is_refused(calls: Calls) -> None:
     error = raw_error(calls.channel, path_of("ProducerService/Send"), bytes(20 << 20))
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert calls("BrokerStatus").is_ready
 
 
+@pytest.mark.every_client("metadata")
 def test_metadata_beyond_all_limits_is_refused(calls: Calls) -> None:
     method = calls.channel.unary_unary(path_of("AdminService/ListTopics"))
     metadata = [(f"x-{number}", "y" * 1_000) for number in range(200)]
@@ -84,6 +87,7 @@ def test_health_is_served_for_the_node_and_each_service(channel: grpc.Channel) -
     assert raised.value.code() == grpc.StatusCode.NOT_FOUND
 
 
+@pytest.mark.every_client("an answer that is a stream, cancellation")
 def test_health_can_be_watched(channel: grpc.Channel) -> None:
     watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
     assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
@@ -108,6 +112,7 @@ def test_reflection_lists_every_service(channel: grpc.Channel) -> None:
     }
 
 
+@pytest.mark.every_client("a stream of one request")
 @pytest.mark.parametrize("service", SERVICES)
 def test_reflection_has_the_descriptors_that_a_tool_needs(
     channel: grpc.Channel, service: str

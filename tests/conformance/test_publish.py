@@ -67,6 +67,7 @@ def test_messages_are_found_by_tag_and_key_whichever_side_prepared_them(
     assert [one.message.body for one in by_key] == [b"1"]
 
 
+@pytest.mark.every_client("order in a stream")
 def test_five_hundred_requests_under_way_are_answered_and_stored_in_their_order(
     calls: Calls, stream: PublishStream, topic: str
 ) -> None:
@@ -82,6 +83,7 @@ def test_five_hundred_requests_under_way_are_answered_and_stored_in_their_order(
         assert calls.bodies(topic, queue_id) == bodies[queue_id::4]
 
 
+@pytest.mark.every_client("half-close")
 def test_a_half_close_ends_the_stream_after_every_answer(
     calls: Calls, stream: PublishStream, topic: str
 ) -> None:
@@ -92,11 +94,13 @@ def test_a_half_close_ends_the_stream_after_every_answer(
     assert calls.bodies(topic) == numbers(300)
 
 
+@pytest.mark.every_client("a stream without a message")
 def test_a_stream_without_a_word_ends_well(stream: PublishStream) -> None:
     stream.half_close()
     assert stream.rest() == []
 
 
+@pytest.mark.every_client("flow control")
 def test_a_client_that_does_not_read_its_answers_is_not_read_either(
     calls: Calls, broker: BrokerProcess, connect: Callable[..., Any], topic: str
 ) -> None:
@@ -279,6 +283,7 @@ def test_bytes_that_are_no_batch_fail_alone(
     assert calls.bodies(topic) == [b"x"]
 
 
+@pytest.mark.every_client("large messages")
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_body_of_exactly_the_limit_is_taken(
     calls: Calls, stream: PublishStream, topic: str, make: Callable[..., Batch]
@@ -332,6 +337,7 @@ GARBAGE = [
 ]
 
 
+@pytest.mark.every_client("status after answers")
 @pytest.mark.parametrize("garbage", GARBAGE)
 def test_garbage_ends_the_stream_after_the_answers_before_it(
     calls: Calls, stream: PublishStream, topic: str, garbage: bytes
@@ -347,6 +353,7 @@ def test_garbage_ends_the_stream_after_the_answers_before_it(
     assert calls.bodies(topic) == numbers(20)
 
 
+@pytest.mark.every_client("large messages")
 def test_a_request_beyond_all_limits_is_refused_and_the_broker_lives(
     calls: Calls, stream: PublishStream, topic: str
 ) -> None:
@@ -356,6 +363,7 @@ def test_a_request_beyond_all_limits_is_refused_and_the_broker_lives(
     assert calls.ends(topic) == [0, 0, 0, 0]
 
 
+@pytest.mark.every_client("cancellation")
 def test_a_client_that_goes_away_leaves_nothing_behind(
     calls: Calls, channel: grpc.Channel, topic: str
 ) -> None:

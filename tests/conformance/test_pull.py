@@ -93,6 +93,7 @@ def test_at_least_one_message_comes_however_large(calls: Calls, topic: str) -> N
     assert (len(bodies_in(answer.runs)), answer.next_offset) == (1, 1)
 
 
+@pytest.mark.every_client("large messages")
 def test_an_answer_fits_what_grpc_clients_take_by_default(calls: Calls, topic: str) -> None:
     for _ in range(6):
         calls.send(topic, bytes(1 << 20))
@@ -175,6 +176,7 @@ def test_a_filter_lets_through_what_it_says(
 # -- the long poll ---------------------------------------------------------------------------------
 
 
+@pytest.mark.every_client("many calls at a time")
 def test_a_pull_that_waits_wakes_with_the_first_message(
     calls: Calls, channel: grpc.Channel, topic: str
 ) -> None:
@@ -234,6 +236,7 @@ def test_a_wait_outlives_its_topic_no_longer_than_it_said(calls: Calls, topic: s
     assert error is None or refusal_of(error).code == "TOPIC_NOT_FOUND"
 
 
+@pytest.mark.every_client("cancellation")
 def test_a_cancelled_pull_leaves_nothing_behind(
     calls: Calls, channel: grpc.Channel, topic: str
 ) -> None:

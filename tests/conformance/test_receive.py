@@ -119,12 +119,14 @@ def test_a_receive_waits_for_what_comes(calls: Calls, topic: str, group: str) ->
         assert bodies(call.result()) == [b"a"]
 
 
+@pytest.mark.every_client("deadlines")
 def test_a_receive_ends_before_its_client_gives_up(calls: Calls, topic: str, group: str) -> None:
     request = consumer_pb2.ReceiveRequest(group=group, topic=topic, wait_ms=60_000)
     ask = calls.channel.unary_unary(path_of("ConsumerService/Receive"))
     assert ask(request.SerializeToString(), timeout=1.5) == b""
 
 
+@pytest.mark.every_client("cancellation")
 def test_messages_granted_to_a_client_that_is_gone_go_to_others(
     calls: Calls, broker: Any, connect: Callable[..., Any], topic: str, group: str
 ) -> None:

@@ -32,6 +32,7 @@ def test_messages_of_one_send_follow_each_other_and_each_has_an_id(
     assert [one.message_id for one in found] == list(answer.message_ids)
 
 
+@pytest.mark.every_client("unary calls")
 def test_every_field_of_a_message_comes_back_as_it_was_sent(calls: Calls, topic: str) -> None:
     sent = Message(
         body=bytes(range(256)),
@@ -47,6 +48,7 @@ def test_every_field_of_a_message_comes_back_as_it_was_sent(calls: Calls, topic:
     assert [message for run in pulled.runs for message in run.messages] == [sent, Message()]
 
 
+@pytest.mark.every_client("many calls at a time")
 def test_sends_at_the_same_time_are_each_stored_once_and_answered_for_themselves(
     calls: Calls, topic: str
 ) -> None:
@@ -175,6 +177,7 @@ REFUSALS = [
 ]
 
 
+@pytest.mark.every_client("status and trailers")
 @pytest.mark.parametrize(("fields", "code", "grpc_code", "text"), REFUSALS)
 def test_a_bad_send_is_refused_by_name_and_changes_nothing(
     calls: Calls, topic: str, fields: dict[str, Any], code: str, grpc_code: Any, text: str
@@ -211,6 +214,7 @@ def test_a_producer_that_leaves_too_many_gaps_hears_of_it(calls: Calls, topic: s
     assert calls.send(topic, b"x", producer_id=topic, sequence=511).is_duplicate
 
 
+@pytest.mark.every_client("large messages")
 def test_the_largest_message_is_taken(calls: Calls, topic: str) -> None:
     """The limit is that of the body; what stands beside it has a limit of its own."""
     body = bytes(4 << 20)

@@ -29,6 +29,7 @@ def test_a_member_alone_has_all_queues_and_hears_how_to_stay(subscribe: Any, top
     assert (assignment.heartbeat_ms, assignment.expires_ms) == (10_000, 30_000)
 
 
+@pytest.mark.every_client("order in a stream")
 def test_every_message_of_every_queue_comes_once_and_in_order(
     calls: Calls, subscribe: Any, topic: str
 ) -> None:
@@ -187,6 +188,7 @@ def test_progress_that_is_late_or_not_the_members_is_passed_over(
 # -- limits ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_client("a stream that rests")
 def test_no_more_is_sent_than_the_clients_cache_has_room_for(
     calls: Calls, subscribe: Any, topic: str
 ) -> None:
@@ -228,6 +230,7 @@ def test_bytes_in_the_cache_are_limited_too(calls: Calls, subscribe: Any, topic:
     assert stream.messages(1)
 
 
+@pytest.mark.every_client("large messages")
 def test_a_message_larger_than_the_cache_comes_alone(
     calls: Calls, subscribe: Any, topic: str
 ) -> None:

@@ -311,6 +311,7 @@ def test_another_group_cannot_end_it_by_its_stream(
     assert stream.end(one, ROLLBACK).WhichOneof("kind") == "ended"
 
 
+@pytest.mark.every_client("status without answers")
 @pytest.mark.parametrize(
     ("data", "code"),
     [
@@ -365,6 +366,7 @@ def test_nonsense_later_ends_the_stream_after_what_came_before_was_answered(
         calls("EndTransaction", transaction_id=one, resolution=ROLLBACK)
 
 
+@pytest.mark.every_client("half-close, flow control")
 def test_a_half_closed_stream_gets_all_answers(
     calls: Calls, topic: str, transact: Callable[..., TransactStream]
 ) -> None:
@@ -393,6 +395,7 @@ def test_a_half_closed_stream_gets_all_answers(
     assert calls.ends(topic) == [count, 0, 0, 0]
 
 
+@pytest.mark.every_client("order in a stream")
 def test_several_requests_and_answers_may_travel_together(
     calls: Calls, topic: str, transact: Callable[..., TransactStream]
 ) -> None:

@@ -200,6 +200,7 @@ def test_sends_that_wait_for_a_quorum_are_bounded_and_others_get_flow_control(pa
 # -- stopping --------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_client("connecting again")
 def test_a_node_that_stops_answers_what_it_took_and_sends_clients_away(
     tmp_path: Path, broker_flags: list[str], connect: Callable[[str], grpc.Channel]
 ) -> None:

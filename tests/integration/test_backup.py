@@ -7,8 +7,6 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -24,6 +22,7 @@ from mq.store.vfs import RealVfs
 from tests.support.broker_process import BrokerProcess
 from tests.support.broker_set import BrokerSet
 from tests.support.raft_cluster import free_port, poll
+from tests.support.warm_process import run_mq
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,22 +36,15 @@ FLAGS = ("--store-segment-bytes", "256KiB")
 
 def mq(*arguments: str) -> Any:
     """The command's output, as JSON."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "mq", *arguments, "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    ended = run_mq(*arguments, "--json")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return json.loads(ended.stdout)
 
 
 def refused(*arguments: str) -> str:
-    command = [sys.executable, "-m", "mq", *arguments]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    ended = run_mq(*arguments)
     assert ended.returncode == 1, ended.stdout
-    return ended.stderr
+    return ended.stderr.decode()
 
 
 class Load:

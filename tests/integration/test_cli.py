@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.broker_process import BrokerProcess
+from tests.support.warm_process import run_mq
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,14 +46,7 @@ class Program:
     def __call__(
         self, *arguments: str, stdin: bytes = b"", exit_code: int = 0
     ) -> subprocess.CompletedProcess[bytes]:
-        done = subprocess.run(
-            [*MQ, *arguments],
-            input=stdin,
-            env=self.environment,
-            capture_output=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
+        done = run_mq(*arguments, environment=self.environment, stdin=stdin, timeout=DEADLINE_S)
         assert b"Traceback" not in done.stderr, done.stderr.decode()
         assert done.returncode == exit_code, (done.stdout + done.stderr).decode()
         return done

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.broker_process import BrokerProcess
 from tests.support.topics import committed, create_topic, send
+from tests.support.warm_process import run_mq
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,16 +25,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def mq(server: str, *arguments: str, code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "mq", *arguments],
-        env={**os.environ, "MQ_SERVER": server},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    done = run_mq(*arguments, environment={**os.environ, "MQ_SERVER": server}, timeout=TIMEOUT_S)
     assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout if code == 0 else done.stderr
+    return (done.stdout if code == 0 else done.stderr).decode()
 
 
 def test_a_printed_message_is_acknowledged_unless_no_ack_is_given(server: str) -> None:

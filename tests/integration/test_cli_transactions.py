@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
 from mq.client import TransactionProducer
 from tests.support.broker_process import BrokerProcess
 from tests.support.topics import eventually
+from tests.support.warm_process import run_mq
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,16 +23,10 @@ def test_an_operator_sees_ends_and_asks(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data", "--transactions-first-check-ms", "1h") as broker:
 
         def mq(*arguments: str, exit_code: int = 0) -> str:
-            done = subprocess.run(
-                [sys.executable, "-m", "mq", *arguments],
-                env={**os.environ, "MQ_SERVER": broker.address, "COLUMNS": "80"},
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
+            environment = {**os.environ, "MQ_SERVER": broker.address, "COLUMNS": "80"}
+            done = run_mq(*arguments, environment=environment)
             assert done.returncode == exit_code, done.stdout + done.stderr
-            return done.stdout or done.stderr
+            return (done.stdout or done.stderr).decode()
 
         def metric(name: str) -> float:
             url = f"http://127.0.0.1:{broker.metrics_port}/metrics"

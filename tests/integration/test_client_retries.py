@@ -7,8 +7,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
 import threading
 import urllib.request
 from typing import TYPE_CHECKING, Any
@@ -19,6 +17,7 @@ from mq.client import Admin, Consumer, Message, Nack, Producer, PushConsumer, Re
 from mq.client.messages import QueueRef
 from tests.support.broker_process import BrokerProcess
 from tests.support.topics import committed, create_topic, eventually, fill, send
+from tests.support.warm_process import run_mq
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -219,13 +218,7 @@ def test_a_broker_that_is_killed_in_between_loses_nothing(tmp_path: Path, name: 
 
 def mq(server: str, *arguments: str, exit_code: int = 0) -> str:
     environment = {**os.environ, "MQ_SERVER": server, "COLUMNS": "80"}
-    done = subprocess.run(
-        [sys.executable, "-m", "mq", *arguments],
-        env=environment,
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_mq(*arguments, environment=environment)
     assert done.returncode == exit_code, (done.stdout + done.stderr).decode()
     assert b"Traceback" not in done.stderr
     return (done.stdout if exit_code == 0 else done.stderr).decode()

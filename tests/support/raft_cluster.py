@@ -239,7 +239,8 @@ class Cluster:
             node.kill()
 
     def running(self) -> list[Process]:
-        return [node for node in self.nodes.values() if node.is_running]
+        # A copy: another thread may add nodes.
+        return [node for node in [*self.nodes.values()] if node.is_running]
 
     def others(self, *nodes: Process) -> list[Process]:
         return [node for node in self.nodes.values() if node not in nodes]

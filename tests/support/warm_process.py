@@ -1,11 +1,13 @@
-"""Processes of a broker that begin with everything imported.
+"""Processes of `mq` that begin with everything imported.
 
     process = WarmProcess("mq.__main__", ["server", "--data", "d"], stdout=log, stderr=log)
+    done = run_mq("topic", "list", environment={**os.environ, "MQ_SERVER": address})
 
 Imports are most of the start of a node, and tests start hundreds of nodes. One process a test run
 imports a broker and forks when asked: a child is a process as any other, with memory, signals and
-an end of its own; only its imports are older than itself. Tests of a program as such (`mq ...`) run
-it from the beginning.
+an end of its own; only its imports are older than itself. The same holds for commands (`run_mq`).
+Tests of a program as such, how it starts and what signals and terminals do, run it from the
+beginning.
 
     tests --socket--> the warm process --fork--> a keeper --fork--> the node
       ^-------------- pipe: its pid, then its status --'
@@ -18,6 +20,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import importlib
 import json
 import os
@@ -27,11 +30,13 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from mq.__main__ import _COMMANDS
 from tests.support.waiting import DEADLINE_S
 from tests.support.waiting import poll as poll_until
 
@@ -54,24 +59,27 @@ class WarmProcess:
         *,
         stderr: IO[str] | IO[bytes],
         stdout: IO[str] | IO[bytes] | None = None,
+        stdin: IO[bytes] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Without a `stdout`, this and stdin are pipes."""
+        """Without a `stdout`, this and stdin are pipes. With one, stdin is empty unless given."""
         self.stdin: IO[bytes] | None = None
         self.stdout: IO[bytes] | None = None
         self._lock = threading.Lock()
         self._exit_code: int | None = None
         self._status, status = os.pipe()
         if stdout is None:
-            stdin_read, stdin = os.pipe()
-            output, stdout_write = os.pipe()
-            self.stdin, self.stdout = os.fdopen(stdin, "wb", 0), os.fdopen(output, "rb")
+            stdin_read, stdin_write = os.pipe()
+            stdout_read, stdout_write = os.pipe()
+            self.stdin, self.stdout = os.fdopen(stdin_write, "wb", 0), os.fdopen(stdout_read, "rb")
         else:
-            stdin_read, stdout_write = os.open(os.devnull, os.O_RDONLY), os.dup(stdout.fileno())
+            empty = os.open(os.devnull, os.O_RDONLY) if stdin is None else os.dup(stdin.fileno())
+            stdin_read, stdout_write = empty, os.dup(stdout.fileno())
         request = {
             "module": module,
             "arguments": list(arguments),
             "directory": str(Path.cwd()),
-            "environment": dict(os.environ),
+            "environment": dict(os.environ if environment is None else environment),
         }
         given = [status, stdin_read, stdout_write, stderr.fileno()]
         socket.send_fds(_warm_process(), [json.dumps(request).encode()], given)
@@ -104,6 +112,37 @@ class WarmProcess:
         return number
 
 
+def run_mq(
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    stdin: bytes = b"",
+    timeout: float = DEADLINE_S,
+) -> subprocess.CompletedProcess[bytes]:
+    """`mq ARGUMENTS...` to its end."""
+    with (
+        tempfile.TemporaryFile() as given,
+        tempfile.TemporaryFile() as stdout,
+        tempfile.TemporaryFile() as stderr,
+    ):
+        given.write(stdin)
+        given.seek(0)
+        process = WarmProcess(
+            "mq.__main__",
+            arguments,
+            stdin=given,
+            stdout=stdout,
+            stderr=stderr,
+            environment=environment,
+        )
+        try:
+            exit_code = process.wait(timeout)
+        finally:
+            process.kill()
+        for output in (stdout, stderr):
+            output.seek(0)
+        return subprocess.CompletedProcess(arguments, exit_code, stdout.read(), stderr.read())
+
+
 def _warm_process() -> socket.socket:
     with _start_lock:
         return _started()
@@ -132,6 +171,12 @@ def _end(requests: socket.socket, process: subprocess.Popen[bytes]) -> None:
 def main() -> None:
     for module in _PRELOADED:
         importlib.import_module(module)
+    for command in _COMMANDS:
+        if command.name != "spark":  # its libraries are large
+            command.load()
+    # A process that ends looks through all objects for cycles: four times the work of a command.
+    gc.collect()
+    gc.freeze()
     with socket.socket(fileno=int(sys.argv[1])) as requests:
         request = _serve(requests)
     if request is not None:
