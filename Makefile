@@ -1,6 +1,6 @@
 # Every target installs what it needs into .venv by itself, once.
 .DEFAULT_GOAL := help
-.PHONY: help run demo check test conformance sim chaos chaos-local up down lint fmt type proto verify-proto sync verify-sync bench bench-store bench-raft bench-broker bench-calls bench-client bench-backlog bench-spark clean
+.PHONY: help run demo check test conformance sim chaos chaos-local up down lint fmt type proto verify-proto sync verify-sync bench bench-store bench-raft bench-broker bench-calls bench-client bench-backlog bench-spark bench-peers clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -105,6 +105,9 @@ bench-backlog: .venv/.run ## producers beside a reader of an old backlog; ends w
 
 bench-spark: .venv/.dev ## the Spark source and sink against Arrow alone and our producer
 	@$(BIN)/python -m bench.spark
+
+bench-peers: .venv/.dev ## our broker and client beside others, as far as they can be had (ARGS=--help)
+	@$(BIN)/python -m bench.peers $(ARGS)
 
 clean: ## remove .venv and caches (never data)
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Our broker and client beside others, each with its own tools: `python -m bench.peers`."""
