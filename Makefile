@@ -32,7 +32,7 @@ check: lint type ## before a commit: lint, types, unit tests with fewer random e
 	$(BIN)/python -m pytest -q tests/unit --hypothesis-profile quick --numprocesses auto --dist worksteal
 
 test: lint type verify-proto verify-sync ## lint, types, generated code, all tests
-	$(BIN)/python -m pytest --ignore tests/chaos --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --ignore tests/chaos --numprocesses 4 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/chaos
 
 conformance: .venv/.dev ## tests/conformance, all of it with every client, also Java and Node.js

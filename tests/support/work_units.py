@@ -3,7 +3,8 @@
 A process takes a unit of tests at a time, and the units in their order.
 
 - A unit is a file. In `tests/conformance` it is a client: its tests, of all files, share a broker
-  and a program in its language. `tests/spark` is one: its tests share a Java process.
+  and a program in its language. `tests/spark` is two, each with a Java process for its tests:
+  files of which most of the time goes into programs with a Java of their own, and the others.
 - The units of each folder are spread over the run, so that tests that wait (for elections, leases,
   other processes) run beside tests that compute. Unit tests are the last ones: they are short, and
   the processes end at about the same time.
@@ -16,8 +17,9 @@ from collections import defaultdict
 
 from xdist.scheduler import LoadFileScheduling
 
-# The simulated seeds keep all processors busy, Spark one process for a third of the run.
-_FIRST = ("tests/sim/test_seeds.py", "tests/spark")
+_SPARK_PROGRAMS = {"test_archive.py", "test_etl.py", "test_exactly_once.py"}
+# The longest.
+_FIRST = ("tests/sim/test_seeds.py", "tests/spark/programs", "tests/spark/session")
 _CLIENT = re.compile(r"\b(?:grpcio|mq)-(?:python|go|java|node)-(?:plain|tls)\b")
 # The part of the run in which the units of other folders than `tests/unit` begin.
 _SPREAD = 0.9
@@ -25,11 +27,13 @@ _SPREAD = 0.9
 
 def unit_of(test_id: str) -> str:
     file, _, test = test_id.partition("::")
-    folder = "/".join(file.split("/")[:2])
+    *folder, name = file.split("/")
     client = _CLIENT.search(test)
-    if folder == "tests/conformance" and client is not None:
-        return f"{folder}/{client.group()}"
-    return folder if folder == "tests/spark" else file
+    if folder == ["tests", "conformance"] and client is not None:
+        return f"tests/conformance/{client.group()}"
+    if folder == ["tests", "spark"]:
+        return f"tests/spark/{'programs' if name in _SPARK_PROGRAMS else 'session'}"
+    return file
 
 
 def in_order(test_ids: list[str]) -> list[int]:
