@@ -28,10 +28,12 @@ run: .venv/.run ## start a node on ./data (DATA=dir for another)
 demo: .venv/.run ## a broker of its own: send, consume, filter, measure, stop
 	@$(BIN)/python -m mq.cli.demo
 
-check: lint type ## before a commit: lint, types, unit tests with fewer random examples; under two minutes
+check: .venv/.dev ## before a commit: lint, types, unit tests with fewer random examples; under two minutes
+	@$(MAKE) --no-print-directory --jobs 2 type lint
 	$(BIN)/python -m pytest -q tests/unit --hypothesis-profile quick --numprocesses auto --dist worksteal
 
-test: lint type verify-proto verify-sync ## lint, types, generated code, all tests
+test: .venv/.dev ## lint, types, generated code, all tests
+	@$(MAKE) --no-print-directory --jobs 2 type lint verify-proto verify-sync
 	$(BIN)/python -m pytest --ignore tests/chaos --numprocesses 4 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/chaos
 
