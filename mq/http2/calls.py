@@ -128,7 +128,7 @@ class _Refused(Stream):
         self.on_data(data, start, stop)
         self.on_end()
 
-    def on_drained(self) -> None:
+    def on_sent(self) -> None:
         pass
 
     def on_closed(self, connection: Connection, *, is_cancelled: bool) -> None:
@@ -150,6 +150,7 @@ class Call(Stream):
         "_parts_bytes",
         "_peer",
         "_reader",
+        "_rest_bytes_max",
         "_take_small",
         "_task",
         "_timeout",
@@ -179,6 +180,8 @@ class Call(Stream):
         self._reader: asyncio.Future[None] | None = None
         self._take_small: Callable[[bytes], bool] | None = None
         self._writer: asyncio.Future[None] | None = None
+        # The writer goes on when no more than this is in the queue.
+        self._rest_bytes_max = 0
         self._task: asyncio.Task[None] | None = None
         self._work: Coroutine[Any, Any, None] | None = None
         self._timeout: Timeout = None
@@ -247,12 +250,30 @@ class Call(Stream):
         return message
 
     async def write(self, message: bytes) -> None:
-        """Returns when the client has room for more. CallEnded."""
-        connection = self.connection
-        if connection is None or self.tail is not None:
+        """Returns when at least half of it is sent, so that the handler prepares the next one
+        while the rest goes out. CallEnded.
+        """
+        self._send(self._writable(), message)
+        await self._until_sent(len(message) // 2)
+
+    async def write_parts(self, parts: Sequence[bytes | memoryview]) -> None:
+        """As `write`, of a message in parts, which are not copied if they are large."""
+        connection, size = self._writable(), sum(map(len, parts))
+        if size <= _COPIED_BYTES_MAX:
+            self._send(connection, b"".join(parts))
+        else:
+            self._send_parts(parts, size)
+        await self._until_sent(size // 2)
+
+    def _writable(self) -> Connection:
+        if self.connection is None or self.tail is not None:
             raise CallEnded
-        self._send(connection, message)
-        while self.is_open and (self.queue or connection.is_paused):
+        return self.connection
+
+    async def _until_sent(self, rest_bytes_max: int) -> None:
+        """Until no more than this is in the queue."""
+        self._rest_bytes_max = rest_bytes_max
+        while self.is_open and self.queued_bytes > rest_bytes_max:
             self._writer = self._acceptor.loop.create_future()
             try:
                 await self._writer
@@ -314,22 +335,30 @@ class Call(Stream):
     # -- sending ----------------------------------------------------------------------------------
 
     def _send(self, connection: Connection, message: bytes) -> None:
+        size = len(message) + _PREFIX_BYTES
+        if size > _COPIED_BYTES_MAX:
+            self._send_parts([memoryview(message)], len(message))
+            return
+        self._send_head()
+        prefix = b"\0" + _pack_size(len(message))
+        if connection.fits(self, size):
+            head = _pack(0, size, frames.DATA, 0, self.stream_id)
+            connection.write_data(self, b"".join((head, prefix, message)), size)
+        else:
+            self.send_data([prefix + message])
+
+    def _send_parts(self, parts: Sequence[bytes | memoryview], size: int) -> None:
+        self._send_head()
+        self.send_data([b"\0" + _pack_size(size), *parts])
+
+    def _send_head(self) -> None:
         if not self._is_head_sent:
             self._is_head_sent = True
             self.send_headers(status.HEADERS + self._initial)
-        size = len(message) + _PREFIX_BYTES
-        prefix = b"\0" + _pack_size(size - _PREFIX_BYTES)
-        if size <= _COPIED_BYTES_MAX:
-            if connection.fits(self, size):
-                head = _pack(0, size, frames.DATA, 0, self.stream_id)
-                connection.write_data(self, b"".join((head, prefix, message)), size)
-                return
-            self.send_data([prefix + message])
-        else:
-            self.send_data([prefix, memoryview(message)])
 
-    def on_drained(self) -> None:
-        _wake(self._writer)
+    def on_sent(self) -> None:
+        if self.queued_bytes <= self._rest_bytes_max:
+            _wake(self._writer)
 
     # -- receiving --------------------------------------------------------------------------------
 

@@ -170,9 +170,6 @@ class Connection:
 
     def resume(self) -> None:
         self.is_paused = False
-        for stream in [*self.streams.values()]:
-            if not stream.queue:
-                stream.on_drained()
         self._wake_up()
 
     def lost(self) -> None:
@@ -394,6 +391,7 @@ class Connection:
                 continue
             if stream.queue:
                 bytes_max -= self._send_quantum(stream, stream.queue)
+                stream.on_sent()
             if not stream.queue:
                 self._drained(stream)
             elif stream.line_up():
@@ -434,11 +432,9 @@ class Connection:
 
     def _drained(self, stream: Stream) -> None:
         tail = stream.tail
-        if tail is None:
-            stream.on_drained()
-        elif tail:
+        if tail:
             stream.send_headers(tail, is_end=True)
-        else:
+        elif tail is not None:
             self.end(stream)
 
     # -- frames -----------------------------------------------------------------------------------

@@ -86,8 +86,8 @@ class Stream(abc.ABC):
         """All of a request at once: as `on_open`, `on_data` and `on_end`."""
 
     @abc.abstractmethod
-    def on_drained(self) -> None:
-        """The queue is empty again, or the transport takes more."""
+    def on_sent(self) -> None:
+        """Some or all of the queue was sent."""
 
     @abc.abstractmethod
     def on_closed(self, connection: Connection, *, is_cancelled: bool) -> None:

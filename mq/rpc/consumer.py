@@ -188,13 +188,15 @@ class ConsumerService:
             elif isinstance(out, Redirected):
                 await context.write(_redirect(out))
             else:
-                data = framing.delivery(out)
-                # Unsent until gRPC has passed it on, which it does as far as the client reads.
-                unsent.hold(len(data))
+                parts = framing.delivery(out)
+                size_bytes = sum(map(len, parts))
+                # Unsent until the transport has passed on at least half of it, which it does as far
+                # as the client reads.
+                unsent.hold(size_bytes)
                 try:
-                    await context.write(data)
+                    await context.write_parts(parts)
                 finally:
-                    unsent.release(len(data))
+                    unsent.release(size_bytes)
 
     async def _assignment(self, assigned: Assigned) -> bytes:
         assignment = pb.Assignment(

@@ -32,7 +32,12 @@ class Context(Protocol):
         """
 
     async def write(self, message: bytes, /) -> None:
-        """Returns when the client has room for more. CallEnded."""
+        """Returns when the client has room for more: a transport may have some of this message in
+        hand, but nothing of those before it. CallEnded.
+        """
+
+    async def write_parts(self, parts: Sequence[bytes | memoryview], /) -> None:
+        """As `write`, of a message in parts."""
 
     def try_write(self, message: bytes, /) -> bool:
         """As `write`, without waiting. Returns False and writes nothing if the client has no room

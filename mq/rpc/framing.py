@@ -100,8 +100,12 @@ def assignment(data: bytes) -> bytes:
     return b"".join((_ASSIGNMENT_FIELD, varint.encode(len(data)), data))
 
 
-def delivery(delivered: Delivered) -> bytes:
-    """A SubscribeResponse."""
+# Of a delivery: a transport spends more on each than a copy of a small one costs.
+_PARTS_MAX = 64
+
+
+def delivery(delivered: Delivered) -> list[bytes | memoryview]:
+    """The parts of a SubscribeResponse; few, however many runs it has."""
     queue, epoch, result = delivered
     head = consumer_pb2.Delivery(
         topic=queue.topic,
@@ -114,7 +118,7 @@ def delivery(delivered: Delivered) -> bytes:
     parts: list[bytes | memoryview] = [b"", head.SerializeToString()]
     _add_runs(parts, result.runs)
     parts[0] = _DELIVERY_FIELD + varint.encode(sum(map(len, parts)))
-    return b"".join(parts)
+    return parts if len(parts) <= _PARTS_MAX else [b"".join(parts)]
 
 
 def receive_response(given: list[GrantedRun]) -> bytes:

@@ -192,6 +192,9 @@ class _Call:
         except grpc.aio.InternalError:
             raise CallEnded from None
 
+    async def write_parts(self, parts: Sequence[bytes | memoryview]) -> None:
+        await self.write(b"".join(parts))
+
     def try_write(self, message: bytes) -> bool:
         """gRPC lets no one know whether there is room."""
         return False

@@ -35,7 +35,6 @@ class Recorder(Stream):
         super().__init__(connection, stream_id, request.content_length)
         self.data = b""
         self.has_end = False
-        self.drained = 0
         self.is_cancelled: bool | None = None
 
     def on_open(self, timeout: Timeout) -> None:
@@ -53,8 +52,8 @@ class Recorder(Stream):
         self.on_data(data, start, stop)
         self.on_end()
 
-    def on_drained(self) -> None:
-        self.drained += 1
+    def on_sent(self) -> None:
+        pass
 
     def on_closed(self, connection: Connection, *, is_cancelled: bool) -> None:
         assert connection.streams.get(self.stream_id) is None

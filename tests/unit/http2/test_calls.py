@@ -489,6 +489,45 @@ async def test_a_writer_waits_for_its_client() -> None:
 
 
 @on_loop
+async def test_a_writer_prepares_the_next_message_while_half_of_the_last_one_is_unsent() -> None:
+    written: list[int] = []
+
+    async def write(call: Call) -> None:
+        for number in range(2):
+            await call.write(bytes(100_000))
+            written.append(number)
+
+    client = Client(Streaming(write), settings=http2.settings(initial_window_size=49_000))
+    client.open(1, is_end=True)
+    client.output()
+    await turns()
+    assert written == []
+    client.send(http2.window_update(1, 2_000))
+    client.output()
+    await turns()
+    assert written == [0], "and of the second message nothing is sent"
+    client.send(http2.window_update(1, 49_010))
+    client.output()
+    await turns()
+    assert written == [0]
+
+
+@pytest.mark.parametrize("sizes", [[], [0, 7], [4_000, 90, 5], [1, 30_000, 2]])
+@on_loop
+async def test_a_message_may_be_written_in_parts(sizes: list[int]) -> None:
+    parts = [bytes([at]) * size for at, size in enumerate(sizes)]
+
+    async def write(call: Call) -> None:
+        await call.write_parts([memoryview(part) for part in parts])
+        await call.write_parts(parts)
+
+    client = Client(Streaming(write))
+    client.open(1, is_end=True)
+    messages, _ = await client.answers()
+    assert messages == [b"".join(parts)] * 2
+
+
+@on_loop
 async def test_a_reader_that_waits_may_take_small_requests_as_they_come() -> None:
     taken: list[bytes] = []
     read: list[bytes] = []

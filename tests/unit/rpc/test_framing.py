@@ -154,7 +154,7 @@ def test_a_pull_that_finds_nothing_says_where_to_go(
 def test_a_delivery_is_what_protobuf_reads(count: int) -> None:
     runs = RUNS[:count]
     result = ReadResult(Status.FOUND, [one for one, _ in runs], 8, 2, 9)
-    data = delivery(Delivered(Queue("t", 3), 5, result))
+    data = b"".join(delivery(Delivered(Queue("t", 3), 5, result)))
     expected = pb.Delivery(
         topic="t",
         queue_id=3,
