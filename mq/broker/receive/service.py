@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from mq import errors, names
@@ -23,6 +23,7 @@ from mq.broker.batched_decider import BatchedDecider, TurnDecision
 from mq.broker.consumer.groups import Groups, Start
 from mq.broker.consumer.pulling import READ_BYTES_MAX, Puller
 from mq.broker.core import Core, Service
+from mq.broker.long_work import in_turns
 from mq.broker.queue import Queue
 from mq.broker.receive import acks
 from mq.broker.receive.grants import (
@@ -227,6 +228,7 @@ class ReceiveService(Service):
             core.state, core.arrivals, puller.end, self._expires_ms
         )
         self._skipped_at_ms = 0
+        self._skipping: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_dropping = False
 
@@ -520,23 +522,29 @@ class ReceiveService(Service):
         self._receive_groups.pass_time(now_ms, steady_ms)
         if steady_ms - self._skipped_at_ms >= _SKIP_MS:
             self._skipped_at_ms = steady_ms
-            for group in self._receive_groups:
-                self._skip_filtered(group)
+            if self._skipping is None or self._skipping.done():
+                self._skipping = self._begin_task(self._skip_filtered([*self._receive_groups]))
         exhausted = [group for group in self._receive_groups if group.exhausted_queues]
         if exhausted and not self._is_dropping:
             self._is_dropping = True
             self._begin_task(self._drop_exhausted(exhausted))
 
-    def _skip_filtered(self, group: ReceiveGroup) -> None:
+    async def _skip_filtered(self, groups: list[ReceiveGroup]) -> None:
         """Messages that the filter left out are done, also while no other message comes."""
-        skipped = {}
-        for queue, memory in group.memories.items():
+        for group in groups:
+            skipped = await in_turns(self._skippable(group, [*group.memories]))
+            if skipped:
+                request = acks.SkipFiltered(group.group, dict(skipped))
+                await self._quietly(self.submit(request), group.group)
+
+    def _skippable(
+        self, group: ReceiveGroup, queues: list[Queue]
+    ) -> Iterator[tuple[Queue, tuple[int, int]]]:
+        for queue in queues:
+            memory = group.memories.get(queue)
             leases = self._core.state.leases.get(group.group, queue)
-            if leases is not None and memory.passed > leases.next:
-                skipped[queue] = leases.next, memory.passed
-        if skipped:
-            request = acks.SkipFiltered(group.group, skipped)
-            self._begin_task(self._quietly(self.submit(request), group.group))
+            if memory is not None and leases is not None and memory.passed > leases.next:
+                yield queue, (leases.next, memory.passed)
 
     async def _drop_exhausted(self, exhausted: list[ReceiveGroup]) -> None:
         try:
