@@ -21,6 +21,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,8 +43,6 @@ from bench.peers.rocketmq import RocketMq
 
 PEERS: tuple[type[Peer], ...] = (Mq, MqEncoded, RocketMq, Kafka, Nats, RabbitMq, Redis)
 WORKS = ("batches", "calls", "clients")
-# Touched before each measurement, so that the kernel has these pages at hand.
-_WARM_BYTES = 1_000_000_000
 
 
 def main() -> None:
@@ -75,6 +75,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0, help="of one measurement, about")
     parser.add_argument("--callers", type=int, default=64, help="of calls, at the same time")
+    parser.add_argument(
+        "--warm-bytes",
+        type=int,
+        default=1_000_000_000,
+        help="page cache to touch before each measurement of a broker, see bench.generator",
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw an SVG or PNG")
     parser.add_argument("--directory", type=Path, metavar="DIR", help="of peers, see above")
     parser.add_argument("--offline", action="store_true", help="fetch nothing, use what is there")
@@ -153,7 +159,7 @@ class Bench:
                 with self._skipping(f"{peer.title}, {work} of {SIZES[size]}"):
                     rounds = []
                     for _ in range(self._arguments.rounds):
-                        warm_memory(_WARM_BYTES)
+                        warm_memory(self._arguments.warm_bytes)
                         if work == "batches":
                             rounds.append(peer.batches(size, seconds))
                         else:
@@ -211,4 +217,6 @@ class Bench:
 
 
 if __name__ == "__main__":
+    # An end by a signal leaves no broker behind: the blocks that stop them are left in order.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     main()

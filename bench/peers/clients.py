@@ -44,6 +44,12 @@ CLIENTS = (
         "with_mq.py",
     ),
     Client(
+        "mq, Arrow",
+        "mq",
+        {"send": "Producer.send_arrow", "receive": "PullConsumer.read_arrow, without a group"},
+        "with_mq_arrow.py",
+    ),
+    Client(
         "confluent-kafka",
         "kafka",
         {"send": "produce, in C", "receive": "consume of 1,000, in C"},
