@@ -19,7 +19,7 @@ import logging
 import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar, cast
 
 import click
 
@@ -41,7 +41,7 @@ from mq.errors import MqError, Unreachable
 from mq.names import did_you_mean
 
 if TYPE_CHECKING:
-    from mq.client import PullResult, QueueRef, ReceivedMessage, aio
+    from mq.client import Consumer, PullResult, QueueRef, ReceivedMessage, aio
     from mq.client.messages import FilterLike
     from mq.wire.v1.cluster_pb2 import RouteResponse
 
@@ -106,13 +106,49 @@ class OutageNotes(logging.Handler):
 # -- as a member of a group ------------------------------------------------------------------------
 
 
+class Output(Protocol):
+    """The destination of the messages of a member."""
+
+    # What the consumer may fetch ahead.
+    cache_messages: int
+
+    def take(self, consumer: Consumer, timeout_s: float) -> int | None:
+        """Polls and writes messages. Returns their number, or None when there are enough."""
+
+    def finish(self, consumer: Consumer) -> None:
+        """Called once, when no more messages are taken."""
+
+
+class Printer:
+    """Prints messages, which are done then."""
+
+    cache_messages = 1_000
+
+    def __init__(self, options: ConsumeOptions, sink: Sink) -> None:
+        self._options = options
+        self._sink = sink
+
+    def take(self, consumer: Consumer, timeout_s: float) -> int | None:
+        left = self._options.left(self._sink.written)
+        if not left:
+            return None
+        messages = consumer.poll(left, timeout_s=timeout_s)
+        if messages:
+            self._sink.write(messages)
+            consumer.done(*messages)
+        return len(messages)
+
+    def finish(self, consumer: Consumer) -> None:
+        """The consumer commits when it is closed."""
+
+
 def consume_as_member(
-    brokers: Brokers, group: str, mode: Any, options: ConsumeOptions, sink: Sink
+    brokers: Brokers, group: str, mode: Any, options: ConsumeOptions, to: Output
 ) -> None:
     from mq.client import Consumer  # noqa: PLC0415
 
     _note_missing(
-        _repeated(functools.partial(_route, brokers, options.topics), options), options.topics
+        repeated(functools.partial(_route, brokers, options.topics), options), options.topics
     )
     subscriptions = dict.fromkeys(options.topics, options.wanted)
     idle_s = _IDLE_S if options.idle_s is None else options.idle_s
@@ -126,27 +162,27 @@ def consume_as_member(
             mode=mode,
             start=options.place,
             auto_commit=False,
+            cache_messages=to.cache_messages,
         ) as consumer,
     ):
         last_s = time.monotonic()
         has_queues = False
-        while left := options.left(sink.written):
-            poll = functools.partial(consumer.poll, left, timeout_s=min(idle_s, 1.0))
-            messages = _repeated(poll, options)
+        take = functools.partial(to.take, consumer, min(idle_s, 1.0))
+        while (count := repeated(take, options)) is not None:
             now_s = time.monotonic()
-            if messages:
-                sink.write(messages)
-                consumer.done(*messages)
+            if count:
                 last_s = now_s
             elif not has_queues and consumer.assignment:
                 has_queues, last_s = True, now_s
             elif now_s - last_s >= (idle_s if has_queues else max(idle_s, _JOIN_S)):
                 break
+        to.finish(consumer)
         unreadable = consumer.unreadable_messages
     _note_unreadable(unreadable)
 
 
-def _repeated(call: Callable[[], T], options: ConsumeOptions) -> T:
+def repeated(call: Callable[[], T], options: ConsumeOptions) -> T:
+    """Calls until it succeeds, if the command is to outlast an outage."""
     while True:
         try:
             return call()
@@ -352,7 +388,27 @@ def _await_broker(brokers: Brokers) -> None:
         output.note("a broker answers")
 
 
+def print_messages(
+    brokers: Brokers, group: str | None, mode: str, options: ConsumeOptions, sink: Sink
+) -> int:
+    """Returns the number of messages."""
+    if group is None:
+        browse(brokers, options, sink)
+    else:
+        consume_as_member(brokers, group, mode, options, Printer(options, sink))
+    return sink.written
+
+
 # -- the command -----------------------------------------------------------------------------------
+
+
+def _chosen_format(kind: str | None, *, is_json: bool, with_meta: bool) -> str:
+    if is_json and kind not in (None, "json"):
+        raise click.UsageError(f"--json and --format {kind} are two formats: give one")
+    kind = kind or ("json" if is_json else "text")
+    if with_meta and kind != "text":
+        raise click.UsageError(f"--format {kind} has everything: --meta is for text")
+    return kind
 
 
 @click.command(short_help="Print messages of topics.")
@@ -386,7 +442,14 @@ def _await_broker(brokers: Brokers) -> None:
 )
 @click.option("--meta", is_flag=True, help="Put place, time, tag, keys before each body.")
 @click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["text", "json", "arrow", "parquet"]),
+    help="One body a line, JSON a line, or a file of columns.  [default: text]",
+)
+@click.option(
     "--output",
+    "-o",
     "path",
     metavar="FILE",
     type=click.Path(dir_okay=False, writable=True, allow_dash=True),
@@ -407,6 +470,7 @@ def consume(  # noqa: PLR0913 - one a flag
     sql: str | None,
     mode: str | None,
     meta: bool,
+    kind: str | None,
     path: str,
 ) -> None:
     """Print messages of topics, one body a line.
@@ -414,13 +478,18 @@ def consume(  # noqa: PLR0913 - one a flag
     Without --group all messages are shown in the order of time, up to those of
     now, and nothing is committed. With --group messages are shared with the
     other members, and are done when they are printed.
+
+    --format arrow writes an Arrow IPC file (Feather), or an IPC stream to a pipe,
+    --format parquet a Parquet file; both need mq[arrow]. Rows come queue by queue.
+    The file is complete when the command ends, also by Ctrl-C.
     """
     if mode is not None and group is None:
         raise click.UsageError("--mode is how a group shares messages: give --group too")
     if follow and idle_s is not None:
         raise click.UsageError("--follow has no end and --timeout is one: give one of them")
-    if meta and brokers.as_json:
-        raise click.UsageError("JSON has everything: --meta is for text")
+    kind = _chosen_format(kind, is_json=brokers.as_json, with_meta=meta)
+    if group is not None and kind in ("arrow", "parquet"):
+        raise click.UsageError(f"--format {kind} is for reading without --group")
     options = ConsumeOptions(
         topics, place, filter_of(tags, sql), count, float("inf") if follow else idle_s
     )
@@ -429,17 +498,20 @@ def consume(  # noqa: PLR0913 - one a flag
     else:
         brokers.check()
     try:
-        with click.open_file(path, "wb") as file, OutageNotes():
-            sink = Sink(cast("BinaryIO", file), as_json=brokers.as_json, with_meta=meta)
-            if group is None:
-                browse(brokers, options, sink)
+        with OutageNotes():
+            if kind in ("arrow", "parquet"):
+                from mq.cli.consume_columns import write_columns  # noqa: PLC0415 # rarely needed
+
+                written = write_columns(brokers, options, path, kind)
             else:
-                consume_as_member(brokers, group, mode or "clustering", options, sink)
+                with click.open_file(path, "wb") as file:
+                    sink = Sink(cast("BinaryIO", file), as_json=kind == "json", with_meta=meta)
+                    written = print_messages(brokers, group, mode or "clustering", options, sink)
     except BrokenPipeError:
         # The reader of the pipe has closed it; click ends the command.
         raise
     except OSError as error:
         where = "stdout" if path == "-" else path
-        raise click.ClickException(f"cannot write to {where}: {error.strerror}") from error
+        raise click.ClickException(f"cannot write to {where}: {error.strerror or error}") from error
     if sys.stderr.isatty():
-        output.note(counted(sink.written, "message"))
+        output.note(counted(written, "message"))

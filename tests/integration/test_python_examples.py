@@ -1,4 +1,4 @@
-"""The Python programs that users copy: those in examples/python, and those in docs/CLIENT.md."""
+"""The Python programs that users copy: those in examples/python, docs/CLIENT.md, docs/ARROW.md."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEADLINE_S = 60
 
 RECEIVED = re.compile(r"received queue (\d+) offset (\d+) tag example: (.*)")
 
-# What each program of the page prints, in their order.
+# What the programs of each page print, in their order.
 CLIENT_DOC = [
     "SEND_OK False\n1000\n1\n",
     "100\n[]\n",
@@ -35,6 +35,7 @@ CLIENT_DOC = [
     # The groups of those before it follow.
     "[0, 0, 0, 0]\n",
 ]
+ARROW_DOC = ["100 ['keys', 'body']\n100\n", "3 orders\n"]
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,9 @@ def test_there_is_a_test_for_every_example() -> None:
         "broadcast.py",
         "exactly_once.py",
         "request_reply.py",
+        "arrow_pandas.py",
+        "arrow_polars.py",
+        "arrow_duckdb.py",
     }
 
 
@@ -152,11 +156,39 @@ def test_replies_and_errors_come_to_the_requester(server: str) -> None:
     ]
 
 
-def test_every_program_in_the_clients_page_does_what_the_page_says(server: str) -> None:
-    page = (ROOT / "docs" / "CLIENT.md").read_text(encoding="utf-8")
-    programs = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert len(programs) == len(CLIENT_DOC)
-    for program, expected in zip(programs, CLIENT_DOC, strict=True):
+@pytest.mark.parametrize(
+    ("library", "lines"),
+    [
+        ("pandas", ["3 rows sent", "ann paid 30", "bob paid 12"]),
+        ("polars", ["4 rows sent", "cellar 12.25", "roof 22.5"]),
+        (
+            "duckdb",
+            [
+                "9 rows sent",
+                "user-0: 3 messages, 90 in all",
+                "user-1: 3 messages, 120 in all",
+                "user-2: 3 messages, 150 in all",
+            ],
+        ),
+    ],
+)
+def test_data_frames_go_to_a_topic_and_come_back(
+    server: str, library: str, lines: list[str]
+) -> None:
+    pytest.importorskip(library, reason=f"{library} is not installed")
+    done = run(server, f"arrow_{library}.py", f"frames-{library}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == lines
+
+
+@pytest.mark.parametrize(("page", "shown"), [("CLIENT.md", CLIENT_DOC), ("ARROW.md", ARROW_DOC)])
+def test_every_program_in_a_page_does_what_the_page_says(
+    server: str, page: str, shown: list[str]
+) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    programs = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert len(programs) == len(shown)
+    for program, expected in zip(programs, shown, strict=True):
         assert ADDRESS in program
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", program.replace(ADDRESS, server)],

@@ -269,6 +269,7 @@ def test_options_go_to_the_consumer() -> None:
         "mode": "ordered",
         "start": 1000,
         "auto_commit": False,
+        "cache_messages": 1000,
     }
 
 
