@@ -83,7 +83,7 @@ def browse(
         browsing = _Browsing(consumer, options, file, interruption)
         idle_s = options.idle_s or 0.0
         last_s = time.monotonic()
-        while not browsing.is_over:
+        while not browsing.is_over():
             if browsing.read_new():
                 last_s = time.monotonic()
             if time.monotonic() - last_s >= idle_s:
@@ -109,7 +109,6 @@ class _Browsing:
         for topic in options.topics:
             repeated(functools.partial(self._find_start, topic), options)
 
-    @property
     def is_over(self) -> bool:
         return self._interruption.is_wanted or self._left == 0
 
@@ -126,13 +125,13 @@ class _Browsing:
         return before != self._positions
 
     def _find_start(self, topic: str) -> None:
-        if not self.is_over:
+        if not self.is_over():
             self._positions |= self._consumer.find_offsets(topic, self._options.place)
 
     def _read(self, topic: str) -> None:
         from mq.client import QueueRef  # noqa: PLC0415
 
-        if self.is_over:
+        if self.is_over():
             return
         ends = self._consumer.find_offsets(topic, "latest")
         # Queues that were added since the start are read from their first message on.
@@ -148,6 +147,6 @@ class _Browsing:
             queue_id, broker_set = batch["queue_id"][0].as_py(), batch["broker_set"][0].as_py()
             last = batch["queue_offset"][-1].as_py()
             self._positions[QueueRef(topic, queue_id, broker_set)] = last + 1
-            if self.is_over:
+            if self.is_over():
                 return
         self._positions |= ends
