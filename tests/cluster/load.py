@@ -19,6 +19,9 @@ SIZES = (0, 0, 100, 5000)
 IN_FLIGHT = 6
 # How long a producer waits for an answer before it goes elsewhere: a frozen leader gives none.
 _ANSWER_S = 1.0
+# Between two sends of a producer, about as long as one takes: all producers together have sends
+# under way nearly all the time, and leave the processors to the nodes.
+_PAUSE_S = 0.02
 # What a producer may be told; after each of them it goes on with a new token.
 LEGAL_ERRORS = frozenset({"NOT_LEADER", "OUTCOME_UNKNOWN", "NODE_STOPPED", "DISK_FULL"})
 
@@ -76,6 +79,7 @@ class Load:
                     return
                 tokens = [f"{name}.{number}.{i}" for i in range(IN_FLIGHT)]
                 node = self._send(node, tokens, rng) or next(targets)
+                self._is_over.wait(_PAUSE_S)
         except BaseException as error:  # noqa: BLE001 - shown by the thread that waits
             self._failures.append(error)
 
@@ -85,7 +89,7 @@ class Load:
             nodes = self._cluster.running()
             if nodes:
                 yield rng.choice(nodes)
-            self._is_over.wait(0.01)
+            self._is_over.wait(_PAUSE_S)
 
     def _send(self, node: Process, tokens: list[str], rng: random.Random) -> Process | None:
         """Whom to ask next, if that is known."""

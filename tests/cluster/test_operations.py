@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PATIENCE_S = 300.0
+# Between two messages: some hundred a second are enough.
+PACE_S = 0.002
 TOPIC, QUEUES = "operations", 4
 
 
@@ -101,6 +103,7 @@ class Traffic:
             body = f"{self._name}.{number}".encode()
             self._producer.send(TOPIC, Message(body))
             self.sent.append(body)
+            self._is_over.wait(PACE_S)
 
     def _consume(self) -> None:
         deadline_s = None

@@ -18,8 +18,13 @@ from collections import defaultdict
 from xdist.scheduler import LoadFileScheduling
 
 _SPARK_PROGRAMS = {"test_archive.py", "test_etl.py", "test_exactly_once.py"}
-# The longest.
-_FIRST = ("tests/sim/test_seeds.py", "tests/spark/programs", "tests/spark/session")
+# When the longest begin, as a part of the run; each keeps more than one core busy.
+_BEGIN = {
+    "tests/sim/test_seeds.py": -2.0,
+    "tests/spark/programs": -1.0,
+    "tests/spark/session": 0.3,
+    "tests/sim/test_flows.py": 0.5,
+}
 _CLIENT = re.compile(r"\b(?:grpcio|mq)-(?:python|go|java|node)-(?:plain|tls)\b")
 # The part of the run in which the units of other folders than `tests/unit` begin.
 _SPREAD = 0.9
@@ -47,7 +52,7 @@ def in_order(test_ids: list[str]) -> list[int]:
         for folder, found in folders.items()
         for place, unit in enumerate(found)
     }
-    begin |= {unit: place - len(_FIRST) for place, unit in enumerate(_FIRST)}
+    begin |= _BEGIN
     # By name as well: units that begin at the same time stay whole.
     keys = [(begin[unit], unit) for unit in map(unit_of, test_ids)]
     return sorted(range(len(test_ids)), key=keys.__getitem__)

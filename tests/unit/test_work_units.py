@@ -15,7 +15,7 @@ TESTS = [
         for client in ("mq-python-plain", "mq-go-tls-more", "more-mq-go-tls")
     ),
     "tests/sim/test_seeds.py::test_all",
-    *(f"tests/spark/test_{file}.py::test_it[mq-go-tls]" for file in "ab"),
+    *(f"tests/spark/test_{file}.py::test_it[mq-go-tls]" for file in ("etl", "reader", "writer")),
     *(f"tests/unit/store/test_{file}.py::test_it" for file in "abcdefgh"),
 ]
 
@@ -25,7 +25,7 @@ def test_every_test_runs_once_and_units_stay_whole() -> None:
     assert sorted(order) == list(range(len(TESTS)))
     units = [unit for unit, _ in groupby(unit_of(TESTS[place]) for place in order)]
     assert sorted(units) == sorted(set(units)) == sorted(set(map(unit_of, TESTS)))
-    assert units[:2] == ["tests/sim/test_seeds.py", "tests/spark/session"]
+    assert units[:2] == ["tests/sim/test_seeds.py", "tests/spark/programs"]
     assert units[-1].startswith("tests/unit")
 
 
