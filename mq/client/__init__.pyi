@@ -7,6 +7,7 @@ from mq.client._sync.producer import Producer
 from mq.client._sync.request_reply import Replier, Requester
 from mq.client._sync.simple import SimpleConsumer
 from mq.client._sync.transaction import TransactionProducer
+from mq.client.batches import MessageBatch
 from mq.client.consumer.pull import PullResult, PullStatus
 from mq.client.consumer.retries import Nack
 from mq.client.messages import Message, Origin, QueueRef, ReceivedMessage, SendResult, Sql, Tags
@@ -18,6 +19,7 @@ __all__ = [
     "Consumer",
     "HalfMessage",
     "Message",
+    "MessageBatch",
     "MqError",
     "Nack",
     "Origin",

@@ -1,8 +1,9 @@
 """Messages out of the responses of a broker.
 
-A message that cannot be read, because an older version has stored it or its body cannot be
-decompressed, is logged, counted and passed over; its neighbours come through. Message objects are
-made one at a time, when they are taken. Knows nothing of groups, and has no state but the count.
+A response is parsed once, by protobuf, and only the heads of its runs become objects: where each
+message stands is known by run. Message objects are made when they are taken. A message that cannot
+be read, because an older version has stored it or its body cannot be decompressed, is logged,
+counted and passed over then; its neighbours come through. Knows nothing of groups.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ from __future__ import annotations
 import functools
 import logging
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import lz4.frame
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
-from google.protobuf.message import Message as WireMessage
 
-from mq.client.messages import Origin, QueueRef, ReceivedMessage
+from mq.client.messages import Origin, QueueRef, ReceivedMessage, Shared, make_messages
 from mq.errors import Internal
 from mq.limits import BODY_BYTES_MAX
 from mq.names import DEAD_LETTER_PREFIX, GIVE_UP_TOPIC, RETRY_PREFIX, message_id
@@ -32,10 +34,12 @@ from mq.wire.v1.consumer_pb2 import (
     SubscribeResponse,
 )
 from mq.wire.v1.message_pb2 import COMPRESSION_LZ4, COMPRESSION_NONE, Message
+from mq.wire.v1.message_pb2 import Origin as WireOrigin
 
 log = logging.getLogger(__name__)
 
-R = TypeVar("R", bound=WireMessage)
+# The tags of a run in a response, and of a frame in a run: field 15.
+_RUN = _FRAME = 0x7A
 
 
 class Unreadable(NamedTuple):
@@ -44,79 +48,209 @@ class Unreadable(NamedTuple):
     reason: str
 
 
-class Frames(NamedTuple):
-    """A Run of the protocol with its messages parsed one by one, as far as that is possible."""
+class Runs:
+    """Messages of one queue in a response, in the order of the queue and unopened. A message is
+    known by its row, its place among them; the columns have one element a message.
+    """
 
-    queue_offset: int
-    log_offset: int
-    stored_at_ms: int
-    frame_sizes: Sequence[int]
-    messages: Sequence[Message | Unreadable]
-
-    def behind(self, queue_offset: int) -> Frames:
-        """Without the messages before this one; may be empty."""
-        count = queue_offset - self.queue_offset
-        if count <= 0:
-            return self
-        return Frames(
-            queue_offset,
-            self.log_offset + sum(self.frame_sizes[:count]),
-            self.stored_at_ms,
-            self.frame_sizes[count:],
-            self.messages[count:],
-        )
-
-
-class Decoded(NamedTuple):
-    """One stored message; `message` is None if it is filtered or unreadable."""
-
-    queue_offset: int
-    frame_bytes: int
-    message: ReceivedMessage | None
-
-
-def parse_subscribe_response(data: bytes) -> tuple[SubscribeResponse, list[Frames]]:
-    """Raises Internal if more is broken than single messages."""
-    return _parse_runs(SubscribeResponse, data, lambda response: response.delivery.runs)
-
-
-def parse_pull_response(data: bytes) -> tuple[PullResponse, list[Frames]]:
-    """As `parse_subscribe_response`."""
-    return _parse_runs(PullResponse, data, lambda response: response.runs)
-
-
-def parse_receive_response(data: bytes) -> list[tuple[ReceivedRun, Frames]]:
-    """As `parse_subscribe_response`."""
-    response, frames = _parse_runs(
-        ReceiveResponse, data, lambda response: [one.run for one in response.runs]
+    __slots__ = (
+        "_first",
+        "_source",
+        "count",
+        "ends",
+        "log_offsets",
+        "queue_offsets",
+        "starts",
+        "stored_at_ms",
     )
-    return list(zip(response.runs, frames, strict=True))
+
+    def __init__(self, source: _Source, first: int = 0) -> None:
+        self._source = source
+        # The place of the first one among all messages of the response.
+        self._first = first
+        self.count = 0
+        # Where the frames stand in `data`.
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        self.queue_offsets: list[int] = []
+        self.log_offsets: list[int] = []
+        self.stored_at_ms: list[int] = []
+
+    def add(self, run: Run, end: int) -> None:
+        """The next run, which ends there in `data`: its frames are the last that it has. Raises
+        Internal if they are not where their sizes say.
+        """
+        sizes = list(run.frame_sizes)
+        if not sizes:
+            return
+        count, first = len(sizes), end - sum(sizes)
+        if first < 0 or self.data[first] != _FRAME:
+            raise unreadable("the frames of a run are not as long as their sizes say")
+        self.count += count
+        self.starts.append(first)
+        self.log_offsets.append(run.log_offset)
+        if count > 1:
+            del sizes[-1]
+            starts = list(accumulate(sizes, initial=first))
+            self.starts += starts[1:]
+            self.ends += starts[1:]
+            shift = run.log_offset - first
+            self.log_offsets += [start + shift for start in starts[1:]]
+        self.ends.append(end)
+        self.queue_offsets += range(run.queue_offset, run.queue_offset + count)
+        self.stored_at_ms += [run.stored_at_ms] * count
+
+    @property
+    def data(self) -> bytes:
+        return self._source.data
+
+    def behind(self, queue_offset: int) -> Runs:
+        """Without the messages before this one; may be empty."""
+        row = self.row(queue_offset)
+        rest = Runs(self._source, self._first + row)
+        rest.count = self.count - row
+        rest.starts, rest.ends = self.starts[row:], self.ends[row:]
+        rest.queue_offsets, rest.log_offsets = self.queue_offsets[row:], self.log_offsets[row:]
+        rest.stored_at_ms = self.stored_at_ms[row:]
+        return rest
+
+    def row(self, queue_offset: int) -> int:
+        """The row of the first message at this offset or behind it."""
+        return bisect_left(self.queue_offsets, queue_offset)
+
+    def frame_bytes(self, start: int, end: int) -> int:
+        return sum(self.ends[start:end]) - sum(self.starts[start:end])
+
+    # Content
+
+    @property
+    def is_plain(self) -> bool:
+        """All messages can be read, and their bodies are as they were sent."""
+        return self._source.is_plain
+
+    def bodies(self, start: int, end: int) -> list[bytes]:
+        """As they are stored. Of a response that is plain."""
+        found = self._source.bodies[self._first + start : self._first + end]
+        if len(found) != end - start:
+            raise unreadable("a run has not as many messages as frames")
+        return found
+
+    def messages(self, start: int, end: int) -> list[Message | Unreadable]:
+        """As protobuf reads them, one by one."""
+        frames = zip(self.starts[start:end], self.ends[start:end], strict=True)
+        return [_parse(self.data[at:to]) for at, to in frames]
+
+    def close(self) -> None:
+        """No more of them will be asked for soon."""
+        self._source.close()
 
 
-def _parse_runs(
-    kind: type[R], data: bytes, runs_of: Callable[[Any], Iterable[Any]]
-) -> tuple[R, list[Frames]]:
-    """The response and its runs, of which the messages of a broken one are missing in it."""
+class _Source:
+    """A response with runs."""
+
+    def __init__(self, data: bytes, kind: _Kind, *, is_sound: bool) -> None:
+        self.data = data
+        self._kind = kind
+        # Protobuf reads all of it.
+        self._is_sound = is_sound
+        self._bodies: list[bytes] | None = None
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """Of all messages of the response; kept until it is closed."""
+        if self._bodies is None:
+            response = self._kind.message.FromString(self.data)
+            runs = self._kind.runs(response)
+            self._bodies = [message.body for run in runs for message in run.messages]
+        return self._bodies
+
+    def close(self) -> None:
+        self._bodies = None
+
+    @functools.cached_property
+    def is_plain(self) -> bool:
+        if not self._is_sound:
+            return False
+        try:
+            probe = _probe_class().FromString(memoryview(self.data)[self._kind.head(self.data) :])
+        except DecodeError:
+            return False  # a message has a field that this client does not know
+        while probe.HasField("inner"):
+            probe = probe.inner
+            if any(probe.compression):
+                return False
+        return True
+
+
+class _Kind(NamedTuple):
+    """A response that has runs: how protobuf names them, and where they stand in its bytes."""
+
+    message: type[Any]
+    runs: Callable[[Any], Iterable[Any]]
+    # The start of the fields among which the runs are.
+    head: Callable[[bytes], int]
+
+
+_SUBSCRIBED = _Kind(
+    SubscribeResponse,
+    lambda response: response.delivery.runs,
+    lambda data: varint.decode_length(data, 1)[1],
+)
+_PULLED = _Kind(PullResponse, lambda response: response.runs, lambda _: 0)
+_RECEIVED = _Kind(ReceiveResponse, lambda response: [one.run for one in response.runs], lambda _: 0)
+
+
+def parse_subscribe_response(data: bytes) -> tuple[SubscribeResponse, Runs]:
+    """Raises Internal if more is broken than single messages."""
+    response, source, runs = _parse_runs(_SUBSCRIBED, data)
+    return response, _joined(source, runs)
+
+
+def parse_pull_response(data: bytes) -> tuple[PullResponse, Runs]:
+    """As `parse_subscribe_response`."""
+    response, source, runs = _parse_runs(_PULLED, data)
+    return response, _joined(source, runs)
+
+
+def _joined(source: _Source, runs: Iterable[tuple[Run, int]]) -> Runs:
+    joined = Runs(source)
+    for run, end in runs:
+        joined.add(run, end)
+    return joined
+
+
+def parse_receive_response(data: bytes) -> list[tuple[ReceivedRun, Runs]]:
+    """As `parse_subscribe_response`."""
+    response, source, runs = _parse_runs(_RECEIVED, data)
+    found: list[tuple[ReceivedRun, Runs]] = []
+    first = 0
+    for one, (run, end) in zip(response.runs, runs, strict=True):
+        found.append((one, Runs(source, first)))
+        found[-1][1].add(run, end)
+        first += found[-1][1].count
+    return found
+
+
+def _parse_runs(kind: _Kind, data: bytes) -> tuple[Any, _Source, list[tuple[Run, int]]]:
+    """The response, and its runs with the position behind each."""
+    is_sound = True
     try:
-        response = kind.FromString(data)
+        response = kind.message.FromString(data)
     except DecodeError:
-        return _parse_broken(kind, data, runs_of)
-    return response, [_frames(run) for run in runs_of(response)]
-
-
-def _parse_broken(
-    kind: type[R], data: bytes, runs_of: Callable[[Any], Iterable[Any]]
-) -> tuple[R, list[Frames]]:
+        is_sound = False
     try:
-        raw = _raw_class(kind.DESCRIPTOR.name).FromString(data)
-        frames = [
-            _frames(run)._replace(messages=[_parse(frame) for frame in run.messages])
-            for run in runs_of(raw)
-        ]
-        for run in runs_of(raw):
-            del run.messages[:]
-        return kind.FromString(raw.SerializeToString()), frames
-    except DecodeError as error:
+        if not is_sound:
+            response = _raw_class(kind.message.DESCRIPTOR.name).FromString(data)
+        runs = list(kind.runs(response))
+        ends = _runs(data, _head_end(data, kind.head(data)))[1::2] if runs else ()
+        return (
+            response,
+            _Source(data, kind, is_sound=is_sound),
+            list(zip(runs, ends, strict=True)),
+        )
+    except IndexError:
+        raise unreadable("it ends in the middle of a field") from None
+    except (DecodeError, ValueError) as error:
         raise unreadable(error) from None
 
 
@@ -124,13 +258,9 @@ def unreadable(error: object) -> Internal:
     return Internal(f"what the broker sends cannot be read: {error}")
 
 
-def _frames(run: Run) -> Frames:
-    return Frames(run.queue_offset, run.log_offset, run.stored_at_ms, run.frame_sizes, run.messages)
-
-
 def _parse(frame: bytes) -> Message | Unreadable:
     try:
-        return Message.FromString(frame)
+        return Run.FromString(frame).messages[0]
     except DecodeError as error:
         return Unreadable(f"it is no Message of the protocol: {error}")
 
@@ -154,6 +284,30 @@ def _raw_class(name: str) -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{name}"))
 
 
+@functools.cache
+def _probe_class() -> Any:
+    """Finds the compression of all messages of a response in one list. Runs and messages have the
+    same field number, and fields that are declared as one embedded message are merged:
+
+        message Probe { repeated int32 compression = 7; Probe inner = 15; }
+    """
+    field = descriptor_pb2.FieldDescriptorProto
+    compression = field(
+        name="compression", number=7, label=field.LABEL_REPEATED, type=field.TYPE_INT32
+    )
+    inner = field(name="inner", number=15, label=field.LABEL_OPTIONAL, type=field.TYPE_MESSAGE)
+    inner.type_name = ".mq.client.Probe"
+    pool = descriptor_pool.DescriptorPool()
+    file = descriptor_pb2.FileDescriptorProto(name="probe.proto", package="mq.client")
+    file.message_type.add(name="Probe", field=[compression, inner])
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("mq.client.Probe"))
+
+
+# The frame of a larger message is not kept until its fields are read: its body would be kept twice.
+_LARGE_BYTES = 4096
+
+
 class Decoder:
     """Makes the messages of one consumer. `wanted_tags` has the tags of each topic that is filtered
     by tags: the broker compares hashes only, so that tags are compared here again.
@@ -163,48 +317,54 @@ class Decoder:
         self._wanted_tags = wanted_tags or {}
         self.unreadable_messages = 0
 
+    def is_plain(self, queue: QueueRef, runs: Runs) -> bool:
+        """Every message is readable, wanted, and as it was sent: none has to be opened to know."""
+        return runs.is_plain and queue.topic not in self._wanted_tags and not _has_origins(queue)
+
     def messages(
-        self, queue: QueueRef, runs: Sequence[Frames], broker_set: str
-    ) -> Iterator[Decoded]:
-        """Every stored message in order, each decoded when it is asked for."""
-        topic, queue_id, _ = queue
-        wanted = self._wanted_tags.get(topic)
-        # In other topics an origin is an invention of the producer.
-        has_origins = topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX, GIVE_UP_TOPIC))
-        for run in runs:
-            queue_offset, log_offset = run.queue_offset, run.log_offset
-            for message, frame_bytes in zip(run.messages, run.frame_sizes, strict=False):
-                received = None
-                name = message_id(broker_set, log_offset)
-                if isinstance(message, Unreadable):
-                    self._pass_over(queue, queue_offset, name, message)
-                elif wanted is None or message.tag in wanted:
-                    body: bytes | Unreadable = message.body
-                    if message.compression:
-                        body = decompressed(message.body, message.compression)
-                    if isinstance(body, Unreadable):
-                        self._pass_over(queue, queue_offset, name, body)
-                    else:
-                        # Opening an empty map or list costs as much as all the rest.
-                        keys, properties = message.keys, message.properties
-                        received = ReceivedMessage(
-                            topic,
-                            queue_id,
-                            queue_offset,
-                            name,
-                            run.stored_at_ms,
-                            message.born_at_ms,
-                            body,
-                            message.tag,
-                            tuple(keys) if keys else (),
-                            dict(properties) if properties else {},
-                            message.ordering_key,
-                        )
-                        if has_origins:
-                            _add_origin(received, message)
-                yield Decoded(queue_offset, frame_bytes, received)
-                queue_offset += 1
-                log_offset += frame_bytes
+        self,
+        queue: QueueRef,
+        runs: Runs,
+        start: int,
+        end: int,
+        *,
+        attempt: int = 1,
+        handle: bytes = b"",
+    ) -> list[ReceivedMessage | None]:
+        """The rows [start, end); None for those that are filtered or unreadable."""
+        shared = Shared(queue, attempt, handle)
+        if not self.is_plain(queue, runs):
+            return self._checked(shared, runs, start, end)
+        made = make_messages(shared, runs, start, end, runs.bodies(start, end))
+        if runs.frame_bytes(start, end) > _LARGE_BYTES * len(made):
+            for one in made:
+                one._read_all()  # noqa: SLF001
+        return list(made)
+
+    def _checked(
+        self, shared: Shared, runs: Runs, start: int, end: int
+    ) -> list[ReceivedMessage | None]:
+        queue = shared.queue
+        wanted = self._wanted_tags.get(queue.topic)
+        found: list[ReceivedMessage | None] = []
+        for row, wire in enumerate(runs.messages(start, end), start):
+            body: bytes | Unreadable | None = None
+            if isinstance(wire, Unreadable):
+                body = wire
+            elif wanted is None or wire.tag in wanted:
+                body = decompressed(wire.body, wire.compression)
+            if isinstance(body, Unreadable):
+                name = message_id(queue.broker_set, runs.log_offsets[row])
+                self._pass_over(queue, runs.queue_offsets[row], name, body)
+                body = None
+            made = None
+            if body is not None and not isinstance(wire, Unreadable):
+                (made,) = make_messages(shared, runs, row, row + 1, [body])
+                made._read_all(wire)  # noqa: SLF001
+                if _has_origins(queue) and wire.HasField("origin"):
+                    _add_origin(made, wire.origin)
+            found.append(made)
+        return found
 
     def _pass_over(
         self, queue: QueueRef, queue_offset: int, name: str, unreadable: Unreadable
@@ -220,19 +380,22 @@ class Decoder:
         )
 
 
-def _add_origin(received: ReceivedMessage, message: Message) -> None:
-    if message.HasField("origin"):
-        origin = message.origin
-        received.origin = Origin(
-            origin.topic,
-            origin.queue_id,
-            origin.queue_offset,
-            origin.message_id,
-            origin.stored_at_ms,
-            origin.reason,
-        )
-        received.attempt = origin.attempts + 1
-        received.stored_topic, received.topic = received.topic, origin.topic
+def _has_origins(queue: QueueRef) -> bool:
+    """In other topics an origin is an invention of the producer."""
+    return queue.topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX, GIVE_UP_TOPIC))
+
+
+def _add_origin(message: ReceivedMessage, origin: WireOrigin) -> None:
+    message.origin = Origin(
+        origin.topic,
+        origin.queue_id,
+        origin.queue_offset,
+        origin.message_id,
+        origin.stored_at_ms,
+        origin.reason,
+    )
+    message.attempt = max(message.attempt, origin.attempts + 1)
+    message.stored_topic, message.topic = message.topic, origin.topic
 
 
 def decompressed(
@@ -255,9 +418,6 @@ def decompressed(
     if not reader.eof:
         return Unreadable(f"its body cannot be decompressed: it is cut short, or not {told} bytes")
     return found
-
-
-_RUN = 0x7A
 
 
 class Page(NamedTuple):
@@ -295,16 +455,15 @@ def parse_page(data: bytes) -> Page:
     return Page(data, runs, head.status, head.next_offset, head.start, head.end, head.read_from)
 
 
-def _head_end(data: bytes) -> int:
-    """The position of the first run."""
-    at = 0
+def _head_end(data: bytes, at: int = 0) -> int:
+    """The position of the first run among the fields from there on."""
     while at < len(data) and data[at] != _RUN:
         wire_type = data[at] & 7
         value, at = varint.decode(data, at + 1)
         if wire_type == 2:
             at += value
         elif wire_type != 0:
-            raise DecodeError(f"a field of wire type {wire_type} is none of a PullResponse")
+            raise DecodeError(f"a field of wire type {wire_type} is none of a response")
     return min(at, len(data))
 
 

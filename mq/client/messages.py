@@ -2,16 +2,19 @@
 
 They know nothing of the network, and are not shared between threads. Classes of which one instance
 is made per message have slots and are not frozen: a frozen one takes three times as long to make.
+A field of a received message is decoded when it is first read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
-from typing import Literal, NamedTuple
+from dataclasses import KW_ONLY, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from mq.errors import IllegalFilter
-from mq.wire.v1.consumer_pb2 import Filter
+from mq.names import message_id
+from mq.wire.v1.consumer_pb2 import Filter, Run
+from mq.wire.v1.message_pb2 import Message as WireMessage
 
 AckName = Literal["quorum", "leader", "none"]
 
@@ -55,8 +58,87 @@ class Origin(NamedTuple):
     reason: str = ""
 
 
+class Shared(NamedTuple):
+    """Fields that messages of one delivery share."""
+
+    queue: QueueRef
+    attempt: int = 1
+    handle: bytes = b""
+
+
+class Columns(Protocol):
+    """Messages of a response, by their rows: see `mq.client.decode.Runs`."""
+
+    @property
+    def data(self) -> bytes: ...
+
+    starts: list[int]
+    ends: list[int]
+    queue_offsets: list[int]
+    log_offsets: list[int]
+    stored_at_ms: list[int]
+
+
+class _Unread:
+    """The fields of a received message that were not read yet, in place of attributes that are not
+    set. A message has the bytes of its own frame, so that keeping it keeps no delivery.
+    """
+
+    __slots__ = ("_frame", "_log_offset", "_shared")
+
+    # None: the message was made by a user, and has all attributes.
+    _shared: Shared | None
+    # A frame of the protocol, or what protobuf made of it when a field was read.
+    _frame: bytes | WireMessage
+    _log_offset: int
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "_shared":
+                return None
+            if self._shared is None:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            value = self._read(name)
+            setattr(self, name, value)
+            return value
+
+    def _read(self, name: str) -> Any:
+        shared = self._shared
+        assert shared is not None  # noqa: S101 # `__getattr__` has looked
+        match name:
+            case "message_id":
+                return message_id(shared.queue.broker_set, self._log_offset)
+            case "attempt" | "handle":
+                return getattr(shared, name)
+            case "origin":
+                return None
+            case "stored_topic":
+                return ""
+            case "born_at_ms" | "tag" | "ordering_key":
+                return getattr(self._wire, name)
+            case "keys":
+                return tuple(self._wire.keys)
+            case "properties":
+                return dict(self._wire.properties)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def _wire(self) -> WireMessage:
+        if isinstance(self._frame, bytes):
+            self._frame = Run.FromString(self._frame).messages[0]
+        return self._frame
+
+    def _read_all(self, wire: WireMessage | None = None) -> None:
+        """Reads all fields, so that the frame is not kept; `wire` if protobuf has read it."""
+        self._frame = wire or self._frame
+        for name in ReceivedMessage.__slots__:
+            getattr(self, name)
+        self._frame = b""
+
+
 @dataclass(slots=True)
-class ReceivedMessage:
+class ReceivedMessage(_Unread):
     """A message as it stands in its queue; `body` is as it was sent, compressed or not.
 
     One that failed and came back has the `topic` that it was sent to, and an `origin`; its queue,
@@ -84,11 +166,52 @@ class ReceivedMessage:
 
     @property
     def queue(self) -> QueueRef:
+        if self._shared is not None:
+            return self._shared.queue
         return QueueRef(self.stored_topic or self.topic, self.queue_id, self.broker_set)
 
     @property
     def broker_set(self) -> str:
+        if self._shared is not None:
+            return self._shared.queue.broker_set
         return self.message_id.rpartition(":")[0]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, or one in another process, is made with all of its fields read."""
+        return type(self), tuple(getattr(self, one.name) for one in fields(self))
+
+
+def make_messages(
+    shared: Shared, columns: Columns, start: int, end: int, bodies: Sequence[bytes]
+) -> list[ReceivedMessage]:
+    """The rows [start, end). Not by the constructor, and with few attributes: this is the cost of
+    receiving a message.
+    """
+    data = columns.data
+    topic, queue_id, _ = shared.queue
+    new, kind = object.__new__, ReceivedMessage
+    made: list[ReceivedMessage] = []
+    add = made.append
+    for at, to, queue_offset, log_offset, stored_at_ms, body in zip(
+        columns.starts[start:end],
+        columns.ends[start:end],
+        columns.queue_offsets[start:end],
+        columns.log_offsets[start:end],
+        columns.stored_at_ms[start:end],
+        bodies,
+        strict=True,
+    ):
+        one: Any = new(kind)
+        one._shared = shared  # noqa: SLF001
+        one._frame = data[at:to]  # noqa: SLF001
+        one._log_offset = log_offset  # noqa: SLF001
+        one.topic = topic
+        one.queue_id = queue_id
+        one.queue_offset = queue_offset
+        one.stored_at_ms = stored_at_ms
+        one.body = body
+        add(one)
+    return made
 
 
 class SendResult(NamedTuple):

@@ -317,7 +317,7 @@ class Processor(GroupClient):
                 buffer.give_up(taken)
                 raise
             except MessageTooLarge as error:
-                if len(taken) > 1:
+                if len(_messages(taken)) > 1:
                     return await self._process_halves(taken)
                 failure: BaseException = error
             except asyncio.CancelledError as error:
@@ -351,19 +351,20 @@ class Processor(GroupClient):
 
     async def _process_halves(self, taken: list[InFlight]) -> bool:
         """For outputs that do not fit into one entry of the broker's log."""
-        half, is_done = len(taken) // 2, False
+        single = [part for one in taken for part in one.singles]
+        half, is_done = len(single) // 2, False
         try:
-            is_done = await self._process(taken[:half])
+            is_done = await self._process(single[:half])
         finally:
             # The second half must not be done before the first: that would be skipped.
             if not is_done:
-                self._session.buffer.give_up(taken[half:])
-        return is_done and await self._process(taken[half:])
+                self._session.buffer.give_up(single[half:])
+        return is_done and await self._process(single[half:])
 
     async def _attempt(self, taken: list[InFlight]) -> None:
         """Calls the handler and sends the request. When it raises, nothing took effect."""
         state = await self._queue_state(taken[0])
-        made = self._options.handler([one.message for one in taken])
+        made = self._options.handler(_messages(taken))
         outputs = await made if inspect.isawaitable(made) else made
         topic, queue_id, broker_set = state.held.ref
         with self._stepping_aside():
@@ -372,7 +373,7 @@ class Processor(GroupClient):
             )
         if any(one.is_void for one in taken):
             return
-        end = taken[-1].message.queue_offset + 1
+        end = taken[-1].messages[-1].queue_offset + 1
         request = AtomicRequest(
             batches=batches,
             group=self._options.group,
@@ -444,6 +445,10 @@ class Processor(GroupClient):
         return await is_set(self._closing, seconds)
 
 
+def _messages(taken: Iterable[InFlight]) -> list[ReceivedMessage]:
+    return [message for one in taken for message in one.messages]
+
+
 def _log_failure(
     taken: list[InFlight], failure: BaseException, failures: int, delay_s: float
 ) -> None:
@@ -452,7 +457,7 @@ def _log_failure(
         "messages %d to %d of queue %d of topic %s could not be processed, attempt %d; next one in "
         "%.1f s",
         first.queue_offset,
-        taken[-1].message.queue_offset,
+        taken[-1].messages[-1].queue_offset,
         first.queue_id,
         first.topic,
         failures,

@@ -41,6 +41,7 @@ CLIENTS: dict[str, tuple[str, str]] = {
 VALUES: dict[str, str] = {
     "HalfMessage": "mq.client.transaction.checks",
     "Message": "mq.client.messages",
+    "MessageBatch": "mq.client.batches",
     "MqError": "mq.errors",
     "Nack": "mq.client.consumer.retries",
     "Origin": "mq.client.messages",

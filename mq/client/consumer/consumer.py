@@ -15,14 +15,18 @@ import contextlib
 import math
 import threading
 import time
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from mq.client.batches import MessageBatch
 from mq.client.cluster.connection import Connection
 from mq.client.consumer.group_session import JOIN_S, LOOK_AT_TROUBLE_S, GroupSession
 from mq.client.consumer.options import ConsumerOptions, Start
 from mq.client.consumer.prefetch import InFlight, PrefetchBuffer
 from mq.client.consumer.retries import FailurePolicy, Nack
+from mq.client.decode import Decoder
 from mq.client.lifecycle import AsyncClient, Background, SyncClient
 from mq.client.messages import QueueRef, ReceivedMessage
 from mq.client.public import arguments_of, renamed
@@ -72,6 +76,20 @@ class Consumer(AsyncClient):
         SubscriptionMismatch; and Unreachable or NoLeader if the group was never joined and could
         not be in 5 s: the attempts go on, so that a later poll may succeed.
         """
+        return _messages(await self._poll(max_messages, timeout_s))
+
+    async def poll_batch(
+        self, max_messages: int = 1_000, timeout_s: float | None = 1.0
+    ) -> MessageBatch | None:
+        """As `poll`, but messages of one queue that were delivered together, as one object: see
+        `MessageBatch`. None if no messages come within the time.
+        """
+        taken = await self._poll(max_messages, timeout_s, ranges_max=1)
+        return self._polled.batch(taken[0], self._session.decoder) if taken else None
+
+    async def _poll(
+        self, max_messages: int, timeout_s: float | None, ranges_max: int | None = None
+    ) -> list[InFlight]:
         self._session.check_open()
         await self._session.start()
         # A caller that finds messages each time must let the streams run.
@@ -79,9 +97,10 @@ class Consumer(AsyncClient):
         found: list[InFlight] = []
         with self._polling():
             for wait_s in self._waits(timeout_s):
-                if found := await self._session.take(max_messages, wait_s):
+                if found := await self._session.take(max_messages, wait_s, ranges_max):
                     break
-        return self._polled.add(found)
+        self._polled.add(found)
+        return found
 
     @contextlib.contextmanager
     def _polling(self) -> Iterator[None]:
@@ -211,7 +230,16 @@ class Consumer(AsyncClient):
             self._session.raise_untold()
 
 
-_Place = tuple[str, str, int, int]
+def _messages(taken: Iterable[InFlight]) -> list[ReceivedMessage]:
+    return [message for one in taken for message in one.messages]
+
+
+class _Part(NamedTuple):
+    """The messages [start, end) of those that were taken together."""
+
+    taken: InFlight
+    start: int
+    end: int
 
 
 class PolledMessages:
@@ -222,20 +250,35 @@ class PolledMessages:
     def __init__(self, buffer: PrefetchBuffer) -> None:
         self._buffer = buffer
         self._lock = threading.Lock()
-        # By its place and not by the object: users may hand back a copy.
-        self._open: dict[_Place, InFlight] = {}
+        # By their places, not by the objects: users may hand back a copy. The parts of a queue are
+        # disjoint, and in the order of the queue.
+        self._open: dict[QueueRef, list[_Part]] = {}
 
-    def add(self, taken: Iterable[InFlight]) -> list[ReceivedMessage]:
+    def add(self, taken: Iterable[InFlight]) -> None:
         with self._lock:
-            messages = []
             for one in taken:
-                former = self._open.pop(place := _place(one.message), None)
-                if former is not None:
-                    # The message was delivered again after a seek.
-                    self._buffer.give_up([former])
-                self._open[place] = one
-                messages.append(one.message)
-            return messages
+                parts = self._open.setdefault(one.queue.ref, [])
+                if parts and parts[0].taken.is_void:
+                    # The queue was moved: what was polled before may come again.
+                    self._buffer.give_up(_in_flight(parts))
+                    parts.clear()
+                insort(parts, _Part(one, 0, len(one.messages)), key=_queue_offset)
+
+    def batch(self, taken: InFlight, decoder: Decoder) -> MessageBatch:
+        """The messages as one object; its `ack` finishes those of them that are not done."""
+        batch = taken.batch
+        if batch is None:
+            runs, messages = taken.delivery.runs, list(taken.messages)
+            ref, start, end = taken.queue.ref, taken.start, taken.end
+            batch = MessageBatch(ref, runs, start, end, decoder, messages)
+        return batch.acknowledged_by(lambda: self._ack(taken))
+
+    def _ack(self, taken: InFlight) -> None:
+        with self._lock:
+            parts = self._open.get(taken.queue.ref, [])
+            own = [one for one in parts if one.taken is taken]
+            parts[:] = [one for one in parts if one.taken is not taken]
+            self._buffer.done(_in_flight(own))
 
     def done(self, messages: Iterable[ReceivedMessage]) -> None:
         """Messages that are done already, or void, have no effect."""
@@ -248,18 +291,41 @@ class PolledMessages:
             return self._pop(messages)
 
     def _pop(self, messages: Iterable[ReceivedMessage]) -> list[InFlight]:
-        found = [self._open.pop(_place(one), None) for one in messages]
+        found = [self._pop_one(one) for one in messages]
         return [one for one in found if one is not None]
+
+    def _pop_one(self, message: ReceivedMessage) -> InFlight | None:
+        parts = self._open.get(message.queue, [])
+        number = bisect_right(parts, message.queue_offset, key=_queue_offset) - 1
+        if number < 0:
+            return None
+        taken, start, end = parts[number]
+        found = taken.messages if taken.batch is None else taken.batch.messages
+        at = start + message.queue_offset - found[start].queue_offset
+        if at >= end or found[at] is not message:
+            at = bisect_left(
+                found, message.queue_offset, start, end, key=lambda one: one.queue_offset
+            )
+        # A copy; but not one of a message that stood there before the topic was created again.
+        if at == end or (found[at] is not message and found[at].message_id != message.message_id):
+            return None
+        rest = [_Part(taken, start, at), _Part(taken, at + 1, end)]
+        parts[number : number + 1] = [one for one in rest if one.start < one.end]
+        return taken.part(at, at + 1)
 
     def all_done(self) -> None:
         with self._lock:
             taken, self._open = self._open, {}
-            self._buffer.done(taken.values())
+            for parts in taken.values():
+                self._buffer.done(_in_flight(parts))
 
 
-def _place(message: ReceivedMessage) -> _Place:
-    # The id begins with the broker set.
-    return message.message_id, message.topic, message.queue_id, message.queue_offset
+def _queue_offset(part: _Part) -> int:
+    return part.taken.queue_offset(part.start)
+
+
+def _in_flight(parts: Iterable[_Part]) -> list[InFlight]:
+    return [taken.part(start, end) for taken, start, end in parts]
 
 
 class ThreadedConsumer(Consumer):
@@ -268,15 +334,31 @@ class ThreadedConsumer(Consumer):
     def poll_here(
         self, background: Background, max_messages: int, timeout_s: float | None
     ) -> list[ReceivedMessage]:
+        return _messages(self._poll_here(background, max_messages, timeout_s))
+
+    def poll_batch_here(
+        self, background: Background, max_messages: int, timeout_s: float | None
+    ) -> MessageBatch | None:
+        taken = self._poll_here(background, max_messages, timeout_s, ranges_max=1)
+        return self._polled.batch(taken[0], self._session.decoder) if taken else None
+
+    def _poll_here(
+        self,
+        background: Background,
+        max_messages: int,
+        timeout_s: float | None,
+        ranges_max: int | None = None,
+    ) -> list[InFlight]:
         self._session.check_open()
         if not self._session.is_started:
             background.run(self._session.start())
         found: list[InFlight] = []
         with self._polling():
             for wait_s in self._waits(timeout_s):
-                if found := self._session.buffer.wait_take(max_messages, wait_s):
+                if found := self._session.buffer.wait_take(max_messages, wait_s, ranges_max):
                     break
-        return self._polled.add(found)
+        self._polled.add(found)
+        return found
 
     @property
     def is_stopped(self) -> bool:
@@ -294,6 +376,14 @@ class SyncPoll(SyncClient[ThreadedConsumer]):
         not be in 5 s: the attempts go on, so that a later poll may succeed.
         """
         return self._client.poll_here(self._background, max_messages, timeout_s)
+
+    def poll_batch(
+        self, max_messages: int = 1_000, timeout_s: float | None = 1.0
+    ) -> MessageBatch | None:
+        """As `poll`, but messages of one queue that were delivered together, as one object: see
+        `MessageBatch`. None if no messages come within the time.
+        """
+        return self._client.poll_batch_here(self._background, max_messages, timeout_s)
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """Endless, until the consumer is closed."""

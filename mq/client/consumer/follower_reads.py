@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from mq.client.cluster.connection import Connection, SetConnection
 from mq.client.cluster.retry import CALL_TIMEOUT_S, back_off_s, cancelled, now_s
 from mq.client.consumer.reports import Signal, position
-from mq.client.decode import Frames, Page, parse_page, parse_pull_response
+from mq.client.decode import Page, Runs, parse_page, parse_pull_response
 from mq.client.messages import QueueRef, wire_filter
 from mq.errors import Internal, MqError
 from mq.wire.v1 import consumer_pb2 as wire
@@ -199,9 +199,10 @@ class _QueueRead:
         """The leader knows better what to make of the response."""
         return not _is_usual(response.status) or response.next_offset < self.queue_offset
 
-    def deliver(self, response: PullResponse, runs: list[Frames]) -> bool:
+    def deliver(self, response: PullResponse, runs: Runs) -> bool:
         """Returns False if the queue is no longer wanted."""
-        if self.is_unexpected(response) or (not runs and response.next_offset == self.queue_offset):
+        is_empty = not runs.count and response.next_offset == self.queue_offset
+        if is_empty or self.is_unexpected(response):
             return True
         delivery = Delivery(
             topic=self.ref.topic,
@@ -211,10 +212,11 @@ class _QueueRead:
             start=response.start,
             end=response.end,
         )
+        size_bytes = runs.frame_bytes(0, runs.count)
         if not self._buffer.deliver(delivery, runs, self.ref.broker_set):
             return False
         self.queue_offset = response.next_offset
-        self._delivered.append((response.next_offset, sum(sum(run.frame_sizes) for run in runs)))
+        self._delivered.append((response.next_offset, size_bytes))
         return True
 
 

@@ -193,14 +193,16 @@ class GroupSession:
 
     # Messages, for coroutines; threads call `PrefetchBuffer.wait_take`
 
-    async def take(self, messages_max: int, timeout_s: float | None) -> list[InFlight]:
+    async def take(
+        self, messages_max: int, timeout_s: float | None, ranges_max: int | None = None
+    ) -> list[InFlight]:
         """Waits for the first message. Empty after the time-out, or when the consumer is closed.
         Raises the error that ended the consumer.
         """
         deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             self._ready.clear()
-            found, wait_s = self.buffer.take_or_wait(messages_max, deadline_s)
+            found, wait_s = self.buffer.take_or_wait(messages_max, deadline_s, ranges_max)
             if wait_s is None:
                 return found
             await is_set(self._ready, None if math.isinf(wait_s) else wait_s)

@@ -19,87 +19,150 @@ import math
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from mq.client.batches import MessageBatch
 from mq.client.cluster.topology import in_several_sets
 from mq.client.consumer.reports import SetReports, Signal
-from mq.client.decode import Decoded, Decoder, Frames
+from mq.client.decode import Decoder, Runs
 from mq.client.messages import QueueRef, ReceivedMessage
 from mq.errors import MqError, NotAssigned
 from mq.wire.v1.consumer_pb2 import Assignment, Delivery, SubscribeRequest
 
+# Single messages that are made ahead of being taken: so many, if they are small.
+_AHEAD_MAX, _AHEAD_BYTES = 64, 1024
 
-class QueueProgress:
-    """The progress of a queue whose messages are finished in any order.
 
-    Messages are taken in the order of the queue, and each is finished once. Everything before
-    `done_to` is finished or needs no work, and `done_to` never goes down. The cost of a step does
-    not depend on the number of messages in flight.
+class CachedDelivery:
+    """One delivery of a queue: its messages, by their rows, and how far they are taken and done.
+
+    Rows are taken in order and finished in any order, each once. Everything before `done_to` is
+    finished or needs no work, and `done_to` never goes down. The cost of a step does not depend on
+    the number of messages in flight.
     """
 
-    __slots__ = ("_finished", "_taken", "_taken_to")
+    __slots__ = (
+        "_done",
+        "_finished",
+        "_made",
+        "_made_at",
+        "frame_bytes",
+        "next_offset",
+        "runs",
+        "taken",
+    )
 
-    def __init__(self, queue_offset: int) -> None:
-        # All messages before it were taken or are void.
-        self._taken_to = queue_offset
-        # In the order of the queue; the first one is not finished.
-        self._taken: deque[int] = deque()
-        # Those of `_taken` that are finished.
+    def __init__(self, runs: Runs, next_offset: int) -> None:
+        self.runs = runs
+        # Behind the last message, and those behind it that the filter of the broker left out.
+        self.next_offset = next_offset
+        # Bytes of a message, on average.
+        self.frame_bytes = runs.frame_bytes(0, runs.count) / max(1, runs.count)
+        # All rows before it are taken...
+        self.taken = 0
+        # ... or done; and rows that are done behind one that is not.
+        self._done = 0
         self._finished: set[int] = set()
+        # Messages that were made ahead, and the row of the first one.
+        self._made: list[ReceivedMessage] = []
+        self._made_at = 0
+
+    @property
+    def unfinished(self) -> int:
+        """Messages that are not done, or done behind one that is not."""
+        return self.runs.count - self._done
 
     @property
     def done_to(self) -> int:
         """The position at which the group continues if this consumer is lost."""
-        return self._taken[0] if self._taken else self._taken_to
+        return self.runs.queue_offsets[self._done] if self.unfinished else self.next_offset
 
-    @property
-    def under_way(self) -> int:
-        """Messages that are taken and not finished, or finished behind one that is not."""
-        return len(self._taken)
+    def take(self, count: int, queue: QueueRef, decoder: Decoder) -> Sequence[ReceivedMessage]:
+        """The messages of the next rows; rows that are filtered or unreadable are done."""
+        start, end = self.taken, min(self.taken + count, self.runs.count)
+        self.taken = end
+        found: Sequence[ReceivedMessage]
+        if count == 1 and start - self._made_at < len(self._made):
+            found = [self._made[start - self._made_at]]
+        elif count == 1 and decoder.is_plain(queue, self.runs):
+            # Some messages cost little more than one.
+            ahead = _AHEAD_MAX if self.frame_bytes <= _AHEAD_BYTES else 1
+            made = decoder.messages(queue, self.runs, start, min(start + ahead, self.runs.count))
+            self._made, self._made_at = [one for one in made if one is not None], start
+            found = self._made[:1]
+        else:
+            found = MessageBatch(queue, self.runs, start, end, decoder)
+            if len(found) < end - start:
+                for row in set(range(start, end)).difference(found.rows):
+                    self.finish(row, row + 1)
+        if end == self.runs.count:
+            self.runs.close()
+        return found
 
-    def take(self, queue_offset: int) -> None:
-        if queue_offset < self._taken_to:
-            raise ValueError(f"{queue_offset} is taken after {self._taken_to - 1}")
-        self._taken.append(queue_offset)
-        self._taken_to = queue_offset + 1
-
-    def skip_to(self, queue_offset: int) -> None:
-        """Messages before this one that were not taken need no work: a filter left them out."""
-        self._taken_to = max(self._taken_to, queue_offset)
-
-    def finish(self, queue_offset: int) -> None:
-        taken, finished = self._taken, self._finished
-        if taken[0] != queue_offset:
-            finished.add(queue_offset)
+    def finish(self, start: int, end: int) -> None:
+        finished = self._finished
+        if start > self._done:
+            finished.update(range(start, end))
             return
-        taken.popleft()
-        while taken and taken[0] in finished:
-            finished.remove(taken.popleft())
+        done = max(self._done, end)
+        if finished:
+            finished.difference_update(range(start, end))
+            while done in finished:
+                finished.remove(done)
+                done += 1
+        self._done = done
 
 
 @dataclass(slots=True)
 class InFlight:
-    """A message that was taken and is not finished."""
+    """Messages of one queue that were taken and are not finished: rows of one delivery."""
 
     queue: PrefetchQueue
     version: int
-    message: ReceivedMessage
-    frame_bytes: int
+    delivery: CachedDelivery
+    start: int
+    end: int
+    messages: Sequence[ReceivedMessage]
+
+    @property
+    def message(self) -> ReceivedMessage:
+        """The only one, or the first."""
+        return self.messages[0]
+
+    @property
+    def frame_bytes(self) -> int:
+        return self.delivery.runs.frame_bytes(self.start, self.end)
 
     @property
     def is_void(self) -> bool:
-        """The position of the queue was changed since: finishing the message has no effect."""
+        """The position of the queue was changed since: finishing the messages has no effect."""
         return self.version != self.queue.version
 
+    @property
+    def batch(self) -> MessageBatch | None:
+        """Its messages, if they were taken as one object."""
+        return self.messages if isinstance(self.messages, MessageBatch) else None
 
-@dataclass(slots=True)
-class _CachedDelivery:
-    messages: Iterator[Decoded]
-    # The number of them that are not taken yet.
-    count: int
-    next_offset: int
+    def row(self, at: int) -> int:
+        """The row of a message of it."""
+        return self.start + at if self.batch is None else self.batch.rows[at]
+
+    def queue_offset(self, at: int) -> int:
+        return self.delivery.runs.queue_offsets[self.row(at)]
+
+    @property
+    def singles(self) -> list[InFlight]:
+        return [self.part(at, at + 1) for at in range(len(self.messages))]
+
+    def part(self, start: int, end: int) -> InFlight:
+        """Some messages of it, to be finished by themselves."""
+        if end - start == len(self.messages):
+            return self
+        rows = self.row(start), self.row(end - 1) + 1
+        found = self.messages[start:end]
+        return InFlight(self.queue, self.version, self.delivery, *rows, found)
 
 
 class PrefetchQueue:
@@ -134,7 +197,6 @@ class PrefetchQueue:
     def _begin(self, queue_offset: int, epoch: int) -> None:
         # Counted by the broker, anew on each stream: deliveries of another one are stale.
         self.epoch = epoch
-        self.progress = QueueProgress(queue_offset)
         # Behind all that was delivered: the next message to ask for. Never below `done_to`.
         self.position = queue_offset
         # The same for this epoch; lower than `position` while the broker delivers again what is
@@ -144,9 +206,11 @@ class PrefetchQueue:
         self.reported = queue_offset
         # The offset that a commit has made durable under this epoch; -1: none.
         self.committed = -1
-        # Bytes of messages that were finished since the last report.
-        self.unreported_bytes = 0
-        self._cache: deque[_CachedDelivery] = deque()
+        # Messages that were finished since the last report, and about their bytes.
+        self.unreported, self.unreported_bytes = 0, 0.0
+        # In the order of the queue: deliveries that are not done, and those that are not taken.
+        self._open: deque[CachedDelivery] = deque()
+        self._cache: deque[CachedDelivery] = deque()
         # Messages that are delivered and not taken.
         self.cached_messages = 0
 
@@ -204,16 +268,21 @@ class PrefetchQueue:
         progress that it knows: at most `done_to`, or less where reports were lost with a stream. A
         queue that an operator has moved meanwhile is one more epoch ahead.
         """
-        return epoch == self.epoch + 1 and queue_offset <= self.progress.done_to
+        return epoch == self.epoch + 1 and queue_offset <= self.done_to
 
     # Reports
+
+    @property
+    def done_to(self) -> int:
+        """The position at which the group continues if this consumer is lost."""
+        return self._open[0].done_to if self._open else self.position
 
     @property
     def reportable(self) -> int:
         """How far it is done, as far as it was delivered under this epoch: the broker rejects
         progress beyond its own deliveries.
         """
-        return min(self.progress.done_to, self._received_to)
+        return min(self.done_to, self._received_to)
 
     def forget_reports(self) -> None:
         """A new stream: reports of the last one may be lost."""
@@ -231,7 +300,7 @@ class PrefetchQueue:
         if self.sought is not None or self.reportable == self.reported:
             return None
         self.reported = self.reportable
-        self.unreported_bytes = 0
+        self.unreported, self.unreported_bytes = 0, 0.0
         return self.reported
 
     def commit(self, commit: PendingCommit) -> None:
@@ -244,63 +313,70 @@ class PrefetchQueue:
     @property
     def unfinished(self) -> int:
         """Messages that are delivered and not done, or done behind one that is not."""
-        return self.cached_messages + self.progress.under_way
+        return sum(one.unfinished for one in self._open)
 
-    def add(self, runs: Sequence[Frames], next_offset: int, decoder: Decoder) -> None:
+    def add(self, runs: Runs, next_offset: int) -> None:
         """A delivery of the current epoch."""
-        first = runs[0].queue_offset if runs else next_offset
+        first = runs.queue_offsets[0] if runs.count else next_offset
         if first < self._received_to:
             # The queue is shorter than it was: the topic was deleted and created again.
             self.restart(first, self.epoch)
         self._received_to = next_offset
         if next_offset <= self.position:
             return
-        runs = [part for run in runs if (part := run.behind(self.position)).frame_sizes]
-        count = sum(len(run.frame_sizes) for run in runs)
+        if first < self.position:
+            runs = runs.behind(self.position)
         self.position = next_offset
-        messages = decoder.messages(self.ref, runs, self.ref.broker_set)
-        self._cache.append(_CachedDelivery(messages, count, next_offset))
-        self.cached_messages += count
-        self._drop_empty()
+        delivery = CachedDelivery(runs, next_offset)
+        self._open.append(delivery)
+        self._drop_done()
+        if runs.count:
+            self._cache.append(delivery)
+            self.cached_messages += runs.count
 
-    def take(self) -> InFlight | None:
-        """The next message for a handler; filtered and unreadable ones are passed over. None: the
-        cache is empty.
+    def take(self, count: int, decoder: Decoder) -> InFlight | None:
+        """The next messages of one delivery for a handler; filtered and unreadable ones are passed
+        over. None: the cache is empty.
         """
         while self._cache:
-            cached = self._cache[0]
-            decoded = next(cached.messages)
-            cached.count -= 1
-            self.cached_messages -= 1
-            if decoded.message is not None:
-                self.progress.take(decoded.queue_offset)
-            self._drop_empty()
-            if decoded.message is not None:
-                self.running += 1
-                return InFlight(self, self.version, decoded.message, decoded.frame_bytes)
+            delivery = self._cache[0]
+            start = delivery.taken
+            messages = delivery.take(count, self.ref, decoder)
+            end = delivery.taken
+            self.cached_messages -= end - start
+            if end == delivery.runs.count:
+                self._cache.popleft()
+            if messages:
+                self.running += len(messages)
+                return InFlight(self, self.version, delivery, start, end, messages)
+            self._drop_done()
         return None
 
-    def _drop_empty(self) -> None:
-        while self._cache and not self._cache[0].count:
-            self.progress.skip_to(self._cache.popleft().next_offset)
+    def _drop_done(self) -> None:
+        while self._open and not self._open[0].unfinished:
+            self._open.popleft()
 
     def finish(self, taken: InFlight) -> None:
-        self.running -= 1
-        if not taken.is_void:
-            self.progress.finish(taken.message.queue_offset)
-            self.unreported_bytes += taken.frame_bytes
+        self.running -= len(taken.messages)
+        if taken.version == self.version:
+            delivery, start, end = taken.delivery, taken.start, taken.end
+            delivery.finish(start, end)
+            self.unreported += end - start
+            self.unreported_bytes += delivery.frame_bytes * (end - start)
+            if delivery is self._open[0]:
+                self._drop_done()
 
-    def give_up(self) -> None:
-        """No handler works on the message, and it is not done."""
-        self.running -= 1
+    def give_up(self, taken: InFlight) -> None:
+        """No handler works on the messages, and they are not done."""
+        self.running -= len(taken.messages)
 
     def fail(self, taken: InFlight) -> bool:
-        """The message waits for another attempt. Returns False if it is void."""
+        """The message, a single one, waits for another attempt. Returns False if it is void."""
         self.running -= 1
         if taken.is_void:
             return False
         # A new object: the handler may still look at the old one.
-        taken.message = replace(taken.message, attempt=taken.message.attempt + 1)
+        taken.messages = [replace(taken.message, attempt=taken.message.attempt + 1)]
         self.waiting += 1
         return True
 
@@ -379,7 +455,9 @@ class PrefetchBuffer:
         self._cache_messages = cache_messages
         self._cache_bytes = cache_bytes
         self._clock = clock
-        self._changed = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        # Entered by threads that wait; the lock alone costs less.
+        self._changed = threading.Condition(self._lock)
         self._queues: dict[QueueRef, PrefetchQueue] = {}
         # By broker set. Each queue in `_queues` has its set here.
         self._reports: dict[str, SetReports] = {}
@@ -400,14 +478,14 @@ class PrefetchBuffer:
         """Before the first assignment of a set: `signal` is told when the set should hear a
         report.
         """
-        with self._changed:
+        with self._lock:
             self._reports[broker_set] = SetReports(signal)
 
     def assign(self, assignment: Assignment, broker_set: str, *, is_first: bool) -> None:
         """All queues of this set from now on. The first assignment of a stream is the answer to
         `positions`.
         """
-        with self._changed:
+        with self._lock:
             reports = self._reports[broker_set]
             if is_first:
                 reports.take_all_released()
@@ -457,15 +535,15 @@ class PrefetchBuffer:
                 self._push_retry(taken, self._clock())
         self._offer(queue)
 
-    def deliver(self, delivery: Delivery, runs: Sequence[Frames], broker_set: str) -> bool:
+    def deliver(self, delivery: Delivery, runs: Runs, broker_set: str) -> bool:
         """Returns False and drops the delivery if its queue or epoch is stale."""
-        with self._changed:
+        with self._lock:
             queue = self._current(
                 QueueRef(delivery.topic, delivery.queue_id, broker_set), delivery.epoch
             )
             if queue is None:
                 return False
-            queue.add(runs, delivery.next_offset, self._decoder)
+            queue.add(runs, delivery.next_offset)
             if queue.reportable != queue.reported:
                 self._reports[broker_set].note(queue)
             self._offer(queue)
@@ -480,66 +558,75 @@ class PrefetchBuffer:
 
     def backlog(self, ref: QueueRef, epoch: int) -> Backlog | None:
         """Returns None if messages of this epoch are no longer wanted."""
-        with self._changed:
+        with self._lock:
             queue = self._current(ref, epoch)
             if queue is None or queue.is_leaving:
                 return None
-            return Backlog(queue.unfinished, queue.progress.done_to)
+            return Backlog(queue.unfinished, queue.done_to)
 
     # Messages, for handlers
 
-    def take(self, messages_max: int) -> list[InFlight]:
-        """Failed messages that are due again, then the next ones of one queue after the other.
-        Raises the error that ended the consumer.
+    def take(self, messages_max: int, ranges_max: int | None = None) -> list[InFlight]:
+        """Failed messages that are due again, then the next ones of one queue after the other, each
+        time those of one delivery. Raises the error that ended the consumer.
         """
-        with self._changed:
+        with self._lock:
             if self.failure is not None:
                 raise self.failure
             found: list[InFlight] = []
             if self._is_stopped:
                 return found
-            while len(found) < messages_max and (due := self._take_retry()) is not None:
+            room = messages_max
+            most = messages_max if ranges_max is None else ranges_max
+            while self._retries and len(found) < most and room > 0:
+                due = self._take_retry()
+                if due is None:
+                    break
                 found.append(due)
-            while self._line and len(found) < messages_max:
+                room -= 1
+            while self._line and len(found) < most and room > 0:
                 queue = self._next_in_line()
-                while self._can_take(queue) and len(found) < messages_max:
-                    taken = queue.take()
+                while self._can_take(queue) and len(found) < most and room > 0:
+                    taken = queue.take(1 if self._is_ordered else room, self._decoder)
                     if taken is None:
                         # The rest of the cache was filtered: that is progress, too.
                         self._reports[queue.ref.broker_set].note(queue)
                         break
                     found.append(taken)
+                    room -= len(taken.messages)
                 self._offer(queue)
             return found
 
     def take_or_wait(
-        self, messages_max: int, deadline_s: float
+        self, messages_max: int, deadline_s: float, ranges_max: int | None = None
     ) -> tuple[list[InFlight], float | None]:
         """As `take`; if there are none, how long to wait for some. None: no longer, since the time
         is over or the consumer was stopped.
         """
-        found = self.take(messages_max)
+        found = self.take(messages_max, ranges_max)
         if found or self._is_stopped or (now_s := self._clock()) >= deadline_s:
             return found, None
-        with self._changed:
+        with self._lock:
             retry_s = self._retries[0][0] if self._retries else math.inf
         return found, min(deadline_s, retry_s) - now_s
 
-    def wait_take(self, messages_max: int, timeout_s: float | None) -> list[InFlight]:
+    def wait_take(
+        self, messages_max: int, timeout_s: float | None, ranges_max: int | None = None
+    ) -> list[InFlight]:
         """`take` for threads: waits for the first message. Empty after the time-out, or when the
         consumer was stopped.
         """
         deadline_s = math.inf if timeout_s is None else self._clock() + timeout_s
-        with self._changed:
+        with self._lock:
             while True:
-                found, wait_s = self.take_or_wait(messages_max, deadline_s)
+                found, wait_s = self.take_or_wait(messages_max, deadline_s, ranges_max)
                 if wait_s is None:
                     return found
                 self._changed.wait(None if math.isinf(wait_s) else wait_s)
 
     def done(self, taken: Iterable[InFlight]) -> None:
         """Each message once."""
-        with self._changed:
+        with self._lock:
             for one in taken:
                 queue = one.queue
                 queue.finish(one)
@@ -549,14 +636,14 @@ class PrefetchBuffer:
 
     def give_up(self, taken: Iterable[InFlight]) -> None:
         """The messages are not done and no handler works on them: the group gets them again."""
-        with self._changed:
+        with self._lock:
             for one in taken:
-                one.queue.give_up()
+                one.queue.give_up(one)
                 self._report_finished(one.queue)
 
     def retry(self, taken: InFlight, delay_s: float) -> None:
         """The message has failed, and is taken again here after this time."""
-        with self._changed:
+        with self._lock:
             if taken.queue.fail(taken):
                 self._push_retry(taken, self._clock() + delay_s)
                 # One thread has to wait for that time.
@@ -569,12 +656,15 @@ class PrefetchBuffer:
             # A dropped queue has nothing to report; its successor may be assigned by now.
             if self._queues.get(queue.ref) is queue:
                 self._reports[queue.ref.broker_set].note(queue, is_urgent=queue.running == 0)
-        elif (done_to := queue.reportable) != queue.reported:
-            # The broker delivers no more than the cache holds: at half of it, it should hear.
-            is_urgent = (done_to - queue.reported) * 2 >= self._cache_messages or (
-                queue.unreported_bytes * 2 >= self._cache_bytes
-            )
-            self._reports[queue.ref.broker_set].note(queue, is_urgent=is_urgent)
+            return
+        reports = self._reports[queue.ref.broker_set]
+        # The broker delivers no more than the cache holds: at half of it, it should hear.
+        is_urgent = (
+            queue.unreported * 2 >= self._cache_messages
+            or queue.unreported_bytes * 2 >= self._cache_bytes
+        )
+        if (is_urgent or not reports.is_pending(queue)) and queue.reportable != queue.reported:
+            reports.note(queue, is_urgent=is_urgent)
 
     def _push_retry(self, taken: InFlight, due_s: float) -> None:
         heapq.heappush(self._retries, (due_s, next(self._numbers), taken))
@@ -631,7 +721,7 @@ class PrefetchBuffer:
         progress. In ordered mode only, where the lock of a queue says whether another member has
         it.
         """
-        with self._changed:
+        with self._lock:
             released = self._reports[broker_set].take_all_released()
             for ref, (_, done_to) in released.items() if self._is_ordered else ():
                 if ref not in self._queues:
@@ -640,12 +730,12 @@ class PrefetchBuffer:
 
     def positions(self, broker_set: str) -> dict[QueueRef, int]:
         """For a new stream: the next message to deliver of each queue."""
-        with self._changed:
+        with self._lock:
             return {ref: queue.position for ref, queue in self._of(broker_set)}
 
     def outgoing(self, broker_set: str) -> list[SubscribeRequest]:
         """The reports for the stream of the set, in the order in which to send them."""
-        with self._changed:
+        with self._lock:
             requests, released = self._reports[broker_set].outgoing()
             for ref in released:
                 del self._queues[ref]
@@ -656,21 +746,21 @@ class PrefetchBuffer:
 
     def done_offsets(self) -> dict[QueueRef, int]:
         """By queue, the offset at which the group would continue."""
-        with self._changed:
-            return {ref: queue.progress.done_to for ref, queue in self._queues.items()}
+        with self._lock:
+            return {ref: queue.done_to for ref, queue in self._queues.items()}
 
     def to_commit(self, broker_set: str) -> list[PendingCommit]:
         """The progress of this set that is not known to be durable."""
-        with self._changed:
+        with self._lock:
             return [
-                PendingCommit(queue, queue.version, queue.epoch, queue.progress.done_to)
+                PendingCommit(queue, queue.version, queue.epoch, queue.done_to)
                 for _, queue in self._of(broker_set)
-                if queue.progress.done_to != queue.committed
+                if queue.done_to != queue.committed
             ]
 
     def committed(self, commits: Iterable[PendingCommit]) -> None:
         """They are durable."""
-        with self._changed:
+        with self._lock:
             for one in commits:
                 one.queue.commit(one)
 
@@ -678,18 +768,18 @@ class PrefetchBuffer:
 
     @property
     def assignment(self) -> set[QueueRef]:
-        with self._changed:
+        with self._lock:
             return {ref for ref, queue in self._queues.items() if not queue.is_leaving}
 
     @property
     def cached_messages(self) -> dict[QueueRef, int]:
         """Delivered and not taken."""
-        with self._changed:
+        with self._lock:
             return {ref: queue.cached_messages for ref, queue in self._queues.items()}
 
     def seek(self, positions: Mapping[QueueRef, int]) -> None:
         """Messages that were taken or delivered before are void. NotAssigned: nothing was moved."""
-        with self._changed:
+        with self._lock:
             named = self._named(positions)
             for queue, queue_offset in zip(named, positions.values(), strict=True):
                 queue.seek(queue_offset)
@@ -697,13 +787,13 @@ class PrefetchBuffer:
 
     def pause(self, refs: Iterable[QueueRef] | None) -> None:
         """These queues; None: all, also those that are assigned later."""
-        with self._changed:
+        with self._lock:
             self._is_paused = self._is_paused or refs is None
             for queue in self._named(refs):
                 queue.is_paused = True
 
     def resume(self, refs: Iterable[QueueRef] | None) -> None:
-        with self._changed:
+        with self._lock:
             self._is_paused = self._is_paused and refs is not None
             for queue in self._named(refs):
                 queue.is_paused = False
@@ -714,7 +804,7 @@ class PrefetchBuffer:
         """The same, with their sets. NotAssigned; IllegalRequest if a set is missing and several
         have the queue.
         """
-        with self._changed:
+        with self._lock:
             return [queue.ref for queue in self._named(refs)]
 
     def _named(self, refs: Iterable[QueueRef] | None) -> list[PrefetchQueue]:
@@ -744,12 +834,12 @@ class PrefetchBuffer:
         """The set may take this consumer for gone, and assign its queues to others: they give out
         nothing until the set is heard again.
         """
-        with self._changed:
+        with self._lock:
             self._suspended.add(broker_set)
 
     def drop(self, broker_set: str) -> None:
         """The consumer has left the set: all messages of it are void."""
-        with self._changed:
+        with self._lock:
             for ref, queue in self._of(broker_set):
                 queue.is_leaving = True
                 queue.restart(queue.position, queue.epoch)
@@ -759,13 +849,13 @@ class PrefetchBuffer:
 
     def stop(self) -> None:
         """Nothing more is given out; messages in flight may be finished."""
-        with self._changed:
+        with self._lock:
             self._is_stopped = True
             self._tell_ready()
 
     def fail(self, failure: MqError) -> None:
         """The consumer cannot go on; `take` raises this. The first failure counts."""
-        with self._changed:
+        with self._lock:
             self.failure = self.failure or failure
             self._tell_ready()
 

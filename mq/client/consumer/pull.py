@@ -122,8 +122,8 @@ class PullConsumer(ConnectedClient):
         page = await self._reads.pull(ref, request)
         response, runs = parse_pull_response(page.data)
         decoder = Decoder(wanted_tags({topic: filter}))
-        decoded = decoder.messages(ref, runs, ref.broker_set)
-        messages = [one.message for one in decoded if one.message is not None]
+        decoded = decoder.messages(ref, runs, 0, runs.count)
+        messages = [one for one in decoded if one is not None]
         self._unreadable += decoder.unreadable_messages
         return PullResult(
             PullStatus(response.status),

@@ -14,6 +14,7 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass
+from types import CoroutineType
 
 from mq.client.cluster.connection import Connection
 from mq.client.cluster.retry import cancelled
@@ -87,7 +88,7 @@ class PushConsumer(GroupClient):
         in_a_row = 0
         while True:
             try:
-                found = await self._session.take(1, None)
+                found = self._session.buffer.take(1) or await self._session.take(1, None)
             except MqError:
                 self._is_over.set()
                 return
@@ -100,8 +101,11 @@ class PushConsumer(GroupClient):
 
     async def _handle(self, taken: InFlight) -> None:
         try:
-            outcome = self._handler(taken.message)
-            if inspect.isawaitable(outcome):
+            outcome = self._handler(taken.messages[0])
+            # What most handlers return is told apart at less cost.
+            if isinstance(outcome, CoroutineType) or (
+                outcome is not None and inspect.isawaitable(outcome)
+            ):
                 outcome = await outcome
         except asyncio.CancelledError as error:
             task = asyncio.current_task()

@@ -87,6 +87,10 @@ class SetReports:
             self._is_signalled = True
             self._signal.tell(is_urgent=is_urgent)
 
+    def is_pending(self, queue: PrefetchQueue) -> bool:
+        """The next `outgoing` reports what there is of the queue then."""
+        return queue in self._pending
+
     def outgoing(self) -> tuple[list[SubscribeRequest], list[QueueRef]]:
         """The requests in the order in which to send them, and the queues that they release. A
         queue that leaves is released as soon as no handler works on it.
@@ -102,7 +106,7 @@ class SetReports:
                 progress.positions.append(position(queue.ref, done_to, queue.epoch))
             if queue.is_leaving and not queue.running:
                 released.queues.append(QueueId(topic=queue.ref.topic, queue_id=queue.ref.queue_id))
-                self._released[queue.ref] = Released(queue.epoch, queue.progress.done_to)
+                self._released[queue.ref] = Released(queue.epoch, queue.done_to)
                 gone.append(queue.ref)
         requests = []
         if seek.positions:

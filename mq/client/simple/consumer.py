@@ -12,7 +12,6 @@ import contextlib
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from mq.client.cluster.connection import Connection
 from mq.client.cluster.retry import CALL_TIMEOUT_S, call_repeatedly, now_s
@@ -24,7 +23,7 @@ from mq.client.consumer.options import (
     wanted_tags,
 )
 from mq.client.consumer.subscribed_sets import SubscribedSets
-from mq.client.decode import Decoder, parse_receive_response
+from mq.client.decode import Decoder, Runs, parse_receive_response
 from mq.client.lifecycle import AsyncClient
 from mq.client.messages import QueueRef, ReceivedMessage, wire_filter
 from mq.client.public import arguments_of
@@ -263,20 +262,23 @@ class _GroupReceiver:
         return await self._messages(source, runs) if runs else []
 
     async def _messages(
-        self, source: Source, runs: Sequence[tuple[Any, Any]]
+        self, source: Source, received: Sequence[tuple[wire.ReceivedRun, Runs]]
     ) -> list[ReceivedMessage]:
         found: list[ReceivedMessage] = []
         passed_over: list[wire.Handle] = []
-        for received, frames in runs:
-            queue = QueueRef(received.topic, received.queue_id, source.broker_set)
-            for one in self.decoder.messages(queue, [frames], source.broker_set):
-                if one.message is None:
-                    handle = wire.Handle(lease=received.lease, queue_offset=one.queue_offset)
-                    passed_over.append(handle)
-                    continue
-                one.message.attempt = max(one.message.attempt, received.attempt)
-                one.message.handle = received.lease
-                found.append(one.message)
+        for run, runs in received:
+            queue = QueueRef(run.topic, run.queue_id, source.broker_set)
+            made = self.decoder.messages(
+                queue, runs, 0, runs.count, attempt=max(1, run.attempt), handle=run.lease
+            )
+            messages = [one for one in made if one is not None]
+            found += messages
+            if len(messages) < len(made):
+                passed_over += [
+                    wire.Handle(lease=run.lease, queue_offset=runs.queue_offsets[row])
+                    for row, one in enumerate(made)
+                    if one is None
+                ]
         if passed_over:
             request = wire.AckRequest(group=self._options.group)
             await send_to_set(self._connection, source.broker_set, passed_over, request)

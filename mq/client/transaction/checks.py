@@ -18,8 +18,7 @@ from weakref import WeakValueDictionary
 from mq import names
 from mq.client.cluster.connection import ConnectionOptions
 from mq.client.cluster.retry import cancelled
-from mq.client.decode import Decoder, Frames
-from mq.client.messages import QueueRef
+from mq.client.decode import Unreadable, decompressed
 from mq.errors import IllegalConfig, MqError
 from mq.wire.v1.transaction_pb2 import CheckTransaction, EndTransactionRequest, TransactRequest
 
@@ -166,7 +165,6 @@ class CheckAnswers:
         # whose check is being answered.
         self._running: WeakValueDictionary[str, HalfMessage] = WeakValueDictionary()
         self._answering: dict[str, asyncio.Task[None]] = {}
-        self._decoder = Decoder()
 
     def begun(self, half: HalfMessage) -> None:
         self._running[half.transaction_id] = half
@@ -196,12 +194,17 @@ class CheckAnswers:
         reply(TransactRequest(checked=end).SerializeToString())
 
     def _half_of(self, check: CheckTransaction) -> HalfMessage | None:
-        """None: its message cannot be read, which was logged."""
-        broker_set, log_offset = names.parse_message_id(check.transaction_id)
-        frames = Frames(-1, log_offset, check.stored_at_ms, [0], check.messages[:1])
-        queue = QueueRef(check.topic, check.queue_id, broker_set)
-        ((_, _, received),) = self._decoder.messages(queue, [frames], broker_set)
-        if received is None:
+        """Raises MqError for an illegal id; None: its message cannot be read, which is logged."""
+        names.parse_message_id(check.transaction_id)
+        received = check.messages[0]
+        body = decompressed(received.body, received.compression)
+        if isinstance(body, Unreadable):
+            log.error(
+                "half message %s of topic %s cannot be checked: %s",
+                check.transaction_id,
+                check.topic,
+                body.reason,
+            )
             return None
         return HalfMessage(
             transaction_id=check.transaction_id,
@@ -209,10 +212,10 @@ class CheckAnswers:
             queue_id=check.queue_id,
             stored_at_ms=check.stored_at_ms,
             born_at_ms=received.born_at_ms,
-            body=received.body,
+            body=body,
             tag=received.tag,
-            keys=received.keys,
-            properties=received.properties,
+            keys=tuple(received.keys),
+            properties=dict(received.properties),
             ordering_key=received.ordering_key,
             check=check.check,
         )

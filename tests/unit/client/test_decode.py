@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from mq.client import decode as decode_module
 from mq.client.decode import (
-    Decoded,
     Decoder,
-    Frames,
     Unreadable,
     decompressed,
     parse_page,
@@ -34,6 +32,7 @@ from mq.wire.v1.consumer_pb2 import (
 )
 from mq.wire.v1.message_pb2 import COMPRESSION_LZ4, Message
 from mq.wire.v1.message_pb2 import Origin as WireOrigin
+from tests.unit.client.consumer.deliveries import run as stored_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,13 +47,7 @@ def delivery(*runs: Run) -> bytes:
 
 
 def run(messages: Sequence[Message], queue_offset: int = 10, log_offset: int = 1000) -> Run:
-    return Run(
-        queue_offset=queue_offset,
-        log_offset=log_offset,
-        stored_at_ms=5_000,
-        frame_sizes=range(100, 100 + len(messages)),
-        messages=messages,
-    )
+    return stored_run(messages, queue_offset, log_offset, stored_at_ms=5_000)
 
 
 def damage(data: bytes) -> bytes:
@@ -63,13 +56,15 @@ def damage(data: bytes) -> bytes:
     return data.replace(BAD_TEXT, NO_TEXT)
 
 
-def decode(data: bytes, decoder: Decoder | None = None) -> list[Decoded]:
+def decode(
+    data: bytes, decoder: Decoder | None = None, queue: QueueRef = QUEUE
+) -> list[ReceivedMessage | None]:
     _, runs = parse_subscribe_response(data)
-    return list((decoder or Decoder()).messages(QUEUE, runs, "set-0"))
+    return (decoder or Decoder()).messages(queue, runs, 0, runs.count)
 
 
-def bodies(decoded: Sequence[Decoded]) -> list[bytes | None]:
-    return [one.message.body if one.message else None for one in decoded]
+def bodies(decoded: Sequence[ReceivedMessage | None]) -> list[bytes | None]:
+    return [one.body if one else None for one in decoded]
 
 
 def test_a_message_has_all_that_was_sent_and_where_it_stands() -> None:
@@ -82,22 +77,18 @@ def test_a_message_has_all_that_was_sent_and_where_it_stands() -> None:
         born_at_ms=4_000,
     )
     (decoded,) = decode(delivery(run([sent])))
-    assert decoded == Decoded(
-        10,
-        100,
-        ReceivedMessage(
-            topic="orders",
-            queue_id=3,
-            queue_offset=10,
-            message_id="set-0:1000",
-            stored_at_ms=5_000,
-            born_at_ms=4_000,
-            body=b"paid",
-            tag="paid",
-            keys=("a", "b"),
-            properties={"region": "EU"},
-            ordering_key="customer",
-        ),
+    assert decoded == ReceivedMessage(
+        topic="orders",
+        queue_id=3,
+        queue_offset=10,
+        message_id="set-0:1000",
+        stored_at_ms=5_000,
+        born_at_ms=4_000,
+        body=b"paid",
+        tag="paid",
+        keys=("a", "b"),
+        properties={"region": "EU"},
+        ordering_key="customer",
     )
 
 
@@ -114,11 +105,9 @@ ORIGIN = WireOrigin(
 
 @pytest.mark.parametrize("topic", ["%RETRY%billing", "%DLQ%billing", "%SYS%GIVE_UP"])
 def test_a_message_that_came_back_has_its_topic_and_says_where_it_stands(topic: str) -> None:
-    _, runs = parse_subscribe_response(delivery(run([Message(body=b"a", origin=ORIGIN)])))
-    (decoded,) = Decoder({"orders": frozenset({"paid"})}).messages(
-        QueueRef(topic, 0), runs, "set-0"
-    )
-    message = decoded.message
+    decoder = Decoder({"orders": frozenset({"paid"})})
+    sent = delivery(run([Message(body=b"a", origin=ORIGIN)]))
+    (message,) = decode(sent, decoder, QueueRef(topic, 0, "set-0"))
     assert message is not None
     assert (message.topic, message.queue_id, message.queue_offset) == ("orders", 0, 10)
     assert (message.message_id, message.stored_at_ms) == ("set-0:1000", 5_000)
@@ -131,16 +120,15 @@ def test_a_message_that_came_back_has_its_topic_and_says_where_it_stands(topic: 
 
 def test_an_illegal_origin_is_ignored() -> None:
     (decoded,) = decode(delivery(run([Message(body=b"a", origin=ORIGIN)])))
-    assert decoded.message is not None
-    assert (decoded.message.attempt, decoded.message.origin) == (1, None)
-    assert decoded.message.queue == QUEUE
+    assert decoded is not None
+    assert (decoded.attempt, decoded.origin) == (1, None)
+    assert decoded.queue == QUEUE
 
 
 def test_a_message_of_a_retry_topic_without_an_origin_stands_for_itself() -> None:
-    _, runs = parse_subscribe_response(delivery(run([Message(body=b"a")])))
-    (decoded,) = Decoder().messages(QueueRef("%RETRY%g", 0), runs, "set-0")
-    assert decoded.message is not None
-    assert (decoded.message.topic, decoded.message.origin) == ("%RETRY%g", None)
+    (decoded,) = decode(delivery(run([Message(body=b"a")])), queue=QueueRef("%RETRY%g", 0, "s"))
+    assert decoded is not None
+    assert (decoded.topic, decoded.origin) == ("%RETRY%g", None)
 
 
 def test_ids_and_offsets_follow_the_frames_through_all_runs() -> None:
@@ -148,17 +136,14 @@ def test_ids_and_offsets_follow_the_frames_through_all_runs() -> None:
         run([Message(body=b"a"), Message(body=b"b"), Message(body=b"c")]),
         run([Message(body=b"d"), Message(body=b"e")], queue_offset=50, log_offset=9_000),
     ]
-    found = [
-        (one.queue_offset, one.frame_bytes, one.message.message_id, one.message.queue_offset)
-        for one in decode(delivery(*runs))
-        if one.message
-    ]
+    found = [(one.message_id, one.queue_offset) for one in decode(delivery(*runs)) if one]
+    # A frame of these has five bytes.
     assert found == [
-        (10, 100, "set-0:1000", 10),
-        (11, 101, "set-0:1100", 11),
-        (12, 102, "set-0:1201", 12),
-        (50, 100, "set-0:9000", 50),
-        (51, 101, "set-0:9100", 51),
+        ("set-0:1000", 10),
+        ("set-0:1005", 11),
+        ("set-0:1010", 12),
+        ("set-0:9000", 50),
+        ("set-0:9005", 51),
     ]
 
 
@@ -178,9 +163,8 @@ def test_messages_are_made_when_they_are_taken(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(decode_module, "decompressed", unpack)
     sent = [Message(body=bytes([65 + i]), compression=COMPRESSION_LZ4) for i in range(3)]
     _, runs = parse_subscribe_response(delivery(run(sent)))
-    messages = Decoder().messages(QUEUE, runs, "set-0")
     assert opened == []
-    next(messages)
+    Decoder().messages(QUEUE, runs, 0, 1)
     assert opened == [b"A"]
 
 
@@ -192,12 +176,12 @@ def test_a_malformed_message_hides_no_other(
     with caplog.at_level(logging.ERROR):
         decoded = decode(damage(delivery(run(sent), run(sent, queue_offset=20))), decoder)
     assert bodies(decoded) == [b"a", None, b"c"] * 2
-    assert [one.queue_offset for one in decoded] == [10, 11, 12, 20, 21, 22]
-    last = decoded[2].message
+    assert [one.queue_offset for one in decoded if one] == [10, 12, 20, 22]
+    last = decoded[2]
     assert last is not None
-    assert last.message_id == "set-0:1201"
+    assert last.message_id == "set-0:1023"
     assert decoder.unreadable_messages == 2
-    assert "set-0:1100" in caplog.text
+    assert "set-0:1005" in caplog.text
     assert "topic orders" in caplog.text
 
 
@@ -212,23 +196,23 @@ def test_the_head_of_a_delivery_is_read_also_when_a_message_cannot_be() -> None:
         90,
         100,
     )
-    assert isinstance(runs[0].messages[0], Unreadable)
+    assert (runs.count, runs.is_plain) == (1, False)
 
 
 def test_a_pull_response_is_read_in_the_same_way() -> None:
     sent = [Message(body=b"a"), Message(tag=BAD_TEXT.decode())]
     response = PullResponse(status=PULL_FOUND, next_offset=12, start=1, end=99, runs=[run(sent)])
     whole, runs = parse_pull_response(response.SerializeToString())
-    assert (whole.next_offset, len(runs[0].messages)) == (12, 2)
+    assert (whole.next_offset, runs.count) == (12, 2)
     head, runs = parse_pull_response(damage(response.SerializeToString()))
     assert (head.next_offset, head.start, head.end) == (12, 1, 99)
-    assert bodies(list(Decoder().messages(QUEUE, runs, "set-0"))) == [b"a", None]
+    assert bodies(Decoder().messages(QUEUE, runs, 0, 2)) == [b"a", None]
 
 
 def test_an_assignment_has_no_runs() -> None:
     data = SubscribeResponse(assignment=Assignment(generation=4)).SerializeToString()
     response, runs = parse_subscribe_response(data)
-    assert (response.assignment.generation, runs) == (4, [])
+    assert (response.assignment.generation, runs.count) == (4, 0)
 
 
 def test_a_malformed_response_is_an_error() -> None:
@@ -283,19 +267,35 @@ def test_tags_are_compared_and_not_only_their_hashes() -> None:
     decoder = Decoder({"orders": frozenset({"paid", "shipped"})})
     decoded = decode(delivery(run(sent)), decoder)
     assert bodies(decoded) == [b"paid", None, b"shipped", None]
-    assert [one.queue_offset for one in decoded] == [10, 11, 12, 13]
+    assert [one.queue_offset for one in decoded if one] == [10, 12]
     assert decoder.unreadable_messages == 0
     other = Decoder({"returns": frozenset({"paid"})})
     assert bodies(decode(delivery(run(sent)), other)) == [b"paid", b"open", b"shipped", b""]
 
 
-@given(st.integers(0, 8), st.integers(0, 6))
-def test_a_run_without_its_first_messages_is_the_rest_of_the_run(behind: int, count: int) -> None:
-    whole = run([Message(body=bytes([i])) for i in range(count)], queue_offset=2)
-    frames = Frames(2, 1000, 5_000, list(whole.frame_sizes), list(whole.messages))
-    kept = list(Decoder().messages(QUEUE, [frames.behind(behind)], "set-0"))
-    everything = list(Decoder().messages(QUEUE, [frames], "set-0"))
-    assert kept == [one for one in everything if one.queue_offset >= behind]
+@given(st.integers(0, 12), st.integers(0, 6), st.integers(0, 6))
+def test_runs_without_their_first_messages_are_the_rest(behind: int, few: int, other: int) -> None:
+    sent = [Message(body=bytes([at]) * at) for at in range(1, 7)]
+    data = delivery(run(sent[:few], queue_offset=2), run(sent[:other], queue_offset=9))
+    _, runs = parse_subscribe_response(data)
+    rest = runs.behind(behind)
+    kept = Decoder().messages(QUEUE, rest, 0, rest.count)
+    assert kept == [
+        message for message in decode(data) if message and message.queue_offset >= behind
+    ]
+    for row in range(rest.count):
+        assert rest.row(rest.queue_offsets[row]) == row
+
+
+def frame_sizes_that_lie() -> bytes:
+    wrong = run([Message(body=b"a"), Message(body=b"b")])
+    wrong.frame_sizes[:] = [4, 5]
+    return delivery(wrong)
+
+
+def test_frames_that_are_not_where_their_sizes_say_are_an_error() -> None:
+    with pytest.raises(Internal, match="not as long as their sizes say"):
+        parse_subscribe_response(frame_sizes_that_lie())
 
 
 # Answers to pulls as pages

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mq.client.decode import Frames, parse_subscribe_response
+from mq.client.decode import Runs, parse_subscribe_response
 from mq.client.messages import QueueRef
 from mq.wire.v1.consumer_pb2 import (
     AssignedQueue,
@@ -17,11 +17,12 @@ from mq.wire.v1.consumer_pb2 import (
 from mq.wire.v1.message_pb2 import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from mq.client.consumer.prefetch import PrefetchBuffer
 
 TOPIC = "orders"
+# Of a small message, and between two of them in the log.
 FRAME_BYTES = 10
 SET = "set-0"
 
@@ -59,13 +60,7 @@ def delivery(
     """Each message is a run of its own; its body is its queue offset."""
     offsets = list(queue_offsets)
     runs = [
-        Run(
-            queue_offset=at,
-            log_offset=at * FRAME_BYTES,
-            frame_sizes=[FRAME_BYTES],
-            messages=[Message(body=str(at).encode(), tag=tag)],
-        )
-        for at in offsets
+        run([_message(str(at).encode(), tag)], at, log_offset=at * FRAME_BYTES) for at in offsets
     ]
     return Delivery(
         topic=TOPIC,
@@ -73,6 +68,26 @@ def delivery(
         epoch=epoch,
         next_offset=offsets[-1] + 1 if next_offset is None else next_offset,
         runs=runs,
+    )
+
+
+def _message(body: bytes, tag: str) -> Message:
+    """Of FRAME_BYTES, if they are enough for it."""
+    made = Message(body=body, tag=tag)
+    made.ordering_key = "k" * (FRAME_BYTES - Run(messages=[made]).ByteSize() - 2)
+    return made
+
+
+def run(
+    messages: Sequence[Message], queue_offset: int, log_offset: int, stored_at_ms: int = 0
+) -> Run:
+    """With the sizes that the frames of its messages have."""
+    return Run(
+        queue_offset=queue_offset,
+        log_offset=log_offset,
+        stored_at_ms=stored_at_ms,
+        frame_sizes=[Run(messages=[one]).ByteSize() for one in messages],
+        messages=messages,
     )
 
 
@@ -93,5 +108,5 @@ def ref(queue_id: int, broker_set: str = SET) -> QueueRef:
     return QueueRef(TOPIC, queue_id, broker_set)
 
 
-def frames(content: Delivery) -> list[Frames]:
+def frames(content: Delivery) -> Runs:
     return parse_subscribe_response(response(content))[1]

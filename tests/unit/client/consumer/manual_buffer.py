@@ -60,7 +60,8 @@ class ManualBuffer:
         self.buffer.assign(assignment(*queues), broker_set, is_first=first)
 
     def take(self, count: int = 1) -> list[InFlight]:
-        return self.buffer.take(count)
+        """Each message by itself."""
+        return [single for one in self.buffer.take(count) for single in one.singles]
 
     def told(self, broker_set: str = SET) -> list[tuple[str, list[tuple[int, ...]]]]:
         """What goes to the broker, in short."""
@@ -81,4 +82,4 @@ def summary(request: SubscribeRequest) -> tuple[str, list[tuple[int, ...]]]:
 
 
 def offsets(taken: Sequence[InFlight]) -> list[int]:
-    return [one.message.queue_offset for one in taken]
+    return [message.queue_offset for one in taken for message in one.messages]

@@ -44,11 +44,12 @@ class ScriptedSession:
         return call
 
     async def take(self, count: int) -> list[Any]:
+        """Each message by itself."""
         taken: list[Any] = []
         while len(taken) < count:
             found = await self.session.take(count - len(taken), DEADLINE_S)
             assert found
-            taken += found
+            taken += [single for one in found for single in one.singles]
         return taken
 
 

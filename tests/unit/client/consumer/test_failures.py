@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from mq.client.consumer.prefetch import InFlight, PrefetchQueue
+from mq.client.consumer.prefetch import CachedDelivery, InFlight, PrefetchQueue
 from mq.client.consumer.retries import Failure, FailurePolicy, Nack
+from mq.client.decode import parse_subscribe_response
 from mq.client.messages import QueueRef, ReceivedMessage
 from mq.errors import IllegalConfig, IllegalDelay
+from tests.unit.client.consumer.deliveries import delivery, response
 
 
 class _Options:
@@ -41,7 +43,9 @@ class _Silent(Exception):
 
 def taken(attempt: int = 1) -> InFlight:
     message = ReceivedMessage("t", 0, 0, "set-0:1", 0, 0, b"", "", (), {}, "", attempt)
-    return InFlight(PrefetchQueue(QueueRef("t", 0), 0, 0), 0, message, 10)
+    queue = PrefetchQueue(QueueRef("t", 0), 0, 0)
+    _, runs = parse_subscribe_response(response(delivery(0, [0])))
+    return InFlight(queue, 0, CachedDelivery(runs, 1), 0, 1, [message])
 
 
 def fail(delay: Any, error: BaseException, *attempts: int, **session: bool) -> _Session:

@@ -179,17 +179,21 @@ class World:
                 assert all(count <= 2 * CACHE for count in cached)
 
     def take(self, member: Member) -> None:
-        member.working.extend(member.buffer.take(self.dice.randint(1, 6)))
+        """Messages that were taken together are finished together, or each by itself."""
+        for taken in member.buffer.take(self.dice.randint(1, 6)):
+            member.working.extend([taken] if self.dice.random() < 0.5 else taken.singles)
 
     def finish(self, member: Member) -> None:
         if member.working:
             at = self.dice.randrange(len(member.working))
             taken = member.working.pop(at)
             if self.is_rough and self.dice.random() < 0.1:
-                member.buffer.retry(taken, 0.0)
+                for single in taken.singles:
+                    member.buffer.retry(single, 0.0)
                 return
             member.buffer.done([taken])
-            self.done[taken.message.queue_id, taken.message.queue_offset] += 1
+            for message in taken.messages:
+                self.done[message.queue_id, message.queue_offset] += 1
 
     def report(self, member: Member) -> None:
         if not member.is_new_stream:

@@ -2,87 +2,98 @@
 
 from __future__ import annotations
 
-import pytest
+from itertools import accumulate
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.client.consumer.prefetch import QueueProgress
+from mq.client.consumer.prefetch import PrefetchQueue
+from mq.client.decode import Decoder, parse_subscribe_response
+from mq.client.messages import QueueRef
+from tests.unit.client.consumer.deliveries import SET, TOPIC, delivery, response
+
+DECODER = Decoder()
+
+
+def queue_with(
+    *queue_offsets: int, start: int = 0, next_offset: int | None = None
+) -> PrefetchQueue:
+    queue = PrefetchQueue(QueueRef(TOPIC, 0, SET), start, 0)
+    deliver(queue, queue_offsets, next_offset)
+    return queue
+
+
+def deliver(queue: PrefetchQueue, queue_offsets: tuple[int, ...], next_offset: int | None) -> None:
+    content = delivery(0, queue_offsets, next_offset=next_offset)
+    _, runs = parse_subscribe_response(response(content))
+    queue.add(runs, content.next_offset)
 
 
 def test_progress_starts_where_deliveries_start() -> None:
-    assert QueueProgress(17).done_to == 17
+    assert PrefetchQueue(QueueRef(TOPIC, 0), 17, 0).done_to == 17
 
 
-def test_a_taken_message_holds_progress_back_until_it_is_finished() -> None:
-    progress = QueueProgress(5)
-    progress.take(5)
-    assert progress.done_to == 5
-    progress.finish(5)
-    assert progress.done_to == 6
+def test_a_message_holds_progress_back_until_it_is_finished() -> None:
+    queue = queue_with(5, start=5)
+    assert queue.done_to == 5
+    taken = queue.take(1, DECODER)
+    assert taken is not None
+    assert queue.done_to == 5
+    queue.finish(taken)
+    assert queue.done_to == 6
 
 
 def test_progress_passes_messages_finished_out_of_order() -> None:
-    progress = QueueProgress(0)
-    for queue_offset in range(5):
-        progress.take(queue_offset)
-    for queue_offset in (3, 1, 2):
-        progress.finish(queue_offset)
-        assert progress.done_to == 0
-    progress.finish(0)
-    assert progress.done_to == 4
-    assert progress.under_way == 1
+    queue = queue_with(*range(5))
+    taken = queue.take(5, DECODER)
+    assert taken is not None
+    single = taken.singles
+    for at in (3, 1, 2):
+        queue.finish(single[at])
+        assert queue.done_to == 0
+    queue.finish(single[0])
+    assert (queue.done_to, queue.unfinished) == (4, 1)
 
 
 def test_progress_passes_the_gaps_of_a_filter() -> None:
-    progress = QueueProgress(0)
-    progress.take(10)
-    progress.take(20)
-    progress.skip_to(99)
-    assert progress.done_to == 10
-    progress.finish(20)
-    assert progress.done_to == 10
-    progress.finish(10)
-    assert progress.done_to == 99
+    queue = queue_with(10, 20, next_offset=99)
+    taken = queue.take(2, DECODER)
+    assert taken is not None
+    assert queue.done_to == 10
+    queue.finish(taken.singles[1])
+    assert queue.done_to == 10
+    queue.finish(taken.singles[0])
+    assert queue.done_to == 99
 
 
 def test_a_gap_alone_is_progress() -> None:
-    progress = QueueProgress(0)
-    progress.skip_to(1_000)
-    assert progress.done_to == 1_000
-    progress.skip_to(7)
-    assert progress.done_to == 1_000
-
-
-def test_taking_goes_forward_only() -> None:
-    progress = QueueProgress(5)
-    progress.take(6)
-    with pytest.raises(ValueError, match="6 is taken after 6"):
-        progress.take(6)
+    queue = queue_with(next_offset=1_000)
+    assert (queue.done_to, queue.position) == (1_000, 1_000)
 
 
 @given(st.data())
 def test_progress_is_the_first_unfinished_message_in_any_order(data: st.DataObject) -> None:
-    """Against the plain definition, for any order of taking, skipping and finishing."""
-    progress = QueueProgress(3)
-    taken_to, open_offsets, before = 3, set[int](), 3
+    """Against the plain definition, for any order of delivering, taking and finishing."""
+    queue = PrefetchQueue(QueueRef(TOPIC, 0, SET), 3, 0)
+    undone, taken, before = set[int](), list[Any](), 3
     for _ in range(data.draw(st.integers(0, 60), "steps")):
-        step = data.draw(st.sampled_from(["take", "skip", "finish"]))
-        if step == "finish" and open_offsets:
-            chosen = data.draw(st.sampled_from(sorted(open_offsets)))
-            open_offsets.remove(chosen)
-            progress.finish(chosen)
-        elif step == "skip":
-            taken_to += data.draw(st.integers(0, 5))
-            progress.skip_to(taken_to)
-        else:
-            chosen = taken_to + data.draw(st.integers(0, 5))
-            open_offsets.add(chosen)
-            progress.take(chosen)
-            taken_to = chosen + 1
-        assert progress.done_to == min(open_offsets, default=taken_to)
-        assert progress.done_to >= before
-        before = progress.done_to
-    for queue_offset in sorted(open_offsets, reverse=True):
-        progress.finish(queue_offset)
-    assert (progress.done_to, progress.under_way) == (taken_to, 0)
-    assert not progress._finished
+        step = data.draw(st.sampled_from(["deliver", "take", "finish", "finish"]))
+        if step == "deliver":
+            gaps = data.draw(st.lists(st.integers(0, 3), max_size=8))
+            offsets = tuple(accumulate(gaps, lambda at, gap: at + gap + 1, initial=queue.position))
+            end = offsets[-1] + 1 + data.draw(st.integers(0, 3))
+            deliver(queue, offsets, end)
+            undone.update(offsets)
+        elif step == "take":
+            found = queue.take(data.draw(st.integers(1, 5)), DECODER)
+            if found is not None:
+                taken += [found] if data.draw(st.booleans()) else found.singles
+        elif taken:
+            one = taken.pop(data.draw(st.integers(0, len(taken) - 1)))
+            queue.finish(one)
+            undone -= {message.queue_offset for message in one.messages}
+        assert queue.done_to == min(undone, default=queue.position)
+        assert queue.done_to >= before
+        assert queue.running == sum(len(one.messages) for one in taken)
+        before = queue.done_to

@@ -11,6 +11,7 @@ from mq.client.messages import QueueRef
 from mq.errors import IllegalConfig, IllegalRequest, NotLeader, TopicNotFound, Unreachable
 from mq.wire.v1 import consumer_pb2 as wire
 from mq.wire.v1.message_pb2 import Message
+from tests.unit.client.consumer.deliveries import run as delivered_run
 from tests.unit.client.fake_channels import FakeChannels
 from tests.unit.client.virtual_time import run
 
@@ -31,8 +32,8 @@ def puller(
 
 
 def found(body: bytes = b"x", read_from: str = "") -> wire.PullResponse:
-    run_ = wire.Run(queue_offset=3, frame_sizes=[9], messages=[Message(body=body)])
-    return wire.PullResponse(next_offset=4, end=9, runs=[run_], read_from=read_from)
+    stored = delivered_run([Message(body=body)], 3, log_offset=0)
+    return wire.PullResponse(next_offset=4, end=9, runs=[stored], read_from=read_from)
 
 
 def nothing(status: wire.PullStatus = END, read_from: str = "", end: int = 0) -> wire.PullResponse:

@@ -10,11 +10,9 @@ import pytest
 from mq.client import Consumer as SyncConsumer
 from mq.client.consumer import consumer as consumer_module
 from mq.client.consumer import retries as retries_module
-from mq.client.consumer.consumer import Consumer, PolledMessages
-from mq.client.consumer.prefetch import InFlight, PrefetchBuffer, PrefetchQueue
+from mq.client.consumer.consumer import Consumer
+from mq.client.consumer.prefetch import InFlight
 from mq.client.consumer.retries import Failure
-from mq.client.decode import Decoder
-from mq.client.messages import ReceivedMessage
 from mq.errors import (
     IllegalRequest,
     MessageTooLarge,
@@ -291,7 +289,7 @@ def test_a_polled_message_is_given_back_and_counts_as_done_then(
 
     async def story() -> None:
         async with Consumer("s:1", "g", TOPIC) as consumer:
-            found: list[ReceivedMessage] = []
+            found: list[Any] = []
             while len(found) < 3:
                 found += await consumer.poll(1, DEADLINE_S)
                 consumer.nack(found[-1], 2.5, "later")
@@ -320,22 +318,3 @@ def test_a_polled_message_of_an_ordered_group_comes_again_in_place(
         (last,) = consumer.poll(2, DEADLINE_S)
         assert last.queue_offset == 1
     assert connection.retry_requests() == []
-
-
-def test_a_polled_message_and_one_that_came_back_are_two() -> None:
-    first = ReceivedMessage("t", 0, 0, "a", 0, 0, b"", "", (), {}, "")
-    came_back = ReceivedMessage(
-        "t", 0, 0, "b", 0, 0, b"", "", (), {}, "", stored_topic="%RETRY%g", attempt=2
-    )
-    buffer = PrefetchBuffer(Decoder())
-    polled = PolledMessages(buffer)
-    hands = []
-    for message in (first, came_back):
-        queue = PrefetchQueue(message.queue, 0, 0)
-        queue.progress.take(0)
-        queue.running = 1
-        hands.append(InFlight(queue, 0, message, 10))
-    polled.add(hands)
-    polled.done([came_back])
-    assert [one.queue.progress.done_to for one in hands] == [0, 1]
-    assert polled.take_back([first, came_back]) == hands[:1]

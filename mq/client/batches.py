@@ -1,0 +1,139 @@
+"""Messages that were delivered together, as one object.
+
+A batch has the bytes as they were delivered and the places of its messages in them; objects are
+made of those that are asked for. Which messages can be read, and pass the filter, was decided when
+the batch was taken.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import Self, overload
+
+from mq.client.decode import Decoder, Runs
+from mq.client.messages import QueueRef, ReceivedMessage
+
+
+class MessageBatch(Sequence[ReceivedMessage]):
+    """Messages of one queue, in its order, that came in one delivery.
+
+    A sequence of ReceivedMessage. `bodies` are all bodies, as they were sent; `offsets` the queue
+    offsets; `ack` says that all messages are done. Keeping a batch keeps the bytes of its delivery.
+    """
+
+    def __init__(
+        self,
+        queue: QueueRef,
+        runs: Runs,
+        start: int,
+        end: int,
+        decoder: Decoder,
+        messages: list[ReceivedMessage] | None = None,
+    ) -> None:
+        """The rows [start, end), without those that are filtered or unreadable; `messages` if they
+        are made already.
+        """
+        self.queue = queue
+        self._runs = runs
+        self._start, self._end = start, end
+        self._decoder = decoder
+        self._acknowledge: Callable[[], None] | None = None
+        self._messages = messages
+        # The rows of the messages.
+        self._rows: Sequence[int] = range(start, end)
+        if messages is None and not decoder.is_plain(queue, runs):
+            found = list(zip(self._rows, self._make(), strict=True))
+            self._rows = [row for row, message in found if message is not None]
+            self._messages = [message for _, message in found if message is not None]
+
+    def _make(self) -> list[ReceivedMessage | None]:
+        return self._decoder.messages(self.queue, self._runs, self._start, self._end)
+
+    # For users
+
+    @property
+    def topic(self) -> str:
+        return self.queue.topic
+
+    @property
+    def messages(self) -> list[ReceivedMessage]:
+        if self._messages is None:
+            self._messages = [one for one in self._make() if one is not None]
+        return self._messages
+
+    @property
+    def bodies(self) -> list[bytes]:
+        if self._messages is not None:
+            return [one.body for one in self._messages]
+        return self._runs.bodies(self._start, self._end)
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        """The queue offset of each message."""
+        return self._column(self._runs.queue_offsets)
+
+    def ack(self) -> None:
+        """All messages are done, as by `Consumer.done`."""
+        if self._acknowledge is not None:
+            self._acknowledge()
+
+    def acknowledged_by(self, acknowledge: Callable[[], None]) -> Self:
+        """The consumer that gives it out says what `ack` does."""
+        self._acknowledge = acknowledge
+        return self
+
+    @property
+    def rows(self) -> Sequence[int]:
+        """The places of the messages in their delivery."""
+        return self._rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        return iter(self.messages)
+
+    @overload
+    def __getitem__(self, at: int) -> ReceivedMessage: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[ReceivedMessage]: ...
+    def __getitem__(self, at: int | slice) -> ReceivedMessage | list[ReceivedMessage]:
+        return self.messages[at]
+
+    def __repr__(self) -> str:
+        return f"<MessageBatch of {len(self)} messages of {self.queue}>"
+
+    # As bytes, for readers of whole columns
+
+    @property
+    def data(self) -> bytes:
+        """The response, in which the frames of the messages stand."""
+        return self._runs.data
+
+    @property
+    def starts(self) -> array[int]:
+        """Where the frame of each message begins in `data`: 0x7A, varint length, Message."""
+        return array("q", self._column(self._runs.starts))
+
+    @property
+    def ends(self) -> array[int]:
+        """Where the frame of each message ends in `data`."""
+        return array("q", self._column(self._runs.ends))
+
+    @property
+    def queue_offsets(self) -> array[int]:
+        return array("q", self.offsets)
+
+    @property
+    def log_offsets(self) -> array[int]:
+        return array("q", self._column(self._runs.log_offsets))
+
+    @property
+    def stored_at_ms(self) -> array[int]:
+        return array("q", self._column(self._runs.stored_at_ms))
+
+    def _column(self, column: list[int]) -> list[int]:
+        if isinstance(self._rows, range):
+            return column[self._start : self._end]
+        return [column[row] for row in self._rows]
