@@ -295,22 +295,25 @@ class PolledMessages:
         return [one for one in found if one is not None]
 
     def _pop_one(self, message: ReceivedMessage) -> InFlight | None:
-        parts = self._open.get(message.queue, [])
-        number = bisect_right(parts, message.queue_offset, key=_queue_offset) - 1
-        if number < 0:
+        parts = self._open.get(message.queue)
+        if not parts:
             return None
+        number, offset = 0, message.queue_offset
+        if len(parts) > 1:
+            number = max(0, bisect_right(parts, offset, key=_queue_offset) - 1)
         taken, start, end = parts[number]
         found = taken.messages if taken.batch is None else taken.batch.messages
-        at = start + message.queue_offset - found[start].queue_offset
-        if at >= end or found[at] is not message:
-            at = bisect_left(
-                found, message.queue_offset, start, end, key=lambda one: one.queue_offset
-            )
-        # A copy; but not one of a message that stood there before the topic was created again.
-        if at == end or (found[at] is not message and found[at].message_id != message.message_id):
-            return None
-        rest = [_Part(taken, start, at), _Part(taken, at + 1, end)]
-        parts[number : number + 1] = [one for one in rest if one.start < one.end]
+        # Mostly they are neighbours, and are done in their order.
+        at = start + offset - found[start].queue_offset
+        if not start <= at < end or found[at] is not message:
+            at = bisect_left(found, offset, start, end, key=lambda one: one.queue_offset)
+            # A copy; but not of a message that stood there before the topic was created again.
+            if at == end or found[at].message_id != message.message_id:
+                return None
+        rest = [_Part(taken, start, at)] if at > start else []
+        if at + 1 < end:
+            rest.append(_Part(taken, at + 1, end))
+        parts[number : number + 1] = rest
         return taken.part(at, at + 1)
 
     def all_done(self) -> None:
