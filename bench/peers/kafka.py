@@ -58,7 +58,7 @@ group.initial.rebalance.delay.ms=0
 
     def batches(self, size: int, seconds: float) -> float:
         return self.by_count(
-            "batches", size, lambda count: self._send(f"b{size}", size, count), seconds, 200_000
+            "batches", size, lambda count: self._send(f"b{size}", size, count), seconds, 500_000
         )
 
     def calls(self, size: int, seconds: float, callers: int) -> float:  # noqa: ARG002
@@ -67,14 +67,13 @@ group.initial.rebalance.delay.ms=0
         )
 
     def fill(self, topic: str, size: int, count: int) -> None:
-        self._send(topic, size, count)
+        self._send(topic, size, count // 2)
 
     def _send(self, topic: str, size: int, count: int, *properties: str) -> float:
-        # A quarter more, for the tool's own warm-up: its code is compiled meanwhile.
-        warm = count // 4
         command = java(self._jars, "512m", "org.apache.kafka.tools.ProducerPerformance")
         command += ["--bootstrap-server", self._address, "--topic", topic]
-        command += ["--num-records", str(count + warm), "--warmup-records", str(warm)]
+        # As many again before the clock starts: the code of both sides is compiled meanwhile.
+        command += ["--num-records", str(2 * count), "--warmup-records", str(count)]
         command += ["--record-size", str(size), "--throughput", "-1"]
         command += ["--command-property", "acks=all", *properties]
         return records_per_s(run_tool(command))

@@ -71,7 +71,7 @@ class Nats(Peer):
 
     def _publish(self, how: str, stream: str, size: int, count: int, *flags: str) -> float:
         command = [str(self._cli), "-s", self._address, "bench", "js", "pub", how, stream]
-        command += ["--create", "--stream", stream, "--maxbytes", "8GB", "--size", f"{size}B"]
+        command += ["--create", "--stream", stream, "--maxbytes", "3GB", "--size", f"{size}B"]
         command += ["--msgs", str(count), "--no-progress", *flags]
         return published_per_s(run_tool(command))
 
