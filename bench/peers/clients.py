@@ -44,6 +44,12 @@ CLIENTS = (
         "with_mq.py",
     ),
     Client(
+        "mq, in bulk",
+        "mq",
+        {"receive": "Consumer.poll_batch"},
+        "with_mq_bulk.py",
+    ),
+    Client(
         "mq, Arrow",
         "mq",
         {"send": "Producer.send_arrow", "receive": "PullConsumer.read_arrow, without a group"},
