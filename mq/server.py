@@ -127,9 +127,13 @@ class _Consensus:
         ]
 
     def propose(
-        self, kind: Kind, payload: Sequence[bytes | memoryview], context: object
-    ) -> Awaitable[object]:
-        return self._raft.propose(kind, payload, context)
+        self,
+        kind: Kind,
+        payload: Sequence[bytes | memoryview],
+        context: object,
+        done: Callable[[MqError | None], None],
+    ) -> None:
+        self._raft.submit(kind, payload, context, done)
 
 
 class Server:

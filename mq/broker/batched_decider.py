@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, TypeVar
 from mq.broker.leading import Leadership
 from mq.broker.state.machine import ProposedEntry
 from mq.broker.writing import EntryWriter
-from mq.errors import MqError, OutcomeUnknown
+from mq.errors import MqError
 from mq.logging import get_logger
 
 log = get_logger(__name__)
@@ -127,17 +127,15 @@ class BatchedDecider(Generic[Request, Answer]):
         if decision.entry is None:
             _tell(submitted, decision.answers)
             return False
-        proposed = asyncio.ensure_future(self._writer.propose(decision.entry))
-        proposed.add_done_callback(functools.partial(self._over, submitted, decision))
+        self._writer.propose(decision.entry, functools.partial(self._over, submitted, decision))
         return True
 
     def _over(
         self,
         submitted: list[Submitted[Request, Answer]],
         decision: TurnDecision[Answer],
-        proposed: asyncio.Future[object],
+        failure: MqError | None,
     ) -> None:
-        failure = _failure(proposed)
         answers: Sequence[Answer | Exception] = decision.answers
         if failure is not None:
             answers = [one if isinstance(one, MqError) else failure for one in answers]
@@ -145,16 +143,6 @@ class BatchedDecider(Generic[Request, Answer]):
             decision.over(failure)
         _tell(submitted, answers)
         self._run()
-
-
-def _failure(proposed: asyncio.Future[object]) -> MqError | None:
-    if proposed.cancelled():
-        return OutcomeUnknown("the node is stopping")
-    error = proposed.exception()
-    if error is None or isinstance(error, MqError):
-        return error
-    log.error("a mistake of the broker's in an entry of its own", exc_info=error)
-    return OutcomeUnknown("the broker made a mistake; its log says more")
 
 
 def _tell(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from mq.errors import MqError
 from mq.store.format import Kind
 
 
@@ -47,9 +48,14 @@ class Consensus(Protocol):
     def peers(self) -> Sequence[Peer]: ...
 
     def propose(
-        self, kind: Kind, payload: Sequence[bytes | memoryview], context: object
-    ) -> Awaitable[object]:
-        """Done when the entry is committed and applied here. NotLeader, FlowControl, DiskFull,
-        MessageTooLarge, NodeStopped: nothing was written. OutcomeUnknown: it may be written.
+        self,
+        kind: Kind,
+        payload: Sequence[bytes | memoryview],
+        context: object,
+        done: Callable[[MqError | None], None],
+    ) -> None:
+        """`done` is called once, later, on the loop: when the entry is committed and applied here,
+        or with the error. NotLeader, FlowControl, DiskFull, MessageTooLarge, NodeStopped: nothing
+        was written. OutcomeUnknown: it may be written.
         """
         ...

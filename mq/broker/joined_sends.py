@@ -23,6 +23,7 @@ import numpy.typing as npt
 from mq.broker.publishing import Publisher, Slot
 from mq.broker.state.dedup import StoredAt
 from mq.broker.state.topics import Topic, Topics
+from mq.errors import MqError
 from mq.hashing import text_hash
 from mq.store import batch as batches
 from mq.store.batch import Frame
@@ -52,7 +53,7 @@ Answer: TypeAlias = Callable[[Placed | BaseException], None]
 class _Group:
     """Sends to one queue; `calls` is empty when they are answered."""
 
-    __slots__ = ("calls", "deadline_s", "frames", "size_bytes", "slot", "starts")
+    __slots__ = ("calls", "deadline_s", "frames", "region_start", "size_bytes", "slot", "starts")
 
     def __init__(self) -> None:
         # Of each call, where its messages are among the frames, and how many.
@@ -61,15 +62,15 @@ class _Group:
         self.size_bytes = 0
         self.deadline_s = 0.0
         self.slot: Slot | None = None
+        # Of the frames, and the first of these.
         self.starts: npt.NDArray[np.int64] = _NONE
+        self.region_start = 0
 
-    def settle(self, outcome: asyncio.Future[StoredAt]) -> None:
-        error = outcome.exception()
-        if error is not None:
-            self.fail(error)
+    def settle(self, stored: StoredAt | MqError) -> None:
+        if isinstance(stored, MqError):
+            self.fail(stored)
             return
-        stored = outcome.result()
-        log_offsets = (self.starts + (stored.log_offset - self.starts[0])).tolist()
+        log_offsets = (self.starts + (stored.log_offset - self.region_start)).tolist()
         calls, self.calls = self.calls, []
         for first, count, answer in calls:
             answer(
@@ -136,7 +137,7 @@ class JoinedSends:
         if queue_id is None:
             queue_id = self._choose(topic, first)
         if not self._gathering:
-            self._loop.call_soon(self.submit)
+            self._loop.call_soon(self._end_turn)
         queue = topic_name, queue_id
         group = self._gathering.get(queue)
         if group is None:
@@ -161,6 +162,10 @@ class JoinedSends:
             chosen = self._chosen[lane] = queues[self._turn % len(queues)]
         return chosen
 
+    def _end_turn(self) -> None:
+        self.submit()
+        self._publisher.write()
+
     def submit(self) -> None:
         """Submits what this turn has gathered so far: before a batch that must not overtake it."""
         gathered, self._gathering = self._gathering, {}
@@ -172,12 +177,12 @@ class JoinedSends:
     def _submit_group(self, topic: str, queue_id: int, group: _Group) -> None:
         try:
             batch = batches.join(topic, queue_id, group.frames)
-            group.slot = slot = self._publisher.submit(batch)
+            group.slot = self._publisher.submit(batch, on_outcome=group.settle)
         except Exception as error:  # noqa: BLE001 - no caller must wait for an answer in vain
             group.fail(error)
             return
-        group.starts, group.frames = batch.frame_starts, []
-        slot.outcome.add_done_callback(group.settle)
+        group.starts, group.region_start = batch.frame_starts, batch.region_start
+        group.frames = []
         group.deadline_s = self._loop.time() + self._timeout_s
         while self._submitted and not self._submitted[0].calls:
             self._submitted.popleft()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from mq.broker.catalog import Catalog
 from mq.broker.leading import Leadership
@@ -22,12 +23,14 @@ from mq.errors import (
     IllegalRequest,
     IllegalSequence,
     MqError,
-    OutcomeUnknown,
     ReplicationTimeout,
 )
+from mq.logging import get_logger
 from mq.names import NAME_CHARACTERS_MAX
 from mq.store.batch import Batch
 from mq.store.logreader import EntryRef
+
+log = get_logger(__name__)
 
 # An entry is closed at this size; a larger batch is an entry of its own.
 _GROUP_BYTES = 1 << 20
@@ -40,15 +43,21 @@ _BATCH_HEAD_BYTES = 6
 
 
 class Slot:
-    """A batch in flight. `outcome` is where it is stored, or why it is not; `appended` is done when
-    the leader has it in its log.
+    """A batch in flight. `outcome` is where it is stored, or why it is not; `on_outcome` is called
+    with it in the same turn; `appended` is done when the leader has it in its log.
     """
 
-    __slots__ = ("appended", "batch", "entry", "outcome")
+    __slots__ = ("appended", "batch", "entry", "on_outcome", "outcome")
 
-    def __init__(self, batch: Batch, outcome: asyncio.Future[StoredAt]) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        outcome: asyncio.Future[StoredAt],
+        on_outcome: Callable[[StoredAt | MqError], None] | None = None,
+    ) -> None:
         self.batch = batch
         self.outcome = outcome
+        self.on_outcome = on_outcome
         self.appended: asyncio.Future[EntryRef] | None = None
         self.entry: ProposedEntry | None = None
 
@@ -109,8 +118,16 @@ class Publisher:
             self._room.remove(turn)
             self._wake()
 
-    def submit(self, batch: Batch, *, tells_appended: bool = False) -> Slot:
-        """Never waits. Raises if the batch is illegal; then nothing was written."""
+    def submit(
+        self,
+        batch: Batch,
+        *,
+        tells_appended: bool = False,
+        on_outcome: Callable[[StoredAt | MqError], None] | None = None,
+    ) -> Slot:
+        """Never waits. Raises if the batch is illegal; then nothing was written. `on_outcome` is
+        for batches without a producer id, which are never known before.
+        """
         self._leadership.check()
         if batch.producer_id:
             # Before its queue is looked at: one that is stored stays so, also when the queue is
@@ -123,11 +140,11 @@ class Publisher:
         self._catalog.writable(batch.topic, batch.queue_id)
         if batch.is_held or batch.delay_ms:
             batch = self._resolve(batch)
-        slot = self.begin(batch)
+        slot = self.begin(batch, on_outcome)
         if tells_appended:
             slot.appended = self._loop.create_future()
         if not self._waiting:
-            self._loop.call_soon(self._write)
+            self._loop.call_soon(self.write)
         self._waiting.append(slot)
         return slot
 
@@ -144,11 +161,13 @@ class Publisher:
         self._machine.state.producers.check(batch.producer_id, batch.sequence)
         self._catalog.writable(batch.topic, batch.queue_id)
 
-    def begin(self, batch: Batch) -> Slot:
+    def begin(
+        self, batch: Batch, on_outcome: Callable[[StoredAt | MqError], None] | None = None
+    ) -> Slot:
         """The batch is in flight, and known as such, until `end`: for callers that write it in an
         entry of their own.
         """
-        slot = Slot(batch, self._loop.create_future())
+        slot = Slot(batch, self._loop.create_future(), on_outcome)
         if batch.producer_id:
             self._under_way[batch.producer_id, batch.sequence] = slot
         self._in_flight += 1
@@ -186,8 +205,12 @@ class Publisher:
 
     # -- the group --------------------------------------------------------------------------------
 
-    def _write(self) -> None:
-        """Everything that waits, as few entries as its size allows."""
+    def write(self) -> None:
+        """Everything that was submitted, as few entries as its size allows: at the end of a turn,
+        or now, by a caller that knows of no more to come.
+        """
+        if not self._waiting:
+            return
         slots, self._waiting = self._waiting, []
         first, size = 0, 0
         for at, slot in enumerate(slots):
@@ -204,12 +227,9 @@ class Publisher:
         entry = ProposedEntry(batches, on_appended=_teller(told) if told else None)
         for slot in slots:
             slot.entry = entry
-        future = asyncio.ensure_future(self._writer.propose(entry))
-        future.add_done_callback(lambda done: self.end(slots, entry.stored, _failure(done)))
+        self._writer.propose(entry, partial(self.end, slots, entry.stored))
 
-    def end(
-        self, slots: list[Slot], stored: Sequence[StoredAt], error: BaseException | None
-    ) -> None:
+    def end(self, slots: list[Slot], stored: Sequence[StoredAt], error: MqError | None) -> None:
         """The batches are applied, or failed with this error."""
         for at, slot in enumerate(slots):
             batch, outcome = slot.batch, slot.outcome
@@ -221,6 +241,7 @@ class Publisher:
                 self.messages_total += batch.message_count
                 self.bytes_total += len(batch.data)
                 outcome.set_result(stored[at])
+                self._tell(slot, stored[at])
             else:
                 outcome.set_exception(error)
                 # Retrieve the exception so that asyncio does not warn: the caller may have gone.
@@ -228,8 +249,18 @@ class Publisher:
                 if slot.appended is not None and not slot.appended.done():
                     slot.appended.set_exception(error)
                     slot.appended.exception()
+                self._tell(slot, error)
         self._in_flight -= len(slots)
         self._wake()
+
+    def _tell(self, slot: Slot, outcome: StoredAt | MqError) -> None:
+        if slot.on_outcome is None:
+            return
+        try:
+            slot.on_outcome(outcome)
+        except Exception:
+            # One mistake must not leave the other batches without an outcome.
+            log.exception("a sender failed on its outcome")
 
     def _fits(self, size: int) -> bool:
         is_bounded = self._in_flight_bytes + size <= self._bytes_max
@@ -250,10 +281,6 @@ def _check_number(batch: Batch) -> None:
         raise IllegalRequest(
             f"sequence = {sequence}: a producer numbers its batches from 1 on, up to 2^63 - 1"
         )
-
-
-def _failure(done: asyncio.Future[object]) -> BaseException | None:
-    return OutcomeUnknown("the node is stopping") if done.cancelled() else done.exception()
 
 
 def _teller(told: list[asyncio.Future[EntryRef]]) -> Callable[[EntryRef], None]:

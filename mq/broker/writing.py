@@ -9,10 +9,12 @@ has left the schedule.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from mq.broker.contracts import Consensus
 from mq.broker.state.machine import ProposedEntry
+from mq.errors import MqError
 from mq.store.batch import Batch, encode_payload
 from mq.store.format import Kind
 from mq.wire.v1.state_pb2 import Command
@@ -23,21 +25,27 @@ class EntryWriter:
         self._consensus = consensus
         self.pending_delays = PendingDelays()
 
-    def propose(self, entry: ProposedEntry) -> Awaitable[object]:
+    def propose(self, entry: ProposedEntry, done: Callable[[MqError | None], None]) -> None:
         """The batches and the command as one entry, all or nothing. As `Consensus.propose`."""
         command = entry.command.SerializeToString() if entry.command is not None else b""
         if not entry.batches:
-            return self._consensus.propose(Kind.COMMAND, [command], entry)
+            self._consensus.propose(Kind.COMMAND, [command], entry, done)
+            return
         payload = encode_payload(entry.batches, command)
-        proposed = self._consensus.propose(Kind.MESSAGES, payload, entry)
-        return self.pending_delays.track(entry, proposed)
+        if any(batch.deliver_at_ms for batch in entry.batches):
+            done = self.pending_delays.begin(entry, done)
+        self._consensus.propose(Kind.MESSAGES, payload, entry, done)
 
     async def write(
         self, command: Command | None = None, batches: Sequence[Batch] = ()
     ) -> ProposedEntry:
-        """Proposes one entry. It is applied here when this returns; raises as `propose`."""
+        """Proposes one entry. It is applied here when this returns. Raises the error of
+        `Consensus.propose`; a caller that is cancelled leaves its entry in flight.
+        """
         entry = ProposedEntry(batches, command)
-        await self.propose(entry)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.propose(entry, partial(_set_outcome, future))
+        await future
         return entry
 
     async def write_uncancelled(
@@ -59,7 +67,7 @@ class PendingDelays:
     """Due times of delayed batches that are proposed and not applied yet."""
 
     def __init__(self) -> None:
-        self._due_ms: dict[asyncio.Future[object], int] = {}
+        self._due_ms: dict[ProposedEntry, int] = {}
         self._watchers: list[Callable[[], None]] = []
 
     def first_due_ms(self) -> int | None:
@@ -69,20 +77,27 @@ class PendingDelays:
         """Called whenever an entry with delayed batches is applied or has failed."""
         self._watchers.append(watcher)
 
-    def track(self, entry: ProposedEntry, proposed: Awaitable[object]) -> Awaitable[object]:
-        due_ms = [batch.deliver_at_ms for batch in entry.batches if batch.deliver_at_ms]
-        if not due_ms:
-            return proposed
-        future = asyncio.ensure_future(proposed)
-        self._due_ms[future] = min(due_ms)
-        future.add_done_callback(self._done)
-        # A caller that is cancelled does not end the proposal.
-        return asyncio.shield(future)
+    def begin(
+        self, entry: ProposedEntry, done: Callable[[MqError | None], None]
+    ) -> Callable[[MqError | None], None]:
+        """The entry has delayed batches. Returns what is to be called instead of `done`."""
+        self._due_ms[entry] = min(one.deliver_at_ms for one in entry.batches if one.deliver_at_ms)
 
-    def _done(self, future: asyncio.Future[object]) -> None:
-        del self._due_ms[future]
-        if not future.cancelled():
-            # Retrieve the exception so that asyncio does not warn: the caller may have gone.
-            future.exception()
-        for watcher in self._watchers:
-            watcher()
+        def end(error: MqError | None) -> None:
+            del self._due_ms[entry]
+            for watcher in self._watchers:
+                watcher()
+            done(error)
+
+        return end
+
+
+def _set_outcome(future: asyncio.Future[None], error: MqError | None) -> None:
+    if future.done():
+        return  # the caller was cancelled
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+        # Retrieve it so that asyncio does not warn: a caller may be cancelled in the same turn.
+        future.exception()

@@ -171,6 +171,23 @@ class Node:
         """
         return self._begin(self._replica.propose, kind, payload, context=context)
 
+    def submit(
+        self,
+        kind: Kind,
+        payload: Sequence[bytes | memoryview],
+        context: object,
+        done: Callable[[MqError | None], None],
+    ) -> None:
+        """As `propose`, without a future: `done` is called once, later, at the end of the turn in
+        which the entry is applied, or with the error.
+        """
+        try:
+            self._replica.propose(kind, payload, partial(_tell, done), context)
+        except MqError as error:
+            self._loop.call_soon(done, error)
+        else:
+            self._wake()
+
     def add_member(self, node_id: str, address: str) -> asyncio.Future[Committed]:
         """Done when the node has the log, is a member, and that is committed. IllegalMembership,
         NotLeader; the future may be cancelled while the node does not come.
@@ -389,6 +406,10 @@ class Node:
 
     def _past(self) -> Past:
         return self._replica.membership.past()
+
+
+def _tell(done: Callable[[MqError | None], None], outcome: Outcome) -> None:
+    done(outcome if isinstance(outcome, MqError) else None)
 
 
 def _end(future: asyncio.Future[Committed], outcome: Outcome) -> None:

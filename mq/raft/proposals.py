@@ -16,10 +16,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from mq.errors import DiskFull, FlowControl, MqError, OutcomeUnknown, SegmentFull
+from mq.logging import get_logger
 from mq.raft.contracts import Committed, Limits, Outcome, StateMachine
 from mq.raft.membership import Membership, checkpoint_entry
 from mq.store.commitlog import CommitLog, NewEntry
 from mq.store.format import Kind
+
+log = get_logger(__name__)
 
 _GATHER_BYTES = 64 << 10
 # A round that takes longer than this is not waited for.
@@ -43,6 +46,7 @@ class Proposals:
         self.queued: deque[Proposal] = deque()
         self.queued_bytes = 0
         self._in_flight: deque[tuple[Committed, Proposal]] = deque()
+        self._ended: list[tuple[Proposal, Outcome]] = []
 
     def __len__(self) -> int:
         """The number of proposals without an outcome."""
@@ -85,29 +89,42 @@ class Proposals:
         in_flight = self._in_flight
         while in_flight and in_flight[0][0].raft_index <= raft_index:
             committed, proposal = in_flight.popleft()
-            self._bytes -= proposal.size
-            proposal.done(committed)
+            self._end(proposal, committed)
 
     def refuse_queued(self, error: MqError) -> None:
         """They were not written."""
         queued, self.queued = self.queued, deque()
         self.queued_bytes = 0
         for proposal in queued:
-            self._bytes -= proposal.size
-            proposal.done(error)
+            self._end(proposal, error)
 
     def end_leadership(self, error: MqError) -> None:
         """Queued proposals are refused with this error; the outcome of the rest is unknown."""
         in_flight, self._in_flight = self._in_flight, deque()
         for (raft_index, term), proposal in in_flight:
-            self._bytes -= proposal.size
-            proposal.done(
-                OutcomeUnknown(
-                    f"this node stopped leading before entry {raft_index} of term {term} was "
-                    "committed: it may or may not be in the log"
-                )
+            unknown = OutcomeUnknown(
+                f"this node stopped leading before entry {raft_index} of term {term} was "
+                "committed: it may or may not be in the log"
             )
+            self._end(proposal, unknown)
         self.refuse_queued(error)
+
+    def _end(self, proposal: Proposal, outcome: Outcome) -> None:
+        self._bytes -= proposal.size
+        self._ended.append((proposal, outcome))
+
+    def tell(self) -> None:
+        """Tells proposers their outcomes: when the log and the other nodes wait for nothing, since
+        each of them may have many callers to answer.
+        """
+        while self._ended:
+            ended, self._ended = self._ended, []
+            for proposal, outcome in ended:
+                try:
+                    proposal.done(outcome)
+                except Exception:
+                    # A mistake of a proposer is none of the log's.
+                    log.exception("a proposer failed on its outcome")
 
 
 class Writer:

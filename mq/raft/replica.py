@@ -196,6 +196,7 @@ class Replica:
             self._proposals.end_leadership(stopped)
             self._changes.end(stopped)
             self._set_leadership(Leadership(Role.FOLLOWER, self.leadership.term, None))
+            self._proposals.tell()
 
     def _with_core(self, action: Callable[..., object], *arguments: object) -> None:
         if self.core is not None:
@@ -212,6 +213,7 @@ class Replica:
         except Exception as error:
             log.exception("this is a bug", node=self.node_id)
             self.fail(NodeStopped(f"an error that should not be: {error!r}"))
+        self._proposals.tell()
 
     def _settle(self) -> None:
         """After each step: everything beside the core follows the log and the core."""
@@ -535,6 +537,7 @@ class Replica:
             self.failure = NodeStopped("this node has stopped")
             self._proposals.end_leadership(self.failure)
             self._changes.end(self.failure)
+            self._proposals.tell()
 
     @property
     def is_ready(self) -> bool:

@@ -20,7 +20,7 @@ from mq.store.format import Kind
 from tests.support.stores import roll
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Callable, Sequence
 
     from tests.sim.flow_member import Member, Process
     from tests.sim.flow_world import World
@@ -32,7 +32,7 @@ class Proposal(NamedTuple):
     kind: Kind
     payload: Sequence[bytes | memoryview]
     context: object
-    future: asyncio.Future[object]
+    done: Callable[[MqError | None], None]
     # The leader's clock when it was proposed.
     now_ms: int
 
@@ -67,19 +67,21 @@ class Seat:
     # -- proposing ---------------------------------------------------------------------------------
 
     def propose(
-        self, kind: Kind, payload: Sequence[bytes | memoryview], context: object
-    ) -> Awaitable[object]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[object] = loop.create_future()
-        if not self.leading_term:
-            future.set_exception(self._not_leader())
-            return future
+        self,
+        kind: Kind,
+        payload: Sequence[bytes | memoryview],
+        context: object,
+        done: Callable[[MqError | None], None],
+    ) -> None:
         now_ms = self.process.member.now_ms()
         # The payload may be views of buffers that their owner uses again: it is written later.
         parts = [bytes(part) for part in payload]
-        self._queued.append(Proposal(kind, parts, context, future, now_ms))
+        proposal = Proposal(kind, parts, context, done, now_ms)
+        if not self.leading_term:
+            self.end(proposal, self._not_leader())
+            return
+        self._queued.append(proposal)
         self._write_soon()
-        return future
 
     def _write_soon(self) -> None:
         if not self._is_writing:
@@ -103,10 +105,8 @@ class Seat:
         if not life.is_over:
             self.send()
 
-    def refuse(self, proposal: Proposal, error: MqError) -> None:
-        if not proposal.future.done():
-            proposal.future.set_exception(error)
-            proposal.future.exception()  # as a node does: the caller may be cancelled meanwhile
+    def end(self, proposal: Proposal, error: MqError | None) -> None:
+        self.process.life.run(asyncio.get_running_loop().call_soon, proposal.done, error)
 
     def append(self, proposal: Proposal) -> None:
         """On this disk, and nowhere else yet. SegmentFull: nothing was written."""
@@ -149,9 +149,9 @@ class Seat:
         queued, self._queued = self._queued, deque()
         for raft_index, proposal in written:
             text = f"entry {raft_index} may or may not be in the log"
-            self.refuse(proposal, OutcomeUnknown(text))
+            self.end(proposal, OutcomeUnknown(text))
         for proposal in queued:
-            self.refuse(proposal, self._not_leader())
+            self.end(proposal, self._not_leader())
         self.process.broker.on_leadership()
 
     def _not_leader(self) -> NotLeader:
@@ -220,8 +220,7 @@ class Seat:
         self.process.life.run(self.process.broker.apply_through, index)
         while not is_silent and self._written and self._written[0][0] <= index:
             _, proposal = self._written.popleft()
-            if not proposal.future.done():
-                proposal.future.set_result(index)
+            self.end(proposal, None)
 
     def _matches(self, other: Member) -> bool:
         """Its log is a part of this one."""

@@ -182,7 +182,7 @@ class World:
         fault = self._fault()
         process = seat.process
         if fault == Fault.REFUSED:
-            seat.refuse(proposal, FlowControl("the simulation takes no entry now"))
+            seat.end(proposal, FlowControl("the simulation takes no entry now"))
         elif fault == Fault.BEFORE:
             self.crash(process.member)
         elif fault in (Fault.NONE, Fault.SLOW, *CLOCK_STEPS):

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from mq.config import StoreConfig
     from mq.store.store import Store
 
+    Done = Callable[[MqError | None], None]
+
 STORE = small_config(segment_bytes=4 << 20, checkpoint_log_bytes=1 << 30)
 FOLLOWED = Leading(9, "other", "other:8081")
 WAIT_S = 60.0
@@ -55,7 +57,7 @@ class MemoryConsensus:
     def __init__(self, store: Store, now_ms: Callable[[], int]) -> None:
         self._store = store
         self._now_ms = now_ms
-        self._waiting: list[tuple[int, asyncio.Future[object]]] = []
+        self._waiting: list[tuple[int, Done]] = []
         self.term = 0
         self.is_leader = False
         self.is_held = False
@@ -95,20 +97,18 @@ class MemoryConsensus:
         self.is_leader = False
 
     def propose(
-        self, kind: Kind, payload: Sequence[bytes | memoryview], context: object
-    ) -> Awaitable[object]:
+        self, kind: Kind, payload: Sequence[bytes | memoryview], context: object, done: Done
+    ) -> None:
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[object] = loop.create_future()
         if self.failure is not None:
-            future.set_exception(self.failure)
-            return future
+            loop.call_soon(done, self.failure)
+            return
         self.proposed.append((kind, context))
         # Opening a segment commits what waits, and makes a new list of it.
         raft_index = self._append(kind, payload, context)
-        self._waiting.append((raft_index, future))
+        self._waiting.append((raft_index, done))
         if not self.is_held:
             loop.call_soon(self.commit)
-        return future
 
     def commit(self, count: int | None = None) -> None:
         """Everything that was written, or so many of the proposals."""
@@ -117,15 +117,14 @@ class MemoryConsensus:
         self._waiting = self._waiting[len(waiting) :]
         store.log.sync()
         self._broker.apply_through(waiting[-1][0] if count else store.log.last_index)
-        for raft_index, future in waiting:
-            if not future.done():
-                future.set_result(raft_index)
+        for _, done in waiting:
+            done(None)
 
     def lose(self, error: MqError) -> None:
         """Proposals fail; they are in the log all the same, for a later reader."""
         waiting, self._waiting = self._waiting, []
-        for _, future in waiting:
-            future.set_exception(error)
+        for _, done in waiting:
+            done(error)
 
     def _append(self, kind: Kind, payload: Sequence[bytes | memoryview], context: object) -> int:
         store = self._store

@@ -11,7 +11,7 @@ from mq.store.identity import Identity
 from mq.wire.v1.state_pb2 import PutTopic
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Sequence
 
 T0 = 1_000_000
 
@@ -31,7 +31,7 @@ class _Log:
     def leading(self) -> Leading:
         return Leading(self.term, self.leader, f"{self.leader}:1")
 
-    def propose(self, *_: Any) -> Awaitable[object]:
+    def propose(self, *_: Any) -> None:
         raise NotImplementedError
 
 

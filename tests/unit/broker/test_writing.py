@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from mq.broker.state.machine import ProposedEntry
 from mq.errors import FlowControl
+from mq.store.batch import Batch
 from mq.wire.v1.state_pb2 import Command, PutGroup
 from tests.support.consensus import Node, batch, on_loop, turns
 
 
-def delayed_until(due_ms: int) -> ProposedEntry:
-    return ProposedEntry([batch("t", b"now"), batch("t", b"later", deliver_at_ms=due_ms)])
+def delayed(due_ms: int) -> list[Batch]:
+    return [batch("t", b"now"), batch("t", b"later", deliver_at_ms=due_ms)]
 
 
 async def held_node() -> Node:
@@ -30,7 +30,7 @@ async def test_the_first_delay_in_flight_is_known_until_it_is_applied() -> None:
     pending, seen = writer.pending_delays, []
     pending.watch(lambda: seen.append(pending.first_due_ms()))
     assert pending.first_due_ms() is None
-    writes = [asyncio.ensure_future(writer.propose(delayed_until(at))) for at in (900, 500, 700)]
+    writes = [asyncio.ensure_future(writer.write(batches=delayed(at))) for at in (900, 500, 700)]
     plain = asyncio.ensure_future(writer.write(batches=[batch("t", b"x")]))
     await turns()
     assert pending.first_due_ms() == 500
@@ -48,7 +48,7 @@ async def test_the_first_delay_in_flight_is_known_until_it_is_applied() -> None:
 async def test_a_caller_that_is_cancelled_leaves_its_entry_in_flight() -> None:
     node = await held_node()
     pending = node.broker.writer.pending_delays
-    writing = asyncio.ensure_future(node.broker.writer.write(batches=delayed_until(500).batches))
+    writing = asyncio.ensure_future(node.broker.writer.write(batches=delayed(500)))
     await turns()
     writing.cancel()
     await turns()
@@ -64,7 +64,7 @@ async def test_an_entry_that_fails_is_not_in_flight() -> None:
     node = await held_node()
     node.consensus.failure = FlowControl("busy")
     with pytest.raises(FlowControl):
-        await node.broker.writer.propose(delayed_until(500))
+        await node.broker.writer.write(batches=delayed(500))
     await turns()
     assert node.broker.writer.pending_delays.first_due_ms() is None
 

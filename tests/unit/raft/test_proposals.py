@@ -25,8 +25,12 @@ class Waiting:
 
         self.proposals.put(Proposal(Kind.COMMAND, [], size, done, name))
 
+    def told(self) -> list[tuple[str, Outcome]]:
+        self.proposals.tell()
+        return self.ended
+
     def names(self) -> list[str]:
-        return [name for name, _ in self.ended]
+        return [name for name, _ in self.told()]
 
 
 def test_each_proposal_ends_once_in_order_when_it_is_applied() -> None:
@@ -35,9 +39,10 @@ def test_each_proposal_ends_once_in_order_when_it_is_applied() -> None:
         waiting.put(name)
     waiting.proposals.appended(waiting.proposals.take(100), 5, 2)
     waiting.proposals.applied(4)
-    assert waiting.ended == []
+    assert waiting.told() == []
     waiting.proposals.applied(6)
-    assert waiting.ended == [("a", Committed(5, 2)), ("b", Committed(6, 2))]
+    assert waiting.ended == []
+    assert waiting.told() == [("a", Committed(5, 2)), ("b", Committed(6, 2))]
     assert len(waiting.proposals) == 1
     waiting.proposals.applied(9)
     waiting.proposals.applied(9)
@@ -88,7 +93,7 @@ def test_at_the_end_of_a_leadership_what_was_written_is_unknown_and_the_rest_ref
     waiting.proposals.appended([written], 5, 2)
     waiting.put("queued")
     waiting.proposals.end_leadership(NOT_LEADER)
-    assert [(name, type(outcome)) for name, outcome in waiting.ended] == [
+    assert [(name, type(outcome)) for name, outcome in waiting.told()] == [
         ("written", OutcomeUnknown),
         ("queued", NotLeader),
     ]
@@ -105,3 +110,15 @@ def test_a_full_disk_refuses_only_what_was_not_written() -> None:
     waiting.proposals.refuse_queued(DiskFull("full"))
     assert waiting.names() == ["queued"]
     assert len(waiting.proposals) == 1
+
+
+def test_a_proposer_that_fails_on_its_outcome_keeps_it_from_no_other() -> None:
+    waiting = Waiting()
+
+    def fail(_: Outcome) -> None:
+        raise ZeroDivisionError
+
+    waiting.proposals.put(Proposal(Kind.COMMAND, [], 10, fail))
+    waiting.put("b")
+    waiting.proposals.refuse_queued(DiskFull("full"))
+    assert waiting.names() == ["b"]
