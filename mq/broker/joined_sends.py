@@ -17,9 +17,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
 from mq.broker.publishing import Publisher, Slot
 from mq.broker.state.dedup import StoredAt
 from mq.broker.state.topics import Topic, Topics
@@ -35,7 +32,6 @@ _REQUEST_BYTES_MAX = 64 << 10
 _KEYS_MAX = 64
 # A batch that has so much is closed.
 _BATCH_BYTES = 256 << 10
-_NONE = np.empty(0, np.int64)
 
 
 class Placed(NamedTuple):
@@ -53,7 +49,7 @@ Answer: TypeAlias = Callable[[Placed | BaseException], None]
 class _Group:
     """Sends to one queue; `calls` is empty when they are answered."""
 
-    __slots__ = ("calls", "deadline_s", "frames", "region_start", "size_bytes", "slot", "starts")
+    __slots__ = ("calls", "deadline_s", "frames", "size_bytes", "slot", "starts")
 
     def __init__(self) -> None:
         # Of each call, where its messages are among the frames, and how many.
@@ -62,25 +58,20 @@ class _Group:
         self.size_bytes = 0
         self.deadline_s = 0.0
         self.slot: Slot | None = None
-        # Of the frames, and the first of these.
-        self.starts: npt.NDArray[np.int64] = _NONE
-        self.region_start = 0
+        # Of the frames in their batch.
+        self.starts: list[int] = []
 
     def settle(self, stored: StoredAt | MqError) -> None:
         if isinstance(stored, MqError):
             self.fail(stored)
             return
-        log_offsets = (self.starts + (stored.log_offset - self.region_start)).tolist()
+        queue_id, queue_offset, log_offset, stored_at_ms, *_ = stored
+        batch_offset = log_offset - self.starts[0]
+        log_offsets = [batch_offset + start for start in self.starts]
         calls, self.calls = self.calls, []
         for first, count, answer in calls:
-            answer(
-                Placed(
-                    stored.queue_id,
-                    stored.queue_offset + first,
-                    stored.stored_at_ms,
-                    log_offsets[first : first + count],
-                )
-            )
+            of_call = log_offsets[first : first + count]
+            answer(Placed(queue_id, queue_offset + first, stored_at_ms, of_call))
 
     def fail(self, error: BaseException) -> None:
         calls, self.calls = self.calls, []
@@ -181,8 +172,7 @@ class JoinedSends:
         except Exception as error:  # noqa: BLE001 - no caller must wait for an answer in vain
             group.fail(error)
             return
-        group.starts, group.region_start = batch.frame_starts, batch.region_start
-        group.frames = []
+        group.starts, group.frames = batch.frame_starts.tolist(), []
         group.deadline_s = self._loop.time() + self._timeout_s
         while self._submitted and not self._submitted[0].calls:
             self._submitted.popleft()

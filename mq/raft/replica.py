@@ -354,7 +354,7 @@ class Replica:
         writer = self._writer
         if not self._proposals.queued and not writer.is_roll_due:
             return
-        if core.role != Role.LEADER or (self.transfer.request and self.transfer.blocks_writes):
+        if not core.election.is_leader or self.transfer.blocks_writes:
             return
         now_s, last_index = self._now_s(), core.log.last_index
         if core.replication.has_open_round and writer.is_gathering(now_s):

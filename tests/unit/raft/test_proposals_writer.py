@@ -72,6 +72,7 @@ class Made:
             self.writer.write(1, now_s)
         except DiskFull as error:
             self.proposals.refuse_queued(error)
+            self.proposals.tell()
             return error
         return None
 
@@ -86,6 +87,7 @@ def test_everything_that_waits_is_one_append() -> None:
     assert made.vfs.write_count - writes <= 2  # the log and its index
     assert made.machine.contexts == [(2, "a"), (3, "b"), (4, "c")]
     made.proposals.applied(3)
+    made.proposals.tell()
     assert made.outcomes == {"a": Committed(2, 1), "b": Committed(3, 1)}
 
 
