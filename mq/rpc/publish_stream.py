@@ -84,7 +84,8 @@ class PublishStream:
         self._is_writing = False
         self._is_ending = False
         self._writer = asyncio.ensure_future(self._write())
-        self._declined = b""
+        # The last request that `_join` has seen.
+        self._tried = b""
         # Used again and again: it has numbers alone.
         self._joined_response = PublishResponse()
         self._joined_result = self._joined_response.results.add()
@@ -92,13 +93,13 @@ class PublishStream:
     async def run(self) -> None:
         """Returns when the client has sent all of its requests. `finish` comes next."""
         read, requests, writer = self._context.read, self._requests, self._writer
-        while (data := await read(self._offer)) is not None:
+        while (data := await read(self._join)) is not None:
             while len(requests) >= _REQUESTS_MAX and not writer.done():
                 self._room.clear()
                 await self._room.wait()
             if writer.done():
                 writer.result()
-            if data is self._declined or not self._join(data):
+            if data is self._tried or not self._join(data):
                 await self._take(data)
 
     async def finish(self) -> None:
@@ -112,15 +113,11 @@ class PublishStream:
 
     # -- requests ---------------------------------------------------------------------------------
 
-    def _offer(self, data: bytes) -> bool:
-        """As `_join`; what it declines comes again, by `read`."""
-        is_taken = self._join(data)
-        if not is_taken:
-            self._declined = data
-        return is_taken
-
     def _join(self, data: bytes) -> bool:
-        """Joins a request that is one small plain batch; False: it is not, or has to wait."""
+        """Joins a request that is one small plain batch; False: it is not, or has to wait. `read`
+        asks this first, and returns what was declined.
+        """
+        self._tried = data
         if len(data) > _JOINED_BYTES_MAX or len(self._requests) >= _REQUESTS_MAX:
             return False
         try:

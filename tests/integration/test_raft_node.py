@@ -14,6 +14,7 @@ from mq.errors import (
     FlowControl,
     IllegalMembership,
     MessageTooLarge,
+    MqError,
     NodeStopped,
     NotLeader,
     OutcomeUnknown,
@@ -192,6 +193,22 @@ def test_too_much_and_too_large_are_refused_and_change_nothing(tmp_path: Path) -
             assert alone.store.log.last_index == last_index + 50
             # There is room again.
             await alone.node.propose(Kind.COMMAND, [b"x"])
+
+    run(test())
+
+
+def test_what_is_submitted_hears_of_its_outcome_once_and_later(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with group(tmp_path, 1) as (alone,):
+            await leader_of([alone])
+            last_index = alone.store.log.last_index
+            told: list[MqError | None] = []
+            for size in (1, 10_001, 1):
+                alone.node.submit(Kind.COMMAND, [bytes(size)], (), told.append)
+            assert told == []
+            await until(lambda: len(told) == 3)
+            assert alone.store.applied_index == last_index + 2
+            assert sorted(map(type, told), key=str) == [MessageTooLarge, type(None), type(None)]
 
     run(test())
 

@@ -221,6 +221,29 @@ async def test_a_failed_entry_fails_its_batches_and_no_others() -> None:
 
 
 @on_loop
+async def test_a_sender_that_fails_on_its_outcome_keeps_it_from_no_other() -> None:
+    node = Node()
+    await node.topic("t")
+    told: list[object] = []
+
+    def fail(_: object) -> None:
+        raise ZeroDivisionError
+
+    publisher = node.broker.publisher
+    for on_outcome in (fail, told.append):
+        slot = publisher.submit(batch("t", b"x"), on_outcome=on_outcome)
+    publisher.write()
+    assert entries(node) == 1
+    stored = await soon(slot.outcome)
+    assert told == [stored]
+    assert publisher.in_flight_bytes == 0
+    node.consensus.failure = DiskFull("no")
+    publisher.submit(batch("t", b"x"), on_outcome=told.append)
+    await turns()
+    assert told == [stored, node.consensus.failure]
+
+
+@on_loop
 async def test_the_leader_tells_when_it_has_a_batch() -> None:
     node = Node()
     await node.topic("t")
