@@ -182,6 +182,7 @@ def test_a_log_that_fails_leaves_no_proposal_without_an_answer() -> None:
         made.write()
     assert len(made.proposals) == 3
     made.proposals.end_leadership(MqError("the node stops"))
+    made.proposals.tell()
     assert {type(outcome) for outcome in made.outcomes.values()} == {OutcomeUnknown}
     assert len(made.outcomes) == 3
 
