@@ -35,7 +35,6 @@ IDX_SUFFIX = ".idx"
 MENDED_SUFFIX = ".mended"  # of a file that is not in its place yet
 _IDX_STEP_BYTES = 1 << 20
 _LOG_STEP_BYTES = 32 << 20
-_JOINED_BYTES = 16 << 10
 
 
 class Segment:
@@ -162,8 +161,7 @@ class Segment:
             log_room.ensure(end, limit)
         if idx_end > idx_room.enough:
             idx_room.ensure(idx_end, limit)
-        # One buffer is quicker than a few small ones.
-        self.log.pwritev([b"".join(buffers)] if size <= _JOINED_BYTES else buffers, self.end)
+        self.log.pwritev(buffers, self.end)
         self.idx.pwritev([records], idx_position)
         self.end = end
         self.count += len(records) // IDX_RECORD_BYTES
