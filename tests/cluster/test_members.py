@@ -41,7 +41,8 @@ def members(node: Process) -> list[str]:
 def test_a_node_that_is_added_counts_when_it_has_caught_up_and_one_that_is_removed_does_not(
     tmp_path: Path,
 ) -> None:
-    with Cluster(tmp_path, flags=SMALL) as cluster:
+    # Patient: the leader that is asked to add a node has to lead until it has caught up.
+    with Cluster(tmp_path, flags={**SMALL, "--raft-election-timeout-ms": "2000"}) as cluster:
         with Load(cluster) as load:
             load.wait_for_more(500)
             leader = cluster.leader()
