@@ -13,7 +13,7 @@ RocketMQ, Kafka and PerfTest come by Maven (Java 17), NATS by Go, Python clients
 and Redis have to be installed. What is missing or fails is skipped, with the reason.
 
 What was fetched stays in DIR: the next run fetches nothing. It is --directory, else the
-environment variable MQ_PEERS_DIR, else mq-peers in the user's cache directory.
+environment variable BENCH_PEERS_DIR, else mq-peers in the user's cache directory.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _listed(allowed: object) -> Callable[[str], list[str]]:
 
 
 def peers_directory(chosen: Path | None) -> Path:
-    if chosen is None and (named := os.environ.get("MQ_PEERS_DIR")):
+    if chosen is None and (named := os.environ.get("BENCH_PEERS_DIR")):
         chosen = Path(named)
     if chosen is None:
         cache = os.environ.get("XDG_CACHE_HOME")

@@ -206,10 +206,10 @@ def test_a_durability_that_a_peer_does_not_offer_is_skipped(programs: Path, tmp_
 
 
 def test_the_directory_of_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("MQ_PEERS_DIR", raising=False)
+    monkeypatch.delenv("BENCH_PEERS_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert peers_directory(None) == tmp_path / "mq-peers"
-    monkeypatch.setenv("MQ_PEERS_DIR", str(tmp_path / "named"))
+    monkeypatch.setenv("BENCH_PEERS_DIR", str(tmp_path / "named"))
     assert peers_directory(None) == tmp_path / "named"
     assert peers_directory(tmp_path / "chosen") == tmp_path / "chosen"
 
