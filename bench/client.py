@@ -4,6 +4,7 @@
                as the client's own, of the same bytes with nothing decoded
     handler    a PushConsumer whose handler does nothing
     receive    a SimpleConsumer that receives and acknowledges 256 messages at a time
+    arrow_read, arrow_write   poll_arrow against the bare stream, send_arrow against send_async
 
 The figures of receiving are in bench/client_receive.py, those of sending in bench/client_send.py;
 each has PARTS, and GOALS of its figures. Ratios are of medians over the rounds of one run, because
@@ -19,11 +20,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench import client_receive
+from bench import client_arrow, client_receive
 from bench.broker import Figures, run_parts, show
 from bench.broker_set import BrokerSet, single
 
-_MODULES = (client_receive,)
+_MODULES = (client_receive, client_arrow)
 GOALS = {name: goal for module in _MODULES for name, goal in module.GOALS.items()}
 
 

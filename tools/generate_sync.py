@@ -187,8 +187,12 @@ def is_generated(name: str, base: type[Any]) -> bool:
 
 def importing(module: ModuleType) -> dict[str, str]:
     """The import of names that this module knows, for another module."""
+    return imports_in(parsed(module).body, module)
+
+
+def imports_in(body: Iterable[ast.stmt], module: ModuleType) -> dict[str, str]:
     found: dict[str, str] = {}
-    for node in parsed(module).body:
+    for node in body:
         match node:
             case ast.Import(names=names):
                 found |= {one.asname or one.name: f"import {ast.unparse(one)}" for one in names}
@@ -197,9 +201,9 @@ def importing(module: ModuleType) -> dict[str, str]:
                     found[one.asname or one.name] = f"from {source} import {ast.unparse(one)}"
             case ast.Assign(targets=[ast.Name(id=name)]) | ast.ClassDef(name=name):
                 found[name] = f"from {module.__name__} import {name}"
-            case ast.If(test=ast.Name(id="TYPE_CHECKING"), body=[ast.ImportFrom() as typed]):
-                source = f"{FOR_TYPES}from {typed.module} import"
-                found |= {one.name: f"{source} {one.name}" for one in typed.names}
+            case ast.If(test=ast.Name(id="TYPE_CHECKING"), body=body):
+                typed = imports_in(body, module)
+                found |= {name: f"{FOR_TYPES}{text}" for name, text in typed.items()}
     return found
 
 

@@ -109,8 +109,9 @@ class OutageNotes(logging.Handler):
 class Output(Protocol):
     """The destination of the messages of a member."""
 
-    # What the consumer may fetch ahead.
+    # The most messages that are taken, or fetched ahead, and not done.
     cache_messages: int
+    cache_bytes: int
 
     def take(self, consumer: Consumer, timeout_s: float) -> int | None:
         """Polls and writes messages. Returns their number, or None when there are enough."""
@@ -122,7 +123,7 @@ class Output(Protocol):
 class Printer:
     """Prints messages, which are done then."""
 
-    cache_messages = 1_000
+    cache_messages, cache_bytes = 1_000, 100 << 20
 
     def __init__(self, options: ConsumeOptions, sink: Sink) -> None:
         self._options = options
@@ -163,6 +164,7 @@ def consume_as_member(
             start=options.place,
             auto_commit=False,
             cache_messages=to.cache_messages,
+            cache_bytes=to.cache_bytes,
         ) as consumer,
     ):
         last_s = time.monotonic()
@@ -481,15 +483,14 @@ def consume(  # noqa: PLR0913 - one a flag
 
     --format arrow writes an Arrow IPC file (Feather), or an IPC stream to a pipe,
     --format parquet a Parquet file; both need mq[arrow]. Rows come queue by queue.
-    The file is complete when the command ends, also by Ctrl-C.
+    The file is complete when the command ends, also by Ctrl-C, and messages of a
+    group are done then.
     """
     if mode is not None and group is None:
         raise click.UsageError("--mode is how a group shares messages: give --group too")
     if follow and idle_s is not None:
         raise click.UsageError("--follow has no end and --timeout is one: give one of them")
     kind = _chosen_format(kind, is_json=brokers.as_json, with_meta=meta)
-    if group is not None and kind in ("arrow", "parquet"):
-        raise click.UsageError(f"--format {kind} is for reading without --group")
     options = ConsumeOptions(
         topics, place, filter_of(tags, sql), count, float("inf") if follow else idle_s
     )
@@ -502,7 +503,7 @@ def consume(  # noqa: PLR0913 - one a flag
             if kind in ("arrow", "parquet"):
                 from mq.cli.consume_columns import write_columns  # noqa: PLC0415 # rarely needed
 
-                written = write_columns(brokers, options, path, kind)
+                written = write_columns(brokers, group, mode or "clustering", options, path, kind)
             else:
                 with click.open_file(path, "wb") as file:
                     sink = Sink(cast("BinaryIO", file), as_json=kind == "json", with_meta=meta)

@@ -1,7 +1,8 @@
 """`mq consume --format arrow|parquet`: messages as columns, into a file.
 
-Rows come batch by batch and not message by message: queue by queue, and not in the order of time. A
-file has a valid end when the command ends, also by Ctrl-C.
+Rows come batch by batch and not message by message: without a group queue by queue, and not in the
+order of time. A file has a valid end when the command ends, also by Ctrl-C. So messages of a group
+are done when the file is complete; those that go to a pipe, when they are written.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from typing import TYPE_CHECKING, Self
 
 import click
 
-from mq.cli.consume import ConsumeOptions, repeated
+from mq.cli import output
+from mq.cli.consume import ConsumeOptions, consume_as_member, repeated
 from mq.cli.options import Brokers
 
 if TYPE_CHECKING:
-    from mq.client import PullConsumer, QueueRef
+    from mq.client import Consumer, PullConsumer, QueueRef
     from mq.client.arrow.files import TableFile
 
 # New messages are looked for so often.
 _LOOK_S = 0.3
+_POLL_ROWS = 1 << 16
 
 
 class Interruption:
@@ -49,12 +52,18 @@ class Interruption:
             raise KeyboardInterrupt
 
 
-def write_columns(brokers: Brokers, options: ConsumeOptions, path: str, kind: str) -> int:
+def write_columns(
+    brokers: Brokers, group: str | None, mode: str, options: ConsumeOptions, path: str, kind: str
+) -> int:
     """Returns the number of rows."""
     if path == "-" and sys.stdout.isatty():
         raise click.UsageError(f"--format {kind} is not for a terminal: give --output FILE")
     with _table_file(path, kind) as file, Interruption() as interruption:
-        browse(brokers, options, file, interruption)
+        if group is None:
+            browse(brokers, options, file, interruption)
+        else:
+            to = TableOutput(options, file, interruption, is_pipe=path == "-")
+            consume_as_member(brokers, group, mode, options, to)
     return file.rows
 
 
@@ -69,6 +78,57 @@ def _table_file(path: str, kind: str) -> TableFile:
     if path != "-":
         return TableFile(path, "arrow" if kind == "arrow" else "parquet", schema)
     return TableFile(sys.stdout.buffer, "arrow-stream" if kind == "arrow" else "parquet", schema)
+
+
+# -- as a member of a group ------------------------------------------------------------------------
+
+
+class TableOutput:
+    """Writes columns. Messages are done when the file is complete; in a pipe, at once.
+
+    The broker delivers no more than `cache_messages` and `cache_bytes` that are not done. So a file
+    is full at half of that, and the command ends.
+    """
+
+    cache_messages, cache_bytes = 500_000, 256 << 20
+
+    def __init__(
+        self,
+        options: ConsumeOptions,
+        file: TableFile,
+        interruption: Interruption,
+        *,
+        is_pipe: bool,
+    ) -> None:
+        self._count = sys.maxsize if options.count is None else options.count
+        self._file = file
+        self._interruption = interruption
+        self._is_pipe = is_pipe
+        self._bytes = 0
+
+    def take(self, consumer: Consumer, timeout_s: float) -> int | None:
+        left = min(_POLL_ROWS, self._count - self._file.rows)
+        if self._interruption.is_wanted or not left or self._is_full:
+            return None
+        batch = consumer.poll_arrow(left, timeout_s, with_properties=True)
+        if batch.num_rows:
+            self._file.write(batch)
+            self._bytes += batch.nbytes
+            if self._is_pipe:
+                consumer.commit()
+        return int(batch.num_rows)
+
+    @property
+    def _is_full(self) -> bool:
+        return not self._is_pipe and (
+            2 * self._file.rows >= self.cache_messages or 2 * self._bytes >= self.cache_bytes
+        )
+
+    def finish(self, consumer: Consumer) -> None:
+        self._file.close()
+        consumer.commit()
+        if self._is_full:
+            output.note("the file is full: the next command of the group goes on")
 
 
 # -- without a group -------------------------------------------------------------------------------

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from typing import Self, overload
+from typing import TYPE_CHECKING, Self, overload
 
 from mq.client.decode import Decoder, Runs
 from mq.client.messages import QueueRef, ReceivedMessage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class MessageBatch(Sequence[ReceivedMessage]):
@@ -103,6 +106,12 @@ class MessageBatch(Sequence[ReceivedMessage]):
 
     def __repr__(self) -> str:
         return f"<MessageBatch of {len(self)} messages of {self.queue}>"
+
+    def to_arrow(self, *, with_properties: bool = False) -> pa.RecordBatch:
+        """The messages as columns, see docs/ARROW.md. Needs `mq[arrow]`."""
+        from mq.client.arrow.polling import batch_columns  # noqa: PLC0415 # an extra
+
+        return batch_columns(self, with_properties=with_properties)
 
     # As bytes, for readers of whole columns
 

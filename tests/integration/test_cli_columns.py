@@ -17,7 +17,7 @@ import pytest
 from mq.client import Message, Producer
 from mq.client.arrow.columns import message_schema
 from tests.support.broker_process import BrokerProcess
-from tests.support.topics import create_topic, eventually, fill
+from tests.support.topics import committed, create_topic, eventually, fill
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,6 +141,48 @@ def test_an_interrupted_file_is_complete(
     found = read(path, kind)
     assert found.column("body").to_pylist() == bodies[: found.num_rows]
     assert found.num_rows > 10
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_messages_of_a_group_are_done_when_the_file_is_complete(
+    server: str, name: str, kind: str, tmp_path: Path
+) -> None:
+    bodies = fill(server, name, queues=2, each=100)
+    path = tmp_path / "file"
+    group = ("--group", name, "--from", "earliest", "--timeout", "5")
+    arguments = (name, "--format", kind, "-o", str(path), *group)
+    consume(server, *arguments, "--count", "60")
+    found = read(path, kind).column("body").to_pylist()
+    assert len(found) == 60
+    assert sum(committed(server, name, name).values()) == 60
+    consume(server, *arguments)
+    found += read(path, kind).column("body").to_pylist()
+    assert (len(found), set(found)) == (200, bodies)
+    assert committed(server, name, name) == {0: 100, 1: 100}
+
+
+def test_messages_of_a_group_that_was_killed_come_again(
+    server: str, name: str, tmp_path: Path
+) -> None:
+    create_topic(server, name, 1)
+    bodies = [random.Random(at).randbytes(1 << 20) for at in range(20)]
+    with Producer(server) as producer:
+        producer.send_arrow(name, pa.table({"body": bodies}))
+    path = tmp_path / "file"
+    arguments = (name, "--format", "parquet", "-o", str(path), "--group", name)
+    with subprocess.Popen(
+        command(*arguments, "--from", "earliest", "--follow"),
+        env={**os.environ, "MQ_SERVER": server},
+    ) as process:
+        try:
+            eventually(
+                lambda: path.exists() and path.stat().st_size > 10 << 20, "there is no row group"
+            )
+        finally:
+            process.kill()
+    assert sum(committed(server, name, name).values()) == 0
+    consume(server, *arguments, "--count", "20", "--timeout", "30")
+    assert read(path, "parquet").column("body").to_pylist() == bodies
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from mq.errors import IllegalRequest, MessageTooLarge, TopicNotFound
 from mq.wire.v1.message_pb2 import COMPRESSION_LZ4
 from mq.wire.v1.message_pb2 import Message as WireMessage
 from tests.support.broker_process import BrokerProcess
-from tests.support.topics import DEADLINE_S, create_topic, fill, send
+from tests.support.topics import DEADLINE_S, committed, create_topic, fill, send
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -212,3 +213,83 @@ def test_the_same_with_asyncio(server: str, name: str) -> None:
                 break
 
     asyncio.run(main())
+
+
+def poll_rows(consumer: Consumer, count: int, **options: Any) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    deadline_s = time.monotonic() + DEADLINE_S
+    while len(rows) < count:
+        assert time.monotonic() < deadline_s, f"{len(rows)} of {count} rows"
+        rows += consumer.poll_arrow(**options).to_pylist()
+    return rows
+
+
+def test_polled_columns_are_the_messages_of_a_group_and_done_with_the_next_poll(
+    server: str, name: str
+) -> None:
+    bodies = fill(server, name, queues=3, each=20)
+    with Consumer(server, name, name, start="earliest") as consumer:
+        rows = poll_rows(consumer, 60)
+        assert {row["body"] for row in rows} == bodies
+        for queue_id in range(3):
+            offsets = [row["queue_offset"] for row in rows if row["queue_id"] == queue_id]
+            assert offsets == list(range(20))
+        assert consumer.poll_arrow(timeout_s=0).num_rows == 0
+    assert committed(server, name, name) == {0: 20, 1: 20, 2: 20}
+
+
+def test_polled_columns_that_are_not_done_come_again(server: str, name: str) -> None:
+    bodies = fill(server, name, queues=1, each=10)
+    with Consumer(server, name, name, start="earliest", auto_commit=False) as consumer:
+        first = poll_rows(consumer, 4, max_messages=4)
+        consumer.commit()
+        assert poll_rows(consumer, 6)[0]["queue_offset"] == 4
+    with Consumer(server, name, name, auto_commit=False) as consumer:
+        again = poll_rows(consumer, 6)
+        assert {row["body"] for row in first + again} == bodies
+
+
+def test_polled_columns_are_decompressed_filtered_and_have_properties(
+    server: str, name: str
+) -> None:
+    create_topic(server, name, 2)
+    large = "large" * 2000
+    with (
+        Producer(server) as producer,
+        Consumer(server, name, {name: "a"}, start="earliest") as consumer,
+    ):
+        for at in range(20):
+            body = f"{large}{at}" if at % 3 else f"{at}"
+            message = Message(body.encode(), tag="ab"[at % 2], properties={"at": str(at)})
+            producer.send(name, message)
+        send(server, name, 0, [WireMessage(body=b"damaged", tag="a", compression=COMPRESSION_LZ4)])
+        rows = poll_rows(consumer, 10, with_properties=True)
+        expected = {
+            (f"{large}{at}" if at % 3 else f"{at}").encode(): [("at", str(at))]
+            for at in range(0, 20, 2)
+        }
+        assert {row["body"]: row["properties"] for row in rows} == expected
+
+
+def test_columns_are_polled_with_asyncio(server: str, name: str) -> None:
+    bodies = fill(server, name, queues=2, each=10)
+
+    async def main() -> None:
+        found: set[bytes] = set()
+        async with aio.Consumer(server, name, name, start="earliest") as consumer:
+            async with asyncio.timeout(DEADLINE_S):
+                while found != bodies:
+                    batch = await consumer.poll_arrow()
+                    found |= set(batch.column("body").to_pylist())
+            batch = await consumer.poll_arrow(timeout_s=0)
+            assert (batch.num_rows, batch.schema) == (0, message_schema(with_properties=False))
+
+    asyncio.run(main())
+
+
+def test_a_batch_of_messages_is_a_record_batch(server: str, name: str) -> None:
+    fill(server, name, queues=1, each=10)
+    with Consumer(server, name, name, start="earliest") as consumer:
+        batch = consumer.poll_batch(timeout_s=DEADLINE_S)
+        assert batch is not None
+        assert batch.to_arrow().column("body").to_pylist() == batch.bodies

@@ -35,7 +35,7 @@ CLIENT_DOC = [
     # The groups of those before it follow.
     "[0, 0, 0, 0]\n",
 ]
-ARROW_DOC = ["100 ['keys', 'body']\n100\n", "3 orders\n"]
+ARROW_DOC = ["100 ['keys', 'body']\n100\n", "100 delivery_attempt\n", "3 orders\n"]
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mq.client.consumer.consumer import SyncPoll, ThreadedConsumer
 from mq.client.consumer.options import Mode, Start, Subscriptions
@@ -13,6 +14,9 @@ from mq.client.consumer.retries import RetryDelay
 from mq.client.lifecycle import SyncClient
 from mq.client.messages import FilterLike, QueueRef, ReceivedMessage
 from mq.client.public import renamed
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Consumer(SyncPoll):
@@ -64,6 +68,21 @@ class Consumer(SyncPoll):
                 offsets_file=offsets_file,
                 auto_commit=auto_commit,
             )
+        )
+
+    def poll_arrow(
+        self,
+        max_messages: int = 16384,
+        timeout_s: float | None = 1.0,
+        *,
+        with_properties: bool = False,
+    ) -> pa.RecordBatch:
+        """As `poll`, but all messages in one Arrow record batch, whose columns docs/ARROW.md lists;
+        it is empty if none come within the time. The consumer holds `cache_messages` at most: with
+        more of them batches are larger. Needs `mq[arrow]`.
+        """
+        return self._run(
+            self._client.poll_arrow(max_messages, timeout_s, with_properties=with_properties)
         )
 
     def done(self, *messages: ReceivedMessage) -> None:

@@ -26,6 +26,7 @@ from mq.client.arrow.slices import (
     is_ascii,
     list_offsets,
     number_array,
+    numbered_texts,
     or_null,
     text_array,
 )
@@ -124,7 +125,7 @@ def _batch(
         "ordering_key": or_null(texts.ordering_key, opened.ordering_key.sizes > 0),
         "born_at": _times(kinds["born_at"], opened.born_at_ms),
         "stored_at": _times(kinds["stored_at"], rows.stored_at_ms),
-        "message_id": _message_ids(ref.broker_set, rows.log_offsets),
+        "message_id": numbered_texts(f"{ref.broker_set}:", rows.log_offsets),
         "delivery_attempt": _attempts(ref.topic, opened),
     }
     if with_properties:
@@ -271,13 +272,6 @@ def _times(kind: pa.DataType, times_ms: Numbers) -> pa.Array:
     """A time outside the years 1 to 9999 is null: Python and Spark cannot represent it."""
     is_time = (times_ms >= _YEAR_1_MS) & (times_ms < _YEAR_10000_MS)
     return number_array(kind, np.where(is_time, times_ms, 0) * 1000, is_time)
-
-
-def _message_ids(broker_set: str, log_offsets: Numbers) -> pa.StringArray:
-    """As `mq.names.message_id` makes them."""
-    return pc.binary_join_element_wise(
-        pa.scalar(broker_set), pa.array(log_offsets).cast(pa.string()), ":"
-    )
 
 
 def _attempts(topic: str, opened: FrameFields) -> pa.Array:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mq.wire.walking import Flags, Many, Numbers, Slices
 
@@ -18,8 +19,7 @@ def binary_array(data: bytes | memoryview, slices: Slices) -> pa.BinaryArray:
     starts, sizes = slices
     count = len(starts)
     if not sizes.any():
-        nothing = pa.py_buffer(np.zeros(count + 1, np.int32))
-        return pa.Array.from_buffers(pa.binary(), count, [None, nothing, pa.py_buffer(b"")])
+        return _all_empty(pa.binary(), count)
     chosen = np.arange(1, 2 * count, 2, dtype=np.int32)
     if (starts[1:] < (starts + sizes)[:-1]).any():
         # An empty slice comes before the one that begins at the same position.
@@ -39,7 +39,33 @@ def binary_array(data: bytes | memoryview, slices: Slices) -> pa.BinaryArray:
 
 def text_array(data: bytes | memoryview, slices: Slices) -> pa.StringArray:
     """Raises ArrowInvalid if a slice is not UTF-8."""
+    if not slices.sizes.any():
+        return _all_empty(pa.string(), len(slices.sizes))
     return binary_array(data, slices).cast(pa.string())
+
+
+def _all_empty(kind: pa.DataType, count: int) -> pa.Array:
+    offsets = pa.py_buffer(np.zeros(count + 1, np.int32))
+    return pa.Array.from_buffers(kind, count, [None, offsets, pa.py_buffer(b"")])
+
+
+def numbered_texts(prefix: str, numbers: Numbers) -> pa.StringArray:
+    """Each number in decimal, behind the prefix."""
+    digits = len(str(numbers.max())) if len(numbers) else 0
+    if not digits or numbers.min() < max(1, 10 ** (digits - 1)):
+        return pc.binary_join_element_wise(prefix, pa.array(numbers).cast(pa.string()), "")
+    # Of the same length, as offsets of one response nearly always are: one column per digit.
+    head = prefix.encode()
+    width = len(head) + digits
+    table = np.empty((len(numbers), width), np.uint8)
+    table[:, : len(head)] = np.frombuffer(head, np.uint8)
+    for at in range(width - 1, len(head) - 1, -1):
+        tenth = numbers // 10
+        table[:, at] = numbers - tenth * 10 + ord("0")
+        numbers = tenth
+    offsets = np.arange(len(table) + 1, dtype=np.int32) * np.int32(width)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(table)]
+    return pa.Array.from_buffers(pa.string(), len(table), buffers)
 
 
 def is_ascii(data: bytes | memoryview, slices: Slices) -> Flags:

@@ -18,7 +18,7 @@ import time
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mq.client.batches import MessageBatch
 from mq.client.cluster.connection import Connection
@@ -31,6 +31,9 @@ from mq.client.lifecycle import AsyncClient, Background, SyncClient
 from mq.client.messages import QueueRef, ReceivedMessage
 from mq.client.public import arguments_of, renamed
 from mq.errors import MqError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +89,25 @@ class Consumer(AsyncClient):
         """
         taken = await self._poll(max_messages, timeout_s, ranges_max=1)
         return self._polled.batch(taken[0], self._session.decoder) if taken else None
+
+    async def poll_arrow(
+        self,
+        max_messages: int = 16_384,
+        timeout_s: float | None = 1.0,
+        *,
+        with_properties: bool = False,
+    ) -> pa.RecordBatch:
+        """As `poll`, but all messages in one Arrow record batch, whose columns docs/ARROW.md lists;
+        it is empty if none come within the time. The consumer holds `cache_messages` at most: with
+        more of them batches are larger. Needs `mq[arrow]`.
+        """
+        from mq.client.arrow.polling import joined_columns  # noqa: PLC0415 # an extra
+
+        taken = await self._poll(max_messages, timeout_s)
+        # Not on a thread: it would wait for the interpreter, which the loop needs to receive, after
+        # every call of pyarrow.
+        batches = [self._polled.batch(one, self._session.decoder) for one in taken]
+        return joined_columns(batches, with_properties=with_properties)
 
     async def _poll(
         self, max_messages: int, timeout_s: float | None, ranges_max: int | None = None

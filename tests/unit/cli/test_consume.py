@@ -270,6 +270,7 @@ def test_options_go_to_the_consumer() -> None:
         "start": 1000,
         "auto_commit": False,
         "cache_messages": 1000,
+        "cache_bytes": 100 << 20,
     }
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from mq.client.batches import MessageBatch
 from mq.client.decode import Decoder, decompressed, parse_pull_response, parse_subscribe_response
 from mq.client.messages import Origin, QueueRef, ReceivedMessage
-from mq.wire.v1.consumer_pb2 import PULL_FOUND, Delivery, PullResponse, Run, SubscribeResponse
+from mq.wire.v1.consumer_pb2 import PULL_FOUND, Delivery, PullResponse, SubscribeResponse
 from mq.wire.v1.message_pb2 import COMPRESSION_LZ4, Message
 from mq.wire.v1.message_pb2 import Origin as WireOrigin
 from tests.unit.client.consumer.deliveries import run
@@ -149,11 +149,24 @@ def test_a_batch_is_its_messages(runs: list[list[Message]], start: int, end: int
     assert list(batch.offsets) == [one.queue_offset for one in wanted]
     assert list(batch) == wanted
     assert [one.body for one in batch] == batch.bodies
-    assert list(batch.stored_at_ms) == [one.stored_at_ms for one in wanted]
-    assert [f"set-0:{at}" for at in batch.log_offsets] == [one.message_id for one in wanted]
-    for at, to, one in zip(batch.starts, batch.ends, wanted, strict=True):
-        (message,) = Run.FromString(batch.data[at:to]).messages
-        assert decompressed(message.body, message.compression) == one.body
+    columns = batch.to_arrow(with_properties=True)
+    columns.validate(full=True)
+    names = ("message_id", "queue_offset", "body", "tag", "ordering_key", "keys")
+    rows = zip(*(columns.column(name).to_pylist() for name in names), strict=True)
+    assert list(rows) == [
+        (
+            one.message_id,
+            one.queue_offset,
+            one.body,
+            one.tag or None,
+            one.ordering_key or None,
+            list(one.keys),
+        )
+        for one in wanted
+    ]
+    # A map has no order.
+    properties = [dict(one) for one in columns.column("properties").to_pylist()]
+    assert properties == [one.properties for one in wanted]
 
 
 def received(*messages: Message) -> list[ReceivedMessage]:

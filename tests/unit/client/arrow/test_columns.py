@@ -17,7 +17,9 @@ from mq.client import QueueRef
 from mq.client.arrow import columns
 from mq.client.arrow.columns import message_schema, record_batch, record_batches
 from mq.client.arrow.runs import Rows
+from mq.client.arrow.slices import numbered_texts
 from mq.limits import BODY_BYTES_MAX
+from mq.names import message_id
 from mq.wire.v1.message_pb2 import COMPRESSION_LZ4, Message, Origin
 from tests.support.wire_messages import anything, messages
 from tests.unit.client.arrow.frame_rows import LOG_OFFSET, STORED_AT_MS, frame_of, parsed, rows_with
@@ -210,3 +212,11 @@ def test_rows_may_stand_in_any_order() -> None:
     found = record_batch(backwards, REF, with_properties=False)
     assert found["body"].to_pylist() == [bytes([at]) * at for at in range(8, -1, -1)]
     assert [len(keys) for keys in found["keys"].to_pylist()] == list(range(8, -1, -1))
+
+
+@given(st.lists(st.integers(0, 2**62) | st.integers(0, 1200), max_size=8))
+def test_ids_have_the_offset_in_the_log_however_long_it_is(log_offsets: list[int]) -> None:
+    found = numbered_texts("set-1:", np.array(log_offsets, np.int64))
+    found.validate(full=True)
+    assert found.type == pa.string()
+    assert found.to_pylist() == [message_id("set-1", at) for at in log_offsets]
